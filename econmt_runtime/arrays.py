@@ -82,7 +82,7 @@ def _check_sum(file: IO[bytes], length: int, header: dict[str, Any], wanted: str
         raise ValueError("its checksum is another one")
 
 
-class Product:
+class RuntimeProduct:
     """left weight^T + bias: in float32 by numpy, in 8 bits by the C library.
 
     Args:
@@ -102,7 +102,7 @@ class Product:
         self._weight = weight.T if steps is None else _aligned(weight)
 
     @classmethod
-    def named(cls, arrays: Arrays, name: str) -> Product:
+    def named(cls, arrays: Arrays, name: str) -> RuntimeProduct:
         """That of the arrays that begin with a name."""
         more = (arrays.get(f"{name}.{part}") for part in ("bias", "steps", "sums"))
         return cls(arrays[f"{name}.weight"], *more)
@@ -156,10 +156,10 @@ class Table:
         found = self._weight[words]
         return found if self._steps is None else found * self._steps[words][:, None]
 
-    def product(self, bias: Floats, words: Ids | None) -> Product:
+    def product(self, bias: Floats, words: Ids | None) -> RuntimeProduct:
         """The product with the rows of some words, or of all."""
         chosen = slice(None) if words is None else words
         if self._steps is None:
-            return Product(self._weight[chosen], bias[chosen])
+            return RuntimeProduct(self._weight[chosen], bias[chosen])
         groups, sums = _in_groups(self._weight[chosen])
-        return Product(groups, bias[chosen], self._steps[chosen], sums)
+        return RuntimeProduct(groups, bias[chosen], self._steps[chosen], sums)

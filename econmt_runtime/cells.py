@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from econmt_runtime import library
-from econmt_runtime.arrays import Arrays, Product
+from econmt_runtime.arrays import Arrays, RuntimeProduct
 from econmt_runtime.library import Floats
 
 States = tuple[Floats, ...]
@@ -23,7 +23,7 @@ def sigmoid(x: Floats) -> Floats:
     return made.astype(np.float32, copy=False)
 
 
-class Layer(ABC):
+class RuntimeLayer(ABC):
     """A layer of a cell.
 
     Attributes:
@@ -34,7 +34,7 @@ class Layer(ABC):
     states = 1
 
     def __init__(self, arrays: Arrays, name: str) -> None:
-        self.read = Product.named(arrays, f"{name}.read")
+        self.read = RuntimeProduct.named(arrays, f"{name}.read")
 
     @abstractmethod
     def step(self, share: Floats, states: States) -> tuple[Floats, States]:
@@ -45,7 +45,7 @@ class Layer(ABC):
         """
 
 
-class LSTM(Layer):
+class RuntimeLSTM(RuntimeLayer):
     """States h and c."""
 
     gates = 4
@@ -53,10 +53,10 @@ class LSTM(Layer):
 
     def __init__(self, arrays: Arrays, name: str) -> None:
         super().__init__(arrays, name)
-        self.recur = Product.named(arrays, f"{name}.recur")
+        self.recur = RuntimeProduct.named(arrays, f"{name}.recur")
 
     def step(self, share: Floats, states: States) -> tuple[Floats, States]:
-        """See :class:`Layer`."""
+        """See :class:`RuntimeLayer`."""
         return self.advance(self.recur(states[0], share), states[1])
 
     def advance(self, gates: Floats, c: Floats) -> tuple[Floats, States]:
@@ -65,17 +65,17 @@ class LSTM(Layer):
         return h, (h, after)
 
 
-class GRU(Layer):
+class RuntimeGRU(RuntimeLayer):
     """State h."""
 
     gates = 3
 
     def __init__(self, arrays: Arrays, name: str) -> None:
         super().__init__(arrays, name)
-        self.recur = Product.named(arrays, f"{name}.recur")
+        self.recur = RuntimeProduct.named(arrays, f"{name}.recur")
 
     def step(self, share: Floats, states: States) -> tuple[Floats, States]:
-        """See :class:`Layer`."""
+        """See :class:`RuntimeLayer`."""
         (h,) = states
         size = h.shape[1]
         other = self.recur(h)
@@ -86,11 +86,11 @@ class GRU(Layer):
         return made, (made,)
 
 
-class SSRU(Layer):
+class RuntimeSSRU(RuntimeLayer):
     """State c."""
 
     def step(self, share: Floats, states: States) -> tuple[Floats, States]:
-        """See :class:`Layer`."""
+        """See :class:`RuntimeLayer`."""
         (c,) = states
         size = c.shape[1]
         u, f = share[:, :size], sigmoid(share[:, size:])
@@ -98,9 +98,9 @@ class SSRU(Layer):
         return np.maximum(after, 0.0), (after,)
 
 
-CELLS: dict[str, type[Layer]] = {"lstm": LSTM, "gru": GRU, "ssru": SSRU}
+CELLS: dict[str, type[RuntimeLayer]] = {"lstm": RuntimeLSTM, "gru": RuntimeGRU, "ssru": RuntimeSSRU}
 
 
-def stack(cell: str, arrays: Arrays, names: Sequence[str]) -> list[Layer]:
+def stack(cell: str, arrays: Arrays, names: Sequence[str]) -> list[RuntimeLayer]:
     """Layers of a cell by their names."""
     return [CELLS[cell](arrays, name) for name in names]

@@ -12,14 +12,14 @@ import numpy as np
 import numpy.typing as npt
 
 from econmt_runtime import library
-from econmt_runtime.arrays import Arrays, Product, Table
-from econmt_runtime.cells import LSTM, Layer, stack
+from econmt_runtime.arrays import Arrays, RuntimeProduct, Table
+from econmt_runtime.cells import RuntimeLayer, RuntimeLSTM, stack
 from econmt_runtime.library import Floats, Ids
 
 _NORM_EPSILON = 1e-5
 
 
-class Sources(NamedTuple):
+class RuntimeSources(NamedTuple):
     """What steps know of B sentences: keys (B, S, A), values (B, S, .) as they are summed up, padding (B, S)."""
 
     keys: Floats
@@ -48,12 +48,12 @@ class OutputLayer(NamedTuple):
             have a word; or None.
     """
 
-    product: Product
+    product: RuntimeProduct
     words: Ids | None
     barred: Floats | None
 
 
-class Encoder:
+class RuntimeEncoder:
     """Stacked layers, of which the lowest may read both ways."""
 
     def __init__(self, arrays: Arrays, config: dict[str, Any]) -> None:
@@ -81,7 +81,7 @@ class Encoder:
         return outputs, last
 
     def _run(
-        self, layer: Layer, below: Floats, padding: npt.NDArray[np.bool_], reverse: bool
+        self, layer: RuntimeLayer, below: Floats, padding: npt.NDArray[np.bool_], reverse: bool
     ) -> tuple[Floats, Floats]:
         batch, steps = padding.shape
         shares = layer.read(below.reshape(batch * steps, -1)).reshape(batch, steps, -1)
@@ -98,13 +98,15 @@ class Encoder:
         return outputs, last
 
 
-class Attention:
+class RuntimeAttention:
     """Scores of keys for queries: additive, with layer normalisation or not, or products."""
 
     def __init__(self, arrays: Arrays, config: dict[str, Any]) -> None:
         self._score: Floats | None = arrays.get("attention.score")
         self._norm = (arrays["attention.gain"], arrays["attention.shift"]) if config["norm"] else None
-        self._key = Product.named(arrays, "attention.key") if "attention.key.weight" in arrays else None
+        self._key = (
+            RuntimeProduct.named(arrays, "attention.key") if "attention.key.weight" in arrays else None
+        )
         self._scale = float(config["scale"])
 
     def keys(self, values: Floats) -> Floats:
@@ -114,7 +116,7 @@ class Attention:
         batch, steps, width = values.shape
         return self._key(values.reshape(-1, width)).reshape(batch, steps, -1)
 
-    def weights(self, query: Floats, sources: Sources, owners: Ids) -> Floats:
+    def weights(self, query: Floats, sources: RuntimeSources, owners: Ids) -> Floats:
         """(R, S) of queries (R, A)."""
         if self._norm is None or self._score is None:
             if self._scale != 1.0:
@@ -130,7 +132,7 @@ class Attention:
         return found
 
 
-class Model:
+class RuntimeModel:
     """A translation model.
 
     Args:
@@ -141,17 +143,17 @@ class Model:
         decoder = config["decoder"]
         self._source = Table.named(arrays, "source")
         self._target = self._source if config["one_table"] else Table.named(arrays, "target")
-        self._encoder = Encoder(arrays, config["encoder"])
-        self._attention = Attention(arrays, config["attention"])
+        self._encoder = RuntimeEncoder(arrays, config["encoder"])
+        self._attention = RuntimeAttention(arrays, config["attention"])
         names = [f"decoder.{layer}" for layer in range(decoder["layers"])]
         self._layers = stack(decoder["cell"], arrays, names)
         self._feeding, self._residual = decoder["feeding"], decoder["residual"]
         self._average, self._size = decoder["average"], decoder["size"]
-        self._start = Product.named(arrays, "start") if "start.weight" in arrays else None
-        self._query = Product.named(arrays, "query") if "query.weight" in arrays else None
-        self._own, self._values = Product.named(arrays, "own"), Product.named(arrays, "values")
+        self._start = RuntimeProduct.named(arrays, "start") if "start.weight" in arrays else None
+        self._query = RuntimeProduct.named(arrays, "query") if "query.weight" in arrays else None
+        self._own, self._values = RuntimeProduct.named(arrays, "own"), RuntimeProduct.named(arrays, "values")
         self._asked = int(decoder["asked"])
-        self._readout = Product.named(arrays, "readout") if "readout.weight" in arrays else None
+        self._readout = RuntimeProduct.named(arrays, "readout") if "readout.weight" in arrays else None
         self._output = self._target if config["tied_output"] else Table.named(arrays, "output")
         self._output_bias = arrays["output.bias"]
         self._whole: OutputLayer | None = None
@@ -159,7 +161,7 @@ class Model:
         self._shares: Floats = np.empty((len(self._output_bias), self._layers[0].read.outputs), np.float32)
         self._known = np.zeros(len(self._output_bias), np.bool_)
 
-    def encode(self, source: Ids, padding: npt.NDArray[np.bool_]) -> tuple[Sources, State]:
+    def encode(self, source: Ids, padding: npt.NDArray[np.bool_]) -> tuple[RuntimeSources, State]:
         """Sentences (B, S), EOS included, and where their padding (B, S) is; the state of a row each."""
         batch, steps = source.shape
         embedded = self._source[source.ravel()].reshape(batch, steps, -1)
@@ -170,7 +172,7 @@ class Model:
         summed = self._values(flat)
         if self._reads_contexts:
             summed = np.concatenate([summed, flat], 1)
-        sources = Sources(
+        sources = RuntimeSources(
             np.ascontiguousarray(self._attention.keys(values)), summed.reshape(batch, steps, -1), padding
         )
         return sources, State(
@@ -204,7 +206,9 @@ class Model:
         barred = np.where(np.ascontiguousarray(allowed[:, words]), np.float32(0.0), np.float32(-np.inf))
         return OutputLayer(self._output.product(self._output_bias, words), words, barred)
 
-    def step(self, words: Ids, sources: Sources, state: State, output: OutputLayer) -> tuple[Floats, State]:
+    def step(
+        self, words: Ids, sources: RuntimeSources, state: State, output: OutputLayer
+    ) -> tuple[Floats, State]:
         """Reads words (R,): logits (R, N) and the state after the step."""
         top, after = self._bottom(self._share(words), state)
         layers = [after]
@@ -236,7 +240,7 @@ class Model:
         layer = self._layers[0]
         if not self._feeding:
             return layer.step(share, state.layers[0])
-        assert isinstance(layer, LSTM)
+        assert isinstance(layer, RuntimeLSTM)
         h, c = state.layers[0]
         return layer.advance(layer.recur(np.concatenate([state.output, h], 1), share), c)
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from econmt_runtime import library
 from econmt_runtime.library import Ids
-from econmt_runtime.model import Model
+from econmt_runtime.model import RuntimeModel
 from econmt_runtime.text import BOS, EOS, PAD
 
 _Totals = npt.NDArray[np.float64]
@@ -38,7 +38,7 @@ class Options(NamedTuple):
         return np.asarray(base**self.length_penalty_alpha, np.float64)
 
 
-class Hypothesis(NamedTuple):
+class RuntimeHypothesis(NamedTuple):
     """A translation: its ids without EOS, its score, and its log-probability with EOS."""
 
     ids: list[int]
@@ -53,13 +53,13 @@ def output_limits(lengths: Ids, factor: float, longest: int) -> Ids:
 
 
 def beam_search(
-    model: Model,
+    model: RuntimeModel,
     source: Ids,
     padding: npt.NDArray[np.bool_],
     limits: Ids,
     options: Options,
     allowed: npt.NDArray[np.bool_] | None,
-) -> list[list[Hypothesis]]:
+) -> list[list[RuntimeHypothesis]]:
     """The n best translations of each sentence, best first; none where the model gives no finite probability to any.
 
     Args:
@@ -121,7 +121,7 @@ def beam_search(
     ]
 
 
-def _read(entry: _Ended, trace: list[tuple[Ids, Ids]], words: Ids | None) -> Hypothesis:
+def _read(entry: _Ended, trace: list[tuple[Ids, Ids]], words: Ids | None) -> RuntimeHypothesis:
     """The translation that ended at a position, from the row of its last step."""
     score, log_probability, position, row = entry
     ids = []
@@ -129,4 +129,4 @@ def _read(entry: _Ended, trace: list[tuple[Ids, Ids]], words: Ids | None) -> Hyp
         ids.append(int(tokens[row]))
         row = int(parents[row])
     ids.reverse()
-    return Hypothesis(ids if words is None else words[ids].tolist(), score, log_probability)
+    return RuntimeHypothesis(ids if words is None else words[ids].tolist(), score, log_probability)

@@ -22,7 +22,7 @@ def normalized(text: str) -> str:
     return unicodedata.normalize("NFC", text).strip(_BLANKS)
 
 
-class Vocabulary(Protocol):
+class RuntimeVocabulary(Protocol):
     """Text to ids and back.
 
     Attributes:
@@ -57,15 +57,15 @@ class Subwords:
             raise RuntimeInputError(f"{path}: its first subwords are not {' '.join(_SPECIAL)}; {AGAIN}")
 
     def encode(self, text: str) -> list[int]:
-        """See :class:`Vocabulary`."""
+        """See :class:`RuntimeVocabulary`."""
         return list(self._processor.EncodeAsIds(normalized(text)))
 
     def decode(self, ids: Sequence[int]) -> str:
-        """See :class:`Vocabulary`."""
+        """See :class:`RuntimeVocabulary`."""
         return str(self._processor.DecodeIds(list(ids)))
 
 
-class Words:
+class RuntimeWords:
     """What stands between spaces."""
 
     def __init__(self, path: Path) -> None:
@@ -84,19 +84,19 @@ class Words:
         self._ids.update(dict.fromkeys(_SPECIAL, UNK))
 
     def encode(self, text: str) -> list[int]:
-        """See :class:`Vocabulary`."""
+        """See :class:`RuntimeVocabulary`."""
         return [self._ids.get(word, UNK) for word in normalized(text).split(" ") if word]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """See :class:`Vocabulary`."""
+        """See :class:`RuntimeVocabulary`."""
         return " ".join(self._words[i] for i in ids if i not in (PAD, BOS, EOS))
 
 
-def load_vocabularies(folder: Path, files: Sequence[str]) -> tuple[Vocabulary, Vocabulary]:
+def load_vocabularies(folder: Path, files: Sequence[str]) -> tuple[RuntimeVocabulary, RuntimeVocabulary]:
     """Those of source and target; one and the same if there is one file."""
     paths = [folder / name for name in files]
-    made: list[Vocabulary] = [
-        Subwords(path) if path.name.endswith(".model") else Words(path) for path in paths
+    made: list[RuntimeVocabulary] = [
+        Subwords(path) if path.name.endswith(".model") else RuntimeWords(path) for path in paths
     ]
     return made[0], made[-1]
 

@@ -14,8 +14,8 @@ from econmt_runtime.arrays import read_arrays
 from econmt_runtime.checks import check_files, read_config
 from econmt_runtime.errors import RuntimeInputError
 from econmt_runtime.library import Ids
-from econmt_runtime.model import Model
-from econmt_runtime.search import Hypothesis, Options, beam_search, output_limits
+from econmt_runtime.model import RuntimeModel
+from econmt_runtime.search import Options, RuntimeHypothesis, beam_search, output_limits
 from econmt_runtime.shapes import ShapeError, check_shapes
 from econmt_runtime.text import BOS, EOS, PAD, load_vocabularies, one_line
 
@@ -94,7 +94,7 @@ class Translator:
         arrays = read_arrays(self.folder / ARRAYS_FILE, self.config["arrays"])
         try:
             check_shapes(arrays, self.config, self._source.size, self._target.size)
-            self._model = Model(arrays, self.config)
+            self._model = RuntimeModel(arrays, self.config)
         except ShapeError as error:
             raise RuntimeInputError(
                 f"{self.folder / ARRAYS_FILE}: {error}, by {MODEL_FILE}; export it again"
@@ -162,7 +162,7 @@ class Translator:
             )
         return ids[:most]
 
-    def _search(self, sources: Sequence[Sequence[int]]) -> list[list[Hypothesis]]:
+    def _search(self, sources: Sequence[Sequence[int]]) -> list[list[RuntimeHypothesis]]:
         lengths = np.array([len(ids) for ids in sources])
         source = np.full((len(sources), int(lengths.max()) + 1), PAD)
         for row, ids in enumerate(sources):

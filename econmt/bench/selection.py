@@ -106,7 +106,7 @@ def rows_of(measurements: Iterable[Measurement], byte_limit: int | None = None) 
     return rows
 
 
-class Entry(NamedTuple):
+class GridEntry(NamedTuple):
     """One shape of the grid: op, rows, positions, hidden size, type."""
 
     op: str
@@ -125,10 +125,10 @@ class Entry(NamedTuple):
         return 6.0 * positions * factor * self.hidden**2
 
 
-def grid() -> list[Entry]:
+def grid() -> list[GridEntry]:
     """The published grid: batches of 1 to 512, hidden sizes of 128 to 1,024, lengths of 5 to 100, both types."""
     entries = [
-        Entry(op, batch, length, hidden, dtype)
+        GridEntry(op, batch, length, hidden, dtype)
         for op, batches, lengths in (
             ("lstm", (1, 16, 64, 512), (5, 25, 100)),
             ("linear", (1, 16, 64, 512), (5, 25, 100)),
@@ -146,7 +146,7 @@ def grid() -> list[Entry]:
 
 
 def regrets(
-    entries: Sequence[Entry], device: torch.device, seconds: float, limit: float, say: Say
+    entries: Sequence[GridEntry], device: torch.device, seconds: float, limit: float, say: Say
 ) -> Iterator[Row]:
     """Lets auto choose at each shape, then measures all candidates again and tells what the choice loses.
 
@@ -241,7 +241,7 @@ def _compare(call: Callable[[], object], choice: str, best: str, seconds: float)
     return loss_of(samples[choice], samples[best])
 
 
-def _call(entry: Entry, device: torch.device) -> Callable[[], object]:
+def _call(entry: GridEntry, device: torch.device) -> Callable[[], object]:
     """Runs the op of a grid entry on random tensors with gradients."""
     dtype = getattr(torch, entry.dtype)
     draw = torch.Generator().manual_seed(1)
@@ -269,7 +269,7 @@ def _call(entry: Entry, device: torch.device) -> Callable[[], object]:
     return lambda: econmt_ops.attentional_lstm(inputs, memory, memory, weights, lengths=None)
 
 
-def part_of(entries: Sequence[Entry], part: str) -> list[Entry]:
+def part_of(entries: Sequence[GridEntry], part: str) -> list[GridEntry]:
     """The entries i, i + n, i + 2n, ... of ``part`` i/n, counted from 1: n processes can share the grid.
 
     Raises:
@@ -300,7 +300,7 @@ def summary(rows: Sequence[Mapping[str, str | int | float]]) -> str:
         )
     for row, regret in zip(rows, regrets, strict=True):
         if regret > 0.05:
-            shape = " ".join(str(row[name]) for name in Entry._fields)
+            shape = " ".join(str(row[name]) for name in GridEntry._fields)
             text += f"\n{shape}: {row['choice']} chosen, {row['best']} is best, regret {regret:.1%}"
     return text
 
@@ -308,6 +308,8 @@ def summary(rows: Sequence[Mapping[str, str | int | float]]) -> str:
 def joined(rows: Iterable[Mapping[str, str]]) -> list[dict[str, str]]:
     """Of rows of several files those of the grid, the last of each shape, in the grid's order."""
     found = {
-        tuple(row[name] for name in Entry._fields): dict(row) for row in rows if row["bench"] == "select-grid"
+        tuple(row[name] for name in GridEntry._fields): dict(row)
+        for row in rows
+        if row["bench"] == "select-grid"
     }
     return [found[key] for entry in grid() if (key := tuple(map(str, entry))) in found]

@@ -91,7 +91,7 @@ def _allotment(row: list[Any]) -> list[Any]:
 
 
 class PlanState(Record):
-    """The plan of a byte budget, see :meth:`econmt.memory.plan.planner.Plan.state_dict`."""
+    """The plan of a byte budget, see :meth:`econmt.memory.plan.planner.MemoryPlan.state_dict`."""
 
     made_for: str
     budget: Annotated[int, Field(ge=1, le=2**62)]
@@ -106,7 +106,7 @@ class PlanState(Record):
 
 
 class PipelineState(Record):
-    """How layers are divided over ranks, see :class:`econmt.parallel.pipeline.costs.Plan`."""
+    """How layers are divided over ranks, see :class:`econmt.parallel.pipeline.costs.PipelinePlan`."""
 
     stages: Annotated[int, Field(ge=2, le=limits.LAYERS)]
     homes: list[list[Annotated[int, Field(ge=0, lt=limits.LAYERS)]]]

@@ -12,7 +12,7 @@ import typer
 
 from econmt.bench import layouts, selection, training
 from econmt.bench.rows import Row, Say, append_csv, read_csv
-from econmt.cli.measuring import CsvOption, Place, PlotOption, TypesOption, dtypes_of
+from econmt.cli.measuring import BenchSession, CsvOption, PlotOption, TypesOption, dtypes_of
 from econmt.cli.options import (
     BenchThreadsOption,
     BucketOption,
@@ -76,7 +76,7 @@ def layout_command(
     """
     if recurrent:
         refuse_idle(context, "is of single products; leave out that or --recurrent", "paper")
-    place, types = Place(device, threads, csv, plot), dtypes_of(dtypes)
+    place, types = BenchSession(device, threads, csv, plot), dtypes_of(dtypes)
     if graph and place.device.type != "cuda":
         raise InputError("--graph needs a GPU; give --device cuda, or leave it out")
     with place.measuring() as say:
@@ -147,7 +147,7 @@ def select_command(
     if recipe is None or summary:
         why = f"is of a recipe; leave it out with {'--summary' if summary else '--grid'}"
         refuse_idle(context, why, "bucket", "batch", "compiled", "byte_limit")
-    place = Place(device, threads, csv, plot)
+    place = BenchSession(device, threads, csv, plot)
     if summary:
         refuse_idle(context, "is of what is measured; leave it out with --summary", "seconds", "plot")
         print(_sum_up([Path(name) for name in (recipe or "", *(overrides or []))], csv))
@@ -155,7 +155,7 @@ def select_command(
     with place.measuring() as say:
         if recipe is None:
             rows = _grid(place, seconds, limit, part, say)
-            label: tuple[str, ...] = selection.Entry._fields
+            label: tuple[str, ...] = selection.GridEntry._fields
         else:
             most = bytes_of("--byte-limit", byte_limit)
             say(f"measuring the ops of {recipe}")
@@ -165,7 +165,7 @@ def select_command(
 
 
 def _select(
-    place: Place,
+    place: BenchSession,
     name: str,
     changes: Sequence[str],
     bucket: str | None,
@@ -205,15 +205,15 @@ def _select(
     return place.kept(rows)
 
 
-def _grid(place: Place, seconds: float, limit: float, part: str, say: Say) -> list[Row]:
+def _grid(place: BenchSession, seconds: float, limit: float, part: str, say: Say) -> list[Row]:
     """Measures what is missing of the grid, prints it and the summary of all of it."""
     before = place.rows_before({"bench": "select-grid"})
-    done = {tuple(row[name] for name in selection.Entry._fields) for row in before}
+    done = {tuple(row[name] for name in selection.GridEntry._fields) for row in before}
     entries = selection.part_of(selection.grid(), part)
     left = [entry for entry in entries if tuple(map(str, entry)) not in done]
     rows = place.kept(selection.regrets(left, place.device, seconds, limit, say))
     columns = ("choice", "milliseconds", "best", "best milliseconds", "rule milliseconds", "regret")
-    place.print(rows, (*selection.Entry._fields, *columns), "what auto chooses, measured again")
+    place.print(rows, (*selection.GridEntry._fields, *columns), "what auto chooses, measured again")
     everything: list[Mapping[str, str | int | float]] = [*before, *rows]
     if everything:
         print(selection.summary(everything))
@@ -269,7 +269,7 @@ def training_command(
       econmt bench training iwslt --precision float32 --csv training.csv
       econmt bench training iwslt --length 50 --set ops.decoder=reference
     """
-    place = Place(device, threads, csv, plot)
+    place = BenchSession(device, threads, csv, plot)
     loaded = {name: load_recipe(name, changes or []) for name in recipes}
 
     def measured(say: Say) -> Iterator[Row]:

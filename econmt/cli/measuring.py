@@ -29,7 +29,7 @@ TypesOption = Annotated[list[str], typer.Option("--dtype", help="float32, bfloat
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-class Place:
+class BenchSession:
     """Where a command measures, with how many threads, and the files that it writes.
 
     Args:

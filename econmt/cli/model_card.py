@@ -20,7 +20,7 @@ from econmt.memory.report.tables import format_bytes
 from econmt.training.results import ResultsFile, read_results
 
 
-class _Facts(NamedTuple):
+class _CardFacts(NamedTuple):
     """What the files of a run tell."""
 
     home: ModelFolder
@@ -61,7 +61,7 @@ def card_of(home: ModelFolder, licence: str) -> str:
     counts: dict[str, int] = {}
     if (home.prepared / META_FILE).is_file():
         counts = open_prepared(home.prepared).statistics["train"]
-    facts = _Facts(
+    facts = _CardFacts(
         home,
         read_recipe(home.recipe),
         update,
@@ -87,7 +87,7 @@ def _languages(recipe: Recipe) -> list[str]:
     return [code for code in dict.fromkeys(codes) if re.fullmatch("[a-z]{2,3}", code)]
 
 
-def _bleu(facts: _Facts) -> float | None:
+def _bleu(facts: _CardFacts) -> float | None:
     """BLEU of the best checkpoint: the results' if they are of it, else the table's."""
     results = facts.results
     if results is not None and str(results.best_update) == facts.update:
@@ -96,7 +96,7 @@ def _bleu(facts: _Facts) -> float | None:
     return None if math.isnan(value) else value
 
 
-def _judged(facts: _Facts) -> str:
+def _judged(facts: _CardFacts) -> str:
     """The text that BLEU is of."""
     results, data = facts.results, facts.recipe.data
     if results is not None and str(results.best_update) == facts.update and results.corpus == "test":
@@ -104,7 +104,7 @@ def _judged(facts: _Facts) -> str:
     return data.valid
 
 
-def _header(facts: _Facts, licence: str) -> str:
+def _header(facts: _CardFacts, licence: str) -> str:
     translates = isinstance(facts.recipe.data, Data)
     task = "translation" if translates else "text-generation"
     header: dict[str, Any] = {
@@ -134,7 +134,7 @@ def _translate_line(data: Data) -> str:
     return f"econmt translate -m hf://OWNER/NAME -i text.{data.source}{files}\n"
 
 
-def _introduction(facts: _Facts) -> str:
+def _introduction(facts: _CardFacts) -> str:
     data, name = facts.recipe.data, facts.recipe.name
     if isinstance(data, TextData):
         what = f"# {name}: a language model"
@@ -160,7 +160,7 @@ def _table(rows: Sequence[tuple[str, str]]) -> str:
     return "".join(f"| {name} | {text} |\n" for name, text in rows)
 
 
-def _quality(facts: _Facts) -> str:
+def _quality(facts: _CardFacts) -> str:
     rows = []
     bleu, results = _bleu(facts), facts.results
     if bleu is not None:
@@ -172,7 +172,7 @@ def _quality(facts: _Facts) -> str:
     return f"## Quality\n\n| | |\n|---|---|\n{_table(rows)}" if rows else ""
 
 
-def _data(facts: _Facts, licence: str) -> str:
+def _data(facts: _CardFacts, licence: str) -> str:
     data = facts.recipe.data
     lines = ["## Data and licence", "", f"The model: {licence}. It was trained on", ""]
     for prefix in data.train:
@@ -186,7 +186,7 @@ def _data(facts: _Facts, licence: str) -> str:
     return "\n".join(lines)
 
 
-def _costs(facts: _Facts) -> str:
+def _costs(facts: _CardFacts) -> str:
     found = facts.metrics
     rows = [("file of parameters", format_bytes(facts.home.best.stat().st_size))]
     for key, name, form in (

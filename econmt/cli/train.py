@@ -32,19 +32,19 @@ from econmt.data.batching.store import PreparedData, prepare, store_folder
 from econmt.data.tables import print_table
 from econmt.data.text.corpus import search_path
 from econmt.data.text.filters import left_out
-from econmt.engine.communicator import World
+from econmt.engine.communicator import Communicator
 from econmt.engine.devices import resolve_device
 from econmt.engine.precision import precision_of_run
 from econmt.errors import InputError, printable
 from econmt.memory.plan.planner import plan_table
 from econmt.memory.report.tables import table as ledger_table
 from econmt.parallel.processes import joined
-from econmt.parallel.rank_environment import Place, place_of_environment, take_own_gpu
-from econmt.parallel.simulated_rank import LoneRank, Rank
+from econmt.parallel.rank_environment import RankEnvironment, rank_environment, take_own_gpu
+from econmt.parallel.simulated_rank import Rank, SimulatedRank
 from econmt.tasks.registry import make_task
 from econmt.training.budget import first_plan
 from econmt.training.interrupts import Interrupted
-from econmt.training.results import Results
+from econmt.training.results import RunResults
 from econmt.training.run import Outcome, run_recipe
 
 
@@ -112,7 +112,7 @@ def train(
 
         raise typer.Exit(launch(context.obj, processes, max_restarts))
     try:
-        with world_of(place, loaded) as world:
+        with world_of(place, loaded) as communicator:
             outcome = run_recipe(
                 loaded,
                 search,
@@ -121,16 +121,16 @@ def train(
                 overwrite_output=overwrite_output and (place is None or place.restarts == 0),
                 resume_with_changes=resume_with_changes,
                 verify=verify,
-                world=world,
+                communicator=communicator,
             )
     except Interrupted as interrupted:
         talk.print(f"econmt: {interrupted}", soft_wrap=True, markup=False)
         raise typer.Exit(interrupted.exit_code) from interrupted
-    if world.writes:
+    if communicator.is_rank_zero:
         _print_outcome(loaded, outcome, results)
 
 
-def _place(processes: int | None, max_restarts: int) -> Place | None:
+def _place(processes: int | None, max_restarts: int) -> RankEnvironment | None:
     """Who this process is among several; None if it is alone, or will start them.
 
     Raises:
@@ -138,7 +138,7 @@ def _place(processes: int | None, max_restarts: int) -> Place | None:
     """
     if max_restarts and processes is None:
         raise InputError("--max-restarts is of --processes; torchrun has an option of the same name")
-    place = place_of_environment()
+    place = rank_environment()
     if place is not None and processes not in (None, place.size):
         raise InputError(
             f"--processes {processes}: this is one of {place.size} processes that were started already (WORLD_SIZE); "
@@ -147,10 +147,10 @@ def _place(processes: int | None, max_restarts: int) -> Place | None:
     return place
 
 
-def world_of(place: Place | None, recipe: Recipe) -> AbstractContextManager[World]:
+def world_of(place: RankEnvironment | None, recipe: Recipe) -> AbstractContextManager[Communicator]:
     """The processes that train together, as the environment says: mostly this one alone."""
     if place is None:
-        return nullcontext(World())
+        return nullcontext(Communicator())
     take_own_gpu(recipe.training.device, place)
     return joined(place, recipe.parallel, resolve_device(recipe.training.device))
 
@@ -167,7 +167,7 @@ def _print_outcome(recipe: Recipe, outcome: Outcome, console: Console) -> None:
     )
 
 
-def _print_results(found: Results, console: Console) -> None:
+def _print_results(found: RunResults, console: Console) -> None:
     """The results of a run, on standard output."""
     for number, sample in enumerate(found.samples, 1):
         print(f"source {number}:      {printable(sample.source)}")
@@ -237,8 +237,8 @@ def _describe(recipe: Recipe, prepared: PreparedData, console: Console, processe
             f"{tokens:,} tokens in {batches.batches_per_epoch:,} batches an epoch, {batches.worst_batch().size_text}"
         )
     device = resolve_device(recipe.training.device)
-    world = LoneRank(Rank(0, processes), recipe.parallel) if processes > 1 else World()
-    plan = first_plan(recipe, prepared, device, precision_of_run(recipe, device).dtype, world)
+    communicator = SimulatedRank(Rank(0, processes), recipe.parallel) if processes > 1 else Communicator()
+    plan = first_plan(recipe, prepared, device, precision_of_run(recipe, device).dtype, communicator)
     if plan is not None:
         print_table(console, plan_table(plan, processes))
 

@@ -127,7 +127,7 @@ def _from_text(
     often = max(shapes, key=lambda each: each.batches * each.rows)
     for bucket in shapes:  # by rising target, then source positions
         widest[bucket.target] = bucket.source
-    buckets = _thinned([(source, target) for target, source in widest.items()])
+    buckets = _downsampled([(source, target) for target, source in widest.items()])
     sizes = make_task(recipe, prepared).sizes
     note = f"Shape: the largest batch of the text in {prepared.folder}, every row full."
     return sizes, shape, Shape(often.rows, often.source, often.target), buckets, [note]
@@ -146,10 +146,10 @@ def _from_recipe(recipe: Recipe) -> tuple[tuple[int, ...], Shape, list[tuple[int
         f"The recipe's text is not prepared in {store_folder(recipe)}, so the vocabulary sizes are the recipe's; "
         "econmt prepare, or --data-dir, for the worst bucket of the text.",
     ]
-    return sizes, shape, _thinned(diagonal), notes
+    return sizes, shape, _downsampled(diagonal), notes
 
 
-def _thinned(buckets: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+def _downsampled(buckets: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     """At most :data:`MOST_BUCKETS` of them, evenly chosen, first and last included."""
     if len(buckets) <= MOST_BUCKETS:
         return list(buckets)

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from econmt.data.text.subwords import BOS, EOS, PAD, UNK
-from econmt.decoding.constraints.batch import Control, Wish
+from econmt.decoding.constraints.batch import ConstrainedContinuations, DecodingConstraints
 from econmt.decoding.constraints.phrases import BLANK, Spelling
-from econmt.decoding.constraints.tokens import Wishes
+from econmt.decoding.constraints.tokens import ConstraintCompiler
 from econmt.decoding.requests import Request
 from econmt.decoding.search.beam import beam_search, output_limits
 from econmt.decoding.translator import Translator, evaluation_mode, one_line, pad_sources
@@ -47,7 +47,7 @@ class NextWords:
         self._translator = translator
         target = translator.vocabularies.target
         spelling = Spelling(target)
-        self._wishes = Wishes(target)
+        self._constraint_compiler = ConstraintCompiler(target)
         begins = [piece.startswith(BLANK) or not is_letter for piece, is_letter in _letters(spelling)]
         self._barred = ~torch.tensor(begins)
         self._barred[[PAD, UNK, BOS, EOS]] = True
@@ -65,15 +65,17 @@ class NextWords:
         source = translator.vocabularies.source.encode(request.text)[: translator.max_input_length]
         if not source:
             return []
-        wish = self._wishes.of(request, where) or Wish()
+        constraints = self._constraint_compiler.of(request, where) or DecodingConstraints()
         with evaluation_mode(translator.models), torch.inference_mode():
-            log_probs = self._after(source, wish.prefix)
+            log_probs = self._after(source, constraints.prefix)
             values, tokens = log_probs.topk(min(_TRIED * most, len(log_probs)))
             tried = [
-                (wish._replace(prefix=(*wish.prefix, token)), value)
+                (constraints._replace(prefix=(*constraints.prefix, token)), value)
                 for token, value in zip(tokens.tolist(), values.exp().tolist(), strict=True)
                 if value > 0.0
-                and not any(each.is_in((*wish.prefix, token), goes_on=True) for each in wish.avoidances)
+                and not any(
+                    each.is_in((*constraints.prefix, token), goes_on=True) for each in constraints.avoidances
+                )
             ]
             found = self._search(source, [each for each, _ in tried]) if tried else []
         at = len(request.target_prefix.split())
@@ -95,13 +97,15 @@ class NextWords:
             log_probs, _, state = model.step(torch.full_like(first, token), state)
         return log_probs[0].float().cpu().masked_fill(self._barred, -torch.inf)
 
-    def _search(self, source: Sequence[int], wishes: Sequence[Wish]) -> list[tuple[str, float]]:
+    def _search(
+        self, source: Sequence[int], sentence_constraints: Sequence[DecodingConstraints]
+    ) -> list[tuple[str, float]]:
         """Text and score of the best translation for each wish."""
         translator = self._translator
         options = translator.options
-        sources, lengths = pad_sources([source] * len(wishes), translator.device)
+        sources, lengths = pad_sources([source] * len(sentence_constraints), translator.device)
         limits = output_limits(lengths, options.max_output_factor, translator.max_length)
-        control = Control(wishes, self._wishes.joins, options)
+        control = ConstrainedContinuations(sentence_constraints, self._constraint_compiler.joins, options)
         found = beam_search(translator.model, sources, lengths, limits, options, translator.watch, control)
         texts = translator.vocabularies.target.decode_many([best[0].ids for best in found])
         return [(one_line(text), best[0].score) for text, best in zip(texts, found, strict=True)]

@@ -46,7 +46,7 @@ class Request(NamedTuple):
 _ADVICE = 'expected a JSON object a line, as {"text": "A dog.", "constraints": ["Hund"]}'
 
 
-class _Given(BaseModel):
+class _RequestFields(BaseModel):
     """What a JSON object may hold, by Sockeye's names; anything else is passed on."""
 
     model_config = ConfigDict(extra="allow", strict=True)
@@ -78,7 +78,7 @@ def request_of(tree: Mapping[str, Any], where: str) -> Request:
         if tree.get(name) not in (None, [], ""):
             raise InputError(f"{where}: {name}: econmt has nothing of the kind; leave it out")
     try:
-        given = _Given.model_validate(tree)
+        given = _RequestFields.model_validate(tree)
         passed = dict(given.model_extra or {})
         json_text(passed)
     except ValidationError as failure:
@@ -86,7 +86,7 @@ def request_of(tree: Mapping[str, Any], where: str) -> Request:
     except (ValueError, RecursionError) as error:
         raise InputError(f"{where}: cannot be passed on to the output: {error}") from None
     for name in passed:
-        near = difflib.get_close_matches(name, _Given.model_fields, n=1, cutoff=0.8)
+        near = difflib.get_close_matches(name, _RequestFields.model_fields, n=1, cutoff=0.8)
         if near:
             raise InputError(f"{where}: {name}: there is no such field; did you mean {near[0]}?")
     found = Request(

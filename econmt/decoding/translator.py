@@ -18,12 +18,18 @@ from econmt.config import recipe
 from econmt.data.text.source_factors import encode_sources
 from econmt.data.text.subwords import EOS, PAD, UNK, Vocabularies
 from econmt.decoding.alignment import copied, hard_alignment, joined
-from econmt.decoding.constraints.batch import Control, Wish
+from econmt.decoding.constraints.batch import ConstrainedContinuations, DecodingConstraints
 from econmt.decoding.constraints.glossary import Glossary
-from econmt.decoding.constraints.tokens import Wishes
+from econmt.decoding.constraints.tokens import ConstraintCompiler
 from econmt.decoding.markup import Marked, put_back, take_out
 from econmt.decoding.requests import Request
-from econmt.decoding.search.beam import Hypothesis, SearchOptions, Steering, beam_search, output_limits
+from econmt.decoding.search.beam import (
+    ContinuationChooser,
+    Hypothesis,
+    SearchOptions,
+    beam_search,
+    output_limits,
+)
 from econmt.decoding.search.continuous import ContinuousSearch, Sentence
 from econmt.decoding.search.diversity import Diversity
 from econmt.decoding.search.ensemble import as_one
@@ -240,19 +246,19 @@ class Translator:
         self._continuous: ContinuousSearch | None = None
         self._shortlists = shortlists
         wanted = self.device.type == "cuda" if continuous is None else continuous
-        self._wishes: Wishes | None = None
+        self._constraint_compiler: ConstraintCompiler | None = None
         if avoid or glossary is not None:
-            self._wishes = Wishes(vocabularies.target, avoid, glossary)
+            self._constraint_compiler = ConstraintCompiler(vocabularies.target, avoid, glossary)
         for name in ("markup", "restore_case") if vocabularies.factors else ():
             if getattr(self.options, name):
                 raise InputError(
                     f"the model reads source factors, of which {name} knows not what becomes: translate without it"
                 )
-        if self._wishes is not None and self.options.sample is not None:
+        if self._constraint_compiler is not None and self.options.sample is not None:
             raise InputError(
                 "translations are drawn, not searched for: give no avoided phrases and no glossary"
             )
-        if self._wishes is not None and self.options.beam_groups > 1:
+        if self._constraint_compiler is not None and self.options.beam_groups > 1:
             raise InputError(f"{_DIVERSE}: give no avoided phrases and no glossary, or no beam_groups")
         if (
             wanted
@@ -313,7 +319,7 @@ class Translator:
                 request._replace(text=each.text) for request, each in zip(requests, marked, strict=True)
             ]
         numbered = range(first, first + len(lines)) if numbers is None else numbers
-        wishes = self._wishes_of(requests, numbered, where)
+        sentence_constraints = self._wishes_of(requests, numbered, where)
         in_capitals = [self.options.restore_case and is_in_capitals(request.text) for request in requests]
         texts = [
             without_capitals(request.text) if capital else request.text
@@ -326,7 +332,9 @@ class Translator:
         done(len(lines) - len(filled))
         with evaluation_mode(self.models):
             found = self._search_all(
-                [sources[i] for i in filled], [numbered[i] for i in filled], [wishes[i] for i in filled]
+                [sources[i] for i in filled],
+                [numbered[i] for i in filled],
+                [sentence_constraints[i] for i in filled],
             )
             for position, hypotheses in found:
                 index = filled[position]
@@ -387,11 +395,11 @@ class Translator:
 
     def _wishes_of(
         self, requests: Sequence[Request], numbers: Sequence[int], where: str
-    ) -> list[Wish | None]:
+    ) -> list[DecodingConstraints | None]:
         """What is wished of each line, None where it is nothing."""
-        if self._wishes is None:
+        if self._constraint_compiler is None:
             if all(request.is_plain for request in requests):
-                return [None if self._is_plain else Wish()] * len(requests)
+                return [None if self._is_plain else DecodingConstraints()] * len(requests)
             if self.options.sample is not None:
                 number = next(n for n, each in zip(numbers, requests, strict=True) if not each.is_plain)
                 raise InputError(
@@ -400,19 +408,22 @@ class Translator:
             if self.options.beam_groups > 1:
                 number = next(n for n, each in zip(numbers, requests, strict=True) if not each.is_plain)
                 raise InputError(f"{where}:{number}: {_DIVERSE}: wish nothing, or give no beam_groups")
-            self._wishes = Wishes(self.vocabularies.target)
+            self._constraint_compiler = ConstraintCompiler(self.vocabularies.target)
         found = [
-            self._wishes.of(request, f"{where}:{number}")
+            self._constraint_compiler.of(request, f"{where}:{number}")
             for number, request in zip(numbers, requests, strict=True)
         ]
-        return [wish or (None if self._is_plain else Wish()) for wish in found]
+        return [constraints or (None if self._is_plain else DecodingConstraints()) for constraints in found]
 
     def _search_all(
-        self, sources: Sequence[Sequence[int]], numbers: Sequence[int], wishes: Sequence[Wish | None]
+        self,
+        sources: Sequence[Sequence[int]],
+        numbers: Sequence[int],
+        sentence_constraints: Sequence[DecodingConstraints | None],
     ) -> Iterator[tuple[int, list[Hypothesis]]]:
         """The hypotheses of each source with its index, in any order; ``numbers`` are those of the lines."""
         lengths = [len(ids) for ids in sources]
-        plain = [index for index, wish in enumerate(wishes) if wish is None]
+        plain = [index for index, constraints in enumerate(sentence_constraints) if constraints is None]
         rest = plain
         if self._continuous is not None:
             for group in self._continuous.worthwhile([lengths[index] for index in plain]):
@@ -424,14 +435,18 @@ class Translator:
                 ]
                 yield from zip(part, self._continuous.search(sentences, self.watch), strict=True)
                 rest = sorted({*rest}.difference(part))
-        wished = [index for index, wish in enumerate(wishes) if wish is not None]
+        wished = [index for index, constraints in enumerate(sentence_constraints) if constraints is not None]
         for part in (rest, wished):
             for batch in batches_by_length([lengths[index] for index in part], self.batch_size, self._tokens):
                 chosen = [part[position] for position in batch]
                 found = self._search(
                     [sources[index] for index in chosen],
                     [numbers[index] for index in chosen],
-                    [wish for index in chosen if (wish := wishes[index]) is not None],
+                    [
+                        constraints
+                        for index in chosen
+                        if (constraints := sentence_constraints[index]) is not None
+                    ],
                 )
                 yield from zip(chosen, found, strict=True)
 
@@ -440,28 +455,41 @@ class Translator:
         return output_limits(torch.tensor(lengths) + 1, self.options.max_output_factor, self.max_length)
 
     def _search(
-        self, sources: Sequence[Sequence[int]], numbers: Sequence[int], wishes: Sequence[Wish]
+        self,
+        sources: Sequence[Sequence[int]],
+        numbers: Sequence[int],
+        sentence_constraints: Sequence[DecodingConstraints],
     ) -> list[list[Hypothesis]]:
         """Those of a batch; of all of its sentences or of none something is wished."""
         batch = *pad_sources(sources, self.device), self._limits([len(ids) for ids in sources])
         model, restricted, allowed = self.model, None, None
         if self._shortlists is not None:
-            allowed = self._shortlists.allowed(batch[0], [wish.ids for wish in wishes])
-        if not wishes and isinstance(model, IncrementalModel) and has_native_search(model, self.options):
+            allowed = self._shortlists.allowed(
+                batch[0], [constraints.ids for constraints in sentence_constraints]
+            )
+        if (
+            not sentence_constraints
+            and isinstance(model, IncrementalModel)
+            and has_native_search(model, self.options)
+        ):
             self.searches.add(search_name(self.models, in_c=True))
             return native_search(model, *batch, self.options, self.watch, allowed)
         self.searches.add(search_name(self.models))
         if allowed is not None:
             # What is wished names words by their ids, and draws do not depend on which words others may have.
-            whole = bool(wishes) or self.options.sample is not None
+            whole = bool(sentence_constraints) or self.options.sample is not None
             model = restricted = Restricted(self.model, allowed, self.device, whole=whole)
         if self.options.sample is None:
-            control: Steering | None = None
+            control: ContinuationChooser | None = None
             if self.options.beam_groups > 1:
                 control = Diversity(len(sources), self.options)
-            elif wishes:
-                self._wishes = self._wishes or Wishes(self.vocabularies.target)
-                control = Control(wishes, self._wishes.joins, self.options)
+            elif sentence_constraints:
+                self._constraint_compiler = self._constraint_compiler or ConstraintCompiler(
+                    self.vocabularies.target
+                )
+                control = ConstrainedContinuations(
+                    sentence_constraints, self._constraint_compiler.joins, self.options
+                )
             found = beam_search(model, *batch, self.options, self.watch, control)
         else:
             found = sample(model, *batch, self.options, numbers)

@@ -52,7 +52,7 @@ class Shares(Protocol):
         """Gives every rank the values of parameters that others have updated."""
 
 
-class World:
+class Communicator:
     """One process alone, for which every exchange with the others is done before it begins.
 
     Whoever trains asks it: the step adds up gradients, each rank takes its share of a batch's rows, and rank 0 alone
@@ -81,7 +81,7 @@ class World:
         return self.size // self.stages
 
     @property
-    def writes(self) -> bool:
+    def is_rank_zero(self) -> bool:
         """Whether this process is the one that writes files and speaks."""
         return self.rank == 0
 
@@ -95,15 +95,19 @@ class World:
         """The values of all ranks, in their order; JSON. ``patient``: waits for a slower rank without a limit."""
         return [value]
 
-    def first(self, function: Callable[[], Json]) -> Json:
+    def on_rank_zero(self, function: Callable[[], Json]) -> Json:
         """Calls a function on rank 0, however long it takes, and gives its result, JSON, to all."""
         return function()
 
-    def largest(self, *values: int) -> list[int]:
+    def barrier(self) -> None:
+        """Waits until rank 0 has reached this point."""
+        self.on_rank_zero(lambda: None)
+
+    def all_reduce_max(self, *values: int) -> list[int]:
         """The largest of each value over all ranks."""
         return list(values)
 
-    def later_largest(self, *values: int) -> Callable[[], list[int]]:
+    def all_reduce_max_later(self, *values: int) -> Callable[[], list[int]]:
         """The same, on its way while other things are done; calling it gives them."""
         return lambda: list(values)
 
@@ -124,7 +128,7 @@ class World:
         """Within it an exchange that fails, since a rank is gone, is told as that."""
         yield
 
-    def end_exchanges(self) -> None:
+    def destroy(self) -> None:
         """Gives up, on all ranks at once, what exchanges need; graphs that hold some must be gone before."""
 
     def note(self, update: int) -> None:

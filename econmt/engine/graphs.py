@@ -132,7 +132,7 @@ class GraphedStep:
         self._several = several
         self._note = note
         self._most_rows = most_rows
-        self._capturer = Capturer(step.device, threads=step.world.size > 1)
+        self._capturer = Capturer(step.device, threads=step.communicator.size > 1)
         self._graphs: dict[tuple[Implementations, tuple[int, int]], list[_Captured]] = {}
         self._refused: set[tuple[Implementations, tuple[int, int]]] = set()
         self._update: tuple[torch.cuda.CUDAGraph, StepResult] | None = None

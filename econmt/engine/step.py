@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from econmt.data.batching.batch import AnyBatch
 from econmt.engine.averaging import ParameterAverage
-from econmt.engine.communicator import Reduction, World
+from econmt.engine.communicator import Communicator, Reduction
 from econmt.engine.freeze import fix_parameters
 from econmt.engine.optimizers import load_optimizer_tensors, make_optimizer, optimizer_tensors
 from econmt.engine.precision import Precision
@@ -84,8 +84,8 @@ class TrainingStep:
         *,
         implementations: Implementations | None = None,
         optimizer: FusedOptimizer | None = None,
-        world: World | None = None,
-        stands_for: str | None = None,
+        communicator: Communicator | None = None,
+        target_device: str | None = None,
     ) -> None:
         training = task.recipe.training
         self.task = task
@@ -95,11 +95,11 @@ class TrainingStep:
         self.implementations = (
             Implementations.of(task.recipe.ops) if implementations is None else implementations
         )
-        self.world = World() if world is None else world
+        self.communicator = Communicator() if communicator is None else communicator
         self.clipping = training.gradient_clipping
         self.label_smoothing = training.label_smoothing
         fix_parameters(model, training)
-        self.shares = self.world.shares(model.parameters())
+        self.shares = self.communicator.shares(model.parameters())
         if optimizer is None:
             owned = None if self.shares is None else self.shares.owned
             optimizer = make_optimizer(dict(model.named_parameters()), training.optimizer, owned)
@@ -114,7 +114,7 @@ class TrainingStep:
             self.seeds = SeedCounter(training.seed, self.device)
             for group in self.optimizer.param_groups:
                 group["lr"] = torch.tensor(float(group["lr"]), device=self.device)
-        if (stands_for or self.device.type) == "cpu":
+        if (target_device or self.device.type) == "cpu":
             give_sparse_gradients(model)
 
     @property
@@ -128,7 +128,7 @@ class TrainingStep:
 
     def make_reduction(self) -> Reduction | None:
         """What adds gradients up over ranks as they come; None: there is nothing to add up, or nothing as they come."""
-        return self.world.reduction(self.parameters)
+        return self.communicator.reduction(self.parameters)
 
     def __call__(self, batches: Sequence[AnyBatch]) -> StepResult:
         """An update from batches that may still lie on the CPU; see :meth:`run`."""
@@ -211,9 +211,9 @@ class TrainingStep:
         Raises:
             OtherRankError: this rank could compute all, and another could not.
         """
-        if self.world.size == 1 or self.overlaps:
+        if self.communicator.size == 1 or self.overlaps:
             return failed or 0
-        (found,) = self.world.largest(0 if failed is None else failed + 1)
+        (found,) = self.communicator.all_reduce_max(0 if failed is None else failed + 1)
         if found and failed is None:
             raise OtherRankError(found - 1)
         return found - 1
@@ -312,7 +312,7 @@ class TrainingStep:
             self.seeds.advance()
         if watch is not None:
             watch("forward", None)
-        first_row = self.world.replica * len(batch.indices)
+        first_row = self.communicator.replica * len(batch.indices)
         with self.precision.products(self.device), drawing_from(self.seeds, first_row):
             with self.precision.autocast(self.device):
                 loss = self.task.loss(self.model, batch, implementations, self.label_smoothing)

@@ -17,7 +17,7 @@ from econmt.evaluation.scoring import Scorer
 _BAR, _BARS = " ||| ", "&#124;" * 3
 
 
-class Candidate(NamedTuple):
+class RerankCandidate(NamedTuple):
     """A line of an n-best list.
 
     Attributes:
@@ -40,7 +40,7 @@ class Candidate(NamedTuple):
         )
 
 
-def read_candidate(line: str, where: str) -> Candidate:
+def read_candidate(line: str, where: str) -> RerankCandidate:
     """A line such as ``0 ||| Ein Hund. ||| logprob= -1.2 ||| -0.3``, with or without more fields.
 
     Raises:
@@ -55,16 +55,16 @@ def read_candidate(line: str, where: str) -> Candidate:
         raise InputError(
             f"{where}: expected number ||| text ||| features ||| score, as econmt translate --nbest-size writes them"
         )
-    return Candidate(number, text.replace(_BARS, "|||"), features, score, _BAR.join(fields[4:]))
+    return RerankCandidate(number, text.replace(_BARS, "|||"), features, score, _BAR.join(fields[4:]))
 
 
-def read_lists(lines: Iterable[str], where: str) -> Iterator[list[Candidate]]:
+def read_lists(lines: Iterable[str], where: str) -> Iterator[list[RerankCandidate]]:
     """The candidates of each sentence; sentences are numbered from 0, one after the other.
 
     Raises:
         InputError: naming ``where`` and the line, if one is no candidate, or if a number is missing.
     """
-    own: list[Candidate] = []
+    own: list[RerankCandidate] = []
     expected = 0
     for at, line in enumerate(lines, 1):
         found = read_candidate(line, f"{where}:{at}")
@@ -81,7 +81,7 @@ def read_lists(lines: Iterable[str], where: str) -> Iterator[list[Candidate]]:
         yield own
 
 
-Judge = Callable[[Sequence[list[Candidate]], int], list[list[float]]]
+Judge = Callable[[Sequence[list[RerankCandidate]], int], list[list[float]]]
 """New scores of the candidates of some sentences, the first of them with this number."""
 
 
@@ -89,7 +89,7 @@ def by_reference(metric: Literal["bleu", "chrf"], references: Sequence[str], tok
     """Scores by sacreBLEU's sentence BLEU (exponential smoothing, effective order) or chrF against references."""
     judge = BLEU(effective_order=True, tokenize=tokenize) if metric == "bleu" else CHRF()
 
-    def judged(lists: Sequence[list[Candidate]], first: int) -> list[list[float]]:
+    def judged(lists: Sequence[list[RerankCandidate]], first: int) -> list[list[float]]:
         return [
             [float(judge.sentence_score(each.text, [references[number]]).score) for each in own]
             for number, own in enumerate(lists, first)
@@ -113,7 +113,7 @@ class Opinion(NamedTuple):
 def by_models(sources: Sequence[str], opinions: Sequence[Opinion]) -> Judge:
     """Adds to the scores in the list what models think of each pair, forwards or backwards."""
 
-    def judged(lists: Sequence[list[Candidate]], first: int) -> list[list[float]]:
+    def judged(lists: Sequence[list[RerankCandidate]], first: int) -> list[list[float]]:
         pairs = [(sources[number], each.text) for number, own in enumerate(lists, first) for each in own]
         totals = [each.score for own in lists for each in own]
         for scorer, weight, reverse in opinions:
@@ -127,8 +127,8 @@ def by_models(sources: Sequence[str], opinions: Sequence[Opinion]) -> Judge:
 
 
 def rerank(
-    lists: Iterable[list[Candidate]], judge: Judge, chunk_size: int = CHUNK_SIZE
-) -> Iterator[list[Candidate]]:
+    lists: Iterable[list[RerankCandidate]], judge: Judge, chunk_size: int = CHUNK_SIZE
+) -> Iterator[list[RerankCandidate]]:
     """The lists with new scores, best first; equal ones stay in the order in which they came."""
     stream, first = iter(lists), 0
     while chunk := list(islice(stream, max(1, chunk_size))):

@@ -27,7 +27,7 @@ from econmt.memory.measure.kernels import KernelTimes, measure_kernels, optimize
 from econmt.memory.measure.ledger import Ledger, measure_step
 from econmt.memory.measure.process import resident_parts
 from econmt.model import Implementations
-from econmt.parallel.simulated_rank import ALONE, Rank, lone_step
+from econmt.parallel.simulated_rank import ALONE, Rank, simulated_step
 from econmt.tasks.protocol import Shape, Task
 from econmt_ops.dispatch.rule import captured
 
@@ -118,7 +118,7 @@ class Step:
     def __init__(self, task: Task, shape: Shape, device: torch.device, rank: Rank = ALONE) -> None:
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             torch.manual_seed(task.recipe.training.seed)
-            self.training = lone_step(task, task.build_model().train().to(device), rank, shape)
+            self.training = simulated_step(task, task.build_model().train().to(device), rank, shape)
             self._example = task.example(shape)
         self._batch = self._example.to(device)
         self._tokens = self.training.tokens([self._batch])

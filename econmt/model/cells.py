@@ -22,7 +22,7 @@ _INSTEAD = "recompute"
 """What runs where a recipe names an implementation that the op of a cell has not: less is kept, too."""
 
 
-class CellLayers:
+class RecipeCell:
     """Runs layers of a cell.
 
     Attributes:
@@ -30,8 +30,8 @@ class CellLayers:
         laid_out: whether a search has a step of its own for it, on weights laid out for it.
     """
 
-    def __init__(self, cell: Cell, op: Any, *, laid_out: bool = False) -> None:
-        self.cell, self.op, self.laid_out = cell, op, laid_out
+    def __init__(self, cell: Cell, op: Any, *, prepacked: bool = False) -> None:
+        self.cell, self.op, self.prepacked = cell, op, prepacked
 
     def how(self, given: dict[str, Any]) -> dict[str, Any]:
         """Keyword arguments of the op: those for an LSTM, with an implementation that it has."""
@@ -63,25 +63,25 @@ class CellLayers:
         return torch.cat(halves, -1), torch.cat(ends, -1)
 
 
-class LSTMLayers(CellLayers):
+class LSTMLayers(RecipeCell):
     """The LSTM, whose layers of two directions are one op, and whose states hold h."""
 
     def last(self, outputs: Tensor, states: State, lengths: Tensor, reverse: bool) -> Tensor:  # noqa: ARG002
-        """See :meth:`CellLayers.last`; h alone."""
+        """See :meth:`RecipeCell.last`; h alone."""
         return states[-1][0]
 
     def run_both_ways(
         self, inputs: Inputs, pair: Sequence[Any], lengths: Tensor, how: dict[str, Any]
     ) -> tuple[Tensor, Tensor]:
-        """See :meth:`CellLayers.run_both_ways`."""
+        """See :meth:`RecipeCell.run_both_ways`."""
         outputs, states = bidirectional_lstm(inputs, *pair, lengths=lengths, **how)
         return outputs, torch.cat([states[0][0], states[1][0]], dim=-1)
 
 
-CELLS: dict[str, CellLayers] = {
-    "lstm": LSTMLayers(table.CELLS["lstm"], lstm, laid_out=True),
+CELLS: dict[str, RecipeCell] = {
+    "lstm": LSTMLayers(table.CELLS["lstm"], lstm, prepacked=True),
     **{
-        name: CellLayers(table.CELLS[name], op)
+        name: RecipeCell(table.CELLS[name], op)
         for name, op in (
             ("lnlstm", lnlstm),
             ("gru", gru),

@@ -21,7 +21,7 @@ from torch.nn import functional
 from econmt.config import recipe
 from econmt.model.layers import initialize_matrix
 from econmt_ops.core.precision import accumulate_dtype
-from econmt_ops.core.repeated import Inputs, Repeated
+from econmt_ops.core.repeated import Inputs, UniqueRows
 
 
 class Decoded(NamedTuple):
@@ -117,7 +117,7 @@ class Copying(nn.Module):
         shares = torch.bmm(values, of_context.to(values.dtype).expand(len(values), -1, -1))
         context = torch.bmm(attention, shares.to(attention.dtype)).squeeze(2)
         state = functional.linear(rows, of_state.t()).view(hidden.shape[:2])
-        if isinstance(words, Repeated):
+        if isinstance(words, UniqueRows):
             word = functional.linear(words.rows, of_word.t()).squeeze(1)[words.places]
         else:
             word = functional.linear(words, of_word.t()).squeeze(2)

@@ -57,9 +57,9 @@ class Encoder(nn.Module):
                 self.upper_layers.append(self.make_layer(width, config.size))
 
     @property
-    def laid_out(self) -> bool:
+    def prepacked(self) -> bool:
         """Whether a search has steps of its own for it, on weights laid out for it."""
-        return self.cell.laid_out
+        return self.cell.prepacked
 
     def make_layer(self, width: int, size: int) -> RecurrentLayer:
         """The parameters of a layer that reads ``width`` values and has ``size`` units."""

@@ -59,11 +59,15 @@ class Implementations(NamedTuple):
         traits = self.traits(key)
         return traits is None or traits.recomputes
 
-    def followed(self) -> Implementations:
+    def traceable(self) -> Implementations:
         """Those that allocate the same bytes and can be followed on tensors without values."""
         traits = {key: self.traits(key) for key in recipe.OPS}
         return self._replace(
-            **{key: each.stands_in for key, each in traits.items() if each and each.stands_in}
+            **{
+                key: each.fake_implementation
+                for key, each in traits.items()
+                if each and each.fake_implementation
+            }
         )
 
     def looks_rows_up(self, key: str) -> bool:

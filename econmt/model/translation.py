@@ -27,7 +27,7 @@ from econmt.model.layers import (
     mean_of_valid,
 )
 from econmt.model.length_ratio import LengthRatio, length_loss
-from econmt_ops import Repeated, linear_cross_entropy
+from econmt_ops import UniqueRows, linear_cross_entropy
 from econmt_ops.core.dropout import Seed
 from econmt_ops.core.repeated import Inputs
 from econmt_ops.core.scopes import layer
@@ -341,7 +341,7 @@ class TranslationModel(nn.Module):
             rows = -(-words.numel() // ROWS) * ROWS
             if rows <= most_distinct(ids.numel()):
                 words = functional.pad(words, (0, rows - words.numel()), value=self.pad)
-                return Repeated(embedding(words), places)
+                return UniqueRows(embedding(words), places)
         embedded: Tensor = self.embedding_dropout(embedding(ids))
         return embedded
 

@@ -28,7 +28,7 @@ class Members(Protocol):
     size: int
 
     def watched(self) -> AbstractContextManager[None]:
-        """See :meth:`econmt.engine.communicator.World.watched`."""
+        """See :meth:`econmt.engine.communicator.Communicator.watched`."""
 
     def all_reduce(self, tensor: Tensor) -> Pending:
         """Begins to add a tensor up over all of them, in place; it must stay as it is until that is done."""

@@ -33,11 +33,11 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from econmt.config.recipe import ParallelSection
-from econmt.engine.communicator import Event, Json, World
+from econmt.engine.communicator import Communicator, Event, Json
 from econmt.errors import EconmtError, printable, talk
 from econmt.parallel.groups import Group
 from econmt.parallel.orphans import LAUNCHER
-from econmt.parallel.rank_environment import RESTARTS, Place
+from econmt.parallel.rank_environment import RESTARTS, RankEnvironment
 from econmt.parallel.reduction import BucketedReduction, travelling
 from econmt.parallel.sharding import OptimizerShares
 
@@ -63,7 +63,7 @@ _MARGIN = timedelta(seconds=60)
 """So much later than we NCCL gives up by itself, which takes many lines."""
 
 
-class Processes(World):
+class Processes(Communicator):
     """The world of several processes; see :func:`joined`.
 
     Args:
@@ -75,7 +75,12 @@ class Processes(World):
     """
 
     def __init__(
-        self, place: Place, settings: ParallelSection, watch: _Watch, store: Any, device: torch.device
+        self,
+        place: RankEnvironment,
+        settings: ParallelSection,
+        watch: _Watch,
+        store: Any,
+        device: torch.device,
     ) -> None:
         self.rank, self.size, self.local_size = place.rank, place.size, place.local_size
         self._settings, self._watch, self._store = settings, watch, store
@@ -88,19 +93,19 @@ class Processes(World):
         self._calls, self._parted = 0, False
 
     def all_reduce(self, tensors: Sequence[Tensor]) -> None:
-        """See :meth:`econmt.engine.communicator.World.all_reduce`."""
+        """See :meth:`econmt.engine.communicator.Communicator.all_reduce`."""
         with self.watched(), torch.no_grad():
             for tensor in tensors:
                 dist.all_reduce(tensor, group=self._group_of(tensor))
 
     def broadcast(self, tensors: Sequence[Tensor], source: int = 0) -> None:
-        """See :meth:`econmt.engine.communicator.World.broadcast`."""
+        """See :meth:`econmt.engine.communicator.Communicator.broadcast`."""
         with self.watched(), torch.no_grad():
             for tensor in tensors:
                 dist.broadcast(tensor, source, group=self._group_of(tensor))
 
     def gather(self, value: Json, *, patient: bool = False) -> list[Json]:
-        """See :meth:`econmt.engine.communicator.World.gather`."""
+        """See :meth:`econmt.engine.communicator.Communicator.gather`."""
         if patient:
             self._meet()
         text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
@@ -116,8 +121,8 @@ class Processes(World):
             json.loads(bytes(each[:size].tolist())) for each, size in zip(found, sizes.tolist(), strict=True)
         ]
 
-    def first(self, function: Callable[[], Json]) -> Json:
-        """See :meth:`econmt.engine.communicator.World.first`."""
+    def on_rank_zero(self, function: Callable[[], Json]) -> Json:
+        """See :meth:`econmt.engine.communicator.Communicator.first`."""
         self._calls += 1
         key = f"first/{self._calls}"
         if self.rank == 0:
@@ -145,12 +150,12 @@ class Processes(World):
                 self._store.wait([key], timedelta(seconds=1))
                 return
 
-    def largest(self, *values: int) -> list[int]:
-        """See :meth:`econmt.engine.communicator.World.largest`."""
-        return self.later_largest(*values)()
+    def all_reduce_max(self, *values: int) -> list[int]:
+        """See :meth:`econmt.engine.communicator.Communicator.largest`."""
+        return self.all_reduce_max_later(*values)()
 
-    def later_largest(self, *values: int) -> Callable[[], list[int]]:
-        """See :meth:`econmt.engine.communicator.World.later_largest`."""
+    def all_reduce_max_later(self, *values: int) -> Callable[[], list[int]]:
+        """See :meth:`econmt.engine.communicator.Communicator.all_reduce_max_later`."""
         tensor = torch.tensor(values, dtype=torch.int64)
         with self.watched():
             work = dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self._control, async_op=True)
@@ -165,11 +170,11 @@ class Processes(World):
         return found
 
     def reduction(self, parameters: Iterable[nn.Parameter]) -> BucketedReduction:
-        """See :meth:`econmt.engine.communicator.World.reduction`."""
+        """See :meth:`econmt.engine.communicator.Communicator.reduction`."""
         return BucketedReduction(parameters, self._members(), travelling(self._settings))
 
     def wait(self, event: Event) -> None:
-        """See :meth:`econmt.engine.communicator.World.wait`."""
+        """See :meth:`econmt.engine.communicator.Communicator.wait`."""
         until = time.monotonic() + self._settings.timeout
         while not event.query():
             if time.monotonic() > until:
@@ -177,14 +182,14 @@ class Processes(World):
             time.sleep(_POLL)
 
     def shares(self, parameters: Iterable[nn.Parameter]) -> OptimizerShares | None:
-        """See :meth:`econmt.engine.communicator.World.shares`."""
+        """See :meth:`econmt.engine.communicator.Communicator.shares`."""
         if not self._settings.shard_optimizer:
             return None
         return OptimizerShares(parameters, self.rank, self._members())
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """See :meth:`econmt.engine.communicator.World.watched`."""
+        """See :meth:`econmt.engine.communicator.Communicator.watched`."""
         self._watch.exchanges += 1
         try:
             yield
@@ -192,11 +197,11 @@ class Processes(World):
             self._watch.lost(str(error))
 
     def note(self, update: int) -> None:
-        """See :meth:`econmt.engine.communicator.World.note`."""
+        """See :meth:`econmt.engine.communicator.Communicator.note`."""
         self._watch.update = update
 
-    def end_exchanges(self) -> None:
-        """See :meth:`econmt.engine.communicator.World.end_exchanges`.
+    def destroy(self) -> None:
+        """See :meth:`econmt.engine.communicator.Communicator.destroy`.
 
         NCCL gives up a communicator only when all ranks do, and when no graph is left that was captured with it; until
         then it waits, without a limit of its own.
@@ -384,7 +389,7 @@ def _limited(seconds: float, too_late: Callable[[], object]) -> Iterator[None]:
 
 
 @contextmanager
-def joined(place: Place, settings: ParallelSection, device: torch.device) -> Iterator[Processes]:
+def joined(place: RankEnvironment, settings: ParallelSection, device: torch.device) -> Iterator[Processes]:
     """The world of all processes that were started together, within which an error on one ends all.
 
     Args:
@@ -417,14 +422,14 @@ def joined(place: Place, settings: ParallelSection, device: torch.device) -> Ite
             watch = _Watch(rank, size, keys, own, settings.timeout)
             watch.start()
             dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
-            world = Processes(place, settings, watch, keys, device)
+            communicator = Processes(place, settings, watch, keys, device)
     except (RuntimeError, ValueError) as error:
         raise EconmtError(
             f"{this} did not find the other {place.size - 1} ranks at {where} ({printable(error)})"
         ) from error
     try:
-        yield world
-        world.end_exchanges()
+        yield communicator
+        communicator.destroy()
     except BaseException as error:
         if not watch.failed(str(error)):
             sys.exit(getattr(error, "exit_code", 1))

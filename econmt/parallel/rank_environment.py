@@ -14,7 +14,7 @@ RESTARTS = "TORCHELASTIC_RESTART_COUNT"
 """The variable that counts how often the processes were started again."""
 
 
-class Place(NamedTuple):
+class RankEnvironment(NamedTuple):
     """Who a process is among those that train together, as its environment says.
 
     Attributes:
@@ -29,7 +29,7 @@ class Place(NamedTuple):
     restarts: int
 
 
-def place_of_environment() -> Place | None:
+def rank_environment() -> RankEnvironment | None:
     """Who this process is; None if it was started alone.
 
     Raises:
@@ -52,7 +52,7 @@ def place_of_environment() -> Place | None:
                 f"environment variable {name} is '{value}', which is no number; torchrun sets it"
             )
         found.append(int(value))
-    place = Place(*found)
+    place = RankEnvironment(*found)
     if place.rank >= place.size or place.local_rank >= place.local_size:
         raise InputError(
             f"environment variables RANK {place.rank} and LOCAL_RANK {place.local_rank} must be less than WORLD_SIZE "
@@ -64,7 +64,7 @@ def place_of_environment() -> Place | None:
     return place
 
 
-def take_own_gpu(name: str, place: Place) -> None:
+def take_own_gpu(name: str, place: RankEnvironment) -> None:
     """Makes "cuda" mean the GPU of this process, the one with its number on this host.
 
     Args:

@@ -12,12 +12,12 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 from econmt.config.recipe import ParallelSection
-from econmt.engine.communicator import Json, World
+from econmt.engine.communicator import Communicator, Json
 from econmt.engine.precision import Precision
 from econmt.engine.step import TrainingStep
 from econmt.model import Implementations
 from econmt.parallel.groups import Members
-from econmt.parallel.pipeline.costs import Plan, divided, plan_by_weights
+from econmt.parallel.pipeline.costs import PipelinePlan, divided, plan_by_weights
 from econmt.parallel.pipeline.stages import Stages
 from econmt.parallel.pipeline.step import PipelinedStep
 from econmt.parallel.reduction import BucketedReduction, travelling
@@ -60,7 +60,7 @@ def ranks_that_differ(
     return list(dict.fromkeys([Rank(fullest, size), *(last if device == "cpu" else [])]))
 
 
-def lone_step(
+def simulated_step(
     task: Task,
     model: nn.Module,
     rank: Rank,
@@ -68,8 +68,8 @@ def lone_step(
     precision: Precision | None = None,
     *,
     implementations: Implementations | None = None,
-    stands_for: str | None = None,
-    plan: Plan | None = None,
+    target_device: str | None = None,
+    plan: PipelinePlan | None = None,
 ) -> TrainingStep:
     """The step of a rank as the recipe shares work, without the others.
 
@@ -80,26 +80,31 @@ def lone_step(
         plan: how a pipeline divides the model; None: by the layers' weights.
     """
     settings = task.recipe.parallel
-    world = World() if rank.size == 1 else LoneRank(rank, settings)
-    if world.stages == 1:
+    communicator = Communicator() if rank.size == 1 else SimulatedRank(rank, settings)
+    if communicator.stages == 1:
         return TrainingStep(
-            task, model, precision, implementations=implementations, world=world, stands_for=stands_for
+            task,
+            model,
+            precision,
+            implementations=implementations,
+            communicator=communicator,
+            target_device=target_device,
         )
     if plan is None:
-        plan = plan_by_weights(model, world.stages, shape)
+        plan = plan_by_weights(model, communicator.stages, shape)
     return PipelinedStep(
         task,
         model,
-        _Stages(rank, world.stages),
+        _Stages(rank, communicator.stages),
         divided(model, plan),
         precision,
         implementations=implementations,
-        world=world,
-        stands_for=stands_for,
+        communicator=communicator,
+        target_device=target_device,
     )
 
 
-class LoneRank(World):
+class SimulatedRank(Communicator):
     """The world of a rank without the others.
 
     Args:
@@ -111,15 +116,15 @@ class LoneRank(World):
         self.stages, self._settings = settings.pipeline, settings
 
     def gather(self, value: Json, *, patient: bool = False) -> list[Json]:  # noqa: ARG002  nobody is waited for
-        """See :meth:`econmt.engine.communicator.World.gather`."""
+        """See :meth:`econmt.engine.communicator.Communicator.gather`."""
         return [value] * self.size
 
     def reduction(self, parameters: Iterable[nn.Parameter]) -> BucketedReduction:
-        """See :meth:`econmt.engine.communicator.World.reduction`."""
+        """See :meth:`econmt.engine.communicator.Communicator.reduction`."""
         return BucketedReduction(parameters, _Nobody(self.rank, self.size), travelling(self._settings))
 
     def shares(self, parameters: Iterable[nn.Parameter]) -> OptimizerShares | None:
-        """See :meth:`econmt.engine.communicator.World.shares`."""
+        """See :meth:`econmt.engine.communicator.Communicator.shares`."""
         if not self._settings.shard_optimizer:
             return None
         return OptimizerShares(parameters, self.rank, _Nobody(self.rank, self.size))
@@ -156,7 +161,7 @@ class _Nobody:
         return [own] * self.size
 
 
-class _Copies:
+class _RankCopies:
     """See :class:`econmt_ops.core.gathering.Gathered`."""
 
     def __init__(self, tensor: Tensor, size: int) -> None:
@@ -185,7 +190,7 @@ class _Stages(Stages):
         return _Done()
 
     def gather(self, tensor: Tensor) -> Gathered:
-        return _Copies(tensor.contiguous(), self.size)
+        return _RankCopies(tensor.contiguous(), self.size)
 
     def broadcast(self, tensor: Tensor, rank: int) -> None:
         if rank != self.rank:

@@ -25,9 +25,9 @@ from econmt.decoding.translator import EMPTY, Translation
 from econmt.errors import EconmtError
 from econmt.serving import answers, queries
 from econmt.serving.access import Keys, Rates
-from econmt.serving.markup import Text
+from econmt.serving.markup import MarkupText
 from econmt.serving.metrics import Metrics
-from econmt.serving.models import Answer, Served, Task
+from econmt.serving.models import Answer, Served, TranslationJob
 from econmt.serving.scheduler import Job, Scheduler
 from econmt.serving.settings import Refused, Settings, bug
 from econmt.serving.unread import CloseUnread
@@ -219,7 +219,7 @@ class Service:
             )
         texts = queries.texts_of(body, self._settings.most_characters)
         lines = [line for text in texts for line in text.lines]
-        futures = self._submit(served, lines, Task(nbest, body.details))
+        futures = self._submit(served, lines, TranslationJob(nbest, body.details))
         if body.stream:
             return StreamingResponse(
                 self._streamed(lines, futures, body, begun), media_type="application/x-ndjson", headers=_SAFE
@@ -228,7 +228,7 @@ class Service:
         return answers.JsonResponse(_whole(texts, found, body, served, begun), headers=_SAFE)
 
     def _submit(
-        self, served: Served, lines: Sequence[requests.Request], task: Task
+        self, served: Served, lines: Sequence[requests.Request], task: TranslationJob
     ) -> list[asyncio.Future[Answer]]:
         """What will become of each line; a blank one is translated by an empty one at once."""
         assert self._scheduler is not None
@@ -269,7 +269,9 @@ class Service:
         body = await self._read(request, queries.WordsBody)
         served = self._model(body.source, body.target)
         line = queries.word_request(body, self._settings.most_characters)
-        (found,) = await _unless_left(request, self._submit(served, [line], Task(words=body.alternatives)))
+        (found,) = await _unless_left(
+            request, self._submit(served, [line], TranslationJob(words=body.alternatives))
+        )
         following = found if isinstance(found, list) else []  # a sentence without tokens is not looked at
         return answers.JsonResponse(
             {"alternatives": answers.words(following), "milliseconds": _milliseconds(begun)}, headers=_SAFE
@@ -394,7 +396,7 @@ def _best(found: Translation, line: requests.Request, body: queries.TranslateBod
 
 
 def _whole(
-    texts: Sequence[Text],
+    texts: Sequence[MarkupText],
     found: Sequence[Answer],
     body: queries.TranslateBody,
     served: Served,

@@ -23,7 +23,7 @@ _LONG_REFERENCE = re.compile(r"&#[0-9]{20,};?")
 """A number of so many digits is no character's, and Python reads none of thousands."""
 
 
-class Text(NamedTuple):
+class MarkupText(NamedTuple):
     """Sentences of one text and what stands around them.
 
     Attributes:
@@ -42,17 +42,17 @@ class Text(NamedTuple):
         return self.gaps[0] + "".join(line + gap for line, gap in zip(put, self.gaps[1:], strict=True))
 
 
-def plain_text(request: Request) -> Text:
+def plain_text(request: Request) -> MarkupText:
     """A text whose lines are sentences, blank ones too."""
     lines = [request._replace(text=line) for line in request.text.replace("\r\n", "\n").split("\n")]
-    return Text(lines, ["", *["\n"] * (len(lines) - 1), ""], markup=False)
+    return MarkupText(lines, ["", *["\n"] * (len(lines) - 1), ""], markup=False)
 
 
-def html_text(request: Request) -> Text:
+def html_text(request: Request) -> MarkupText:
     """HTML: what stands between two tags is a sentence by itself; all else stays as it is written."""
     page = _Page()
     page.read(request.text)
-    return Text([request._replace(text=line) for line in page.lines], page.gaps, markup=True)
+    return MarkupText([request._replace(text=line) for line in page.lines], page.gaps, markup=True)
 
 
 class _Page:

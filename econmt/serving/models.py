@@ -14,7 +14,7 @@ from econmt.checkpoint.folder import ModelFolder
 from econmt.checkpoint.hub import local_model
 from econmt.config.data import Data
 from econmt.config.recipe import read_recipe
-from econmt.decoding.constraints.tokens import Wishes
+from econmt.decoding.constraints.tokens import ConstraintCompiler
 from econmt.decoding.next_words import NextWord, NextWords
 from econmt.decoding.requests import Request
 from econmt.decoding.search.beam import output_limits
@@ -27,7 +27,7 @@ _LONGEST_PAUSE = 6
 Answer = Union[Translation, list[NextWord]]
 
 
-class Task(NamedTuple):
+class TranslationJob(NamedTuple):
     """What is asked of a sentence; those of the same task can be translated together.
 
     Attributes:
@@ -51,10 +51,10 @@ class _Loaded:
         self.beam = settings.beam_size or model.recipe.decoding.beam_size
         self.batch = settings.batch_size or model.recipe.decoding.batch_size
         self._translators: dict[tuple[int, bool], Translator] = {}
-        self._wishes = Wishes(model.vocabularies.target)
+        self._wishes = ConstraintCompiler(model.vocabularies.target)
         self._words: NextWords | None = None
 
-    def translate(self, requests: Sequence[Request], task: Task) -> list[Answer | InputError]:
+    def translate(self, requests: Sequence[Request], task: TranslationJob) -> list[Answer | InputError]:
         if task.words:
             self._words = self._words or NextWords(self._translator(1, attention=False))
             return [
@@ -81,7 +81,7 @@ class _Loaded:
         if request.is_plain:
             return None
         try:
-            wish = self._wishes.of(request, "q")
+            constraints = self._wishes.of(request, "q")
         except InputError as error:
             return error
         # A search takes as many steps as it has to write; no more than for the longest sentence of training.
@@ -89,10 +89,10 @@ class _Loaded:
         tokens = max(longest, len(self.model.vocabularies.source.encode(request.text)))
         factor = self.model.recipe.decoding.max_output_factor
         most = int(output_limits(torch.tensor([tokens + 1]), factor, longest))
-        if wish is not None and len(wish.ids) > most:
+        if constraints is not None and len(constraints.ids) > most:
             return Refused(
                 413,
-                f"q: constraints and target_prefix have {len(wish.ids):,} tokens, a translation at most {most:,}; "
+                f"q: constraints and target_prefix have {len(constraints.ids):,} tokens, a translation at most {most:,}; "
                 "wish less of a sentence",
             )
         return None
@@ -167,7 +167,7 @@ class Served:
             )
         return found
 
-    def translate(self, requests: Sequence[Request], task: Task) -> list[Answer | InputError]:
+    def translate(self, requests: Sequence[Request], task: TranslationJob) -> list[Answer | InputError]:
         """What is asked of each request; an error in the place of one whose wishes cannot be had."""
         return self._loaded.translate(requests, task)
 

@@ -15,7 +15,7 @@ from econmt.data.text.subwords import normalized
 from econmt.decoding.constraints.glossary import Glossary
 from econmt.decoding.constraints.phrases import units
 from econmt.decoding.requests import Request, check_request, request_of
-from econmt.serving.markup import Text, html_text, plain_text
+from econmt.serving.markup import MarkupText, html_text, plain_text
 from econmt.serving.settings import Refused
 
 Phrases = Annotated[list[str], Field(max_length=limits.PHRASES)]
@@ -110,7 +110,7 @@ def _form(content: bytes) -> dict[str, Any]:
     return tree
 
 
-def texts_of(body: TranslateBody, most_characters: int) -> list[Text]:
+def texts_of(body: TranslateBody, most_characters: int) -> list[MarkupText]:
     """The texts of a request, in order.
 
     Raises:

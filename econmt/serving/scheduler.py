@@ -12,7 +12,7 @@ from econmt.decoding.requests import Request
 from econmt.engine.devices import is_out_of_memory
 from econmt.errors import EconmtError
 from econmt.serving.metrics import Metrics
-from econmt.serving.models import Answer, Served, Task
+from econmt.serving.models import Answer, Served, TranslationJob
 from econmt.serving.settings import Refused, Settings, bug
 
 _LOG = logging.getLogger(__name__)
@@ -33,7 +33,9 @@ class Job:
 
     __slots__ = ("answer", "came", "due", "request", "served", "task", "tokens")
 
-    def __init__(self, served: Served, request: Request, task: Task, tokens: int, number: int) -> None:
+    def __init__(
+        self, served: Served, request: Request, task: TranslationJob, tokens: int, number: int
+    ) -> None:
         self.served, self.request, self.task, self.tokens = served, request, task, tokens
         self.came = time.monotonic()
         self.due = self.came + number * _STEP_SECONDS

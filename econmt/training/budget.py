@@ -16,13 +16,13 @@ from econmt.config.yaml_reader import parse_size
 from econmt.data.batching.batch import AnyBatch, Batches
 from econmt.data.batching.store import PreparedData
 from econmt.decoding.search.beam import MAX_OUTPUT_EXTRA
-from econmt.engine.communicator import World, rows_of_share
+from econmt.engine.communicator import Communicator, rows_of_share
 from econmt.engine.freeze import fix_parameters
 from econmt.engine.optimizers import make_optimizer
 from econmt.errors import InputError, TrainingError
 from econmt.memory.estimate.beam_search import estimate_search, search_rows
 from econmt.memory.measure.byte_budget import budget_bytes, size_text, total_memory
-from econmt.memory.plan.planner import Plan, Planner, estimator, sufficient_budget, usable
+from econmt.memory.plan.planner import MemoryPlan, Planner, estimator, sufficient_budget, usable
 from econmt.memory.plan.prices import settings
 from econmt.model import Implementations
 from econmt.parallel.sharding import largest_share
@@ -33,7 +33,7 @@ from econmt_ops.optimizer import FusedOptimizer
 
 
 def divide(
-    batch: AnyBatch, plan: Plan | None, implementations: Implementations, ranks: int = 1
+    batch: AnyBatch, plan: MemoryPlan | None, implementations: Implementations, ranks: int = 1
 ) -> list[tuple[AnyBatch, Implementations]]:
     """The micro-batches of a batch, of all ranks together, and how their ops are run as planned.
 
@@ -50,8 +50,8 @@ def first_plan(
     prepared: PreparedData,
     device: torch.device,
     precision: torch.dtype,
-    world: World | None = None,
-) -> Plan | None:
+    communicator: Communicator | None = None,
+) -> MemoryPlan | None:
     """The plan with which a run would begin; None without a budget.
 
     Args:
@@ -71,7 +71,7 @@ def first_plan(
     with torch.device("meta"):
         model = task.build_model()
     fix_parameters(model, recipe.training)
-    budget = Budget(task, prepared, batches, device, precision, model.parameters(), world)
+    budget = Budget(task, prepared, batches, device, precision, model.parameters(), communicator)
     budget.make(TrainingState(), 0)
     return budget.plan
 
@@ -101,15 +101,15 @@ class Budget:
         device: torch.device,
         precision: torch.dtype,
         parameters: Iterable[torch.Tensor],
-        world: World | None = None,
+        communicator: Communicator | None = None,
     ) -> None:
-        self.plan: Plan | None = None
+        self.plan: MemoryPlan | None = None
         self.notes: list[str] = []
         self._task = task
         self._recipe = task.recipe
         self._prepared = prepared
         self._batches = batches
-        self._world = World() if world is None else world
+        self._communicator = Communicator() if communicator is None else communicator
         self._device = device
         self._precision = precision
         every = list(parameters)
@@ -118,8 +118,8 @@ class Budget:
         rule = make_optimizer({}, self._recipe.training.optimizer)
         self._moments = sum(rule.moment_bytes(part) for part in every if part.requires_grad)
         self._share: float | None = None
-        if self._world.size > 1 and self._recipe.parallel.shard_optimizer:
-            _, self._share = largest_share(self._sizes, self._world.size)
+        if self._communicator.size > 1 and self._recipe.parallel.shard_optimizer:
+            _, self._share = largest_share(self._sizes, self._communicator.size)
 
     def make(self, state: TrainingState, taken: int) -> None:
         """Make the plan; that of a saved state is kept if it was made for the same.
@@ -141,16 +141,16 @@ class Budget:
                 f"state alone take {size_text(least)}; give more, as 1GiB, or a smaller model"
             )
         if state.plan.get("made_for") == self._made_for(state.text):
-            self.plan = Plan.from_state_dict(state.plan)
+            self.plan = MemoryPlan.from_state_dict(state.plan)
             return
-        planned: list[Plan] = []
+        planned: list[MemoryPlan] = []
 
         def own() -> dict[str, Any]:
             planned.append(self._planned(budget_bytes(value, self._device, self._weights + taken)))
             return planned[0].state_dict()
 
-        found = self._world.first(own)
-        self.plan = planned[0] if planned else Plan.from_state_dict(found)
+        found = self._communicator.on_rank_zero(own)
+        self.plan = planned[0] if planned else MemoryPlan.from_state_dict(found)
 
     @contextmanager
     def enforced(self) -> Iterator[None]:
@@ -181,7 +181,7 @@ class Budget:
         if self.plan is None:
             return [self._batches.worst_batch()]
         worst = self.plan.worst
-        rows = worst.rows * self._world.size
+        rows = worst.rows * self._communicator.size
         batch = self._batches.largest_batch(worst.source, worst.target).first(rows)
         return [batch, batch] if worst.parts > 1 and self._device.type == "cuda" else [batch]
 
@@ -252,8 +252,11 @@ class Budget:
             parts["fixed"] = [training.fixed_param_names, training.fixed_param_strategy]
         if isinstance(recipe.data, Data):
             parts |= _shapes_of_epochs(recipe.data, training.seed)
-        if self._world.size > 1:
-            parts["ranks"] = [self._world.size, *recipe.parallel.model_dump(exclude={"timeout"}).values()]
+        if self._communicator.size > 1:
+            parts["ranks"] = [
+                self._communicator.size,
+                *recipe.parallel.model_dump(exclude={"timeout"}).values(),
+            ]
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
     @property
@@ -261,10 +264,10 @@ class Budget:
         source, target = self._prepared.vocabularies.sides
         return source.size, target.size
 
-    def _planned(self, budget: int) -> Plan:
+    def _planned(self, budget: int) -> MemoryPlan:
         recipe, training = self._recipe, self._recipe.training
         kind = self._device.type
-        size = self._world.size
+        size = self._communicator.size
         ranks = ranks_that_differ(recipe.parallel, size, self._sizes, kind)
         planner = Planner(
             [shape._replace(rows=rows_of_share(shape.rows, size)) for shape in self._batches.shapes()],
@@ -274,7 +277,7 @@ class Budget:
             accumulating=training.update_interval > 1,
             width=training.bucket_width or 1,
         )
-        return Plan(budget, planner.allot(), self._decoding_rows(budget))
+        return MemoryPlan(budget, planner.allot(), self._decoding_rows(budget))
 
     def _decoding_rows(self, budget: int) -> int:
         """Sentences that validation, and the test text in the end, translate together; 1 if none is translated."""

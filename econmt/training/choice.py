@@ -16,7 +16,7 @@ from econmt.engine.precision import Precision
 from econmt.errors import InputError
 from econmt.model import Implementations
 from econmt.tasks.protocol import Shape, Task
-from econmt_ops.dispatch.measurements import Measurement, Record, decide
+from econmt_ops.dispatch.measurements import Measurement, MeasurementRecord, decide
 from econmt_ops.dispatch.rule import captured, rule
 from econmt_ops.dispatch.session import Session, measuring
 from econmt_ops.dispatch.traits import implementations_of
@@ -200,7 +200,7 @@ def _fastest(measurements: list[Measurement], times: float, device: str) -> str 
         times: how often the measured calls will be repeated.
         device: the type of device on which they were measured.
     """
-    totals: dict[str, Record] = {}
+    totals: dict[str, MeasurementRecord] = {}
     for number, measurement in enumerate(measurements):
         by_name = {label.partition("/")[0]: record for label, record in measurement.records.items()}
         if number and not totals:
@@ -229,9 +229,9 @@ def _fastest(measurements: list[Measurement], times: float, device: str) -> str 
     return best
 
 
-def _sum(total: Record | None, record: Record, calls: int) -> Record:
-    before = total or Record(0.0, 0.0, 0.0, 0, 0.0)
-    return Record(
+def _sum(total: MeasurementRecord | None, record: MeasurementRecord, calls: int) -> MeasurementRecord:
+    before = total or MeasurementRecord(0.0, 0.0, 0.0, 0, 0.0)
+    return MeasurementRecord(
         before.milliseconds + calls * record.milliseconds,
         before.low + calls * record.low,
         before.high + calls * record.high,

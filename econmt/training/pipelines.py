@@ -9,12 +9,12 @@ from torch import nn
 
 from econmt.config.recipe import Recipe
 from econmt.data.batching.batch import Batches
-from econmt.engine.communicator import World, rows_of_share
+from econmt.engine.communicator import Communicator, rows_of_share
 from econmt.engine.precision import Precision
 from econmt.engine.step import TrainingStep
 from econmt.errors import InputError
 from econmt.model import Implementations
-from econmt.parallel.pipeline.costs import Plan, divided, measured_link, plan_pipeline
+from econmt.parallel.pipeline.costs import PipelinePlan, divided, measured_link, plan_pipeline
 from econmt.parallel.pipeline.stages import Stages
 from econmt.parallel.pipeline.step import PipelinedStep
 from econmt.tasks.protocol import Shape, Task, device_of
@@ -48,7 +48,7 @@ def make_step(
     model: nn.Module,
     batches: Batches,
     precision: Precision,
-    world: World,
+    communicator: Communicator,
     saved: dict[str, Any],
 ) -> Made:
     """The step of a run that begins or goes on.
@@ -63,10 +63,10 @@ def make_step(
     """
     count = task.recipe.parallel.pipeline
     if count == 1:
-        return Made(TrainingStep(task, model, precision, world=world), {}, [])
+        return Made(TrainingStep(task, model, precision, communicator=communicator), {}, [])
     frequent = max(batches.shapes(), key=lambda shape: shape.batches * shape.rows)
-    shape = Shape(rows_of_share(frequent.rows, world.size // count), frequent.source, frequent.target)
-    return make_pipeline(task, model, shape, precision, world, saved)
+    shape = Shape(rows_of_share(frequent.rows, communicator.size // count), frequent.source, frequent.target)
+    return make_pipeline(task, model, shape, precision, communicator, saved)
 
 
 def make_pipeline(
@@ -74,7 +74,7 @@ def make_pipeline(
     model: nn.Module,
     shape: Shape,
     precision: Precision,
-    world: World,
+    communicator: Communicator,
     saved: dict[str, Any],
     implementations: Implementations | None = None,
 ) -> Made:
@@ -86,10 +86,10 @@ def make_pipeline(
         implementations: of the ops; None: those of the recipe.
     """
     recipe = task.recipe
-    world.stages = count = recipe.parallel.pipeline
+    communicator.stages = count = recipe.parallel.pipeline
     how = Implementations.of(recipe.ops) if implementations is None else implementations
     device = device_of(model)
-    with world.watched():
+    with communicator.watched():
         stages = Stages(count, device, timedelta(seconds=recipe.parallel.timeout))
         size = shape.rows * recipe.model.widest * precision.dtype.itemsize
         link = measured_link(stages, device, size)
@@ -100,9 +100,9 @@ def make_pipeline(
         with captured(device.type == "cuda" and recipe.training.in_graphs):
             return list(plan_pipeline(model, count, shape, link, precision, how))
 
-    plan = Plan(*world.first(planned))
+    plan = PipelinePlan(*communicator.on_rank_zero(planned))
     step = PipelinedStep(
-        task, model, stages, divided(model, plan), precision, implementations=how, world=world
+        task, model, stages, divided(model, plan), precision, implementations=how, communicator=communicator
     )
     remembered = {"stages": count, "homes": plan.homes, "chunks": plan.chunks}
     return Made(step, remembered, [plan.note])

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from econmt.checkpoint.folder import ModelFolder
 from econmt.checkpoint.state import TrainingState
 from econmt.data.batching.batch import AnyBatch, BatchShape
-from econmt.engine.communicator import World, rows_of_share
+from econmt.engine.communicator import Communicator, rows_of_share
 from econmt.engine.step import TrainingStep
 from econmt.errors import InputError
-from econmt.memory.plan.planner import Plan
+from econmt.memory.plan.planner import MemoryPlan
 from econmt.training.interrupts import Interrupts
 from econmt.training.progress import Progress
 
@@ -31,16 +31,16 @@ SLOW = 1.5
 """How many times the time of the one in the middle a rank takes that is called slow."""
 
 
-def check_shared(folder: ModelFolder, world: World) -> None:
+def check_shared(folder: ModelFolder, communicator: Communicator) -> None:
     """Makes sure that all ranks see the model folder that rank 0 has made.
 
     Raises:
         InputError: some do not, on every rank.
     """
-    if world.size == 1:
+    if communicator.size == 1:
         return
-    sign = folder.path / world.first(lambda: f".ranks.{secrets.token_hex(8)}.tmp")
-    if world.writes:
+    sign = folder.path / communicator.on_rank_zero(lambda: f".ranks.{secrets.token_hex(8)}.tmp")
+    if communicator.is_rank_zero:
         sign.touch()
     until = time.monotonic() + SEEN_WITHIN
     while not sign.exists() and time.monotonic() < until:
@@ -48,8 +48,8 @@ def check_shared(folder: ModelFolder, world: World) -> None:
         with contextlib.suppress(OSError):  # a file system of the network looks anew
             any(folder.path.iterdir())
     own: list[Any] = [sign.exists(), socket.gethostname()]
-    found = world.gather(own, patient=True)
-    if world.writes:
+    found = communicator.gather(own, patient=True)
+    if communicator.is_rank_zero:
         sign.unlink()
     blind = [f"rank {rank} ({host})" for rank, (sees, host) in enumerate(found) if not sees]
     if blind:
@@ -71,7 +71,7 @@ class Ranks:
 
     def __init__(self, step: TrainingStep) -> None:
         self._step = step
-        self._world = step.world
+        self._communicator = step.communicator
         self._most_rows: Callable[[AnyBatch], int] | None = None
         self._asked: Callable[[], list[int]] | None = None
         self._then = self.seconds = 0.0
@@ -82,17 +82,17 @@ class Ranks:
         What is asked now is known at the next call: the question travels while an update is computed. All clocks are
         put forward to that of the slowest rank.
         """
-        if self._world.size == 1:
+        if self._communicator.size == 1:
             self.seconds = state.seconds
             return interrupts.pending
-        self._world.note(state.update)
+        self._communicator.note(state.update)
         answer = self._asked
         if answer is not None:
             number, microseconds = answer()
             self.seconds = microseconds / 1e6
             state.seconds += max(0.0, self.seconds - self._then)
         self._then = state.seconds
-        self._asked = self._world.later_largest(interrupts.received or 0, int(self._then * 1e6))
+        self._asked = self._communicator.all_reduce_max_later(interrupts.received or 0, int(self._then * 1e6))
         if answer is None:
             number, microseconds = self._asked()
             self.seconds = microseconds / 1e6
@@ -105,7 +105,7 @@ class Ranks:
         self._asked = None
 
     def fill_up(
-        self, shapes: Sequence[BatchShape], plan: Callable[[], Plan | None]
+        self, shapes: Sequence[BatchShape], plan: Callable[[], MemoryPlan | None]
     ) -> Callable[[AnyBatch], int]:
         """From now on batches of a shape have as many rows as any, those that are too few filled up; returns how many.
 
@@ -119,20 +119,20 @@ class Ranks:
             planned = plan()
             if planned is not None:
                 return planned.find(batch).rows
-            return rows_of_share(most.get(batch.positions, 0), self._world.replicas)
+            return rows_of_share(most.get(batch.positions, 0), self._communicator.replicas)
 
         self._most_rows = rows
         return rows
 
     def share(self, batch: AnyBatch) -> AnyBatch:
         """This rank's rows of a batch, of the same shape on every rank."""
-        size = self._world.replicas
+        size = self._communicator.replicas
         if size == 1:
             return batch
         rows = rows_of_share(len(batch.indices), size)
         if self._most_rows is not None:
             rows = max(rows, self._most_rows(batch))
-        return batch.share(self._world.replica, size, rows)
+        return batch.share(self._communicator.replica, size, rows)
 
     def carried(self, rows: int) -> dict[str, Tensor]:
         """What a step hands to the next one, with the rows that each rank has of a batch of so many.
@@ -140,7 +140,7 @@ class Ranks:
         A buffer has a state for each row of the whole batch, from the second on, and a rank that of its own.
         """
         found = self._step.carried()
-        size = self._world.replicas
+        size = self._communicator.replicas
         if size == 1:
             return found
         share = rows_of_share(rows, size)
@@ -149,7 +149,7 @@ class Ranks:
                 begin, end = 1 + rank * share, 1 + min((rank + 1) * share, rows)
                 if begin < end:
                     part = buffer[:, :, begin:end].contiguous()
-                    self._world.broadcast([part], rank * self._world.stages)
+                    self._communicator.broadcast([part], rank * self._communicator.stages)
                     buffer[:, :, begin:end] = part
         return found
 
@@ -163,25 +163,25 @@ class Ranks:
         described: list[Any] = [
             [name, list(value.shape), str(value.dtype).removeprefix("torch.")] for name, value in own.items()
         ]
-        listed = self._world.gather(described)
+        listed = self._communicator.gather(described)
         there = {name: (rank, *found) for rank, part in enumerate(listed) for name, *found in part}
         for parameter_name in parameters:
             for name in [each for each in there if each.partition("/")[2] == parameter_name]:
                 rank, shape, kind = there[name]
                 empty = torch.empty(shape, dtype=getattr(torch, kind))
-                value = own[name].cpu() if rank == self._world.rank else empty
-                self._world.broadcast([value], rank)
-                if self._world.writes:
+                value = own[name].cpu() if rank == self._communicator.rank else empty
+                self._communicator.broadcast([value], rank)
+                if self._communicator.is_rank_zero:
                     found[name] = value
-        return found if self._world.writes else own
+        return found if self._communicator.is_rank_zero else own
 
     def name_slow(self, progress: Progress) -> None:
         """Tells of a rank that takes much longer than the others; to be called by all, now and then."""
         seconds, self._step.seconds = self._step.seconds, 0.0
-        if self._world.size == 1:
+        if self._communicator.size == 1:
             return
         own: list[Any] = [seconds, socket.gethostname()]
-        found = self._world.gather(own)
+        found = self._communicator.gather(own)
         usual = median_low([each for each, _ in found])
         for rank, (each, host) in enumerate(found):
             if each > SLOW * usual:

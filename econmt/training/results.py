@@ -36,10 +36,10 @@ from econmt.engine.step import TrainingStep
 from econmt.errors import InputError
 from econmt.evaluation.metrics import bleu, recipe_tokenizer
 from econmt.memory.measure.ledger import Ledger, measure_step
-from econmt.memory.plan.planner import Plan
+from econmt.memory.plan.planner import MemoryPlan
 from econmt.model import Implementations, IncrementalModel
-from econmt.parallel.pipeline.costs import Plan as PipelinePlan
-from econmt.parallel.simulated_rank import Rank, lone_step
+from econmt.parallel.pipeline.costs import PipelinePlan
+from econmt.parallel.simulated_rank import Rank, simulated_step
 from econmt.tasks.protocol import Shape, Split
 from econmt.tasks.registry import make_task
 from econmt.training.choice import saved_choice
@@ -60,7 +60,7 @@ class Sample(NamedTuple):
     reference: str
 
 
-class Results(NamedTuple):
+class RunResults(NamedTuple):
     """Of the best checkpoint. ``corpus`` is "test" if the recipe has a test text, else "validation".
 
     ``perplexities`` are those of a language model's texts by "valid" and "test"; without
@@ -119,7 +119,7 @@ def make_results(
     device: torch.device,
     precision: Precision,
     ranks: int = 1,
-) -> Results:
+) -> RunResults:
     """Evaluates the best parameters, draws, measures, and notes in results.json that it is done.
 
     Of several ``ranks`` the first one's bytes are measured.
@@ -130,7 +130,7 @@ def make_results(
     """
     commit = folder.commits()[-1]
     state = load_state(folder, commit)
-    plan = Plan.from_state_dict(state.plan) if state.plan else None
+    plan = MemoryPlan.from_state_dict(state.plan) if state.plan else None
     task = make_task(recipe, prepared)
     ledger = _measure(recipe, folder, prepared, device, precision, plan, Rank(0, ranks))
     if task.translates:
@@ -157,10 +157,10 @@ def _read(
     prepared: PreparedData,
     device: torch.device,
     precision: Precision,
-    plan: Plan | None,
+    plan: MemoryPlan | None,
     state: TrainingState,
     ledger: Ledger,
-) -> Results:
+) -> RunResults:
     """Perplexities of a language model: of the validation and of the test text."""
     step = TrainingStep(make_task(recipe, prepared), load_task(folder.path, "best", device).model, precision)
     splits: list[Split] = ["valid"] if prepared.test is None else ["valid", "test"]
@@ -180,7 +180,7 @@ def _read(
     curve = folder.pictures / "learning_curve.png"
     title = f"learning curve of {folder.path.resolve().name}"
     draw_learning_curve(state.metrics, state.best_update, curve, title)
-    return Results(
+    return RunResults(
         best_update=state.best_update,
         corpus="validation" if prepared.test is None else "test",
         bleu=float("nan"),
@@ -206,10 +206,10 @@ def _translate(
     folder: ModelFolder,
     prepared: PreparedData,
     device: torch.device,
-    plan: Plan | None,
+    plan: MemoryPlan | None,
     state: TrainingState,
     ledger: Ledger,
-) -> Results:
+) -> RunResults:
     """Translations of the test text, or of some of the validation text, with their BLEU."""
     loaded = load_model(folder.path, "best", device)
     searched = IncrementalModel(loaded.model)
@@ -233,7 +233,7 @@ def _translate(
     samples = [
         Sample(*three) for three in zip(sources, (t.text for t in translations), references, strict=True)
     ]
-    return Results(
+    return RunResults(
         best_update=state.best_update,
         corpus=corpus,
         bleu=score,
@@ -283,7 +283,7 @@ def _measure(
     prepared: PreparedData,
     device: torch.device,
     precision: Precision,
-    plan: Plan | None,
+    plan: MemoryPlan | None,
     rank: Rank,
 ) -> Ledger:
     """The bytes of a rank's training step on the largest batch, or with a plan on the largest micro-batch."""
@@ -295,7 +295,7 @@ def _measure(
     if rank.size > 1:
         batch = batch.share(0, rank.size // recipe.parallel.pipeline)
     division = saved.state.pipeline
-    step = lone_step(
+    step = simulated_step(
         task,
         load_task(folder.path, "best", device).model.train(),
         rank,

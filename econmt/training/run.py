@@ -24,7 +24,7 @@ from econmt.data.batching.store import PreparedData, prepare, reopen
 from econmt.data.files import whole_file
 from econmt.data.text.filters import left_out
 from econmt.data.text.subwords import fingerprint
-from econmt.engine.communicator import World, jsonable
+from econmt.engine.communicator import Communicator, jsonable
 from econmt.engine.devices import reproducible, resolve_device
 from econmt.engine.precision import Precision, precision_of_run
 from econmt.engine.threads import Threads, crowded, missing_library, threads_for
@@ -43,7 +43,7 @@ from econmt.training.interrupts import Interrupted, Interrupts
 from econmt.training.pipelines import check_ranks, make_step
 from econmt.training.progress import Progress, Silence
 from econmt.training.ranks import check_shared
-from econmt.training.results import Results, are_complete, make_results
+from econmt.training.results import RunResults, are_complete, make_results
 from econmt.training.trainer import Trainer, TrainingResult
 from econmt.training.validation import check_lengths
 from econmt_ops.dispatch.rule import rules_only
@@ -53,7 +53,7 @@ class Outcome(NamedTuple):
     """What a command did. ``results`` is None if the run was complete before."""
 
     training: TrainingResult
-    results: Results | None
+    results: RunResults | None
 
 
 def run_recipe(
@@ -64,7 +64,7 @@ def run_recipe(
     overwrite_output: bool = False,
     resume_with_changes: bool = False,
     verify: bool = False,
-    world: World | None = None,
+    communicator: Communicator | None = None,
 ) -> Outcome:
     """Trains a recipe in its model folder, from the beginning or from where it stands.
 
@@ -84,65 +84,71 @@ def run_recipe(
         TrainingError: if training had to stop.
         Interrupted: after SIGTERM or Ctrl-C, with everything saved.
     """
-    world = World() if world is None else world
-    check_ranks(recipe, world.size)
+    communicator = Communicator() if communicator is None else communicator
+    check_ranks(recipe, communicator.size)
     device = resolve_device(recipe.training.device)
     resolve_device(recipe.training.decode_and_evaluate_device or "cpu")  # one that is not there is told now
     folder = ModelFolder(recipe.output)
-    if world.writes:
+    if communicator.is_rank_zero:
         folder.check(overwrite=overwrite_output, last=recipe.training.max_updates)
         folder.create()
-    check_shared(folder, world)
-    with folder.locked() if world.writes else contextlib.nullcontext():
+    check_shared(folder, communicator)
+    with folder.locked() if communicator.is_rank_zero else contextlib.nullcontext():
         start = Start()
         if not overwrite_output:
-            start = _start(recipe, folder, resume_with_changes, world)
+            start = _start(recipe, folder, resume_with_changes, communicator)
         if start.commit is not None:
             state = load_state(folder, start.commit)
             reason = end_reason(recipe.training, state, state.data["epoch"])
             ended = reason is not None and state.last_checkpoint == state.update
             update = state.update
-            if ended and world.first(lambda: are_complete(folder, recipe, update)):
+            if ended and communicator.on_rank_zero(lambda: are_complete(folder, recipe, update)):
                 assert reason is not None
                 result = TrainingResult(reason, state.update, state.best_update, state.metrics, False)
                 return Outcome(result, None)
         if start.commit is None:
             # Preparing text may take long: what cannot be used is told before.
             parameters_to_start_from(recipe)
-        threads = _threads(recipe, folder, start, device, world)
+        threads = _threads(recipe, folder, start, device, communicator)
         with reproducible(device, threads.number):
             store = Path(recipe.data.prepared) if recipe.data.prepared else folder.prepared
-            if world.writes:
+            if communicator.is_rank_zero:
                 prepared = prepare(recipe, store, search, show_progress=console.is_terminal, verify=verify)
-            world.first(_nothing)
-            if not world.writes:
+            communicator.barrier()
+            if not communicator.is_rank_zero:
                 prepared = reopen(recipe, store)
-            precision = _precision(recipe, folder, start, device, world)
+            precision = _precision(recipe, folder, start, device, communicator)
             if overwrite_output:  # only now: text or a budget that cannot be used must not cost the old run
-                first_plan(recipe, prepared, device, precision.dtype, world)
-                if world.writes:
+                first_plan(recipe, prepared, device, precision.dtype, communicator)
+                if communicator.is_rank_zero:
                     folder.clear()
                     folder.create()
             try:
                 result = train(
-                    recipe, folder, prepared, start=start, console=console, threads=threads, world=world
+                    recipe,
+                    folder,
+                    prepared,
+                    start=start,
+                    console=console,
+                    threads=threads,
+                    communicator=communicator,
                 )
             except Interrupted:
-                world.end_exchanges()
+                communicator.destroy()
                 raise
-            world.end_exchanges()
-            if not world.writes:
+            communicator.destroy()
+            if not communicator.is_rank_zero:
                 return Outcome(result, None)
-            return Outcome(result, make_results(recipe, folder, prepared, device, precision, world.size))
+            return Outcome(
+                result, make_results(recipe, folder, prepared, device, precision, communicator.size)
+            )
 
 
-def _nothing() -> None:
-    """What rank 0 does where the others only wait until it has come so far."""
-
-
-def _start(recipe: Recipe, folder: ModelFolder, resume_with_changes: bool, world: World) -> Start:
+def _start(
+    recipe: Recipe, folder: ModelFolder, resume_with_changes: bool, communicator: Communicator
+) -> Start:
     """Where the run starts, as rank 0 finds it."""
-    commit, changes, with_changes, notes = world.first(
+    commit, changes, with_changes, notes = communicator.on_rank_zero(
         lambda: jsonable(find_start(recipe, folder, resume_with_changes=resume_with_changes))
     )
     return Start(None if commit is None else Commit(*commit), tuple(changes), with_changes, tuple(notes))
@@ -156,7 +162,7 @@ def train(
     start: Start,
     console: Console,
     threads: Threads | None = None,
-    world: World | None = None,
+    communicator: Communicator | None = None,
 ) -> TrainingResult:
     """Trains prepared text until a limit; the folder must be this process's alone.
 
@@ -173,26 +179,26 @@ def train(
         TrainingError: if the loss is not finite, or memory or the disk are full.
         Interrupted: after SIGTERM or Ctrl-C, with everything saved.
     """
-    world = World() if world is None else world
-    if recipe.training.memory_budget is not None and world.writes:
+    communicator = Communicator() if communicator is None else communicator
+    if recipe.training.memory_budget is not None and communicator.is_rank_zero:
         # It takes some seconds.
         console.print(f"planning for a memory budget of {recipe.training.memory_budget}", markup=False)
-    trainer, notes = make_trainer(recipe, folder, prepared, start, world)
+    trainer, notes = make_trainer(recipe, folder, prepared, start, communicator)
     if threads is not None:
         notes.append(f"threads: {threads.number} ({threads.why})")
         warnings = crowded(threads.number), missing_library()
         notes += [f"warning: {line}" for line in warnings if line is not None]
     try:
-        if world.writes:
+        if communicator.is_rank_zero:
             _write_recipe(folder.recipe, recipe)
         interrupts = Interrupts()
-        kind = Progress if world.writes else Silence
+        kind = Progress if communicator.is_rank_zero else Silence
         progress = kind(folder.log, folder.tensorboard, console, trainer.state.update)
         with interrupts, progress, rules_only():
             for note in notes:
                 progress.note(note)
             if trainer.budget.plan is not None:
-                progress.show(plan_table(trainer.budget.plan, world.size))
+                progress.show(plan_table(trainer.budget.plan, communicator.size))
             try:
                 result = trainer.run(progress, interrupts)
             except EconmtError as error:
@@ -210,18 +216,22 @@ def train(
 
 
 def make_trainer(
-    recipe: Recipe, folder: ModelFolder, prepared: PreparedData, start: Start, world: World | None = None
+    recipe: Recipe,
+    folder: ModelFolder,
+    prepared: PreparedData,
+    start: Start,
+    communicator: Communicator | None = None,
 ) -> tuple[Trainer, list[str]]:
     """A trainer at its start, and what a person should know about it, one line each."""
-    world = World() if world is None else world
+    communicator = Communicator() if communicator is None else communicator
     device = resolve_device(recipe.training.device)
-    precision = _precision(recipe, folder, start, device, world)
+    precision = _precision(recipe, folder, start, device, communicator)
     seed_everything(recipe.training.seed)
     task = make_task(recipe, prepared)
     model = task.build_model()
-    for path in prepared.vocabulary_files if world.writes else ():
+    for path in prepared.vocabulary_files if communicator.is_rank_zero else ():
         _copy(path, folder.path / path.name, start)
-    world.first(_nothing)
+    communicator.barrier()
     state = TrainingState(
         vocabulary=fingerprint(folder.path),
         text=text_fingerprint(prepared),
@@ -233,7 +243,7 @@ def make_trainer(
         beginnings = initialize(model, recipe, given, prepared.vocabularies, state.vocabulary)
     begun = {} if start.commit is None else load_state(folder, start.commit).pipeline
     step, pipeline, divisions = make_step(
-        task, model.to(device), task.batches(prepared), precision, world, begun
+        task, model.to(device), task.batches(prepared), precision, communicator, begun
     )
     trainer = Trainer(step, folder, prepared, state)
     count = sum(parameter.numel() for parameter in model.parameters())
@@ -243,7 +253,7 @@ def make_trainer(
         *filter(None, [left_out(recipe, prepared.statistics)]),
         f"precision: {precision.name} ({precision.why})",
         *beginnings,
-        *filter(None, [_of_ranks(world, recipe)]),
+        *filter(None, [_of_ranks(communicator, recipe)]),
         *divisions,
     ]
     if start.commit is not None:
@@ -267,26 +277,26 @@ def make_trainer(
     trainer.state.precision, trainer.state.pipeline = precision.name, pipeline
     trainer.make_plan()
     if trainer.budget.plan is None:
-        notes.append(_choose(trainer, world))
-    if world.size > 1:  # rank 0 may have drawn while it measured
-        restore_random_states(world.first(random_states))
+        notes.append(_choose(trainer, communicator))
+    if communicator.size > 1:  # rank 0 may have drawn while it measured
+        restore_random_states(communicator.on_rank_zero(random_states))
     return trainer, notes
 
 
-def _of_ranks(world: World, recipe: Recipe) -> str:
+def _of_ranks(communicator: Communicator, recipe: Recipe) -> str:
     """How several ranks share the run; of a lone one the keys of the recipe that need several."""
-    if world.size == 1:
+    if communicator.size == 1:
         idle = keys_without_effect(recipe, processes=1) - keys_without_effect(recipe)
         keys = [key for key, _ in leaves(recipe, changed_only=True) if key in idle]
         return f"note: without effect in one process: {', '.join(keys)}" if keys else ""
     parts = [f"gradients in {recipe.parallel.reduction}"]
-    parts += [f"in pipelines of {world.stages}"] if world.stages > 1 else []
+    parts += [f"in pipelines of {communicator.stages}"] if communicator.stages > 1 else []
     parts += ["the optimizer's state in shares"] if recipe.parallel.shard_optimizer else []
-    return f"ranks: {world.size}, {world.local_size} on this host, {', '.join(parts)}"
+    return f"ranks: {communicator.size}, {communicator.local_size} on this host, {', '.join(parts)}"
 
 
 def _precision(
-    recipe: Recipe, folder: ModelFolder, start: Start, device: torch.device, world: World
+    recipe: Recipe, folder: ModelFolder, start: Start, device: torch.device, communicator: Communicator
 ) -> Precision:
     """What the run trains with: as it began, or what is faster on rank 0 if it begins now."""
     found: list[Precision] = []
@@ -296,12 +306,12 @@ def _precision(
         found.append(precision_of_run(recipe, device, saved))
         return found[0].name
 
-    name = world.first(own)
+    name = communicator.on_rank_zero(own)
     return found[0] if found else precision_of_run(recipe, device, name)
 
 
 def _threads(
-    recipe: Recipe, folder: ModelFolder, start: Start, device: torch.device, world: World
+    recipe: Recipe, folder: ModelFolder, start: Start, device: torch.device, communicator: Communicator
 ) -> Threads:
     """How many threads train: as the recipe says, as the run began, or what is faster here if it begins now."""
 
@@ -310,12 +320,14 @@ def _threads(
             "" if start.commit is None else load_state(folder, start.commit).environment.get("threads", "")
         )
         began = int(saved) if saved.isdecimal() else 0
-        return [*threads_for(recipe.training.threads, device, recipe.model.widest, began, world.local_size)]
+        return [
+            *threads_for(recipe.training.threads, device, recipe.model.widest, began, communicator.local_size)
+        ]
 
-    return Threads(*world.first(own))
+    return Threads(*communicator.on_rank_zero(own))
 
 
-def _choose(trainer: Trainer, world: World) -> str:
+def _choose(trainer: Trainer, communicator: Communicator) -> str:
     """:func:`_chosen` of rank 0 for all of them."""
     found: list[str] = []
 
@@ -323,7 +335,7 @@ def _choose(trainer: Trainer, world: World) -> str:
         found.append(_chosen(trainer))
         return list(trainer.step.implementations)
 
-    chosen = Implementations(*world.first(own))
+    chosen = Implementations(*communicator.on_rank_zero(own))
     trainer.step.implementations = chosen
     trainer.state.choices = as_saved(chosen, trainer.device)
     return "".join(found)

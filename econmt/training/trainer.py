@@ -91,17 +91,17 @@ class Trainer:
         self.optimizer = self.step.optimizer
         self.parameters = named_parameters(model)
         self.schedule = Schedule(training.schedule, training.optimizer.learning_rate)
-        self.world = self.step.world
-        self.world.broadcast(list(self.parameters.values()))
+        self.communicator = self.step.communicator
+        self.communicator.broadcast(list(self.parameters.values()))
         self.batches = task.batches(prepared)
         self.budget = Budget(
-            task, prepared, self.batches, device, precision.dtype, self.parameters.values(), self.world
+            task, prepared, self.batches, device, precision.dtype, self.parameters.values(), self.communicator
         )
         self._trims = trims_batches(training.trim_batches, device)
         self._graphed: GraphedStep | None = None
         self._average = RunAverage(training.averaging, self.optimizer)
         self._average.begin(state)
-        self._metrics = MetricsQueue(device, self.step.world)
+        self._metrics = MetricsQueue(device, self.step.communicator)
         self._ranks = Ranks(self.step)
         self._monitors = Monitors(training.monitor_pattern, self.parameters)
         self._saved = state.update
@@ -304,7 +304,7 @@ class Trainer:
             self.step.set_carried(before[2])
 
     def _divided(self, batch: AnyBatch) -> list[tuple[AnyBatch, Implementations]]:
-        return divide(batch, self.budget.plan, self.step.implementations, self.world.replicas)
+        return divide(batch, self.budget.plan, self.step.implementations, self.communicator.replicas)
 
     def _count(self, metrics: UpdateMetrics) -> None:
         if not metrics.finite:
@@ -424,7 +424,7 @@ class Trainer:
                 prove(self.folder, Commit(state.update, result is not None))
                 finish_commit(self.folder, state, training.keep_last_params, self.schedule.goes_back)
 
-        self.world.first(write)
+        self.communicator.on_rank_zero(write)
         self.step.make_whole()
         self._saved = state.update
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from econmt.engine.communicator import Event, World
+from econmt.engine.communicator import Communicator, Event
 
 
 class UpdateMetrics(NamedTuple):
@@ -36,9 +36,9 @@ class MetricsQueue:
     one update late, when it has long arrived.
     """
 
-    def __init__(self, device: torch.device, world: World | None = None) -> None:
+    def __init__(self, device: torch.device, communicator: Communicator | None = None) -> None:
         self._device = device
-        self._world = World() if world is None else world
+        self._communicator = Communicator() if communicator is None else communicator
         self._waiting: list[tuple[UpdateMetrics, Tensor, Event]] = []
 
     def submit(
@@ -58,7 +58,7 @@ class MetricsQueue:
         """All that were not handed out yet."""
         ready = []
         for metrics, host, event in self._waiting:
-            self._world.wait(event)
+            self._communicator.wait(event)
             ready.append(_filled(metrics, host))
         self._waiting.clear()
         return ready

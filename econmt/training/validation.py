@@ -23,12 +23,12 @@ from econmt.decoding.requests import Request
 from econmt.decoding.search.beam import SearchOptions
 from econmt.decoding.search.model import SearchModel
 from econmt.decoding.translator import Translator
-from econmt.engine.communicator import World
+from econmt.engine.communicator import Communicator
 from econmt.engine.devices import resolve_device
 from econmt.engine.step import TrainingStep
 from econmt.errors import InputError
 from econmt.evaluation.metrics import Score, bleu, corpus_score, make_metric, recipe_tokenizer
-from econmt.memory.plan.planner import Plan
+from econmt.memory.plan.planner import MemoryPlan
 from econmt.model import Implementations, IncrementalModel, TranslationModel
 from econmt.tasks.protocol import Evaluation
 from econmt.training.budget import divide
@@ -66,7 +66,7 @@ def validate(
     step: TrainingStep,
     prepared: PreparedData,
     stop: Callable[[], bool],
-    plan: Plan | None = None,
+    plan: MemoryPlan | None = None,
     signature: str = "",
 ) -> Validation:
     """Perplexity of the validation text and, of a translation model if the recipe wants it, translations and BLEU.
@@ -101,7 +101,7 @@ def validate(
             IncrementalModel(there), prepared.vocabularies, recipe, device, plan, stop
         )
         requests = requests_of(prepared.valid_source[:count], prepared.valid_factors)
-        hypotheses = _translated(step.world, translator, requests)
+        hypotheses = _translated(step.communicator, translator, requests)
         references = prepared.valid_target[:count]
         score = bleu(hypotheses, references, recipe_tokenizer(recipe, signature).name)
         metric, judged = recipe.training.early_stopping.metric, None
@@ -124,28 +124,28 @@ def requests_of(sources: Sequence[str], factors: Sequence[Sequence[str]]) -> lis
     return [Request(text, factors=row) for text, row in zip(sources, rows, strict=False)]
 
 
-def _translated(world: World, translator: Translator, sources: Sequence[Request]) -> list[str]:
+def _translated(communicator: Communicator, translator: Translator, sources: Sequence[Request]) -> list[str]:
     """Translations of all sources, of which each rank makes each so many-th."""
     own: list[str] = []
     given_up = False
     try:
-        own = [found.text for found in translator.translate(sources[world.rank :: world.size])]
+        own = [found.text for found in translator.translate(sources[communicator.rank :: communicator.size])]
     except Abandoned:
         given_up = True
-    found = _gathered(world, own, given_up)
+    found = _gathered(communicator, own, given_up)
     translations = [""] * len(sources)
     for rank, part in enumerate(found):
-        translations[rank :: world.size] = part
+        translations[rank :: communicator.size] = part
     return translations
 
 
-def _gathered(world: World, own: list[Any], given_up: bool) -> list[list[Any]]:
+def _gathered(communicator: Communicator, own: list[Any], given_up: bool) -> list[list[Any]]:
     """What every rank has made, in their order.
 
     Raises:
         Abandoned: one has left it.
     """
-    found: list[Any] = world.gather([given_up, own], patient=True)
+    found: list[Any] = communicator.gather([given_up, own], patient=True)
     if any(left for left, _ in found):
         raise Abandoned
     return [part for _, part in found]
@@ -155,7 +155,7 @@ def perplexity(
     step: TrainingStep,
     evaluation: Evaluation,
     stop: Callable[[], bool] = lambda: False,
-    plan: Plan | None = None,
+    plan: MemoryPlan | None = None,
     implementations: Implementations | None = None,
 ) -> float:
     """Perplexity of a text, ends of sentences or lines counted, without label smoothing.
@@ -178,7 +178,7 @@ def length_loss(
     step: TrainingStep,
     evaluation: Evaluation,
     stop: Callable[[], bool] = lambda: False,
-    plan: Plan | None = None,
+    plan: MemoryPlan | None = None,
 ) -> float:
     """The loss of a model's length task, a target token; see :func:`perplexity`."""
     model = step.model
@@ -198,11 +198,11 @@ def _summed(
     evaluation: Evaluation,
     loss: Callable[[AnyBatch, Implementations], Tensor],
     stop: Callable[[], bool],
-    plan: Plan | None,
+    plan: MemoryPlan | None,
     given: Implementations,
 ) -> tuple[float, int]:
     """The sum of a loss over the batches of all ranks, and their target tokens."""
-    precision, device, world = step.precision, step.device, step.world
+    precision, device, communicator = step.precision, step.device, step.communicator
     losses: list[Tensor] = []
     numbers: list[int] = []
     tokens, given_up = 0, False
@@ -210,11 +210,11 @@ def _summed(
         with torch.no_grad(), precision.products(device), precision.autocast(device):
             for number, whole in enumerate(evaluation.batches):
                 tokens += whole.target_tokens
-                if not evaluation.consecutive and number % world.size != world.rank:
+                if not evaluation.consecutive and number % communicator.size != communicator.rank:
                     continue
                 own = whole
-                if evaluation.consecutive and world.size > 1:
-                    own = whole.share(world.rank, world.size).renumbered()
+                if evaluation.consecutive and communicator.size > 1:
+                    own = whole.share(communicator.rank, communicator.size).renumbered()
                 for batch, how in divide(own, plan, given):
                     if stop():
                         raise Abandoned
@@ -223,7 +223,7 @@ def _summed(
     except Abandoned:
         given_up = True
     values: list[float] = torch.stack(losses).double().tolist() if losses else []
-    found = _gathered(world, list(zip(numbers, values, strict=True)), given_up)
+    found = _gathered(communicator, list(zip(numbers, values, strict=True)), given_up)
     total = 0.0
     for _, value in sorted(chain.from_iterable(found), key=itemgetter(0)):
         total += value
@@ -255,7 +255,7 @@ def make_translator(
     vocabularies: Vocabularies,
     recipe: Recipe,
     device: torch.device,
-    plan: Plan | None,
+    plan: MemoryPlan | None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Translator:
     """What translates validation and test text of a run.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from econmt_ops.additive_attention import additive_attention
 from econmt_ops.attentional_lstm import attentional_lstm
 from econmt_ops.core.dropout import dropout_mask
-from econmt_ops.core.repeated import Repeated
+from econmt_ops.core.repeated import UniqueRows
 from econmt_ops.core.weights import (
     AttentionalLSTMState,
     AttentionalLSTMWeights,
@@ -60,7 +60,7 @@ __all__ = [
     "LinearCrossEntropy",
     "LowRank",
     "LowRankLSTMWeights",
-    "Repeated",
+    "UniqueRows",
     "additive_attention",
     "attentional_lstm",
     "bidirectional_lstm",

@@ -14,7 +14,7 @@ from econmt.bench.rows import Row, Say
 from econmt.bench.training import vocabulary_sizes
 from econmt.config.recipe import LanguageModelSection, Recipe
 from econmt.data.batching.batch import AnyBatch
-from econmt.engine.communicator import World
+from econmt.engine.communicator import Communicator
 from econmt.engine.devices import peak_memory
 from econmt.engine.graphs import GraphedStep
 from econmt.engine.precision import precision_of
@@ -23,7 +23,7 @@ from econmt.errors import EconmtError
 from econmt.model import Implementations
 from econmt.parallel.cost_model import Kind, best, predict
 from econmt.parallel.processes import joined
-from econmt.parallel.rank_environment import place_of_environment
+from econmt.parallel.rank_environment import rank_environment
 from econmt.tasks.registry import task_of_sizes
 from econmt.training.pipelines import make_pipeline
 from econmt_ops.dispatch.timing import quantile, synchronizer
@@ -250,18 +250,18 @@ def _measured(setting: Setting, way: Way, job: Job) -> dict[str, Any]:
 def _work(job: Job) -> Job:
     """In each rank."""
     recipe = Recipe.model_validate(job["recipe"])
-    place = place_of_environment()
+    place = rank_environment()
     assert place is not None
     device = torch.device("cuda", place.rank) if job["device"] == "cuda" else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if place.size == 1:
-        return _time(recipe, job, device, World())
-    with joined(place, recipe.parallel, device) as world:
-        return _time(recipe, job, device, world)
+        return _time(recipe, job, device, Communicator())
+    with joined(place, recipe.parallel, device) as communicator:
+        return _time(recipe, job, device, communicator)
 
 
-def _time(recipe: Recipe, job: Job, device: torch.device, world: World) -> Job:
+def _time(recipe: Recipe, job: Job, device: torch.device, communicator: Communicator) -> Job:
     precision = precision_of(job["precision"], device, [recipe])
     torch.manual_seed(recipe.training.seed)
     task = task_of_sizes(recipe, vocabulary_sizes(recipe))
@@ -270,28 +270,28 @@ def _time(recipe: Recipe, job: Job, device: torch.device, world: World) -> Job:
     shape = shape_of(recipe, job["rows"], job["length"])
     whole = task.example(shape)
     if recipe.parallel.pipeline > 1:
-        world.stages = recipe.parallel.pipeline
-        batch = whole.share(world.replica, world.replicas)
+        communicator.stages = recipe.parallel.pipeline
+        batch = whole.share(communicator.replica, communicator.replicas)
         own = shape._replace(rows=len(batch.indices))
-        step = make_pipeline(task, model, own, precision, world, {}, how).step
+        step = make_pipeline(task, model, own, precision, communicator, {}, how).step
     else:
-        batch = whole.share(world.rank, world.size)
-        step = TrainingStep(task, model, precision, implementations=how, world=world)
+        batch = whole.share(communicator.rank, communicator.size)
+        step = TrainingStep(task, model, precision, implementations=how, communicator=communicator)
     with _counting() as exchanges:
         step.run([batch.to(device)], step.tokens([batch], whole.target_tokens))
     sent = exchanges.sent
     step.clear()
     updates = {"together": _update(step, batch, whole.target_tokens, device)}
-    if world.size > 1 and world.stages == 1:
+    if communicator.size > 1 and communicator.stages == 1:
         alone = TrainingStep(task, model, precision, implementations=how, optimizer=step.optimizer)
         updates["without"] = _update(alone, batch, batch.target_tokens, device)
-    times = _in_turns(updates, job["seconds"], world)
+    times = _in_turns(updates, job["seconds"], communicator)
     seconds = quantile(times["together"], QUICK)
     found = {"seconds": seconds, "tokens": whole.target_tokens, "samples": len(times["together"])}
     found |= {"sent": sent, "peak": peak_memory(device)}
     if "without" in times:
         found["exchange"] = 1.0 - quantile(times["without"], QUICK) / seconds
-    elif world.size > 1 and device.type == "cpu":
+    elif communicator.size > 1 and device.type == "cpu":
         found["exchange"] = _waiting(updates["together"])
     return found
 
@@ -327,14 +327,14 @@ def _update(step: TrainingStep, batch: AnyBatch, tokens: int, device: torch.devi
 
 
 def _in_turns(
-    updates: Mapping[str, Callable[[], float]], seconds: float, world: World
+    updates: Mapping[str, Callable[[], float]], seconds: float, communicator: Communicator
 ) -> dict[str, list[float]]:
     """Times of updates, all ranks as many: five of one kind, five of the other, for about so many seconds."""
     for update in updates.values():
         for _ in range(WARM_UP):
             update()
     trial = sum(update() for update in updates.values())
-    (turns,) = world.largest(max(1, round(seconds / max(trial, 1e-9) / LEAST)))
+    (turns,) = communicator.all_reduce_max(max(1, round(seconds / max(trial, 1e-9) / LEAST)))
     times: dict[str, list[float]] = {name: [] for name in updates}
     for _ in range(turns):
         for name, update in updates.items():

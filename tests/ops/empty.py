@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 import econmt_ops
-from econmt_ops import Repeated
+from econmt_ops import UniqueRows
 from tests.ops.every_op import Call
 from tests.ops.helpers import assert_close
 from tests.ops.layouts import problems
@@ -40,8 +40,8 @@ def without(call: Call, what: str) -> Call:
             return torch.zeros_like(value)
         if name not in _AXES[what]:
             return value
-        if isinstance(value, Repeated):
-            return Repeated(value.rows, value.places.narrow(_AXES[what][name], 0, 0))
+        if isinstance(value, UniqueRows):
+            return UniqueRows(value.rows, value.places.narrow(_AXES[what][name], 0, 0))
         return tree_map(lambda part: part.narrow(_AXES[what][name], 0, 0), value)
 
     return call._replace(arguments={name: cut(name, value) for name, value in call.arguments.items()})

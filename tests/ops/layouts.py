@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 import econmt_ops
-from econmt_ops import Repeated
+from econmt_ops import UniqueRows
 from econmt_ops.core.chunks import STASHES
 from econmt_ops.dispatch.traits import implementations_of
 from tests.ops.every_op import Call, calls
@@ -78,7 +78,7 @@ def tensor_parameters(function: Callable[..., Any]) -> set[str]:
 
 
 def problems(device: str, dtype: torch.dtype = torch.float32) -> Iterator[tuple[str, Call]]:
-    """Yields the calls of `calls` by name, also with a state, `Repeated` inputs or a probe where the op takes one."""
+    """Yields the calls of `calls` by name, also with a state, `UniqueRows` inputs or a probe where the op takes one."""
     for name, call in calls(device, dtype).items():
         arguments = dict(call.arguments)
         parameters = inspect.signature(call.function).parameters
@@ -90,14 +90,14 @@ def problems(device: str, dtype: torch.dtype = torch.float32) -> Iterator[tuple[
         if "inputs" in parameters and parameters["inputs"].annotation == "Inputs":
             inputs = arguments["inputs"]
             places = torch.tensor([[0, 1, 4, 2], [2, 2, 3, 0], [1, 4, 4, 3]])[:, : inputs.shape[1]]
-            repeated = Repeated(inputs.flatten(0, 1)[:5].clone(), places.to(device))
+            repeated = UniqueRows(inputs.flatten(0, 1)[:5].clone(), places.to(device))
             yield f"{name}-repeated", call._replace(arguments={**arguments, "inputs": repeated})
     alone = calls(device, dtype)["lstm"]
-    probe = torch.zeros(4, 3, 32, dtype=dtype, device=device)
+    gate_gradient = torch.zeros(4, 3, 32, dtype=dtype, device=device)
     yield (
         "lstm-probe",
         alone._replace(
-            arguments={**alone.arguments, "layers": alone.arguments["layers"][:1], "probe": probe}
+            arguments={**alone.arguments, "layers": alone.arguments["layers"][:1], "probe": gate_gradient}
         ),
     )
 

@@ -113,12 +113,12 @@ LENGTHS = torch.tensor([4])
             "lengths is on meta, the other arguments on cpu",
         ),
         (
-            lambda: econmt_ops.lstm(econmt_ops.Repeated(X[0], LENGTHS.view(1, 1)), (LAYER,)),
+            lambda: econmt_ops.lstm(econmt_ops.UniqueRows(X[0], LENGTHS.view(1, 1)), (LAYER,)),
             "inputs.places must be from 0 to 3, got 4",
         ),
         (
             lambda: econmt_ops.bidirectional_lstm(
-                econmt_ops.Repeated(X[0], LENGTHS.view(1, 1) - 5), LAYER, LAYER
+                econmt_ops.UniqueRows(X[0], LENGTHS.view(1, 1) - 5), LAYER, LAYER
             ),
             "inputs.places must be from 0 to 3, got -1",
         ),

@@ -83,9 +83,11 @@ def test_a_probe_tells_the_gradient_of_the_gates(full: bool, implementation: str
     steps = 6
     lengths = None if full else torch.tensor([steps, 0, 4])
     alone, own = leaves(device, steps), leaves(device, steps)
-    probe = torch.zeros(steps, BATCH, 4 * HIDDEN, dtype=torch.float64, device=device, requires_grad=True)
+    gate_gradient = torch.zeros(
+        steps, BATCH, 4 * HIDDEN, dtype=torch.float64, device=device, requires_grad=True
+    )
     made = []
-    for given, options in ((alone, {}), (own, {"probe": probe})):
+    for given, options in ((alone, {}), (own, {"probe": gate_gradient})):
         outputs, (state,) = lstm(
             given["inputs"],
             (LSTMWeights(given["input"], given["hidden"], given["bias"]),),
@@ -97,7 +99,7 @@ def test_a_probe_tells_the_gradient_of_the_gates(full: bool, implementation: str
         loss_of(outputs, state).backward()  # type: ignore[no-untyped-call]
         made.append(outputs)
     assert [name for name, leaf in own.items() if leaf.grad is None] == ["input", "hidden", "bias"]
-    dgates = probe.grad
+    dgates = gate_gradient.grad
     assert dgates is not None
     before = torch.cat([own["h"].unsqueeze(0), made[1].transpose(0, 1)[:-1]])
     found = {
@@ -138,11 +140,11 @@ def test_what_a_probe_does_not_go_with_is_refused(wrong: str) -> None:
     own = leaves("cpu", 4)
     layers = (LSTMWeights(own["input"], own["hidden"], own["bias"]),)
     square = LSTMWeights(own["hidden"], own["hidden"], own["bias"])
-    probe = own["inputs"].new_zeros(3 if wrong == "shape" else 4, BATCH, 4 * HIDDEN)
+    gate_gradient = own["inputs"].new_zeros(3 if wrong == "shape" else 4, BATCH, 4 * HIDDEN)
     with pytest.raises(ValueError, match=r"lstm: probe must|a probe goes with one layer of LSTMWeights"):
         lstm(
             own["inputs"],
             (*layers, square) if wrong == "layers" else layers,
-            probe=probe,
+            gate_gradient=gate_gradient,
             reverse=wrong == "reverse",
         )

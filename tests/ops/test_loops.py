@@ -15,7 +15,7 @@ from econmt_ops import AttentionalLSTMState, AttentionalLSTMWeights
 from econmt_ops.attentional_lstm import recompute
 from econmt_ops.attentional_lstm.backward import Backward
 from econmt_ops.attentional_lstm.forward import Forward, Result
-from econmt_ops.attentional_lstm.problem import Arguments, Problem
+from econmt_ops.attentional_lstm.problem import AttentionalArguments, AttentionalProblem
 from econmt_ops.backends import BACKENDS
 from econmt_ops.backends.protocol import AttentionGradients, Read
 from tests.ops.helpers import Make
@@ -150,12 +150,12 @@ class Operators(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def arguments(steps: int, stash: str, query: bool, dropout: float = 0.0) -> Arguments:
+def arguments(steps: int, stash: str, query: bool, dropout: float = 0.0) -> AttentionalArguments:
     make = Make("cpu", torch.float32)
     layers = make.layers(WIDTH + HIDDEN, HIDDEN, LAYERS)
     state = make.state(BATCH, HIDDEN, LAYERS)
     size = SIZE if query else HIDDEN
-    return Arguments(
+    return AttentionalArguments(
         inputs=make(BATCH, steps, WIDTH),
         keys=make(BATCH, POSITIONS, size),
         values=make(BATCH, POSITIONS, 3),
@@ -192,10 +192,10 @@ def both_passes(
     given = arguments(steps, stash, query, dropout)
     calls.clear()
     with torch.no_grad(), Operators() as operators:
-        result = Forward(Problem(given), True).run()
+        result = Forward(AttentionalProblem(given), True).run()
         incoming = dict.fromkeys(Result._fields, None) | {"outputs": torch.zeros_like(result.outputs)}
         kept = result if stash != "outputs" else result._replace(attention=None)
-        Backward(Problem(given), kept, incoming).run()
+        Backward(AttentionalProblem(given), kept, incoming).run()
     return Counter(calls), operators.counts
 
 

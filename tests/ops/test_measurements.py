@@ -10,11 +10,19 @@ import pytest
 import torch
 
 from econmt_ops.dispatch import measurements
-from econmt_ops.dispatch.measurements import Measurement, Record, Store, cache_folder, decide, machine, regret
+from econmt_ops.dispatch.measurements import (
+    Measurement,
+    MeasurementRecord,
+    Store,
+    cache_folder,
+    decide,
+    machine,
+    regret,
+)
 
 
-def record(milliseconds: float, kept: int = 0) -> Record:
-    return Record(milliseconds, milliseconds, milliseconds, kept, 0.0)
+def record(milliseconds: float, kept: int = 0) -> MeasurementRecord:
+    return MeasurementRecord(milliseconds, milliseconds, milliseconds, kept, 0.0)
 
 
 RECORDS = {
@@ -151,6 +159,6 @@ def test_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_file_holds_numbers(tmp_path: Path) -> None:
     store = Store(tmp_path / "choices.json")
-    store.add("here", {"lstm": {"reference": Record(1.5, 1.0, 2.0, 12, 0.25)}})
+    store.add("here", {"lstm": {"reference": MeasurementRecord(1.5, 1.0, 2.0, 12, 0.25)}})
     content = json.loads(store.path.read_text())
     assert content["machines"] == {"here": {"lstm": {"reference": [1.5, 1.0, 2.0, 12, 0.25]}}}

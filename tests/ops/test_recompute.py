@@ -343,7 +343,9 @@ def test_loss_never_holds_all_logits(monkeypatch: pytest.MonkeyPatch) -> None:
 
     hidden, weight, targets = torch.randn(200, 3), torch.randn(3000, 3), torch.randint(3000, (200,))
     with Watch():
-        call = loss_module.Arguments(hidden, weight, targets, None, 0.1, -100, "eager", "mean", False)
+        call = loss_module.CrossEntropyArguments(
+            hidden, weight, targets, None, 0.1, -100, "eager", "mean", False
+        )
         loss_module._forward(call, True)
     assert largest == 4 * 3000
 
@@ -512,6 +514,8 @@ def test_loss_makes_a_chunk_of_logits_once(monkeypatch: pytest.MonkeyPatch) -> N
         torch.randint(vocabulary, (256,)),
     )
     with Alive() as alive:
-        call = loss_module.Arguments(hidden, weight, targets, None, 0.1, -100, "eager", "sum", False)
+        call = loss_module.CrossEntropyArguments(
+            hidden, weight, targets, None, 0.1, -100, "eager", "sum", False
+        )
         loss_module._forward(call, True)
     assert alive.peak < 1.5 * chunk * vocabulary * 4

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import econmt_ops
-from econmt_ops import AttentionalLSTMState, AttentionalLSTMWeights, Repeated
+from econmt_ops import AttentionalLSTMState, AttentionalLSTMWeights, UniqueRows
 from econmt_ops.core import chunks as blocks
 from econmt_ops.dispatch.session import measuring
 from econmt_ops.lstm import recompute
@@ -46,7 +46,7 @@ def same(op: Callable[..., Any], arguments: dict[str, Any], **options: Any) -> N
     places = some_places()
 
     def repeated(rows: Tensor, **others: Any) -> Any:
-        return op(Repeated(rows, places), **others, **options)
+        return op(UniqueRows(rows, places), **others, **options)
 
     written = {name: value for name, value in options.items() if name not in ("implementation", "stash")}
 
@@ -153,7 +153,7 @@ def test_layouts(layout: str, lengths: Tensor | None) -> None:
         return [outputs, others]
 
     rows = make(ROWS, WIDTH).requires_grad_()
-    made, expected = run(Repeated(rows, some_places())), run(rows[some_places()])
+    made, expected = run(UniqueRows(rows, some_places())), run(rows[some_places()])
     assert_close(made, expected, 1e-12)
     gradients = [
         torch.autograd.grad(sum(part.square().sum() for part in parts), rows) for parts in (made, expected)
@@ -167,7 +167,7 @@ def test_what_only_padding_reads_has_no_influence(implementation: str) -> None:
     rows, layers, both = make(ROWS, WIDTH), make.layers(WIDTH, HIDDEN, 1), make.layers(WIDTH, HIDDEN, 1) * 2
 
     def run(rows: Tensor, layers: Any, both: Any) -> Any:
-        inputs = Repeated(rows, some_places())
+        inputs = UniqueRows(rows, some_places())
         one = econmt_ops.lstm(inputs, layers, lengths=LENGTHS, implementation=implementation)
         return one, econmt_ops.bidirectional_lstm(
             inputs, *both, lengths=LENGTHS, implementation=implementation
@@ -222,8 +222,8 @@ def test_measured_apart_from_inputs_written_out() -> None:
     layers = make.layers(WIDTH, HIDDEN, 1)
     with measuring(remember=False) as session:
         econmt_ops.lstm(make(BATCH, STEPS, WIDTH), layers)
-        econmt_ops.lstm(Repeated(make(ROWS, WIDTH), some_places()), layers)
-        econmt_ops.lstm(Repeated(make(ROWS + 1, WIDTH), some_places()), layers)
+        econmt_ops.lstm(UniqueRows(make(ROWS, WIDTH), some_places()), layers)
+        econmt_ops.lstm(UniqueRows(make(ROWS + 1, WIDTH), some_places()), layers)
     plain, repeated = session.measurements
     assert "repeated" in repeated
     assert "repeated" not in plain
@@ -234,8 +234,8 @@ def test_bad_arguments() -> None:
     make = Make("cpu")
     layers = make.layers(WIDTH, HIDDEN, 1)
     with pytest.raises(ValueError, match=r"lstm: inputs.places must be an int64 tensor, got torch.int32"):
-        econmt_ops.lstm(Repeated(make(ROWS, WIDTH), some_places().int()), layers)
+        econmt_ops.lstm(UniqueRows(make(ROWS, WIDTH), some_places().int()), layers)
     with pytest.raises(ValueError, match=r"lstm: inputs.rows must be \(N, I\), got \(4, 6, 1\)"):
-        econmt_ops.lstm(Repeated(make(ROWS, WIDTH, 1), some_places()), layers)
+        econmt_ops.lstm(UniqueRows(make(ROWS, WIDTH, 1), some_places()), layers)
     with pytest.raises(ValueError, match=r"layers\[0\].input must be .* I=5"):
-        econmt_ops.lstm(Repeated(make(ROWS, WIDTH - 1), some_places()), layers)
+        econmt_ops.lstm(UniqueRows(make(ROWS, WIDTH - 1), some_places()), layers)

@@ -66,7 +66,7 @@ def test_every_implementation_has_traits() -> None:
         assert not traits.definition(op).traits.recomputes
         for each in found.values():
             assert each.traits.devices <= {"cpu", "cuda"}
-            assert not each.traits.stands_in or each.traits.stands_in in found
+            assert not each.traits.fake_implementation or each.traits.fake_implementation in found
 
 
 RECOMPUTES = Traits(recomputes=True)

@@ -68,7 +68,7 @@ def test_cell_lstm_is_differentiated_rightly() -> None:
     dh, dc = values(ROWS, HIDDEN, seed=2), values(ROWS, HIDDEN, seed=3)
     h, after = lstm.forward(sums, c)
     expected = torch.autograd.grad([h, after], [sums, c], [dh, dc])
-    parts, dbefore = lstm.advance_back(lstm.activate(sums), c, after, dh, dc)
+    parts, dbefore = lstm.update_state_backward(lstm.activate(sums), c, after, dh, dc)
     for one, other in zip((torch.cat(parts, 1), dbefore), expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-13, atol=1e-13)
 
@@ -118,7 +118,7 @@ def test_forward_and_backward(
     dc = values(ROWS, HIDDEN, dtype=exact, seed=5)
     total = (sums + other if split else sums).double()
     expected_h, expected_c = lstm.forward(total, before.double())
-    parts, expected_dc = lstm.advance_back(
+    parts, expected_dc = lstm.update_state_backward(
         lstm.activate(total),
         before.double(),
         expected_c,
@@ -161,7 +161,7 @@ def test_a_block_made_again(backend: str, dtype: torch.dtype) -> None:
         steps.cell_forward(step, c, c, [torch.empty(ROWS, HIDDEN, dtype=dtype)], keep=True)
     check(steps.scan_cells(kept, first), torch.stack(states), dtype)
     dh, dc = values(ROWS, HIDDEN, dtype=dtype, seed=2), values(ROWS, HIDDEN, dtype=exact, seed=3)
-    parts, _ = lstm.advance_back(
+    parts, _ = lstm.update_state_backward(
         lstm.activate(sums[2].double()), states[2], states[3], dh.double(), dc.double()
     )
     expected = torch.cat(parts, 1)

@@ -10,7 +10,7 @@ import pytest
 from econmt_ops.dispatch.timing import Timing, alternate, compared, quantile, ratio
 
 
-class World:
+class Communicator:
     """Functions that take as long as they are told, and note when they were called."""
 
     def __init__(self) -> None:
@@ -33,21 +33,21 @@ class World:
 
 def time_all(
     functions: dict[str, tuple[float, ...]], seconds: float, **options: Any
-) -> tuple[World, dict[str, Timing]]:
-    world = World()
+) -> tuple[Communicator, dict[str, Timing]]:
+    communicator = Communicator()
     found = alternate(
-        {name: world.taking(name, *times) for name, times in functions.items()},
+        {name: communicator.taking(name, *times) for name, times in functions.items()},
         seconds,
-        clock=world.clock,
+        clock=communicator.clock,
         **options,
     )
     assert found is not None
-    return world, found
+    return communicator, found
 
 
 def test_they_take_turns() -> None:
-    world, found = time_all({"a": (0.5, 0.1), "b": (0.5, 0.12)}, 100.0, most=3)
-    assert world.calls == ["a", "b"] * 4
+    communicator, found = time_all({"a": (0.5, 0.1), "b": (0.5, 0.12)}, 100.0, most=3)
+    assert communicator.calls == ["a", "b"] * 4
     for name, seconds in (("a", 0.1), ("b", 0.12)):
         assert found[name][:3] == pytest.approx((seconds,) * 3)
         assert found[name].samples == pytest.approx((seconds,) * 3)
@@ -61,27 +61,27 @@ def test_the_median_forgets_what_disturbed() -> None:
 
 
 def test_hopeless_ones_are_left() -> None:
-    world, found = time_all(
+    communicator, found = time_all(
         {"good": (0.1,), "slow first": (9.0, 0.1), "slow": (0.2,), "slowest": (1.0,)}, 99.0, most=4
     )
     # Four samples of each function are sixteen, of which the slow ones took two.
-    assert world.calls.count("good") == world.calls.count("slow first") == 1 + 7
-    assert world.calls.count("slow") == 2
-    assert world.calls.count("slowest") == 2
+    assert communicator.calls.count("good") == communicator.calls.count("slow first") == 1 + 7
+    assert communicator.calls.count("slow") == 2
+    assert communicator.calls.count("slowest") == 2
     assert found["slowest"].median == pytest.approx(1.0)
     assert found["slow"].median == pytest.approx(0.2)
-    world, _ = time_all({"good": (0.1,), "slow": (0.2,), "slowest": (1.0,)}, 99.0, most=4, drop=False)
-    assert world.calls.count("slowest") == 5
+    communicator, _ = time_all({"good": (0.1,), "slow": (0.2,), "slowest": (1.0,)}, 99.0, most=4, drop=False)
+    assert communicator.calls.count("slowest") == 5
 
 
 def test_one_disturbed_call_makes_none_hopeless() -> None:
-    world, found = time_all({"good": (0.1, 0.9, 0.1), "other": (0.12,)}, 99.0, most=4)
-    assert world.calls.count("good") == world.calls.count("other") == 5
+    communicator, found = time_all({"good": (0.1, 0.9, 0.1), "other": (0.12,)}, 99.0, most=4)
+    assert communicator.calls.count("good") == communicator.calls.count("other") == 5
     assert found["good"].median == pytest.approx(0.1)
 
 
 def test_after_some_turns_only_those_near_to_the_fastest_go_on() -> None:
-    world, found = time_all(
+    communicator, found = time_all(
         {"a": (0.1,), "far": (0.12,), "near": (0.105,), "hopeless": (0.2,)}, 99.0, most=20
     )
     # 80 samples in all: 1 of the hopeless one, 8 of the far one, the rest for two.
@@ -91,12 +91,12 @@ def test_after_some_turns_only_those_near_to_the_fastest_go_on() -> None:
         "far": 8,
         "hopeless": 1,
     }
-    assert set(world.calls[-54:]) == {"a", "near"}
-    world, found = time_all({"a": (0.1,), "far": (0.12,)}, 99.0, most=20)
+    assert set(communicator.calls[-54:]) == {"a", "near"}
+    communicator, found = time_all({"a": (0.1,), "far": (0.12,)}, 99.0, most=20)
     assert {name: len(timing.samples) for name, timing in found.items()} == {"a": 8, "far": 8}
     _, found = time_all({"only": (0.1,)}, 99.0, most=20)
     assert len(found["only"].samples) == 20
-    world, found = time_all({"a": (0.1,), "far": (0.12,), "b": (0.11,)}, 99.0, most=20, drop=False)
+    communicator, found = time_all({"a": (0.1,), "far": (0.12,), "b": (0.11,)}, 99.0, most=20, drop=False)
     assert {len(timing.samples) for timing in found.values()} == {20}
 
 
@@ -117,16 +117,16 @@ def test_what_may_not_run_drops_nothing() -> None:
 
 
 def test_a_machine_that_gets_faster_in_the_middle_of_a_turn_drops_nothing() -> None:
-    world = World()
+    communicator = Communicator()
     speed = iter([1.0] * 7 + [0.5] * 100)
 
     def run(seconds: float) -> Callable[[], None]:
         def call() -> None:
-            world.now += seconds * next(speed)
+            communicator.now += seconds * next(speed)
 
         return call
 
-    found = alternate({"a": run(0.1), "b": run(0.11)}, 99.0, clock=world.clock, most=5)
+    found = alternate({"a": run(0.1), "b": run(0.11)}, 99.0, clock=communicator.clock, most=5)
     assert found is not None
     assert found["a"].samples == pytest.approx((0.1, 0.1, 0.1, 0.05, 0.05))
     assert found["b"].samples == pytest.approx((0.11, 0.11, 0.055, 0.055, 0.055))
@@ -152,31 +152,35 @@ def test_those_that_remain_are_compared_in_the_turns_that_they_took_alone() -> N
 
 
 def test_short_calls_are_repeated() -> None:
-    world, found = time_all({"a": (1e-4,)}, 100.0, most=2)
-    assert len(world.calls) == 1 + 2 * 10
+    communicator, found = time_all({"a": (1e-4,)}, 100.0, most=2)
+    assert len(communicator.calls) == 1 + 2 * 10
     assert found["a"].median == pytest.approx(1e-4)
 
 
 def test_time_is_kept() -> None:
-    world, found = time_all({"a": (1.0,), "b": (1.1,)}, 10.0)
-    assert world.now <= 10.0
+    communicator, found = time_all({"a": (1.0,), "b": (1.1,)}, 10.0)
+    assert communicator.now <= 10.0
     assert len(found["a"].samples) == 3
 
 
 @pytest.mark.parametrize("first", [0.9, 2.0, 50.0])
 def test_time_that_does_not_suffice(first: float) -> None:
-    world = World()
-    functions = {"a": world.taking("a", first), "b": world.taking("b", first)}
-    assert alternate(functions, 3.0, clock=world.clock) is None
-    assert world.now <= max(3.0, first)
+    communicator = Communicator()
+    functions = {"a": communicator.taking("a", first), "b": communicator.taking("b", first)}
+    assert alternate(functions, 3.0, clock=communicator.clock) is None
+    assert communicator.now <= max(3.0, first)
 
 
 def test_the_device_is_waited_for() -> None:
-    world = World()
+    communicator = Communicator()
     alternate(
-        {"a": world.taking("a", 1.0)}, 9.0, clock=world.clock, most=1, synchronize=world.taking("wait", 0.5)
+        {"a": communicator.taking("a", 1.0)},
+        9.0,
+        clock=communicator.clock,
+        most=1,
+        synchronize=communicator.taking("wait", 0.5),
     )
-    assert world.calls == ["wait", "a", "wait"] * 2
+    assert communicator.calls == ["wait", "a", "wait"] * 2
 
 
 def test_quantiles() -> None:

@@ -36,7 +36,7 @@ def _read(data: Data | TextData, corpus: Corpus, tag: str = "") -> Iterator[tupl
     return ((f"{tag} {source}" if source.strip() else source, target) for source, target in pairs)
 
 
-class Training(NamedTuple):
+class TrainingSplit(NamedTuple):
     """A training corpus, its tag, and why pairs of it are left out, None where nothing looked at them."""
 
     corpus: Corpus
@@ -83,7 +83,7 @@ class SplitWriter:
         """Close the files, finished or not."""
         self._opened.close()
 
-    def write(self, given: Training, progress: bool) -> None:
+    def write(self, given: TrainingSplit, progress: bool) -> None:
         """Append all pairs of a corpus."""
         self._store.begin_corpus()
         done = 0

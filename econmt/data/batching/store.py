@@ -14,7 +14,7 @@ from typing import Any
 from econmt.config.json_reader import parse_json
 from econmt.config.recipe import Data, Recipe, SentencePieceSubwords, TextData, model_folder
 from econmt.config.yaml_reader import check_section
-from econmt.data.batching.split_writer import SplitWriter, Training
+from econmt.data.batching.split_writer import SplitWriter, TrainingSplit
 from econmt.data.batching.store_schema import StoreDescription
 from econmt.data.batching.token_store import TokenStore
 from econmt.data.files import notice, refuse_pipe, whole_folder, writing
@@ -307,15 +307,15 @@ def _build(
         )
 
 
-def _training(data: Data | TextData, corpora: Sequence[Corpus], progress: bool) -> list[Training]:
+def _training(data: Data | TextData, corpora: Sequence[Corpus], progress: bool) -> list[TrainingSplit]:
     if isinstance(data, TextData):
-        return [Training(corpus) for corpus in corpora]
+        return [TrainingSplit(corpus) for corpus in corpora]
     codes: list[Codes] | list[None] = [None] * len(corpora)
     if not data.filters.is_idle:
         with counting("filtering the text", None, "pairs read", show=progress) as more:
             codes = Selection(data, corpora, more).codes
     return [
-        Training(corpus, data.tag(number), own)
+        TrainingSplit(corpus, data.tag(number), own)
         for number, (corpus, own) in enumerate(zip(corpora, codes, strict=True))
     ]
 
@@ -343,7 +343,7 @@ def _write_store(
         statistics["factor_vocabularies"] = vocabularies.factor_sizes
     for split in dict.fromkeys(split for split, _ in inputs):
         with contextlib.closing(SplitWriter(data, vocabularies, folder, split)) as writer:
-            others = [Training(corpus) for name, corpus in inputs if name == split]
+            others = [TrainingSplit(corpus) for name, corpus in inputs if name == split]
             for each in train if split == "train" else others:
                 writer.write(each, progress)
             splits[split], statistics[split] = writer.finish()

@@ -75,7 +75,7 @@ class TextBatch(AnyBatch):
         return TextBatch(**tensors, target_tokens=count, rate_factor=self.rate_factor)
 
 
-class Text:
+class TextRows:
     """A text as one row of tokens, read where it is needed.
 
     Args:
@@ -151,7 +151,7 @@ class TextBatches:
                 f"the training text has {store.total_tokens:,} tokens, fewer than training.batch.size {rows}; give "
                 "more text or fewer rows"
             )
-        self._text = Text(store, rows)
+        self._text = TextRows(store, rows)
         self._bptt, self._jitter, self._seed = bptt, jitter, seed
         self._rows = range(rows)
         self._go_to(0, 0)
@@ -235,7 +235,7 @@ def whole_text(store: TokenStore, rows: int, window: int, context: int = 0) -> I
         window: most tokens of a row at once.
         context: number of tokens before its own that each row but the first reads first, at most a row.
     """
-    text = Text(store, rows, whole=True)
+    text = TextRows(store, rows, whole=True)
     start = -min(context, text.length) if rows > 1 else 0
     for begin, end in ((start, 0), (0, text.length)):
         for first in range(begin, end, window):

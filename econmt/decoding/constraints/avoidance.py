@@ -45,7 +45,7 @@ class Moves(NamedTuple):
     """
 
     after: MutableMapping[int, Reached]
-    barred: Tensor
+    masked: Tensor
     risky: Tensor
     only_joining: bool
 
@@ -80,7 +80,7 @@ class Avoidance:
         reached = START
         for token in ids:
             moves = self.moves(reached)
-            if token in moves.barred or (moves.only_joining and not self._spelling.joins[token]):
+            if token in moves.masked or (moves.only_joining and not self._spelling.joins[token]):
                 return True
             reached = self.after(reached, token)
         return self.moves(reached).only_joining and not goes_on
@@ -101,7 +101,7 @@ class Avoidance:
             theirs, ours = self.moves(Reached(frozenset(), reached.in_word)), self._moves(found, reached)
             self._known[reached] = Moves(
                 ChainMap(ours.after, theirs.after),
-                torch.cat([theirs.barred, ours.barred]),
+                torch.cat([theirs.masked, ours.masked]),
                 torch.cat([theirs.risky, ours.risky]),
                 ours.only_joining,
             )
@@ -109,18 +109,18 @@ class Avoidance:
 
     def _moves(self, found: dict[int, set[tuple[int, int]]], reached: Reached) -> Moves:
         """``found``: for each token the phrases it reaches, and how far; beyond its end: whole, and nothing helps."""
-        after, barred, risky = {}, list[int](), list[int]()
+        after, masked, risky = {}, list[int](), list[int]()
         for token, places in found.items():
             sizes = [(position, len(self._phrases[number])) for number, position in places]
             if any(position > size for position, size in sizes):
-                barred.append(token)
+                masked.append(token)
                 continue
             after[token] = Reached(frozenset(places), is_of_word(self._spelling.pieces[token][-1]))
             if any(position == size for position, size in sizes):
                 risky.append(token)
         whole = any(position == len(self._phrases[number]) for number, position in reached.begun)
         return Moves(
-            after, torch.tensor(barred, dtype=torch.int64), torch.tensor(risky, dtype=torch.int64), whole
+            after, torch.tensor(masked, dtype=torch.int64), torch.tensor(risky, dtype=torch.int64), whole
         )
 
     def _begin(self, found: dict[int, set[tuple[int, int]]], number: int, phrase: str, in_word: bool) -> None:

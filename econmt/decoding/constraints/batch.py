@@ -23,7 +23,7 @@ _RISKY = -2
 """The column of continuations with a token that writes an avoided phrase unless a word goes on."""
 
 
-class Wish(NamedTuple):
+class DecodingConstraints(NamedTuple):
     """What is wished of one sentence's translation.
 
     Attributes:
@@ -42,26 +42,30 @@ class Wish(NamedTuple):
         return [*self.prefix, *(token for phrase in self.phrases for token in phrase.ids)]
 
 
-class Control:
-    """Chooses the continuations of a search's hypotheses; see :class:`econmt.decoding.search.beam.Steering`.
+class ConstrainedContinuations:
+    """Chooses the continuations of a search's hypotheses; see :class:`econmt.decoding.search.beam.ContinuationChooser`.
 
     Args:
         wishes: of each sentence. joins: (V,) bool the tokens that go on with a word. options: how to search.
     """
 
-    def __init__(self, wishes: Sequence[Wish], joins: Tensor, options: SearchOptions) -> None:
+    def __init__(
+        self, sentence_constraints: Sequence[DecodingConstraints], joins: Tensor, options: SearchOptions
+    ) -> None:
         flags = joins.tolist()
         self._beam, self._block, self._joins = options.beam_size, options.block_ngram_repeat, joins
-        self._automata = Automata([Phrases(wish.phrases, flags) for wish in wishes], joins)
-        self._prefixes = [wish.prefix for wish in wishes]
+        self._automata = Automata(
+            [Phrases(constraints.phrases, flags) for constraints in sentence_constraints], joins
+        )
+        self._prefixes = [constraints.prefix for constraints in sentence_constraints]
         longest = max(len(prefix) for prefix in self._prefixes) + 1
         padded = [[*prefix, *[-1] * (longest - len(prefix))] for prefix in self._prefixes]
         self._forced = torch.tensor(padded, dtype=torch.int64)
         self._states, self._wanted = self._automata.start(self._prefixes)
-        self._owners = torch.arange(len(wishes))
-        self._history = torch.zeros(len(wishes), 0, dtype=torch.int64)
-        self._avoidances = [wish.avoidances for wish in wishes]
-        self._reached = [(START,) * len(wish.avoidances) for wish in wishes]
+        self._owners = torch.arange(len(sentence_constraints))
+        self._history = torch.zeros(len(sentence_constraints), 0, dtype=torch.int64)
+        self._avoidances = [constraints.avoidances for constraints in sentence_constraints]
+        self._reached = [(START,) * len(constraints.avoidances) for constraints in sentence_constraints]
         self._avoids = any(self._avoidances)
 
     def limits(self, limits: Tensor) -> Tensor:
@@ -72,7 +76,7 @@ class Control:
     def extend(
         self, log_probs: Tensor, totals: Tensor, sentences: Tensor, places: Tensor, free: Tensor, room: Tensor
     ) -> Places:
-        """See :meth:`Steering.extend`."""
+        """See :meth:`ContinuationChooser.extend`."""
         values, tokens = self._continuations(log_probs, room)
         after = self._automata.after(self._states, self._owners, tokens)
         wanted = self._automata.remaining(after)
@@ -101,7 +105,7 @@ class Control:
         return Places(best, parents, words, ends, kept & ~ends)
 
     def grow(self, parents: Tensor, tokens: Tensor) -> None:
-        """See :meth:`Steering.grow`."""
+        """See :meth:`ContinuationChooser.grow`."""
         self._owners = self._owners[parents]
         moved = self._automata.after(self._states[parents], self._owners, tokens[:, None])[:, 0]
         self._automata.expand(moved)
@@ -132,11 +136,11 @@ class Control:
         given = log_probs.gather(1, forced.clamp(min=0)[:, None].to(device)).cpu()
         said = self._moves(open_rows) if self._avoids else []
         self._rule_out_avoided(log_probs, said)
-        wishes, offered = (
+        sentence_constraints, offered = (
             self._automata.tokens[self._owners].clamp(min=0),
             self._automata.offered(self._states),
         )
-        offers = log_probs.gather(1, wishes.to(device)).cpu().masked_fill(~offered, -torch.inf)
+        offers = log_probs.gather(1, sentence_constraints.to(device)).cpu().masked_fill(~offered, -torch.inf)
         rest = [self._take_risky(log_probs, said, room), self._take_joining(log_probs)]
         if self._block:
             self._rule_out_repeated(log_probs, open_rows)
@@ -144,7 +148,11 @@ class Control:
         found, words = (part.cpu() for part in highest(log_probs, min(self._beam, log_probs.shape[1])))
         end = log_probs[:, EOS].cpu()[:, None]
         tokens, values = words, found
-        for more, theirs in ((wishes, offers), (torch.full_like(wishes[:, :1], EOS), end), *rest):
+        for more, theirs in (
+            (sentence_constraints, offers),
+            (torch.full_like(sentence_constraints[:, :1], EOS), end),
+            *rest,
+        ):
             listed = (more[:, :, None] == tokens[:, None, :]) & (values > -torch.inf)[:, None, :]
             tokens = torch.cat([tokens, more], dim=1)
             values = torch.cat([values, theirs.masked_fill(listed.any(dim=2), -torch.inf)], dim=1)
@@ -169,7 +177,7 @@ class Control:
         device = log_probs.device
         for moves, rows in said:
             at = rows.to(device)
-            log_probs[at[:, None], moves.barred.to(device)] = -torch.inf
+            log_probs[at[:, None], moves.masked.to(device)] = -torch.inf
             if moves.only_joining:
                 log_probs[at] = log_probs[at].masked_fill(~self._joins.to(device), -torch.inf)
 

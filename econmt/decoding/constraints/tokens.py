@@ -9,7 +9,7 @@ from torch import Tensor
 
 from econmt.data.text.subwords import UNK, Vocabulary
 from econmt.decoding.constraints.avoidance import Avoidance
-from econmt.decoding.constraints.batch import Wish
+from econmt.decoding.constraints.batch import DecodingConstraints
 from econmt.decoding.constraints.glossary import Glossary
 from econmt.decoding.constraints.inclusion import Phrase
 from econmt.decoding.constraints.phrases import Spelling
@@ -20,7 +20,7 @@ _KEPT = 256
 """Lists of avoided phrases of single lines that are remembered: programs send the same ones again and again."""
 
 
-class Wishes:
+class ConstraintCompiler:
     """Makes of requests what a search can follow.
 
     Args:
@@ -40,7 +40,7 @@ class Wishes:
         """(V,) bool the tokens that go on with a word."""
         return self._spelling.joins
 
-    def of(self, request: Request, where: str) -> Wish | None:
+    def of(self, request: Request, where: str) -> DecodingConstraints | None:
         """What a request and the lists for all sentences ask for; None: nothing.
 
         Raises:
@@ -70,7 +70,7 @@ class Wishes:
                         f"{where}: the constraint {text!r} holds a phrase that is to be avoided; leave one of them out"
                     )
             phrases.append(Phrase(ids, self._spelling.ends_word(text)))
-        return Wish(tuple(phrases), prefix, avoidances)
+        return DecodingConstraints(tuple(phrases), prefix, avoidances)
 
     def _ids(self, text: str, what: str) -> tuple[int, ...]:
         ids = self._spelling.encode(text)

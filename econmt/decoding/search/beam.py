@@ -243,8 +243,8 @@ def choose_places(
     return Places(best, parents, chosen, ends, kept & ~ends)
 
 
-class Steering(Protocol):
-    """What else a search may follow than the scores, such as :class:`econmt.decoding.constraints.batch.Control`."""
+class ContinuationChooser(Protocol):
+    """What else a search may follow than the scores, such as :class:`econmt.decoding.constraints.batch.ConstrainedContinuations`."""
 
     def limits(self, limits: Tensor, /) -> Tensor:
         """``limits`` (B,), longer where the translation would not have room."""
@@ -298,7 +298,7 @@ def beam_search(
     limits: Tensor,
     options: SearchOptions,
     watch: Callable[[], object] = lambda: None,
-    steering: Steering | None = None,
+    chooser: ContinuationChooser | None = None,
 ) -> list[list[Hypothesis]]:
     """Search for the translations with the highest scores.
 
@@ -319,8 +319,8 @@ def beam_search(
     """
     device, beam = source.device, options.beam_size
     lengths_here, limits = lengths.cpu(), limits.cpu()
-    if steering is not None:
-        limits = steering.limits(limits)
+    if chooser is not None:
+        limits = chooser.limits(limits)
     numbers = torch.arange(len(source))
     batch = _Batch(
         numbers,
@@ -342,12 +342,12 @@ def beam_search(
         if options.attention:
             trace.attention.append(attention)
         # What follows is about few numbers: on the CPU it takes less time than a GPU takes to be told of it.
-        if steering is None:
+        if chooser is None:
             found, words = (part.cpu() for part in highest(log_probs, min(beam, log_probs.shape[1])))
             now = choose_places(found, words, totals, sentences, places, batch.free, beam)
         else:
             room = batch.limits[sentences] - position
-            now = steering.extend(log_probs, totals, sentences, places, batch.free, room)
+            now = chooser.extend(log_probs, totals, sentences, places, batch.free, room)
         owners, columns = now.ends.nonzero(as_tuple=True)
         parents, ended = now.parents[owners, columns], now.totals[owners, columns]
         scores = now.totals / length_penalty(position, options)
@@ -372,8 +372,8 @@ def beam_search(
         words, parents = now.tokens[sentences, columns], now.parents[sentences, columns]
         totals = now.totals[sentences, columns]
         trace.grown.append(Grown(words, parents))
-        if steering is not None:
-            steering.grow(parents, words)
+        if chooser is not None:
+            chooser.grow(parents, words)
         if penalties is not None:
             penalties.grow(parents)
         if not len(sentences):

@@ -16,7 +16,7 @@ from econmt.decoding.search.beam import Places, SearchOptions, choose_places, hi
 
 
 class Diversity:
-    """Chooses the continuations of a search's hypotheses; see :class:`econmt.decoding.search.beam.Steering`.
+    """Chooses the continuations of a search's hypotheses; see :class:`econmt.decoding.search.beam.ContinuationChooser`.
 
     Args:
         sentences: B. options: how to search.
@@ -44,7 +44,7 @@ class Diversity:
         free: Tensor,
         room: Tensor,  # noqa: ARG002  nothing here needs any
     ) -> Places:
-        """See :meth:`Steering.extend`."""
+        """See :meth:`ContinuationChooser.extend`."""
         owner_of = torch.zeros_like(free)
         owner_of[sentences] = self._owners
         costs = log_probs.new_zeros((len(free), log_probs.shape[1]))
@@ -85,7 +85,7 @@ class Diversity:
                 self._chosen.setdefault(cell, []).append(group)
 
     def grow(self, parents: Tensor, tokens: Tensor) -> None:
-        """See :meth:`Steering.grow`."""
+        """See :meth:`ContinuationChooser.grow`."""
         # Two groups may go on from the first row with the same token: these rows are equal, so the search keeps both or
         # neither, and the order of groups tells them apart.
         groups = [self._chosen[cell].pop(0) for cell in zip(parents.tolist(), tokens.tolist(), strict=True)]

@@ -63,10 +63,10 @@ def native_search(
     decoder, sources = model.native, model.encode_for_native(source, lengths)
     assert decoder is not None
     (count, positions), beam = source.shape, options.beam_size
-    weights, words, barred = list(decoder.weights), None, None
+    weights, words, masked = list(decoder.weights), None, None
     if allowed is not None:
         words = allowed.any(dim=0).nonzero()[:, 0]
-        weights[OUTPUT], barred = decoder.shortlist(words, allowed[:, words])
+        weights[OUTPUT], masked = decoder.shortlist(words, allowed[:, words])
     steps = int(limits.max()) + 1
     penalties = length_penalty(torch.arange(steps + 1), options)
     ended = torch.empty(count, beam, 2, dtype=torch.float64)
@@ -88,7 +88,7 @@ def native_search(
             **decoder.tensors,
             **sources._asdict(),
             "ids": words,
-            "barred": barred,
+            "barred": masked,
             "limits": limits.contiguous(),
             "penalties": penalties,
             "ended": ended,

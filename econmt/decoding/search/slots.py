@@ -118,7 +118,7 @@ class Slots:
             self.grown,
             self._tokens,
             self._rows,
-            barred=(PAD, BOS),
+            masked=(PAD, BOS),
             end=EOS,
         )
 

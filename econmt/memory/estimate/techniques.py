@@ -73,7 +73,7 @@ def estimate(task: Task, technique: Technique, shape: Shape, device: str, rank: 
         shape,
         device,
         precision=technique.precision,
-        implementations=_followed(technique).implementations,
+        implementations=_traceable(technique).implementations,
         rank=rank,
     )
 
@@ -84,16 +84,16 @@ def estimates(
     """The ledgers of several techniques; those that keep the same are estimated once."""
     found: dict[Technique, Ledger] = {}
     for number, technique in enumerate(rows, 1):
-        key = _followed(technique)
+        key = _traceable(technique)
         if key not in found:
             say(f"predicting {number} of {len(rows)}: {technique.name}, {shape}")
             found[key] = estimate(task, technique, shape, device, rank)
-    return [found[_followed(technique)] for technique in rows]
+    return [found[_traceable(technique)] for technique in rows]
 
 
-def _followed(technique: Technique) -> Technique:
+def _traceable(technique: Technique) -> Technique:
     """The technique, without a name, that allocates the same bytes."""
-    return Technique("", technique.implementations.followed(), technique.precision)
+    return Technique("", technique.implementations.traceable(), technique.precision)
 
 
 def fixed_bytes(ledger: Ledger) -> int:

@@ -22,7 +22,7 @@ from econmt.memory.estimate.remembered import RememberedShapes
 from econmt.memory.measure.ledger import Ledger, track_step
 from econmt.memory.measure.tracker import BLOCK, Storage, Tracker
 from econmt.model import Implementations
-from econmt.parallel.simulated_rank import ALONE, Rank, lone_step
+from econmt.parallel.simulated_rank import ALONE, Rank, simulated_step
 from econmt.tasks.protocol import Shape, Task
 from econmt_ops.core.loops import shortened
 from econmt_ops.dispatch.rule import captured
@@ -76,14 +76,14 @@ def estimate_step(
     in_graphs = cuda and training.in_graphs
     with standing_in(device) as mode, captured(in_graphs):
         model = task.build_model().train()
-        step = lone_step(
+        step = simulated_step(
             task,
             model,
             rank,
             Shape(*shape),
             Precision(precision),
             implementations=implementations,
-            stands_for=device,
+            target_device=device,
         )
         step.overlaps = training.memory_budget is None
         step.prepare()

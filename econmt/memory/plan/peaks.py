@@ -1,11 +1,11 @@
-"""Peaks of training steps of many shapes from a few estimates.
+"""PeakModel of training steps of many shapes from a few estimates.
 
 With everything else fixed, the bytes alive at one moment of a step are a sum of products of its rows B, its source
 positions S and its target positions T, each of them a factor at most once; a peak is the largest of such sums. So it
 never falls when one of the three rises, it is convex along every line through the origin, and what lies between two
 known points of such a line is bounded by the chord. Only workspaces that the ops limit (a chunk of logits, a block of
 gates) stop growing once they are full, and a batch of twice the words has less than twice as many distinct ones, which
-bends the line the other way, by some 1 %; :meth:`Peaks.check` makes up for that.
+bends the line the other way, by some 1 %; :meth:`PeakModel.check` makes up for that.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _FEW = 2
 """Positions of the smallest step estimated: two, since gradients of weights are added up over positions."""
 
 
-class Peaks:
+class PeakModel:
     """The peak of a step of one kind as a function of its shape.
 
     Args:

@@ -22,7 +22,7 @@ from econmt.errors import InputError
 from econmt.memory.estimate.training_step import estimate_step
 from econmt.memory.measure.byte_budget import nearest_budget, size_text
 from econmt.memory.plan.fit import demand
-from econmt.memory.plan.peaks import Peaks
+from econmt.memory.plan.peaks import PeakModel
 from econmt.model import Implementations
 from econmt.parallel.simulated_rank import ALONE, Rank
 from econmt.tasks.protocol import Shape, Task
@@ -44,7 +44,7 @@ def sufficient_budget(size: int) -> str:
     return nearest_budget(math.ceil((size + 1) / (1.0 - RESERVE)) + 1)
 
 
-class Allotment(NamedTuple):
+class BatchBudget(NamedTuple):
     """What batches of one padded shape get.
 
     Attributes:
@@ -70,7 +70,7 @@ class Allotment(NamedTuple):
         return -(-self.sentences // self.rows)
 
 
-class Plan:
+class MemoryPlan:
     """Allotments of all shapes of a run.
 
     Args:
@@ -79,21 +79,21 @@ class Plan:
         decoding_rows: sentences that validation translates together.
     """
 
-    def __init__(self, budget: int, allotments: Iterable[Allotment], decoding_rows: int) -> None:
+    def __init__(self, budget: int, allotments: Iterable[BatchBudget], decoding_rows: int) -> None:
         self.budget = budget
         self.decoding_rows = decoding_rows
         self._by_shape = {(entry.source, entry.target): entry for entry in allotments}
 
-    def __iter__(self) -> Iterator[Allotment]:
+    def __iter__(self) -> Iterator[BatchBudget]:
         return iter(self._by_shape.values())
 
     @property
-    def worst(self) -> Allotment:
+    def worst(self) -> BatchBudget:
         """That of training which is predicted to need the most."""
         trained = [entry for entry in self if entry.batches]
         return max(trained, key=lambda entry: (entry.peak, entry.rows * entry.source * entry.target))
 
-    def find(self, batch: AnyBatch) -> Allotment:
+    def find(self, batch: AnyBatch) -> BatchBudget:
         """What a batch gets: the allotment of its shape or, if there is none, what one of the others makes of it."""
         rows, (source, target) = len(batch.indices), batch.positions
         exact = self._by_shape.get((source, target))
@@ -102,7 +102,7 @@ class Plan:
         found = [_adapt(entry, rows, source, target) for entry in self]
         return max(found, key=lambda entry: (entry.rows, -entry.peak))
 
-    def halve(self, entry: Allotment, rows: int) -> Allotment:
+    def halve(self, entry: BatchBudget, rows: int) -> BatchBudget:
         """Learn that micro-batches of ``rows`` rows, at least 2, were too large for an allotment."""
         smaller = entry._replace(rows=-(-rows // 2))
         self._by_shape[entry.source, entry.target] = smaller
@@ -116,15 +116,15 @@ class Plan:
         return {"budget": self.budget, "decoding_rows": self.decoding_rows, "allotments": rows}
 
     @classmethod
-    def from_state_dict(cls, state: dict[str, Any]) -> Plan:
+    def from_state_dict(cls, state: dict[str, Any]) -> MemoryPlan:
         """The plan that :meth:`state_dict` told."""
-        count = len(Allotment._fields) - 1
+        count = len(BatchBudget._fields) - 1
         rows = state["allotments"]
-        entries = [Allotment._make([*row[:count], Implementations(*row[count:])]) for row in rows]
+        entries = [BatchBudget._make([*row[:count], Implementations(*row[count:])]) for row in rows]
         return cls(state["budget"], entries, state["decoding_rows"])
 
 
-def _adapt(entry: Allotment, rows: int, source: int, target: int) -> Allotment:
+def _adapt(entry: BatchBudget, rows: int, source: int, target: int) -> BatchBudget:
     """The allotment of another shape.
 
     Every term of a step's bytes has the rows as a factor and each kind of positions at most once, so that a shape with
@@ -172,7 +172,7 @@ class Planner:
         self._width = width
         self._largest = Shape(*(max(shape[field] for shape in shapes) for field in (2, 0, 1)))
 
-    def allot(self) -> list[Allotment]:
+    def allot(self) -> list[BatchBudget]:
         """An allotment for each shape: the fastest setting with which whole batches fit, of those that were looked at.
 
         They are the first and the last, between them as few as bisection needs to find the fastest that suits all
@@ -181,7 +181,7 @@ class Planner:
         Raises:
             InputError: if one sentence of the largest shape does not fit.
         """
-        chosen: dict[tuple[int, int], tuple[int, Allotment]] = {}
+        chosen: dict[tuple[int, int], tuple[int, BatchBudget]] = {}
         leanest = self._peaks(self._settings[-1], True)
         if leanest.fixed > self._limit:  # refused after two small estimates, before any of whole batches
             self._refuse_unless_one_fits(self._shapes, self._settings[-1], leanest)
@@ -206,23 +206,23 @@ class Planner:
         found += self._divided(left, self._settings[-1]) if left else []
         return sorted(found, key=lambda entry: (entry.target, entry.source))
 
-    def _peaks(self, setting: Implementations, accumulating: bool) -> Peaks:
-        return Peaks(lambda shape: self._peak(setting, shape, accumulating), self._largest)
+    def _peaks(self, setting: Implementations, accumulating: bool) -> PeakModel:
+        return PeakModel(lambda shape: self._peak(setting, shape, accumulating), self._largest)
 
-    def _whole(self, setting: Implementations) -> list[Allotment]:
+    def _whole(self, setting: Implementations) -> list[BatchBudget]:
         """Allotments of the shapes whose full batches fit."""
         peaks = self._peaks(setting, self._accumulating)
         if peaks.fixed > self._limit:
             return []
         if peaks.most <= self._limit:
-            return [Allotment(*shape, shape.rows, peaks.most, setting) for shape in self._shapes]
+            return [BatchBudget(*shape, shape.rows, peaks.most, setting) for shape in self._shapes]
         while True:
-            found = [Allotment(*shape, shape.rows, peaks(_full(shape)), setting) for shape in self._shapes]
+            found = [BatchBudget(*shape, shape.rows, peaks(_full(shape)), setting) for shape in self._shapes]
             found = [entry for entry in found if entry.peak <= self._limit]
             if self._holds(found, peaks):
                 return found
 
-    def _divided(self, shapes: Sequence[BatchShape], setting: Implementations) -> list[Allotment]:
+    def _divided(self, shapes: Sequence[BatchShape], setting: Implementations) -> list[BatchBudget]:
         """Allotments with several micro-batches a batch, whose gradients are added up."""
         peaks = self._peaks(setting, True)
         while True:
@@ -235,11 +235,11 @@ class Planner:
                 parts = -(-shape.rows // max(1, min(rows, shape.rows)))
                 even = -(-shape.rows // parts)
                 peak = peaks(Shape(even, shape.source, shape.target))
-                found.append(Allotment(*shape, even, peak, setting))
+                found.append(BatchBudget(*shape, even, peak, setting))
             if self._holds([entry for entry in found if entry.rows > 1], peaks):
                 return found
 
-    def _holds(self, entries: Sequence[Allotment], peaks: Peaks) -> bool:
+    def _holds(self, entries: Sequence[BatchBudget], peaks: PeakModel) -> bool:
         """Whether the tightest of some allotments, and the one of the longest sentences, are as they were told."""
         if not entries:
             return True
@@ -251,7 +251,7 @@ class Planner:
         return all(found)
 
     def _refuse_unless_one_fits(
-        self, shapes: Sequence[BatchShape], setting: Implementations, peaks: Peaks
+        self, shapes: Sequence[BatchShape], setting: Implementations, peaks: PeakModel
     ) -> None:
         """Raise InputError if one sentence of some shape does not fit."""
         # The others need no more than one of these.
@@ -328,7 +328,7 @@ def _peak(run: _Run, setting: Implementations, shape: Shape, accumulating: bool)
             shape,
             run.device,
             precision=run.precision,
-            implementations=setting.followed(),
+            implementations=setting.traceable(),
             accumulating=accumulating,
             rank=rank,
         )
@@ -340,9 +340,9 @@ def _peak(run: _Run, setting: Implementations, shape: Shape, accumulating: bool)
 # ---------------------------------------------------------------------- for a person
 
 
-def plan_table(plan: Plan, ranks: int = 1) -> Table:
+def plan_table(plan: MemoryPlan, ranks: int = 1) -> Table:
     """A row for each way in which batches are treated, the one with the highest peak first; of one of so many ranks."""
-    groups: dict[tuple[int, Implementations], list[Allotment]] = {}
+    groups: dict[tuple[int, Implementations], list[BatchBudget]] = {}
     for entry in plan:
         if entry.batches:
             groups.setdefault((entry.parts, entry.implementations), []).append(entry)

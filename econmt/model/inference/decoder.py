@@ -24,12 +24,12 @@ from econmt.model.decoder import Decoder, Recurrent
 from econmt.model.inference.cells import layer_step
 from econmt.model.inference.copying import CopyStep
 from econmt.model.inference.encoder import LaidOutEncoder
-from econmt.model.inference.layout import Gates, is_watched, laid_out, value_type
+from econmt.model.inference.layout import Gates, is_watched, prepacked, value_type
 from econmt.model.inference.native import NativeDecoder, NativeSources, NativeState
 from econmt.model.inference.sources import Sources
 from econmt.model.inference.state import IncrementalState
 from econmt.model.inference.unfused import PlainStepDecoder
-from econmt.model.inference.words import Shortlist, Words
+from econmt.model.inference.words import OutputWords, Shortlist
 from econmt.model.layers import weights_of
 from econmt.model.translation import EncoderOutput, TranslationModel
 from econmt_ops.backends import steps_for, triton
@@ -67,7 +67,7 @@ class IncrementalModel:
         self.precision, self._dtype = dtype, value_type(dtype)
         with torch.no_grad():
             on_cpu = model.output_weight.device.type == "cpu"
-            laid_out_encoder = on_cpu and model.encoder.laid_out and not self.plain
+            laid_out_encoder = on_cpu and model.encoder.prepacked and not self.plain
             self._encoder = LaidOutEncoder(model, dtype) if laid_out_encoder else None
             embedding, copying = model.target_embedding.weight.detach(), model.copying
             self._copying = None if copying is None else CopyStep(copying, embedding, self._dtype)
@@ -79,7 +79,7 @@ class IncrementalModel:
     @torch.no_grad()
     def _decoder(self) -> Any:
         decoder = self.model.decoder
-        kind: Any = _StepDecoder if decoder.cell.laid_out else _CellStepDecoder
+        kind: Any = _StepDecoder if decoder.cell.prepacked else _CellStepDecoder
         kind = PlainStepDecoder if self.plain else kind
         dtype = self._dtype if self.plain else self.precision
         return kind(decoder, self.model.target_embedding.weight.detach(), dtype)
@@ -88,12 +88,12 @@ class IncrementalModel:
     @torch.no_grad()
     def _readout(self) -> Product | Int8Product | None:
         readout = self.model.readout
-        return None if readout is None else laid_out(readout.weight, readout.bias, self.precision)
+        return None if readout is None else prepacked(readout.weight, readout.bias, self.precision)
 
     @functools.cached_property
     @torch.no_grad()
     def _output(self) -> Product | Int8Product:
-        return laid_out(self.model.output_weight, self.model.output_bias, self.precision)
+        return prepacked(self.model.output_weight, self.model.output_bias, self.precision)
 
     @functools.cached_property
     @torch.no_grad()
@@ -167,11 +167,11 @@ class IncrementalModel:
         if isinstance(state, NativeState):
             return self._native.restrict(state, words, allowed)
         weight, bias = (part.detach()[words] for part in (self.model.output_weight, self.model.output_bias))
-        barred = torch.zeros(allowed.shape, dtype=self._dtype, device=allowed.device)
-        barred.masked_fill_(~allowed, -torch.inf)
+        masked = torch.zeros(allowed.shape, dtype=self._dtype, device=allowed.device)
+        masked.masked_fill_(~allowed, -torch.inf)
         if state.sources.words is not None:
             state = state._replace(sources=state.sources._replace(words=state.sources.words.among(words)))
-        return state._replace(shortlist=Shortlist(laid_out(weight, bias, self.precision), barred))
+        return state._replace(shortlist=Shortlist(prepacked(weight, bias, self.precision), masked))
 
     def length_ratios(self, encoded: AnyState) -> Tensor:
         """See :meth:`econmt.decoding.search.model.SearchModel.length_ratios`."""
@@ -366,7 +366,7 @@ class _StepDecoder:
         self.attention = _StepAttention(decoder.attention, dtype, embedding.device)
         self.lay_out(decoder, embedding, dtype)
         weight, size = decoder.combine.weight, config.size
-        self.from_values = laid_out(weight[:, size:], None, dtype)
+        self.from_values = prepacked(weight[:, size:], None, dtype)
         self.size, self.dtype = size, value_type(dtype)
         # Contexts themselves are needed where a layer reads them.
         self.reads_contexts = not self.feeding and config.layers > 1
@@ -375,18 +375,18 @@ class _StepDecoder:
         # Queries and the state's share of o are one product where the same layer gives both.
         self.asked = 0
         if query is not None and self.reads_contexts:
-            self.query = laid_out(query, None, dtype)
+            self.query = prepacked(query, None, dtype)
         elif query is not None:
             self.asked = len(query)
             own, bias = torch.cat([query, own]), torch.cat([bias.new_zeros(len(query)), bias])
-        self.combine = laid_out(own, bias, dtype)
+        self.combine = prepacked(own, bias, dtype)
 
     def lay_out(self, decoder: Decoder, embedding: Tensor, dtype: torch.dtype) -> None:
         """Lays the layers' weights out."""
         width = embedding.shape[1]
         bottom, *upper = weights_of(decoder.layers)
         word = Gates([columns(bottom.input, 0, width)], bottom.bias, dtype)
-        self.words = Words(embedding, word, 4 * decoder.config.size)
+        self.words = OutputWords(embedding, word, 4 * decoder.config.size)
         fed = [columns(bottom.input, width, bottom.input.shape[1])] if self.feeding else []
         self.bottom = Gates([*fed, bottom.hidden], None, dtype)
         self.upper = [Gates([layer.input, layer.hidden], layer.bias, dtype) for layer in upper]
@@ -466,7 +466,7 @@ class _CellStepDecoder(_StepDecoder):
         self.count = len(cell.states)
         self.embedding = embedding
         self.steps = [layer_step(cell, weights, dtype) for weights in weights_of(decoder.layers)]
-        self.words = Words(embedding, self.steps[0].read, self.steps[0].width)
+        self.words = OutputWords(embedding, self.steps[0].read, self.steps[0].width)
 
     def states(self, layers: State) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         """See `_StepDecoder`."""

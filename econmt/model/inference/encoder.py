@@ -15,7 +15,7 @@ from torch import Tensor
 
 from econmt.model.decoder import Memory
 from econmt.model.encoder import Encoder
-from econmt.model.inference.layout import Gates, laid_out, value_type
+from econmt.model.inference.layout import Gates, prepacked, value_type
 from econmt.model.layers import mean_of_valid, weights_of
 from econmt.model.translation import EncoderOutput, TranslationModel
 from econmt_ops.backends import c as native
@@ -85,7 +85,7 @@ class LaidOutEncoder:
         self._averages = model.config.decoder.state_init == "avg"
         self._ratio = model.length_ratio
         key = model.decoder.attention.key
-        self._key = None if key is None else laid_out(key.weight, key.bias, dtype)
+        self._key = None if key is None else prepacked(key.weight, key.bias, dtype)
 
     def __call__(self, source: Tensor, lengths: Tensor) -> EncoderOutput:
         """Encode ``source`` (B, S) int64, padded; ``lengths`` (B,), each at least 1."""

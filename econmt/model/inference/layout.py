@@ -17,7 +17,7 @@ def value_type(products: torch.dtype) -> torch.dtype:
     return torch.float32 if products == torch.int8 else products
 
 
-def laid_out(weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Product | Int8Product:
+def prepacked(weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Product | Int8Product:
     """The product with a weight (N, K), in the layout that products of few rows read fastest; on a GPU as it is.
 
     ``dtype``: of the product; int8: both factors are rounded to 8 bits.
@@ -41,9 +41,9 @@ class Gates:
     def __init__(self, weights: Sequence[Matrix], bias: Tensor | None, dtype: torch.dtype) -> None:
         self.dtype = value_type(dtype)
         # Of factorised weights each input meets its right factor; what that gives meets all left factors at once.
-        self._right = [laid_out(part.right, None, dtype) for part in weights if isinstance(part, LowRank)]
+        self._right = [prepacked(part.right, None, dtype) for part in weights if isinstance(part, LowRank)]
         whole = [part.left if isinstance(part, LowRank) else part for part in weights]
-        self._product = laid_out(torch.cat(whole, 1), bias, dtype)
+        self._product = prepacked(torch.cat(whole, 1), bias, dtype)
 
     def __call__(self, *inputs: Tensor, start: Tensor | None = None) -> Tensor:
         """From each weight's inputs (R, .): (R, 4H), a new tensor.

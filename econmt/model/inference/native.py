@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from econmt.model.decoder import Memory, Recurrent
-from econmt.model.inference.layout import laid_out
+from econmt.model.inference.layout import prepacked
 from econmt.model.layers import weights_of
 from econmt.model.translation import TranslationModel
 from econmt_ops.backends import c as native
@@ -64,7 +64,7 @@ class NativeShortlist(NamedTuple):
     """
 
     output: SearchWeight
-    barred: Tensor
+    masked: Tensor
 
 
 class NativeState(NamedTuple):
@@ -97,7 +97,7 @@ class NativeState(NamedTuple):
         """See :meth:`econmt.decoding.search.model.SearchState.keep`."""
         shortlist = self.shortlist
         if shortlist is not None:
-            shortlist = shortlist._replace(barred=shortlist.barred.index_select(0, sentences))
+            shortlist = shortlist._replace(masked=shortlist.masked.index_select(0, sentences))
         owners = torch.searchsorted(sentences, self.owners)
         return self._replace(sources=self.sources.keep(sentences), owners=owners, shortlist=shortlist)
 
@@ -137,7 +137,7 @@ class NativeDecoder:
             *((torch.cat([layer.input, layer.hidden], 1), layer.bias) for layer in upper),
         ]
         self.weights = [None if each is None else SearchWeight(each[0], each[1], dtype) for each in made]
-        self._values = laid_out(weight[:, size:], None, dtype)
+        self._values = prepacked(weight[:, size:], None, dtype)
         self._contexts, self._scale = contexts, attention.scale
         self._log_probs = torch.empty(0)
         self.sizes = {
@@ -163,7 +163,7 @@ class NativeDecoder:
     def knows(model: TranslationModel) -> bool:
         """Whether the library is there and has such decoders."""
         decoder = model.decoder
-        if decoder.steps or not decoder.cell.laid_out or model.copying is not None:
+        if decoder.steps or not decoder.cell.prepacked or model.copying is not None:
             return False
         if not native.serves(model.output_weight):
             return False
@@ -208,9 +208,9 @@ class NativeDecoder:
 
     def step(self, tokens: Tensor, state: NativeState) -> tuple[Tensor, Tensor, NativeState]:
         """See :meth:`econmt.decoding.search.model.SearchModel.step`."""
-        weights, barred, sources = [*self.weights], None, state.sources
+        weights, masked, sources = [*self.weights], None, state.sources
         if state.shortlist is not None:
-            weights[OUTPUT], barred = state.shortlist
+            weights[OUTPUT], masked = state.shortlist
         output = weights[OUTPUT]
         assert output is not None
         sentences, positions, compared = sources.keys.shape
@@ -231,7 +231,7 @@ class NativeDecoder:
             },
             {
                 **self.tensors,
-                "barred": barred,
+                "barred": masked,
                 "keys": sources.keys,
                 "values": sources.values,
                 "padding": sources.padding,

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from econmt.model.decoder import Memory, Recurrent
-from econmt.model.unfused.decoder import SteppedDecoder
+from econmt.model.unfused.decoder import UnfusedDecoder
 from econmt_ops.core.weights import State
 
 
 class PlainStepDecoder:
-    """One step of a :class:`~econmt.model.unfused.decoder.SteppedDecoder`, as a search wants it.
+    """One step of a :class:`~econmt.model.unfused.decoder.UnfusedDecoder`, as a search wants it.
 
     A state's memory has h and c of every layer, and then the coverage (R, S, C) if there is one.
 
@@ -26,7 +26,7 @@ class PlainStepDecoder:
         dtype: of products; float32 in place of whole numbers, of which no weight is laid out here.
     """
 
-    def __init__(self, decoder: SteppedDecoder, embedding: Tensor, dtype: torch.dtype) -> None:
+    def __init__(self, decoder: UnfusedDecoder, embedding: Tensor, dtype: torch.dtype) -> None:
         self.decoder, self.embedding = decoder, embedding
         self.dtype = dtype if dtype.is_floating_point else torch.float32
         self.attention = self

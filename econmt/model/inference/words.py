@@ -26,18 +26,18 @@ class Shortlist(NamedTuple):
     """
 
     output: Product | Int8Product
-    barred: Tensor
+    masked: Tensor
 
     def keep(self, sentences: Tensor) -> Shortlist:
         """That of the sentences with indices ``sentences`` (C,)."""
-        return self._replace(barred=self.barred.index_select(0, sentences))
+        return self._replace(masked=self.masked.index_select(0, sentences))
 
     def logits(self, read: Tensor, owners: Tensor) -> Tensor:
         """Of what the output layer reads (R, H), with the sentence of each row, ``owners`` (R,): (R, N)."""
-        return self.output(read).add_(self.barred.index_select(0, owners))
+        return self.output(read).add_(self.masked.index_select(0, owners))
 
 
-class Words:
+class OutputWords:
     """The words' share in the products of the bottom layer, with its bias.
 
     On the CPU a word's is computed when the word first comes and then looked up: of a vocabulary few words come often.

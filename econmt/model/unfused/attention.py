@@ -106,7 +106,7 @@ class CoverageLayer(nn.Module):
                 initialize_linear(part, init)
 
 
-class SteppedAttention(Attention):
+class UnfusedAttention(Attention):
     """Attention of one decoder state a row, of every type.
 
     mhdot: in each of several parts of q = W_q s and k = W_k v_s, softmax of q . k / sqrt(A / heads) weighs that part of

@@ -16,8 +16,8 @@ from econmt.model.attention import Attention
 from econmt.model.decoder import Decoder, Memory, Recurrent
 from econmt.model.implementations import Implementations
 from econmt.model.layers import RecurrentLayer, initialize_linear
-from econmt.model.unfused.attention import SteppedAttention
-from econmt.model.unfused.layers import Masks, StepDropout, SteppedLayer, stepped
+from econmt.model.unfused.attention import UnfusedAttention
+from econmt.model.unfused.layers import Masks, StepDropout, UnfusedLayer, stepped
 from econmt_ops.cells.attention import LAYER_NORM_EPSILON
 from econmt_ops.core.dropout import Seed, apply_dropout, layer_keep_masks
 from econmt_ops.core.repeated import Inputs, expanded
@@ -46,7 +46,7 @@ class ContextGate(nn.Linear):
         return torch.lerp(self.of_context(context), self.of_state(state), gate)
 
 
-class SteppedDecoder(Decoder):
+class UnfusedDecoder(Decoder):
     """Reads [inputs_t ; o_{t-1}], as :class:`econmt.model.decoder.InputFeedingDecoder`, whatever the options.
 
     Args:
@@ -76,11 +76,11 @@ class SteppedDecoder(Decoder):
         self, attention: recipe.AttentionSection, encoder_size: int, input_size: int
     ) -> Attention:
         """See :class:`Decoder`."""
-        return SteppedAttention(attention, encoder_size, self.config.size, input_size)
+        return UnfusedAttention(attention, encoder_size, self.config.size, input_size)
 
     def make_layer(self, width: int) -> RecurrentLayer:
         """See :class:`Decoder`."""
-        return SteppedLayer(
+        return UnfusedLayer(
             width, self.config.size, self._within, lhuc=self._model.lhuc in ("decoder", "all")
         )
 
@@ -206,20 +206,20 @@ class SteppedDecoder(Decoder):
     def _look(
         self, states: Tensor, words: Tensor, memory: Memory, coverage: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        assert isinstance(self.attention, SteppedAttention)
+        assert isinstance(self.attention, UnfusedAttention)
         with account("attention"):
             return self.attention.step(states, words, *memory, coverage)
 
     def _begun(self, state: Recurrent, memory: Memory) -> Recurrent:
         """A state with coverage, which is made when it is first needed."""
-        assert isinstance(self.attention, SteppedAttention)
+        assert isinstance(self.attention, UnfusedAttention)
         if self.attention.coverage is None or state.extra:
             return state
         return state._replace(extra=(self.attention.coverage.first(memory.values),))
 
     @property
-    def _layers(self) -> list[SteppedLayer]:
-        return [cast(SteppedLayer, layer) for layer in self.layers]
+    def _layers(self) -> list[UnfusedLayer]:
+        return [cast(UnfusedLayer, layer) for layer in self.layers]
 
     def _unflat(self, parts: tuple[Tensor, ...] | list[Tensor]) -> Recurrent:
         """The state that :func:`_flat` was given."""

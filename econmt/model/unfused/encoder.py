@@ -9,11 +9,11 @@ from econmt.config import recipe
 from econmt.model.encoder import Encoder
 from econmt.model.implementations import Implementations
 from econmt.model.layers import RecurrentLayer
-from econmt.model.unfused.layers import StepDropout, SteppedLayer
+from econmt.model.unfused.layers import StepDropout, UnfusedLayer
 from econmt_ops.core.repeated import Inputs, expanded
 
 
-class SteppedEncoder(Encoder):
+class UnfusedEncoder(Encoder):
     """As :class:`Encoder`, with residual sums from any layer on, dropout within steps, zoneout, and LHUC.
 
     Args:
@@ -28,13 +28,13 @@ class SteppedEncoder(Encoder):
         super().__init__(config, input_size, dropout)
 
     @property
-    def laid_out(self) -> bool:
+    def prepacked(self) -> bool:
         """See :class:`Encoder`."""
         return False
 
     def make_layer(self, width: int, size: int) -> RecurrentLayer:
         """See :class:`Encoder`."""
-        return SteppedLayer(width, size, self._within, lhuc=self._lhuc)
+        return UnfusedLayer(width, size, self._within, lhuc=self._lhuc)
 
     def forward(
         self, inputs: Inputs, lengths: Tensor, implementations: Implementations

@@ -175,7 +175,7 @@ def stepped(
     return found
 
 
-class SteppedLayer(LSTMLayer):
+class UnfusedLayer(LSTMLayer):
     """An LSTM layer that walks step by step.
 
     Args:

@@ -18,7 +18,7 @@ from econmt.parallel.pipeline.language_model import divide_language_model
 from econmt.parallel.pipeline.partition import Division, Link, Piece, divide
 from econmt.parallel.pipeline.stages import Stages
 from econmt.parallel.pipeline.step import Divided
-from econmt.parallel.pipeline.translation import Homes, divide_translation
+from econmt.parallel.pipeline.translation import StagePlacement, divide_translation
 from econmt.tasks.protocol import Shape
 from econmt_ops.dispatch.capture import Capturer
 from econmt_ops.dispatch.rule import MODE, rules_only
@@ -31,7 +31,7 @@ _SHORT = 8
 """A chunk of a so-manieth of all steps is timed beside all of them: the difference is what steps take."""
 
 
-class Plan(NamedTuple):
+class PipelinePlan(NamedTuple):
     """A model over the stages of a pipeline, as a run remembers it.
 
     Attributes:
@@ -52,7 +52,7 @@ def plan_pipeline(
     link: Link,
     precision: Precision,
     implementations: Implementations,
-) -> Plan:
+) -> PipelinePlan:
     """The fastest division by the model of costs, for which this process times the layers.
 
     Args:
@@ -67,7 +67,7 @@ def plan_pipeline(
     )
 
 
-def plan_by_weights(model: nn.Module, stages: int, shape: Shape) -> Plan:
+def plan_by_weights(model: nn.Module, stages: int, shape: Shape) -> PipelinePlan:
     """The same where nothing can be timed: a step takes as long as a layer has weights, a transfer no time.
 
     A chunk takes as long as one step more.
@@ -94,12 +94,12 @@ def _planned(
     link: Link,
     implementations: Implementations,
     pieces_of: Pieces,
-) -> Plan:
+) -> PipelinePlan:
     if isinstance(model, LanguageModel):
         how = implementations.for_encoder()
         pieces = pieces_of(model.layers, how, shape.target)
         whole = divide(pieces, stages, shape.target, link)
-        return Plan([[*whole.homes]], [whole.chunks], _note([whole.text(pieces)], [whole]))
+        return PipelinePlan([[*whole.homes]], [whole.chunks], _note([whole.text(pieces)], [whole]))
     assert isinstance(model, TranslationModel)
     encoder, decoder = model.encoder, model.decoder
     upper = pieces_of(encoder.upper_layers, implementations.for_encoder(), shape.source)
@@ -109,12 +109,12 @@ def _planned(
     if not isinstance(decoder, ParallelDecoder):
         last = [stages - 1] * len(decoder.layers)
         texts.append(f"decoder with input feeding on rank {last[0]}")
-        return Plan([pairs, [*source.homes], last], [source.chunks, 1], _note(texts, [source]))
+        return PipelinePlan([pairs, [*source.homes], last], [source.chunks, 1], _note(texts, [source]))
     lower = pieces_of(decoder.layers, implementations.for_decoder(), shape.target)
     target = divide(lower, stages, shape.target, link)
     texts.append(f"decoder: {target.text(lower)}")
     homes = [pairs, [*source.homes], [*target.homes]]
-    return Plan(homes, [source.chunks, target.chunks], _note(texts, [source, target]))
+    return PipelinePlan(homes, [source.chunks, target.chunks], _note(texts, [source, target]))
 
 
 def _note(texts: Sequence[str], divisions: Sequence[Division]) -> str:
@@ -127,7 +127,7 @@ def _note(texts: Sequence[str], divisions: Sequence[Division]) -> str:
     return f"pipeline: {'; '.join(texts)}{gain}"
 
 
-def divided(model: nn.Module, plan: Plan) -> Divided:
+def divided(model: nn.Module, plan: PipelinePlan) -> Divided:
     """The model over the stages as planned.
 
     Args:
@@ -140,7 +140,7 @@ def divided(model: nn.Module, plan: Plan) -> Divided:
     assert isinstance(model, TranslationModel)
     both, upper, decoder = plan.homes
     pairs = tuple(zip(both[::2], both[1::2], strict=True))
-    return divide_translation(model, Homes(pairs, (*upper,), (*decoder,), *plan.chunks))
+    return divide_translation(model, StagePlacement(pairs, (*upper,), (*decoder,), *plan.chunks))
 
 
 def timed_stacks(

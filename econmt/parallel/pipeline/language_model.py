@@ -17,7 +17,7 @@ from econmt.model.language_model import LanguageModel, Seeds
 from econmt.model.layers import LSTMLayer
 from econmt.parallel.pipeline.dropout import ChunkedDropout
 from econmt.parallel.pipeline.embedding import LookUp, reader
-from econmt.parallel.pipeline.plan import Like, Output, Part
+from econmt.parallel.pipeline.plan import Like, Output, PipelinePart
 from econmt.parallel.pipeline.step import Divided
 from econmt_ops.core.precision import compute_dtype
 from econmt_ops.lstm.chunked import ChunkedLSTM
@@ -65,11 +65,11 @@ class LanguageModelParts:
         sizes = [min(length, steps - begin) for begin in range(0, steps, length)]
         self.look_ups: list[LookUp] = []
         self._read = reader(model.embedding, model.output.weight, batch.inputs, homes[0], self.look_ups)
-        self.parts: list[Part] = [Part(homes[0], self._embed, layer="embedding")]
+        self.parts: list[PipelinePart] = [PipelinePart(homes[0], self._embed, layer="embedding")]
         self._layers: dict[int, ChunkedLSTM] = {}
         for layer, home in enumerate(homes):
             begin, end = self._weights(layer)
-            self.parts.append(Part(home, begin, layer="decoder", after=end))
+            self.parts.append(PipelinePart(home, begin, layer="decoder", after=end))
         states: list[tuple[Output, ...]] = [()] * len(homes)
         tops: list[Output] = []
         for chunk, size in enumerate(sizes):
@@ -78,12 +78,12 @@ class LanguageModelParts:
                 number = len(self.parts)
                 run = self._layer(layer, chunk, last=chunk == len(sizes) - 1)
                 like = Like((rows, size, model.config.size), self._dtype)
-                self.parts.append(Part(home, run, (below, *states[layer]), (like,), "decoder"))
+                self.parts.append(PipelinePart(home, run, (below, *states[layer]), (like,), "decoder"))
                 below, states[layer] = (number, 0), ((number, 1), (number, 2))
             tops.append(below)
         self.hidden: Output = (len(self.parts), 0)
         self.like = Like((rows, steps, model.output.in_features), self._dtype)
-        self.parts.append(Part(homes[-1], self._read_out, tuple(tops), (self.like,), "output"))
+        self.parts.append(PipelinePart(homes[-1], self._read_out, tuple(tops), (self.like,), "output"))
 
     def _embed(self) -> Sequence[Tensor]:
         dropped = self._model.drop_inputs(self._read(), self._batch.inputs, self._seeds)

@@ -44,7 +44,7 @@ class Slice(NamedTuple):
     most: int
 
 
-class Shares(NamedTuple):
+class VocabularyShares(NamedTuple):
     """What one rank makes: the summed loss, which all know, and its part of the gradients of ``loss x scale``.
 
     Attributes:
@@ -58,7 +58,7 @@ class Shares(NamedTuple):
     bias: Tensor
 
 
-class _Chunk(NamedTuple):
+class _VocabularyChunk(NamedTuple):
     """Rows whose numbers are on their way between the ranks.
 
     Attributes:
@@ -88,7 +88,7 @@ def split_cross_entropy(
     scale: Tensor,
     label_smoothing: float,
     ignore_index: int,
-) -> Shares:
+) -> VocabularyShares:
     """The cross entropy of the softmax over all slices, and its gradients.
 
     While the numbers of a chunk travel, the logits of the next one are made.
@@ -110,9 +110,9 @@ def split_cross_entropy(
         weight, bias = (torch.empty_like(part, dtype=torch.float32) for part in (layer.weight, layer.bias))
         gradients = torch.empty_like(hidden), weight, bias
         losses = kernels.walk_slice(hidden, layer.weight, layer.bias, labels, gather, scale, gradients)
-        return Shares(losses.sum(), *gradients)
+        return VocabularyShares(losses.sum(), *gradients)
     exact = accumulate_dtype(hidden.dtype)
-    shares = Shares(
+    shares = VocabularyShares(
         torch.zeros((), dtype=exact, device=hidden.device),
         torch.zeros_like(hidden),
         torch.zeros_like(layer.weight, dtype=exact),
@@ -125,7 +125,7 @@ def split_cross_entropy(
     if hidden.device.type == "cpu":  # rows that do not count are left out; a GPU would have to be waited for
         rows = (targets != ignore_index).nonzero().squeeze(1)
         count = len(rows)
-    before: _Chunk | None = None
+    before: _VocabularyChunk | None = None
     for begin in range(0, count, size):
         part = slice(begin, begin + size) if rows is None else rows[begin : begin + size]
         began = _begin(part, hidden[part], targets[part], layer, (weight, bias), gather, ignore_index)
@@ -145,7 +145,7 @@ def _begin(
     cast: tuple[Tensor, Tensor],
     gather: Gather,
     ignore_index: int,
-) -> _Chunk:
+) -> _VocabularyChunk:
     """A chunk up to the numbers that are exchanged; ``cast``: weight and bias in the type of the products."""
     exact = accumulate_dtype(hidden.dtype)
     logits = functional.linear(hidden, *cast).to(exact)
@@ -160,11 +160,16 @@ def _begin(
     softmax = torch.softmax(logits, 1, out=logits)
     lse = top - softmax.amax(1).log()
     numbers = gather(torch.stack([lse, wanted, total]))
-    return _Chunk(rows, hidden, own, places, softmax, lse, counts.to(exact), numbers)
+    return _VocabularyChunk(rows, hidden, own, places, softmax, lse, counts.to(exact), numbers)
 
 
 def _end(
-    chunk: _Chunk, weight: Tensor, vocabulary: int, shares: Shares, scale: Tensor, smoothing: float
+    chunk: _VocabularyChunk,
+    weight: Tensor,
+    vocabulary: int,
+    shares: VocabularyShares,
+    scale: Tensor,
+    smoothing: float,
 ) -> None:
     """Adds a chunk's loss and gradients to the shares."""
     of_slices, wanted, totals = chunk.numbers.wait().unbind(1)

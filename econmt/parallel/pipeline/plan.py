@@ -33,7 +33,7 @@ class Like(NamedTuple):
     dtype: torch.dtype
 
 
-class Part(NamedTuple):
+class PipelinePart(NamedTuple):
     """A piece of a forward pass that one rank runs at once.
 
     Attributes:
@@ -77,7 +77,7 @@ class Action(NamedTuple):
     peer: int = -1
 
 
-def readers(parts: Sequence[Part]) -> dict[Output, list[int]]:
+def readers(parts: Sequence[PipelinePart]) -> dict[Output, list[int]]:
     """By output the first part of each other rank that reads it, by rising number."""
     found: dict[Output, list[int]] = {}
     for number, part in enumerate(parts):
@@ -89,7 +89,7 @@ def readers(parts: Sequence[Part]) -> dict[Output, list[int]]:
     return {output: there for output, there in found.items() if there}
 
 
-def forward_actions(parts: Sequence[Part], rank: int) -> list[Action]:
+def forward_actions(parts: Sequence[PipelinePart], rank: int) -> list[Action]:
     """What a rank does in the forward pass."""
     crossing = readers(parts)
     actions = []
@@ -102,7 +102,7 @@ def forward_actions(parts: Sequence[Part], rank: int) -> list[Action]:
     return actions
 
 
-def backward_actions(parts: Sequence[Part], rank: int) -> list[Action]:
+def backward_actions(parts: Sequence[PipelinePart], rank: int) -> list[Action]:
     """What a rank does in the backward pass: gradients travel against the outputs."""
     returned: dict[int, list[Output]] = {}
     for output, numbers in readers(parts).items():
@@ -154,7 +154,9 @@ class Walk:
         device: of the tensors.
     """
 
-    def __init__(self, parts: Sequence[Part], rank: int, exchange: Exchange, device: torch.device) -> None:
+    def __init__(
+        self, parts: Sequence[PipelinePart], rank: int, exchange: Exchange, device: torch.device
+    ) -> None:
         self._parts = parts
         self._rank = rank
         self._exchange = exchange

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from econmt.data.batching.batch import AnyBatch
-from econmt.engine.communicator import Reduction, World
+from econmt.engine.communicator import Communicator, Reduction
 from econmt.engine.optimizers import load_optimizer_tensors, make_optimizer
 from econmt.engine.precision import Precision
 from econmt.engine.step import StepResult, TrainingStep, Watch
@@ -22,7 +22,7 @@ from econmt.model import Implementations
 from econmt.model.layers import drawing_from
 from econmt.parallel.pipeline.embedding import DividedTable, LookUp
 from econmt.parallel.pipeline.output import Slice, split_cross_entropy
-from econmt.parallel.pipeline.plan import Like, Output, Part, Walk
+from econmt.parallel.pipeline.plan import Like, Output, PipelinePart, Walk
 from econmt.parallel.pipeline.stages import Stages, even_rows
 from econmt.parallel.reduction import BucketedReduction, travelling
 from econmt.tasks.protocol import Task
@@ -40,7 +40,7 @@ class Parts(Protocol):
         look_ups: in the matrix of the output layer, where a table is tied to it.
     """
 
-    parts: list[Part]
+    parts: list[PipelinePart]
     hidden: Output
     like: Like
     targets: Tensor
@@ -88,8 +88,8 @@ class PipelinedStep(TrainingStep):
         precision: Precision | None = None,
         *,
         implementations: Implementations | None = None,
-        world: World | None = None,
-        stands_for: str | None = None,
+        communicator: Communicator | None = None,
+        target_device: str | None = None,
     ) -> None:
         self.stages, self.divided = stages, divided
         parameters = dict(model.named_parameters())
@@ -111,13 +111,13 @@ class PipelinedStep(TrainingStep):
             precision,
             implementations=implementations,
             optimizer=optimizer,
-            world=world,
-            stands_for=stands_for,
+            communicator=communicator,
+            target_device=target_device,
         )
         self._places = self._norm_places()
         self._over_replicas: BucketedReduction | None = None
         if stages.replicas > 1:
-            replicas = stages.of_replicas(self.world.watched)
+            replicas = stages.of_replicas(self.communicator.watched)
             dtype = travelling(task.recipe.parallel)
             self._over_replicas = BucketedReduction(self.own.values(), replicas, dtype)
 
@@ -134,7 +134,7 @@ class PipelinedStep(TrainingStep):
     def make_whole(self) -> None:
         """See :meth:`econmt.engine.step.TrainingStep.make_whole`; every rank gets all."""
         parameters = dict(self.model.named_parameters())
-        with self.world.watched(), torch.no_grad():
+        with self.communicator.watched(), torch.no_grad():
             for name, home in self.divided.homes.items():
                 self._whole(parameters[name].data, home)
             for buffer, axis, homes in self.divided.carried():
@@ -158,7 +158,7 @@ class PipelinedStep(TrainingStep):
             self.optimizer.prepare()
         kinds = {kind: value.dim() for kind, value in self.optimizer.state.get(self._weight, {}).items()}
         found = {}
-        with self.world.watched(), torch.no_grad():
+        with self.communicator.watched(), torch.no_grad():
             for name, home in self.divided.homes.items():
                 for kind, dimensions in kinds.items():
                     own = None if name not in self.own else self.optimizer.state[self.own[name]][kind]
@@ -207,7 +207,7 @@ class PipelinedStep(TrainingStep):
             watch("forward", None)
         first_row = self.stages.replica * len(batch.indices)
         with (
-            self.world.watched(),
+            self.communicator.watched(),
             self.precision.products(self.device),
             drawing_from(self.seeds, first_row),
         ):
@@ -265,7 +265,7 @@ class PipelinedStep(TrainingStep):
             self._over_replicas.finish(loss)
         own = self.optimizer.norms()
         norms = own.new_zeros(self._places[1]).index_copy_(0, self._places[0], own)
-        with self.world.watched():
+        with self.communicator.watched():
             self.stages.all_reduce(norms)
         norm = torch.linalg.vector_norm(norms)
         return StepResult(loss, self.optimizer.clip(self.clipping.type, self.clipping.threshold, norm))

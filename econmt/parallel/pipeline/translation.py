@@ -25,7 +25,7 @@ from econmt.model.decoder import Memory, ParallelDecoder
 from econmt.model.layers import LSTMLayer
 from econmt.parallel.pipeline.dropout import ChunkedDropout
 from econmt.parallel.pipeline.embedding import LookUp, reader
-from econmt.parallel.pipeline.plan import Like, Output, Part
+from econmt.parallel.pipeline.plan import Like, Output, PipelinePart
 from econmt.parallel.pipeline.step import Divided
 from econmt_ops.core.dropout import Seed
 from econmt_ops.core.precision import compute_dtype
@@ -33,7 +33,7 @@ from econmt_ops.core.weights import AnyLSTMWeights
 from econmt_ops.lstm.chunked import ChunkedLSTM
 
 
-class Homes(NamedTuple):
+class StagePlacement(NamedTuple):
     """Of a translation model's layers the stages, each list bottom first and rising.
 
     Attributes:
@@ -70,7 +70,7 @@ class TranslationParts:
         self,
         model: TranslationModel,
         batch: Batch,
-        homes: Homes,
+        homes: StagePlacement,
         implementations: Implementations,
     ) -> None:
         self._model, self._batch, self._homes, self._how = model, batch, homes, implementations
@@ -89,7 +89,7 @@ class TranslationParts:
         drop = model.encoder.dropout
         self._drop_source = ChunkedDropout(drop.probability, drop.variational, source)
         self._drop_target = ChunkedDropout(drop.probability, drop.variational, target)
-        self.parts: list[Part] = []
+        self.parts: list[PipelinePart] = []
         self.look_ups: list[LookUp] = []
         tops, last = self._encode()
         fed = not isinstance(model.decoder, ParallelDecoder)
@@ -105,7 +105,7 @@ class TranslationParts:
         layer: str = "decoder",
     ) -> int:
         """The number of a new part; ``layer`` is that of the ledger."""
-        self.parts.append(Part(rank, run, tuple(inputs), tuple(outputs), layer))
+        self.parts.append(PipelinePart(rank, run, tuple(inputs), tuple(outputs), layer))
         return len(self.parts) - 1
 
     def _like(self, *shape: int) -> Like:
@@ -197,7 +197,7 @@ class TranslationParts:
                 found[layer] = ChunkedLSTM(_weights(layers[layer]))
                 return ()
 
-            self.parts.append(Part(home, begin, layer=name, after=lambda: found[layer].backward()))
+            self.parts.append(PipelinePart(home, begin, layer=name, after=lambda: found[layer].backward()))
 
         for layer, home in enumerate(homes):
             add(layer, home)
@@ -366,7 +366,7 @@ def _weights(layer: object) -> AnyLSTMWeights:
     return layer.weights
 
 
-def divide_translation(model: TranslationModel, homes: Homes) -> Divided:
+def divide_translation(model: TranslationModel, homes: StagePlacement) -> Divided:
     """A translation model over the stages.
 
     Args:

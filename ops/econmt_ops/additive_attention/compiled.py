@@ -7,6 +7,6 @@ from dataclasses import replace
 
 from econmt_ops.additive_attention import recompute
 
-TRAITS = replace(recompute.TRAITS, warms_up=True, stands_in="recompute")
+TRAITS = replace(recompute.TRAITS, warms_up=True, fake_implementation="recompute")
 
 additive_attention = functools.partial(recompute.additive_attention, backend="compiled")

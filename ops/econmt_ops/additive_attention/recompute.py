@@ -23,7 +23,7 @@ from econmt_ops.dispatch.traits import Traits
 TRAITS = Traits(recomputes=True)
 
 
-class Arguments(NamedTuple):
+class AttentionArguments(NamedTuple):
     """The arguments of the operator."""
 
     query: Tensor
@@ -42,7 +42,7 @@ class Arguments(NamedTuple):
     backend: str
 
 
-class Results(NamedTuple):
+class AttentionResults(NamedTuple):
     """What the operator returns."""
 
     context: Tensor
@@ -60,7 +60,7 @@ def clean_keys(keys: Tensor, lengths: Tensor | None) -> Tensor:
     return zero_padding(keys, padding).contiguous()
 
 
-def _attention(given: Arguments) -> tuple[AttentionKernels, Tensor]:
+def _attention(given: AttentionArguments) -> tuple[AttentionKernels, Tensor]:
     """The attention of this call, and the values (B, S, E), zero at padded positions."""
     values, lengths = given.values, given.lengths
     padding = None if lengths is None else padding_mask(lengths, values.shape[1], values.device)
@@ -70,21 +70,21 @@ def _attention(given: Arguments) -> tuple[AttentionKernels, Tensor]:
     return steps.attention(given.keys, values, given.score_weight, norm, 1.0, lengths), values
 
 
-def _forward(given: Arguments, keep: bool) -> Results:  # noqa: ARG001 - the weights are a result either way
+def _forward(given: AttentionArguments, keep: bool) -> AttentionResults:  # noqa: ARG001 - the weights are a result either way
     attention, values = _attention(given)
     weights = attention.weights_of(rows_of(given.query).transpose(0, 1))
-    return Results(torch.bmm(weights.transpose(0, 1), values), weights)
+    return AttentionResults(torch.bmm(weights.transpose(0, 1), values), weights)
 
 
-def _empty(given: Arguments, keep: bool) -> Results:  # noqa: ARG001
+def _empty(given: AttentionArguments, keep: bool) -> AttentionResults:  # noqa: ARG001
     query, values = given.query, given.values
     batch, steps, _ = query.shape
-    return Results(
+    return AttentionResults(
         query.new_empty(batch, steps, values.shape[2]), query.new_empty(steps, batch, values.shape[1])
     )
 
 
-def _backward(given: Arguments, kept: Results, incoming: Incoming) -> Gradients:
+def _backward(given: AttentionArguments, kept: AttentionResults, incoming: Incoming) -> Gradients:
     attention, values = _attention(given)
     (batch, steps, size), (_, positions, width) = given.query.shape, values.shape
     dcontext, dweights = incoming["context"], incoming["weights"]
@@ -126,12 +126,12 @@ def _backward(given: Arguments, kept: Results, incoming: Incoming) -> Gradients:
 
 _operator = Operator(
     "econmt_ops::additive_attention",
-    Arguments,
-    Results,
+    AttentionArguments,
+    AttentionResults,
     forward=_forward,
     fake=_empty,
     backward=_backward,
-    saves=lambda _: (*Arguments._fields, "weights"),
+    saves=lambda _: (*AttentionArguments._fields, "weights"),
 )
 
 
@@ -148,5 +148,7 @@ def additive_attention(
     """See `econmt_ops.additive_attention`; all arguments are given, checked and cast."""
     gain, shift = (None, None) if layer_norm is None else layer_norm
     keys = clean_keys(keys, lengths)
-    context, weights = _operator(Arguments(query, keys, values, score_weight, gain, shift, lengths, backend))
+    context, weights = _operator(
+        AttentionArguments(query, keys, values, score_weight, gain, shift, lengths, backend)
+    )
     return context, weights.transpose(0, 1)

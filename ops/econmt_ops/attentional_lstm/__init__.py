@@ -7,7 +7,7 @@ from torch import Tensor
 
 from econmt_ops.core.dropout import Seed
 from econmt_ops.core.precision import compute_dtype, explicit_casts
-from econmt_ops.core.repeated import Inputs, Repeated, check_inputs, expanded, values_of
+from econmt_ops.core.repeated import Inputs, UniqueRows, check_inputs, expanded, values_of
 from econmt_ops.core.shapes import Shapes, check_dropout, kind_of
 from econmt_ops.core.weights import AttentionalLSTMState, AttentionalLSTMWeights
 from econmt_ops.dispatch.select import Candidate, Problem, implementations, run
@@ -111,7 +111,7 @@ def attentional_lstm(
     dropout only if `variational`.
 
     Args:
-        inputs: (B, T, I); or `Repeated`, rows of which many positions read the same.
+        inputs: (B, T, I); or `UniqueRows`, rows of which many positions read the same.
         keys: (B, S, A), already projected, with the bias if there is one.
         values: (B, S, E).
         weights: see `AttentionalLSTMWeights`.
@@ -192,7 +192,7 @@ def attentional_lstm(
 
     arguments = (inputs, keys, values, weights, AttentionalLSTMState(layers, output), layer_norm)
     kind = "dot" if weights.score is None else "additive" if layer_norm is None else "additive-norm"
-    repeated = " repeated" if isinstance(inputs, Repeated) else ""
+    repeated = " repeated" if isinstance(inputs, UniqueRows) else ""
     detail = f"layers={len(weights.layers)} {kind} {'fed' if input_feeding else 'not-fed'}{repeated}"
     problem = Problem("attentional_lstm", arguments, dtype, check.sizes, detail)
     return run(problem, call, _IMPLEMENTATIONS, implementation, stash=stash)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from econmt_ops.attentional_lstm.forward import Result
-from econmt_ops.attentional_lstm.problem import Problem
+from econmt_ops.attentional_lstm.problem import AttentionalProblem
 from econmt_ops.core.chunks import add_outer, previous, rows_of, split_rows
 from econmt_ops.core.gemm import add_rows
 from econmt_ops.core.lengths import zero_padding
@@ -37,7 +37,7 @@ class Sums:
     places (see `Problem`) those of the bottom layer's gates are summed for each distinct row in ``table`` (N, 4H).
     """
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: AttentionalProblem) -> None:
         accumulate, places = problem.accumulate, problem.places
         inputs = problem.given.inputs
         # Of distinct rows after the loop, from the table.
@@ -73,7 +73,7 @@ class Block:
         top: (K, B, H) the output of the stack. query: (K, B, A).
     """
 
-    def __init__(self, problem: Problem, stash: Result, number: int) -> None:
+    def __init__(self, problem: AttentionalProblem, stash: Result, number: int) -> None:
         self.begin, self.end = begin, end = problem.blocks[number]
         given = problem.given
         self.inputs = problem.read(begin, end)
@@ -94,7 +94,7 @@ class Block:
                 self.gates.append(self._gates(problem, layer))
             self.cells.append(self._cells(problem, stash, layer, number))
 
-    def _gates(self, problem: Problem, layer: int) -> Tensor:
+    def _gates(self, problem: AttentionalProblem, layer: int) -> Tensor:
         weights, gates = problem.layers[layer], self.dgates[layer]
         if layer == 0:
             problem.bottom_gates(self.inputs, gates)
@@ -103,7 +103,7 @@ class Block:
             linear_into(gates, self.reads[layer - 1], weights.input, weights.bias)
         return problem.run.prepare_gates(add_linear(gates, self.before[layer], weights.hidden))
 
-    def _cells(self, problem: Problem, stash: Result, layer: int, number: int) -> list[Tensor]:
+    def _cells(self, problem: AttentionalProblem, stash: Result, layer: int, number: int) -> list[Tensor]:
         if not problem.keeps("cells"):
             return list(problem.run.scan_cells(self.gates[layer], stash.c[layer, number]).unbind(0))
         first = stash.c[layer, self.begin - 1] if self.begin else problem.given.first_c[layer]
@@ -122,7 +122,7 @@ class Backward:
         dc: (B, H) a layer.
     """
 
-    def __init__(self, problem: Problem, stash: Result, incoming: Incoming) -> None:
+    def __init__(self, problem: AttentionalProblem, stash: Result, incoming: Incoming) -> None:
         self.problem, self.stash = problem, stash
         doutputs, dweights = incoming["outputs"], incoming["attention"]
         self.doutputs = None if doutputs is None else rows_of(doutputs)

@@ -7,6 +7,6 @@ from dataclasses import replace
 
 from econmt_ops.attentional_lstm import recompute
 
-TRAITS = replace(recompute.TRAITS, warms_up=True, stands_in="recompute")
+TRAITS = replace(recompute.TRAITS, warms_up=True, fake_implementation="recompute")
 
 attentional_lstm = functools.partial(recompute.attentional_lstm, backend="compiled")

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from econmt_ops.attentional_lstm.problem import Arguments, Problem
+from econmt_ops.attentional_lstm.problem import AttentionalArguments, AttentionalProblem
 from econmt_ops.backends.protocol import Read
 from econmt_ops.core.chunks import reaches
 from econmt_ops.core.loops import steps_of
@@ -38,7 +38,7 @@ class Result(NamedTuple):
     last_c: Tensor
 
 
-def empty_result(given: Arguments, keep: bool) -> Result:
+def empty_result(given: AttentionalArguments, keep: bool) -> Result:
     """The result's tensors, their values not set.
 
     Args:
@@ -70,7 +70,7 @@ class Forward:
         keep: whether a backward pass will follow.
     """
 
-    def __init__(self, problem: Problem, keep: bool) -> None:
+    def __init__(self, problem: AttentionalProblem, keep: bool) -> None:
         self.problem, self.keep = problem, keep
         self.every_cell = keep and problem.keeps("cells")
         self.every_gate = keep and problem.keeps("gates")

@@ -34,7 +34,7 @@ from econmt_ops.core.precision import accumulate_dtype
 from econmt_ops.core.weights import Matrix
 
 
-class Arguments(NamedTuple):
+class AttentionalArguments(NamedTuple):
     """The arguments of the operator.
 
     Matrices and biases may be of another type than the inputs, in which all is computed; their gradients have theirs.
@@ -87,7 +87,7 @@ class Arguments(NamedTuple):
         return split_blocks(steps, batch, hidden, accumulate_dtype(dtype))
 
 
-class Problem:
+class AttentionalProblem:
     """The tensors of one call, and what both passes make of them.
 
     Attributes:
@@ -101,7 +101,7 @@ class Problem:
         masks: what dropout keeps of what a layer reads, (B, T, H) or (B, 1, H) bool, or None.
     """
 
-    def __init__(self, given: Arguments) -> None:
+    def __init__(self, given: AttentionalArguments) -> None:
         self.given = given
         inputs, places = given.inputs, given.places
         self.run = steps_for(inputs, given.backend)

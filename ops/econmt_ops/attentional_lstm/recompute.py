@@ -19,13 +19,13 @@ from econmt_ops.additive_attention.recompute import additive_attention, clean_ke
 from econmt_ops.additive_attention.reference import attend
 from econmt_ops.attentional_lstm.backward import Backward
 from econmt_ops.attentional_lstm.forward import Forward, Result, empty_result
-from econmt_ops.attentional_lstm.problem import Arguments, Problem
+from econmt_ops.attentional_lstm.problem import AttentionalArguments, AttentionalProblem
 from econmt_ops.core.chunks import reaches
 from econmt_ops.core.dropout import Seed, split_seed
 from econmt_ops.core.lengths import padding_mask, zero_padding
 from econmt_ops.core.low_rank import tensors_of_matrices
 from econmt_ops.core.precision import accumulate_dtype
-from econmt_ops.core.repeated import Inputs, Repeated, values_of
+from econmt_ops.core.repeated import Inputs, UniqueRows, values_of
 from econmt_ops.core.scopes import layer
 from econmt_ops.core.weights import AttentionalLSTMState, AttentionalLSTMWeights, LSTMState
 from econmt_ops.dispatch.registration import Operator
@@ -35,18 +35,18 @@ from econmt_ops.lstm.recompute import lstm
 TRAITS = Traits(recomputes=True, loops=True, takes_stash=True, casts=True)
 
 
-def _saves(given: Arguments) -> list[str]:
+def _saves(given: AttentionalArguments) -> list[str]:
     attention = ["attention"] if reaches(given.stash, "attention") else []
-    return [*Arguments._fields, "outputs", "h", "c", "gates", *attention]
+    return [*AttentionalArguments._fields, "outputs", "h", "c", "gates", *attention]
 
 
 _operator = Operator(
     "econmt_ops::attentional_lstm",
-    Arguments,
+    AttentionalArguments,
     Result,
-    forward=lambda given, keep: Forward(Problem(given), keep).run(),
+    forward=lambda given, keep: Forward(AttentionalProblem(given), keep).run(),
     fake=empty_result,
-    backward=lambda given, stash, incoming: Backward(Problem(given), stash, incoming).run(),
+    backward=lambda given, stash, incoming: Backward(AttentionalProblem(given), stash, incoming).run(),
     saves=_saves,
 )
 
@@ -94,7 +94,7 @@ def attentional_lstm(
         keys = clean_keys(keys, lengths)
     seed, device_seed, first_row = split_seed(dropout_seed)
     result = _operator(
-        Arguments(
+        AttentionalArguments(
             values_of(inputs),
             keys,
             values,
@@ -108,7 +108,7 @@ def attentional_lstm(
             gain,
             shift,
             lengths,
-            inputs.places if isinstance(inputs, Repeated) else None,
+            inputs.places if isinstance(inputs, UniqueRows) else None,
             [h for h, _ in state.layers],
             [c for _, c in state.layers],
             state.output,

@@ -98,7 +98,7 @@ def _advance(
     if recurrent is not None:
         sums = sums + recurrent.to(before.dtype)
     activated = lstm.activate(sums, tanh)
-    made, c = lstm.advance(activated, before, tanh)
+    made, c = lstm.update_state(activated, before, tanh)
     if keep:
         fill_quarters(gates, activated if gates.dtype == before.dtype else sums.chunk(4, 1))
     after.copy_(c)
@@ -117,7 +117,7 @@ def _advance_back(
     exact = dc.dtype
     activated = gates.chunk(4, 1) if gates.dtype == exact else lstm.activate(gates.to(exact), tanh)
     given = dh.to(exact) if other is None else dh.to(exact) + other.to(exact)
-    parts, dbefore = lstm.advance_back(activated, before, after, given, dc, tanh)
+    parts, dbefore = lstm.update_state_backward(activated, before, after, given, dc, tanh)
     fill_quarters(dgates, parts)
     dc.copy_(dbefore)
 

@@ -142,7 +142,7 @@ class CellSteps:
         """See `StepCell.backward`."""
         return cell.backward(read, recurrent, state, after, dafter, extra)
 
-    def advance(
+    def step_forward_into(
         self,
         cell: StepCell,
         read: Tensor,
@@ -164,7 +164,7 @@ class CellSteps:
         """See `StepKernels`."""
         return 1
 
-    def retreat(
+    def step_backward_into(
         self,
         cell: StepCell,
         read: Tensor,

@@ -127,7 +127,7 @@ class StepKernels(Protocol):
             read: what the layer above reads of this step; or None.
         """
 
-    def advance(
+    def step_forward_into(
         self,
         cell: StepCell,
         read: Tensor,
@@ -150,7 +150,7 @@ class StepKernels(Protocol):
     def rows_of_sums(self, batch: int) -> int:
         """R, the rows over which a step's gradients of a cell's vectors are spread in `retreat`."""
 
-    def retreat(
+    def step_backward_into(
         self,
         cell: StepCell,
         read: Tensor,

@@ -31,14 +31,14 @@ def activate(sums: Tensor, tanh: Pointwise = torch.tanh) -> tuple[Tensor, Tensor
     return torch.sigmoid(i), torch.sigmoid(f), tanh(g), torch.sigmoid(o)
 
 
-def advance(gates: Sequence[Tensor], c: Tensor, tanh: Pointwise = torch.tanh) -> tuple[Tensor, Tensor]:
+def update_state(gates: Sequence[Tensor], c: Tensor, tanh: Pointwise = torch.tanh) -> tuple[Tensor, Tensor]:
     """h and c after a step, (B, H) each, from i, f, g and o and the c before, (B, H) each."""
     i, f, g, o = gates
     c = f * c + i * g
     return o * tanh(c), c
 
 
-def advance_back(
+def update_state_backward(
     gates: Sequence[Tensor],
     before: Tensor,
     after: Tensor,
@@ -46,7 +46,7 @@ def advance_back(
     dc: Tensor,
     tanh: Pointwise = torch.tanh,
 ) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor], Tensor]:
-    """Backward of :func:`activate` and :func:`advance`.
+    """Backward of :func:`activate` and :func:`update_state`.
 
     Args:
         gates: i, f, g and o, (B, H) each.
@@ -79,7 +79,7 @@ def forward(sums: Tensor, c: Tensor, tanh: Pointwise = torch.tanh) -> tuple[Tens
     Returns:
         h in the compute type and c in the accumulate type, (B, H) each.
     """
-    h, c = advance(activate(sums.to(c.dtype), tanh), c, tanh)
+    h, c = update_state(activate(sums.to(c.dtype), tanh), c, tanh)
     return h.to(sums.dtype), c
 
 
@@ -129,7 +129,7 @@ class LSTMCell:
         """See `StepCell`; all of h's gradient flows through the recurrent product."""
         (_, before), (_, c), (dh, dc) = state, after, dafter
         gates = activate((read + recurrent).to(c.dtype))
-        parts, dbefore = advance_back(gates, before, c, dh.to(c.dtype), dc)
+        parts, dbefore = update_state_backward(gates, before, c, dh.to(c.dtype), dc)
         dsums = torch.cat(parts, -1).to(read.dtype)
         return dsums, dsums, (torch.zeros_like(dh), dbefore), ()
 

@@ -22,7 +22,7 @@ from econmt_ops.backends import c as native
 from econmt_ops.core.shapes import Shapes
 
 
-class Repeated(NamedTuple):
+class UniqueRows(NamedTuple):
     """Inputs (B, T, I) given as distinct rows and which of them stands where."""
 
     rows: Tensor
@@ -34,23 +34,23 @@ class Repeated(NamedTuple):
         """The inputs (B, T, I)."""
         return functional.embedding(self.places, self.rows)
 
-    def to(self, dtype: torch.dtype) -> Repeated:
+    def to(self, dtype: torch.dtype) -> UniqueRows:
         """The rows in another type."""
-        return Repeated(self.rows.to(dtype), self.places)
+        return UniqueRows(self.rows.to(dtype), self.places)
 
 
-Inputs = Union[Tensor, Repeated]
+Inputs = Union[Tensor, UniqueRows]
 """What a recurrent op reads: (B, T, I), or its distinct rows."""
 
 
 def values_of(inputs: Inputs) -> Tensor:
     """The tensor whose type and device count."""
-    return inputs.rows if isinstance(inputs, Repeated) else inputs
+    return inputs.rows if isinstance(inputs, UniqueRows) else inputs
 
 
 def expanded(inputs: Inputs) -> Tensor:
     """Inputs (B, T, I), however they are given."""
-    return inputs.expanded() if isinstance(inputs, Repeated) else inputs
+    return inputs.expanded() if isinstance(inputs, UniqueRows) else inputs
 
 
 def check_inputs(check: Shapes, inputs: Inputs) -> None:
@@ -59,7 +59,7 @@ def check_inputs(check: Shapes, inputs: Inputs) -> None:
     Raises:
         ValueError: a size or a type does not fit, or there is no position.
     """
-    if not isinstance(inputs, Repeated):
+    if not isinstance(inputs, UniqueRows):
         check("inputs", inputs, "B T I")
         check.not_empty("inputs", inputs)
         return

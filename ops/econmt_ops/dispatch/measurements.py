@@ -34,7 +34,7 @@ _MACHINES = 16
 """Machines (and versions of the libraries on them) that the file remembers: those written to last."""
 
 
-class Record(NamedTuple):
+class MeasurementRecord(NamedTuple):
     """A candidate's call, forward and backward.
 
     Median (see `timing.compared`), lowest and highest decile in milliseconds; the bytes that autograd keeps; and the
@@ -62,7 +62,7 @@ class Measurement(NamedTuple):
     op: str
     key: str
     rule: str
-    records: dict[str, Record]
+    records: dict[str, MeasurementRecord]
     calls: int = 1
 
     def choice(self, byte_limit: int | None = None) -> str:
@@ -74,7 +74,7 @@ class Measurement(NamedTuple):
         return regret(self.records, candidate)
 
 
-def decide(records: Mapping[str, Record], rule: str, byte_limit: int | None = None) -> str:
+def decide(records: Mapping[str, MeasurementRecord], rule: str, byte_limit: int | None = None) -> str:
     """The fastest candidate; ``rule`` unless another one is faster by more than `MARGIN`.
 
     Args:
@@ -93,7 +93,7 @@ def decide(records: Mapping[str, Record], rule: str, byte_limit: int | None = No
     return best
 
 
-def regret(records: Mapping[str, Record], candidate: str) -> float:
+def regret(records: Mapping[str, MeasurementRecord], candidate: str) -> float:
     """By which share a candidate is slower than the fastest: 0 is the best there is."""
     return records[candidate].milliseconds / min(record.milliseconds for record in records.values()) - 1
 
@@ -153,14 +153,14 @@ class Store:
     def __init__(self, path: Path | None = None) -> None:
         self.path = cache_folder() / "choices.json" if path is None else path
 
-    def load(self, where: str) -> dict[str, dict[str, Record]]:
+    def load(self, where: str) -> dict[str, dict[str, MeasurementRecord]]:
         """The records by key that were taken on the machine ``where``; none if the file is absent or broken."""
-        found: dict[str, dict[str, Record]] = {}
+        found: dict[str, dict[str, MeasurementRecord]] = {}
         for key, records in self._read().get(where, {}).items():
-            found[key] = {name: Record(*values) for name, values in records.items()}
+            found[key] = {name: MeasurementRecord(*values) for name, values in records.items()}
         return found
 
-    def add(self, where: str, records: Mapping[str, Mapping[str, Record]]) -> None:
+    def add(self, where: str, records: Mapping[str, Mapping[str, MeasurementRecord]]) -> None:
         """Adds or replaces records by key; without effect, but for a warning, where nothing can be written."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -209,7 +209,7 @@ def _checked(machines: Any) -> dict[str, dict[str, dict[str, list[Any]]]]:
     for entries in machines.values():
         for candidates in entries.values():
             for values in candidates.values():
-                record = Record(*values)
+                record = MeasurementRecord(*values)
                 if not all(isinstance(value, int | float) and 0 <= value < math.inf for value in record):
                     raise ValueError("a number is none")
                 if record.milliseconds <= 0:

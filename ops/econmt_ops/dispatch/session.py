@@ -13,7 +13,7 @@ import torch
 
 from econmt_ops.core.weights import tensors_of
 from econmt_ops.dispatch.isolation import counting_bytes, detached
-from econmt_ops.dispatch.measurements import Measurement, Record, Store
+from econmt_ops.dispatch.measurements import Measurement, MeasurementRecord, Store
 from econmt_ops.dispatch.rule import Candidate, Problem, rules_only
 from econmt_ops.dispatch.timing import alternate, compared, synchronizer
 
@@ -25,7 +25,7 @@ _LEAST_SAMPLES = 1
 
 
 @functools.cache
-def remembered(where: str) -> dict[str, dict[str, Record]]:
+def remembered(where: str) -> dict[str, dict[str, MeasurementRecord]]:
     """The records of the machine ``where``: read from the file once, then added to by sessions."""
     return Store().load(where)
 
@@ -63,7 +63,7 @@ class Session:
         self._only = only
         self._store = store
         self._share = share
-        self._fresh: dict[str, dict[str, dict[str, Record]]] = {}
+        self._fresh: dict[str, dict[str, dict[str, MeasurementRecord]]] = {}
 
     def choose(
         self,
@@ -71,7 +71,7 @@ class Session:
         call: Callable[..., Any],
         found: Mapping[str, Candidate],
         rule: str,
-        known: Mapping[str, Record],
+        known: Mapping[str, MeasurementRecord],
         where: str,
     ) -> str:
         """The label of the candidate to run; measures if this has not been measured here."""
@@ -96,7 +96,7 @@ class Session:
 
     def _measure(
         self, problem: Problem, call: Callable[..., Any], found: Mapping[str, Candidate]
-    ) -> dict[str, Record] | None:
+    ) -> dict[str, MeasurementRecord] | None:
         """The records of candidates; None if time is up."""
         left = self._allowed - self.seconds
         if left <= 0:
@@ -142,7 +142,7 @@ class Session:
         self.samples[problem.key] = samples
         times = compared(samples)
         return {
-            name: Record(
+            name: MeasurementRecord(
                 1e3 * times[name],
                 1e3 * timing.low,
                 1e3 * timing.high,

@@ -73,7 +73,7 @@ class Traits:
     needs: str = ""
     is_available: Callable[[], bool] = _always
     serves: Callable[[Mapping[str, int], str], bool] = _always
-    stands_in: str = ""
+    fake_implementation: str = ""
     costs: Mapping[str, Callable[..., Cost]] = field(default_factory=dict)
 
     def runs_on(self, device: str, dtype: torch.dtype) -> bool:

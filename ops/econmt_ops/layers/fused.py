@@ -22,7 +22,7 @@ from econmt_ops.core.chunks import reaches
 from econmt_ops.core.lengths import padding_mask, zero_padding
 from econmt_ops.dispatch.registration import Gradients, Incoming, Operator
 from econmt_ops.dispatch.traits import FLOATS
-from econmt_ops.layers.scanned import RECOMPUTE, Arguments, Results, empty_results, staged
+from econmt_ops.layers.scanned import RECOMPUTE, ScannedArguments, ScannedResults, empty_results, staged
 
 TRITON = with_kernels(RECOMPUTE, dtypes=FLOATS)
 
@@ -34,7 +34,7 @@ def _kernels() -> Any:
 class _Call:
     """A call with what both passes make of it."""
 
-    def __init__(self, call: Arguments) -> None:
+    def __init__(self, call: ScannedArguments) -> None:
         self.call, self.cell = call, CELLS[call.cell]
         self.dtype = call.sources[0].dtype
         self.weights = [weight.to(self.dtype) for weight in call.weights]
@@ -72,7 +72,7 @@ def _flat(tensor: Tensor) -> Tensor:
     return tensor.reshape(-1, tensor.shape[2])
 
 
-def _forward(call: Arguments, keep: bool) -> Results:
+def _forward(call: ScannedArguments, keep: bool) -> ScannedResults:
     own, results = _Call(call), empty_results(call._replace(stash="outputs"), keep)
     products = own.products(own.read(clean=False))
     if keep and reaches(call.stash, "gates"):
@@ -83,7 +83,7 @@ def _forward(call: Arguments, keep: bool) -> Results:
     return results
 
 
-def _backward(call: Arguments, results: Results, incoming: Incoming) -> Gradients:
+def _backward(call: ScannedArguments, results: ScannedResults, incoming: Incoming) -> Gradients:
     own = _Call(call)
     read = own.read(clean=True)
     kept = len(results.products) > 0
@@ -151,12 +151,12 @@ def _outer(left: Tensor, right: Tensor, like: Tensor) -> Tensor:
 
 _stage = Operator(
     "econmt_ops::fused_stage",
-    Arguments,
-    Results,
+    ScannedArguments,
+    ScannedResults,
     forward=_forward,
     fake=empty_results,
     backward=_backward,
-    saves=lambda _: (*Arguments._fields, "cells", "products"),
+    saves=lambda _: (*ScannedArguments._fields, "cells", "products"),
 )
 
 fused = staged(_stage)

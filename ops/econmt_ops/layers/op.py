@@ -41,7 +41,7 @@ class LayerOp(Protocol):
 _DOCUMENT = """{summary}
 
     Args:
-        inputs: (B, T, I); or `Repeated`, rows of which many positions read the same, which is written out.
+        inputs: (B, T, I); or `UniqueRows`, rows of which many positions read the same, which is written out.
         layers: the weights, bottom first; the upper layers read H values.
         state: of every layer, bottom first, its states {states}; zeros if None.
         lengths: (B,) int64, on the CPU or the device: what lies at or past a row's length has no influence;

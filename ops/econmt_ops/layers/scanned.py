@@ -105,7 +105,7 @@ def _reference_stage(
     return outputs, last_of(c, first, lengths)
 
 
-class Arguments(NamedTuple):
+class ScannedArguments(NamedTuple):
     """Of one recurrence of a layer.
 
     Weights may be of another type than the sources, in which all is computed; their gradients have theirs.
@@ -127,7 +127,7 @@ class Arguments(NamedTuple):
     stash: str
 
 
-class Results(NamedTuple):
+class ScannedResults(NamedTuple):
     """What a recurrence gives, and what it keeps if a backward pass follows.
 
     Attributes:
@@ -141,12 +141,12 @@ class Results(NamedTuple):
     products: Tensor
 
 
-def empty_results(call: Arguments, keep: bool) -> Results:
+def empty_results(call: ScannedArguments, keep: bool) -> ScannedResults:
     """Results in new memory, those empty that are not kept."""
     like = call.sources[0]
     batch, steps = like.shape[:2]
     gates = keep and reaches(call.stash, "gates")
-    return Results(
+    return ScannedResults(
         like.new_empty(batch, steps, call.first.shape[1]),
         torch.empty_like(call.first, memory_format=torch.contiguous_format),
         call.first.new_empty(batch if keep else 0, steps, call.first.shape[1]),
@@ -157,7 +157,7 @@ def empty_results(call: Arguments, keep: bool) -> Results:
 class _Blocks:
     """A call by its blocks, each some rows and some steps."""
 
-    def __init__(self, call: Arguments) -> None:
+    def __init__(self, call: ScannedArguments) -> None:
         self.call = call
         self.cell = CELLS[call.cell]
         self.dtype = call.sources[0].dtype
@@ -238,7 +238,7 @@ class _Blocks:
         dc.scatter_add_(1, index.unsqueeze(2).expand(-1, 1, self.hidden), given)
 
 
-def _forward(call: Arguments, keep: bool) -> Results:
+def _forward(call: ScannedArguments, keep: bool) -> ScannedResults:
     blocks, results = _Blocks(call), empty_results(call._replace(stash="outputs"), keep)
     if keep and reaches(call.stash, "gates"):
         whole = slice(0, blocks.batch), slice(0, blocks.steps)
@@ -265,7 +265,7 @@ def _forward(call: Arguments, keep: bool) -> Results:
     return results
 
 
-class _Sums:
+class _ScannedSums:
     """The gradients of weights and sources, to which every block adds."""
 
     def __init__(self, blocks: _Blocks) -> None:
@@ -375,9 +375,9 @@ def _block_back_by_library(blocks: _Blocks, given: _Given) -> tuple[Tensor, Tens
     return given.target, dread, carried
 
 
-def _backward(call: Arguments, results: Results, incoming: Incoming) -> Gradients:
+def _backward(call: ScannedArguments, results: ScannedResults, incoming: Incoming) -> Gradients:
     blocks = _Blocks(call)
-    sums, doutputs, dlast = _Sums(blocks), incoming["outputs"], incoming["last"]
+    sums, doutputs, dlast = _ScannedSums(blocks), incoming["outputs"], incoming["last"]
     carried: Tensor | None = None
     for rows, steps in reversed(blocks.places):
         read = blocks.read(rows, steps)
@@ -411,16 +411,16 @@ def _backward(call: Arguments, results: Results, incoming: Incoming) -> Gradient
 
 _stage = Operator(
     "econmt_ops::scanned_stage",
-    Arguments,
-    Results,
+    ScannedArguments,
+    ScannedResults,
     forward=_forward,
     fake=empty_results,
     backward=_backward,
-    saves=lambda _: (*Arguments._fields, "cells", "products"),
+    saves=lambda _: (*ScannedArguments._fields, "cells", "products"),
 )
 
 
-def staged(operator: Operator[Arguments, Results]) -> Callable[..., tuple[Tensor, State]]:
+def staged(operator: Operator[ScannedArguments, ScannedResults]) -> Callable[..., tuple[Tensor, State]]:
     """A stack of layers whose recurrences are calls of an operator; arguments as `econmt_ops.layers.op` gives them."""
 
     def stage(
@@ -434,7 +434,9 @@ def staged(operator: Operator[Arguments, Results]) -> Callable[..., tuple[Tensor
         before: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """See `econmt_ops.cells.scan.RunStage`."""
-        results = operator(Arguments([*sources], [*weights], bias, first, before, lengths, cell.name, stash))
+        results = operator(
+            ScannedArguments([*sources], [*weights], bias, first, before, lengths, cell.name, stash)
+        )
         return results.outputs, results.last
 
     def run(

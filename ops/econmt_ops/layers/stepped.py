@@ -64,7 +64,7 @@ def reference_layer(
     return zero_padding(torch.stack(outputs, 1), padding), tuple(state)
 
 
-class Arguments(NamedTuple):
+class SteppedArguments(NamedTuple):
     """Of one layer. Weights may be of another type than the inputs, in which all is computed.
 
     Attributes:
@@ -85,7 +85,7 @@ class Arguments(NamedTuple):
     backend: str
 
 
-class Results(NamedTuple):
+class SteppedResults(NamedTuple):
     """What a layer gives, and what it keeps if a backward pass follows.
 
     Attributes:
@@ -99,7 +99,7 @@ class Results(NamedTuple):
     kept: Tensor
 
 
-def _blocks(call: Arguments) -> list[tuple[int, int]]:
+def _blocks(call: SteppedArguments) -> list[tuple[int, int]]:
     """The blocks of steps; see `split_blocks`."""
     steps, batch, _ = call.inputs.shape
     exact = accumulate_dtype(call.inputs.dtype)
@@ -109,7 +109,7 @@ def _blocks(call: Arguments) -> list[tuple[int, int]]:
 class _Walk:
     """A call by its blocks of steps."""
 
-    def __init__(self, call: Arguments) -> None:
+    def __init__(self, call: SteppedArguments) -> None:
         self.call, self.cell = call, _CELLS[call.cell]
         self.steps = call.inputs.shape[0]
         dtype = call.inputs.dtype
@@ -134,7 +134,7 @@ class _Walk:
         """The inputs (K, B, I) of a block."""
         return self.masked(self.call.inputs[begin:end].contiguous(), begin, end)
 
-    def advance(
+    def step_forward_into(
         self,
         number: int,
         products: tuple[Tensor, Tensor],
@@ -144,15 +144,15 @@ class _Walk:
     ) -> None:
         """A step by its read and recurrent products (B, G H); see `StepKernels.advance`."""
         padding = None if self.padding is None else self.padding[number]
-        self.run.advance(self.cell, *products, before, after, output, self.extra, padding)
+        self.run.step_forward_into(self.cell, *products, before, after, output, self.extra, padding)
 
 
-def _empty_results(call: Arguments, keep: bool) -> Results:
+def _empty_results(call: SteppedArguments, keep: bool) -> SteppedResults:
     steps, batch, _ = call.inputs.shape
     hidden, others = call.hidden.shape[1], len(call.first) - 1
     exact = accumulate_dtype(call.inputs.dtype)
     blocks = len(_blocks(call)) if keep else 0
-    return Results(
+    return SteppedResults(
         call.inputs.new_empty(steps, batch, hidden),
         call.inputs.new_empty(batch, hidden),
         call.inputs.new_empty(others, batch, hidden, dtype=exact),
@@ -160,7 +160,7 @@ def _empty_results(call: Arguments, keep: bool) -> Results:
     )
 
 
-def _forward(call: Arguments, keep: bool) -> Results:
+def _forward(call: SteppedArguments, keep: bool) -> SteppedResults:
     walk, results = _Walk(call), _empty_results(call, keep)
     results.last_h.copy_(call.first[0])
     for place, part in zip(results.last, call.first[1:], strict=True):
@@ -174,11 +174,11 @@ def _forward(call: Arguments, keep: bool) -> Results:
         reads = walk.read_product(walk.read(begin, end))
         for step in steps_of(range(end - begin)):
             products = reads[step], walk.recurrent_product(state[0])
-            walk.advance(begin + step, products, state, state, results.outputs[begin + step])
+            walk.step_forward_into(begin + step, products, state, state, results.outputs[begin + step])
     return results
 
 
-class _Sums:
+class _SteppedSums:
     """The gradients to which every block adds."""
 
     def __init__(self, walk: _Walk) -> None:
@@ -216,13 +216,13 @@ def _states(
     for step in steps_of(range(end - begin)):
         state = before[step], *others[step].unbind(0)
         after = unseen[0], *others[step + 1].unbind(0)
-        walk.advance(begin + step, (reads[step], recurrents[step]), state, after, unseen[1])
+        walk.step_forward_into(begin + step, (reads[step], recurrents[step]), state, after, unseen[1])
     return others
 
 
-def _backward(call: Arguments, results: Results, incoming: Incoming) -> Gradients:
+def _backward(call: SteppedArguments, results: SteppedResults, incoming: Incoming) -> Gradients:
     walk = _Walk(call)
-    sums = _Sums(walk)
+    sums = _SteppedSums(walk)
     to_h = Product(walk.hidden.t(), calls=walk.steps)
     doutputs, dlast = incoming["outputs"], incoming["last"]
     dh = (
@@ -243,7 +243,7 @@ def _backward(call: Arguments, results: Results, incoming: Incoming) -> Gradient
         states = _states(walk, results.kept, number, reads, recurrents, before)
         dreads, drecurrents = torch.empty_like(reads), torch.empty_like(recurrents)
         for step in steps_of(range(end - begin)[::-1]):
-            walk.run.retreat(
+            walk.run.step_backward_into(
                 walk.cell,
                 reads[step],
                 recurrents[step],
@@ -272,12 +272,12 @@ def _backward(call: Arguments, results: Results, incoming: Incoming) -> Gradient
 
 _layer = Operator(
     "econmt_ops::stepped_layer",
-    Arguments,
-    Results,
+    SteppedArguments,
+    SteppedResults,
     forward=_forward,
     fake=_empty_results,
     backward=_backward,
-    saves=lambda _: (*Arguments._fields, "outputs", "kept"),
+    saves=lambda _: (*SteppedArguments._fields, "outputs", "kept"),
 )
 
 
@@ -292,7 +292,7 @@ def _recompute_layer(
     """See `econmt_ops.layers.stack.RunLayer`."""
     parts = cell.split(weights)
     results = _layer(
-        Arguments(
+        SteppedArguments(
             inputs.transpose(0, 1),
             parts.input,
             parts.hidden,

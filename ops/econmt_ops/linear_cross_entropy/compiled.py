@@ -7,6 +7,6 @@ from dataclasses import replace
 
 from econmt_ops.linear_cross_entropy import recompute
 
-TRAITS = replace(recompute.TRAITS, warms_up=True, stands_in="recompute")
+TRAITS = replace(recompute.TRAITS, warms_up=True, fake_implementation="recompute")
 
 linear_cross_entropy = functools.partial(recompute.linear_cross_entropy, backend="compiled")

@@ -37,7 +37,7 @@ LARGE_VOCABULARY = 1 << 16
 float32 sum of the weight's gradient, read and written once a chunk of rows, takes longer than making logits twice."""
 
 
-class Arguments(NamedTuple):
+class CrossEntropyArguments(NamedTuple):
     """Of the operator.
 
     Attributes:
@@ -58,7 +58,7 @@ class Arguments(NamedTuple):
     alone: bool
 
 
-class Results(NamedTuple):
+class CrossEntropyResults(NamedTuple):
     """The loss and, for reductions to a number, the gradients of the sum and how many rows count.
 
     Attributes:
@@ -103,10 +103,10 @@ class _Layer:
         """(C, V) to (C, H)."""
 
 
-class _Sums:
+class _CrossEntropySums:
     """The gradients of hidden, weight and bias, summed in the accumulate type."""
 
-    def __init__(self, call: Arguments) -> None:
+    def __init__(self, call: CrossEntropyArguments) -> None:
         hidden, weight, bias = call.hidden, call.weight, call.bias
         accumulate = accumulate_dtype(hidden.dtype)
         self.hidden = torch.zeros_like(hidden, memory_format=torch.contiguous_format)
@@ -133,7 +133,7 @@ class _Sums:
         return self.hidden, self.weight, self.bias
 
 
-def _goes_by_words(call: Arguments) -> bool:
+def _goes_by_words(call: CrossEntropyArguments) -> bool:
     """Whether kernels go through the vocabulary in slices: each part of the weight's gradient is then made at once."""
     rows, inner = call.hidden.shape
     suits = call.hidden.dtype == torch.bfloat16 and call.weight.dtype in (torch.bfloat16, torch.float32)
@@ -141,7 +141,7 @@ def _goes_by_words(call: Arguments) -> bool:
     return suits and large and call.backend == "triton" and triton.serves(call.hidden)
 
 
-def _walk(call: Arguments, factors: Tensor | None, sums: _Sums | None) -> Tensor:
+def _walk(call: CrossEntropyArguments, factors: Tensor | None, sums: _CrossEntropySums | None) -> Tensor:
     """The losses (N,) in the accumulate type; ``sums`` gets the gradients of their sum, each row's times its factor.
 
     ``factors``: (N,), or of kernels that go by words one for all.
@@ -180,8 +180,8 @@ def _walk(call: Arguments, factors: Tensor | None, sums: _Sums | None) -> Tensor
     return losses
 
 
-def _forward(call: Arguments, keep: bool) -> Results:
-    sums = _Sums(call) if keep and call.reduction != "none" else None
+def _forward(call: CrossEntropyArguments, keep: bool) -> CrossEntropyResults:
+    sums = _CrossEntropySums(call) if keep and call.reduction != "none" else None
     counted = (call.targets != call.ignore_index).sum().to(accumulate_dtype(call.hidden.dtype))
     # What is rounded to the type of the weight is divided before, and then counts as one row's.
     divides = call.reduction == "mean" and _goes_by_words(call)
@@ -191,36 +191,42 @@ def _forward(call: Arguments, keep: bool) -> Results:
     return _results(call, loss, sums, torch.ones_like(counted) if divides else counted)
 
 
-def _empty_results(call: Arguments, keep: bool) -> Results:
+def _empty_results(call: CrossEntropyArguments, keep: bool) -> CrossEntropyResults:
     accumulate = accumulate_dtype(call.hidden.dtype)
     loss = call.hidden.new_empty(call.targets.shape if call.reduction == "none" else (), dtype=accumulate)
-    sums = _Sums(call) if keep and call.reduction != "none" else None
+    sums = _CrossEntropySums(call) if keep and call.reduction != "none" else None
     return _results(call, loss, sums, call.hidden.new_empty((), dtype=accumulate))
 
 
-def _results(call: Arguments, loss: Tensor, sums: _Sums | None, counted: Tensor) -> Results:
+def _results(
+    call: CrossEntropyArguments, loss: Tensor, sums: _CrossEntropySums | None, counted: Tensor
+) -> CrossEntropyResults:
     """The results, of which there are no gradients without ``sums``."""
     nothing = loss.new_empty(0)
     if sums is None:
-        return Results(loss, call.hidden.new_empty(0), nothing, nothing.clone(), counted)
+        return CrossEntropyResults(loss, call.hidden.new_empty(0), nothing, nothing.clone(), counted)
     dhidden, dweight, dbias = sums.results()
-    return Results(loss, dhidden, dweight, nothing if dbias is None else dbias, counted)
+    return CrossEntropyResults(loss, dhidden, dweight, nothing if dbias is None else dbias, counted)
 
 
-def _saves(call: Arguments) -> tuple[str, ...]:
+def _saves(call: CrossEntropyArguments) -> tuple[str, ...]:
     if call.reduction == "none":
         return ("hidden", "weight", "targets", "bias")
     return ("dhidden", "dweight", "dbias", "counted")
 
 
-def _backward_by_row(call: Arguments, results: Results, incoming: Incoming) -> Gradients:  # noqa: ARG001
-    sums = _Sums(call)
+def _backward_by_row(
+    call: CrossEntropyArguments, _results: CrossEntropyResults, incoming: Incoming
+) -> Gradients:
+    sums = _CrossEntropySums(call)
     _walk(call, incoming["loss"], sums)
     dhidden, dweight, dbias = sums.results()
     return {"hidden": dhidden, "weight": dweight, "bias": dbias}
 
 
-def _scaled(call: Arguments, results: Results, incoming: Incoming) -> Gradients | None:
+def _scaled(
+    call: CrossEntropyArguments, results: CrossEntropyResults, incoming: Incoming
+) -> Gradients | None:
     """What the forward pass made, times the gradient of the loss; None for reduction "none"."""
     dloss = incoming["loss"]
     if call.reduction == "none" or dloss is None:
@@ -231,7 +237,7 @@ def _scaled(call: Arguments, results: Results, incoming: Incoming) -> Gradients 
     return {name: part.mul_(factor) if in_place else part * factor for name, part in gradients.items()}
 
 
-def _are_needed_again(call: Arguments, gradients: list[Tensor]) -> bool:
+def _are_needed_again(call: CrossEntropyArguments, gradients: list[Tensor]) -> bool:
     """Whether something may still ask for the gradients that a forward pass made, as they are.
 
     Its caller, if it has not let go of them; a graph that is kept, since it can be walked again. And one that is being
@@ -243,8 +249,8 @@ def _are_needed_again(call: Arguments, gradients: list[Tensor]) -> bool:
 
 _operator = Operator(
     "econmt_ops::linear_cross_entropy",
-    Arguments,
-    Results,
+    CrossEntropyArguments,
+    CrossEntropyResults,
     forward=_forward,
     fake=_empty_results,
     backward=_backward_by_row,
@@ -269,5 +275,7 @@ def linear_cross_entropy(
     The weight and the bias may have another type: they are cast where they are used, so that no copy is kept, and
     their gradients are never rounded to the compute type.
     """
-    call = Arguments(hidden, weight, targets, bias, label_smoothing, ignore_index, backend, reduction, True)
+    call = CrossEntropyArguments(
+        hidden, weight, targets, bias, label_smoothing, ignore_index, backend, reduction, True
+    )
     return _operator(call).loss

@@ -61,7 +61,7 @@ class Backend(Protocol):
         """The gradients of decay, inputs and initial; ``kept`` are the outputs, or with ``carries`` the inputs."""
 
 
-class Arguments(NamedTuple):
+class RecurrenceArguments(NamedTuple):
     """Of the operator.
 
     Attributes:
@@ -81,7 +81,7 @@ class Arguments(NamedTuple):
     backend: str
 
 
-class Results(NamedTuple):
+class RecurrenceResults(NamedTuple):
     """The outputs (B, T, H), and the carries, which are empty unless they are kept."""
 
     outputs: Tensor
@@ -93,7 +93,7 @@ def block_of(steps: int, backend: str) -> int:
     return _BLOCK[backend] if backend in _BLOCK else max(16, math.isqrt(steps))
 
 
-def _backend(call: Arguments) -> Backend:
+def _backend(call: RecurrenceArguments) -> Backend:
     name = "econmt_ops.linear_recurrence.chunk"
     if call.backend == "c" and native.serves(call.decay):
         name = "econmt_ops.backends.c.recurrence"
@@ -102,33 +102,33 @@ def _backend(call: Arguments) -> Backend:
     return cast(Backend, cast(Any, importlib.import_module(name)))
 
 
-def _keeps_carries(call: Arguments, keep: bool) -> bool:
+def _keeps_carries(call: RecurrenceArguments, keep: bool) -> bool:
     return keep and call.stash == "carries"
 
 
-def _forward(call: Arguments, keep: bool) -> Results:
+def _forward(call: RecurrenceArguments, keep: bool) -> RecurrenceResults:
     block, keeps = block_of(call.inputs.shape[1], call.backend), _keeps_carries(call, keep)
     given = call.decay, call.inputs, call.initial, call.lengths, call.reverse
     outputs, carries = _backend(call).forward(*given, block, keeps)
     if carries is None or not keeps:
         carries = outputs.new_empty(0, dtype=accumulate_dtype(outputs.dtype))
-    return Results(outputs, carries)
+    return RecurrenceResults(outputs, carries)
 
 
-def _empty(call: Arguments, keep: bool) -> Results:
+def _empty(call: RecurrenceArguments, keep: bool) -> RecurrenceResults:
     batch, steps, hidden = call.inputs.shape
     blocks = -(-steps // block_of(steps, call.backend))
     shape = (batch, blocks, hidden) if _keeps_carries(call, keep) else (0,)
     carries = call.inputs.new_empty(shape, dtype=accumulate_dtype(call.inputs.dtype))
-    return Results(torch.empty_like(call.inputs, memory_format=torch.contiguous_format), carries)
+    return RecurrenceResults(torch.empty_like(call.inputs, memory_format=torch.contiguous_format), carries)
 
 
-def _saves(call: Arguments) -> tuple[str, ...]:
+def _saves(call: RecurrenceArguments) -> tuple[str, ...]:
     kept = ("inputs", "carries") if call.stash == "carries" else ("outputs",)
     return ("decay", *kept, "initial", "lengths")
 
 
-def _backward(call: Arguments, results: Results, incoming: Incoming) -> Gradients:
+def _backward(call: RecurrenceArguments, results: RecurrenceResults, incoming: Incoming) -> Gradients:
     doutputs = incoming["outputs"]
     assert doutputs is not None
     ddecay, dinputs, dinitial = _backend(call).backward(
@@ -144,7 +144,7 @@ def _backward(call: Arguments, results: Results, incoming: Incoming) -> Gradient
     return {"decay": ddecay, "inputs": dinputs, "initial": dinitial}
 
 
-def _cost(call: Arguments, tensors: int, products: int) -> Cost:
+def _cost(call: RecurrenceArguments, tensors: int, products: int) -> Cost:
     """What a pass takes: "chunk" some tensors (B, T, H) in the accumulate type, more with lengths, kernels nothing."""
     values = call.decay.numel()
     copies = tensors + (2 if call.lengths is not None else 0) if call.backend == "chunk" else 0
@@ -152,11 +152,11 @@ def _cost(call: Arguments, tensors: int, products: int) -> Cost:
 
 
 def _cost_forward(*given: Any) -> Cost:
-    return _cost(Arguments(*given[:-1]), 0, 1)
+    return _cost(RecurrenceArguments(*given[:-1]), 0, 1)
 
 
 def _cost_backward(*given: Any) -> Cost:
-    return _cost(Arguments(*given[2 * len(Results._fields) :]), 2, 2)
+    return _cost(RecurrenceArguments(*given[2 * len(RecurrenceResults._fields) :]), 2, 2)
 
 
 COSTS = {
@@ -167,8 +167,8 @@ COSTS = {
 
 _operator = Operator(
     "econmt_ops::linear_recurrence",
-    Arguments,
-    Results,
+    RecurrenceArguments,
+    RecurrenceResults,
     forward=_forward,
     fake=_empty,
     backward=_backward,
@@ -188,4 +188,4 @@ def linear_recurrence(
     backend: str,
 ) -> Tensor:
     """See `econmt_ops.linear_recurrence`; all arguments are given, checked and cast."""
-    return _operator(Arguments(decay, inputs, initial, lengths, reverse, stash, backend)).outputs
+    return _operator(RecurrenceArguments(decay, inputs, initial, lengths, reverse, stash, backend)).outputs

@@ -7,6 +7,6 @@ from dataclasses import replace
 
 from econmt_ops.lnlstm import recompute
 
-TRAITS = replace(recompute.TRAITS, warms_up=True, stands_in="recompute")
+TRAITS = replace(recompute.TRAITS, warms_up=True, fake_implementation="recompute")
 
 lnlstm = functools.partial(recompute.lnlstm, backend="compiled")

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from econmt_ops.core.dropout import Seed
 from econmt_ops.core.precision import accumulate_dtype, compute_dtype, explicit_casts
-from econmt_ops.core.repeated import Inputs, Repeated, check_inputs, expanded, values_of
+from econmt_ops.core.repeated import Inputs, UniqueRows, check_inputs, expanded, values_of
 from econmt_ops.core.shapes import Shapes, check_dropout, kind_of
 from econmt_ops.core.weights import (
     AnyLSTMWeights,
@@ -154,18 +154,18 @@ def cast_layers(layers: tuple[AnyLSTMWeights, ...], dtype: torch.dtype) -> tuple
 
 
 def _check_probe(
-    check: Shapes, probe: Tensor, inputs: Inputs, layers: tuple[AnyLSTMWeights, ...], reverse: bool
+    check: Shapes, gate_gradient: Tensor, inputs: Inputs, layers: tuple[AnyLSTMWeights, ...], reverse: bool
 ) -> None:
     """Checks a probe.
 
     Raises:
         ValueError: its shape is wrong, or there is more than one layer of whole matrices that walks forwards.
     """
-    check("probe", probe, "T B 4H")
+    check("gate_gradient", gate_gradient, "T B 4H")
     if (
         len(layers) > 1
         or reverse
-        or isinstance(inputs, Repeated)
+        or isinstance(inputs, UniqueRows)
         or isinstance(layers[0], LowRankLSTMWeights)
     ):
         raise ValueError(
@@ -193,7 +193,7 @@ def _prepared(
 
 def _kind(inputs: Inputs, lengths: Tensor | None) -> str:
     """What of the arguments, beside their sizes, changes the work."""
-    repeated = " repeated" if isinstance(inputs, Repeated) else ""
+    repeated = " repeated" if isinstance(inputs, UniqueRows) else ""
     return f"{'full' if lengths is None else 'lengths'}{repeated}"
 
 
@@ -208,7 +208,7 @@ def lstm(
     dropout: float = 0.0,
     dropout_seed: Seed | None = None,
     variational: bool = False,
-    probe: Tensor | None = None,
+    gate_gradient: Tensor | None = None,
     stash: str = "auto",
     implementation: str = "auto",
 ) -> tuple[Tensor, LSTMState]:
@@ -219,7 +219,7 @@ def lstm(
     `h_t = u tanh(c_t)`.
 
     Args:
-        inputs: (B, T, I); or `Repeated`, rows of which many positions read the same.
+        inputs: (B, T, I); or `UniqueRows`, rows of which many positions read the same.
         layers: the weights, bottom first: input (4H, I), in the upper layers (4H, H), hidden (4H, H), bias
             (4H,); gate order i, f, g, o. With `LowRankLSTMWeights` the matrices are products of two factors and are
             applied as two thin products; all layers must be of the same kind.
@@ -262,8 +262,8 @@ def lstm(
     check_dropout("lstm", dropout, dropout_seed)
     like = values_of(inputs)
     dtype = compute_dtype(like)
-    if probe is not None:
-        _check_probe(check, probe, inputs, layers, reverse)
+    if gate_gradient is not None:
+        _check_probe(check, gate_gradient, inputs, layers, reverse)
     start = prepare_state(check, state, len(layers), like, dtype)
 
     def call(
@@ -279,15 +279,15 @@ def lstm(
                 dropout=dropout,
                 dropout_seed=dropout_seed,
                 variational=variational,
-                **({} if probe is None else {"probe": probe}),
+                **({} if gate_gradient is None else {"gate_gradient": gate_gradient}),
                 **candidate.options,
                 **({"from_zero": state is None} if candidate.traits.casts else {}),
             )
         return result
 
-    detail = f"layers={len(layers)} {_kind(inputs, lengths)}{'' if probe is None else ' probe'}"
+    detail = f"layers={len(layers)} {_kind(inputs, lengths)}{'' if gate_gradient is None else ' probe'}"
     # torch's LSTM does not tell the gradient of its gates.
-    light = probe is None and _runs_by_torch(layers, check, dtype, like.device)
+    light = gate_gradient is None and _runs_by_torch(layers, check, dtype, like.device)
     problem = Problem("lstm", (inputs, layers, start), dtype, check.sizes, detail, light)
     return run(problem, call, _IMPLEMENTATIONS, implementation, stash=stash)
 
@@ -306,7 +306,7 @@ def bidirectional_lstm(
     Schuster and Paliwal 1997.
 
     Args:
-        inputs: (B, T, I); or `Repeated`, rows of which many positions read the same.
+        inputs: (B, T, I); or `UniqueRows`, rows of which many positions read the same.
         forward: the weights of the direction from the first to the last position: input (4H, I), hidden (4H,
             H), bias (4H,); whole matrices or factors, as in `lstm`.
         backward: the weights of the direction from each row's own last position to the first.

@@ -33,7 +33,7 @@ def leaves_gradients(implementation: str) -> bool:
     return implementation != "reference"
 
 
-class _Chunk(NamedTuple):
+class _TimeChunk(NamedTuple):
     """What the gradients of the weights need of a chunk; time comes first.
 
     Attributes:
@@ -41,7 +41,7 @@ class _Chunk(NamedTuple):
         inputs: (C, B, I). first_h: (B, H), before the chunk. outputs: (C, B, H).
     """
 
-    probe: Tensor
+    gate_gradient: Tensor
     inputs: Tensor
     first_h: Tensor
     outputs: Tensor
@@ -67,7 +67,7 @@ class ChunkedLSTM:
             )
         self._cast: dict[torch.dtype, tuple[AnyLSTMWeights, Tensor]] = {}
         self._layouts: Layouts | None = None
-        self._chunks: list[_Chunk] = []
+        self._chunks: list[_TimeChunk] = []
 
     def __call__(
         self,
@@ -103,20 +103,20 @@ class ChunkedLSTM:
         if reverse:
             read = reverse_rows(read, lengths)
         weights, zero = self._prepared(dtype, read)
-        probe = zero.expand(read.shape[1], read.shape[0], len(own.bias)).requires_grad_()
+        gate_gradient = zero.expand(read.shape[1], read.shape[0], len(own.bias)).requires_grad_()
         outputs, (last,) = lstm(
             read,
             (weights,),
             state=None if state is None else (state,),
             lengths=lengths,
-            probe=probe,
+            gate_gradient=gate_gradient,
             stash=stash,
             implementation=implementation,
         )
         hidden = own.hidden.shape[1]
         first_h = zero.expand(len(read), hidden) if state is None else state[0].detach().to(dtype)
         kept = read.detach().transpose(0, 1), first_h, outputs.detach().transpose(0, 1)
-        self._chunks.append(_Chunk(probe, *kept))
+        self._chunks.append(_TimeChunk(gate_gradient, *kept))
         return reverse_rows(outputs, lengths) if reverse else outputs, last
 
     def _waits(self, inputs: Tensor, stash: str, implementation: str) -> bool:
@@ -148,7 +148,7 @@ class ChunkedLSTM:
     @torch.no_grad()
     def backward(self) -> None:
         """Adds the gradients of the weights over all chunks to those that they have; the chunks are forgotten."""
-        chunks = [chunk for chunk in self._chunks if chunk.probe.grad is not None]
+        chunks = [chunk for chunk in self._chunks if chunk.gate_gradient.grad is not None]
         self._chunks.clear()
         self._cast.clear()
         self._layouts = None
@@ -160,13 +160,15 @@ class ChunkedLSTM:
             if own is not weight and own.grad is not None:
                 torch.autograd.backward(weight, own.grad)
 
-    def _gather(self, chunks: Sequence[_Chunk]) -> None:
+    def _gather(self, chunks: Sequence[_TimeChunk]) -> None:
         """Makes the three sums."""
         own = self._own
         assert isinstance(own, LSTMWeights)
-        dgates = _joined([chunk.probe.grad for chunk in chunks if chunk.probe.grad is not None])
+        dgates = _joined(
+            [chunk.gate_gradient.grad for chunk in chunks if chunk.gate_gradient.grad is not None]
+        )
         for chunk in chunks:
-            chunk.probe.grad = None
+            chunk.gate_gradient.grad = None
         _add(own.input, dgates, _joined([chunk.inputs for chunk in chunks]))
         before = [part for chunk in chunks for part in (chunk.first_h.unsqueeze(0), chunk.outputs[:-1])]
         _add(own.hidden, dgates, torch.cat(before))

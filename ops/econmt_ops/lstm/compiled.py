@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from econmt_ops.lstm import recompute
 
-TRAITS = replace(recompute.TRAITS, warms_up=True, stands_in="recompute")
+TRAITS = replace(recompute.TRAITS, warms_up=True, fake_implementation="recompute")
 
 lstm = functools.partial(recompute.lstm, backend="compiled")
 bidirectional_lstm = functools.partial(recompute.bidirectional_lstm, backend="compiled")

@@ -14,7 +14,7 @@ from torch import Tensor
 from econmt_ops.core.alignment import widened
 
 
-class Layer(NamedTuple):
+class PersistentLayer(NamedTuple):
     """The arguments of a layer; lists have one entry a direction."""
 
     inputs: Tensor
@@ -39,11 +39,11 @@ class Layer(NamedTuple):
     """The type of the products in the recurrence, "bfloat16", "float16" or "float32"."""
     together: str
     """Whether two directions share a launch: "yes", "no" or "auto"."""
-    probe: Tensor | None = None
+    gate_gradient: Tensor | None = None
     """(T, B, 4H), see `econmt_ops.lstm`; there is one direction then, and no places."""
 
 
-def sizes(layer: Layer) -> tuple[int, int, int, int]:
+def sizes(layer: PersistentLayer) -> tuple[int, int, int, int]:
     """D, T, B and H."""
     steps, batch = (layer.inputs if layer.places is None else layer.places).shape[:2]
     return len(layer.recurrents), steps, batch, layer.recurrents[0].shape[1]
@@ -56,7 +56,7 @@ class CastWeights:
         layer: whose they are.
     """
 
-    def __init__(self, layer: Layer) -> None:
+    def __init__(self, layer: PersistentLayer) -> None:
         self.layer = layer
         self._inputs: dict[int, Tensor] = {}
 

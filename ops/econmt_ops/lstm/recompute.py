@@ -23,7 +23,7 @@ from econmt_ops.core.dropout import dropout as drop_units
 from econmt_ops.core.lengths import padding_mask, reverse_rows
 from econmt_ops.core.low_rank import layers_of_tensors, tensors_of_matrices
 from econmt_ops.core.precision import accumulate_dtype
-from econmt_ops.core.repeated import Inputs, Repeated, expanded, values_of
+from econmt_ops.core.repeated import Inputs, UniqueRows, expanded, values_of
 from econmt_ops.core.weights import AnyLSTMWeights, LSTMState
 from econmt_ops.dispatch.registration import Gradients, Incoming, Operator
 from econmt_ops.dispatch.traits import Traits
@@ -33,7 +33,7 @@ from econmt_ops.lstm.reference import last_outputs
 TRAITS = Traits(recomputes=True, loops=True, takes_stash=True, casts=True)
 
 
-class Arguments(NamedTuple):
+class LSTMArguments(NamedTuple):
     """Of one layer that reads forwards, backwards, or both ways into one output.
 
     Weights may be of another type than the inputs, in which all is computed; their gradients have theirs.
@@ -61,10 +61,10 @@ class Arguments(NamedTuple):
     stash: str
     layout: str
     backend: str
-    probe: Tensor | None = None
+    gate_gradient: Tensor | None = None
 
 
-class Results(NamedTuple):
+class LSTMResults(NamedTuple):
     """What a layer gives, and what it keeps if a backward pass follows.
 
     Attributes:
@@ -81,7 +81,7 @@ class Results(NamedTuple):
     last_c: Tensor
 
 
-def _directions(call: Arguments) -> list[Direction]:
+def _directions(call: LSTMArguments) -> list[Direction]:
     padding = None
     if call.lengths is not None:
         steps = len(call.inputs if call.places is None else call.places)
@@ -105,14 +105,14 @@ def _directions(call: Arguments) -> list[Direction]:
     ]
 
 
-def _empty_results(call: Arguments, keep: bool) -> Results:
+def _empty_results(call: LSTMArguments, keep: bool) -> LSTMResults:
     inputs, directions, hidden = call.inputs, len(call.biases), call.biases[0].shape[0] // 4
     steps, batch = (inputs if call.places is None else call.places).shape[:2]
     accumulate = accumulate_dtype(inputs.dtype)
     blocks = len(split_blocks(steps, batch, hidden, accumulate))
     cells = (steps if reaches(call.stash, "cells") else blocks) if keep else 0
     gates = steps if keep and reaches(call.stash, "gates") else 0
-    return Results(
+    return LSTMResults(
         inputs.new_empty(steps, batch, directions * hidden),
         inputs.new_empty(directions, cells, batch, hidden, dtype=accumulate),
         inputs.new_empty(directions, gates, batch, 4 * hidden),
@@ -121,7 +121,7 @@ def _empty_results(call: Arguments, keep: bool) -> Results:
     )
 
 
-def _forward(call: Arguments, keep: bool) -> Results:
+def _forward(call: LSTMArguments, keep: bool) -> LSTMResults:
     directions, results = _directions(call), _empty_results(call, keep)
     outputs = results.outputs.chunk(len(directions), 2)
     for number, (direction, part) in enumerate(zip(directions, outputs, strict=True)):
@@ -140,7 +140,7 @@ def _forward(call: Arguments, keep: bool) -> Results:
     return results
 
 
-def _backward(call: Arguments, results: Results, incoming: Incoming) -> Gradients:
+def _backward(call: LSTMArguments, results: LSTMResults, incoming: Incoming) -> Gradients:
     directions = _directions(call)
     dinputs = torch.empty_like(directions[0].inputs, memory_format=torch.contiguous_format)
     doutputs, dh, dc = incoming["outputs"], incoming["last_h"], incoming["last_c"]
@@ -148,7 +148,9 @@ def _backward(call: Arguments, results: Results, incoming: Incoming) -> Gradient
     dc = torch.zeros_like(torch.stack(call.first_c)) if dc is None else dc
     # In place of the weights' gradients that of the gates, from which they will be made.
     dgates = (
-        None if call.probe is None else torch.empty_like(call.probe, memory_format=torch.contiguous_format)
+        None
+        if call.gate_gradient is None
+        else torch.empty_like(call.gate_gradient, memory_format=torch.contiguous_format)
     )
     found, matrices = [], []
     for number, direction in enumerate(directions):
@@ -169,7 +171,7 @@ def _backward(call: Arguments, results: Results, incoming: Incoming) -> Gradient
             matrices.append(made.matrices())
     return {
         "inputs": dinputs,
-        "probe": dgates,
+        "gate_gradient": dgates,
         "weights": [part for read, _ in matrices for part in read],
         "recurrents": [part for _, recurrent in matrices for part in recurrent],
         "biases": [made.bias for made in found] if dgates is None else [],
@@ -180,13 +182,13 @@ def _backward(call: Arguments, results: Results, incoming: Incoming) -> Gradient
 
 _layer = Operator(
     "econmt_ops::lstm_layer",
-    Arguments,
-    Results,
+    LSTMArguments,
+    LSTMResults,
     forward=_forward,
     fake=_empty_results,
     backward=_backward,
-    saves=lambda _: (*Arguments._fields, "outputs", "cells", "gates"),
-    constants=lambda call: () if call.probe is None else ("weights", "recurrents", "biases"),
+    saves=lambda _: (*LSTMArguments._fields, "outputs", "cells", "gates"),
+    constants=lambda call: () if call.gate_gradient is None else ("weights", "recurrents", "biases"),
 )
 
 
@@ -200,7 +202,7 @@ def run_layer(
     stash: str,
     layout: str,
     backend: str,
-    probe: Tensor | None = None,
+    gate_gradient: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """One layer in D directions: outputs (B, T, D H), h and c (D, B, H) after each walk's last step.
 
@@ -208,20 +210,20 @@ def run_layer(
     forward one has to be taken from the outputs.
     """
     results = _layer(
-        Arguments(
-            inputs.rows if isinstance(inputs, Repeated) else inputs.transpose(0, 1),
+        LSTMArguments(
+            inputs.rows if isinstance(inputs, UniqueRows) else inputs.transpose(0, 1),
             tensors_of_matrices([layer.input for layer in weights]),
             tensors_of_matrices([layer.hidden for layer in weights]),
             [layer.bias for layer in weights],
             [h for h, _ in first],
             [c for _, c in first],
             lengths,
-            inputs.places.t() if isinstance(inputs, Repeated) else None,
+            inputs.places.t() if isinstance(inputs, UniqueRows) else None,
             list(reverse),
             stash,
             layout,
             backend,
-            probe,
+            gate_gradient,
         )
     )
     return results.outputs.transpose(0, 1), results.last_h, results.last_c
@@ -238,7 +240,7 @@ def lstm(
     dropout: float,
     dropout_seed: Seed | None,
     variational: bool,
-    probe: Tensor | None = None,
+    gate_gradient: Tensor | None = None,
     from_zero: bool = False,
     stash: str = "outputs",
     layout: str = "packed",
@@ -272,7 +274,7 @@ def lstm(
             stash=stash,
             layout=layout,
             backend=backend,
-            probe=probe,
+            gate_gradient=gate_gradient,
         )
         ahead = last_h[0] if lengths is None or walks_back else last_outputs(outputs, h, lengths)
         last.append((ahead, last_c[0]))
@@ -295,7 +297,7 @@ def bidirectional_lstm(
 ) -> tuple[Tensor, tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]]:
     """See `econmt_ops.bidirectional_lstm`; all arguments are checked and, but for the weights, cast."""
     hidden = forward.hidden.shape[1]
-    batch = len(inputs.places) if isinstance(inputs, Repeated) else len(inputs)
+    batch = len(inputs.places) if isinstance(inputs, UniqueRows) else len(inputs)
     h = values_of(inputs).new_zeros(batch, hidden)
     zero, ways = (h, h.to(accumulate_dtype(h.dtype))), [False, True]
     outputs, last_h, last_c = run_layer(

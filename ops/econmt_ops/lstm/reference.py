@@ -192,14 +192,14 @@ def _layer_by_steps(
     h: Tensor,
     c: Tensor,
     padding: Tensor | None,
-    probe: Tensor | None = None,
+    gate_gradient: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    if probe is not None:
+    if gate_gradient is not None:
         assert isinstance(layer, LSTMWeights)
         layer = LSTMWeights(*(part.detach() for part in layer))
     products = linear(inputs, layer.input, layer.bias)
-    if probe is not None:
-        products = products + probe.transpose(0, 1)
+    if gate_gradient is not None:
+        products = products + gate_gradient.transpose(0, 1)
     if padding is not None:
         products = torch.where(padding.unsqueeze(2), closed_gates(layer), products)
     outputs = []
@@ -215,10 +215,10 @@ def _run_layer(
     h: Tensor,
     c: Tensor,
     padding: Tensor | None,
-    probe: Tensor | None,
+    gate_gradient: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    if probe is not None or isinstance(layer, LowRankLSTMWeights) or inputs.dtype in STEPWISE:
-        return _layer_by_steps(inputs, layer, h, c, padding, probe)
+    if gate_gradient is not None or isinstance(layer, LowRankLSTMWeights) or inputs.dtype in STEPWISE:
+        return _layer_by_steps(inputs, layer, h, c, padding, gate_gradient)
     return layer_by_torch(inputs, layer, h, c, padding)
 
 
@@ -233,7 +233,7 @@ def lstm(
     dropout: float,
     dropout_seed: Seed | None,
     variational: bool,
-    probe: Tensor | None = None,
+    gate_gradient: Tensor | None = None,
 ) -> tuple[Tensor, LSTMState]:
     """See `econmt_ops.lstm`; all arguments are given, checked and cast."""
     batch, steps, _ = inputs.shape
@@ -250,7 +250,7 @@ def lstm(
         if mask is not None and reverse and not variational:
             mask = reverse_rows(mask, lengths)
         layer_inputs = apply_dropout(outputs, mask, dropout)
-        outputs, last_h, last_c = _run_layer(layer_inputs, layer, h, c, padding, probe)
+        outputs, last_h, last_c = _run_layer(layer_inputs, layer, h, c, padding, gate_gradient)
         last.append((last_h if lengths is None else last_outputs(outputs, h, lengths), last_c))
         if residual and number > 0:
             outputs = outputs + layer_inputs

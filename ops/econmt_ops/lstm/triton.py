@@ -22,11 +22,11 @@ from econmt_ops.core.chunks import reaches
 from econmt_ops.core.dropout import Seed
 from econmt_ops.core.dropout import dropout as drop_units
 from econmt_ops.core.lengths import padding_mask
-from econmt_ops.core.repeated import Inputs, Repeated, clean_rows, values_of
+from econmt_ops.core.repeated import Inputs, UniqueRows, clean_rows, values_of
 from econmt_ops.core.weights import AnyLSTMWeights, LSTMState, LSTMWeights
 from econmt_ops.dispatch.registration import Gradients, Incoming, Operator
 from econmt_ops.lstm import recompute
-from econmt_ops.lstm.persistent_layer import CastWeights, Layer, sizes
+from econmt_ops.lstm.persistent_layer import CastWeights, PersistentLayer, sizes
 
 if TYPE_CHECKING:
     from econmt_ops.backends.triton.persistent import Partition
@@ -51,7 +51,7 @@ class _Walked(NamedTuple):
     """(D, T, B, 4H), the gates before their nonlinearities."""
 
 
-def _empty(layer: Layer, keep: bool) -> _Walked:
+def _empty(layer: PersistentLayer, keep: bool) -> _Walked:
     directions, steps, batch, hidden = sizes(layer)
     new = layer.inputs.new_empty
     cells = steps if keep and reaches(layer.stash, "cells") else 0
@@ -65,7 +65,7 @@ def _empty(layer: Layer, keep: bool) -> _Walked:
     )
 
 
-def _partition(layer: Layer, back: bool) -> Partition:
+def _partition(layer: PersistentLayer, back: bool) -> Partition:
     from econmt_ops.backends.triton.persistent import limits_of, plan
 
     directions, _, batch, hidden = sizes(layer)
@@ -84,7 +84,7 @@ def _first(given: list[Tensor], dtype: torch.dtype) -> Tensor | None:
     return torch.stack([part.to(dtype) for part in given]) if given else None
 
 
-def _rows(layer: Layer) -> Tensor:
+def _rows(layer: PersistentLayer) -> Tensor:
     """What is multiplied with the input weights, widened: the inputs (T B, I), padding zero, or the distinct rows."""
     inputs = layer.inputs
     if layer.places is None:
@@ -94,7 +94,7 @@ def _rows(layer: Layer) -> Tensor:
     return widened(clean_rows(inputs, layer.places, None if layer.lengths is None else _padding(layer)))
 
 
-def _padding(layer: Layer) -> Tensor:
+def _padding(layer: PersistentLayer) -> Tensor:
     """(T, B), True in the padding."""
     assert layer.lengths is not None
     _, steps, _, _ = sizes(layer)
@@ -127,7 +127,7 @@ def _add_first_shares(cast: CastWeights, sums: Tensor) -> None:
             sums[number][at] += h.to(dtype) @ recurrent
 
 
-def _begins(layer: Layer, number: int) -> tuple[Tensor, Tensor] | int:
+def _begins(layer: PersistentLayer, number: int) -> tuple[Tensor, Tensor] | int:
     """The index, into (T, B), of the position of each row where a direction's walk begins."""
     _, steps, batch, _ = sizes(layer)
     if not layer.reverse[number]:
@@ -138,7 +138,7 @@ def _begins(layer: Layer, number: int) -> tuple[Tensor, Tensor] | int:
     return (layer.lengths - 1).clamp(min=0), rows
 
 
-def _neighbours(layer: Layer, number: int, later: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
+def _neighbours(layer: PersistentLayer, number: int, later: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
     """Rows of ``later`` (T, B, M) at all positions but a walk's first, and of ``before`` (T, B, N) one step earlier."""
     if layer.reverse[number]:
         later, before = later[:-1], before[1:]
@@ -148,7 +148,7 @@ def _neighbours(layer: Layer, number: int, later: Tensor, before: Tensor) -> tup
     return later.flatten(0, 1), before.flatten(0, 1)
 
 
-def _forward(layer: Layer, keep: bool) -> _Walked:
+def _forward(layer: PersistentLayer, keep: bool) -> _Walked:
     from econmt_ops.backends.triton.persistent import walk_forward
 
     directions, steps, batch, hidden = sizes(layer)
@@ -178,7 +178,7 @@ def _forward(layer: Layer, keep: bool) -> _Walked:
     return result
 
 
-def _backward(layer: Layer, result: _Walked, incoming: Incoming) -> Gradients:
+def _backward(layer: PersistentLayer, result: _Walked, incoming: Incoming) -> Gradients:
     from econmt_ops.backends.triton.persistent import walk_backward
 
     rows, cast = _rows(layer), CastWeights(layer)
@@ -205,7 +205,7 @@ def _backward(layer: Layer, result: _Walked, incoming: Incoming) -> Gradients:
         tuple(layer.reverse),
     )
     return {
-        "probe": None if layer.probe is None else dsums[0],
+        "gate_gradient": None if layer.gate_gradient is None else dsums[0],
         **_gradients_of_recurrents(cast, result.outputs, dsums, dlast[0]),
         **_gradients_of_inputs(cast, rows, dsums),
         "first_c": dfirst_c.unbind(0) if layer.first_c else [],
@@ -249,7 +249,7 @@ def _gradients_of_recurrents(
                 passed = dh.new_zeros(()) if dlast_h is None else dlast_h[number].to(dh.dtype)
                 dh = torch.where((layer.lengths > 0).unsqueeze(1), dh, passed)
             first_h.append(dh)
-        if layer.probe is not None:
+        if layer.gate_gradient is not None:
             continue
         gradient = _outer(*_neighbours(layer, number, own, h), weight.dtype)
         if begin is not None:
@@ -269,7 +269,7 @@ def _gradients_of_inputs(cast: CastWeights, rows: Tensor, dsums: Tensor) -> Grad
     for number, (own, weight) in enumerate(zip(dsums.flatten(1, 2).unbind(0), layer.weights, strict=True)):
         if layer.places is not None:
             own = gradient(own, layer.places.flatten(), len(rows), -1)
-        if layer.probe is None:
+        if layer.gate_gradient is None:
             weights.append(_outer(own, rows, weight.dtype, width))
         if number == 0:
             torch.mm(own, cast.input(number), out=dinputs)
@@ -292,20 +292,20 @@ def _outer(left: Tensor, right: Tensor, dtype: torch.dtype, width: int | None = 
     return product[:, :width].contiguous()
 
 
-def _saves(_layer: Layer) -> set[str]:
+def _saves(_layer: PersistentLayer) -> set[str]:
     """What the backward pass reads: the last states are nothing to it."""
-    return {*Layer._fields, "outputs", "cells", "sums"}
+    return {*PersistentLayer._fields, "outputs", "cells", "sums"}
 
 
 _operator = Operator(
     "econmt_ops::persistent_lstm_layer",
-    Layer,
+    PersistentLayer,
     _Walked,
     forward=_forward,
     fake=_empty,
     backward=_backward,
     saves=_saves,
-    constants=lambda layer: () if layer.probe is None else ("weights", "recurrents", "biases"),
+    constants=lambda layer: () if layer.gate_gradient is None else ("weights", "recurrents", "biases"),
 )
 
 
@@ -332,7 +332,7 @@ def _products(inputs: Inputs, layers: Sequence[AnyLSTMWeights]) -> torch.dtype |
     products = products_type(values)
     if products is None or not all(isinstance(layer, LSTMWeights) for layer in layers):
         return None
-    batch = len(inputs.places if isinstance(inputs, Repeated) else inputs)
+    batch = len(inputs.places if isinstance(inputs, UniqueRows) else inputs)
     limits = limits_of(values.device)
     fits = (plan(batch, layers[0].hidden.shape[1], products, limits, back=back) for back in (False, True))
     return products if all(partition is not None for partition in fits) else None
@@ -352,27 +352,27 @@ def _run_layer(
     stash: str,
     products: torch.dtype,
     together: str = "auto",
-    probe: Tensor | None = None,
+    gate_gradient: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """One layer: outputs (B, T, D H), and h and c (D, B, H) after each row's last step. No state: zeros."""
     values = values_of(inputs)
     if lengths is not None:
         lengths = lengths.to(values.device, non_blocking=True)
     result = _operator(
-        Layer(
-            values if isinstance(inputs, Repeated) else values.transpose(0, 1),
+        PersistentLayer(
+            values if isinstance(inputs, UniqueRows) else values.transpose(0, 1),
             [layer.input for layer in layers if isinstance(layer, LSTMWeights)],
             [layer.hidden for layer in layers if isinstance(layer, LSTMWeights)],
             [layer.bias for layer in layers],
             [h for h, _ in state],
             [c for _, c in state],
             lengths,
-            inputs.places.t() if isinstance(inputs, Repeated) else None,
+            inputs.places.t() if isinstance(inputs, UniqueRows) else None,
             list(reverse),
             stash,
             str(products).removeprefix("torch."),
             together,
-            probe,
+            gate_gradient,
         )
     )
     return result.outputs.transpose(0, 1), result.last_h, result.last_c
@@ -389,7 +389,7 @@ def lstm(
     dropout: float,
     dropout_seed: Seed | None,
     variational: bool,
-    probe: Tensor | None = None,
+    gate_gradient: Tensor | None = None,
     from_zero: bool = False,
     stash: str = "gates",
 ) -> tuple[Tensor, LSTMState]:
@@ -409,7 +409,7 @@ def lstm(
             dropout=dropout,
             dropout_seed=dropout_seed,
             variational=variational,
-            probe=probe,
+            gate_gradient=gate_gradient,
             from_zero=from_zero,
             stash=stash,
             backend=_steps(inputs),
@@ -423,7 +423,7 @@ def lstm(
             read = drop_units(read, dropout, dropout_seed, variational, index=number)
         first = [] if from_zero else [state[number]]
         outputs, last_h, last_c = _run_layer(
-            read, [layer], first, lengths, [reverse], stash, products, probe=probe
+            read, [layer], first, lengths, [reverse], stash, products, gate_gradient=gate_gradient
         )
         last.append((last_h.squeeze(0), last_c.squeeze(0)))  # whose way back is no kernel
         if residual and number > 0:

@@ -41,7 +41,7 @@ def _forward(
     for given in gates.unbind(0):
         sums = given.to(c.dtype) + torch.mm(torch.mm(h.to(right.dtype), right), left).to(c.dtype)
         activated = lstm.activate(sums, tanh)
-        made, c = lstm.advance(activated, c, tanh)
+        made, c = lstm.update_state(activated, c, tanh)
         h = made.to(gates.dtype)
         if keep:
             fill_quarters(given, activated if given.dtype == c.dtype else sums.chunk(4, 1))
@@ -76,7 +76,7 @@ def _backward(
         own = gates[step]
         activated = own.chunk(4, 1) if own.dtype == exact else lstm.activate(own.to(exact), tanh)
         given = dh.to(exact) if incoming is None else dh.to(exact) + incoming[step].to(exact)
-        parts, dc = lstm.advance_back(activated, cells[step], cells[step + 1], given, dc, tanh)
+        parts, dc = lstm.update_state_backward(activated, cells[step], cells[step + 1], given, dc, tanh)
         dgates.append(torch.cat(parts, 1).to(dh.dtype))
         product = torch.mm(dgates[-1].to(left.dtype), left)
         thin.append(product.to(dh.dtype))

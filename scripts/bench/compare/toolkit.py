@@ -142,8 +142,8 @@ def find_interpreter(version: str, given: str | None) -> Path:
         ]
     )
     for candidate in candidates:
-        probe = [str(candidate), "-c", "import sys, venv; print('%d.%d' % sys.version_info[:2])"]
-        answer = subprocess.run(probe, capture_output=True, text=True, check=False)
+        gate_gradient = [str(candidate), "-c", "import sys, venv; print('%d.%d' % sys.version_info[:2])"]
+        answer = subprocess.run(gate_gradient, capture_output=True, text=True, check=False)
         if answer.returncode == 0 and answer.stdout.strip() == version:
             return candidate
     raise FailedError(f"no Python {version} with the venv module; give one with --python {version}=PATH")

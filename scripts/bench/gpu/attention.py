@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from econmt_ops.backends.triton import attention, cells
-from econmt_ops.backends.triton.attention import Attention, Choice, KeyGradients
+from econmt_ops.backends.triton.attention import AttentionLauncher, Choice, KeyGradients
 
 STEPS = 50
 DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
@@ -115,7 +115,7 @@ class Problem:
         self.values = draw(batch, positions, size).masked_fill(self.padding[..., None], 0.0)
         self.score = None if case.kind == "dot" else (torch.randn(size) * 2 * size**-0.5).to(DEVICE)
         self.norm = (1 + draw(size, scale=0.1), draw(size, scale=0.1)) if case.kind == "norm" else None
-        self.kernels = Attention(
+        self.kernels = AttentionLauncher(
             self.keys, self.values, self.score, self.norm, size**-0.5, self.lengths, case.choice
         )
         self.both, self.doutput = draw(batch, 2 * size), draw(batch, size)

@@ -21,7 +21,7 @@ import torch
 
 import econmt_ops
 from econmt.bench.rows import Row, append_csv, circumstances
-from econmt.bench.selection import Entry, grid
+from econmt.bench.selection import GridEntry, grid
 from econmt_ops import LSTMWeights
 from econmt_ops.dispatch.capture import Capturer
 from econmt_ops.dispatch.rule import captured
@@ -31,7 +31,7 @@ WORKERS = 12
 Step = Callable[[], object]
 
 
-def ours(entry: Entry) -> Step:
+def ours(entry: GridEntry) -> Step:
     """A layer of `econmt_ops.lstm`, forward and backward."""
     dtype, hidden = getattr(torch, entry.dtype), entry.hidden
     inputs = torch.randn(entry.batch, entry.length, hidden, device=DEVICE, dtype=dtype, requires_grad=True)
@@ -47,7 +47,7 @@ def ours(entry: Entry) -> Step:
     return lambda: torch.autograd.grad(econmt_ops.lstm(inputs, (layer,))[0], leaves, given)
 
 
-def cudnn(entry: Entry) -> Step:
+def cudnn(entry: GridEntry) -> Step:
     """The same of torch.nn.LSTM."""
     dtype = getattr(torch, entry.dtype)
     module = torch.nn.LSTM(entry.hidden, entry.hidden).to(DEVICE, dtype)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from econmt.cli.measuring import DTYPES, CsvOption, Place, PlotOption, dtypes_of
+from econmt.cli.measuring import DTYPES, BenchSession, CsvOption, PlotOption, dtypes_of
 from econmt.cli.options import BenchThreadsOption, DeviceOption, within
 from econmt.config import limits
 from econmt.engine.precision import precision_of
@@ -58,7 +58,7 @@ def language_model_command(
       python -m scripts.bench language-model --hidden 200 --batch 32
       python -m scripts.bench language-model --device cuda --csv lm.csv
     """
-    place = Place(device, threads, csv, plot)
+    place = BenchSession(device, threads, csv, plot)
     dtypes_of([dtype])
     assert dtype in DTYPES
     precision = precision_of(dtype, place.device)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from econmt.cli.measuring import CsvOption, Place, PlotOption, TypesOption, dtypes_of
+from econmt.cli.measuring import BenchSession, CsvOption, PlotOption, TypesOption, dtypes_of
 from econmt.cli.options import BenchThreadsOption, DeviceOption, within
 from econmt.config import limits
 from scripts.bench import low_rank_lstm
@@ -43,7 +43,7 @@ def low_rank_command(
       python -m scripts.bench low-rank
       python -m scripts.bench low-rank --batch 16 --csv low-rank.csv
     """
-    place, types = Place(device, threads, csv, plot), dtypes_of(dtypes)
+    place, types = BenchSession(device, threads, csv, plot), dtypes_of(dtypes)
     with place.measuring() as say:
         rows = place.kept(
             low_rank_lstm.rows((hidden, steps), batches, ranks, types, place.device, say, seconds=seconds)

@@ -9,7 +9,7 @@ import torch
 import typer
 
 from econmt.bench.rows import Row
-from econmt.cli.measuring import CsvOption, Place, PlotOption, TypesOption, dtypes_of
+from econmt.cli.measuring import BenchSession, CsvOption, PlotOption, TypesOption, dtypes_of
 from econmt.cli.options import BenchThreadsOption, DeviceOption, refuse_idle, within
 from econmt.config import limits
 from econmt.errors import InputError
@@ -84,7 +84,7 @@ def lstm_command(
         refuse_idle(context, "is for batches up to the peak, without --ablation; leave it out", "limit")
     if bidirectional:
         refuse_idle(context, "is of a stack; --bidirectional measures one layer", "layers")
-    place, types = Place(device, threads, csv, plot), dtypes_of(dtypes)
+    place, types = BenchSession(device, threads, csv, plot), dtypes_of(dtypes)
     batch = (batches or [BATCH])[0]
     shape = lstm_schedules.StackShape(2 if bidirectional else layers, steps, hidden, batch)
     title = (
@@ -100,7 +100,7 @@ _LSTM_TIMES = ("forward, ms", "forward and backward, ms")
 
 
 def _lstm_ablation(
-    place: Place,
+    place: BenchSession,
     shape: lstm_schedules.StackShape,
     types: Sequence[torch.dtype],
     samples: int,
@@ -126,7 +126,7 @@ def _lstm_ablation(
 
 
 def _lstm_rates(
-    place: Place,
+    place: BenchSession,
     shape: lstm_schedules.StackShape,
     types: Sequence[torch.dtype],
     samples: int,

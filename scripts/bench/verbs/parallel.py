@@ -11,7 +11,7 @@ import torch
 import typer
 
 from econmt.bench.rows import Row, Say, save_figure
-from econmt.cli.measuring import CsvOption, Place, PlotOption
+from econmt.cli.measuring import BenchSession, CsvOption, PlotOption
 from econmt.cli.options import DeviceOption, OverridesArgument, check_writable, refuse_idle, within
 from econmt.config import limits
 from econmt.config.recipe import LanguageModelSection, Recipe, load_recipe
@@ -131,7 +131,7 @@ def parallel_command(
     if between is not None and between not in BETWEEN:
         raise InputError(f"--between '{between}': give one of {', '.join(BETWEEN)}")
     check_writable(profile)
-    place = Place(device, threads, csv, plot)
+    place = BenchSession(device, threads, csv, plot)
     numbers = numbers_of("--processes", processes or "1,2", limits.THREADS)
     _check_gpus(place.device, max(numbers))
     loaded = load_recipe(recipe, overrides or [])
@@ -219,7 +219,7 @@ def _words(of: tuple[str, int, int, str]) -> str:
 
 
 def _measure(
-    place: Place,
+    place: BenchSession,
     setting: Setting,
     counts: Sequence[int],
     kinds: Sequence[Kind],

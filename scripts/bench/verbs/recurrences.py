@@ -7,7 +7,7 @@ from typing import Annotated
 import torch
 import typer
 
-from econmt.cli.measuring import CsvOption, Place, PlotOption, TypesOption, dtypes_of
+from econmt.cli.measuring import BenchSession, CsvOption, PlotOption, TypesOption, dtypes_of
 from econmt.cli.options import BenchThreadsOption, DeviceOption, within
 from econmt.config import limits
 from econmt.errors import InputError
@@ -48,7 +48,7 @@ def scan_command(
       python -m scripts.bench scan --shape 1x65536x128 --csv scan.csv
     """
     wanted = [_shape_of(text) for text in shapes or []] or list(scan.SHAPES)
-    place, types = Place(device, threads, csv, plot), dtypes_of(dtypes)
+    place, types = BenchSession(device, threads, csv, plot), dtypes_of(dtypes)
     with place.measuring() as say:
         rows = place.kept(scan.rows(wanted, types, place.device, say, seconds=seconds, others=not only_ours))
     columns = ("batch", "steps", "hidden", "dtype", "pass", "implementation")
@@ -116,7 +116,7 @@ def memory_task_command(
         raise InputError(f"--steps '{steps}': give lengths as 1024, 1024,8192 or 1024..65536") from None
     if max(lengths) > limits.STEPS:
         raise InputError(f"--steps '{steps}': at most {limits.STEPS}")
-    place = Place(device, threads, csv, plot)
+    place = BenchSession(device, threads, csv, plot)
     names.sort(key=lambda name: name != memory_task.SERIAL)
     settings = [
         memory_task.Setting(name, length, size, batch, symbols, rate, seed)

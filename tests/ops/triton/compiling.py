@@ -26,7 +26,7 @@ from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
 from econmt_ops.backends.triton import cells
-from econmt_ops.backends.triton.attention import Attention, KeyGradients
+from econmt_ops.backends.triton.attention import AttentionLauncher, KeyGradients
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 
@@ -82,7 +82,7 @@ def attend(size: int, dtype: torch.dtype, kind: str) -> None:
     keys = torch.zeros(batch, positions, size, dtype=dtype)
     score = None if kind == "dot" else torch.zeros(size)
     norm = (torch.zeros(size, dtype=dtype), torch.zeros(size, dtype=dtype)) if kind == "norm" else None
-    kernels = Attention(keys, keys, score, norm, 1.0, torch.zeros(batch, dtype=torch.int64))
+    kernels = AttentionLauncher(keys, keys, score, norm, 1.0, torch.zeros(batch, dtype=torch.int64))
     both, output = torch.zeros(batch, 2 * size, dtype=dtype), torch.zeros(batch, size, dtype=dtype)
     weights, dscores = torch.zeros(batch, positions, dtype=dtype), torch.zeros(batch, positions)
     query, share = both[:, :size], both[:, size:]

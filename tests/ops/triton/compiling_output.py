@@ -45,7 +45,7 @@ def slices(end: bool) -> None:
     if not end:
         sliced_cross_entropy._numbers(logits, 16_639, targets, labels)
         return
-    chunk = sliced_cross_entropy._Chunk(slice(0, 2), logits, _Told())
+    chunk = sliced_cross_entropy._SliceChunk(slice(0, 2), logits, _Told())
     sliced_cross_entropy._end(chunk, 16_639, targets, labels, torch.ones(()), torch.zeros(2))
 
 

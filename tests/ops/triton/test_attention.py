@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from econmt_ops.backends.triton.attention import Attention, KeyGradients
+from econmt_ops.backends.triton.attention import AttentionLauncher, KeyGradients
 
 TOLERANCE = {torch.float32: 5e-6, torch.bfloat16: 3e-2, torch.float16: 4e-3}
 # batch, positions, attention size, width of the values
@@ -59,7 +59,9 @@ class Case:
         self.score = None if kind == "dot" else draw(attention, dtype=torch.float32)
         self.norm = (draw(attention), draw(attention)) if kind == "norm" else None
         self.scale = 0.7
-        self.kernels = Attention(self.keys, self.values, self.score, self.norm, self.scale, self.lengths)
+        self.kernels = AttentionLauncher(
+            self.keys, self.values, self.score, self.norm, self.scale, self.lengths
+        )
         exact = [self.keys, self.values, self.score, *(self.norm or ())]
         self.leaves = [leaf.double().requires_grad_() for leaf in exact if leaf is not None]
 
@@ -213,7 +215,7 @@ def test_where_tf32_is_allowed_keys_and_values_have_as_many_digits(device: str) 
     torch.backends.cuda.matmul.allow_tf32 = True
     try:
         case = Case("additive", (2, 20, 16, 8), torch.float32, device)
-        huge = Attention(case.keys * 1e6, case.values * 1e6, case.score, None, 1.0, case.lengths)
+        huge = AttentionLauncher(case.keys * 1e6, case.values * 1e6, case.score, None, 1.0, case.lengths)
     finally:
         torch.backends.cuda.matmul.allow_tf32 = before
     assert case.kernels.keys.dtype == case.kernels.values.dtype == torch.float16

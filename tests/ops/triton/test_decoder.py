@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from econmt_ops import AttentionalLSTMState, AttentionalLSTMWeights, Repeated
+from econmt_ops import AttentionalLSTMState, AttentionalLSTMWeights, UniqueRows
 from econmt_ops.additive_attention import triton as attention_module
 from econmt_ops.attentional_lstm import reference
 from econmt_ops.attentional_lstm import triton as decoder_module
@@ -94,10 +94,10 @@ def test_decoder_of_repeated_rows(device: str) -> None:
     del tensors["inputs"]
 
     def function(rows: Any, **tensors: Any) -> Any:
-        return decoder_module.attentional_lstm(Repeated(rows, places), **tensors, **given)
+        return decoder_module.attentional_lstm(UniqueRows(rows, places), **tensors, **given)
 
     def definition(rows: Any, **tensors: Any) -> Any:
-        return reference.attentional_lstm(Repeated(rows, places).expanded(), **tensors, **given)
+        return reference.attentional_lstm(UniqueRows(rows, places).expanded(), **tensors, **given)
 
     assert_same_function(function, definition, {"rows": rows, **tensors}, torch.float32)
 

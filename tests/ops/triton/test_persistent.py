@@ -12,7 +12,7 @@ import econmt_ops
 from econmt_ops import LSTMWeights
 from econmt_ops.backends.triton import persistent
 from econmt_ops.backends.triton.persistent import Partition
-from econmt_ops.core.repeated import Repeated
+from econmt_ops.core.repeated import UniqueRows
 from econmt_ops.lstm import reference, triton
 from econmt_ops.lstm.chunked import ChunkedLSTM
 
@@ -167,7 +167,7 @@ def test_repeated_inputs(device: str) -> None:
     want = _leaves(outputs, states)
     seeds = [torch.randn_like(part) for part in want]
     want += _gradients(want, [clean, *_leaves(*exact)], seeds)
-    outputs, states = triton.bidirectional_lstm(Repeated(rows, places), ahead, back, lengths=lengths)
+    outputs, states = triton.bidirectional_lstm(UniqueRows(rows, places), ahead, back, lengths=lengths)
     got = _leaves(outputs, states)
     got += _gradients(got, [rows, *_leaves(ahead, back)], seeds)
     _compare(got, want)

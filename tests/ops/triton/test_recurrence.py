@@ -33,7 +33,7 @@ def _small_tiles(monkeypatch: pytest.MonkeyPatch, tiled: bool) -> None:
     monkeypatch.setitem(scan._BLOCK, "triton", STEPS)
     monkeypatch.setattr(recurrence, "_LINE", 32)
     monkeypatch.setattr(recurrence, "RADIX", RADIX)
-    monkeypatch.setattr(recurrence.Cut, "_fills_better_tiled", lambda *_: tiled)
+    monkeypatch.setattr(recurrence.TileCut, "_fills_better_tiled", lambda *_: tiled)
 
 
 def tensors(make: Make, steps: int, initial: bool, rows: int = 2, hidden: int = 3) -> dict[str, Any]:

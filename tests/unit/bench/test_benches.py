@@ -12,7 +12,7 @@ import torch
 from econmt.bench import layouts, selection, training
 from econmt.bench import rows as rows_module
 from econmt.bench.rows import Row
-from econmt.bench.selection import Entry
+from econmt.bench.selection import GridEntry
 from econmt.config.recipe import load_recipe
 from econmt.engine.precision import Precision
 from econmt.errors import InputError
@@ -109,7 +109,7 @@ def test_loops() -> None:
 
 @pytest.mark.parametrize("op", ["lstm", "linear", "attentional_lstm", "linear_cross_entropy"])
 def test_the_grid_measures_the_choice_again(clock: Clock, op: str) -> None:
-    entry = Entry(op, 2, 3, 8, "float32")
+    entry = GridEntry(op, 2, 3, 8, "float32")
     first, other = {
         "linear": ("reference/row", "reference/column"),
         "linear_cross_entropy": ("recompute", "reference"),
@@ -119,7 +119,7 @@ def test_the_grid_measures_the_choice_again(clock: Clock, op: str) -> None:
     clock.rounds = [{first: 1.0, other: 0.5}, {first: 1.0, other: 1.25}]
     clock.samples = {first: (1.0, 2.0, 1.0, 1.0, 1.0), other: (1.25, 2.5, 1.25, 1.2, 1.5)}
     (row,) = selection.regrets([entry], CPU, 1.0, 100.0, say)
-    assert {name: row[name] for name in Entry._fields} == entry._asdict()
+    assert {name: row[name] for name in GridEntry._fields} == entry._asdict()
     assert (row["choice"], row["rule"], row["best"]) == (other, first, first)
     assert row["regret"] == pytest.approx(0.25)
     assert row["regret of the rule"] == 0.0
@@ -167,11 +167,11 @@ def test_the_grid_is_as_published() -> None:
 
 
 def test_a_grid_ends_in_time() -> None:
-    assert list(selection.regrets([Entry("linear", 1, 1, 8, "float32")], CPU, 1.0, -1.0, say)) == []
+    assert list(selection.regrets([GridEntry("linear", 1, 1, 8, "float32")], CPU, 1.0, -1.0, say)) == []
 
 
 def test_the_summary_counts() -> None:
-    shapes = [dict(zip(Entry._fields, map(str, entry), strict=True)) for entry in selection.grid()[:3]]
+    shapes = [dict(zip(GridEntry._fields, map(str, entry), strict=True)) for entry in selection.grid()[:3]]
     figures = [(0.0, 0.5, 0.2), (0.02, 0.0, 0.02), (0.1, 0.1, 0.1)]
     rows = [
         {
@@ -192,7 +192,7 @@ def test_the_summary_counts() -> None:
     assert "Counted as none: 1 losses that may be noise, the largest 20.0%." in text
     assert (
         text.splitlines()[1]
-        == f"{' '.join(rows[2][name] for name in Entry._fields)}: a chosen, b is best, regret 10.0%"
+        == f"{' '.join(rows[2][name] for name in GridEntry._fields)}: a chosen, b is best, regret 10.0%"
     )
     # Files are joined shape by shape; what was measured last counts.
     again = {**rows[0], "regret": "0.3"}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from econmt.bench import layouts, selection
-from econmt.bench.selection import Entry
+from econmt.bench.selection import GridEntry
 from econmt_ops.dispatch import session
 from tests.unit.cli.conftest import Call
 
@@ -90,14 +90,16 @@ def test_select(call: Call, tmp_path: Path) -> None:
 def test_the_grid_goes_on_where_it_stopped(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(selection, "grid", lambda: [Entry("linear", 1, 2, 8, "float32")])
+    monkeypatch.setattr(selection, "grid", lambda: [GridEntry("linear", 1, 2, 8, "float32")])
     file = tmp_path / "grid.csv"
     ended = call("bench", "select", "--grid", "--csv", file)
     assert ended.code == 0, ended.err
     assert "1 shapes: regret at most" in ended.out
     assert len(rows_of(file)) == 1
     monkeypatch.setattr(
-        selection, "grid", lambda: [Entry("linear", 1, 2, 8, "float32"), Entry("linear", 2, 2, 8, "float32")]
+        selection,
+        "grid",
+        lambda: [GridEntry("linear", 1, 2, 8, "float32"), GridEntry("linear", 2, 2, 8, "float32")],
     )
     ended = call("bench", "select", "--grid", "--csv", file, "--limit", "0")
     assert "1 shapes are left; the same command goes on" in ended.out
@@ -107,7 +109,7 @@ def test_the_grid_goes_on_where_it_stopped(
 
 
 def test_the_grid_in_parts_and_summed_up(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    entries = [Entry("linear", batch, 2, 8, "float32") for batch in (1, 2, 3)]
+    entries = [GridEntry("linear", batch, 2, 8, "float32") for batch in (1, 2, 3)]
     monkeypatch.setattr(selection, "grid", lambda: entries)
     files = [tmp_path / "1.csv", tmp_path / "2.csv"]
     for number, file in enumerate(files, 1):

@@ -24,7 +24,7 @@ from econmt.decoding.streams import read_chunks
 from econmt.errors import InputError
 from econmt.export.runtime import _signed, export_runtime
 from econmt_runtime import lines
-from econmt_runtime.text import Words
+from econmt_runtime.text import RuntimeWords
 from tests.conftest import ROOT, econmt_environment
 from tests.unit.cli.conftest import Call
 from tests.unit.cli.test_runtime import random_model
@@ -193,7 +193,7 @@ def test_words_with_carriage_returns_keep_their_numbers(tmp_path: Path) -> None:
     words = [*SPECIAL_TOKENS, "a", "b\rc", "\x0b", "d\u2028e", "f"]
     path = tmp_path / "vocab.txt"
     path.write_bytes("".join(word + "\n" for word in words).encode())
-    ours, theirs = Words(path), WordVocabulary(words)
+    ours, theirs = RuntimeWords(path), WordVocabulary(words)
     assert ours.size == theirs.size
     text = "f d\u2028e a b\rc"
     assert ours.encode(text) == theirs.encode(text) == [8, 7, 4, 5]

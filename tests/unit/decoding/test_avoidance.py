@@ -11,7 +11,7 @@ import torch
 
 from econmt.data.text.subwords import SPECIAL_TOKENS, UNK, WordVocabulary
 from econmt.decoding.constraints.avoidance import START, Avoidance
-from econmt.decoding.constraints.batch import Control, Wish
+from econmt.decoding.constraints.batch import ConstrainedContinuations, DecodingConstraints
 from econmt.decoding.constraints.inclusion import Phrase
 from econmt.decoding.constraints.phrases import BLANK, Spelling, is_of_word, units
 from econmt.decoding.search.beam import SearchOptions, beam_search
@@ -59,7 +59,7 @@ def is_ruled_out(avoidance: Avoidance, joins: Sequence[bool], ids: Sequence[int]
     reached = START
     for token in ids:
         moves = avoidance.moves(reached)
-        if token in moves.barred or (moves.only_joining and not joins[token]):
+        if token in moves.masked or (moves.only_joining and not joins[token]):
             return True
         reached = avoidance.after(reached, token)
         assert avoidance.moves(reached).only_joining == (token in moves.risky)
@@ -86,9 +86,9 @@ def test_words_are_ruled_out_at_once() -> None:
     spelling = Spelling(WordVocabulary([*SPECIAL_TOKENS, "a", "b", "ab"]))
     avoidance = Avoidance(["b a"], spelling)
     reached = avoidance.after(START, 5)
-    assert avoidance.moves(reached).barred.tolist() == [4]
+    assert avoidance.moves(reached).masked.tolist() == [4]
     assert avoidance.moves(reached).risky.tolist() == []
-    assert avoidance.moves(avoidance.after(START, 6)).barred.tolist() == []
+    assert avoidance.moves(avoidance.after(START, 6)).masked.tolist() == []
 
 
 @pytest.mark.parametrize("vocabulary", [WordVocabulary([*SPECIAL_TOKENS, "a", "b"]), VOCABULARY])
@@ -96,12 +96,12 @@ def test_the_token_of_unknown_words_can_be_avoided(vocabulary: WordVocabulary | 
     avoidance = Avoidance(["<unk>", "a b"], Spelling(vocabulary))
     reached = START
     for token in (4, 5, 4):
-        assert UNK in avoidance.moves(reached).barred.tolist()
+        assert UNK in avoidance.moves(reached).masked.tolist()
         reached = avoidance.after(reached, token)
-    assert UNK in avoidance.moves(reached).barred.tolist()
+    assert UNK in avoidance.moves(reached).masked.tolist()
     assert avoidance.is_in([5, UNK])
     assert not avoidance.is_in([5])
-    assert UNK not in Avoidance(["a b"], Spelling(vocabulary)).moves(START).barred.tolist()
+    assert UNK not in Avoidance(["a b"], Spelling(vocabulary)).moves(START).masked.tolist()
 
 
 @pytest.mark.parametrize("beam_size", [1, 3])
@@ -110,10 +110,10 @@ def test_a_search_leaves_out_the_token_of_unknown_words(beam_size: int) -> None:
     options = SearchOptions(beam_size, nbest_size=beam_size)
 
     def search(phrases: list[str]) -> list[list[int]]:
-        wishes = [Wish(avoidances=(Avoidance(phrases, spelling),))] * 5
-        control = Control(wishes, spelling.joins, options)
+        sentence_constraints = [DecodingConstraints(avoidances=(Avoidance(phrases, spelling),))] * 5
+        control = ConstrainedContinuations(sentence_constraints, spelling.joins, options)
         found = beam_search(
-            ToyModel(1), *sources(0, 1, 2, 3, 4), torch.full((5,), 5), options, steering=control
+            ToyModel(1), *sources(0, 1, 2, 3, 4), torch.full((5,), 5), options, chooser=control
         )
         return [list(hypothesis.ids) for hypotheses in found for hypothesis in hypotheses]
 
@@ -131,12 +131,15 @@ def test_a_search_avoids_phrases_and_comes_to_an_end(beam_size: int) -> None:
     vocabulary = Pieces([f"{BLANK}a", "b"])
     spelling = Spelling(vocabulary)
     lists = [["a"], ["ab"], ["a", "abb"], ["a a"], []]
-    wishes = [Wish(avoidances=(Avoidance(phrases, spelling),) if phrases else ()) for phrases in lists]
+    sentence_constraints = [
+        DecodingConstraints(avoidances=(Avoidance(phrases, spelling),) if phrases else ())
+        for phrases in lists
+    ]
     options = SearchOptions(beam_size, nbest_size=beam_size)
     for seed in range(6):
         model = ToyModel(seed, end_bias=-1.0)
-        control = Control(wishes, spelling.joins, options)
-        found = beam_search(model, *sources(0, 1, 2, 3, 4), torch.full((5,), 5), options, steering=control)
+        control = ConstrainedContinuations(sentence_constraints, spelling.joins, options)
+        found = beam_search(model, *sources(0, 1, 2, 3, 4), torch.full((5,), 5), options, chooser=control)
         for phrases, hypotheses in zip(lists, found, strict=True):
             assert hypotheses
             for hypothesis in hypotheses:
@@ -158,8 +161,10 @@ def test_hypotheses_that_need_a_word_to_go_on_do_not_fill_the_beam() -> None:
     spelling = Spelling(vocabulary)
     for beam_size in (1, 2, 4):
         options = SearchOptions(beam_size)
-        control = Control([Wish(avoidances=(Avoidance(["a"], spelling),))], spelling.joins, options)
-        ((found,),) = beam_search(Alike(), *sources(0), torch.tensor([6]), options, steering=control)
+        control = ConstrainedContinuations(
+            [DecodingConstraints(avoidances=(Avoidance(["a"], spelling),))], spelling.joins, options
+        )
+        ((found,),) = beam_search(Alike(), *sources(0), torch.tensor([6]), options, chooser=control)
         assert set(found.ids) <= {6}, found.ids
 
 
@@ -171,9 +176,9 @@ def test_an_avoided_word_is_not_begun_where_constraints_leave_it_no_room_to_go_o
     for seed in range(12):
         model = ToyModel(seed, end_bias=-3.0)
         model.size = vocabulary.size
-        wish = Wish((Phrase((6, 6), True),), avoidances=(Avoidance(["a"], spelling),))
-        control = Control([wish], spelling.joins, options)
-        (found,) = beam_search(model, *sources(0), torch.tensor([4]), options, steering=control)
+        constraints = DecodingConstraints((Phrase((6, 6), True),), avoidances=(Avoidance(["a"], spelling),))
+        control = ConstrainedContinuations([constraints], spelling.joins, options)
+        (found,) = beam_search(model, *sources(0), torch.tensor([4]), options, chooser=control)
         for hypothesis in found:
             text = vocabulary.decode(hypothesis.ids)
             assert "c c" in text
@@ -184,8 +189,10 @@ def test_no_n_gram_comes_twice() -> None:
     for width in (1, 2, 3):
         options = SearchOptions(3, nbest_size=3, block_ngram_repeat=width)
         model = ToyModel(1, end_bias=-4.0)
-        control = Control([Wish()] * 4, torch.zeros(6, dtype=torch.bool), options)
-        found = beam_search(model, *sources(0, 1, 2, 3), torch.full((4,), 12), options, steering=control)
+        control = ConstrainedContinuations(
+            [DecodingConstraints()] * 4, torch.zeros(6, dtype=torch.bool), options
+        )
+        found = beam_search(model, *sources(0, 1, 2, 3), torch.full((4,), 12), options, chooser=control)
         for hypotheses in found:
             assert hypotheses
             assert not any(repeats(hypothesis.ids, width) for hypothesis in hypotheses)

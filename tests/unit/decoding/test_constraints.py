@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from econmt.data.text.subwords import EOS, UNK
-from econmt.decoding.constraints.batch import Control, Wish
+from econmt.decoding.constraints.batch import ConstrainedContinuations, DecodingConstraints
 from econmt.decoding.constraints.inclusion import MOST_READINGS, Automata, Phrase, Phrases, share_out
 from econmt.decoding.search.beam import Hypothesis, SearchOptions, beam_search
 from econmt.decoding.search.ensemble import Ensemble
@@ -44,30 +44,42 @@ def holds(ids: Sequence[int], phrases: Sequence[Phrase]) -> bool:
     return False
 
 
-def wish(*phrases: Sequence[int], prefix: Sequence[int] = (), ends_word: bool = False) -> Wish:
-    return Wish(tuple(Phrase(tuple(ids), ends_word) for ids in phrases), tuple(prefix))
+def constraints(
+    *phrases: Sequence[int], prefix: Sequence[int] = (), ends_word: bool = False
+) -> DecodingConstraints:
+    return DecodingConstraints(tuple(Phrase(tuple(ids), ends_word) for ids in phrases), tuple(prefix))
 
 
 def search(
-    model: ToyModel | Ensemble, wishes: Sequence[Wish], limit: int = LIMIT, **options: float
+    model: ToyModel | Ensemble,
+    sentence_constraints: Sequence[DecodingConstraints],
+    limit: int = LIMIT,
+    **options: float,
 ) -> list[list[Hypothesis]]:
     settings = SearchOptions(**options)  # type: ignore[arg-type]
-    source, lengths = sources(*range(len(wishes)))
-    limits = torch.full((len(wishes),), limit)
-    return beam_search(model, source, lengths, limits, settings, steering=Control(wishes, JOINS, settings))
+    source, lengths = sources(*range(len(sentence_constraints)))
+    limits = torch.full((len(sentence_constraints),), limit)
+    return beam_search(
+        model,
+        source,
+        lengths,
+        limits,
+        settings,
+        chooser=ConstrainedContinuations(sentence_constraints, JOINS, settings),
+    )
 
 
 WISHES = [
-    wish((4,)),
-    wish((5, 4)),
-    wish((4, 4), (5,)),
-    wish((4,), (4,), (4,)),
-    wish((4, 5), (5, 4)),
-    wish((4,), (4, 5)),
-    wish((4,), ends_word=True),
-    wish((UNK, 4), prefix=(5,)),
-    wish((4, 5), prefix=(4,)),
-    wish(prefix=(4, 5, UNK)),
+    constraints((4,)),
+    constraints((5, 4)),
+    constraints((4, 4), (5,)),
+    constraints((4,), (4,), (4,)),
+    constraints((4, 5), (5, 4)),
+    constraints((4,), (4, 5)),
+    constraints((4,), ends_word=True),
+    constraints((UNK, 4), prefix=(5,)),
+    constraints((4, 5), prefix=(4,)),
+    constraints(prefix=(4, 5, UNK)),
 ]
 
 
@@ -88,7 +100,7 @@ def test_a_wide_beam_finds_the_best_translation_that_holds_what_is_wished(alpha:
         assert [each.score for each in hypotheses] == pytest.approx([s for s, _ in expected], abs=1e-5)
 
 
-def random_wishes(seed: int, count: int) -> list[Wish]:
+def random_wishes(seed: int, count: int) -> list[DecodingConstraints]:
     """In every other one words end, and as vocabularies have it no phrase begins within a word then."""
     draw = random.Random(seed)
 
@@ -97,9 +109,9 @@ def random_wishes(seed: int, count: int) -> list[Wish]:
         rest = [draw.choice((UNK, 4, 5)) for _ in range(draw.randint(0, 2))]
         return Phrase((first, *rest), ends and (first, *rest)[-1] != UNK)
 
-    def a_wish(ends: bool) -> Wish:
+    def a_wish(ends: bool) -> DecodingConstraints:
         prefix = phrase(False).ids if draw.random() < 0.3 else ()
-        return Wish(tuple(phrase(ends) for _ in range(draw.randint(0, 5))), prefix)
+        return DecodingConstraints(tuple(phrase(ends) for _ in range(draw.randint(0, 5))), prefix)
 
     return [a_wish(bool(number % 2)) for number in range(count)]
 
@@ -107,10 +119,14 @@ def random_wishes(seed: int, count: int) -> list[Wish]:
 @pytest.mark.parametrize("beam_size", [1, 2, 5])
 @pytest.mark.parametrize("limit", [0, 6, 14])
 def test_everything_wished_is_there_however_small_the_beam_and_the_room(beam_size: int, limit: int) -> None:
-    wishes = random_wishes(beam_size + limit, 16)
+    sentence_constraints = random_wishes(beam_size + limit, 16)
     model = ToyModel(beam_size, end_bias=2.0, spread=3.0)
     for sentence, (wished, hypotheses) in enumerate(
-        zip(wishes, search(model, wishes, limit, beam_size=beam_size, nbest_size=beam_size), strict=True)
+        zip(
+            sentence_constraints,
+            search(model, sentence_constraints, limit, beam_size=beam_size, nbest_size=beam_size),
+            strict=True,
+        )
     ):
         assert hypotheses
         room = max(limit, len(wished.prefix) + sum(len(phrase.ids) for phrase in wished.phrases))
@@ -124,19 +140,21 @@ def test_everything_wished_is_there_however_small_the_beam_and_the_room(beam_siz
 
 
 def test_a_sentence_gives_the_same_alone_as_in_a_batch() -> None:
-    wishes = random_wishes(9, 8)
-    together = search(ToyModel(5), wishes, 9, beam_size=3, nbest_size=3)
+    sentence_constraints = random_wishes(9, 8)
+    together = search(ToyModel(5), sentence_constraints, 9, beam_size=3, nbest_size=3)
     settings = SearchOptions(3, nbest_size=3)
     for sentence, expected in enumerate(together):
-        control = Control([wishes[sentence]], JOINS, settings)
-        (found,) = beam_search(ToyModel(5), *sources(sentence), torch.tensor([9]), settings, steering=control)
+        control = ConstrainedContinuations([sentence_constraints[sentence]], JOINS, settings)
+        (found,) = beam_search(ToyModel(5), *sources(sentence), torch.tensor([9]), settings, chooser=control)
         assert [each.ids for each in found] == [each.ids for each in expected]
 
 
 def test_where_nothing_is_wished_the_search_is_the_plain_one() -> None:
     for beam_size in (1, 4):
         settings = SearchOptions(beam_size, nbest_size=beam_size)
-        steered = search(ToyModel(2), [Wish()] * 6, 8, beam_size=beam_size, nbest_size=beam_size)
+        steered = search(
+            ToyModel(2), [DecodingConstraints()] * 6, 8, beam_size=beam_size, nbest_size=beam_size
+        )
         plain = beam_search(ToyModel(2), *sources(*range(6)), torch.full((6,), 8), settings)
         for one, other in zip(steered, plain, strict=True):
             assert [(each.ids, each.score) for each in one] == [(each.ids, each.score) for each in other]
@@ -147,12 +165,12 @@ def test_the_model_holds_what_is_wished_of_it(device: str) -> None:
     model = make_model("additive", device=device)
     phrases = (Phrase((4, 5), False), Phrase((9,), True))
     joins = torch.tensor([token > 15 for token in range(SIZE)])
-    wished = [Wish(phrases, prefix) for prefix in ((), (7,), (4, 9), (20, 4))]
+    wished = [DecodingConstraints(phrases, prefix) for prefix in ((), (7,), (4, 9), (20, 4))]
     options = SearchOptions(beam_size=3, nbest_size=3, block_ngram_repeat=2)
     source, lengths = pad_sources(SOURCES, torch.device(device))
-    control = Control(wished, joins, options)
+    control = ConstrainedContinuations(wished, joins, options)
     found = beam_search(
-        IncrementalModel(model), source, lengths, torch.tensor([9, 3, 7, 30]), options, steering=control
+        IncrementalModel(model), source, lengths, torch.tensor([9, 3, 7, 30]), options, chooser=control
     )
     for row, (each, hypotheses) in enumerate(zip(wished, found, strict=True)):
         for hypothesis in hypotheses:
@@ -208,7 +226,7 @@ def test_a_text_is_accepted_where_its_tokens_can_be_divided_among_the_phrases(se
 
 
 def test_what_remains_is_the_least_number_of_tokens() -> None:
-    for wished in [*random_wishes(7, 20), wish((4, 5), (4, 4)), wish((4, 5), (5, 4), (4, 5))]:
+    for wished in [*random_wishes(7, 20), constraints((4, 5), (4, 4)), constraints((4, 5), (5, 4), (4, 5))]:
         sentence = Phrases(wished.phrases, JOINS.tolist())
         for ids in every_text(3):
             progress = sentence.start
@@ -225,9 +243,15 @@ def test_what_remains_is_the_least_number_of_tokens() -> None:
 def test_the_best_text_that_holds_overlapping_phrases_is_found() -> None:
     """In 4 4 5 4 4 the first two tokens are not those of the phrase 4 4."""
     model = Fixed(11, end_bias=1.0)
-    wishes = [wish((4, 5), (4, 4)), wish((4, 5), (5, 4), (4,)), *random_wishes(31, 12)]
-    needed = [len(each.prefix) + sum(len(one.ids) for one in each.phrases) for each in wishes]
-    short = [each for each, least in zip(wishes, needed, strict=True) if each.phrases and least <= 6]
+    sentence_constraints = [
+        constraints((4, 5), (4, 4)),
+        constraints((4, 5), (5, 4), (4,)),
+        *random_wishes(31, 12),
+    ]
+    needed = [len(each.prefix) + sum(len(one.ids) for one in each.phrases) for each in sentence_constraints]
+    short = [
+        each for each, least in zip(sentence_constraints, needed, strict=True) if each.phrases and least <= 6
+    ]
     assert len(short) >= 8
     settings = SearchOptions(1000, nbest_size=5, length_penalty_alpha=0.0)
     found = beam_search(
@@ -235,7 +259,7 @@ def test_the_best_text_that_holds_overlapping_phrases_is_found() -> None:
         *sources(*[0] * len(short)),
         torch.full((len(short),), 6),
         settings,
-        steering=Control(short, JOINS, settings),
+        chooser=ConstrainedContinuations(short, JOINS, settings),
     )
     scored = sorted(((total, ids) for ids, total in model.everything(0, 6)), reverse=True)
     for wished, hypotheses in zip(short, found, strict=True):
@@ -252,7 +276,7 @@ def test_a_text_is_taken_whose_later_tokens_serve_an_earlier_phrase() -> None:
     likely = {**{token: {4: 1.0} for token in range(6)}, 4: {4: 0.45, 5: 0.45, EOS: 0.1}}
     for beam_size in (1, 5, 400):
         found = search(
-            Telling(6, likely), [wish((4, 5), (4, 4))], 5, beam_size=beam_size, nbest_size=beam_size
+            Telling(6, likely), [constraints((4, 5), (4, 4))], 5, beam_size=beam_size, nbest_size=beam_size
         )
         if beam_size > 5:
             assert text in [each.ids for each in found[0]]
@@ -292,8 +316,8 @@ def test_a_word_that_goes_on_is_another_one() -> None:
 
 
 def test_tables_say_what_the_automaton_does() -> None:
-    wishes = random_wishes(4, 5)
-    sentences = [Phrases(each.phrases, JOINS.tolist()) for each in wishes]
+    sentence_constraints = random_wishes(4, 5)
+    sentences = [Phrases(each.phrases, JOINS.tolist()) for each in sentence_constraints]
     automata = Automata(sentences, JOINS)
     states, _ = automata.start([()] * 5)
     progress = [sentence.start for sentence in sentences]
@@ -358,10 +382,14 @@ def test_a_phrase_whose_last_word_would_rather_go_on_ends_all_the_same() -> None
     )
     for beam_size in (1, 2, 4):
         options = SearchOptions(beam_size, length_penalty_alpha=0.0)
-        wished = [Wish((Phrase((4,), True),))]
+        wished = [DecodingConstraints((Phrase((4,), True),))]
         (found,), (other,) = (
             beam_search(
-                model, *sources(0), torch.tensor([6]), options, steering=Control(wished, joins, options)
+                model,
+                *sources(0),
+                torch.tensor([6]),
+                options,
+                chooser=ConstrainedContinuations(wished, joins, options),
             )[0]
             for model in (stubborn, torn)
         )
@@ -373,7 +401,7 @@ def test_a_phrase_whose_last_word_would_rather_go_on_ends_all_the_same() -> None
 def test_translations_end_though_it_is_cheap_to_put_the_last_phrase_off() -> None:
     model = Telling(6, {2: {5: 1.0}, 5: {5: 0.9, 4: 0.1}, 4: {EOS: 0.6, 5: 0.4}})
     options = SearchOptions(2, length_penalty_alpha=0.0)
-    control = Control([Wish((Phrase((4,), False),))], JOINS, options)
-    ((found,),) = beam_search(model, *sources(0), torch.tensor([12]), options, steering=control)
+    control = ConstrainedContinuations([DecodingConstraints((Phrase((4,), False),))], JOINS, options)
+    ((found,),) = beam_search(model, *sources(0), torch.tensor([12]), options, chooser=control)
     assert not found.cut
     assert found.ids == [5, 4]

@@ -21,7 +21,7 @@ LIMIT = 5
 def diverse(model: ToyModel, sentences: list[int], options: SearchOptions) -> list[list[Hypothesis]]:
     source, lengths = sources(*sentences)
     limits = torch.tensor([LIMIT] * len(sentences))
-    return beam_search(model, source, lengths, limits, options, steering=Diversity(len(sentences), options))
+    return beam_search(model, source, lengths, limits, options, chooser=Diversity(len(sentences), options))
 
 
 def by_the_paper(

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from econmt.data.text.subwords import Vocabularies
-from econmt.decoding.constraints.batch import Control, Wish
+from econmt.decoding.constraints.batch import ConstrainedContinuations, DecodingConstraints
 from econmt.decoding.requests import Request
 from econmt.decoding.search.beam import Hypothesis, SearchOptions, beam_search
 from econmt.decoding.search.native import has_native_search, native_search
@@ -108,8 +108,10 @@ def test_searches_give_equal_translations(
     model, options = IncrementalModel(make_model(variant), precision), SearchOptions(**given)
     wanted = native_search(model, *BATCH, options)
     are_equal(beam_search(model, *BATCH, replace(options, beam_prune=100.0)), wanted)
-    steering = Control([Wish()] * len(SOURCES), torch.zeros(SIZE, dtype=torch.bool), options)
-    are_equal(beam_search(model, *BATCH, options, steering=steering), wanted)
+    chooser = ConstrainedContinuations(
+        [DecodingConstraints()] * len(SOURCES), torch.zeros(SIZE, dtype=torch.bool), options
+    )
+    are_equal(beam_search(model, *BATCH, options, chooser=chooser), wanted)
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -130,8 +132,10 @@ def test_words_with_equal_probabilities_come_in_the_same_order(
     scores = [each.score for best in wanted for each in best]
     assert beam_size < 7 or len({*scores}) < len(scores)
     are_equal(beam_search(searched, *BATCH, replace(options, beam_prune=100.0)), wanted)
-    steering = Control([Wish()] * len(SOURCES), torch.zeros(SIZE, dtype=torch.bool), options)
-    are_equal(beam_search(searched, *BATCH, options, steering=steering), wanted)
+    chooser = ConstrainedContinuations(
+        [DecodingConstraints()] * len(SOURCES), torch.zeros(SIZE, dtype=torch.bool), options
+    )
+    are_equal(beam_search(searched, *BATCH, options, chooser=chooser), wanted)
 
 
 @pytest.mark.parametrize("variant", KNOWN)

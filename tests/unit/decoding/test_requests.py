@@ -12,7 +12,7 @@ from econmt.data.text.subwords import SPECIAL_TOKENS, UNK, Vocabularies, WordVoc
 from econmt.decoding.constraints.glossary import Glossary, read_avoid_list, read_glossary
 from econmt.decoding.constraints.inclusion import Phrase
 from econmt.decoding.constraints.phrases import Spelling
-from econmt.decoding.constraints.tokens import Wishes
+from econmt.decoding.constraints.tokens import ConstraintCompiler
 from econmt.decoding.requests import Request, read_request
 from econmt.errors import InputError
 
@@ -78,10 +78,10 @@ def test_what_cannot_be_used_names_its_line_and_field(line: str, words: str) -> 
 
 @pytest.mark.parametrize("text", ["漢字", "漢", "漢 Hund", "\u2581", "カ"])
 def test_what_the_vocabulary_lacks_is_refused_wherever_it_stands(subwords: Vocabularies, text: str) -> None:
-    wishes = Wishes(subwords.target)
+    sentence_constraints = ConstraintCompiler(subwords.target)
     for request in (Request("a", constraints=[text]), Request("a", target_prefix=text)):
         with pytest.raises(InputError, match="what the target vocabulary does not"):
-            wishes.of(request, "line 1")
+            sentence_constraints.of(request, "line 1")
 
 
 def test_phrases_are_cut_as_they_stand_in_a_sentence(subwords: Vocabularies) -> None:
@@ -100,15 +100,15 @@ def test_phrases_are_cut_as_they_stand_in_a_sentence(subwords: Vocabularies) -> 
 
 def test_wishes_are_phrases_and_prefix(subwords: Vocabularies) -> None:
     target = subwords.target
-    wishes = Wishes(target, (), Glossary({"dog": "Hund"}))
-    assert wishes.of(Request("a cat"), "x:1") is None
-    wish = wishes.of(Request("a dog", ["ein Haus"], target_prefix="der"), "x:1")
-    assert wish is not None
-    assert wish.phrases == (
+    sentence_constraints = ConstraintCompiler(target, (), Glossary({"dog": "Hund"}))
+    assert sentence_constraints.of(Request("a cat"), "x:1") is None
+    constraints = sentence_constraints.of(Request("a dog", ["ein Haus"], target_prefix="der"), "x:1")
+    assert constraints is not None
+    assert constraints.phrases == (
         Phrase(tuple(target.encode("ein Haus")), True),
         Phrase(tuple(target.encode("Hund")), True),
     )
-    assert wish.prefix == tuple(target.encode("der"))
+    assert constraints.prefix == tuple(target.encode("der"))
 
 
 @pytest.mark.parametrize(
@@ -124,13 +124,16 @@ def test_wishes_are_phrases_and_prefix(subwords: Vocabularies) -> None:
 )
 def test_wishes_that_cannot_be_had_are_told(subwords: Vocabularies, request_: Request, words: str) -> None:
     with pytest.raises(InputError, match="x:1") as caught:
-        Wishes(subwords.target, ["Mann"]).of(request_, "x:1")
+        ConstraintCompiler(subwords.target, ["Mann"]).of(request_, "x:1")
     assert words in caught.value.lines[0]
 
 
 def test_a_longer_word_is_not_the_avoided_one(subwords: Vocabularies) -> None:
-    assert Wishes(subwords.target, ["Hund"]).of(Request("a", ["Hunde"]), "x:1") is not None
-    assert Wishes(subwords.target, ["Hund"]).of(Request("a", target_prefix="ein Hund"), "x:1") is not None
+    assert ConstraintCompiler(subwords.target, ["Hund"]).of(Request("a", ["Hunde"]), "x:1") is not None
+    assert (
+        ConstraintCompiler(subwords.target, ["Hund"]).of(Request("a", target_prefix="ein Hund"), "x:1")
+        is not None
+    )
 
 
 def test_words_are_whole_in_a_vocabulary_of_words() -> None:

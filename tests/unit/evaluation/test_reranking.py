@@ -9,8 +9,8 @@ import sacrebleu
 
 from econmt.errors import InputError
 from econmt.evaluation.reranking import (
-    Candidate,
     Opinion,
+    RerankCandidate,
     by_models,
     by_reference,
     read_candidate,
@@ -82,5 +82,5 @@ def test_models_decide() -> None:
     by_text = {each.text: each.score for own in lists for each in own}
     assert by_text["ein Hund"] == pytest.approx(-0.5 - 0.5 * 8 / 3 - 2.0 * 2 / 2)
     assert lists[2][0].text == "ein Hund läuft"
-    equal = [[Candidate(0, text, "", 1.0) for text in "ba"]]
+    equal = [[RerankCandidate(0, text, "", 1.0) for text in "ba"]]
     assert [each.text for each in next(rerank(equal, lambda *_: [[2.0, 2.0]]))] == ["b", "a"]

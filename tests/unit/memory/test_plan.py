@@ -26,11 +26,11 @@ from econmt.memory.measure import byte_budget as budgets
 from econmt.memory.measure.byte_budget import AUTO_SHARE, budget_bytes, group_room, nearest_budget, size_text
 from econmt.memory.measure.ledger import measure_step
 from econmt.memory.measure.tracker import Tracker
-from econmt.memory.plan.peaks import Peaks
+from econmt.memory.plan.peaks import PeakModel
 from econmt.memory.plan.planner import (
     RESERVE,
-    Allotment,
-    Plan,
+    BatchBudget,
+    MemoryPlan,
     Planner,
     describe,
     estimator,
@@ -82,7 +82,7 @@ SHAPES = st.lists(
 def test_what_is_told_of_a_shape_is_never_too_little(
     phases: list[Phase], largest: Shape, data: st.DataObject
 ) -> None:
-    peaks = Peaks(lambda shape: peak_of(phases, shape), largest)
+    peaks = PeakModel(lambda shape: peak_of(phases, shape), largest)
     shape = Shape(*(data.draw(st.integers(1, most)) for most in largest))
     told = peaks(shape)
     assert peak_of(phases, shape) <= told <= peaks(largest) == peaks.most
@@ -99,7 +99,7 @@ def test_what_is_told_of_a_shape_is_never_too_little(
 
 def test_along_the_diagonal_one_phase_is_told_exactly() -> None:
     phase = Phase(5000, (0, 30, 70, 0))
-    peaks = Peaks(phase.bytes, Shape(64, 40, 80))
+    peaks = PeakModel(phase.bytes, Shape(64, 40, 80))
     for part in (1, 2, 10, 20, 39):
         shape = Shape(16, part, 2 * part)
         assert phase.bytes(shape) <= peaks(shape) <= 1.03 * phase.bytes(shape)
@@ -112,7 +112,7 @@ def test_few_estimates_are_enough() -> None:
         seen.append(shape)
         return Phase(1000, (1, 1, 1, 1)).bytes(shape)
 
-    peaks = Peaks(estimate, Shape(128, 100, 100))
+    peaks = PeakModel(estimate, Shape(128, 100, 100))
     assert peaks.most
     assert seen == [(128, 100, 100)]
     for rows in range(1, 100):
@@ -124,7 +124,7 @@ def test_a_workspace_that_grows_no_further_raises_all_peaks() -> None:
     def estimate(shape: Shape) -> int:
         return 1000 + min(5000, shape.rows * shape.target * 100) + shape.rows * shape.target * 10
 
-    peaks = Peaks(estimate, Shape(100, 10, 10))
+    peaks = PeakModel(estimate, Shape(100, 10, 10))
     shape = Shape(10, 10, 10)
     assert peaks(shape) < estimate(shape)
     assert not peaks.check(shape)
@@ -160,7 +160,7 @@ def test_every_micro_batch_fits_and_only_what_cannot_fit_is_refused(
 ) -> None:
     peak = peaks_of(phases, gradients)
 
-    def plan(size: int, kept: list[BatchShape] = shapes) -> list[Allotment]:
+    def plan(size: int, kept: list[BatchShape] = shapes) -> list[BatchBudget]:
         return Planner(kept, LADDER, size, peak, accumulating=False, width=1).allot()
 
     one = max(peak(LEAN, Shape(1, shape.source, shape.target), True) for shape in shapes)
@@ -195,7 +195,7 @@ def test_every_micro_batch_fits_and_only_what_cannot_fit_is_refused(
         assert exact <= limit
         assert exact <= entry.peak
         if entry.implementations != AUTO:
-            assert Peaks(lambda s: peak(AUTO, s, False), shape_of(shapes))(whole) > limit
+            assert PeakModel(lambda s: peak(AUTO, s, False), shape_of(shapes))(whole) > limit
         if entry.parts > 1:
             assert entry.implementations == LEAN
 
@@ -213,7 +213,7 @@ SAME_ROWS = [
 LINEAR = [Phase(100_000, (0, 0, 1000, 0))]
 
 
-def allot(budget: int, **options: int) -> dict[int, Allotment]:
+def allot(budget: int, **options: int) -> dict[int, BatchBudget]:
     planner = Planner(SAME_ROWS, LADDER, budget, peaks_of(LINEAR, **options), accumulating=False, width=10)
     return {entry.target: entry for entry in planner.allot()}
 
@@ -244,10 +244,10 @@ def test_batches_that_do_not_fit_at_all_are_divided_evenly() -> None:
 
 
 def test_the_largest_micro_batch_is_that_of_the_highest_peak() -> None:
-    plan = Plan(1_000_000, allot(1_000_000).values(), 7)
+    plan = MemoryPlan(1_000_000, allot(1_000_000).values(), 7)
     assert plan.worst.peak == max(entry.peak for entry in plan)
-    equal = [Allotment(8, 8, 4, 1, 4, 100, AUTO), Allotment(16, 8, 4, 1, 4, 100, AUTO)]
-    assert Plan(100, equal, 1).worst.source == 16
+    equal = [BatchBudget(8, 8, 4, 1, 4, 100, AUTO), BatchBudget(16, 8, 4, 1, 4, 100, AUTO)]
+    assert MemoryPlan(100, equal, 1).worst.source == 16
 
 
 def test_settings_are_tried_by_bisection() -> None:
@@ -274,7 +274,9 @@ def batch(rows: int, source: int, target: int) -> Batch:
 
 
 def test_other_shapes_get_what_the_known_ones_make_of_them() -> None:
-    plan = Plan(1000, [Allotment(8, 8, 64, 3, 64, 900, AUTO), Allotment(16, 16, 64, 3, 10, 800, LEAN)], 5)
+    plan = MemoryPlan(
+        1000, [BatchBudget(8, 8, 64, 3, 64, 900, AUTO), BatchBudget(16, 16, 64, 3, 10, 800, LEAN)], 5
+    )
     exact = plan.find(batch(64, 16, 16))
     assert (exact.rows, exact.implementations) == (10, LEAN)
     # Smaller than the first; between both: half as many rows as in the first at twice the positions.
@@ -288,7 +290,9 @@ def test_other_shapes_get_what_the_known_ones_make_of_them() -> None:
 
 
 def test_halving_is_remembered_for_one_shape() -> None:
-    plan = Plan(1000, [Allotment(8, 8, 64, 3, 33, 900, AUTO), Allotment(16, 16, 9, 3, 9, 800, LEAN)], 5)
+    plan = MemoryPlan(
+        1000, [BatchBudget(8, 8, 64, 3, 33, 900, AUTO), BatchBudget(16, 16, 9, 3, 9, 800, LEAN)], 5
+    )
     assert plan.halve(plan.find(batch(64, 8, 8)), 32).rows == 16
     assert plan.find(batch(64, 8, 8)).rows == 16
     assert plan.find(batch(9, 16, 16)).rows == 9
@@ -296,28 +300,28 @@ def test_halving_is_remembered_for_one_shape() -> None:
     plan.halve(other, 4)
     assert plan.find(batch(6, 32, 16)).rows == 2
     assert plan.worst.batches == 3
-    back = Plan.from_state_dict(json.loads(json.dumps(plan.state_dict())))
+    back = MemoryPlan.from_state_dict(json.loads(json.dumps(plan.state_dict())))
     assert (back.budget, back.decoding_rows, list(back)) == (1000, 5, list(plan))
     assert next(iter(back)).implementations == AUTO
 
 
 def test_the_table_has_a_row_for_each_treatment() -> None:
-    cells = cells_of(Plan(4_500_000, allot(4_500_000).values(), 7))
+    cells = cells_of(MemoryPlan(4_500_000, allot(4_500_000).values(), 7))
     assert cells == [
         ("3", "40 x 40", "89", "100", "1", "auto", "3.91 MiB"),
         ("1", "80 x 80", "2", "100", "1", "recompute decoder", "3.91 MiB"),
     ]
-    divided = cells_of(Plan(1_000_000, allot(1_000_000).values(), 7))
+    divided = cells_of(MemoryPlan(1_000_000, allot(1_000_000).values(), 7))
     assert ("1", "80 x 80", "2", "100", "3 of 34") in [row[:5] for row in divided]
-    words = [Allotment(8, 8, 64, 3, 32, 9, LEAN), Allotment(16, 16, 32, 5, 16, 8, LEAN)]
-    assert cells_of(Plan(10, words, 1)) == [
+    words = [BatchBudget(8, 8, 64, 3, 32, 9, LEAN), BatchBudget(16, 16, 32, 5, 16, 8, LEAN)]
+    assert cells_of(MemoryPlan(10, words, 1)) == [
         ("2", "16 x 16", "8", "32 to 64", "2 of 16 to 32", describe(LEAN), "9 B")
     ]
-    halved = Plan(10, [*words, Allotment(4, 4, 3, 0, 2, 99, LEAN)], 1)
-    assert cells_of(halved) == cells_of(Plan(10, words, 1))
+    halved = MemoryPlan(10, [*words, BatchBudget(4, 4, 3, 0, 2, 99, LEAN)], 1)
+    assert cells_of(halved) == cells_of(MemoryPlan(10, words, 1))
 
 
-def cells_of(plan: Plan) -> list[tuple[object, ...]]:
+def cells_of(plan: MemoryPlan) -> list[tuple[object, ...]]:
     return list(zip(*(column.cells for column in plan_table(plan).columns), strict=True))
 
 
@@ -378,7 +382,7 @@ def small(*overrides: str) -> Recipe:
     return load_recipe("quickstart", [*(f"model.{size}" for size in sizes), *overrides])
 
 
-def measured(recipe: Recipe, entry: Allotment) -> int:
+def measured(recipe: Recipe, entry: BatchBudget) -> int:
     """The peak of a real step of an allotment."""
     task = TranslationTask(recipe, VOCABULARY, VOCABULARY)
     step = TrainingStep(task, task.build_model().train(), implementations=entry.implementations)

@@ -14,7 +14,7 @@ from econmt.factored_ids import joined_ids
 from econmt.model import Implementations, TranslationModel, translation
 from econmt.model.inference.decoder import IncrementalModel
 from econmt.model.inference.encoder import LaidOutEncoder
-from econmt_ops import Repeated
+from econmt_ops import UniqueRows
 from tests.unit.model.test_translation import EOS, PAD, VOCABULARY, make_batch, make_config
 
 SIZES = (7, 5)
@@ -62,7 +62,7 @@ def test_gradients_of_all_tables_and_of_the_encoder(
     monkeypatch.setattr(translation, "DISTINCT", float(once))
     model = factored(combine, encoder__layers=1, decoder__layers=1)
     batch = factored_batch()[:4]
-    assert isinstance(model._look_up(model.embed_source, batch[0], True), Repeated) == once
+    assert isinstance(model._look_up(model.embed_source, batch[0], True), UniqueRows) == once
     model.loss(*batch, implementations=Implementations.everywhere("recompute")).backward()
     weights = model.encoder.forward_layers[0].weights
     for parameter in (

@@ -13,9 +13,9 @@ from econmt.config import recipe
 from econmt.model import Implementations, IncrementalModel, TranslationModel
 from econmt.model.layers import drawing_from
 from econmt.model.unfused.attention import CoverageLayer, sparsemax
-from econmt.model.unfused.decoder import SteppedDecoder
-from econmt.model.unfused.encoder import SteppedEncoder
-from econmt.model.unfused.layers import SteppedLayer
+from econmt.model.unfused.decoder import UnfusedDecoder
+from econmt.model.unfused.encoder import UnfusedEncoder
+from econmt.model.unfused.layers import UnfusedLayer
 from tests.unit.model.test_translation import PAD, make_batch, make_config, make_model, sum_of_losses
 
 COVERAGES = ("tanh", "sigmoid", "relu", "softrelu", "gru", "fertility", "count")
@@ -183,9 +183,9 @@ def test_without_any_option_it_is_the_fused_model(layer_norm: bool, residual: bo
     }
     plain = make_model(make_config(**options))
     walking = make_model(make_config(**options, lhuc="all", attention__coverage={"type": "count"}))
-    assert isinstance(walking.encoder, SteppedEncoder)
-    assert isinstance(walking.decoder, SteppedDecoder)
-    assert not isinstance(plain.encoder, SteppedEncoder)
+    assert isinstance(walking.encoder, UnfusedEncoder)
+    assert isinstance(walking.decoder, UnfusedDecoder)
+    assert not isinstance(plain.encoder, UnfusedEncoder)
     assert walking.load_state_dict(plain.state_dict(), strict=False).missing_keys
     assert walking.decoder.attention.coverage is not None
     nn.init.zeros_(walking.decoder.attention.coverage.key.weight)
@@ -258,7 +258,7 @@ def test_dropout_and_zoneout_within_a_layer() -> None:
         make_config(dropout=dropout.model_dump(), encoder__layers=1, encoder__bidirectional="none")
     )
     (layer,) = model.encoder.upper_layers
-    assert isinstance(layer, SteppedLayer)
+    assert isinstance(layer, UnfusedLayer)
     inputs, lengths = torch.randn(2, 4, 6).double(), torch.tensor([4, 4])
     for training in (True, False):
         layer.train(training)

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from econmt.config.recipe import ParallelSection
 from econmt.parallel.processes import Processes, joined
-from econmt.parallel.rank_environment import Place
+from econmt.parallel.rank_environment import RankEnvironment
 
 RANKS = 4
 
@@ -80,15 +80,15 @@ def _work(pipe: Connection) -> None:
         rank, ranks, port, job, arguments, settings = order
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank)}
         os.environ |= {"WORLD_SIZE": str(ranks), "TORCHELASTIC_USE_AGENT_STORE": "True"}
-        place = Place(rank, ranks, rank, ranks, 0)
+        place = RankEnvironment(rank, ranks, rank, ranks, 0)
         try:
-            with joined(place, ParallelSection(**settings), torch.device("cpu")) as world:
-                result = job(world, *arguments)
+            with joined(place, ParallelSection(**settings), torch.device("cpu")) as communicator:
+                result = job(communicator, *arguments)
             pipe.send((True, result))
         except BaseException:  # noqa: BLE001  the test is told
             pipe.send((False, traceback.format_exc()))
 
 
-def world_of(world: Processes) -> tuple[int, int]:
+def world_of(communicator: Processes) -> tuple[int, int]:
     """A job: who a rank is."""
-    return world.rank, world.size
+    return communicator.rank, communicator.size

@@ -21,7 +21,7 @@ from econmt.checkpoint.resume import Start
 from econmt.config.recipe import load_recipe
 from econmt.data.batching.batch import AnyBatch
 from econmt.data.batching.store import prepare, reopen
-from econmt.engine.communicator import World
+from econmt.engine.communicator import Communicator
 from econmt.engine.step import StepResult, TrainingStep
 from econmt.errors import EconmtError
 from econmt.model.layers import Embedding
@@ -34,66 +34,66 @@ from econmt.training.run import make_trainer, run_recipe
 from econmt.training.trainer import Trainer
 
 
-def run(world: World, path: Path, text: Path, overrides: Sequence[str] = ()) -> str:
+def run(communicator: Communicator, path: Path, text: Path, overrides: Sequence[str] = ()) -> str:
     """Trains a recipe; returns what a person was told, and in the end the error if there was one."""
     recipe = load_recipe(path, ["data.prepared=null", *overrides])
     console = Console(file=io.StringIO(), width=400)
     said = ""
     try:
-        run_recipe(recipe, [text], console=console, world=world)
+        run_recipe(recipe, [text], console=console, communicator=communicator)
     except EconmtError as error:
         said = str(error)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue() + said
 
 
-def parts(world: World, path: Path, text: Path) -> list[bool]:
+def parts(communicator: Communicator, path: Path, text: Path) -> list[bool]:
     """Whether ranks could exchange before a run of this process, and can after it; and it ended as it should."""
     before = distributed.is_initialized()
-    said = run(world, path, text)
-    return [before, distributed.is_initialized(), world.rank > 0 or "training ended" in said]
+    said = run(communicator, path, text)
+    return [before, distributed.is_initialized(), communicator.rank > 0 or "training ended" in said]
 
 
-def run_elsewhere(world: World, path: Path, text: Path) -> str:
+def run_elsewhere(communicator: Communicator, path: Path, text: Path) -> str:
     """:func:`run` in which rank 1 has another folder than the others."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ranks, "SEEN_WITHIN", 0.0)
-        return run(world, path, text, [f"output={path.parent / f'run{world.rank}'}"])
+        return run(communicator, path, text, [f"output={path.parent / f'run{communicator.rank}'}"])
 
 
-def leave_at(world: World, path: Path, text: Path, update: int) -> str:
+def leave_at(communicator: Communicator, path: Path, text: Path, update: int) -> str:
     """:func:`run` in which rank 1 gets SIGTERM when it has done so many updates."""
     real = Trainer._update
 
     def done(trainer: Trainer, progress: Progress) -> None:
         real(trainer, progress)
-        if world.rank == 1 and trainer.state.update == update:
+        if communicator.rank == 1 and trainer.state.update == update:
             os.kill(os.getpid(), signal.SIGTERM)
 
     Trainer._update = done  # type: ignore[method-assign]
     try:
-        return run(world, path, text)
+        return run(communicator, path, text)
     finally:
         Trainer._update = real  # type: ignore[method-assign]
 
 
-def run_slowly(world: World, path: Path, text: Path) -> str:
+def run_slowly(communicator: Communicator, path: Path, text: Path) -> str:
     """:func:`run` whose rank 1 takes long by its clock."""
     real = TrainingStep.gradient
 
     def gradient(step: TrainingStep, *arguments: Any, **options: Any) -> StepResult:
         found = real(step, *arguments, **options)
-        step.seconds += world.rank * 5.0
+        step.seconds += communicator.rank * 5.0
         return found
 
     TrainingStep.gradient = gradient  # type: ignore[method-assign]
     try:
-        return run(world, path, text)
+        return run(communicator, path, text)
     finally:
         TrainingStep.gradient = real  # type: ignore[method-assign]
 
 
-def hang(world: Processes) -> list[str]:
+def hang(communicator: Processes) -> list[str]:
     """Rank 1 does not come to an exchange; the lines that this rank tells before it leaves, which it does not here."""
     said: list[str] = []
     left = threading.Event()
@@ -102,46 +102,46 @@ def hang(world: Processes) -> list[str]:
         left.set()
         raise SystemExit
 
-    world.note(7)
+    communicator.note(7)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(processes, "talk", said.append)
         patch.setattr(processes.time, "sleep", left.wait)
         patch.setattr(os, "_exit", leave)
-        if world.rank == 0:
+        if communicator.rank == 0:
             with pytest.raises(SystemExit):
-                world.largest(1)
+                communicator.all_reduce_max(1)
         assert left.wait(20)
     return said
 
 
-def state_bytes(world: World, path: Path, text: Path) -> int:
+def state_bytes(communicator: Communicator, path: Path, text: Path) -> int:
     """Bytes of optimizer state after an update."""
     recipe = load_recipe(path)
     folder = ModelFolder(path.parent / "state")
-    if world.writes:
+    if communicator.is_rank_zero:
         folder.create()
         prepare(recipe, folder.prepared, [text], show_progress=False)
-    world.first(lambda: None)
+    communicator.on_rank_zero(lambda: None)
     prepared = reopen(recipe, folder.prepared)
-    trainer, _ = make_trainer(recipe, folder, prepared, Start(), world)
+    trainer, _ = make_trainer(recipe, folder, prepared, Start(), communicator)
     trainer.model.train()
     trainer.gradient([next(trainer.batches)])
     trainer.step.update()
     return sum(value.nbytes for state in trainer.optimizer.state.values() for value in state.values())
 
 
-def reduced(world: World, _precision: str) -> Tensor:
+def reduced(communicator: Communicator, _precision: str) -> Tensor:
     """The sum of gradients of a matrix that each rank draws otherwise, some of it through rows of a table."""
-    draw = torch.Generator().manual_seed(world.rank)
+    draw = torch.Generator().manual_seed(communicator.rank)
     matrix = nn.Parameter(torch.zeros(7, 5))
     table = Embedding(100, 5)
     table.sparse = True
-    reduction = world.reduction([matrix, *table.parameters()])
+    reduction = communicator.reduction([matrix, *table.parameters()])
     assert reduction is not None
     reduction.begin()
-    ids = torch.randint(0, 90, (4 + world.rank,), generator=draw)
+    ids = torch.randint(0, 90, (4 + communicator.rank,), generator=draw)
     values = torch.randn(7, 5, generator=draw)
-    loss = (matrix * values).sum() + table(ids).sum() * (1 + world.rank)
+    loss = (matrix * values).sum() + table(ids).sum() * (1 + communicator.rank)
     loss.backward()
     loss = loss.detach()
     reduction.finish(loss)
@@ -150,17 +150,17 @@ def reduced(world: World, _precision: str) -> Tensor:
     return torch.cat([matrix.grad, table.weight.grad.to_dense()])
 
 
-def short_of_memory(world: World, path: Path, text: Path, overrides: Sequence[str]) -> str:
+def short_of_memory(communicator: Communicator, path: Path, text: Path, overrides: Sequence[str]) -> str:
     """:func:`run` in which one rank has no memory for its rows of the third batch, once."""
     real, calls = TranslationTask.loss, itertools.count()
 
     def loss(task: TranslationTask, model: nn.Module, batch: AnyBatch, *more: Any) -> Tensor:
-        if world.rank == 1 and model.training and next(calls) == 3:
+        if communicator.rank == 1 and model.training and next(calls) == 3:
             raise MemoryError
         return real(task, model, batch, *more)
 
     TranslationTask.loss = loss  # type: ignore[method-assign]
     try:
-        return run(world, path, text, overrides)
+        return run(communicator, path, text, overrides)
     finally:
         TranslationTask.loss = real  # type: ignore[method-assign]

@@ -13,24 +13,24 @@ from econmt.config.recipe import load_recipe
 from econmt.data.batching.batch import AnyBatch
 from econmt.data.batching.batches import Batch
 from econmt.data.batching.text_batches import TextBatch
-from econmt.engine.communicator import World
+from econmt.engine.communicator import Communicator
 from econmt.engine.precision import Precision
 from econmt.engine.step import TrainingStep
 from econmt.model import Implementations, TranslationModel
 from econmt.model.language_model import LanguageModel
-from econmt.parallel.pipeline.costs import Plan
+from econmt.parallel.pipeline.costs import PipelinePlan
 from econmt.parallel.pipeline.embedding import DividedTable, LookUp
 from econmt.parallel.pipeline.language_model import divide_language_model
 from econmt.parallel.pipeline.stages import Stages, even_rows
 from econmt.parallel.pipeline.step import PipelinedStep
-from econmt.parallel.pipeline.translation import Homes, divide_translation
+from econmt.parallel.pipeline.translation import StagePlacement, divide_translation
 from econmt.tasks.language_model import LanguageModelTask
 from econmt.tasks.protocol import Shape, Task
 from econmt.tasks.translation import TranslationTask
 from econmt.training import pipelines
 from tests.unit.parallel import jobs
 
-Check = Callable[[World], None]
+Check = Callable[[Communicator], None]
 """Fails on some rank if what it says does not hold."""
 
 VOCABULARY = 37
@@ -132,8 +132,8 @@ def pipelined_language_model(
     )
 
 
-def language_model(world: World) -> None:
-    size = world.size
+def language_model(communicator: Communicator) -> None:
+    size = communicator.size
     homes = [layer * size // 8 for layer in range(8)]
     # "auto" is torch's LSTM here, which adds to the weights' gradients in each chunk; the other makes them once.
     for overrides, chunks, how in (
@@ -147,9 +147,9 @@ def language_model(world: World) -> None:
         agrees(task, step, windows(task, (7, 5, 1)))
 
 
-def divided_table(world: World) -> None:
+def divided_table(communicator: Communicator) -> None:
     """Look-ups are those in the whole table, and so is its gradient, bit for bit: sums of numbers of few bits."""
-    stages = Stages(world.size, CPU)
+    stages = Stages(communicator.size, CPU)
     torch.manual_seed(8)
     everything = torch.arange(VOCABULARY).view(1, -1)
     for home, ids in ((0, everything), (1, everything % 5), (0, VOCABULARY - 1 - everything % 5)):
@@ -170,9 +170,9 @@ def divided_table(world: World) -> None:
         assert torch.equal(rows.grad, expected + 1.0)
 
 
-def tied_tables(world: World) -> None:
+def tied_tables(communicator: Communicator) -> None:
     """Gradients of tables that are tied to the output layer, added up over two batches, in one of them of few words."""
-    size = world.size
+    size = communicator.size
     task = language_model_task("model.layers=3", "model.weight_tying=softmax", ALL_DROPOUT)
     batches = windows(task, (7, 5, 4, 4))
     batches[1].inputs.remainder_(3).neg_().add_(VOCABULARY - 1)
@@ -216,16 +216,18 @@ def pairs_of_sentences(task: TranslationTask) -> list[Batch]:
     return found
 
 
-def translation_homes(model: TranslationModel, size: int, fed: bool, chunks: int) -> Homes:
+def translation_homes(model: TranslationModel, size: int, fed: bool, chunks: int) -> StagePlacement:
     """Layers divided evenly, the two directions of a layer on two ranks."""
     upper, layers = len(model.encoder.upper_layers), len(model.decoder.layers)
     pairs = ((0, 1),) * len(model.encoder.forward_layers)
     decoder = (size - 1,) * layers if fed else tuple(layer * size // layers for layer in range(layers))
-    return Homes(pairs, tuple(layer * size // upper for layer in range(upper)), decoder, chunks, chunks + 1)
+    return StagePlacement(
+        pairs, tuple(layer * size // upper for layer in range(upper)), decoder, chunks, chunks + 1
+    )
 
 
-def translation(world: World, cases: Sequence[tuple[tuple[str, ...], int]], fed: bool) -> None:
-    size = world.size
+def translation(communicator: Communicator, cases: Sequence[tuple[tuple[str, ...], int]], fed: bool) -> None:
+    size = communicator.size
     for number, (overrides, chunks) in enumerate(cases):
         task = translation_task(*overrides)
         model = new_model(task)
@@ -236,25 +238,25 @@ def translation(world: World, cases: Sequence[tuple[tuple[str, ...], int]], fed:
         agrees(task, step, pairs_of_sentences(task))
 
 
-def decoder_without_input_feeding(world: World) -> None:
+def decoder_without_input_feeding(communicator: Communicator) -> None:
     cases = (
         (PLAIN, 2),
         ((*PLAIN, *SHAPED, "model.encoder.bidirectional=bottom", "model.weight_tying=src_trg"), 3),
         ((*PLAIN, "model.encoder={bidirectional: none, reverse_input: true}", "model.dropout=0.2"), 4),
         ((*PLAIN, *SHAPED, "model.encoder.bidirectional=all", "model.weight_tying=src_trg_softmax"), 7),
     )
-    translation(world, cases, fed=False)
+    translation(communicator, cases, fed=False)
 
 
-def decoder_with_input_feeding(world: World) -> None:
+def decoder_with_input_feeding(communicator: Communicator) -> None:
     cases = (
         (("model.encoder.bidirectional=bottom", "model.dropout=0.2"), 2),
         ((*SHAPED, "model.encoder.bidirectional=none", "model.decoder.state_init=avg"), 3),
     )
-    translation(world, cases, fed=True)
+    translation(communicator, cases, fed=True)
 
 
-def bfloat16(world: World) -> None:
+def bfloat16(communicator: Communicator) -> None:
     """What travels has the type of the products: losses and norms are those of one process but for rounding."""
     text, pairs = language_model_task("model.dropout=0.2"), translation_task(*PLAIN, *SHAPED)
     for task, batch in ((text, windows(text, (6,))[0]), (pairs, pairs_of_sentences(pairs)[0])):
@@ -266,31 +268,31 @@ def bfloat16(world: World) -> None:
                 step = TrainingStep(task, model, BFLOAT16)
             else:
                 divided = (
-                    divide_language_model(model, [layer * world.size // 8 for layer in range(8)], 3)
+                    divide_language_model(model, [layer * communicator.size // 8 for layer in range(8)], 3)
                     if isinstance(model, LanguageModel)
-                    else divide_translation(model, translation_homes(model, world.size, False, 2))
+                    else divide_translation(model, translation_homes(model, communicator.size, False, 2))
                 )
-                step = PipelinedStep(task, model, Stages(world.size, CPU), divided, BFLOAT16)
+                step = PipelinedStep(task, model, Stages(communicator.size, CPU), divided, BFLOAT16)
             torch.manual_seed(6)
             found.append(step.gradient([batch], torch.tensor(batch.target_tokens)))
         for ours, wanted in zip(*found, strict=True):
             torch.testing.assert_close(ours, wanted, rtol=0.03, atol=0.0)
 
 
-def run_evenly(world: World, path: Path, text: Path, overrides: Sequence[str] = ()) -> str:
+def run_evenly(communicator: Communicator, path: Path, text: Path, overrides: Sequence[str] = ()) -> str:
     """A job: trains a recipe as :func:`tests.unit.parallel.jobs.run`, its layers divided evenly, whatever they take."""
 
-    def even(model: nn.Module, stages: int, *_: object) -> Plan:
+    def even(model: nn.Module, stages: int, *_: object) -> PipelinePlan:
         def over(layers: nn.ModuleList) -> list[int]:
             return [layer * stages // len(layers) for layer in range(len(layers))]
 
         if isinstance(model, LanguageModel):
-            return Plan([over(model.layers)], [3], "pipeline: even")
+            return PipelinePlan([over(model.layers)], [3], "pipeline: even")
         assert isinstance(model, TranslationModel)
         pairs = [0, 1] * len(model.encoder.forward_layers)
         upper, lower = over(model.encoder.upper_layers), over(model.decoder.layers)
-        return Plan([pairs, upper, lower], [2, 3], "pipeline: even")
+        return PipelinePlan([pairs, upper, lower], [2, 3], "pipeline: even")
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pipelines, "plan_pipeline", even)
-        return jobs.run(world, path, text, overrides)
+        return jobs.run(communicator, path, text, overrides)

@@ -9,7 +9,7 @@ import torch
 
 from econmt.checkpoint.tensor_files import read_tensors
 from econmt.config.recipe import load_recipe
-from econmt.engine.communicator import World
+from econmt.engine.communicator import Communicator
 from tests.unit.parallel import jobs
 from tests.unit.parallel.group import Group
 from tests.unit.training import tiny, tiny_text
@@ -31,7 +31,7 @@ def train(group: Group, ranks: int, path: Path, text: Path, *overrides: str, nam
     output = path.parent / name
     given = [*overrides, f"output={output}"]
     if ranks == 1:
-        jobs.run(World(), path, text, given)
+        jobs.run(Communicator(), path, text, given)
     else:
         settings = load_recipe(path, given).parallel.model_dump()
         said = group.run(ranks, jobs.run, path, text, given, **settings)

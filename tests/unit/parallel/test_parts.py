@@ -6,7 +6,7 @@ import pytest
 
 from econmt.errors import InputError
 from econmt.parallel.processes import _Watch
-from econmt.parallel.rank_environment import Place, place_of_environment
+from econmt.parallel.rank_environment import RankEnvironment, rank_environment
 from econmt.parallel.reduction import rows_are_fewer
 from econmt.parallel.sharding import largest_share, shares
 
@@ -20,10 +20,10 @@ def _no_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_environment_says_who_a_process_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert place_of_environment() is None
+    assert rank_environment() is None
     for name, value in RANK.items():
         monkeypatch.setenv(name, value)
-    assert place_of_environment() == Place(1, 2, 0, 1, 0)
+    assert rank_environment() == RankEnvironment(1, 2, 0, 1, 0)
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_an_environment_that_makes_no_sense_is_refused(
         if given is not None:
             monkeypatch.setenv(key, given)
     with pytest.raises(InputError, match=message):
-        place_of_environment()
+        rank_environment()
 
 
 def test_shares_are_as_even_as_whole_parameters_can_be() -> None:

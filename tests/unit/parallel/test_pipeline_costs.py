@@ -8,7 +8,7 @@ import pytest
 
 from econmt.engine.precision import Precision
 from econmt.model import Implementations
-from econmt.parallel.pipeline.costs import Plan, divided, plan_pipeline
+from econmt.parallel.pipeline.costs import PipelinePlan, divided, plan_pipeline
 from econmt.parallel.pipeline.partition import Link
 from econmt.tasks.protocol import Shape, Task
 from tests.unit.parallel.pipeline_checks import PLAIN, language_model_task, translation_task
@@ -29,7 +29,7 @@ def test_every_parameter_has_a_home(task: Task) -> None:
     model = task.build_model().train()
     how = Implementations.everywhere("reference")
     plan = plan_pipeline(model, 2, Shape(4, 16, 16), FREE, Precision(), how)
-    again = Plan(*json.loads(json.dumps(plan)))
+    again = PipelinePlan(*json.loads(json.dumps(plan)))
     assert again == plan
     assert plan.note.startswith("pipeline: ")
     homes = divided(model, plan).homes

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from econmt.parallel.pipeline import output
-from econmt.parallel.pipeline.output import Shares, Slice, split_cross_entropy
+from econmt.parallel.pipeline.output import Slice, VocabularyShares, split_cross_entropy
 from econmt.parallel.pipeline.stages import even_rows
 from econmt_ops import linear_cross_entropy
 
@@ -60,11 +60,11 @@ class Waiting:
 
 def shares_of(
     size: int, hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, smoothing: float, scale: Tensor
-) -> list[Shares]:
+) -> list[VocabularyShares]:
     """What each of so many ranks makes."""
     exchange = Exchange(size)
 
-    def rank(number: int) -> Shares:
+    def rank(number: int) -> VocabularyShares:
         rows = even_rows(len(weight), size, number)
         layer = Slice(weight[rows], bias[rows], rows.start, len(weight), -(-len(weight) // size))
         return split_cross_entropy(

@@ -13,7 +13,7 @@ from econmt.parallel.pipeline.plan import (
     Action,
     Like,
     Output,
-    Part,
+    PipelinePart,
     Walk,
     backward_actions,
     early,
@@ -25,14 +25,14 @@ def nothing(*_: Tensor) -> Sequence[Tensor]:
     return ()
 
 
-def random_parts(seed: int, ranks: int) -> list[Part]:
+def random_parts(seed: int, ranks: int) -> list[PipelinePart]:
     """Parts that read some of those before them."""
     draw = random.Random(seed)
-    parts: list[Part] = []
+    parts: list[PipelinePart] = []
     for number in range(12):
         count = draw.randint(0, min(3, number))
         read = tuple((place, 0) for place in draw.sample(range(number), count))
-        parts.append(Part(draw.randrange(ranks), nothing, read, (Like((1,), torch.float32),)))
+        parts.append(PipelinePart(draw.randrange(ranks), nothing, read, (Like((1,), torch.float32),)))
     return parts
 
 
@@ -115,7 +115,11 @@ def test_a_walk_is_the_backward_pass_of_the_whole() -> None:
     def third(left: Tensor, right: Tensor) -> Sequence[Tensor]:
         return (left * (weight @ right),)
 
-    parts = [Part(0, first), Part(0, second, ((0, 0), (0, 1))), Part(0, third, ((1, 0), (0, 0)))]
+    parts = [
+        PipelinePart(0, first),
+        PipelinePart(0, second, ((0, 0), (0, 1))),
+        PipelinePart(0, third, ((1, 0), (0, 0))),
+    ]
     wanted_output: Output = (2, 0)
     a, b = first()
     whole = third(second(a, b)[0], a)[0]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from econmt.config.recipe import load_recipe
-from econmt.engine.communicator import World
+from econmt.engine.communicator import Communicator
 from econmt.errors import InputError
 from tests.unit.parallel import jobs, pipeline_checks
 from tests.unit.parallel.group import Group
@@ -26,7 +26,7 @@ def train(group: Group, ranks: int, path: Path, text: Path, *overrides: str, nam
     output = path.parent / name
     given = [*overrides, f"output={output}"]
     if ranks == 1:
-        said = [jobs.run(World(), path, text, given)]
+        said = [jobs.run(Communicator(), path, text, given)]
     else:
         said = group.run(ranks, pipeline_checks.run_evenly, path, text, given)
         assert "pipeline: " in said[0]
@@ -63,7 +63,7 @@ def test_ranks_that_make_no_pipelines_are_refused(group: Group, text: Path, tmp_
     path = recipe_in(tmp_path, text)
     given = [*PAIRS, "parallel.pipeline=2"]
     assert "parallel.pipeline 2: 1 process cannot be divided into pipelines of 2" in jobs.run(
-        World(), path, text, given
+        Communicator(), path, text, given
     )
     said = group.run(3, pipeline_checks.run_evenly, path, text, given)
     assert all("parallel.pipeline 2: 3 processes cannot be divided" in each for each in said)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from econmt.config.recipe import load_recipe
-from econmt.engine.communicator import World
+from econmt.engine.communicator import Communicator
 from econmt.engine.precision import Precision
 from econmt.engine.step import TrainingStep
 from econmt.memory.estimate.training_step import estimate_step
@@ -34,7 +34,9 @@ def task_of(name: str, overrides: tuple[str, ...]) -> Task:
     return TranslationTask(load_recipe(name, [*SMALL, *overrides]), 97, 97)
 
 
-def measured(world: World, name: str, overrides: tuple[str, ...], shape: Shape) -> dict[str, int]:
+def measured(
+    communicator: Communicator, name: str, overrides: tuple[str, ...], shape: Shape
+) -> dict[str, int]:
     """A job: bytes at the peak of a step of this rank, and of parts of them."""
     task = task_of(name, overrides)
     translation.DISTINCT = 0.0
@@ -43,13 +45,13 @@ def measured(world: World, name: str, overrides: tuple[str, ...], shape: Shape) 
     stages = task.recipe.parallel.pipeline
     with rules_only():
         if stages > 1:
-            world.stages = stages
+            communicator.stages = stages
             plan = plan_by_weights(model, stages, shape)
             step: TrainingStep = PipelinedStep(
-                task, model, Stages(stages, CPU), divided(model, plan), Precision(), world=world
+                task, model, Stages(stages, CPU), divided(model, plan), Precision(), communicator=communicator
             )
         else:
-            step = TrainingStep(task, model, Precision(), world=world)
+            step = TrainingStep(task, model, Precision(), communicator=communicator)
         found = measure_step(step, task.example(shape), timed=False)
     kinds = ("weights", "gradients", "optimizer state")
     return {"peak": found.peak, "stash": found.stashed, **{kind: found.category(kind) for kind in kinds}}

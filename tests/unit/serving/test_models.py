@@ -17,7 +17,7 @@ from econmt.errors import InputError
 from econmt.serving import models
 from econmt.serving.access import Keys
 from econmt.serving.app import Service
-from econmt.serving.models import Served, Task, by_pair
+from econmt.serving.models import Served, TranslationJob, by_pair
 from econmt.serving.server import Server, bind
 from econmt.serving.settings import Refused, Settings
 from tests.unit.serving.conftest import MORE, Client, serving
@@ -54,7 +54,7 @@ def test_models_of_a_pair_are_an_ensemble_and_others_stand_beside(
         ("src", "fr", 1),
     ]
     single = econmt.load([folder, better]).translate(["a b c"])[0]
-    (answer,) = served[0].translate([econmt.Request("a b c")], Task())
+    (answer,) = served[0].translate([econmt.Request("a b c")], TranslationJob())
     assert isinstance(answer, tuple)
     assert answer.text == single.text
 
@@ -73,7 +73,7 @@ def test_better_parameters_are_taken_up_once(folder: Path, better: Path, tmp_pat
     assert before != after
 
     def score() -> float:
-        (answer,) = served.translate([request], Task())
+        (answer,) = served.translate([request], TranslationJob())
         assert isinstance(answer, tuple)
         return answer.score
 
@@ -99,7 +99,7 @@ def test_broken_parameters_leave_those_before(folder: Path, tmp_path: Path) -> N
         except InputError:
             tries += 1
     assert tries == 3
-    assert served.translate([econmt.Request("a b c")], Task())
+    assert served.translate([econmt.Request("a b c")], TranslationJob())
 
 
 def test_what_failed_to_load_is_loaded_when_it_can_be(folder: Path, better: Path, tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_few_searches_are_kept_whatever_is_asked(folder: Path, model: TrainedMod
     for nbest in range(1, 5):
         expected = model.translate([request], nbest_size=nbest)[0].hypotheses
         for attention in (False, True):
-            (answer,) = served.translate([request], Task(nbest, attention))
+            (answer,) = served.translate([request], TranslationJob(nbest, attention))
             assert isinstance(answer, Translation)
             assert [each.text for each in answer.hypotheses] == [each.text for each in expected]
     assert len(served._loaded._translators) == 3

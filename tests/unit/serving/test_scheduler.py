@@ -13,7 +13,7 @@ from econmt.decoding.requests import Request
 from econmt.decoding.translator import EMPTY
 from econmt.errors import EconmtError, InputError
 from econmt.serving.metrics import Metrics
-from econmt.serving.models import Task
+from econmt.serving.models import TranslationJob
 from econmt.serving.scheduler import Job, Scheduler
 from econmt.serving.settings import Refused, Settings
 
@@ -25,12 +25,12 @@ class Fake:
 
     def __init__(self) -> None:
         self.batches: list[list[str]] = []
-        self.tasks: list[Task] = []
+        self.tasks: list[TranslationJob] = []
         self.threads: set[str] = set()
         self.go = threading.Event()
         self.error: Exception | None = None
 
-    def translate(self, requests: Sequence[Request], task: Task) -> list[Any]:
+    def translate(self, requests: Sequence[Request], task: TranslationJob) -> list[Any]:
         self.batches.append([request.text for request in requests])
         self.tasks.append(task)
         self.threads.add(threading.current_thread().name)
@@ -54,7 +54,7 @@ class Table(NamedTuple):
 
     def job(self, text: str, tokens: int = 1, number: int = 0, **task: Any) -> Job:
         fake: Any = self.fake
-        return Job(fake, Request(text), Task(**task), tokens, number)
+        return Job(fake, Request(text), TranslationJob(**task), tokens, number)
 
     async def busy(self) -> Job:
         """The worker is at a sentence, and stays at it until ``fake.go`` is set."""
@@ -237,7 +237,7 @@ def test_none_wait_when_all_were_given_up() -> None:
     async def main() -> None:
         scheduler = Scheduler(Settings(wait_seconds=0.0), metrics)
         fake: Any = Fake()
-        job = Job(fake, Request("a"), Task(), 1, 0)
+        job = Job(fake, Request("a"), TranslationJob(), 1, 0)
         scheduler.submit([job])
         job.answer.cancel()
         running = asyncio.create_task(scheduler.run())

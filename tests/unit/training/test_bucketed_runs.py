@@ -11,7 +11,7 @@ import torch
 from econmt.data.batching.batches import Batch
 from econmt.engine.devices import trims_batches
 from econmt.engine.step import StepResult, TrainingStep
-from econmt.memory.plan.planner import Allotment, Planner
+from econmt.memory.plan.planner import BatchBudget, Planner
 from econmt.model import Implementations
 from tests.unit.training.tiny import Run, metrics, snapshot
 
@@ -123,8 +123,8 @@ def test_a_plan_has_the_shapes_of_the_buckets_and_the_run_learns_the_same(
 def test_parts_of_a_divided_batch_are_trimmed_by_themselves(
     make_run: MakeRun, computed: list[Batch], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def allot(planner: Planner) -> list[Allotment]:
-        return [Allotment(*shape, 1, 1, Implementations()) for shape in planner._shapes]
+    def allot(planner: Planner) -> list[BatchBudget]:
+        return [BatchBudget(*shape, 1, 1, Implementations()) for shape in planner._shapes]
 
     monkeypatch.setattr(Planner, "allot", allot)
     monkeypatch.setattr("econmt.training.budget.search_rows", lambda *_: 3)

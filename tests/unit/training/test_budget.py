@@ -12,15 +12,15 @@ import torch
 from econmt.checkpoint.checkpoints import load_state
 from econmt.data.batching.batches import Batch
 from econmt.decoding.translator import Translator
-from econmt.engine.communicator import World
+from econmt.engine.communicator import Communicator
 from econmt.engine.devices import is_out_of_memory
 from econmt.engine.precision import Precision
 from econmt.errors import InputError, TrainingError
 from econmt.memory.measure.byte_budget import AUTO_SHARE
 from econmt.memory.measure.tracker import Tracker
-from econmt.memory.plan.planner import Allotment, Plan, Planner
+from econmt.memory.plan.planner import BatchBudget, MemoryPlan, Planner
 from econmt.model import Implementations
-from econmt.parallel.simulated_rank import LoneRank, Rank
+from econmt.parallel.simulated_rank import Rank, SimulatedRank
 from econmt.tasks.translation import TranslationTask
 from econmt.training.budget import Budget, first_plan
 from econmt.training.progress import Progress
@@ -52,9 +52,9 @@ def use_rows(monkeypatch: pytest.MonkeyPatch) -> Use:
     """Makes all plans those of so many rows a micro-batch, without estimates."""
 
     def use(rows: int, implementations: Implementations = LEAN, decoding_rows: int = 3) -> None:
-        def allot(planner: Planner) -> list[Allotment]:
+        def allot(planner: Planner) -> list[BatchBudget]:
             return [
-                Allotment(*shape, min(rows, shape.rows), shape.source * shape.target, implementations)
+                BatchBudget(*shape, min(rows, shape.rows), shape.source * shape.target, implementations)
                 for shape in planner._shapes
             ]
 
@@ -86,7 +86,7 @@ def fill_memory(monkeypatch: pytest.MonkeyPatch, rows: int, error: BaseException
     return attempts
 
 
-def plan_of(trainer: Trainer) -> Plan:
+def plan_of(trainer: Trainer) -> MemoryPlan:
     assert trainer.budget.plan is not None
     return trainer.budget.plan
 
@@ -489,8 +489,10 @@ def test_a_plan_holds_for_the_same_shapes_and_state_only(make_run: MakeRun, chan
 
 def test_a_rank_plans_with_its_rows_and_its_share_of_the_state(make_run: MakeRun) -> None:
     run = make_run("training.memory_budget=64MiB", *REAL, "parallel.shard_optimizer=true")
-    worlds = [World(), LoneRank(Rank(0, 2), run.recipe.parallel)]
-    plans = [first_plan(run.recipe, run.prepared(), CPU, torch.float32, world) for world in worlds]
+    worlds = [Communicator(), SimulatedRank(Rank(0, 2), run.recipe.parallel)]
+    plans = [
+        first_plan(run.recipe, run.prepared(), CPU, torch.float32, communicator) for communicator in worlds
+    ]
     alone, shared = (plan.worst for plan in plans if plan is not None)
     assert (alone.rows, shared.rows) == (16, 8)
     assert 0.4 * alone.peak < shared.peak < 0.8 * alone.peak
@@ -544,7 +546,7 @@ def test_a_gpu_that_is_full_learns_smaller_micro_batches(make_run: MakeRun, use_
     many = {name: torch.cat([getattr(few, name)] * times) for name in names}
     batch = Batch(**many, source_tokens=times * few.source_tokens, target_tokens=times * few.target_tokens)
     (rows, source), target = batch.source.shape, batch.target_output.shape[1]
-    plan = Plan(1 << 40, [Allotment(source, target, rows, 1, rows, 1, LEAN)], 3)
+    plan = MemoryPlan(1 << 40, [BatchBudget(source, target, rows, 1, rows, 1, LEAN)], 3)
     trainer.budget.plan = plan
     gradients(trainer, [batch])  # now cuBLAS has its workspaces
     trainer.step.clear()

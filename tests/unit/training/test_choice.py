@@ -26,7 +26,7 @@ from econmt.training.choice import (
     saved_choice,
 )
 from econmt_ops.dispatch import session
-from econmt_ops.dispatch.measurements import Measurement, Record
+from econmt_ops.dispatch.measurements import Measurement, MeasurementRecord
 from econmt_ops.dispatch.rule import captured, rules_only
 from econmt_ops.dispatch.traits import implementations_of
 from tests.unit.training.tiny import Run
@@ -39,7 +39,7 @@ RULE = Implementations.everywhere("recompute", "gates")
 def measurement(op: str, calls: int = 1, first: float = 0.0, **milliseconds: float) -> Measurement:
     level = "" if op == "linear_cross_entropy" else "/gates"
     records = {
-        name + (level if name != "reference" else ""): Record(time, time, time, 0, first)
+        name + (level if name != "reference" else ""): MeasurementRecord(time, time, time, 0, first)
         for name, time in milliseconds.items()
     }
     return Measurement(op, f"{op} {milliseconds}", "recompute" + level, records, calls)

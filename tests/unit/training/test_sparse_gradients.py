@@ -9,7 +9,7 @@ import torch
 
 from econmt.data.batching.batches import Batch
 from econmt.engine.step import TrainingStep
-from econmt.memory.plan.planner import Allotment, Planner
+from econmt.memory.plan.planner import BatchBudget, Planner
 from econmt.model import Implementations, layers
 from econmt.training.budget import divide
 from tests.unit.training.tiny import Run, metrics, snapshot, watch_losses
@@ -51,8 +51,8 @@ def layouts(monkeypatch: pytest.MonkeyPatch) -> set[torch.layout]:
 def test_a_run_learns_the_same(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, layouts: set[torch.layout], name: str
 ) -> None:
-    def allot(planner: Planner) -> list[Allotment]:
-        return [Allotment(*shape, 2, 1, Implementations()) for shape in planner._shapes]
+    def allot(planner: Planner) -> list[BatchBudget]:
+        return [BatchBudget(*shape, 2, 1, Implementations()) for shape in planner._shapes]
 
     monkeypatch.setattr(Planner, "allot", allot)
     monkeypatch.setattr("econmt.training.budget.search_rows", lambda *_: 3)
@@ -98,8 +98,8 @@ def test_memory_that_is_full_leaves_nothing_of_the_gradient_behind(
     found = []
     for rows in (1, 2):
 
-        def allot(planner: Planner, rows: int = rows) -> list[Allotment]:
-            return [Allotment(*shape, rows, 1, Implementations()) for shape in planner._shapes]
+        def allot(planner: Planner, rows: int = rows) -> list[BatchBudget]:
+            return [BatchBudget(*shape, rows, 1, Implementations()) for shape in planner._shapes]
 
         monkeypatch.setattr(Planner, "allot", allot)
         monkeypatch.setattr("econmt.training.budget.search_rows", lambda *_: 3)

@@ -233,7 +233,7 @@ def _as_precise_as_tf32(tensor: Tensor) -> Tensor:
     return tensor.clamp(-largest, largest).to(torch.float16)
 
 
-class Attention:
+class AttentionLauncher:
     """Keys, values and weights of one call, and the kernels on them.
 
     Args:
@@ -403,7 +403,7 @@ class KeyGradients:
         keys: (B, S, A).
     """
 
-    def __init__(self, attention: Attention, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(self, attention: AttentionLauncher, dtype: torch.dtype = torch.float32) -> None:
         assert attention.score is not None
         self.attention = attention
         self.keys = torch.zeros_like(attention.keys, dtype=dtype)

@@ -198,7 +198,7 @@ def beam_advance(
     tl.store(count + sentence, number)
 
 
-def advance(
+def step_forward_into(
     scores: Tensor,
     totals: Tensor,
     taken: Tensor,
@@ -211,7 +211,7 @@ def advance(
     tokens: Tensor,
     rows: Tensor,
     *,
-    barred: tuple[int, int],
+    masked: tuple[int, int],
     end: int,
 ) -> None:
     """One step of a beam search; all but ``scores``, ``limits`` and ``penalties`` are changed in place.
@@ -239,8 +239,8 @@ def advance(
         sums,
         scores.stride(0),
         size,
-        BARRED=barred[0],
-        ALSO_BARRED=barred[1],
+        BARRED=masked[0],
+        ALSO_BARRED=masked[1],
         WIDTH=width,
         CHUNK=chunk,
         num_warps=4,

@@ -42,7 +42,7 @@ def multiprocessors(index: int) -> int:
     return torch.cuda.get_device_properties(index).multi_processor_count
 
 
-class Cut:
+class TileCut:
     """How a call is cut.
 
     Attributes:
@@ -121,7 +121,7 @@ def forward(
     """
     decay, inputs = rows_of(decay), rows_of(inputs)
     rows, steps, hidden = inputs.shape
-    cut = Cut(inputs, block, tiled)
+    cut = TileCut(inputs, block, tiled)
     outputs = torch.empty_like(inputs, memory_format=torch.contiguous_format)
     carries = (
         inputs.new_empty(rows, cut.count, hidden, dtype=accumulate_dtype(inputs.dtype)) if keep else None
@@ -150,7 +150,7 @@ def backward(
     """The gradients of decay, inputs and initial; see `scan.Backend`, and `Cut` for ``tiled``."""
     decay, kept, doutputs = rows_of(decay), rows_of(kept), rows_of(doutputs)
     rows, steps, hidden = decay.shape
-    cut = Cut(decay, block, tiled)
+    cut = TileCut(decay, block, tiled)
     ddecay, dinputs = (torch.empty_like(decay, memory_format=torch.contiguous_format) for _ in range(2))
     dinitial = decay.new_empty(rows, hidden, dtype=accumulate_dtype(decay.dtype))
     if ddecay.numel():

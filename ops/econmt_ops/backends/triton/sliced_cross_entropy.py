@@ -127,7 +127,7 @@ def slice_gradient(
     )  # fmt: skip
 
 
-class _Chunk(NamedTuple):
+class _SliceChunk(NamedTuple):
     """Logits (C, W) of some rows, whose numbers are on their way."""
 
     part: slice
@@ -157,10 +157,10 @@ def walk_slice(
     targets = labels.targets.contiguous()
     products = Products(hidden, weight, bias, CHUNK_BYTES, labels.widest)
     buffers = [products.buffer() for _ in products.chunks[:2]]
-    before: _Chunk | None = None
+    before: _SliceChunk | None = None
     for number, part in enumerate(products.chunks):
         logits = products.logits(part, buffers[number % 2])
-        began = _Chunk(part, logits, gather(_numbers(logits, len(weight), targets[part], labels)))
+        began = _SliceChunk(part, logits, gather(_numbers(logits, len(weight), targets[part], labels)))
         if before is not None:
             _end(before, len(weight), targets[before.part], labels, scale, losses[before.part])
             products.add(before.part, before.logits, gradients)
@@ -190,7 +190,9 @@ def _numbers(logits: Tensor, own: int, targets: Tensor, labels: Labels) -> Tenso
     return numbers
 
 
-def _end(chunk: _Chunk, own: int, targets: Tensor, labels: Labels, scale: Tensor, losses: Tensor) -> None:
+def _end(
+    chunk: _SliceChunk, own: int, targets: Tensor, labels: Labels, scale: Tensor, losses: Tensor
+) -> None:
     """The losses of a chunk, and the gradient of its logits in their place."""
     numbers = chunk.numbers.wait()
     slice_gradient[(len(losses),)](

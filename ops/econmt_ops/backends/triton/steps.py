@@ -13,7 +13,7 @@ from torch import Tensor
 from econmt_ops.backends.eager import CellSteps
 from econmt_ops.backends.protocol import AttentionGradients, AttentionKernels, Read
 from econmt_ops.backends.triton import cells, step_cells
-from econmt_ops.backends.triton.attention import Attention, KeyGradients
+from econmt_ops.backends.triton.attention import AttentionLauncher, KeyGradients
 from econmt_ops.cells.protocol import StepCell
 
 
@@ -38,7 +38,7 @@ class TritonAttention:
         scale: float,
         lengths: Tensor | None,
     ) -> None:
-        self._kernels = Attention(keys, projected, score, norm, scale, lengths)
+        self._kernels = AttentionLauncher(keys, projected, score, norm, scale, lengths)
         self._size = keys.shape[2]
 
     def forward(self, both: Tensor, outputs: Sequence[Tensor], weights: Tensor) -> None:
@@ -120,7 +120,7 @@ class TritonSteps(CellSteps):
             gates.add_(recurrent)
         cells.forward(gates, before, after, h, read)
 
-    def advance(
+    def step_forward_into(
         self,
         cell: StepCell,  # noqa: ARG002 - the number of its states tells
         read: Tensor,
@@ -138,7 +138,7 @@ class TritonSteps(CellSteps):
         """See `StepKernels`; every row has its own."""
         return batch
 
-    def retreat(
+    def step_backward_into(
         self,
         cell: StepCell,  # noqa: ARG002 - as above
         read: Tensor,
