@@ -332,8 +332,8 @@ def shaped(*shape: int) -> Tensor:
         ({"combine_bias": shaped(4)}, r"weights\.combine_bias must be \(H,\) with H=6, got \(4,\)"),
         ({"lengths": torch.ones(2).long()}, r"lengths must be \(B,\) with B=3, got \(2,\)"),
         ({"layer_norm": (shaped(6), shaped(7))}, r"layer_norm gain must be \(A,\) with A=7, got \(6,\)"),
-        ({"scale": 0.5}, r"scale is for dot attention, with weights\.score it must be 1, got 0\.5"),
-        ({"score": None, "layer_norm": (shaped(7), shaped(7))}, r"layer_norm is for additive attention"),
+        ({"scale": 0.5}, r"scale applies to dot attention only; with weights\.score it must be 1, got 0\.5"),
+        ({"score": None, "layer_norm": (shaped(7), shaped(7))}, r"layer_norm requires additive attention"),
         ({"dropout": 0.1}, r"dropout 0\.1 needs dropout_seed, an int"),
         (
             {"state": AttentionalLSTMState(((shaped(3, 6),) * 2,) * 2, shaped(3, 5))},

@@ -78,7 +78,7 @@ def test_layers_that_are_no_tuple_of_weights_are_told(layers: object, message: s
 def test_what_is_no_weights_or_state_is_told() -> None:
     h = torch.zeros(1, 2)
     with pytest.raises(
-        ValueError, match=r"lstm: state must be a tuple of \(h, c\), one a layer, got a tensor"
+        ValueError, match=r"lstm: state must be a tuple of \(h, c\), one per layer, but contains a tensor"
     ):
         econmt_ops.lstm(X, (LAYER,), state=(h, h))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="bidirectional_lstm: backward must be LSTMWeights"):

@@ -23,19 +23,19 @@ def additive_attention(
 ) -> tuple[Tensor, Tensor]:
     """Attends from every query to every key (Bahdanau, Cho and Bengio 2015, equation 6 and appendix A.1.2).
 
-    `e_ts = score_weight . tanh(query_t + keys_s)`, `weights_t = softmax over s < length of e_t`, `context_t =
-    sum_s weights_ts values_s`.
+    Computes `e_ts = score_weight . tanh(query_t + keys_s)`, `weights_t = softmax(e_t)` over s < length, and
+    `context_t = sum_s weights_ts values_s`.
 
     Args:
         query: (B, T, A), already projected.
-        keys: (B, S, A), already projected, with the bias if there is one.
+        keys: (B, S, A), already projected, including the bias if there is one.
         values: (B, S, E).
         score_weight: (A,).
-        lengths: (B,) int64, on the CPU or the device: what lies at or past a row's length has no influence;
-            None: all rows are S long.
-        layer_norm: (gain (A,), bias (A,)) of the layer normalisation, with epsilon 1e-5, applied to query +
-            keys before tanh; None: there is none.
-        implementation: "auto" or the name of one.
+        lengths: (B,) int64, on the CPU or the device; positions at or past a row's length are ignored. None: all rows
+            are S long.
+        layer_norm: (gain (A,), bias (A,)) of a layer normalisation, with epsilon 1e-5, applied to query + keys before
+            tanh; None: no normalisation.
+        implementation: "auto" or the name of an implementation.
 
     Returns:
         context (B, T, E) and weights (B, T, S); both are 0 for rows of length 0.

@@ -1,4 +1,4 @@
-"""The recomputing additive attention with its steps compiled by torch.compile."""
+"""The recompute implementation of additive attention, with its steps compiled by torch.compile."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Additive attention by partial forward propagation: query and keys are stashed, tanh(query + keys) is made again.
+"""Additive attention by partial forward propagation: query and keys are saved, tanh(query + keys) is recomputed.
 
-Both passes walk over the target steps with one workspace of B S A values, or none; nothing of B T S A values exists.
-B batch, T target steps, S source positions, A attention size, E width of the
-values. Inside, time comes first, so that the rows of a step are contiguous.
+Both passes loop over the target steps with one workspace of at most B x S x A values; the B x T x S x A feature map
+never exists.
+Sizes: B batch, T target steps, S source positions, A attention size, E width of the values. Internally time is the
+first axis, so that the rows of a step are contiguous.
 """
 
 from __future__ import annotations
@@ -24,18 +25,18 @@ TRAITS = Traits(recomputes=True)
 
 
 class AttentionArguments(NamedTuple):
-    """The arguments of the operator."""
+    """Arguments of the additive attention operator."""
 
     query: Tensor
     """(B, T, A)"""
     keys: Tensor
-    """(B, S, A), as `clean_keys` gives them."""
+    """(B, S, A), as returned by `clean_keys`."""
     values: Tensor
     """(B, S, E)"""
     score_weight: Tensor
     """(A,)"""
     gain: Tensor | None
-    """(A,) of the layer normalisation, as ``shift``."""
+    """(A,), gain of the layer normalisation; ``shift`` (A,) is its bias."""
     shift: Tensor | None
     lengths: Tensor | None
     """(B,) int64"""
@@ -43,7 +44,7 @@ class AttentionArguments(NamedTuple):
 
 
 class AttentionResults(NamedTuple):
-    """What the operator returns."""
+    """Results of the additive attention operator."""
 
     context: Tensor
     """(B, T, E)"""
@@ -52,59 +53,60 @@ class AttentionResults(NamedTuple):
 
 
 def clean_keys(keys: Tensor, lengths: Tensor | None) -> Tensor:
-    """The keys (B, S, A) as additive attention wants them: zero at padded positions, and contiguous.
+    """Returns contiguous keys (B, S, A) that are zero at padded positions.
 
-    Called before the operators, so that both passes share one copy and nobody keeps the keys as they were.
+    Called before the operator, so that both passes share one copy and the original keys are not saved for backward.
     """
     padding = None if lengths is None else padding_mask(lengths, keys.shape[1], keys.device)
     return zero_padding(keys, padding).contiguous()
 
 
-def _attention(given: AttentionArguments) -> tuple[AttentionKernels, Tensor]:
-    """The attention of this call, and the values (B, S, E), zero at padded positions."""
-    values, lengths = given.values, given.lengths
+def _attention(arguments: AttentionArguments) -> tuple[AttentionKernels, Tensor]:
+    """Returns the attention kernels of a call, and its values (B, S, E) set to zero at padded positions."""
+    values, lengths = arguments.values, arguments.lengths
     padding = None if lengths is None else padding_mask(lengths, values.shape[1], values.device)
     values = zero_padding(values, padding).contiguous()
-    norm = None if given.gain is None or given.shift is None else (given.gain, given.shift)
-    steps = steps_for(given.query, given.backend)
-    return steps.attention(given.keys, values, given.score_weight, norm, 1.0, lengths), values
+    norm = None if arguments.gain is None or arguments.shift is None else (arguments.gain, arguments.shift)
+    steps = steps_for(arguments.query, arguments.backend)
+    return steps.attention(arguments.keys, values, arguments.score_weight, norm, 1.0, lengths), values
 
 
-def _forward(given: AttentionArguments, keep: bool) -> AttentionResults:  # noqa: ARG001 - the weights are a result either way
-    attention, values = _attention(given)
-    weights = attention.weights_of(rows_of(given.query).transpose(0, 1))
+def _forward(arguments: AttentionArguments, keep: bool) -> AttentionResults:  # noqa: ARG001 - the weights are a result either way
+    attention, values = _attention(arguments)
+    weights = attention.weights_of(rows_of(arguments.query).transpose(0, 1))
     return AttentionResults(torch.bmm(weights.transpose(0, 1), values), weights)
 
 
-def _empty(given: AttentionArguments, keep: bool) -> AttentionResults:  # noqa: ARG001
-    query, values = given.query, given.values
+def _empty(arguments: AttentionArguments, keep: bool) -> AttentionResults:  # noqa: ARG001
+    query, values = arguments.query, arguments.values
     batch, steps, _ = query.shape
     return AttentionResults(
         query.new_empty(batch, steps, values.shape[2]), query.new_empty(steps, batch, values.shape[1])
     )
 
 
-def _backward(given: AttentionArguments, kept: AttentionResults, incoming: Incoming) -> Gradients:
-    attention, values = _attention(given)
-    (batch, steps, size), (_, positions, width) = given.query.shape, values.shape
+def _backward(arguments: AttentionArguments, results: AttentionResults, incoming: Incoming) -> Gradients:
+    attention, values = _attention(arguments)
+    (batch, steps, size), (_, positions, width) = arguments.query.shape, values.shape
     dcontext, dweights = incoming["context"], incoming["weights"]
-    queries = rows_of(given.query).transpose(0, 1)
+    queries = rows_of(arguments.query).transpose(0, 1)
     if dcontext is None:
         dcontexts = values.new_zeros(steps, batch, width)
     else:
         dcontexts = rows_of(dcontext).transpose(0, 1)
     dweights = None if dweights is None else rows_of(dweights)
-    dquery = torch.empty_like(given.query, memory_format=torch.contiguous_format)
+    dquery = torch.empty_like(arguments.query, memory_format=torch.contiguous_format)
     dscores = values.new_empty(steps, batch, positions, dtype=accumulate_dtype(values.dtype))
     for begin, end in split_blocks(steps, batch, -(-(size + width) // 4), dscores.dtype):
         block = slice(begin, end)
-        contexts = torch.bmm(kept.weights[block].transpose(0, 1), values).transpose(0, 1)
+        contexts = torch.bmm(results.weights[block].transpose(0, 1), values).transpose(0, 1)
         dboth = values.new_empty(end - begin, batch, size + width)
-        # The kernels go on to o = tanh(share + context). Where o is zero, the gradient of the context is that of o.
+        # The kernels differentiate o = tanh(share + context). With o set to zero, the gradient of o is that of the
+        # context.
         attention.backward(
             queries[block],
             contexts,
-            kept.weights[block],
+            results.weights[block],
             torch.zeros_like(contexts),
             (dcontexts[block],),
             None if dweights is None else dweights[block],
@@ -112,13 +114,13 @@ def _backward(given: AttentionArguments, kept: AttentionResults, incoming: Incom
             dscores[block],
         )
         dquery[:, block] = dboth[..., :size].transpose(0, 1)
-    found = attention.gradients(queries, dscores)
-    gain, shift = (None, None) if found.norm is None else found.norm
+    sums = attention.gradients(queries, dscores)
+    gain, shift = (None, None) if sums.norm is None else sums.norm
     return {
         "query": dquery,
-        "keys": found.keys,
-        "values": attention.projected_gradient(kept.weights, dcontexts),
-        "score_weight": found.score,
+        "keys": sums.keys,
+        "values": attention.projected_gradient(results.weights, dcontexts),
+        "score_weight": sums.score,
         "gain": gain,
         "shift": shift,
     }
@@ -145,7 +147,7 @@ def additive_attention(
     layer_norm: tuple[Tensor, Tensor] | None,
     backend: str = "eager",
 ) -> tuple[Tensor, Tensor]:
-    """See `econmt_ops.additive_attention`; all arguments are given, checked and cast."""
+    """Implements `econmt_ops.additive_attention` for checked and cast arguments."""
     gain, shift = (None, None) if layer_norm is None else layer_norm
     keys = clean_keys(keys, lengths)
     context, weights = _operator(

@@ -1,4 +1,4 @@
-"""Additive attention in plain PyTorch: the definition that other implementations are held to."""
+"""Additive attention in plain PyTorch: the definition that the other implementations are tested against."""
 
 from __future__ import annotations
 
@@ -29,13 +29,12 @@ def additive_scores(
     hidden = query.unsqueeze(2) + keys.unsqueeze(1)
     if layer_norm is not None:
         hidden = functional.layer_norm(hidden, hidden.shape[-1:], *layer_norm, eps=LAYER_NORM_EPSILON)
-    # In place: what tanh reads is needed by nobody else, and this tensor is the largest of all, B T S A
-    # values.
+    # In place: nothing else reads the input of tanh, and this tensor is the largest, B T S A values.
     return torch.matmul(hidden.tanh_(), score_weight)
 
 
 def attend(scores: Tensor, values: Tensor, padding: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Turns scores into attention weights and the context.
+    """Converts scores to attention weights and the context.
 
     Args:
         scores: (B, T, S).
@@ -43,12 +42,11 @@ def attend(scores: Tensor, values: Tensor, padding: Tensor | None) -> tuple[Tens
         padding: (B, S), True at padded positions, or None.
 
     Returns:
-        context (B, T, E) and weights (B, T, S) in the type of `values`; rows without any position have zeros
-        in both.
+        context (B, T, E) and weights (B, T, S) in the type of `values`; both are zero for rows of length 0.
     """
     scores = scores.to(accumulate_dtype(values.dtype))
     if padding is not None:
-        # The lowest finite number rather than -inf keeps NaN out of rows without any position.
+        # The lowest finite number rather than -inf avoids NaN in rows of length 0.
         scores = scores.masked_fill(padding.unsqueeze(1), torch.finfo(scores.dtype).min)
     weights = torch.softmax(scores, 2)
     if padding is not None:
@@ -66,7 +64,7 @@ def additive_attention(
     lengths: Tensor | None,
     layer_norm: tuple[Tensor, Tensor] | None,
 ) -> tuple[Tensor, Tensor]:
-    """See `econmt_ops.additive_attention`; all arguments are given, checked and cast."""
+    """Implements `econmt_ops.additive_attention` for checked and cast arguments."""
     padding = None if lengths is None else padding_mask(lengths, keys.shape[1], keys.device)
     scores = additive_scores(query, zero_padding(keys, padding), score_weight, layer_norm)
     return attend(scores, zero_padding(values, padding), padding)

@@ -1,4 +1,4 @@
-"""The recomputing additive attention on a GPU, with our Triton kernels between its products."""
+"""The recompute implementation of additive attention with Triton kernels between its matrix products, for GPUs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A stack of LSTM layers that attends to a source: the whole loop of an attentional decoder."""
+"""Attentional LSTM decoder: a stack of LSTM layers with attention to a source, run over all target steps."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ def _check(
     if weights.score is None:
         if layer_norm is not None:
             raise ValueError(
-                "attentional_lstm: layer_norm is for additive attention, but weights.score is None"
+                "attentional_lstm: layer_norm requires additive attention, but weights.score is None"
             )
     else:
         check("weights.score", weights.score, "A")
         if scale != 1.0:
             raise ValueError(
-                f"attentional_lstm: scale is for dot attention, with weights.score it must be 1, got {scale}"
+                f"attentional_lstm: scale applies to dot attention only; with weights.score it must be 1, got {scale}"
             )
     if layer_norm is not None:
         check.norm(layer_norm)
@@ -100,50 +100,46 @@ def attentional_lstm(
     stash: str = "auto",
     implementation: str = "auto",
 ) -> tuple[Tensor, Tensor, AttentionalLSTMState]:
-    """Runs a stack of LSTM layers with attention after its top and, if wanted, input feeding.
+    """Runs an LSTM decoder: a stack of LSTM layers, attention from the top layer and, optionally, input feeding.
 
-    In step t the stack reads `[inputs_t ; o_{t-1}]`, h_t is the output of its top layer, the attention of
-    `query h_t` to the keys gives the context, and `o_t = tanh(combine [h_t ; context_t] + combine_bias)`. The
-    scores are `score . tanh(query h_t + keys_s)` or, when `weights.score` is None, `scale * (query h_t) . keys_s`
-    (Luong, Pham and Manning 2015, section 3).
+    At step t the stack reads `[inputs_t ; o_{t-1}]`; h_t is the output of its top layer; attention with query
+    `query h_t` over the keys gives the context; and `o_t = tanh(combine [h_t ; context_t] + combine_bias)`. The scores
+    are `score . tanh(query h_t + keys_s)` or, if `weights.score` is None, `scale * (query h_t) . keys_s` (Luong, Pham
+    and Manning 2015, section 3).
 
-    A call with T steps equals T calls with one step each, every one given the state of the one before; with
-    dropout only if `variational`.
+    A call with T steps equals T calls of one step that pass on the state; with dropout, only if `variational`.
 
     Args:
-        inputs: (B, T, I); or `UniqueRows`, rows of which many positions read the same.
-        keys: (B, S, A), already projected, with the bias if there is one.
+        inputs: (B, T, I); or `UniqueRows`, the distinct input rows and the row index of each position.
+        keys: (B, S, A), already projected, including the bias if there is one.
         values: (B, S, E).
         weights: see `AttentionalLSTMWeights`.
-        lengths: (B,) int64, of the keys, on the CPU or the device: what lies at or past a row's length has no
-            influence; None: all rows are S long.
-        state: the state that an earlier call returned; zeros if None.
-        input_feeding: whether the bottom layer reads o of the step before beside its input.
-        residual: the output of each layer but the bottom one is h plus what the layer has read; the state
-            stays h.
-        dropout: the probability with which values of what the upper layers read are dropped, before the
-            residual sum is taken.
-        dropout_seed: the seed of the dropout masks, required when dropout is not 0: an int, or an int64 scalar on the
-            device, which a CUDA graph reads anew each time it is replayed.
-        variational: one mask a row and layer for all time steps (Gal and Ghahramani 2016) instead of one mask
-            a step.
-        layer_norm: (gain (A,), bias (A,)) of the layer normalisation applied to query + keys before tanh;
-            None: there is none.
-        scale: of dot attention; 1 for additive attention.
-        clean: a promise that keys and values are finite past the lengths, so that nothing has to be cleaned there,
-            which is a copy of both a call: much if every call is one step of a search.
-        stash: what the recomputing implementations keep for the backward pass, each level beside what those
-            before it keep: "outputs", "attention" (its weights), "cells", "gates"; "auto" leaves it to them,
-            and is "gates" if the implementation is "auto" too. The reference keeps what autograd keeps.
-        implementation: "auto" or the name of one.
+        lengths: (B,) int64, lengths of the keys, on the CPU or the device; positions at or past them are ignored. None:
+            all rows are S long.
+        state: state returned by an earlier call; zeros if None.
+        input_feeding: True if the bottom layer reads o of the previous step beside its input.
+        residual: True if each layer but the bottom one outputs h plus its input; its state remains h.
+        dropout: probability with which values read by the upper layers are dropped, before the residual sum.
+        dropout_seed: seed of the dropout masks, required if dropout is not 0: an int, or an int64 scalar on the device,
+            which a CUDA graph reads again at each replay.
+        variational: True for one mask per row and layer for all steps (Gal and Ghahramani 2016) instead of one per
+            step.
+        layer_norm: (gain (A,), bias (A,)) of a layer normalisation applied to query + keys before tanh; None: no
+            normalisation.
+        scale: scale of dot attention; must be 1 for additive attention.
+        clean: True if the caller guarantees that keys and values are finite past the lengths; this avoids a copy of
+            both per call, which matters in a search with one step per call.
+        stash: tensors that the recomputing implementations save for the backward pass, each level in addition to the
+            previous ones: "outputs", "attention" (weights), "cells", "gates". "auto" is the default of the
+            implementation, and "gates" if the implementation is "auto" too. The reference saves what autograd saves.
+        implementation: "auto" or the name of an implementation.
 
     Returns:
-        outputs o (B, T, H); the attention weights (B, T, S), zero for rows of length 0; and the state after
-        the last step.
+        outputs o (B, T, H); the attention weights (B, T, S), zero for rows of length 0; and the state after the last
+        step.
 
     Raises:
-        ValueError: shapes or types do not fit, the implementation or stash level is unknown, or dropout has no
-            seed.
+        ValueError: shapes or types do not fit, the implementation or stash level is unknown, or dropout has no seed.
     """
     _check_kinds(weights, state)
     weights = weights._replace(layers=as_layers("attentional_lstm", weights.layers))
@@ -168,8 +164,8 @@ def attentional_lstm(
         norm: tuple[Tensor, Tensor] | None,
     ) -> tuple[Tensor, Tensor, AttentionalLSTMState]:
         casts = candidate.traits.casts
-        # Those that cast inside clean inside their own steps too, where it costs nothing.
-        promise = {} if casts else {"clean": clean}
+        # Implementations that cast internally also clean within their steps, at no cost.
+        cleaning = {} if casts else {"clean": clean}
         with explicit_casts(like):
             result: tuple[Tensor, Tensor, AttentionalLSTMState] = candidate.function(
                 (inputs if casts else expanded(inputs)).to(dtype),
@@ -185,14 +181,14 @@ def attentional_lstm(
                 variational=variational,
                 layer_norm=None if norm is None else (norm[0].to(dtype), norm[1].to(dtype)),
                 scale=scale,
-                **promise,
+                **cleaning,
                 **candidate.options,
             )
         return result
 
     arguments = (inputs, keys, values, weights, AttentionalLSTMState(layers, output), layer_norm)
     kind = "dot" if weights.score is None else "additive" if layer_norm is None else "additive-norm"
-    repeated = " repeated" if isinstance(inputs, UniqueRows) else ""
-    detail = f"layers={len(weights.layers)} {kind} {'fed' if input_feeding else 'not-fed'}{repeated}"
+    suffix = " repeated" if isinstance(inputs, UniqueRows) else ""
+    detail = f"layers={len(weights.layers)} {kind} {'fed' if input_feeding else 'not-fed'}{suffix}"
     problem = Problem("attentional_lstm", arguments, dtype, check.sizes, detail)
     return run(problem, call, _IMPLEMENTATIONS, implementation, stash=stash)

@@ -1,7 +1,7 @@
-"""The backward pass of the recomputing attentional LSTM.
+"""Backward pass of the recomputing attentional LSTM.
 
-Block by block from the end: what the block's steps need is made again by large products, the loop runs over its
-steps with only the gradients of h, c and o in sequence, and the gradients of the weights follow by large products.
+It runs block by block from the end: large matrix products recompute what the steps of a block need, a loop over the
+steps propagates the gradients of h, c and o, and large products then give the gradients of the weights.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from econmt_ops.dispatch.registration import Gradients, Incoming
 
 
 class Sums:
-    """The gradients of inputs and weights, summed over the blocks where they are returned.
+    """Gradients of inputs and weights, summed over the blocks.
 
-    Products are in the compute type, sums in the accumulate type; the gradient of the inputs is no sum, but with
-    places (see `Problem`) those of the bottom layer's gates are summed for each distinct row in ``table`` (N, 4H).
+    Products are in the compute type, sums in the accumulate type. The gradient of the inputs is written, not summed;
+    with row indices (see `Problem`) ``table`` (N, 4H) sums the gate gradients of the bottom layer per distinct row.
     """
 
     def __init__(self, problem: AttentionalProblem) -> None:
         accumulate, places = problem.accumulate, problem.places
         inputs = problem.given.inputs
-        # Of distinct rows after the loop, from the table.
+        # For distinct rows, the gradient of the inputs is computed from the table after the loop.
         self.inputs: Tensor | None = None
         self.table: Tensor | None = None
         if places is None:
@@ -62,15 +62,15 @@ class Sums:
 
 
 class Block:
-    """What the steps begin to end need, made again.
+    """Recomputed tensors of the steps begin to end.
 
     Attributes:
-        inputs: as `Problem.read` gives them. fed: (K, B, H) o of the step before.
-        before: (K, B, H) h of the step before, a layer. reads: what layer l > 0 reads, (K, B, H).
-        gates: (K, B, 4H) a layer, as the backend's cell reads them. dgates: memory for the gradients of their sums: if
-            the gates were made again, where their sums were.
-        cells: K + 1 of (B, H) a layer, from the step before on.
-        top: (K, B, H) the output of the stack. query: (K, B, A).
+        inputs: as returned by `Problem.read`. fed: (K, B, H), o of the previous step.
+        before: per layer, (K, B, H), h of the previous step. reads: inputs of layers l > 0, (K, B, H).
+        gates: per layer, (K, B, 4H), as the backend's cell reads them. dgates: memory for the gradients of the gates'
+            sums; recomputed sums are stored there first.
+        cells: per layer, K + 1 tensors (B, H), from c before the first step on.
+        top: (K, B, H), output of the stack. query: (K, B, A).
     """
 
     def __init__(self, problem: AttentionalProblem, stash: Result, number: int) -> None:
@@ -111,15 +111,15 @@ class Block:
 
 
 class Backward:
-    """The backward pass of one call.
+    """Backward pass of one call.
 
     Attributes:
-        doutputs: (T, B, H) and dweights: (T, B, S), gradients of what the forward pass returned; or None.
-        weights: (T, B, S), of the attention. da: (T, B, H), the gradient of what tanh reads to give o, and dscores:
-            (T, B, S), that of the scores, of all steps.
-        rows: (B, 2H) a layer, the gradient of what its product has read, [what it reads ; h of the step before].
-        dtop: (B, H), of the stack's output.
-        dc: (B, H) a layer.
+        doutputs: (T, B, H) and dweights: (T, B, S), gradients of the results of the forward pass; or None.
+        weights: (T, B, S), attention weights. da: (T, B, H), gradients of the input of the output's tanh. dscores:
+            (T, B, S), gradients of the scores.
+        rows: per layer, (B, 2H), gradient of the input of its product, [layer input ; h of the previous step].
+        dtop: (B, H), gradient of the stack's output.
+        dc: per layer, (B, H).
     """
 
     def __init__(self, problem: AttentionalProblem, stash: Result, incoming: Incoming) -> None:
@@ -148,35 +148,35 @@ class Backward:
         self.da = space(steps, problem.batch, hidden)
         self.dscores = space(steps, problem.batch, positions, dtype=problem.accumulate)
         self.dtop = torch.empty_like(self.rows[0][:, :hidden])
-        # Transposed views: making a weight ready for products of this kind takes longer than it saves.
+        # Transposed views: packing a weight for products of this kind takes longer than it saves.
         self.to_rows = [problem.product(problem.joint(layer).t()) for layer in range(layers)]
         self.to_top = problem.product(problem.both().t())
 
     def run(self) -> Gradients:
-        """All blocks, from the last to the first; the gradients by the names of the operator's arguments."""
+        """Runs all blocks, last first; returns the gradients by the names of the operator's arguments."""
         for number in steps_of(range(len(self.problem.blocks))[::-1]):
             self._block(Block(self.problem, self.stash, number))
         sums, hidden = self.sums, self.problem.hidden
         if sums.table is not None:
             self._sum_rows(sums.table.to(self.problem.dtype).unsqueeze(0))
-        # In this order, what is done with is freed first.
+        # This order frees tensors as early as possible.
         dprojected = self.attention.projected_gradient(self.weights, self.da).to(self.problem.dtype)
         del self.to_rows, self.to_top, self.projected, self.da
         values = self._values(dprojected)
         del dprojected
         _, top = self.problem.stack(self.stash.h, 0, self.problem.steps)
-        found = self.attention.gradients(self.problem.queries(top), self.dscores)
-        gain, shift = (None, None) if found.norm is None else found.norm
+        attention_gradients = self.attention.gradients(self.problem.queries(top), self.dscores)
+        gain, shift = (None, None) if attention_gradients.norm is None else attention_gradients.norm
         inputs, hiddens, biases = zip(*sums.layers, strict=True)
         return {
             "inputs": sums.inputs,
-            "keys": found.keys,
+            "keys": attention_gradients.keys,
             "values": values,
             "input_weights": tensors_of_matrices(inputs),
             "hidden_weights": tensors_of_matrices(hiddens),
             "biases": biases,
             "query": sums.query,
-            "score": found.score,
+            "score": attention_gradients.score,
             "combine": sums.combine,
             "combine_bias": sums.combine_bias,
             "gain": gain,
@@ -199,7 +199,7 @@ class Backward:
         self._sum(block, dboth)
 
     def _attention(self, block: Block, step: int, context: Tensor, dboth: Tensor) -> None:
-        """From the gradient of o to ``dtop``; ``dboth`` (B, A + H) is written."""
+        """Propagates the gradient of o to ``dtop``; writes ``dboth`` (B, A + H)."""
         position, size = block.begin + step, self.problem.size
         doutputs = [self.rows[0][:, : self.problem.hidden]]
         if self.doutputs is not None:
@@ -220,10 +220,10 @@ class Backward:
             self.to_top.into(self.dtop, dboth)
 
     def _layers(self, block: Block, step: int) -> None:
-        """Through the stack, top layer first: the gates' gradients and those of the step before."""
+        """Propagates a step through the stack, top layer first: gradients of the gates and of the previous step."""
         problem, position, hidden = self.problem, block.begin + step, self.problem.hidden
         scale = 1.0 / (1.0 - problem.given.dropout)
-        # Of the layer's output, or with ``keep`` of what dropout left of it.
+        # Gradient of the layer's output, or, with a mask in ``keep``, of the output after dropout.
         above, keep = self.dtop, None
         for layer in reversed(range(len(problem.layers))):
             row, dgates = self.rows[layer], block.dgates[layer][step]
@@ -246,7 +246,7 @@ class Backward:
                 above, keep = row[:, :hidden], None if mask is None else mask[0]
 
     def _sum(self, block: Block, dboth: Tensor) -> None:
-        """Adds the block's share of the gradients that nothing waits for; dboth (K, B, A + H)."""
+        """Adds a block's gradients that no later step depends on; dboth is (K, B, A + H)."""
         problem, sums = self.problem, self.sums
         queries, shares = dboth[..., : problem.size], dboth[..., problem.size :]
         fresh = block.end == problem.steps
@@ -270,13 +270,13 @@ class Backward:
             if sums.table is not None:
                 add_repeated(sums.table, block.inputs, dgates)
                 continue
-            given = input_gradient(problem.from_input, dgates, thin)
+            dinputs = input_gradient(problem.from_input, dgates, thin)
             assert sums.inputs is not None
-            sums.inputs[:, block.begin : block.end] = given.transpose(0, 1)
+            sums.inputs[:, block.begin : block.end] = dinputs.transpose(0, 1)
             add_gradient(columns(dinput, 0, width), problem.from_input, dgates, block.inputs, thin, fresh)
 
     def _sum_rows(self, table: Tensor) -> None:
-        """The gradients that distinct rows leave, from those of their shares in the gates: table (1, N, 4H)."""
+        """Computes the gradients of the distinct rows from the gate gradients summed per row, table (1, N, 4H)."""
         problem, sums = self.problem, self.sums
         thin = thin_of(problem.from_input, table)
         sums.inputs = input_gradient(problem.from_input, table, thin).squeeze(0)
@@ -284,11 +284,11 @@ class Backward:
         add_gradient(part, problem.from_input, table, problem.inputs.unsqueeze(0), thin, fresh=True)
 
     def _values(self, projected: Tensor) -> Tensor:
-        """The gradient of the values (B, S, E) and of their part of the combination, from that of their product."""
+        """Returns the gradient of the values (B, S, E) and adds that of their combination weights, given d(V Wcv^T)."""
         problem, values = self.problem, self.problem.given.values
         positions, width = values.shape[1:]
         total = self.sums.combine[:, problem.hidden :]
-        # In parts, because zeros for what lies in the padding, NaN perhaps, take a copy of the values.
+        # In parts: replacing padding, which may hold NaN, by zeros copies the values.
         for rows in split_rows(len(values), positions, width * values.itemsize):
             padding = None if problem.padding is None else problem.padding[rows]
             add_outer(total, projected[rows], zero_padding(values[rows], padding), fresh=rows.start == 0)

@@ -1,4 +1,4 @@
-"""The recomputing attentional LSTM with its inner steps compiled by torch.compile."""
+"""The recompute implementation of the attentional LSTM, with its steps compiled by torch.compile."""
 
 from __future__ import annotations
 

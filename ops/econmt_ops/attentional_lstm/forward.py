@@ -1,8 +1,8 @@
-"""The forward pass of the recomputing attentional LSTM.
+"""Forward pass of the recomputing attentional LSTM.
 
-In a step each layer makes one product, of its row [what it reads ; h of the step before] (B, 2H), and one call of its
-cell, which puts h and what the layer above reads into the rows that the next products take. One product more gives
-the query and the stack's share of o, and one call of the attention the rest.
+In each step a layer computes one product, of its row [layer input ; h of the previous step] (B, 2H), and one cell
+kernel, which writes h and the input of the next layer into the rows of the next products. One more product gives the
+query and the stack's share of o, and one attention kernel computes o.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from econmt_ops.core.precision import accumulate_dtype
 
 
 class Result(NamedTuple):
-    """What the forward pass returns; stashes that the level leaves out have no elements.
+    """Results of the forward pass; stashed tensors that the stash level omits have no elements.
 
     Attributes:
-        outputs: (T, B, H) o. attention: (T, B, S).
-        h: (L, T, B, H) stash. c: (L, T, B, H) stash, or (L, number of blocks, B, H): before each block.
-        gates: (L, T, B, 4H) stash, as the backend keeps them.
-        last_h, last_c: (L, B, H) after the last step.
+        outputs: (T, B, H), o. attention: (T, B, S).
+        h: (L, T, B, H), stash. c: (L, T, B, H), stash, or (L, number of blocks, B, H): c before each block.
+        gates: (L, T, B, 4H), stash, as the backend keeps them.
+        last_h, last_c: (L, B, H), after the last step.
     """
 
     outputs: Tensor
@@ -39,11 +39,11 @@ class Result(NamedTuple):
 
 
 def empty_result(given: AttentionalArguments, keep: bool) -> Result:
-    """The result's tensors, their values not set.
+    """Allocates the tensors of the result.
 
     Args:
-        given: the operator's arguments.
-        keep: whether a backward pass will follow.
+        given: arguments of the operator.
+        keep: True if a backward pass will follow.
     """
     inputs, layers = given.inputs, len(given.biases)
     batch, steps = (inputs if given.places is None else given.places).shape[:2]
@@ -63,11 +63,11 @@ def empty_result(given: AttentionalArguments, keep: bool) -> Result:
 
 
 class Forward:
-    """The forward pass of one call.
+    """Forward pass of one call.
 
     Args:
-        problem: the call.
-        keep: whether a backward pass will follow.
+        problem: tensors of the call.
+        keep: True if a backward pass will follow.
     """
 
     def __init__(self, problem: AttentionalProblem, keep: bool) -> None:
@@ -81,7 +81,7 @@ class Forward:
             problem.product(problem.joint(layer), weights.bias if layer else None)
             for layer, weights in enumerate(problem.layers)
         ]
-        # The row that a layer's product reads: [what the layer reads ; h of the step before].
+        # Input rows of the layers' products: [layer input ; h of the previous step].
         self.rows = [problem.inputs.new_empty(problem.batch, 2 * hidden) for _ in range(count)]
         self.c = list(self.result.last_c.unbind(0))
         self.rows[0][:, :hidden] = given.first_output
@@ -92,7 +92,7 @@ class Forward:
         self._prepare_combination()
 
     def _prepare_combination(self) -> None:
-        """One product gives the query and the stack's share of o; or only that, and the query is the stack's output."""
+        """Prepares the product for query and stack's share of o; without query weights, for that share alone."""
         problem = self.problem
         bias, size = problem.combine_bias, problem.size
         self.both = problem.inputs.new_empty(problem.batch, size + problem.hidden)
@@ -104,13 +104,13 @@ class Forward:
         self.combination = problem.product(problem.both(), bias)
 
     def run(self) -> Result:
-        """All steps."""
+        """Runs all steps."""
         problem, result, hidden = self.problem, self.result, self.problem.hidden
         longest = max(end - begin for begin, end in problem.blocks)
-        space = None if self.every_gate else self.gates.new_empty(longest, *self.gates.shape)
+        workspace = None if self.every_gate else self.gates.new_empty(longest, *self.gates.shape)
         for number in steps_of(range(len(problem.blocks))):
             begin, end = problem.blocks[number]
-            gates = result.gates[0, begin:end] if space is None else space[: end - begin]
+            gates = result.gates[0, begin:end] if workspace is None else workspace[: end - begin]
             problem.bottom_gates(problem.read(begin, end), gates)
             if self.keep and not self.every_cell:
                 for layer, c in enumerate(self.c):
@@ -128,7 +128,7 @@ class Forward:
         return result
 
     def _cell(self, layer: int, step: int, start: Tensor | None) -> None:
-        """One step of a layer; ``start`` (B, 4H): the inputs' share in the gates of the bottom one, is overwritten."""
+        """Runs one step of a layer; ``start`` (B, 4H), the inputs' share of the bottom gates, is overwritten."""
         problem, result, row, hidden = self.problem, self.result, self.rows[layer], self.problem.hidden
         recurrent = None
         if start is None:

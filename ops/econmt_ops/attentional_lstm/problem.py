@@ -1,7 +1,7 @@
-"""What the forward and the backward pass of the recomputing attentional LSTM share.
+"""Tensors and products that both passes of the recomputing attentional LSTM use.
 
-Shapes: B batch, T steps, S source positions, H hidden, A attention size, E width of the values, L layers, K steps
-of a block. Inside, time comes first: (T, B, .), so that the rows of a step are contiguous.
+Sizes: B batch, T steps, S source positions, H hidden, A attention size, E width of the values, L layers, K steps of a
+block. Internally time is the first axis, (T, B, .), so that the rows of a step are contiguous.
 """
 
 from __future__ import annotations
@@ -35,20 +35,22 @@ from econmt_ops.core.weights import Matrix
 
 
 class AttentionalArguments(NamedTuple):
-    """The arguments of the operator.
+    """Arguments of the attentional LSTM operator.
 
-    Matrices and biases may be of another type than the inputs, in which all is computed; their gradients have theirs.
+    Matrices and biases may have another type than the inputs, whose type is used for the computation; each gradient has
+    the type of its argument.
 
     Attributes:
-        inputs: (B, T, I); or, with places, the distinct rows (N, I).
-        keys: (B, S, A), those of additive attention as `clean_keys` gives them. values: (B, S, E).
-        input_weights, hidden_weights: (4H, .) and (4H, H) a layer, or the two factors of each. biases: (4H,) a layer.
+        inputs: (B, T, I); or, with ``places``, the distinct rows (N, I).
+        keys: (B, S, A), for additive attention as returned by `clean_keys`. values: (B, S, E).
+        input_weights, hidden_weights: per layer (4H, .) and (4H, H), or the two factors of each. biases: per layer
+            (4H,).
         query, score, combine, combine_bias: see `AttentionalLSTMWeights`.
-        gain, shift: (A,) of the layer normalisation.
-        lengths: (B,) int64, of the keys.
-        places: (B, T) int64, which row of the inputs stands where.
-        first_h, first_c: (B, H) a layer, the state before the first step. first_output: (B, H), o before it.
-        seed, device_seed, first_row: as `split_seed` gives them.
+        gain, shift: (A,), gain and bias of the layer normalisation.
+        lengths: (B,) int64, lengths of the keys.
+        places: (B, T) int64, row index into ``inputs`` of each position.
+        first_h, first_c: per layer (B, H), the state before the first step. first_output: (B, H), o before it.
+        seed, device_seed, first_row: as returned by `split_seed`.
     """
 
     inputs: Tensor
@@ -79,26 +81,27 @@ class AttentionalArguments(NamedTuple):
     backend: str
 
     def blocks(self) -> list[tuple[int, int]]:
-        """The blocks of steps, (begin, end) each."""
+        """Returns the blocks of steps as (begin, end)."""
         batch, steps = (self.inputs if self.places is None else self.places).shape[:2]
         hidden, dtype = len(self.biases[0]) // 4, self.inputs.dtype
-        if self.backend == "triton":  # its kernels read gates as the products left them
+        if self.backend == "triton":  # its kernels read the gates in the compute type
             return split_blocks(steps, batch, hidden, dtype, large=True)
         return split_blocks(steps, batch, hidden, accumulate_dtype(dtype))
 
 
 class AttentionalProblem:
-    """The tensors of one call, and what both passes make of them.
+    """Tensors of one call, and values that both passes derive from them.
 
     Attributes:
-        given: the operator's arguments. run: the backend.
-        inputs: (T, B, I); or, where places are given, the distinct rows (N, I).
-        places: (T, B), which row stands where, or None.
+        given: arguments of the operator. run: the backend.
+        inputs: (T, B, I); or, with ``places``, the distinct rows (N, I).
+        places: (T, B), row index of each position, or None.
         padding: (B, S), True at padded positions, or None.
-        layers, query, combine, combine_bias: the weights in the compute type.
-        from_input, from_output: the parts (4H, I) and (4H, H) of the bottom input weight that read inputs and o.
-        from_top, from_values: the parts (H, H) and (H, E) of the combination that read the stack and the context.
-        masks: what dropout keeps of what a layer reads, (B, T, H) or (B, 1, H) bool, or None.
+        layers, query, combine, combine_bias: weights in the compute type.
+        from_input, from_output: columns (4H, I) and (4H, H) of the bottom input weight that multiply inputs and o.
+        from_top, from_values: columns (H, H) and (H, E) of the combination weight that multiply the stack's output and
+            the context.
+        masks: dropout masks of the inputs of the layers, (B, T, H) or (B, 1, H) bool, True where kept; or None.
     """
 
     def __init__(self, given: AttentionalArguments) -> None:
@@ -136,18 +139,18 @@ class AttentionalProblem:
         self.blocks = given.blocks()
 
     def keeps(self, level: str) -> bool:
-        """Whether the stash has what the level names."""
+        """Returns True if the stash includes this level."""
         return reaches(self.given.stash, level)
 
     def product(self, weight: Matrix, bias: Tensor | None = None) -> Product | LowRankProduct:
-        """The product with a weight that every step makes once."""
+        """Prepares the product with a weight, which every step computes once."""
         layout = "packed" if is_available(self.inputs) else "row"
         return product_of(weight, bias, layout, calls=self.steps)
 
     def joint(self, layer: int) -> Matrix:
-        """What makes a layer's gates in a step of its row [what it reads there ; h of the step before]: (4H, 2H).
+        """Returns the weight (4H, 2H) that maps a layer's row [layer input ; h of the previous step] to its gates.
 
-        The bottom layer reads o of the step before; its inputs' share is made for many steps at once.
+        The bottom layer's row holds o of the previous step; the share of its inputs is computed for many steps at once.
         """
         weights, both = self.layers[layer], self._together[layer]
         if both is not None:
@@ -155,17 +158,16 @@ class AttentionalProblem:
         return joined(self.from_output if layer == 0 else weights.input, weights.hidden)
 
     def both(self) -> Tensor:
-        """What makes the query and the share in o of the stack's output, (A + H, H); without a query only that."""
+        """Returns the weight (A + H, H), or (H, H) without query weights, from stack output to query and share of o."""
         return self.from_top if self.query is None else torch.cat([self.query, self.from_top])
 
     def projected(self) -> Tensor:
-        """The values times their part of the combination (B, S, H), zero at padded positions.
+        """Returns V' = V Wcv^T (B, S, H), values times their part of the combination weight; zero at padded positions.
 
-        sum_s alpha_s projected_s is the context's share of what tanh reads to give o: one product a call instead of
-        one a step.
+        The context's share of the output is then sum_s alpha_s V'_s: one product per call instead of one per step.
         """
-        # As rows: values whose batch is not their first axis in memory would go to a batched product, which copies the
-        # matrix once a sentence.
+        # Flattened to rows: values whose batch is not their first axis in memory would otherwise use a batched product,
+        # which copies the matrix once per sentence.
         values = self.given.values
         rows = linear(values.reshape(-1, values.shape[2]), self.from_values)
         projected = rows.view(*values.shape[:2], self.hidden)
@@ -174,20 +176,20 @@ class AttentionalProblem:
         return projected
 
     def attention(self, projected: Tensor) -> AttentionKernels:
-        """The attention of this call."""
+        """Returns the attention kernels of this call."""
         given = self.given
-        # Additive attention was given clean keys; those of dot attention may be the values.
+        # Additive attention receives clean keys; the keys of dot attention may be the values.
         keys = zero_padding(given.keys, self.padding) if given.score is None else given.keys
         norm = None if given.gain is None or given.shift is None else (given.gain, given.shift)
         score = None if given.score is None else given.score.to(self.dtype)
         return self.run.attention(keys, projected, score, norm, given.scale, given.lengths)
 
     def read(self, begin: int, end: int) -> Tensor:
-        """Inputs (K, B, I) of a block of steps, contiguous, or their places (K, B)."""
+        """Returns contiguous inputs (K, B, I) of a block of steps, or their row indices (K, B)."""
         return (self.inputs if self.places is None else self.places)[begin:end].contiguous()
 
     def bottom_gates(self, inputs: Tensor, gates: Tensor) -> None:
-        """Writes the share of inputs, as :meth:`read` gives them, and the bias to the bottom gates (K, B, 4H)."""
+        """Writes inputs' share and bias of the bottom gates (K, B, 4H); ``inputs`` as returned by :meth:`read`."""
         if self.places is None:
             linear_into(gates, inputs, self.from_input, self.layers[0].bias)
         else:
@@ -195,11 +197,11 @@ class AttentionalProblem:
 
     @functools.cached_property
     def table(self) -> Tensor:
-        """The share of each distinct row in the bottom layer's gates, with the bias: (N, 4H)."""
+        """Share of each distinct row in the bottom layer's gates, bias included: (N, 4H)."""
         return linear(self.inputs, self.from_input, self.layers[0].bias)
 
     def mask(self, layer: int, begin: int, end: int) -> Tensor | None:
-        """What is kept of what a layer reads in steps begin to end, (K, B, H) bool; or None: all of it."""
+        """Returns the dropout mask of a layer's input in steps begin to end, (K, B, H) bool; None: no dropout."""
         mask = self.masks[layer]
         if mask is None:
             return None
@@ -207,7 +209,7 @@ class AttentionalProblem:
         return steps.transpose(0, 1)
 
     def drop(self, layer: int, values: Tensor, begin: int, end: int) -> Tensor:
-        """Dropout of what a layer reads in steps begin to end, and its own transpose; values (K, B, H)."""
+        """Applies dropout to a layer's input (K, B, H) in steps begin to end; also the transpose of this operation."""
         keep, p = self.mask(layer, begin, end), self.given.dropout
         if keep is None or not values.is_cuda:
             return apply_dropout(values, keep, p)
@@ -216,7 +218,7 @@ class AttentionalProblem:
         return dropped
 
     def stack(self, h: Tensor, begin: int, end: int) -> tuple[list[Tensor], Tensor]:
-        """What the layers but the bottom one read in steps begin to end, and the stack's output; (K, B, H) each.
+        """Returns the inputs of the upper layers in steps begin to end, and the stack's output, (K, B, H) each.
 
         Args:
             h: (L, T, B, H). begin, end: the steps.
@@ -230,5 +232,5 @@ class AttentionalProblem:
         return reads, top
 
     def queries(self, top: Tensor) -> Tensor:
-        """The queries (K, B, A) of outputs of the stack (K, B, H)."""
+        """Returns the queries (K, B, A) of outputs of the stack (K, B, H)."""
         return top if self.query is None else functional.linear(top, self.query)

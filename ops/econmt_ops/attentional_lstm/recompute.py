@@ -1,9 +1,9 @@
-"""The attentional LSTM by partial forward propagation: stash the small, make the large again.
+"""Attentional LSTM by partial forward propagation: small tensors are stashed, large ones recomputed.
 
-The forward pass keeps o, h of every layer and, as far as the stash level asks, the attention weights, the cell
-states and the gates. The backward pass makes the rest again, a block of steps at a time, in one workspace.
-Both passes are operators of torch.library, so that FakeTensor and torch.compile
-know them; the backward operator itself has no derivative.
+The forward pass saves o, h of every layer and, depending on the stash level, the attention weights, the cell states and
+the gates. The backward pass recomputes the rest, one block of steps at a time, in one workspace. Both passes are
+operators of torch.library, so that FakeTensor and torch.compile support them; the backward operator has no derivative
+of its own.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from econmt_ops.lstm.recompute import lstm
 TRAITS = Traits(recomputes=True, loops=True, takes_stash=True, casts=True)
 
 
-def _saves(given: AttentionalArguments) -> list[str]:
-    attention = ["attention"] if reaches(given.stash, "attention") else []
+def _saves(arguments: AttentionalArguments) -> list[str]:
+    attention = ["attention"] if reaches(arguments.stash, "attention") else []
     return [*AttentionalArguments._fields, "outputs", "h", "c", "gates", *attention]
 
 
@@ -70,10 +70,10 @@ def attentional_lstm(
     backend: str = "eager",
     run_stack: Callable[..., tuple[Tensor, LSTMState]] | None = None,
 ) -> tuple[Tensor, Tensor, AttentionalLSTMState]:
-    """See `econmt_ops.attentional_lstm`; all arguments are given, checked and, but for matrices and biases, cast.
+    """Implements `econmt_ops.attentional_lstm` for checked arguments, cast except for matrices and biases.
 
-    ``run_stack`` is the implementation of `econmt_ops.lstm` that runs the stack without input feeding; by default the
-    recomputing one.
+    ``run_stack`` is the implementation of `econmt_ops.lstm` that runs the stack when there is no input feeding; the
+    recomputing one by default.
     """
     if not input_feeding:
         stack = (run_stack or functools.partial(lstm, backend=backend))(
@@ -138,11 +138,11 @@ def _attend_at_once(
     scale: float,
     backend: str,
 ) -> tuple[Tensor, Tensor, AttentionalLSTMState]:
-    """Without input feeding nothing of the attention is recurrent: all steps at once, after the stack."""
+    """Attends for all steps at once after the stack: without input feeding no attention is recurrent."""
     h, layers = stack
     query = h
     if weights.query is not None:
-        # Time comes first in the memory of h, and the attention goes step by step.
+        # h is stored time-first, and the attention runs step by step.
         query = functional.linear(h.transpose(0, 1), weights.query.to(h.dtype)).transpose(0, 1)
     with layer("attention"):
         if weights.score is None:

@@ -1,7 +1,6 @@
-"""The attentional LSTM in plain PyTorch: the definition that other implementations are held to.
+"""Attentional LSTM in plain PyTorch: the definition that the other implementations are tested against.
 
-Without input feeding nothing of the attention is recurrent, so the stack runs whole, then the attention of
-all steps at once.
+Without input feeding no attention is recurrent, so the whole stack runs first, then the attention of all steps at once.
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ TRAITS = Traits()
 
 
 class _Attention:
-    """From h of the top layer to o, for any number of steps.
+    """Maps h of the top layer to o, for any number of steps.
 
-    What does not depend on the step is done once, here.
+    Everything that does not depend on the step is computed once in the constructor.
     """
 
     def __init__(
@@ -48,8 +47,8 @@ class _Attention:
     ) -> None:
         self.padding = None if lengths is None else padding_mask(lengths, keys.shape[1], keys.device)
         unclean = None if clean else self.padding
-        # The sums of query and keys lie in memory as the keys do, and the product with the score's weights would copy
-        # and keep each of them if that were time first.
+        # Contiguous, because query + keys inherits the strides of the keys: if time came first, the product with the
+        # score weights would copy and save each sum.
         self.keys = zero_padding(keys, unclean).contiguous()
         self.values = zero_padding(values, unclean)
         self.weights = weights
@@ -57,7 +56,7 @@ class _Attention:
         self.scale = scale
 
     def __call__(self, h: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns o (B, T, H) and the attention (B, T, S), given h (B, T, H)."""
+        """Returns o (B, T, H) and the attention weights (B, T, S) for h (B, T, H)."""
         with accounting.layer("attention"):
             query = h if self.weights.query is None else functional.linear(h, self.weights.query)
             if self.weights.score is None:
@@ -74,35 +73,35 @@ class _Attention:
 
 
 class _Recurrence:
-    """What a layer's gates get from what is fed to it and from its own h.
+    """Recurrent product of a layer's gates, from its input and its own previous h.
 
-    For many steps it is one product a step with a copy of both weights side by side; a single step without gradients,
-    as a search makes them, does without the copy, which would take longer than it saves.
+    Several steps use one product per step with a concatenated copy of both weights. A single step without gradients, as
+    in a search, uses two products: the copy would take longer than it saves.
     """
 
     def __init__(self, fed: Tensor, hidden: Tensor, bias: Tensor, steps: int) -> None:
         self.fed, self.hidden, self.bias = fed.t(), hidden.t(), bias
-        joins = steps > 1 or torch.is_grad_enabled()
-        self.joined = torch.cat([fed, hidden], 1).t() if joins else None
+        concatenates = steps > 1 or torch.is_grad_enabled()
+        self.joined = torch.cat([fed, hidden], 1).t() if concatenates else None
 
     def __call__(self, start: Tensor | None, fed: Tensor, h: Tensor) -> Tensor:
-        """Returns the gates (B, 4H): ``start`` (B, 4H) or the bias, and the products of ``fed`` and h (B, H)."""
+        """Returns the gates (B, 4H): ``start`` (B, 4H) or the bias, plus the products of ``fed`` and h (B, H)."""
         start = self.bias if start is None else start
         if self.joined is None:
             return torch.addmm(start, fed, self.fed).addmm_(h, self.hidden)
         return torch.addmm(start, torch.cat([fed, h], 1), self.joined)
 
 
-class _ThinRecurrence:
-    """The same of factorised weights: each input meets its right factor, what that gives both left factors at once."""
+class _LowRankRecurrence:
+    """Recurrent product of factorised weights: one product per right factor, then one with both left factors."""
 
     def __init__(self, fed: LowRank, hidden: LowRank, bias: Tensor, steps: int) -> None:
         self.fed, self.hidden, self.bias = fed.t(), hidden.t(), bias
-        joins = steps > 1 or torch.is_grad_enabled()
-        self.joined = torch.cat([fed.left, hidden.left], 1).t() if joins else None
+        concatenates = steps > 1 or torch.is_grad_enabled()
+        self.joined = torch.cat([fed.left, hidden.left], 1).t() if concatenates else None
 
     def __call__(self, start: Tensor | None, fed: Tensor, h: Tensor) -> Tensor:
-        """Returns the gates (B, 4H); ``start`` (B, r) is the share of other inputs in what the right factor gives."""
+        """Returns the gates (B, 4H); ``start`` (B, r) is the other inputs' share of the right factor's product."""
         thin = fed @ self.fed.left if start is None else torch.addmm(start, fed, self.fed.left)
         thin_h = h @ self.hidden.left
         if self.joined is None:
@@ -110,15 +109,15 @@ class _ThinRecurrence:
         return torch.addmm(self.bias, torch.cat([thin, thin_h], 1), self.joined)
 
 
-def _recurrence(layer: AnyLSTMWeights, begin: int, steps: int) -> _Recurrence | _ThinRecurrence:
-    """Of a layer, and of the columns of its input weight from ``begin`` on."""
+def _recurrence(layer: AnyLSTMWeights, begin: int, steps: int) -> _Recurrence | _LowRankRecurrence:
+    """Returns the recurrent product of a layer, for the columns of its input weight from ``begin`` on."""
     if isinstance(layer, LowRankLSTMWeights):
         fed = layer.input.columns(begin, layer.input.shape[1])
-        return _ThinRecurrence(fed, layer.hidden, layer.bias, steps)
+        return _LowRankRecurrence(fed, layer.hidden, layer.bias, steps)
     return _Recurrence(layer.input[:, begin:], layer.hidden, layer.bias, steps)
 
 
-def _fed_steps(
+def _run_input_feeding(
     inputs: Tensor,
     attention: _Attention,
     state: AttentionalLSTMState,
@@ -126,7 +125,7 @@ def _fed_steps(
     dropout: float,
     residual: bool,
 ) -> tuple[Tensor, Tensor, AttentionalLSTMState]:
-    """Runs the loop with input feeding."""
+    """Runs the loop over the steps with input feeding."""
     bottom, *upper = attention.weights.layers
     size, steps = inputs.shape[2], inputs.shape[1]
     if isinstance(bottom, LowRankLSTMWeights):
@@ -174,7 +173,7 @@ def attentional_lstm(
     scale: float,
     clean: bool = False,
 ) -> tuple[Tensor, Tensor, AttentionalLSTMState]:
-    """See `econmt_ops.attentional_lstm`; all arguments are given, checked and cast."""
+    """Implements `econmt_ops.attentional_lstm` for checked and cast arguments."""
     attention = _Attention(keys, values, weights, lengths, layer_norm, scale, clean)
     if input_feeding:
         batch, steps, _ = inputs.shape
@@ -182,7 +181,7 @@ def attentional_lstm(
         masks = layer_keep_masks(
             count, batch, steps, hidden, dropout, dropout_seed, variational, inputs.device
         )
-        return _fed_steps(inputs, attention, state, masks, dropout, residual)
+        return _run_input_feeding(inputs, attention, state, masks, dropout, residual)
     h, layers = lstm(
         inputs,
         weights.layers,

@@ -1,4 +1,4 @@
-"""The recomputing attentional LSTM on a GPU, with our Triton kernels between its products."""
+"""The recompute implementation of the attentional LSTM with Triton kernels between its products, for GPUs."""
 
 from __future__ import annotations
 

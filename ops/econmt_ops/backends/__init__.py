@@ -1,4 +1,4 @@
-"""What a step computes between its products, by PyTorch, by torch.compile, in C and in Triton."""
+"""Pointwise work and reductions of a recurrent step, in PyTorch operators, torch.compile, C and Triton."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ BACKENDS = {
     "compiled": "econmt_ops.backends.compiled:CompiledSteps",
     "triton": "econmt_ops.backends.triton.steps:TritonSteps",
 }
-"""The classes by name, imported when they are first asked for; each is made from a tensor of the call."""
+"""Classes by backend name, as "module:class", imported at first use; the constructor takes a tensor of the call."""
 
 
 def steps_for(like: Tensor, backend: str = "eager") -> StepKernels:
-    """The steps of one call.
+    """Returns the backend of one call.
 
     Args:
         like: a tensor of the call's compute type, on its device.
-        backend: "eager", for which the C library works where it can, "compiled", "triton", which leaves float64 to
-            "eager", or another name that was put into `BACKENDS`.
+        backend: "eager", which uses the C library where it can; "compiled"; "triton", which falls back to "eager" for
+            float64; or another name added to `BACKENDS`.
     """
     if backend == "compiled":
         from econmt_ops.backends.compiled import is_available

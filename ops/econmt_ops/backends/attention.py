@@ -1,6 +1,6 @@
-"""The attention of a call in PyTorch's operators, on any device: `protocol.AttentionKernels`.
+"""`protocol.AttentionKernels` in PyTorch operators, on any device.
 
-Shapes: B batch, S source positions, A attention size, H width of the projected values, K steps of a block.
+Sizes: B batch, S source positions, A attention size, H width of the projected values, K steps of a block.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from econmt_ops.core.precision import accumulate_dtype
 
 
 class EagerAttention:
-    """Additive, score . tanh(norm(query + keys)), or, without ``score``, dot: scale * query . keys.
+    """Additive attention, score . tanh(norm(query + keys)), or, without ``score``, dot attention, scale * query . keys.
 
-    The feature maps (B, S, A) of additive attention are made in each step and again in the backward pass, of some
-    rows of the batch at a time. So the gradients of keys, score and normalisation are summed while a step has them,
-    and only what products of all steps give is left to the end.
+    The feature maps (B, S, A) of additive attention are computed in each step, and again in the backward pass, for a
+    part of the batch at a time. The gradients of keys, score and normalisation are therefore summed step by step, while
+    the feature map of the step exists; only gradients that are products over all steps are left to the end.
 
     Args:
-        keys, projected, score, norm, scale, lengths: as `protocol.StepKernels.attention` takes them.
-        forward, backward: the functions of `econmt_ops.cells.attention`, compiled perhaps.
+        keys, projected, score, norm, scale, lengths: as in `protocol.StepKernels.attention`.
+        forward, backward: the functions of `econmt_ops.cells.attention`, optionally compiled.
     """
 
     def __init__(
@@ -59,21 +59,21 @@ class EagerAttention:
         return split_rows(batch, positions, width * self._accumulate.itemsize)
 
     def _widened(self, tensor: Tensor) -> Tensor:
-        """What fits a workspace is cast once, not in every step; products in 16 bits take a CPU five times as long."""
+        """Casts a tensor that fits one workspace once per call; 16-bit products take a CPU five times as long."""
         return tensor.to(self._accumulate) if len(self._parts_of(tensor)) == 1 else tensor
 
     def forward(self, both: Tensor, outputs: Sequence[Tensor], weights: Tensor) -> None:
-        """See `protocol.AttentionKernels.forward`."""
+        """Implements `protocol.AttentionKernels.forward`."""
         weights.copy_(self._weights(both[:, : self._size]))
         self._combine(both[:, self._size :], weights, outputs[0])
         for other in outputs[1:]:
             other.copy_(outputs[0])
 
     def weights_of(self, queries: Tensor) -> Tensor:
-        """See `protocol.AttentionKernels.weights_of`; a step at a time, each with the feature maps of a step."""
+        """Implements `protocol.AttentionKernels.weights_of`; a step at a time, each with the feature maps of a step."""
         weights = queries.new_empty(*queries.shape[:2], self._keys.shape[1])
-        for query, made in zip(queries.unbind(0), weights.unbind(0), strict=True):
-            made.copy_(self._weights(query))
+        for query, step_weights in zip(queries.unbind(0), weights.unbind(0), strict=True):
+            step_weights.copy_(self._weights(query))
         return weights
 
     def backward(
@@ -87,12 +87,12 @@ class EagerAttention:
         dboth: Tensor,
         dscores: Tensor,
     ) -> None:
-        """See `protocol.AttentionKernels.backward`; a block a step at a time."""
+        """Implements `protocol.AttentionKernels.backward`; a block a step at a time."""
         if query.dim() == 3:
             for step in steps_of(range(len(query))):
-                given = None if dweights is None else dweights[step]
+                step_dweights = None if dweights is None else dweights[step]
                 parts = [part[step] for part in doutputs]
-                inputs = (query[step], context[step], weights[step], output[step], parts, given)
+                inputs = (query[step], context[step], weights[step], output[step], parts, step_dweights)
                 self.backward(*inputs, dboth[step], dscores[step])
             return
         dquery, da = dboth[:, : self._size], dboth[:, self._size :]
@@ -101,12 +101,12 @@ class EagerAttention:
         self._weights_backward(query, weights, self._weight_gradient(da, dweights), dquery, dscores)
 
     def projected_gradient(self, weights: Tensor, da: Tensor) -> Tensor:
-        """See `protocol.AttentionKernels.projected_gradient`."""
+        """Implements `protocol.AttentionKernels.projected_gradient`."""
         wide = self._accumulate
         return torch.bmm(weights.permute(1, 2, 0).to(wide), da.transpose(0, 1).to(wide))
 
     def gradients(self, queries: Tensor, dscores: Tensor) -> AttentionGradients:
-        """See `protocol.AttentionKernels.gradients`."""
+        """Implements `protocol.AttentionKernels.gradients`."""
         if self._score is None:
             scaled = dscores.permute(1, 2, 0) * self._scale
             return AttentionGradients(torch.bmm(scaled, queries.transpose(0, 1).to(scaled.dtype)), None, None)
@@ -116,7 +116,7 @@ class EagerAttention:
 
     @functools.cached_property
     def _sums(self) -> AttentionGradients:
-        """Of additive attention, up to the step that was last."""
+        """Gradients of additive attention, summed over the steps so far."""
 
         def zeros(like: Tensor) -> Tensor:
             return torch.zeros_like(like, dtype=self._accumulate)
@@ -126,20 +126,20 @@ class EagerAttention:
         return AttentionGradients(zeros(self._keys), zeros(self._score), norm)
 
     def _weights(self, query: Tensor) -> Tensor:
-        """The attention weights (B, S) of a query (B, A), in the accumulate type; zero at padded positions."""
+        """Returns the attention weights (B, S) of a query (B, A), in the accumulate type; zero at padded positions."""
         if self._score is None:
             scores = torch.bmm(self._keys, query.unsqueeze(2)).squeeze(2).to(self._accumulate) * self._scale
         else:
-            found = [self._scores(query[rows], self._keys[rows], self._score) for rows in self._parts]
-            scores = found[0] if len(found) == 1 else torch.cat(found)
+            parts = [self._scores(query[rows], self._keys[rows], self._score) for rows in self._parts]
+            scores = parts[0] if len(parts) == 1 else torch.cat(parts)
         if self._padding is None:
             return torch.softmax(scores, 1)
-        # The lowest finite number rather than -inf: a row without any position would otherwise give NaN.
+        # The lowest finite number rather than -inf: a row of length 0 would otherwise give NaN.
         scores = scores.masked_fill(self._padding, torch.finfo(scores.dtype).min)
         return torch.softmax(scores, 1).masked_fill_(self._padding, 0.0)
 
     def _scores(self, query: Tensor, keys: Tensor, score: Tensor) -> Tensor:
-        """The scores of additive attention of some rows, up to a constant."""
+        """Returns the scores of additive attention for a part of the batch, up to a constant."""
         if self._norm is None:
             return self._forward(query, keys, score)
         joined = query.unsqueeze(1) + keys
@@ -147,24 +147,24 @@ class EagerAttention:
         return torch.matmul(hidden.tanh_(), score.to(hidden.dtype)).to(self._accumulate)
 
     def _combine(self, share: Tensor, weights: Tensor, output: Tensor) -> None:
-        """Writes tanh(share + sum_s weights_s projected_s) to ``output``; all (B, H) but the weights (B, S)."""
+        """Writes tanh(share + sum_s weights_s projected_s) to ``output``; all (B, H) except the weights (B, S)."""
         wide = self._projected.dtype
         share, weights = share.unsqueeze(1).to(wide), weights.unsqueeze(1).to(wide)
         output.copy_(tanh_(torch.baddbmm(share, weights, self._projected).squeeze(1)))
 
-    def _weight_gradient(self, da: Tensor, given: Tensor | None) -> Tensor:
-        """The gradient of the weights (B, S) in the accumulate type, from that of what tanh reads (B, H)."""
-        # A product of rows: as one of columns it takes a CPU five times as long.
+    def _weight_gradient(self, da: Tensor, other: Tensor | None) -> Tensor:
+        """Returns the gradient of the weights (B, S) in the accumulate type, from ``da`` (B, H)."""
+        # A product with a row: with a column it takes a CPU five times as long.
         row = da.to(self._projected.dtype).unsqueeze(1)
         dweights = torch.bmm(row, self._projected.transpose(1, 2)).squeeze(1).to(self._accumulate)
-        if given is not None:
-            dweights += given
+        if other is not None:
+            dweights += other
         return dweights if self._padding is None else dweights.masked_fill_(self._padding, 0.0)
 
     def _weights_backward(
         self, query: Tensor, weights: Tensor, dweights: Tensor, dquery: Tensor, dscores: Tensor
     ) -> None:
-        """Backward of :meth:`_weights`.
+        """Computes the backward pass of :meth:`_weights`.
 
         Args:
             query: (B, A). weights: (B, S). dweights: (B, S) in the accumulate type.
@@ -181,13 +181,15 @@ class EagerAttention:
         assert dscore is not None
         for number in steps_of(range(len(self._parts))):
             rows = self._parts[number]
-            given = (query[rows], self._keys[rows], self._score, de[rows], dkeys[rows], dscore)
-            dquery[rows] = self._backward(*given) if self._norm is None else self._normalised_backward(*given)
+            arguments = (query[rows], self._keys[rows], self._score, de[rows], dkeys[rows], dscore)
+            dquery[rows] = (
+                self._backward(*arguments) if self._norm is None else self._normalised_backward(*arguments)
+            )
 
     def _normalised_backward(
         self, query: Tensor, keys: Tensor, score: Tensor, de: Tensor, dkeys: Tensor, dscore: Tensor
     ) -> Tensor:
-        """As `additive_backward` with layer normalisation, but ``dkeys`` gets the whole gradient of the keys."""
+        """Works like `additive_backward`, with layer normalisation; ``dkeys`` gets the full gradient of the keys."""
         sums = self._sums.norm
         assert self._norm is not None
         assert sums is not None

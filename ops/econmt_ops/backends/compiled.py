@@ -1,4 +1,4 @@
-"""The steps compiled by torch.compile: the mathematics of `econmt_ops.cells.lstm`, fused into one pass over memory."""
+"""Steps compiled by torch.compile: the equations of `econmt_ops.cells.lstm`, fused into one pass over memory."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from econmt_ops.cells.attention import additive_backward, additive_forward
 from econmt_ops.cells.protocol import StepCell
 
 _VARIANTS = 64
-"""How often a step may be compiled anew."""
+"""Maximum number of times that torch.compile may recompile a step."""
 
 
 def has_compiler() -> bool:
-    """Whether this machine has the C++ compiler that torch.compile calls."""
+    """Returns True if this machine has the C++ compiler that torch.compile calls."""
     names = (os.environ.get("CXX", ""), "g++", "clang++", "c++", "cl")
     return any(shutil.which(name) for name in names if name)
 
 
 @functools.cache
 def is_available() -> bool:
-    """As :func:`has_compiler`; says so, once, if there is none."""
+    """Returns :func:`has_compiler`; warns, once, if there is no compiler."""
     if not has_compiler():
         warnings.warn(
             "econmt_ops: no C++ compiler found, so 'compiled' runs as 'recompute'; install g++ or set CXX",
@@ -46,31 +46,31 @@ def is_available() -> bool:
 
 @functools.cache
 def compile_step(function: Callable[..., Any], *, dynamic: bool | None = None) -> Callable[..., Any]:
-    """The function compiled by torch.compile, for tensors that are slices of others.
+    """Compiles a function by torch.compile for tensors that are slices of others.
 
-    A step is given slices of what is kept for all steps. Compiled code would be bound to the shapes and strides of the
-    tensors that they are slices of, so it does not see them. It is also made anew for slices that begin where their
-    tensor does, for sizes of one and for other types; torch.compile gives up after eight such variants, which the types
-    and shapes of one process can exceed, so its limit is raised.
+    A step receives slices of tensors that hold all steps. torch.compile would specialise the code on the shapes and
+    strides of the base tensors, so they are hidden from it. It also recompiles for slices that begin where their base
+    does, for sizes of one and for other types, and gives up after eight variants, which the types and shapes of one
+    process can exceed; its limit is therefore raised.
 
-    Where somebody follows the operators, as an estimate does, they run one by one: compiled code would not show them,
-    and fake tensors have no values for it.
+    Under a torch dispatch mode, such as a memory estimate, the function runs uncompiled: compiled code would hide its
+    operators, and fake tensors have no values for it.
 
     Args:
-        function: of tensors and numbers, run where autograd does not look.
-        dynamic: as torch.compile takes it; by default sizes are constants until one of them changes.
+        function: takes tensors and numbers, and runs without autograd.
+        dynamic: as in torch.compile; by default sizes are constants until one of them changes.
     """
     config: Any = torch._dynamo.config
     config.recompile_limit = max(config.recompile_limit, _VARIANTS)
-    made = torch.compile(function, dynamic=dynamic)
+    compiled = torch.compile(function, dynamic=dynamic)
 
     @functools.wraps(function)
     def call(*arguments: Any) -> Any:
         if torch._C._len_torch_dispatch_stack() > 0:
             return function(*arguments)
-        # An argument that is given twice stays one: torch.compile has to know what shares memory.
+        # A tensor passed twice remains one object: torch.compile has to know which arguments share memory.
         seen: dict[int, Tensor] = {}
-        return made(
+        return compiled(
             *(
                 seen.setdefault(id(part), part.data) if isinstance(part, Tensor) else part
                 for part in arguments
@@ -81,14 +81,14 @@ def compile_step(function: Callable[..., Any], *, dynamic: bool | None = None) -
 
 
 def tanh(values: Tensor) -> Tensor:
-    """tanh; on a CPU the sigmoid costs a third of it."""
+    """Computes tanh by the sigmoid, which takes a CPU a third of the time."""
     return 2.0 * torch.sigmoid(2.0 * values) - 1.0
 
 
-def fill_quarters(whole: Tensor, quarters: Sequence[Tensor]) -> None:
-    """Writes the quarters of (B, 4H), for a compiler: a joined copy of them would be written and read again."""
-    for place, quarter in zip(whole.chunk(4, 1), quarters, strict=True):
-        place.copy_(quarter)
+def fill_quarters(gates: Tensor, quarters: Sequence[Tensor]) -> None:
+    """Writes the quarters of (B, 4H) separately, so that the compiler does not materialise their concatenation."""
+    for destination, quarter in zip(gates.chunk(4, 1), quarters, strict=True):
+        destination.copy_(quarter)
 
 
 def _advance(
@@ -98,11 +98,11 @@ def _advance(
     if recurrent is not None:
         sums = sums + recurrent.to(before.dtype)
     activated = lstm.activate(sums, tanh)
-    made, c = lstm.update_state(activated, before, tanh)
+    new_h, c = lstm.update_state(activated, before, tanh)
     if keep:
         fill_quarters(gates, activated if gates.dtype == before.dtype else sums.chunk(4, 1))
     after.copy_(c)
-    h.copy_(made)
+    h.copy_(new_h)
 
 
 def _advance_back(
@@ -116,25 +116,25 @@ def _advance_back(
 ) -> None:
     exact = dc.dtype
     activated = gates.chunk(4, 1) if gates.dtype == exact else lstm.activate(gates.to(exact), tanh)
-    given = dh.to(exact) if other is None else dh.to(exact) + other.to(exact)
-    parts, dbefore = lstm.update_state_backward(activated, before, after, given, dc, tanh)
+    total_dh = dh.to(exact) if other is None else dh.to(exact) + other.to(exact)
+    parts, dbefore = lstm.update_state_backward(activated, before, after, total_dh, dc, tanh)
     fill_quarters(dgates, parts)
     dc.copy_(dbefore)
 
 
 def _step(function: Callable[..., Any], sizes: tuple[int, ...], *tensors: Tensor) -> Any:
-    """Calls a method of a `StepCell` with its tensors, which come one by one; the last group is what is left."""
+    """Calls a method of a `StepCell` with flat tensors, grouped by ``sizes``; the rest form the last group."""
     first, *groups = sizes
-    given: list[Any] = [*tensors[:first]]
-    place = first
+    arguments: list[Any] = [*tensors[:first]]
+    begin = first
     for size in groups:
-        given.append(tensors[place : place + size])
-        place += size
-    return function(*given, tensors[place:])
+        arguments.append(tensors[begin : begin + size])
+        begin += size
+    return function(*arguments, tensors[begin:])
 
 
 class CompiledSteps(EagerSteps):
-    """As `EagerSteps`, a step's pointwise work in one compiled function."""
+    """`EagerSteps` with the pointwise work of a step in one compiled function."""
 
     def _advance(
         self,
@@ -160,7 +160,7 @@ class CompiledSteps(EagerSteps):
         keep: Tensor | None = None,
         scale: float = 1.0,
     ) -> None:
-        """See `StepKernels`."""
+        """Implements `StepKernels.cell_backward`."""
         dh = through_dropout(dh, keep, scale)
         dgates = gates if dgates.is_set_to(gates) else dgates
         compile_step(_advance_back)(gates, before, after, dh[0], dh[1] if len(dh) > 1 else None, dc, dgates)
@@ -173,11 +173,11 @@ class CompiledSteps(EagerSteps):
         state: Sequence[Tensor],
         extra: Sequence[Tensor],
     ) -> tuple[Tensor, ...]:
-        """See `StepCell.forward`."""
-        made: tuple[Tensor, ...] = compile_step(_step)(
+        """Calls `StepCell.forward`."""
+        results: tuple[Tensor, ...] = compile_step(_step)(
             cell.forward, (2, len(state)), read, recurrent, *state, *extra
         )
-        return made
+        return results
 
     def step_backward(
         self,
@@ -189,12 +189,12 @@ class CompiledSteps(EagerSteps):
         dafter: Sequence[Tensor],
         extra: Sequence[Tensor],
     ) -> tuple[Tensor, Tensor, tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """See `StepCell.backward`."""
+        """Calls `StepCell.backward`."""
         sizes = (2, len(state), len(after), len(dafter))
-        made: tuple[Tensor, Tensor, tuple[Tensor, ...], tuple[Tensor, ...]] = compile_step(_step)(
+        results: tuple[Tensor, Tensor, tuple[Tensor, ...], tuple[Tensor, ...]] = compile_step(_step)(
             cell.backward, sizes, read, recurrent, *state, *after, *dafter, *extra
         )
-        return made
+        return results
 
     def attention(
         self,
@@ -205,7 +205,7 @@ class CompiledSteps(EagerSteps):
         scale: float,
         lengths: Tensor | None,
     ) -> AttentionKernels:
-        """See `StepKernels`; where the C library serves, only the scores are compiled."""
-        made = CAttention if library.serves(keys) else EagerAttention
+        """Implements `StepKernels.attention`; where the C library serves, only the scores are compiled."""
+        kernels = CAttention if library.serves(keys) else EagerAttention
         functions = (compile_step(additive_forward), compile_step(additive_backward))
-        return made(keys, projected, score, norm, scale, lengths, *functions)
+        return kernels(keys, projected, score, norm, scale, lengths, *functions)

@@ -1,7 +1,7 @@
-"""The steps in PyTorch's operators, on any device: in place, with one workspace for all steps of a call.
+"""Steps in PyTorch operators, on any device: in place, with one workspace for all steps of a call.
 
-The mathematics is that of `econmt_ops.cells.lstm`. Gates in the accumulate type are kept after their nonlinearities,
-where nothing is lost by it; gates in 16 bits are kept as sums.
+The equations are those of `econmt_ops.cells.lstm`. Gates in the accumulate type are kept after their nonlinearities,
+without loss of precision; 16-bit gates are kept as sums.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from econmt_ops.core.loops import steps_of
 from econmt_ops.core.precision import accumulate_dtype
 
 _sigmoid_backward = torch.ops.aten.sigmoid_backward.grad_input
-"""dy y (1 - y), from dy and y."""
+"""dy y (1 - y), for dy and y."""
 _tanh_backward = torch.ops.aten.tanh_backward.grad_input
-"""dy (1 - y^2), from dy and y."""
+"""dy (1 - y^2), for dy and y."""
 
 
 def activate_(sums: Tensor) -> Tensor:
-    """The gates (..., 4H) of sums, in place; tanh x is 2 sigmoid(2 x) - 1, which a CPU makes in a third of the time."""
+    """Applies the gates' nonlinearities to sums (..., 4H) in place; tanh x = 2 sigmoid(2 x) - 1 is faster on CPUs."""
     g = sums.chunk(4, -1)[2]
     g.add_(g)
     sums.sigmoid_()
@@ -34,12 +34,12 @@ def activate_(sums: Tensor) -> Tensor:
 
 
 def advance_cell(sums: Tensor, c: Tensor, h: Tensor, after: Tensor) -> None:
-    """One step of an LSTM cell without a workspace.
+    """Runs one step of an LSTM cell without a workspace.
 
     Args:
         sums: (B, 4H) in the accumulate type, overwritten.
         c: (B, H), the cell state before.
-        h: (B, H), is written. after: (B, H), gets the cell state after the step; may be ``c``.
+        h: (B, H), is written. after: (B, H), receives the cell state after the step; may be ``c``.
     """
     i, f, g, o = activate_(sums).chunk(4, 1)
     torch.mul(f, c, out=after)
@@ -48,7 +48,7 @@ def advance_cell(sums: Tensor, c: Tensor, h: Tensor, after: Tensor) -> None:
 
 
 def give_read(h: Tensor, read: Read | None) -> None:
-    """Writes what the layer above reads of a step's h (B, H)."""
+    """Writes the next layer's input: h (B, H) of a step, plus the residual, after dropout."""
     if read is None:
         return
     values = h if read.residual is None else h + read.residual
@@ -59,64 +59,63 @@ def give_read(h: Tensor, read: Read | None) -> None:
 
 
 def through_dropout(dh: Sequence[Tensor], keep: Tensor | None, scale: float) -> Sequence[Tensor]:
-    """Gradients of h (B, H), of which the first is one of what dropout left of it."""
+    """Applies the dropout mask to the first of the gradients of h (B, H)."""
     return dh if keep is None else (torch.where(keep, dh[0] * scale, 0.0), *dh[1:])
 
 
 class _Workspace:
-    """Memory for a step that is kept from one step to the next.
-
-    Memory taken anew for each step would have been written by nobody and lie in no cache.
+    """Temporary memory of a step, reused by the next steps: newly allocated memory would not be in a cache.
 
     Attributes:
-        gates: (B, 4H) in the accumulate type, and ``quarters``, its four gates. made: the same for their gradients.
+        gates: (B, 4H) in the accumulate type, and ``quarters``, its four gates. gradients: the same for their
+            gradients.
         squashed, dh, total: (B, H).
     """
 
     def __init__(self, c: Tensor) -> None:
-        """``c``: (B, H), in the accumulate type, as the cell states of the steps."""
+        """Takes a cell state (B, H) in the accumulate type as model of shape, type and device."""
         rows, hidden = c.shape
         self.gates = c.new_empty(rows, 4 * hidden)
         self.quarters = self.gates.chunk(4, 1)
-        # Zeros, since a quarter is multiplied before it is first written, and odd values can be slow to multiply.
-        self.made = c.new_zeros(rows, 4 * hidden)
-        self.made_quarters = self.made.chunk(4, 1)
+        # Zeros, because a quarter is multiplied before it is first written, and denormals can be slow to multiply.
+        self.gradients = c.new_zeros(rows, 4 * hidden)
+        self.gradient_quarters = self.gradients.chunk(4, 1)
         self.squashed, self.dh, self.other, self.total = c.new_empty(4, rows, hidden).unbind(0)
         self._minus_one = torch.full((), -1.0, dtype=c.dtype)
 
     def fits(self, c: Tensor) -> bool:
-        """Whether it is for steps with cell states like ``c``."""
-        mine = self.total
-        return mine.shape == c.shape and mine.dtype == c.dtype and mine.device == c.device
+        """Returns True if it fits steps with cell states like ``c``."""
+        template = self.total
+        return template.shape == c.shape and template.dtype == c.dtype and template.device == c.device
 
     def activate(self, gates: Tensor, quarters: Sequence[Tensor]) -> None:
-        """The nonlinearities of gates (B, 4H), in place."""
+        """Applies the nonlinearities to gates (B, 4H), in place."""
         g = quarters[2]
         g.add_(g)
         gates.sigmoid_()
-        self._stretch_(g)
+        self._double_minus_one(g)
 
-    def _stretch_(self, values: Tensor) -> Tensor:
-        """2 x - 1, in place and in one pass, which a number in the first place would not allow."""
+    def _double_minus_one(self, values: Tensor) -> Tensor:
+        """Computes 2 x - 1 in place and in one pass; a Python number as first operand would not allow that."""
         return torch.add(self._minus_one, values, alpha=2, out=values)
 
     def squash(self, c: Tensor) -> Tensor:
-        """tanh c, (B, H), until the next step."""
+        """Returns tanh c, (B, H), valid until the next step."""
         if c.device.type != "cpu":
             return torch.tanh(c, out=self.squashed)
-        return self._stretch_(torch.add(c, c, out=self.squashed).sigmoid_())
+        return self._double_minus_one(torch.add(c, c, out=self.squashed).sigmoid_())
 
     def add(self, parts: Sequence[Tensor]) -> Tensor:
-        """The sum of one or two (B, H) tensors, in the accumulate type, until the next step."""
+        """Returns the sum of one or two (B, H) tensors, in the accumulate type, valid until the next step."""
         first, *others = parts
         if first.dtype != self.dh.dtype:
-            # Given two types, an operator would make copies of its own.
+            # For operands of two types the operator would allocate copies of its own.
             first, others = self.dh.copy_(first), [self.other.copy_(other) for other in others]
         return torch.add(first, others[0], out=self.dh) if others else first
 
 
 class CellSteps:
-    """The steps of cells of which a backend knows no more than their mathematics."""
+    """Steps of cells for which a backend uses the functions of the `StepCell` itself."""
 
     def step_forward(
         self,
@@ -126,7 +125,7 @@ class CellSteps:
         state: Sequence[Tensor],
         extra: Sequence[Tensor],
     ) -> tuple[Tensor, ...]:
-        """See `StepCell.forward`."""
+        """Calls `StepCell.forward`."""
         return cell.forward(read, recurrent, state, extra)
 
     def step_backward(
@@ -139,7 +138,7 @@ class CellSteps:
         dafter: Sequence[Tensor],
         extra: Sequence[Tensor],
     ) -> tuple[Tensor, Tensor, tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """See `StepCell.backward`."""
+        """Calls `StepCell.backward`."""
         return cell.backward(read, recurrent, state, after, dafter, extra)
 
     def step_forward_into(
@@ -153,15 +152,15 @@ class CellSteps:
         extra: Sequence[Tensor],
         padding: Tensor | None,
     ) -> None:
-        """See `StepKernels`."""
-        made = self.step_forward(cell, read, recurrent, before, extra)
+        """Implements `StepKernels.advance`."""
+        states = self.step_forward(cell, read, recurrent, before, extra)
         mask = None if padding is None else padding.unsqueeze(1)
-        output.copy_(made[0] if mask is None else torch.where(mask, 0.0, made[0]))
-        for place, old, new in zip(after, before, made, strict=True):
-            place.copy_(new if mask is None else torch.where(mask, old, new))
+        output.copy_(states[0] if mask is None else torch.where(mask, 0.0, states[0]))
+        for destination, old, new in zip(after, before, states, strict=True):
+            destination.copy_(new if mask is None else torch.where(mask, old, new))
 
-    def rows_of_sums(self, batch: int) -> int:  # noqa: ARG002 - they are summed
-        """See `StepKernels`."""
+    def rows_of_sums(self, batch: int) -> int:  # noqa: ARG002 - gradients are summed over the batch
+        """Implements `StepKernels.rows_of_sums`."""
         return 1
 
     def step_backward_into(
@@ -179,34 +178,34 @@ class CellSteps:
         drecurrent: Tensor,
         dextra: Sequence[Tensor],
     ) -> None:
-        """See `StepKernels`."""
+        """Implements `StepKernels.retreat`."""
         mask = None if padding is None else padding.unsqueeze(1)
         dafter = tuple(dstate) if given is None else (dstate[0] + given, *dstate[1:])
-        if mask is not None:  # nothing of the step reaches what is carried, which passes it by
+        if mask is not None:  # a padded row's state bypasses the step
             dafter = tuple(torch.where(mask, 0.0, part) for part in dafter)
-        of_read, of_recurrent, made, parts = self.step_backward(
+        step_dread, step_drecurrent, dbefore, parts = self.step_backward(
             cell, read, recurrent, before, after, dafter, extra
         )
-        dread.copy_(of_read)
-        drecurrent.copy_(of_recurrent)
-        for place, new in zip(dstate, made, strict=True):
-            place.copy_(new if mask is None else torch.where(mask, place, new))
+        dread.copy_(step_dread)
+        drecurrent.copy_(step_drecurrent)
+        for destination, new in zip(dstate, dbefore, strict=True):
+            destination.copy_(new if mask is None else torch.where(mask, destination, new))
         for total, part in zip(dextra, parts, strict=True):
             total += part
 
 
 class EagerSteps(CellSteps):
-    """`econmt_ops.backends.protocol.StepKernels` by PyTorch's operators."""
+    """`econmt_ops.backends.protocol.StepKernels` in PyTorch operators."""
 
     def __init__(self, like: Tensor) -> None:
-        """``like``: a tensor of the call's compute type on its device."""
+        """Takes a tensor of the call's compute type on its device."""
         self.dtype, self.accumulate = like.dtype, accumulate_dtype(like.dtype)
-        self._room: _Workspace | None = None
+        self._buffers: _Workspace | None = None
 
     def _workspace(self, c: Tensor) -> _Workspace:
-        if self._room is None or not self._room.fits(c):
-            self._room = _Workspace(c)
-        return self._room
+        if self._buffers is None or not self._buffers.fits(c):
+            self._buffers = _Workspace(c)
+        return self._buffers
 
     def cell_forward(
         self,
@@ -219,7 +218,7 @@ class EagerSteps(CellSteps):
         recurrent: Tensor | None = None,
         read: Read | None = None,
     ) -> None:
-        """See `StepKernels`."""
+        """Implements `StepKernels.cell_forward`."""
         self._advance(gates, recurrent, before, after, h[0], keep)
         for other in h[1:]:
             other.copy_(h[0])
@@ -232,28 +231,28 @@ class EagerSteps(CellSteps):
         before: Tensor,
         after: Tensor,
         h: Tensor,
-        keep: bool,  # noqa: ARG002 - kept either way
+        keep: bool,  # noqa: ARG002 - kept in either case
     ) -> None:
-        """The step itself; what it writes is described in `StepKernels`."""
+        """Runs the step; the arguments are those of `StepKernels.cell_forward`."""
         if recurrent is not None:
             gates.add_(recurrent)
-        room = self._workspace(before)
+        buffers = self._workspace(before)
         if gates.dtype == before.dtype:
             quarters: Sequence[Tensor] = gates.chunk(4, 1)
         else:
-            gates, quarters = room.gates.copy_(gates), room.quarters
-        room.activate(gates, quarters)
+            gates, quarters = buffers.gates.copy_(gates), buffers.quarters
+        buffers.activate(gates, quarters)
         i, f, g, o = quarters
         torch.mul(f, before, out=after)
         after.addcmul_(i, g)
-        torch.mul(room.squash(after), o, out=h)
+        torch.mul(buffers.squash(after), o, out=h)
 
     def prepare_gates(self, gates: Tensor) -> Tensor:
-        """See `StepKernels`."""
+        """Implements `StepKernels.prepare_gates`."""
         return activate_(gates if gates.dtype == self.accumulate else gates.to(self.accumulate))
 
     def scan_cells(self, gates: Tensor, first: Tensor) -> Tensor:
-        """See `StepKernels`."""
+        """Implements `StepKernels.scan_cells`."""
         if gates.dtype != first.dtype:
             gates = activate_(gates.to(first.dtype))
         i, f, g, _ = gates.chunk(4, 2)
@@ -276,32 +275,32 @@ class EagerSteps(CellSteps):
         keep: Tensor | None = None,
         scale: float = 1.0,
     ) -> None:
-        """See `StepKernels`."""
+        """Implements `StepKernels.cell_backward`."""
         dh = through_dropout(dh, keep, scale)
-        room = self._workspace(dc)
+        buffers = self._workspace(dc)
         if gates.dtype == dc.dtype:
             i, f, g, o = gates.chunk(4, 1)
         else:
-            gates = room.gates.copy_(gates)
-            room.activate(gates, room.quarters)
-            i, f, g, o = room.quarters
-        given = room.add(dh)
-        squashed, (di, df, dg, do) = room.squash(after), room.made_quarters
-        total = torch.mul(given, o, out=room.total)
+            gates = buffers.gates.copy_(gates)
+            buffers.activate(gates, buffers.quarters)
+            i, f, g, o = buffers.quarters
+        total_dh = buffers.add(dh)
+        squashed, (di, df, dg, do) = buffers.squash(after), buffers.gradient_quarters
+        total = torch.mul(total_dh, o, out=buffers.total)
         _tanh_backward(total, squashed, grad_input=total)
         total.add_(dc)
         # Times x (1 - x) for the gate x, or 1 - x^2 for g, these are the gradients.
         torch.mul(total, g, out=di)
         torch.mul(total, before, out=df)
-        torch.mul(given, squashed, out=do)
-        of_g = torch.mul(total, i, out=squashed)
+        torch.mul(total_dh, squashed, out=do)
+        dsum_g = torch.mul(total, i, out=squashed)
         torch.mul(total, f, out=dc)
         at_once = dgates.dtype == dc.dtype and not dgates.is_set_to(gates)
-        made = dgates if at_once else room.made
-        _sigmoid_backward(room.made, gates, grad_input=made)
-        _tanh_backward(of_g, g, grad_input=made.chunk(4, 1)[2] if at_once else dg)
+        gradients = dgates if at_once else buffers.gradients
+        _sigmoid_backward(buffers.gradients, gates, grad_input=gradients)
+        _tanh_backward(dsum_g, g, grad_input=gradients.chunk(4, 1)[2] if at_once else dg)
         if not at_once:
-            dgates.copy_(made)
+            dgates.copy_(gradients)
 
     def attention(
         self,
@@ -312,5 +311,5 @@ class EagerSteps(CellSteps):
         scale: float,
         lengths: Tensor | None,
     ) -> AttentionKernels:
-        """See `StepKernels`."""
+        """Implements `StepKernels.attention`."""
         return EagerAttention(keys, projected, score, norm, scale, lengths)

@@ -1,12 +1,12 @@
-"""What a step of a recurrent op computes between its matrix products: the seam between the loops and the backends.
+"""Interfaces between the loops of recurrent ops, which compute the matrix products, and the backends.
 
-The loops of `lstm` and `attentional_lstm` make the products. All pointwise work and all reductions are those of one
-`StepKernels`, which they get when a call begins and never ask about devices again: `eager` is PyTorch's operators on
-any device, `compiled` the same fused by torch.compile, `c` our library on the CPU, `triton` our kernels on a GPU.
+All pointwise work and all reductions of a step belong to one `StepKernels`, chosen when a call begins: `eager` uses
+PyTorch operators on any device, `compiled` fuses them by torch.compile, `c` is the C library for the CPU, `triton` the
+Triton kernels for a GPU.
 
-Shapes: B batch, S source positions, H hidden size, A attention size, K steps of a block, T steps. The *compute type*
-is that of the products, the *accumulate type* float32, or float64 for float64; see `econmt_ops.core.precision`.
-Tensors of a step are rows (B, .) whose last axis is contiguous; their row stride may be any, since most are slices.
+Sizes: B batch, S source positions, H hidden size, A attention size, K steps of a block, T steps. The *compute type* is
+the type of the products, the *accumulate type* float32, or float64 for float64; see `econmt_ops.core.precision`.
+Tensors of a step are rows (B, .) with a contiguous last axis; their row stride may be any, because most are slices.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from econmt_ops.cells.protocol import StepCell
 
 
 class Read(NamedTuple):
-    """What the layer above reads of a layer's step: dropout of h, or of h plus what the layer itself has read.
+    """Input of the next layer at one step: dropout of h, or of h plus the input of the layer itself.
 
     Attributes:
-        destinations: (B, H) tensors that get it, in the compute type.
+        destinations: (B, H) tensors that receive it, in the compute type.
         residual: (B, H), added to h before dropout; or None.
-        keep: (B, H) bool, True where a value is kept and divided by 1 - p; or None: nothing is dropped.
+        keep: (B, H) bool, True where a value is kept and divided by 1 - p; None: no dropout.
         scale: 1 / (1 - p).
     """
 
@@ -36,7 +36,7 @@ class Read(NamedTuple):
 
 
 class AttentionGradients(NamedTuple):
-    """Summed over all steps: that of the keys in the compute or accumulate type, the others in the accumulate type.
+    """Gradients summed over all steps, in the accumulate type; that of the keys may be in the compute type.
 
     Attributes:
         keys: (B, S, A). score: (A,) or None. norm: (gain (A,), bias (A,)) or None.
@@ -48,20 +48,20 @@ class AttentionGradients(NamedTuple):
 
 
 class AttentionKernels(Protocol):
-    """The attention of one call, forward and backward, from a query to what the decoder puts out."""
+    """Attention of one call, forward and backward, from the query to the decoder output o."""
 
     def forward(self, both: Tensor, outputs: Sequence[Tensor], weights: Tensor) -> None:
-        """One step: weights = softmax_s score(query, keys_s), output = tanh(share + sum_s weights_s projected_s).
+        """Runs one step: weights = softmax_s score(query, keys_s), output = tanh(share + sum_s weights_s projected_s).
 
         Args:
-            both: (B, A + H), the query and the share of the stack's output (and the bias) in what tanh reads; if the
-                keys have no query product, A is H and the query is the stack's output.
-            outputs: (B, H) tensors that get the output.
+            both: (B, A + H), the query and the share of the stack's output (and the bias) in the input of tanh; without
+                query weights, A is H and the query is the stack's output.
+            outputs: (B, H) tensors that receive the output.
             weights: (B, S) is written, in the compute type; zero at padded positions.
         """
 
     def weights_of(self, queries: Tensor) -> Tensor:
-        """The weights (K, B, S) of a block's queries (K, B, A), in the compute type, as `forward` made them."""
+        """Returns the weights (K, B, S) of a block's queries (K, B, A), in the compute type, as in `forward`."""
 
     def backward(
         self,
@@ -74,7 +74,7 @@ class AttentionKernels(Protocol):
         dboth: Tensor,
         dscores: Tensor,
     ) -> None:
-        """One step back; or, with an axis (K, ...) before all of them, the steps of a block, none of which waits.
+        """Runs the backward pass of one step; or, with a leading axis K on all tensors, of all steps of a block.
 
         Args:
             query: (B, A). context: (B, H), sum_s weights_s projected_s. weights: (B, S). output: (B, H).
@@ -82,26 +82,26 @@ class AttentionKernels(Protocol):
             dweights: (B, S), another gradient of the weights; or None.
             dboth: (B, A + H) is written, the gradient of ``both``: that of the query, and da = do (1 - o^2).
             dscores: (B, S) in the accumulate type is written: weights (projected . da - sum_s weights projected . da);
-                or not, if `gradients` does without it.
+                may be left unwritten if `gradients` does not need it.
         """
 
     def projected_gradient(self, weights: Tensor, da: Tensor) -> Tensor:
-        """The gradient of the projected values (B, S, H): sum_t weights_t da_t.
+        """Returns the gradient of the projected values (B, S, H): sum_t weights_t da_t.
 
         Args:
             weights: (T, B, S). da: (T, B, H).
         """
 
     def gradients(self, queries: Tensor, dscores: Tensor) -> AttentionGradients:
-        """What all steps leave to the gradients of keys, score and normalisation, asked for once.
+        """Returns the gradients of keys, score and normalisation over all steps; called once, at the end.
 
         Args:
-            queries: (T, B, A). dscores: (T, B, S), as `backward` wrote them.
+            queries: (T, B, A). dscores: (T, B, S), as written by `backward`.
         """
 
 
 class StepKernels(Protocol):
-    """The backend of one call."""
+    """Backend of one call."""
 
     def cell_forward(
         self,
@@ -114,17 +114,17 @@ class StepKernels(Protocol):
         recurrent: Tensor | None = None,
         read: Read | None = None,
     ) -> None:
-        """One step of an LSTM cell.
+        """Runs one step of an LSTM cell.
 
         Args:
-            gates: (B, 4H), the sums before their nonlinearities, in the compute type and the order i, f, g, o. They may
-                be overwritten; with ``keep`` they are left as `cell_backward` reads them.
-            before: (B, H) the cell state, in the accumulate type. after: (B, H) is written, may be ``before``.
-            h: (B, H) tensors, at least one, that get the new h in the compute type.
-            keep: whether a backward pass will read these gates.
-            recurrent: (B, 4H) in the compute type, a share of the sums that is still to be added to ``gates``; or None.
-                `econmt_ops.core.gemm.Product.share` gives one where a library cannot add into ``gates`` itself.
-            read: what the layer above reads of this step; or None.
+            gates: (B, 4H), the sums before their nonlinearities, in the compute type and the order i, f, g, o. May be
+                overwritten; with ``keep`` they are left in the form that `cell_backward` reads.
+            before: (B, H), the cell state, in the accumulate type. after: (B, H) is written, may be ``before``.
+            h: (B, H) tensors, at least one, that receive the new h in the compute type.
+            keep: True if a backward pass will read these gates.
+            recurrent: (B, 4H) in the compute type, to be added to ``gates``; or None.
+                `econmt_ops.core.gemm.Product.share` returns it where a library cannot add to ``gates`` itself.
+            read: input of the next layer at this step; or None.
         """
 
     def step_forward_into(
@@ -138,17 +138,17 @@ class StepKernels(Protocol):
         extra: Sequence[Tensor],
         padding: Tensor | None,
     ) -> None:
-        """One step of any cell, see `StepCell.forward`.
+        """Runs one step of any cell, see `StepCell.forward`.
 
         Args:
             cell, read, recurrent, extra: see there. before: its states.
-            after: the same of after the step are written, (B, H) each; may be ``before``.
-            output: (B, H) is written: h, zero where ``padding`` is.
-            padding: (B,) bool, rows that keep their states; or None.
+            after: (B, H) each, receive the states after the step; may be ``before``.
+            output: (B, H) is written: h, zero at padded rows.
+            padding: (B,) bool, True for rows that keep their states; or None.
         """
 
     def rows_of_sums(self, batch: int) -> int:
-        """R, the rows over which a step's gradients of a cell's vectors are spread in `retreat`."""
+        """Returns R, the number of rows over which `retreat` spreads the gradients of a cell's vectors."""
 
     def step_backward_into(
         self,
@@ -165,25 +165,25 @@ class StepKernels(Protocol):
         drecurrent: Tensor,
         dextra: Sequence[Tensor],
     ) -> None:
-        """One step of any cell back, see `StepCell.backward`.
+        """Runs the backward pass of one step of any cell, see `StepCell.backward`.
 
         Args:
-            cell, read, recurrent, extra: see there. before, after, padding: as `advance` had and gave them.
-            dstate: the gradients of ``after``; those of ``before``, but for what flows through the recurrent product,
-                take their place.
+            cell, read, recurrent, extra: see there. before, after, padding: as passed to and written by `advance`.
+            dstate: gradients of ``after``; overwritten by those of ``before``, without the part that flows through the
+                recurrent product.
             given: (B, H), the gradient of the step's output; or None.
             dread, drecurrent: (B, G H) are written.
             dextra: (R, .) each, in the accumulate type; the gradients of ``extra`` are added to them.
         """
 
     def prepare_gates(self, gates: Tensor) -> Tensor:
-        """A block's gates (K, B, 4H), made again as sums, as `cell_backward` reads them; they may be overwritten."""
+        """Converts a block's recomputed sums (K, B, 4H) to the form that `cell_backward` reads; may overwrite them."""
 
     def scan_cells(self, gates: Tensor, first: Tensor) -> Tensor:
-        """The cell states (K + 1, B, H) of a block, ``first`` (B, H) and that after each step, in the accumulate type.
+        """Returns the cell states (K + 1, B, H) of a block, ``first`` (B, H) and one per step, in the accumulate type.
 
         Args:
-            gates: (K, B, 4H) as `prepare_gates` gives them, or as `cell_forward` left them.
+            gates: (K, B, 4H) as returned by `prepare_gates`, or as left by `cell_forward`.
         """
 
     def cell_backward(
@@ -198,14 +198,14 @@ class StepKernels(Protocol):
         keep: Tensor | None = None,
         scale: float = 1.0,
     ) -> None:
-        """One step of an LSTM cell back.
+        """Runs the backward pass of one step of an LSTM cell.
 
         Args:
-            gates: (B, 4H) as `cell_forward` left them. before, after: (B, H) the cell states around the step.
+            gates: (B, 4H) as left by `cell_forward`. before, after: (B, H), the cell states around the step.
             dh: (B, H), one or two gradients of h in the compute type, which are added.
-            dc: (B, H) in the accumulate type, the gradient of ``after``; becomes that of ``before``.
+            dc: (B, H) in the accumulate type, the gradient of ``after``; overwritten by that of ``before``.
             dgates: (B, 4H) is written in the compute type: the gradient of the sums; may be ``gates``.
-            keep, scale: as in `Read`, of the first of ``dh``: that is a gradient of what dropout left of h.
+            keep, scale: as in `Read`, applied to the first of ``dh``, a gradient of h after dropout.
         """
 
     def attention(
@@ -217,13 +217,13 @@ class StepKernels(Protocol):
         scale: float,
         lengths: Tensor | None,
     ) -> AttentionKernels:
-        """The attention of this call.
+        """Returns the attention kernels of this call.
 
         Args:
             keys: (B, S, A), zero at padded positions. projected: (B, S, H), the values times their part of the
-                combination, zero at padded positions.
-            score: (A,) of additive attention, score . tanh(norm(query + keys)); None: dot, scale * query . keys.
+                combination weight, zero at padded positions.
+            score: (A,) for additive attention, score . tanh(norm(query + keys)); None: dot, scale * query . keys.
             norm: (gain (A,), bias (A,)) of the layer normalisation; or None.
-            scale: of dot attention.
+            scale: scale of dot attention.
             lengths: (B,) int64; or None: all rows are S long.
         """

@@ -1,4 +1,4 @@
-"""The output layer and its loss in one."""
+"""Fused linear output layer and cross-entropy loss."""
 
 from __future__ import annotations
 
@@ -23,25 +23,24 @@ def linear_cross_entropy(
     reduction: str = "mean",
     implementation: str = "auto",
 ) -> Tensor:
-    """Computes a linear layer and the cross entropy of its softmax.
+    """Computes a linear layer and the cross entropy of its softmax without storing all N x V logits.
 
-    The same as `cross_entropy(linear(hidden, weight, bias), targets, ...)` of `torch.nn.functional`.
+    Equal to `cross_entropy(linear(hidden, weight, bias), targets, ...)` of `torch.nn.functional`.
 
     Args:
         hidden: (N, H).
         weight: (V, H).
         targets: (N,) int64, each in [0, V) or `ignore_index`.
         bias: (V,) or None.
-        label_smoothing: the share, in [0, 1], of the target distribution that is spread evenly over all V
-            (Szegedy et al. 2016).
-        ignore_index: rows with this target have loss 0, give no gradient and do not count.
-        reduction: "mean" over the rows that count, "sum", or "none".
-        implementation: "auto" or the name of one.
+        label_smoothing: fraction in [0, 1] of the target distribution that is spread evenly over all V classes (Szegedy
+            et al. 2016).
+        ignore_index: rows with this target have loss 0, no gradient, and are not counted in the mean.
+        reduction: "mean" over the counted rows, "sum", or "none".
+        implementation: "auto" or the name of an implementation.
 
     Returns:
-        The loss in float32, or in float64 for float64 `hidden`: a scalar, or (N,) for "none". As in torch,
-        "mean" is NaN when no row counts,
-        "sum" is then 0.
+        The loss in float32, or in float64 for float64 `hidden`: a scalar, or (N,) for "none". As in torch, with no
+        counted row "mean" is NaN and "sum" is 0.
 
     Raises:
         ValueError: shapes or types do not fit, or the reduction or the implementation is unknown.

@@ -1,4 +1,4 @@
-"""The recomputing output layer with its steps compiled by torch.compile."""
+"""The recompute implementation of the output layer and its loss, with its steps compiled by torch.compile."""
 
 from __future__ import annotations
 

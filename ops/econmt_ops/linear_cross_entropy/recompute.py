@@ -1,11 +1,11 @@
-"""The output layer and its loss in chunks of rows: logits never exist for more than a chunk.
+"""Output layer and cross entropy in chunks of rows: logits exist for one chunk at a time.
 
-The forward pass makes the gradients too, chunk by chunk while a chunk's logits are there, so that no product is
-done twice; the backward pass scales them by the gradient of the loss. Only for reduction "none", whose backward
-pass has a factor a row, the logits are made again. Rows that do not count are left out beforehand on the CPU; on
-other devices, where leaving out would wait for the device, they are masked.
+The forward pass also computes the gradients, chunk by chunk while the logits of a chunk exist, so that no product is
+computed twice; the backward pass multiplies them by the gradient of the loss. For reduction "none" the gradient has one
+factor per row, so the backward pass recomputes the logits. On the CPU ignored rows are removed first; on other devices
+they are masked, because removing them would wait for the device.
 
-The mathematics of a chunk is in `econmt_ops.backends.losses`. N rows, H hidden, V vocabulary.
+The equations of a chunk are in `econmt_ops.backends.losses`. Sizes: N rows, H hidden, V vocabulary.
 """
 
 from __future__ import annotations
@@ -30,21 +30,22 @@ from econmt_ops.dispatch.traits import Traits
 TRAITS = Traits(recomputes=True)
 
 CHUNK_BYTES = 32 << 20
-"""The workspace for the logits of one chunk, in the accumulate type."""
+"""Bytes of workspace for the logits of one chunk, in the accumulate type."""
 
 LARGE_VOCABULARY = 1 << 16
-"""Words from which on kernels go through the vocabulary instead of the rows, `backends.triton.words_cross_entropy`: the
-float32 sum of the weight's gradient, read and written once a chunk of rows, takes longer than making logits twice."""
+"""Vocabulary size from which the kernels loop over slices of the vocabulary instead of chunks of rows
+(`backends.triton.words_cross_entropy`). There, reading and writing the float32 gradient of the weight once per chunk
+takes longer than computing the logits twice."""
 
 
 class CrossEntropyArguments(NamedTuple):
-    """Of the operator.
+    """Arguments of the output layer operator.
 
     Attributes:
         hidden: (N, H). weight: (V, H). targets: (N,). bias: (V,), or None.
         smoothing, ignore_index, reduction: as in `econmt_ops.linear_cross_entropy`.
         backend: "eager", "compiled" or "triton".
-        alone: whether nobody but autograd will see the gradients that are kept.
+        alone: True if only autograd holds the saved gradients, which then may be scaled in place.
     """
 
     hidden: Tensor
@@ -59,12 +60,12 @@ class CrossEntropyArguments(NamedTuple):
 
 
 class CrossEntropyResults(NamedTuple):
-    """The loss and, for reductions to a number, the gradients of the sum and how many rows count.
+    """Loss and, unless reduction is "none", the gradients of the summed loss.
 
     Attributes:
-        loss: a number, or (N,).
-        dhidden: (N, H). dweight: (V, H). dbias: (V,). Those that are not kept have no elements.
-        counted: a number, of rows.
+        loss: scalar, or (N,).
+        dhidden: (N, H). dweight: (V, H). dbias: (V,). Gradients that are not saved have no elements.
+        counted: scalar, number of rows that are not ignored; or 1 if the gradients have already been divided by it.
     """
 
     loss: Tensor
@@ -77,7 +78,7 @@ class CrossEntropyResults(NamedTuple):
 def _chunks(
     hidden: Tensor, targets: Tensor, ignore_index: int, vocabulary: int
 ) -> Iterator[tuple[Tensor | slice, Tensor, Tensor, Tensor | None]]:
-    """Yields of each chunk its rows, their hidden (C, H), their targets (C,) and which count (C,) (None: all)."""
+    """Yields for each chunk its rows, hidden (C, H), targets (C,), and a mask of counted rows (None: all count)."""
     size = max(1, CHUNK_BYTES // (vocabulary * accumulate_dtype(hidden.dtype).itemsize))
     if hidden.device.type == "cpu":
         kept = (targets != ignore_index).nonzero().squeeze(1)
@@ -92,49 +93,49 @@ def _chunks(
 
 
 class _Layer:
-    """The products with the weight (V, H), which is cast to the type of ``hidden`` once."""
+    """Products with the weight (V, H), which is cast to the type of ``hidden`` once."""
 
     def __init__(self, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> None:
         weight = weight.to(hidden.dtype)
         bias = None if bias is None else bias.to(hidden.dtype)
         self.logits = Product(weight, bias, "packed", calls=1)
-        """(C, H) to (C, V)."""
+        """Maps hidden (C, H) to logits (C, V)."""
         self.to_hidden = Product(weight.t(), None, "packed", calls=1)
-        """(C, V) to (C, H)."""
+        """Maps gradients of logits (C, V) to gradients of hidden (C, H)."""
 
 
 class _CrossEntropySums:
-    """The gradients of hidden, weight and bias, summed in the accumulate type."""
+    """Gradients of hidden, weight and bias, summed in the accumulate type."""
 
     def __init__(self, call: CrossEntropyArguments) -> None:
         hidden, weight, bias = call.hidden, call.weight, call.bias
         accumulate = accumulate_dtype(hidden.dtype)
         self.hidden = torch.zeros_like(hidden, memory_format=torch.contiguous_format)
-        of_weight = weight.dtype if _goes_by_words(call) else accumulate
-        self.weight = torch.empty_like(weight, dtype=of_weight, memory_format=torch.contiguous_format)
+        weight_dtype = weight.dtype if _slices_vocabulary(call) else accumulate
+        self.weight = torch.empty_like(weight, dtype=weight_dtype, memory_format=torch.contiguous_format)
         self._fresh = True
         self.bias = None if bias is None else torch.zeros_like(bias, dtype=accumulate)
 
     def take(self) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The tensors, for somebody who writes all of them."""
+        """Returns the three tensors to a caller that overwrites all of them."""
         self._fresh = False
         return self.hidden, self.weight, self.bias
 
     def add(self, rows: Tensor | slice, hidden: Tensor, layer: _Layer, gradient: Tensor) -> None:
-        """Adds the share of a chunk whose logits have this gradient (C, V), in the compute type."""
+        """Adds the gradients of a chunk, given the gradient (C, V) of its logits in the compute type."""
         self.hidden[rows] = layer.to_hidden(gradient)
         add_outer(self.weight, gradient.unsqueeze(0), hidden.unsqueeze(0), self._fresh)
         self._fresh = False
 
     def results(self) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The three gradients."""
+        """Returns the gradients of hidden, weight and bias."""
         if self._fresh:
             self.weight.zero_()
         return self.hidden, self.weight, self.bias
 
 
-def _goes_by_words(call: CrossEntropyArguments) -> bool:
-    """Whether kernels go through the vocabulary in slices: each part of the weight's gradient is then made at once."""
+def _slices_vocabulary(call: CrossEntropyArguments) -> bool:
+    """Returns True if the kernels loop over slices of the vocabulary, each with its part of dweight."""
     rows, inner = call.hidden.shape
     suits = call.hidden.dtype == torch.bfloat16 and call.weight.dtype in (torch.bfloat16, torch.float32)
     large = len(call.weight) >= LARGE_VOCABULARY and rows > 0 and inner % 8 == 0
@@ -142,53 +143,53 @@ def _goes_by_words(call: CrossEntropyArguments) -> bool:
 
 
 def _walk(call: CrossEntropyArguments, factors: Tensor | None, sums: _CrossEntropySums | None) -> Tensor:
-    """The losses (N,) in the accumulate type; ``sums`` gets the gradients of their sum, each row's times its factor.
+    """Computes the losses (N,) in the accumulate type, and adds the gradients of their sum to ``sums`` if given.
 
-    ``factors``: (N,), or of kernels that go by words one for all.
+    ``factors`` weights the rows in the gradients: (N,), or a scalar for kernels that slice the vocabulary; None: 1.
     """
     hidden, weight = call.hidden, call.weight
-    if _goes_by_words(call):
+    if _slices_vocabulary(call):
         kernels = importlib.import_module("econmt_ops.backends.triton.words_cross_entropy")
         if factors is None:
             factors = hidden.new_ones((), dtype=torch.float32)
         gradients = None if sums is None else sums.take()
-        of_words: Tensor = kernels.walk(
+        losses_by_slices: Tensor = kernels.walk(
             hidden, weight, call.targets, call.bias, call.smoothing, call.ignore_index, factors, gradients
         )
-        return of_words
+        return losses_by_slices
     if call.backend == "triton" and triton.serves(hidden):
         kernels = importlib.import_module("econmt_ops.backends.triton.cross_entropy")
         gradients = None if sums is None else sums.take()
-        of_rows: Tensor = kernels.walk(
+        losses_by_rows: Tensor = kernels.walk(
             hidden, weight, call.targets, call.bias, call.smoothing, call.ignore_index, factors, gradients
         )
-        return of_rows
+        return losses_by_rows
     kernel = losses_for(hidden, call.backend)
     losses = hidden.new_zeros(len(call.targets), dtype=accumulate_dtype(hidden.dtype))
     layer = _Layer(hidden, weight, call.bias)
-    for rows, part, wanted, counts in _chunks(hidden, call.targets, call.ignore_index, len(weight)):
+    for rows, part, chunk_targets, counts in _chunks(hidden, call.targets, call.ignore_index, len(weight)):
         logits = layer.logits(part)
         scales = counts if factors is None else factors[rows]
         if factors is not None and counts is not None:
             scales = factors[rows] * counts
         dbias = None if sums is None else sums.bias
-        loss = kernel(logits, wanted, call.smoothing, scales, sums is not None, dbias)
+        loss = kernel(logits, chunk_targets, call.smoothing, scales, sums is not None, dbias)
         losses[rows] = loss if counts is None else loss * counts
         if sums is not None:
             sums.add(rows, part, layer, logits)
-        del logits  # or the next chunk's would be made beside them
+        del logits  # otherwise it would coexist with the logits of the next chunk
     return losses
 
 
 def _forward(call: CrossEntropyArguments, keep: bool) -> CrossEntropyResults:
     sums = _CrossEntropySums(call) if keep and call.reduction != "none" else None
     counted = (call.targets != call.ignore_index).sum().to(accumulate_dtype(call.hidden.dtype))
-    # What is rounded to the type of the weight is divided before, and then counts as one row's.
-    divides = call.reduction == "mean" and _goes_by_words(call)
-    losses = _walk(call, counted.reciprocal() if divides else None, sums)
+    # Gradients that are rounded to the type of the weight are divided by the count first, and count as one row.
+    divides_first = call.reduction == "mean" and _slices_vocabulary(call)
+    losses = _walk(call, counted.reciprocal() if divides_first else None, sums)
     loss = losses if call.reduction == "none" else losses.sum()
     loss = loss / counted if call.reduction == "mean" else loss
-    return _results(call, loss, sums, torch.ones_like(counted) if divides else counted)
+    return _results(call, loss, sums, torch.ones_like(counted) if divides_first else counted)
 
 
 def _empty_results(call: CrossEntropyArguments, keep: bool) -> CrossEntropyResults:
@@ -201,12 +202,12 @@ def _empty_results(call: CrossEntropyArguments, keep: bool) -> CrossEntropyResul
 def _results(
     call: CrossEntropyArguments, loss: Tensor, sums: _CrossEntropySums | None, counted: Tensor
 ) -> CrossEntropyResults:
-    """The results, of which there are no gradients without ``sums``."""
-    nothing = loss.new_empty(0)
+    """Assembles the results; without ``sums`` the gradients are empty."""
+    empty = loss.new_empty(0)
     if sums is None:
-        return CrossEntropyResults(loss, call.hidden.new_empty(0), nothing, nothing.clone(), counted)
+        return CrossEntropyResults(loss, call.hidden.new_empty(0), empty, empty.clone(), counted)
     dhidden, dweight, dbias = sums.results()
-    return CrossEntropyResults(loss, dhidden, dweight, nothing if dbias is None else dbias, counted)
+    return CrossEntropyResults(loss, dhidden, dweight, empty if dbias is None else dbias, counted)
 
 
 def _saves(call: CrossEntropyArguments) -> tuple[str, ...]:
@@ -227,7 +228,7 @@ def _backward_by_row(
 def _scaled(
     call: CrossEntropyArguments, results: CrossEntropyResults, incoming: Incoming
 ) -> Gradients | None:
-    """What the forward pass made, times the gradient of the loss; None for reduction "none"."""
+    """Returns the gradients of the forward pass times the gradient of the loss; None for reduction "none"."""
     dloss = incoming["loss"]
     if call.reduction == "none" or dloss is None:
         return None
@@ -238,13 +239,13 @@ def _scaled(
 
 
 def _are_needed_again(call: CrossEntropyArguments, gradients: list[Tensor]) -> bool:
-    """Whether something may still ask for the gradients that a forward pass made, as they are.
+    """Returns True if the saved gradients may be read again and so cannot be scaled in place.
 
-    Its caller, if it has not let go of them; a graph that is kept, since it can be walked again. And one that is being
-    traced for torch.compile may not change what it saved.
+    This is the case if the caller still holds them, if the autograd graph is retained for another backward pass, or if
+    torch.compile traces the call, where saved tensors cannot be changed.
     """
-    keeps = torch._C._autograd._get_current_graph_task_keep_graph()
-    return not call.alone or keeps or any(isinstance(gradient, FunctionalTensor) for gradient in gradients)
+    retained = torch._C._autograd._get_current_graph_task_keep_graph()
+    return not call.alone or retained or any(isinstance(gradient, FunctionalTensor) for gradient in gradients)
 
 
 _operator = Operator(
@@ -270,10 +271,10 @@ def linear_cross_entropy(
     reduction: str,
     backend: str = "eager",
 ) -> Tensor:
-    """See `econmt_ops.linear_cross_entropy`; all arguments are given and checked, and ``hidden`` is cast.
+    """Implements `econmt_ops.linear_cross_entropy` for checked arguments and a cast ``hidden``.
 
-    The weight and the bias may have another type: they are cast where they are used, so that no copy is kept, and
-    their gradients are never rounded to the compute type.
+    Weight and bias may have another type: they are cast where they are used, so that no copy is saved and their
+    gradients are never rounded to the compute type.
     """
     call = CrossEntropyArguments(
         hidden, weight, targets, bias, label_smoothing, ignore_index, backend, reduction, True

@@ -1,4 +1,4 @@
-"""The output layer and its loss in plain PyTorch: the definition that other implementations are held to."""
+"""Output layer and cross entropy in plain PyTorch: the definition that the other implementations are tested against."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def linear_cross_entropy(
     ignore_index: int,
     reduction: str,
 ) -> Tensor:
-    """See `econmt_ops.linear_cross_entropy`; all arguments are given and checked, and ``hidden`` is cast."""
+    """Implements `econmt_ops.linear_cross_entropy` for checked arguments and a cast ``hidden``."""
     weight, bias = weight.to(hidden.dtype), None if bias is None else bias.to(hidden.dtype)
     logits = functional.linear(hidden, weight, bias).to(accumulate_dtype(hidden.dtype))
     return functional.cross_entropy(

@@ -1,6 +1,7 @@
-"""The recomputing output layer with one kernel between a chunk's products: of a GPU, and nothing there is waited for.
+"""The recompute implementation of the output layer with one Triton kernel between the products of a chunk.
 
-float64, which the kernels do not compute in, goes PyTorch's way as in "recompute".
+No step synchronises with the GPU. float64 inputs, which the kernels do not support, use the PyTorch operators of
+"recompute".
 """
 
 from __future__ import annotations

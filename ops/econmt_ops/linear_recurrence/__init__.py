@@ -26,21 +26,21 @@ def linear_recurrence(
     """Computes `h_t = decay_t h_{t-1} + inputs_t` for every row and unit (Martin and Cundy 2018).
 
     Args:
-        decay: (B, T, H); any numbers. What is the same for all rows, steps or units may have size 1 there, or be (H,).
+        decay: (B, T, H), any numbers. Axes along which it is constant may have size 1; (H,) is accepted too.
         inputs: (B, T, H).
         initial: h before the first step, (B, H); zeros if None.
-        lengths: (B,) int64, the steps of each row, from 0 to T; None: all have T. Positions at or past a row's length
-            give zeros, get no gradient and do not influence anything.
-        reverse: walk from a row's last position to the first: `h_t = decay_t h_{t+1} + inputs_t`, with `initial`
-            behind the last position.
-        stash: what is kept for the backward pass beside the decay: "outputs", which who uses them often keeps anyway;
-            or "carries", the inputs and some states, from which the outputs are made again. The results are the same.
-            The reference keeps what autograd does.
-        implementation: "auto" or the name of one.
+        lengths: (B,) int64, the steps of each row, from 0 to T; None: all rows have T. Positions at or past a row's
+            length give zeros, get no gradient and do not influence anything.
+        reverse: True to run from a row's last position to its first, `h_t = decay_t h_{t+1} + inputs_t`, starting from
+            `initial` after the last position.
+        stash: tensors saved for the backward pass beside the decay: "outputs", which callers often keep anyway; or
+            "carries", the inputs and a few states from which the outputs are recomputed. The results are the same. The
+            reference saves what autograd saves.
+        implementation: "auto" or the name of an implementation.
 
     Returns:
-        h, (B, T, H), in the type of `inputs`; it is accumulated in float32, or in float64 for float64. There
-        is no matrix product here, so autocast changes nothing. `final_state` is the state after the last step.
+        h, (B, T, H), in the type of `inputs`, accumulated in float32, or in float64 for float64. Autocast has no
+        effect, because there is no matrix product. `final_state` returns the state after the last step.
 
     Raises:
         ValueError: shapes or types do not fit, or the stash or the implementation is unknown.
@@ -77,28 +77,28 @@ def linear_recurrence(
 
 
 def spread_decay(decay: Tensor, inputs: Tensor) -> Tensor:
-    """The decay as a view of the shape (B, T, H) of ``inputs``, if it is (H,) or has ones in the place of sizes."""
-    wanted = inputs.shape
-    if decay.dim() not in (1, 3) or len(wanted) != 3:
+    """Expands a decay of shape (H,), or with axes of size 1, to a view of the shape (B, T, H) of ``inputs``."""
+    target = inputs.shape
+    if decay.dim() not in (1, 3) or len(target) != 3:
         return decay
-    fits = all(own in (1, size) for own, size in zip(decay.shape[::-1], wanted[::-1], strict=False))
-    return decay.expand(wanted) if fits and (decay.dim() == 3 or decay.shape[0] == wanted[2]) else decay
+    fits = all(axis in (1, size) for axis, size in zip(decay.shape[::-1], target[::-1], strict=False))
+    return decay.expand(target) if fits and (decay.dim() == 3 or decay.shape[0] == target[2]) else decay
 
 
 def final_state(
     outputs: Tensor, *, lengths: Tensor | None = None, reverse: bool = False, initial: Tensor | None = None
 ) -> Tensor:
-    """The state (B, H) after the last step of `linear_recurrence`, of which these are the outputs and arguments.
+    """Returns the state (B, H) after the last step of `linear_recurrence`, from its outputs and arguments.
 
-    It is the output at the row's last position, or with ``reverse`` at its first; a row without steps has what it
-    began with. It has the type of ``outputs``.
+    The state is the output at the row's last position, or at its first one with ``reverse``; rows of length 0 return
+    ``initial``. It has the type of ``outputs``.
     """
     if lengths is None:
         return outputs[:, 0 if reverse else -1]
     lengths = lengths.to(outputs.device, non_blocking=True)
-    place = torch.zeros_like(lengths) if reverse else (lengths - 1).clamp(min=0)
-    index = place.view(-1, 1, 1).expand(-1, 1, outputs.shape[2])
-    last = outputs.gather(1, index).squeeze(1)  # zero in a row without steps
+    position = torch.zeros_like(lengths) if reverse else (lengths - 1).clamp(min=0)
+    index = position.view(-1, 1, 1).expand(-1, 1, outputs.shape[2])
+    last = outputs.gather(1, index).squeeze(1)  # zero in a row of length 0
     if initial is None:
         return last
     return torch.where((lengths > 0).unsqueeze(1), last, initial.to(last.dtype))

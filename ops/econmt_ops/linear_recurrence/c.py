@@ -1,4 +1,4 @@
-"""The linear recurrence by the C library: of the CPU, in float32 and bfloat16, in one pass over memory."""
+"""The linear recurrence in the C library, for float32 and bfloat16 on the CPU, in one pass over memory."""
 
 from __future__ import annotations
 

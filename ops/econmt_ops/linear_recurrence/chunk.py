@@ -1,8 +1,8 @@
-"""The linear recurrence in chunks of time side by side, in PyTorch on any device.
+"""The linear recurrence with chunks of time in parallel, in PyTorch operators on any device.
 
-A walk through all chunks at a time finds what each makes of the state before it, h -> P h + e; the states before the
-chunks follow one from the other; and a second walk begins each chunk from its own. Nothing is divided by a product of
-decays, so that they may be 0, negative or above 1. With chunks of about sqrt(T) steps both walks and the carries take
+A first loop runs all chunks at once from zero and yields the map h -> P h + e of each chunk; the carries, the states
+before the chunks, follow sequentially; a second loop runs each chunk from its carry. Nothing is divided by a product of
+decays, so decays may be 0, negative or above 1. With chunks of about sqrt(T) steps, the two loops and the carries take
 about sqrt(T) steps each.
 """
 
@@ -29,7 +29,7 @@ def _order(count: int, reverse: bool) -> range:
 
 
 def _walk(decay: Tensor, inputs: Tensor, h: Tensor, outputs: Tensor | None, reverse: bool) -> Tensor:
-    """Walks through the steps of (..., L, H) from the state ``h`` (..., H); returns the last state."""
+    """Runs the recurrence over the steps of (..., L, H) from the state ``h`` (..., H); returns the last state."""
     for t in _order(decay.shape[-2], reverse):
         h = torch.addcmul(inputs[..., t, :].to(h.dtype), decay[..., t, :].to(h.dtype), h)
         if outputs is not None:
@@ -38,12 +38,12 @@ def _walk(decay: Tensor, inputs: Tensor, h: Tensor, outputs: Tensor | None, reve
 
 
 def _chunks(tensor: Tensor, count: int, size: int) -> Tensor:
-    """The first chunks of (B, T, H), a view (B, C, L, H)."""
+    """Returns a view (B, C, L, H) of the first C chunks of (B, T, H)."""
     return tensor[:, : count * size].view(tensor.shape[0], count, size, tensor.shape[2])
 
 
 def _states_before(decay: Tensor, inputs: Tensor, start: Tensor, reverse: bool) -> tuple[Tensor, Tensor]:
-    """The states (B, C, H) with which a walk enters the chunks of (B, C, L, H), and the state (B, H) after them."""
+    """Returns the state before each chunk (B, C, H), and the state (B, H) after the last; chunks are (B, C, L, H)."""
     zeros = torch.zeros_like(decay[:, :, 0], dtype=start.dtype)
     ends = _walk(decay, inputs, zeros, None, reverse)
     products = torch.ones_like(zeros)
@@ -52,7 +52,7 @@ def _states_before(decay: Tensor, inputs: Tensor, start: Tensor, reverse: bool) 
     before = torch.empty_like(zeros)
     for chunk in _order(decay.shape[1], reverse):
         before[:, chunk] = start
-        # A product may leave the range of its type where the state that it would multiply is none.
+        # A product of decays may overflow although the state that it multiplies is zero.
         start = torch.where(start == 0, 0, products[:, chunk] * start) + ends[:, chunk]
     return before, start
 
@@ -60,10 +60,10 @@ def _states_before(decay: Tensor, inputs: Tensor, start: Tensor, reverse: bool) 
 def run(
     decay: Tensor, inputs: Tensor, start: Tensor, outputs: Tensor, reverse: bool, block: int
 ) -> tuple[Tensor, Tensor]:
-    """Writes the states (B, T, H) to ``outputs``; ``start`` (B, H) in the accumulate type.
+    """Writes the states (B, T, H) to ``outputs``; ``start`` (B, H) is in the accumulate type.
 
     Returns:
-        The states (B, T / block rounded up, H) with which the walk enters the blocks, and that after its last step.
+        The states (B, ceil(T / block), H) before each block, and the state (B, H) after the last step.
     """
     steps = decay.shape[1]
     full = steps // block if steps >= 2 * block else 0
@@ -80,15 +80,15 @@ def run(
     if reverse:
         start = walk_rest(start)
     if full:
-        cut = [_chunks(each, full, block) for each in (decay, inputs, outputs)]
-        before, start = _states_before(cut[0], cut[1], start, reverse)
+        chunks = [_chunks(each, full, block) for each in (decay, inputs, outputs)]
+        before, start = _states_before(chunks[0], chunks[1], start, reverse)
         carries[:, :full] = before
-        _walk(cut[0], cut[1], before, cut[2], reverse)
+        _walk(chunks[0], chunks[1], before, chunks[2], reverse)
     return carries, start if reverse else walk_rest(start)
 
 
 def _start(inputs: Tensor, initial: Tensor | None) -> Tensor:
-    """The state before the first step."""
+    """Returns the state before the first step: ``initial``, or zeros."""
     if initial is not None:
         return initial
     return inputs.new_zeros(inputs.shape[0], inputs.shape[2], dtype=accumulate_dtype(inputs.dtype))
@@ -105,9 +105,9 @@ def forward(
     lengths: Tensor | None,
     reverse: bool,
     block: int,
-    keep: bool,  # noqa: ARG001 - the states are there either way
+    keep: bool,  # noqa: ARG001 - the carries are computed in either case
 ) -> tuple[Tensor, Tensor]:
-    """The outputs, and the states with which the walk enters the blocks; see `scan.Backend`."""
+    """Returns the outputs and the carries; see `scan.Backend.forward`."""
     padding = _padding(inputs, lengths)
     decay, inputs = standing_still(decay, inputs, padding)
     outputs = torch.empty_like(inputs, memory_format=torch.contiguous_format)
@@ -125,38 +125,36 @@ def backward(
     block: int,
     doutputs: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of decay, inputs and initial; see `scan.Backend`."""
+    """Returns the gradients of decay, inputs and initial; see `scan.Backend.backward`."""
     padding = _padding(decay, lengths)
     decay, kept = standing_still(decay, kept, padding)
     doutputs = zero_padding(doutputs, padding)
     start = _start(doutputs, initial)
-    outputs = kept if carries is None else _again(decay, kept, carries, reverse, block)
-    if padding is not None:  # behind its last step a reversed row has the state it began with
+    outputs = kept if carries is None else _recomputed_outputs(decay, kept, carries, reverse, block)
+    if padding is not None:  # a reversed row has its initial state at padded positions
         outputs = outputs.where(~padding.unsqueeze(2), start.to(outputs.dtype).unsqueeze(1))
     deltas = torch.empty_like(decay, dtype=start.dtype, memory_format=torch.contiguous_format)
-    # delta_t = dh_t + a_{t+1} delta_{t+1}: the same recurrence the other way, each decay one place further.
-    first, others, before = (
-        (0, slice(1, None), slice(0, -1)) if reverse else (-1, slice(0, -1), slice(1, None))
-    )
+    # delta_t = dh_t + a_{t+1} delta_{t+1}: the same recurrence in the other direction, with the decays shifted by one.
+    first, rest, before = (0, slice(1, None), slice(0, -1)) if reverse else (-1, slice(0, -1), slice(1, None))
     deltas[:, first] = doutputs[:, first]
     if decay.shape[1] > 1:
-        parts = decay[:, before], doutputs[:, others], deltas[:, first], deltas[:, others]
+        parts = decay[:, before], doutputs[:, rest], deltas[:, first], deltas[:, rest]
         run(*parts, not reverse, block)
     last = -1 if reverse else 0
     dinitial = decay[:, last] * deltas[:, last]
     ddecay = torch.empty_like(decay, memory_format=torch.contiguous_format)
     ddecay[:, last] = deltas[:, last] * start
-    ddecay[:, before] = deltas[:, before] * outputs[:, others]
+    ddecay[:, before] = deltas[:, before] * outputs[:, rest]
     return zero_padding(ddecay, padding), zero_padding(deltas.to(decay.dtype), padding), dinitial
 
 
-def _again(decay: Tensor, inputs: Tensor, carries: Tensor, reverse: bool, block: int) -> Tensor:
-    """The outputs once more, from the states with which the walk entered the blocks."""
+def _recomputed_outputs(decay: Tensor, inputs: Tensor, carries: Tensor, reverse: bool, block: int) -> Tensor:
+    """Recomputes the outputs from the carries."""
     outputs = torch.empty_like(inputs, memory_format=torch.contiguous_format)
     full = inputs.shape[1] // block
     if full:
-        cut = [_chunks(each, full, block) for each in (decay, inputs, outputs)]
-        _walk(cut[0], cut[1], carries[:, :full], cut[2], reverse)
+        chunks = [_chunks(each, full, block) for each in (decay, inputs, outputs)]
+        _walk(chunks[0], chunks[1], carries[:, :full], chunks[2], reverse)
     if full < carries.shape[1]:
         rest = slice(full * block, None)
         _walk(decay[:, rest], inputs[:, rest], carries[:, full], outputs[:, rest], reverse)

@@ -1,8 +1,8 @@
-"""What the implementations that scan share: one operator, forward and backward, over one of three backends.
+"""The operator of the linear recurrence that the "chunk", "c" and "triton" backends share.
 
-The backward pass is the recurrence walked the other way. It needs the decay and, for the decay's gradient, the state
-before every step: the outputs, or with ``stash`` "carries" the inputs, from which and from one state a block of steps
-the outputs are made again.
+The backward pass is the recurrence in the other direction. It needs the decay and, for the gradient of the decay, the
+state before every step: the outputs or, with ``stash`` "carries", the inputs and one state per block of steps, from
+which the outputs are recomputed.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from econmt_ops.dispatch.registration import Gradients, Incoming, Operator
 from econmt_ops.dispatch.traits import Cost
 
 STASHES = ("outputs", "carries")
-"""What is kept for the backward pass beside the decay: the outputs, or the inputs and a state a block of steps."""
+"""Tensors saved for the backward pass beside the decay: the outputs, or the inputs and one state per block of steps."""
 
 _BLOCK = {"c": 64, "triton": 32}
-"""Steps of a block by backend; of "chunk" about sqrt(T)."""
+"""Steps of a block by backend; "chunk" uses about sqrt(T)."""
 
 
 class Backend(Protocol):
-    """The module of a backend: `chunk`, or that of its kernels.
+    """Functions that the module of a backend provides: `chunk`, or the module of the kernels.
 
-    decay, inputs, outputs and their gradients are (B, T, H), of one type and any strides; initial, carries and
-    dinitial in the accumulate type, (B, H) and (B, T / block rounded up, H); lengths (B,) int64. ``block`` is as
-    many steps as `block_of` says. What carries are is the backend's own affair.
+    decay, inputs, outputs and their gradients are (B, T, H), of one type and any strides; initial and dinitial are
+    (B, H), carries (B, ceil(T / block), H), in the accumulate type; lengths (B,) int64.
+    ``block`` is the number of steps returned by `block_of`. The content of the carries is private to each backend.
     """
 
     def forward(
@@ -45,7 +45,7 @@ class Backend(Protocol):
         block: int,
         keep: bool,
     ) -> tuple[Tensor, Tensor | None]:
-        """The outputs, zero at and past a row's length, contiguous; and the carries, if they are to be kept."""
+        """Returns contiguous outputs, zero at and past a row's length, and the carries if ``keep``."""
 
     def backward(
         self,
@@ -58,18 +58,18 @@ class Backend(Protocol):
         block: int,
         doutputs: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The gradients of decay, inputs and initial; ``kept`` are the outputs, or with ``carries`` the inputs."""
+        """Returns the gradients of decay, inputs and initial; ``kept`` are the outputs, or with carries the inputs."""
 
 
 class RecurrenceArguments(NamedTuple):
-    """Of the operator.
+    """Arguments of the linear recurrence operator.
 
     Attributes:
         decay, inputs: (B, T, H), of one type. initial: (B, H), in the accumulate type, or None.
         lengths: (B,) int64, on the same device, or None.
         reverse: see `econmt_ops.linear_recurrence`.
         stash: one of `STASHES`.
-        backend: "chunk", "c" or "triton"; where its kernels cannot run, it is "chunk" that does.
+        backend: "chunk", "c" or "triton"; "chunk" also runs where the kernels of the other two cannot.
     """
 
     decay: Tensor
@@ -82,14 +82,14 @@ class RecurrenceArguments(NamedTuple):
 
 
 class RecurrenceResults(NamedTuple):
-    """The outputs (B, T, H), and the carries, which are empty unless they are kept."""
+    """Outputs (B, T, H), and the carries, which are empty unless they are saved."""
 
     outputs: Tensor
     carries: Tensor
 
 
 def block_of(steps: int, backend: str) -> int:
-    """The steps of a block: the walk's state is kept once a block."""
+    """Returns the number of steps of a block; one state per block is saved."""
     return _BLOCK[backend] if backend in _BLOCK else max(16, math.isqrt(steps))
 
 
@@ -108,8 +108,8 @@ def _keeps_carries(call: RecurrenceArguments, keep: bool) -> bool:
 
 def _forward(call: RecurrenceArguments, keep: bool) -> RecurrenceResults:
     block, keeps = block_of(call.inputs.shape[1], call.backend), _keeps_carries(call, keep)
-    given = call.decay, call.inputs, call.initial, call.lengths, call.reverse
-    outputs, carries = _backend(call).forward(*given, block, keeps)
+    arguments = call.decay, call.inputs, call.initial, call.lengths, call.reverse
+    outputs, carries = _backend(call).forward(*arguments, block, keeps)
     if carries is None or not keeps:
         carries = outputs.new_empty(0, dtype=accumulate_dtype(outputs.dtype))
     return RecurrenceResults(outputs, carries)
@@ -133,7 +133,7 @@ def _backward(call: RecurrenceArguments, results: RecurrenceResults, incoming: I
     assert doutputs is not None
     ddecay, dinputs, dinitial = _backend(call).backward(
         call.decay,
-        call.inputs,  # or the outputs in their place
+        call.inputs,  # replaced by the outputs unless the stash is "carries"
         results.carries if call.stash == "carries" else None,
         call.initial,
         call.lengths,
@@ -145,25 +145,29 @@ def _backward(call: RecurrenceArguments, results: RecurrenceResults, incoming: I
 
 
 def _cost(call: RecurrenceArguments, tensors: int, products: int) -> Cost:
-    """What a pass takes: "chunk" some tensors (B, T, H) in the accumulate type, more with lengths, kernels nothing."""
+    """Returns the cost of a pass.
+
+    The kernels need no workspace. "chunk" makes ``tensors`` copies of shape (B, T, H) in the accumulate type, and two
+    more with lengths.
+    """
     values = call.decay.numel()
     copies = tensors + (2 if call.lengths is not None else 0) if call.backend == "chunk" else 0
     return Cost(copies * values * accumulate_dtype(call.decay.dtype).itemsize, 2 * products * values)
 
 
-def _cost_forward(*given: Any) -> Cost:
-    return _cost(RecurrenceArguments(*given[:-1]), 0, 1)
+def _cost_forward(*arguments: Any) -> Cost:
+    return _cost(RecurrenceArguments(*arguments[:-1]), 0, 1)
 
 
-def _cost_backward(*given: Any) -> Cost:
-    return _cost(RecurrenceArguments(*given[2 * len(RecurrenceResults._fields) :]), 2, 2)
+def _cost_backward(*arguments: Any) -> Cost:
+    return _cost(RecurrenceArguments(*arguments[2 * len(RecurrenceResults._fields) :]), 2, 2)
 
 
 COSTS = {
     "econmt_ops::linear_recurrence": _cost_forward,
     "econmt_ops::linear_recurrence_backward": _cost_backward,
 }
-"""For the traits of those that go by the operator."""
+"""Costs of the operator's two passes, for the traits of its implementations."""
 
 _operator = Operator(
     "econmt_ops::linear_recurrence",
@@ -187,5 +191,5 @@ def linear_recurrence(
     stash: str,
     backend: str,
 ) -> Tensor:
-    """See `econmt_ops.linear_recurrence`; all arguments are given, checked and cast."""
+    """Implements `econmt_ops.linear_recurrence` for checked and cast arguments."""
     return _operator(RecurrenceArguments(decay, inputs, initial, lengths, reverse, stash, backend)).outputs

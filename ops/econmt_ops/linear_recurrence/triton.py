@@ -1,4 +1,4 @@
-"""The linear recurrence by Triton kernels: of a GPU, in one pass over memory, in all types."""
+"""The linear recurrence in Triton kernels on a GPU, in one pass over memory, for all floating point types."""
 
 from __future__ import annotations
 

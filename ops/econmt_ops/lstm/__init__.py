@@ -1,4 +1,4 @@
-"""A stack of LSTM layers, in one direction or in both."""
+"""Stack of LSTM layers, in one direction or in both."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ _BIDIRECTIONAL = implementations(__name__, "bidirectional_lstm")
 
 
 def hidden_size(layer: AnyLSTMWeights) -> int | None:
-    """H of a layer whose shapes nobody has checked; None if its recurrent matrix is none."""
+    """Returns H of a layer whose shapes are unchecked; None if its recurrent weight is not a matrix."""
     matrix = layer.hidden.right if isinstance(layer.hidden, LowRank) else layer.hidden
     return matrix.shape[1] if isinstance(matrix, Tensor) and matrix.dim() == 2 else None
 
 
 def as_layers(op: str, layers: object) -> tuple[AnyLSTMWeights, ...]:
-    """The layers of a stack as a tuple.
+    """Returns the layers of a stack as a tuple.
 
     Raises:
-        ValueError: they are none: one layer alone, a tensor, or things that are no weights.
+        ValueError: ``layers`` is a single layer, a tensor, or contains objects that are not weights.
     """
-    wanted = "layers must be a tuple of LSTMWeights or LowRankLSTMWeights, one a layer"
+    wanted = "layers must be a tuple of LSTMWeights or LowRankLSTMWeights, one per layer"
     if isinstance(layers, (LSTMWeights, LowRankLSTMWeights)):
         raise ValueError(f"{op}: {wanted}, got one {type(layers).__name__}; write (weights,)")  # noqa: TRY004  as all of its errors
     if isinstance(layers, Tensor) or not isinstance(layers, Iterable):
@@ -53,7 +53,7 @@ def check_weights(op: str, name: str, layer: object) -> None:
     """Checks that an argument is the weights of a layer.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: it has another type.
     """
     if not isinstance(layer, (LSTMWeights, LowRankLSTMWeights)):
         raise ValueError(f"{op}: {name} must be LSTMWeights or LowRankLSTMWeights, got {kind_of(layer)}")  # noqa: TRY004  as all of its errors
@@ -63,9 +63,9 @@ def check_layers(check: Shapes, layers: tuple[AnyLSTMWeights, ...], bottom: str)
     """Checks the weights of a stack of layers.
 
     Args:
-        check: knows the size of what the bottom layer reads; learns H.
+        check: must know the size of the bottom layer's input; H is added to it.
         layers: bottom first.
-        bottom: the size of what the bottom layer reads, as in `Shapes`.
+        bottom: name of the size of the bottom layer's input, as in `Shapes`.
 
     Raises:
         ValueError: there is no layer, a weight does not fit, or only some layers are factorised.
@@ -78,10 +78,10 @@ def check_layers(check: Shapes, layers: tuple[AnyLSTMWeights, ...], bottom: str)
 
 
 def check_kind(check: Shapes, layers: tuple[AnyLSTMWeights, ...]) -> None:
-    """Checks that all layers have whole matrices or all have factors.
+    """Checks that either all layers have full matrices or all have low-rank factors.
 
     Raises:
-        ValueError: they do not.
+        ValueError: the kinds are mixed.
     """
     factorised = sum(isinstance(layer, LowRankLSTMWeights) for layer in layers)
     if factorised not in (0, len(layers)):
@@ -115,17 +115,17 @@ def _check_factors(check: Shapes, name: str, matrix: LowRank, size: str) -> None
 def prepare_state(
     check: Shapes, state: LSTMState | None, count: int, like: Tensor, dtype: torch.dtype
 ) -> LSTMState:
-    """Returns the state a stack starts from: `state` checked and cast, or zeros.
+    """Returns the initial state of a stack: `state`, checked and cast, or zeros.
 
     Args:
-        check: knows B and H.
+        check: must know B and H.
         state: (h, c) of every layer, or None.
-        count: the number of layers.
+        count: number of layers.
         like: a tensor on the device of the state.
-        dtype: the compute type, that of h; c has the accumulate type.
+        dtype: compute type, the type of h; c has the accumulate type.
 
     Raises:
-        ValueError: the state is not one (h, c), each (B, H), a layer.
+        ValueError: the state is not one (h, c) per layer, each (B, H).
     """
     batch, hidden = check.sizes["B"], check.sizes["H"]
     exact = accumulate_dtype(dtype)
@@ -145,21 +145,24 @@ def _check_state(op: str, state: object) -> None:
     pairs = list(state) if isinstance(state, (tuple, list)) else [state]
     for pair in pairs:
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-            raise ValueError(f"{op}: state must be a tuple of (h, c), one a layer, got {kind_of(pair)} in it")
+            raise ValueError(
+                f"{op}: state must be a tuple of (h, c), one per layer, but contains {kind_of(pair)}"
+            )
 
 
 def cast_layers(layers: tuple[AnyLSTMWeights, ...], dtype: torch.dtype) -> tuple[AnyLSTMWeights, ...]:
-    """Returns the weights in `dtype`."""
+    """Casts the weights of all layers to `dtype`."""
     return tuple(cast_weights(layer, dtype) for layer in layers)
 
 
 def _check_probe(
     check: Shapes, gate_gradient: Tensor, inputs: Inputs, layers: tuple[AnyLSTMWeights, ...], reverse: bool
 ) -> None:
-    """Checks a probe.
+    """Checks the gate-gradient tensor.
 
     Raises:
-        ValueError: its shape is wrong, or there is more than one layer of whole matrices that walks forwards.
+        ValueError: its shape is wrong, or it is combined with several layers, low-rank weights, unique rows or
+            `reverse`.
     """
     check("gate_gradient", gate_gradient, "T B 4H")
     if (
@@ -169,14 +172,14 @@ def _check_probe(
         or isinstance(layers[0], LowRankLSTMWeights)
     ):
         raise ValueError(
-            f"{check.op}: a probe goes with one layer of LSTMWeights that walks forwards over a tensor"
+            f"{check.op}: gate_gradient requires one layer of LSTMWeights, a tensor as inputs, and reverse=False"
         )
 
 
 def _runs_by_torch(
     layers: tuple[AnyLSTMWeights, ...], check: Shapes, dtype: torch.dtype, device: torch.device
 ) -> bool:
-    """Whether the reference is known to be faster; of factorised layers, which torch does not know, it never is."""
+    """True if the reference is known to be faster; never for factorised layers, which torch.lstm does not support."""
     if isinstance(layers[0], LowRankLSTMWeights):
         return False
     return is_light(check.sizes["B"], check.sizes["T"], check.sizes["H"], dtype, device)
@@ -185,14 +188,14 @@ def _runs_by_torch(
 def _prepared(
     candidate: Candidate, inputs: Inputs, layers: tuple[AnyLSTMWeights, ...], dtype: torch.dtype
 ) -> tuple[Inputs, tuple[AnyLSTMWeights, ...]]:
-    """Inputs and weights as an implementation takes them."""
+    """Returns inputs and weights in the form that an implementation takes."""
     if candidate.traits.casts:
         return inputs.to(dtype), layers
     return expanded(inputs).to(dtype), cast_layers(layers, dtype)
 
 
 def _kind(inputs: Inputs, lengths: Tensor | None) -> str:
-    """What of the arguments, beside their sizes, changes the work."""
+    """Returns the properties of the arguments, beside their sizes, that change the amount of work."""
     repeated = " repeated" if isinstance(inputs, UniqueRows) else ""
     return f"{'full' if lengths is None else 'lengths'}{repeated}"
 
@@ -214,44 +217,38 @@ def lstm(
 ) -> tuple[Tensor, LSTMState]:
     """Runs a stack of LSTM layers over a batch of sequences.
 
-    A layer (Hochreiter and Schmidhuber 1997, with the forget gate of Gers et al. 2000) computes from
-    `W x_t + U h_{t-1} + b` the gates `i, f, u = sigmoid(.)` and `g = tanh(.)`, then `c_t = f c_{t-1} + i g` and
-    `h_t = u tanh(c_t)`.
+    From `W x_t + U h_{t-1} + b` a layer (Hochreiter and Schmidhuber 1997, with the forget gate of Gers et al. 2000)
+    computes the gates `i, f, u = sigmoid(.)` and `g = tanh(.)`, then `c_t = f c_{t-1} + i g` and `h_t = u tanh(c_t)`.
 
     Args:
-        inputs: (B, T, I); or `UniqueRows`, rows of which many positions read the same.
-        layers: the weights, bottom first: input (4H, I), in the upper layers (4H, H), hidden (4H, H), bias
-            (4H,); gate order i, f, g, o. With `LowRankLSTMWeights` the matrices are products of two factors and are
-            applied as two thin products; all layers must be of the same kind.
+        inputs: (B, T, I); or `UniqueRows`, the distinct input rows and the row index of each position.
+        layers: weights, bottom first: input (4H, I), in the upper layers (4H, H), hidden (4H, H), bias (4H,); gate
+            order i, f, g, o. With `LowRankLSTMWeights` each matrix is a product of two factors, applied as two small
+            products; all layers must be of the same kind.
         state: (h, c) of every layer, bottom first, each (B, H); zeros if None.
-        lengths: (B,) int64, on the CPU or the device: what lies at or past a row's length has no influence;
-            None: all rows are T long.
-        reverse: walk each row from its own last position to its first.
-        residual: the output of each layer but the bottom one is h plus what the layer has read; the state
-            stays h.
-        dropout: the probability with which values of what the upper layers read are dropped, before the
-            residual sum is taken.
-        dropout_seed: the seed of the dropout masks, required when dropout is not 0; an int, or an int64 scalar
-            tensor on the device.
-        variational: one mask a row and layer for all time steps (Gal and Ghahramani 2016) instead of one mask
-            a step.
-        probe: (T, B, 4H) in the compute type, zeros that are added to what the gates of one layer read. Nobody reads
-            them; their gradient is that of `W x_t + U h_{t-1} + b`, and the weights get none: theirs are made of it,
-            of several calls at once, see :mod:`econmt_ops.lstm.chunked`.
-        stash: what the recomputing implementations keep for the backward pass, each level beside what those
-            before it keep: "outputs", "attention" (its weights), "cells", "gates"; "auto" leaves it to them,
-            and is "gates" if the implementation is "auto" too. The reference keeps what autograd keeps.
-        implementation: "auto" or the name of one.
+        lengths: (B,) int64, on the CPU or the device; positions at or past a row's length are ignored. None: all rows
+            are T long.
+        reverse: True to run each row from its own last position to its first.
+        residual: True if each layer but the bottom one outputs h plus its input; its state remains h.
+        dropout: probability with which values read by the upper layers are dropped, before the residual sum.
+        dropout_seed: seed of the dropout masks, required if dropout is not 0: an int, or an int64 scalar tensor on the
+            device.
+        variational: True for one mask per row and layer for all steps (Gal and Ghahramani 2016) instead of one per
+            step.
+        probe: (T, B, 4H) zeros in the compute type, whose gradient becomes that of `W x_t + U h_{t-1} + b` for one
+            layer. The weights then get no gradient: it is computed from this one, for several calls at once; see
+            :mod:`econmt_ops.lstm.chunked`.
+        stash: tensors that the recomputing implementations save for the backward pass, each level in addition to the
+            previous ones: "outputs", "attention" (weights), "cells", "gates". "auto" is the default of the
+            implementation, and "gates" if the implementation is "auto" too. The reference saves what autograd saves.
+        implementation: "auto" or the name of an implementation.
 
     Returns:
-        The outputs of the top layer, (B, T, H), zero at or past a row's length; and the state after the last
-        step of every row, as `state`;
-        past a row's length the state is carried through unchanged. c is float32, or float64 for float64
-        inputs.
+        The outputs of the top layer, (B, T, H), zero at or past a row's length; and the state after the last step of
+        every row, as `state`. Past a row's length the state is unchanged. c is float32, or float64 for float64 inputs.
 
     Raises:
-        ValueError: shapes or types do not fit, the implementation or stash level is unknown, or dropout has no
-            seed.
+        ValueError: shapes or types do not fit, the implementation or stash level is unknown, or dropout has no seed.
     """
     layers = as_layers("lstm", layers)
     check = Shapes("lstm")
@@ -286,7 +283,7 @@ def lstm(
         return result
 
     detail = f"layers={len(layers)} {_kind(inputs, lengths)}{'' if gate_gradient is None else ' probe'}"
-    # torch's LSTM does not tell the gradient of its gates.
+    # torch.lstm does not expose the gradient of its gates.
     light = gate_gradient is None and _runs_by_torch(layers, check, dtype, like.device)
     problem = Problem("lstm", (inputs, layers, start), dtype, check.sizes, detail, light)
     return run(problem, call, _IMPLEMENTATIONS, implementation, stash=stash)
@@ -301,26 +298,21 @@ def bidirectional_lstm(
     stash: str = "auto",
     implementation: str = "auto",
 ) -> tuple[Tensor, tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]]:
-    """Runs one LSTM layer over a batch of sequences in both directions, from zero states.
-
-    Schuster and Paliwal 1997.
+    """Runs one LSTM layer over a batch of sequences in both directions, from zero states (Schuster and Paliwal 1997).
 
     Args:
-        inputs: (B, T, I); or `UniqueRows`, rows of which many positions read the same.
-        forward: the weights of the direction from the first to the last position: input (4H, I), hidden (4H,
-            H), bias (4H,); whole matrices or factors, as in `lstm`.
-        backward: the weights of the direction from each row's own last position to the first.
-        lengths: (B,) int64, on the CPU or the device: what lies at or past a row's length has no influence;
-            None: all rows are T long.
-        stash: what the recomputing implementations keep for the backward pass, each level beside what those
-            before it keep: "outputs", "attention" (its weights), "cells", "gates"; "auto" leaves it to them,
-            and is "gates" if the implementation is "auto" too. The reference keeps what autograd keeps.
-        implementation: "auto" or the name of one.
+        inputs: (B, T, I); or `UniqueRows`, the distinct input rows and the row index of each position.
+        forward: weights of the direction from the first to the last position: input (4H, I), hidden (4H, H), bias
+            (4H,); full matrices or factors, as in `lstm`.
+        backward: weights of the direction from each row's own last position to the first.
+        lengths: (B,) int64, on the CPU or the device; positions at or past a row's length are ignored. None: all rows
+            are T long.
+        stash: as in `lstm`.
+        implementation: "auto" or the name of an implementation.
 
     Returns:
         outputs (B, T, 2H), forward then backward, zero at or past a row's length; and ((h, c) forward, (h, c)
-        backward), each (B, H), after
-        the last step of each direction. c is float32, or float64 for float64 inputs.
+        backward), each (B, H), after the last step of each direction. c is float32, or float64 for float64 inputs.
 
     Raises:
         ValueError: shapes or types do not fit, or the implementation or stash level is unknown.

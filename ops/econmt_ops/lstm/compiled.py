@@ -1,4 +1,4 @@
-"""The recomputing LSTM with its inner steps compiled by torch.compile; see `econmt_ops.backends.compiled`."""
+"""The recompute implementation of the LSTM, with its steps compiled by torch.compile."""
 
 from __future__ import annotations
 

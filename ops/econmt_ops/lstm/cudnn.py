@@ -1,4 +1,4 @@
-"""One LSTM or GRU layer in cuDNN, on weights that lie in its own layout."""
+"""One LSTM or GRU layer in cuDNN, with its weights in one contiguous buffer in cuDNN's layout."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ import torch
 from torch import Tensor
 
 _LSTM, _GRU = 2, 3
-"""PyTorch's numbers for them among its recurrent cells."""
+"""PyTorch's mode numbers of these cells in `torch._cudnn_rnn`."""
 
 _PARTS = 4
-"""Weights of one direction: input (G H, I), hidden (G H, H), and two biases (G H,), with G gates."""
+"""Number of weight tensors of one direction: input (G H, I), hidden (G H, H), and two biases (G H,), with G gates."""
 
 
 MOST_STEPS = 1 << 15
-"""Of a call: 16,384 steps are served, 65,536 are CUDNN_STATUS_NOT_SUPPORTED."""
+"""Maximum steps of a call: 16,384 steps work, with 65,536 cuDNN returns CUDNN_STATUS_NOT_SUPPORTED."""
 
 Layer = Callable[[Tensor, Tensor, Tensor, list[Tensor]], tuple[Tensor, Tensor, Tensor]]
-"""One direction: inputs (B, T, I), h and c (1, B, H) and weights give outputs (B, T, H) and the last h and c."""
+"""Function of one direction: inputs (B, T, I), h and c (1, B, H), weights -> outputs (B, T, H) and the last h and c."""
 
 
 def in_parts(
     run: Layer, inputs: Tensor, h: Tensor, c: Tensor, weights: list[Tensor], most: int = MOST_STEPS
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What `cudnn_lstm` gives, of any number of steps: each direction by itself, at most so many steps at once.
+    """Runs `cudnn_lstm` for any number of steps: each direction separately, at most ``most`` steps per call.
 
     Args:
-        run: of at most ``most`` steps.
+        run: function of one direction, for at most ``most`` steps.
         inputs: (B, T, I). h, c: (D, B, H).
         weights: as in `flatten`.
-        most: see above.
+        most: maximum number of steps per call.
     """
     outputs, hidden, cells = [], [], []
     for direction in range(len(h)):
@@ -50,11 +50,11 @@ def in_parts(
 def flatten(weights: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
     """Copies the weights of a layer into one buffer: the matrices of every direction, then the biases of every one.
 
-    Where weights lie apart, PyTorch has cuDNN's buffer made at every call too, warns of it, and keeps the parts for
-    the backward pass beside it.
+    For weights that are separate in memory, PyTorch creates this buffer at every call too, warns about it, and
+    additionally saves the weights for the backward pass.
 
     Args:
-        weights: of one direction input (G H, I), hidden (G H, H) and two biases (G H,); then those of the other.
+        weights: for each direction input (G H, I), hidden (G H, H) and two biases (G H,).
 
     Returns:
         The buffer, and the weights as views of it, through which gradients flow back to the arguments.
@@ -62,7 +62,7 @@ def flatten(weights: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
     order = [number for number in range(len(weights)) if number % _PARTS < 2]
     order += [number for number in range(len(weights)) if number % _PARTS >= 2]
     buffer = torch.cat([weights[number].reshape(-1) for number in order])
-    # One split and not a slice a weight: its backward pass is one concatenation.
+    # One split instead of a slice per weight: its backward pass is one concatenation.
     parts = torch.split_with_sizes(buffer, [weights[number].numel() for number in order])
     views = dict(zip(order, parts, strict=True))
     return buffer, [views[number].view(weight.shape) for number, weight in enumerate(weights)]
@@ -77,30 +77,30 @@ def cudnn_lstm(
     bidirectional: bool,
     batch_first: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What `torch.lstm` gives for one layer with biases, without a copy of the weights beside the buffer.
+    """Computes `torch.lstm` for one layer with biases, without saving the weights in addition to the buffer.
 
     Args:
         inputs: (B, T, I), or (T, B, I) unless ``batch_first``.
         h: (D, B, H) with D directions.
         c: (D, B, H).
         weights: as in `flatten`.
-        training: whether a backward pass may follow.
-        bidirectional: whether there are two directions.
+        training: True if a backward pass may follow.
+        bidirectional: True for two directions.
         batch_first: see ``inputs``.
 
     Returns:
-        outputs as the inputs with D H values at each position, and h and c after the last step, each (D, B, H).
+        outputs, shaped like the inputs with D H values per position, and h and c after the last step, each (D, B, H).
     """
     return _rnn(_LSTM, inputs, h, c.contiguous(), weights, training, bidirectional, batch_first)
 
 
 def cudnn_gru(inputs: Tensor, h: Tensor, weights: list[Tensor], training: bool) -> Tensor:
-    """The outputs (B, T, H) of `torch.gru` for one layer in one direction, likewise.
+    """Computes the outputs (B, T, H) of `torch.gru` for one layer in one direction, like `cudnn_lstm`.
 
     Args:
         inputs: (B, T, I). h: (1, B, H).
         weights: as in `flatten`.
-        training: whether a backward pass may follow.
+        training: True if a backward pass may follow.
     """
     return _rnn(_GRU, inputs, h, None, weights, training, False, True)[0]
 
@@ -115,9 +115,9 @@ def _rnn(
     bidirectional: bool,
     batch_first: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Outputs, and h and c after the last step."""
+    """Returns the outputs, and h and c after the last step."""
     buffer, views = flatten(weights)
-    # cuDNN reads the buffer alone; the views are what gradients are given to.
+    # cuDNN reads only the buffer; the views receive the gradients.
     outputs, last_h, last_c, _, _ = torch._cudnn_rnn(
         inputs,
         views,

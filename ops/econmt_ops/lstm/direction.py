@@ -1,6 +1,6 @@
-"""One direction of a layer of the recomputing LSTM: its walk over the steps, and the way back.
+"""One direction of a layer of the recomputing LSTM: its forward loop over the steps and its backward loop.
 
-B batch, T steps, I input size, H hidden, K steps of a block. Time comes first.
+Sizes: B batch, T steps, I input size, H hidden, K steps of a block. Time is the first axis.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from econmt_ops.lstm.unrolled import UnrolledSteps
 
 
 class Direction:
-    """One direction of a layer: its tensors, of which it makes those of each block in the order of its walk.
+    """One direction of a layer. Slices of its tensors are in its processing order of the steps, called its walk.
 
     Attributes:
         steps, batch, hidden: T, B and H.
@@ -47,23 +47,23 @@ class Direction:
         stash: str,
         layout: str,
     ) -> None:
-        """Takes the arguments of a call.
+        """Prepares the tensors of a call.
 
         Args:
-            inputs: (T, B, I); or, where places are given, the distinct rows (N, I).
-            weights: in any type, so that nobody keeps a copy of them from one pass to the other.
+            inputs: (T, B, I); or, with ``places``, the distinct rows (N, I).
+            weights: in any type; they are cast here, so that no copy is kept between the two passes.
             first_h, first_c: (B, H), the state before the walk.
-            run: what a step computes between its products.
+            run: backend of the pointwise work of a step.
             padding: (T, B) bool, or None.
-            places: (T, B), which row stands where; or None.
-            reverse: whether it walks from the last step to the first.
-            stash: the level. layout: of the weights, see `econmt_ops.core.gemm`.
+            places: (T, B), row index of each position; or None.
+            reverse: True to walk from the last step to the first.
+            stash: stash level. layout: memory layout of the weights, see `econmt_ops.core.gemm`.
         """
         self.places = None
         self.inputs = inputs
         self.steps, self.batch = inputs.shape[:2] if places is None else places.shape
         if places is not None:
-            # Padded positions read one row more, which `table` adds.
+            # Padded positions read an extra row that `table` appends.
             self.places = places if padding is None else places.masked_fill(padding, len(inputs))
             self.inputs = clean_rows(inputs, places, padding)
         self.hidden = weights.hidden.shape[1]
@@ -77,13 +77,13 @@ class Direction:
             self.unrolled = UnrolledSteps(weights.hidden)
 
     def walk(self, sequence: Tensor, begin: int, end: int) -> Tensor:
-        """What the walk meets of a sequence (T, B, .) in its steps begin to end."""
+        """Returns a sequence (T, B, .) at steps begin to end of the walk, in its order."""
         if not self.reverse:
             return sequence[begin:end]
         return sequence[self.steps - end : self.steps - begin].flip(0)
 
     def put(self, sequence: Tensor, begin: int, end: int, part: Tensor, add: bool = False) -> None:
-        """Puts, or adds, what the walk made in its steps begin to end where it belongs."""
+        """Writes, or adds, the results of steps begin to end of the walk to their positions in a sequence."""
         if self.reverse:
             begin, end, part = self.steps - end, self.steps - begin, part.flip(0)
         if add:
@@ -92,7 +92,7 @@ class Direction:
             sequence[begin:end] = part
 
     def read(self, begin: int, end: int) -> Tensor:
-        """Inputs (K, B, I) of a block, zero at padded positions; or the places (K, B)."""
+        """Returns the inputs (K, B, I) of a block, zero at padded positions; or the row indices (K, B)."""
         if self.places is not None:
             return self.walk(self.places, begin, end)
         inputs = self.walk(self.inputs, begin, end).contiguous()
@@ -101,10 +101,10 @@ class Direction:
         return inputs.masked_fill(self.walk(self.padding, begin, end).unsqueeze(2), 0.0)
 
     def products(self, inputs: Tensor, begin: int, end: int) -> Tensor:
-        """The share of a block's inputs in the gates (K, B, 4H), a new tensor; padded positions close their gates.
+        """Returns the inputs' share of a block's gates, a new tensor (K, B, 4H), with closed gates at padded positions.
 
         Args:
-            inputs: as :meth:`read` gives them. begin, end: the block.
+            inputs: as returned by :meth:`read`. begin, end: the block.
         """
         if self.places is not None:
             return look_up(self.table, inputs)
@@ -116,12 +116,12 @@ class Direction:
 
     @functools.cached_property
     def read_product(self) -> AnyProduct:
-        """x W^T + b."""
+        """Product x W^T + b."""
         return product_of(self.weights.input, self.weights.bias, self.layout, len(self.blocks))
 
     @functools.cached_property
     def table(self) -> Tensor:
-        """The share of each distinct row in the gates, and that of padding, which closes them: (N + 1, 4H)."""
+        """Share of each distinct row in the gates, plus a row for padding, which closes them: (N + 1, 4H)."""
         shares = self.read_product(self.inputs)
         if self.padding is None:
             return shares
@@ -129,16 +129,16 @@ class Direction:
 
     @functools.cached_property
     def recurrent_product(self) -> AnyProduct:
-        """h U^T."""
+        """Product h U^T."""
         return product_of(self.weights.hidden, None, self.layout, self.steps)
 
     @functools.cached_property
     def to_h(self) -> AnyProduct:
-        """dz U."""
+        """Product dz U."""
         return product_of(self.weights.hidden.t(), None, self.layout, self.steps)
 
     def previous(self, outputs: Tensor, begin: int, end: int) -> Tensor:
-        """h of the step before for the walk's steps begin to end, (K, B, H)."""
+        """Returns h of the previous step for steps begin to end of the walk, (K, B, H)."""
         if begin > 0:
             return self.walk(outputs, begin - 1, end - 1)
         return torch.cat([self.first_h.unsqueeze(0), self.walk(outputs, 0, end - 1)], 0)
@@ -152,18 +152,19 @@ class Direction:
         last_c: Tensor,
         keep: bool,
     ) -> None:
-        """Walks.
+        """Runs the forward loop.
 
         Args:
             outputs: (T, B, H), is filled.
             cells: is filled if ``keep``: (T, B, H) c after each step of the walk, or (blocks, B, H) before each block.
-            gates: (T, B, 4H), the inputs' share in the order of the walk, becomes what the way back reads; or None.
+            gates: (T, B, 4H), the inputs' share in the order of the walk, overwritten by what the backward pass reads;
+                or None.
             last_h, last_c: (B, H), are filled with the state after the walk.
-            keep: whether a backward pass will follow.
+            keep: True if a backward pass will follow.
         """
         h, c = self.first_h, last_c.copy_(self.first_c)
         every_cell = keep and reaches(self.stash, "cells")
-        # torch's own LSTM is the fastest forward pass, but keeps c in the type of the inputs and tells only the last.
+        # torch.lstm is the fastest forward pass, but it keeps c in the type of the inputs and returns only the last c.
         weights = self.weights
         by_torch = isinstance(weights, LSTMWeights) and h.dtype not in STEPWISE and not every_cell
         for number in steps_of(range(len(self.blocks))):
@@ -173,9 +174,11 @@ class Direction:
             if by_torch and isinstance(weights, LSTMWeights):
                 h = self._walk_by_torch(weights, begin, end, h, c, outputs)
                 continue
-            given = self.products(self.read(begin, end), begin, end) if gates is None else gates[begin:end]
+            block_gates = (
+                self.products(self.read(begin, end), begin, end) if gates is None else gates[begin:end]
+            )
             h = self._walk_cells(
-                given, begin, h, c, outputs, cells if every_cell else None, gates is not None
+                block_gates, begin, h, c, outputs, cells if every_cell else None, gates is not None
             )
         last_h.copy_(h)
         if every_cell:
@@ -184,14 +187,14 @@ class Direction:
     def _walk_by_torch(
         self, weights: LSTMWeights, begin: int, end: int, h: Tensor, c: Tensor, outputs: Tensor
     ) -> Tensor:
-        """Walks a block from h and c, and gives the last h; c is overwritten."""
+        """Runs a block by torch.lstm from h and c; returns the last h and overwrites c."""
         inputs = self.read(begin, end)
         if self.places is not None:
-            # torch's LSTM reads inputs written out; at padded positions a row of zeros.
+            # torch.lstm needs the expanded inputs; padded positions read an appended row of zeros.
             inputs = look_up(functional.pad(self.inputs, (0, 0, 0, 1)), inputs)
         padding = None if self.padding is None else self.walk(self.padding, begin, end).t()
-        made, h, last_c = layer_by_torch(inputs.transpose(0, 1), weights, h, c, padding)
-        self.put(outputs, begin, end, made.transpose(0, 1))
+        block_outputs, h, last_c = layer_by_torch(inputs.transpose(0, 1), weights, h, c, padding)
+        self.put(outputs, begin, end, block_outputs.transpose(0, 1))
         c.copy_(last_c)
         return h
 
@@ -205,20 +208,20 @@ class Direction:
         cells: Tensor | None,
         keep: bool,
     ) -> Tensor:
-        """Walks a block whose gates (K, B, 4H) hold the inputs' share, and gives the last h.
+        """Runs a block step by step, given gates (K, B, 4H) that hold the inputs' share; returns the last h.
 
-        ``c`` (B, H) is overwritten, unless each c goes to ``cells`` (T, B, H).
+        ``c`` (B, H) is overwritten, unless each c is written to ``cells`` (T, B, H).
         """
         done, before = 0, c if cells is None or begin == 0 else cells[begin - 1]
         if self.unrolled is not None:
             end = begin + len(gates)
-            made = torch.empty_like(outputs[begin:end]) if self.reverse else outputs[begin:end]
-            kept = None if cells is None else cells[begin:end]
-            done = self.unrolled.forward(gates, h, before, made, kept, c, keep)
+            block_outputs = torch.empty_like(outputs[begin:end]) if self.reverse else outputs[begin:end]
+            block_cells = None if cells is None else cells[begin:end]
+            done = self.unrolled.forward(gates, h, before, block_outputs, block_cells, c, keep)
             if done:
-                h, before = made[done - 1], c if kept is None else kept[done - 1]
+                h, before = block_outputs[done - 1], c if block_cells is None else block_cells[done - 1]
                 if self.reverse:
-                    self.put(outputs, begin, begin + done, made[:done])
+                    self.put(outputs, begin, begin + done, block_outputs[:done])
         totals = gates.unbind(0)
         for number in steps_of(range(done, len(gates))):
             step, total = begin + number, totals[number]
@@ -241,16 +244,17 @@ class Direction:
         add: bool,
         dgates: Tensor | None = None,
     ) -> Gradients:
-        """Walks back.
+        """Runs the backward loop.
 
         Args:
             doutputs: (T, B, H), or None. dh, dc: (B, H), the gradients of the last state.
-            outputs, cells, gates: what :meth:`forward` filled.
-            dinputs: as the inputs, is written, or added to with ``add``.
+            outputs, cells, gates: as filled by :meth:`forward`.
+            dinputs: shaped like the inputs, is written, or added to if ``add``.
             add: see ``dinputs``.
-            dgates: (T, B, 4H), is filled with the gradients of the gates' sums, and no weight gets one; or None.
+            dgates: (T, B, 4H), is filled with the gradients of the gates' sums, and the weights get no gradients; or
+                None.
         """
-        found = Gradients(self, dinputs, add, whole=dgates is None)
+        gradients = Gradients(self, dinputs, add, with_weights=dgates is None)
         dc = dc.to(self.accumulate, copy=True)
         for number in steps_of(range(len(self.blocks))[::-1]):
             begin, end = self.blocks[number]
@@ -258,19 +262,19 @@ class Direction:
             if gates is None:
                 sums = self.products(inputs, begin, end)
                 sums += self.recurrent_product(before)
-                made = self.run.prepare_gates(sums)
+                block_gates = self.run.prepare_gates(sums)
             else:
-                made, sums = gates[begin:end], torch.empty_like(gates[begin:end])
-            own = sums if dgates is None else dgates[begin:end]
-            states = self._states(cells, number, made)
+                block_gates, sums = gates[begin:end], torch.empty_like(gates[begin:end])
+            block_dgates = sums if dgates is None else dgates[begin:end]
+            states = self._states(cells, number, block_gates)
             incoming = None if doutputs is None else self.walk(doutputs, begin, end)
-            dh, thin = self._walk_back(made, states, incoming, dh, dc, own)
-            found.add(begin, end, own, inputs, before, thin)
-        found.first_h, found.first_c = dh, dc
-        return found
+            dh, thin = self._walk_back(block_gates, states, incoming, dh, dc, block_dgates)
+            gradients.add(begin, end, block_dgates, inputs, before, thin)
+        gradients.first_h, gradients.first_c = dh, dc
+        return gradients
 
     def _states(self, cells: Tensor, number: int, gates: Tensor) -> Sequence[Tensor]:
-        """c before a block of steps and after each of them, from what is kept."""
+        """Returns c before a block of steps and after each of them, from the stash."""
         begin, end = self.blocks[number]
         if not reaches(self.stash, "cells"):
             return self.run.scan_cells(gates, cells[number]).unbind(0)
@@ -285,18 +289,18 @@ class Direction:
         dc: Tensor,
         dgates: Tensor,
     ) -> tuple[Tensor, Tensor | None]:
-        """Walks back through a block whose gates (K, B, 4H) are given, and writes their gradients and ``dc``.
+        """Runs a block backward, given its gates (K, B, 4H); writes their gradients and ``dc``.
 
         Returns:
-            The gradient of h before the block, and, if U is factorised, the products of the gates' gradients with its
+            The gradient of h before the block and, if U is factorised, the products of the gates' gradients with its
             left factor, (K, B, r).
         """
         hidden = self.weights.hidden
         thin = dgates.new_empty(*dgates.shape[:2], hidden.rank) if isinstance(hidden, LowRank) else None
         done = 0 if self.unrolled is None else self.unrolled.whole(len(gates))
         for step in steps_of(range(done, len(gates))[::-1]):
-            given = [dh] if incoming is None else [incoming[step], dh]
-            self.run.cell_backward(gates[step], states[step], states[step + 1], given, dc, dgates[step])
+            step_dh = [dh] if incoming is None else [incoming[step], dh]
+            self.run.cell_backward(gates[step], states[step], states[step + 1], step_dh, dc, dgates[step])
             dh = self.to_h(dgates[step], None if thin is None else thin[step])
         if self.unrolled is not None and thin is not None and done:
             dh = self.unrolled.backward(gates[:done], states, incoming, dh, dc, dgates, thin)
@@ -304,7 +308,7 @@ class Direction:
 
 
 class Gradients:
-    """What large products after the steps of a block leave: the gradients of inputs and weights.
+    """Gradients of inputs and weights, computed by large products after the steps of each block.
 
     Attributes:
         first_h, first_c: (B, H), the gradients of the state before the walk.
@@ -313,43 +317,45 @@ class Gradients:
     first_h: Tensor
     first_c: Tensor
 
-    def __init__(self, direction: Direction, dinputs: Tensor, add: bool, whole: bool = True) -> None:
-        """Begins.
+    def __init__(self, direction: Direction, dinputs: Tensor, add: bool, with_weights: bool = True) -> None:
+        """Allocates the sums.
 
         Args:
-            direction: whose. dinputs: (T, B, I), or (N, I) of distinct rows; is written, or added to with ``add``.
+            direction: direction of the layer. dinputs: (T, B, I), or (N, I) for distinct rows; is written, or added to
+                if ``add``.
             add: see ``dinputs``.
-            whole: whether weights get gradients, too.
+            with_weights: True if weights get gradients, too.
         """
-        self._direction, self._dinputs, self._add, self._whole = direction, dinputs, add, whole
+        self._direction, self._dinputs, self._add, self._with_weights = direction, dinputs, add, with_weights
         weights, blocks = direction.weights, len(direction.blocks)
         self._to_inputs = product_of(weights.input.t(), None, direction.layout, blocks)
         self._table = None
-        if not whole:
+        if not with_weights:
             return
-        # A block's gradient is one product, rounded once either way; several are summed in a wider type.
+        # The gradient of a single block is one product, rounded once in either case; several are summed in a wider
+        # type.
         sums = direction.accumulate if blocks > 1 else direction.inputs.dtype
         self._input, self._hidden = (gradient_of(part, sums) for part in (weights.input, weights.hidden))
         self.bias = torch.zeros_like(weights.bias, dtype=sums)
         self._fresh = True
         if direction.places is not None:
-            # One row more, for padding.
+            # One extra row for padding.
             rows, width = len(direction.inputs) + 1, len(weights.bias)
             self._table = self.bias.new_zeros(rows, width, dtype=direction.accumulate)
 
     def add(
         self, begin: int, end: int, dgates: Tensor, inputs: Tensor, before: Tensor, thin: Tensor | None
     ) -> None:
-        """Adds a block's share.
+        """Adds the gradients of a block.
 
         Args:
             begin, end: the block, in steps of the walk.
             dgates: (K, B, 4H).
-            inputs: as `Direction.read` gives them. before: (K, B, H), h of the step before.
+            inputs: as returned by `Direction.read`. before: (K, B, H), h of the previous step.
             thin: (K, B, r), the product of ``dgates`` with the left factor of U; or None.
         """
         weights = self._direction.weights
-        if not self._whole:
+        if not self._with_weights:
             self._direction.put(self._dinputs, begin, end, self._to_inputs(dgates), self._add)
             return
         add_gradient(self._hidden, weights.hidden, dgates, before, thin, fresh=self._fresh)
@@ -362,12 +368,12 @@ class Gradients:
         self._fresh = False
 
     def matrices(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Of the input's and the recurrent matrix, or of their factors; to be called once, at the end."""
+        """Returns the gradients of input and recurrent matrix, or of their factors; called once, at the end."""
         if self._table is not None:
             rows = self._direction.inputs
             table = self._table[: len(rows)].to(rows.dtype)
             read = self._direction.weights.input
             add_gradient(self._input, read, table.unsqueeze(0), rows.unsqueeze(0), fresh=True)
-            given = self._to_inputs(table)
-            self._dinputs.copy_(self._dinputs + given if self._add else given)
+            dinputs = self._to_inputs(table)
+            self._dinputs.copy_(self._dinputs + dinputs if self._add else dinputs)
         return tensors_of_matrices([self._input]), tensors_of_matrices([self._hidden])

@@ -1,11 +1,11 @@
-"""The LSTM by partial forward propagation: h is stashed, the gates are made again.
+"""The LSTM by partial forward propagation: h is stashed, the gates are recomputed.
 
-A layer keeps its inputs and outputs, and c once a block of steps (more if the stash level asks). The backward pass
-makes a block's gates again by two large products and c by a scan, runs its loop over the steps with only the
-gradients of h and c in sequence, and leaves the gradients of weights and inputs to large products after it.
+A layer saves its inputs and outputs, and c once per block of steps (more at higher stash levels). The backward pass
+recomputes a block's gates by two large products and c by a scan, loops over the steps with only the gradients of h and
+c in sequence, and computes the gradients of weights and inputs by large products afterwards.
 
-Padded positions have their gates closed (see reference.py): c is carried through, h is 0 and so is every gradient.
-B batch, T steps, I input size, H hidden, D directions, K steps of a block. Inside, time comes first.
+At padded positions the gates are closed (see reference.py): c is unchanged, and h and all gradients are 0.
+Sizes: B batch, T steps, I input size, H hidden, D directions, K steps of a block. Internally time is the first axis.
 """
 
 from __future__ import annotations
@@ -34,19 +34,20 @@ TRAITS = Traits(recomputes=True, loops=True, takes_stash=True, casts=True)
 
 
 class LSTMArguments(NamedTuple):
-    """Of one layer that reads forwards, backwards, or both ways into one output.
+    """Arguments of one layer that runs forwards, backwards, or in both directions into one output.
 
-    Weights may be of another type than the inputs, in which all is computed; their gradients have theirs.
+    Weights may have another type than the inputs, whose type is used for the computation; each gradient has the type of
+    its argument.
 
     Attributes:
-        inputs: (T, B, I); with places distinct rows (N, I).
-        weights, recurrents: of each direction (4H, I) and (4H, H); of factors the left, then the right one.
+        inputs: (T, B, I); with ``places`` distinct rows (N, I).
+        weights, recurrents: per direction (4H, I) and (4H, H); factorised matrices as left, then right factor.
         biases: (4H,) each. first_h, first_c: (B, H) each, before the walk of each direction.
-        lengths: (B,), or None. places: (T, B), which row stands where; or None.
-        reverse: of each direction, whether it walks from the last step to the first.
+        lengths: (B,), or None. places: (T, B), row index of each position; or None.
+        reverse: per direction, True to walk from the last step to the first.
         stash: the level, see `econmt_ops.core.chunks.STASHES`. layout: of the weights, see `econmt_ops.core.gemm`.
         backend: see `econmt_ops.backends.steps_for`.
-        probe: (T, B, 4H), or None; see `econmt_ops.lstm`. There is one direction then, and no places.
+        probe: (T, B, 4H), or None; see `econmt_ops.lstm`. It requires one direction and no ``places``.
     """
 
     inputs: Tensor
@@ -65,12 +66,12 @@ class LSTMArguments(NamedTuple):
 
 
 class LSTMResults(NamedTuple):
-    """What a layer gives, and what it keeps if a backward pass follows.
+    """Results of a layer, including the tensors saved if a backward pass follows.
 
     Attributes:
         outputs: (T, B, D H).
         cells: (D, T, B, H), c after each step of a walk, or (D, blocks, B, H) before each block.
-        gates: (D, T, B, 4H) in the order of the walks, if the level keeps them.
+        gates: (D, T, B, 4H) in the order of the walks, if the stash level includes them.
         last_h, last_c: (D, B, H), after each walk's last step.
     """
 
@@ -146,16 +147,17 @@ def _backward(call: LSTMArguments, results: LSTMResults, incoming: Incoming) -> 
     doutputs, dh, dc = incoming["outputs"], incoming["last_h"], incoming["last_c"]
     dh = torch.zeros_like(torch.stack(call.first_h)) if dh is None else dh
     dc = torch.zeros_like(torch.stack(call.first_c)) if dc is None else dc
-    # In place of the weights' gradients that of the gates, from which they will be made.
+    # With a gate-gradient tensor, the gates' gradients are returned instead of the weights' gradients, which the caller
+    # derives from them.
     dgates = (
         None
         if call.gate_gradient is None
         else torch.empty_like(call.gate_gradient, memory_format=torch.contiguous_format)
     )
-    found, matrices = [], []
+    gradients, matrices = [], []
     for number, direction in enumerate(directions):
         part = slice(number * direction.hidden, (number + 1) * direction.hidden)
-        made = direction.backward(
+        gradient = direction.backward(
             None if doutputs is None else doutputs[..., part],
             dh[number],
             dc[number],
@@ -166,17 +168,17 @@ def _backward(call: LSTMArguments, results: LSTMResults, incoming: Incoming) -> 
             add=number > 0,
             dgates=dgates,
         )
-        found.append(made)
+        gradients.append(gradient)
         if dgates is None:
-            matrices.append(made.matrices())
+            matrices.append(gradient.matrices())
     return {
         "inputs": dinputs,
         "gate_gradient": dgates,
         "weights": [part for read, _ in matrices for part in read],
         "recurrents": [part for _, recurrent in matrices for part in recurrent],
-        "biases": [made.bias for made in found] if dgates is None else [],
-        "first_h": [made.first_h for made in found],
-        "first_c": [made.first_c for made in found],
+        "biases": [gradient.bias for gradient in gradients] if dgates is None else [],
+        "first_h": [gradient.first_h for gradient in gradients],
+        "first_c": [gradient.first_c for gradient in gradients],
     }
 
 
@@ -204,10 +206,10 @@ def run_layer(
     backend: str,
     gate_gradient: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """One layer in D directions: outputs (B, T, D H), h and c (D, B, H) after each walk's last step.
+    """Runs one layer in D directions; returns outputs (B, T, D H), and h and c (D, B, H) after each walk's last step.
 
-    A row's h passes padding as 0: a reversed direction with lengths must start from zero, and the last h of a
-    forward one has to be taken from the outputs.
+    At padded positions h is 0: a reversed direction with lengths must start from zero, and the last h of a forward
+    direction has to be taken from the outputs.
     """
     results = _layer(
         LSTMArguments(
@@ -246,13 +248,13 @@ def lstm(
     layout: str = "packed",
     backend: str = "eager",
 ) -> tuple[Tensor, LSTMState]:
-    """See `econmt_ops.lstm`; all arguments are given, checked and, but for the weights, cast.
+    """Implements `econmt_ops.lstm` for checked arguments, cast except for the weights.
 
     Args:
-        from_zero: all of ``state`` is zero.
-        layout, backend: see `Arguments`; others as there.
+        from_zero: True if all of ``state`` is zero.
+        layout, backend: see `Arguments`.
     """
-    # Rows are turned round only where a first state has to pass the padding before it.
+    # Rows are reversed in memory only if an initial state has to pass the padding before it.
     turn = reverse and lengths is not None and not from_zero
     read: Inputs = reverse_rows(expanded(inputs), lengths) if turn else inputs
     walks_back = reverse and not turn
@@ -261,7 +263,7 @@ def lstm(
         if number > 0 and dropout > 0.0:
             assert dropout_seed is not None
             assert isinstance(read, Tensor)
-            # Masks belong to positions, whichever way the stack walks.
+            # Masks are defined by position, whatever the direction of the stack.
             read = reverse_rows(read, lengths) if turn else read
             read = drop_units(read, dropout, dropout_seed, variational, number)
             read = reverse_rows(read, lengths) if turn else read
@@ -295,7 +297,7 @@ def bidirectional_lstm(
     layout: str = "packed",
     backend: str = "eager",
 ) -> tuple[Tensor, tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]]:
-    """See `econmt_ops.bidirectional_lstm`; all arguments are checked and, but for the weights, cast."""
+    """Implements `econmt_ops.bidirectional_lstm` for checked arguments, cast except for the weights."""
     hidden = forward.hidden.shape[1]
     batch = len(inputs.places) if isinstance(inputs, UniqueRows) else len(inputs)
     h = values_of(inputs).new_zeros(batch, hidden)

@@ -1,12 +1,11 @@
-"""The LSTM in plain PyTorch: the definition that other implementations are held to.
+"""The LSTM in plain PyTorch: the definition that the other implementations are tested against.
 
-For float32 and float64 the layer is torch's own LSTM (oneDNN on the CPU, cuDNN on the GPU), which on the CPU
-beats both a loop of steps and packed sequences, forward and backward, at all sizes measured (B 64 and 128, T 15
-and 50, H 256 and 512). It knows no lengths, so it is shown a *closed gate column*: one more input, 1 at padded
-positions, whose weights shut the input and output gates and open the forget gate. There c is carried through
-exactly and h is exactly 0. torch's LSTM keeps c in the type of the inputs, so in bfloat16 and float16 the layer
-is a loop of steps with c in float32; and so it is in every type where the matrices are factorised, which torch's LSTM
-does not know.
+In float32 and float64 a layer is torch.lstm (oneDNN on the CPU, cuDNN on the GPU), which on the CPU is faster than a
+loop of steps and than packed sequences, forward and backward, at all sizes measured (B 64 and 128, T 15 and 50, H 256
+and 512). torch.lstm does not support lengths here, so its inputs get a *closed gate column*: an extra input, 1 at
+padded positions, whose weights close the input and output gates and open the forget gate. There c is unchanged and h is
+exactly 0. torch.lstm keeps c in the type of the inputs, so in bfloat16 and float16 a layer is a loop of steps with c in
+float32; so is a layer with factorised matrices, in every type.
 """
 
 from __future__ import annotations
@@ -31,25 +30,23 @@ TRAITS = Traits()
 """Plain PyTorch under autograd."""
 
 _CLOSED = 1e4
-"""What the gates read at padded positions; sigmoid(-1e4) is 0 and sigmoid(1e4) is 1 in every floating point
-type, and both slopes are 0."""
+"""Magnitude of the gates' sums at padded positions; sigmoid(-1e4) is 0, sigmoid(1e4) is 1, and both slopes are 0."""
 
 STEPWISE = (torch.bfloat16, torch.float16)
-"""The types in which a layer is a loop of steps."""
+"""Types in which a layer is a loop of steps."""
 
 _COLUMNS = 8
-"""How many input columns the closed gates take: one would do, eight keep rows aligned for the matrix
-units."""
+"""Input columns that the closed gates take: one would suffice, eight keep rows aligned for tensor cores."""
 
 
 _LITTLE = 16 << 20
-"""Bytes of gates up to which what a layer keeps counts for little."""
+"""Bytes of gates up to which the memory saved by recomputation is negligible."""
 
 _WIDE = 1024
-"""Units from which on the CPU oneDNN's LSTM takes longer to lay out its weights than a loop of a few steps takes."""
+"""Units from which, on the CPU, oneDNN's LSTM takes longer to pack its weights than a loop of a few steps takes."""
 
 _FEW_STEPS = 16
-"""Steps up to which a loop in 16-bit types gains nothing from laying out its weights."""
+"""Steps up to which a loop in 16-bit types does not profit from packed weights."""
 
 
 def last_outputs(outputs: Tensor, h: Tensor, lengths: Tensor) -> Tensor:
@@ -64,15 +61,15 @@ def _has_cudnn() -> bool:
 
 
 def is_light(batch: int, steps: int, hidden: int, dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether the reference is faster than recomputing, and on a CPU keeps little.
+    """Returns True if the reference is faster than recomputing and, on a CPU, saves little memory for backward.
 
-    On a GPU in IEEE float32 it is cuDNN's layer, which holds its weights in registers for all steps; no launch of ours
-    has room for them in that type.
+    On a GPU in IEEE float32 the reference is cuDNN's layer, which keeps its weights in registers for all steps; the
+    persistent kernels have no room for weights of that type.
 
     Args:
         batch, steps, hidden: B, T and H.
-        dtype: the compute type.
-        device: where.
+        dtype: compute type.
+        device: device of the call.
     """
     if torch.compiler.is_compiling():
         return False
@@ -88,8 +85,8 @@ def is_light(batch: int, steps: int, hidden: int, dtype: torch.dtype, device: to
 
 
 def closed_gates(layer: AnyLSTMWeights) -> Tensor:
-    """Returns what the gates i, f, g, o of padded positions read, (4H,)."""
-    # Filled where they are: a list of numbers would have to be copied to a GPU, and the program to wait for it.
+    """Returns the sums (4H,) of the gates i, f, g, o that padded positions read."""
+    # Filled on the device: copying a list of numbers to a GPU would synchronise with it.
     pattern = layer.bias.new_full((4, layer.hidden.shape[1]), -_CLOSED)
     pattern[1].fill_(_CLOSED)
     pattern[2].zero_()
@@ -97,7 +94,7 @@ def closed_gates(layer: AnyLSTMWeights) -> Tensor:
 
 
 def _padding_columns(inputs: Tensor, padding: Tensor) -> Tensor:
-    """Returns inputs (B, T, I + 8) that tell torch's LSTM where the padding (B, T) is.
+    """Returns inputs (B, T, I + 8) whose extra columns mark the padding (B, T) for torch.lstm.
 
     Args:
         inputs: (B, T, I), finite at padded positions.
@@ -107,27 +104,26 @@ def _padding_columns(inputs: Tensor, padding: Tensor) -> Tensor:
 
 
 def _closing_weight(layer: LSTMWeights) -> Tensor:
-    """Returns the input weight (4H, I + 8) that lets torch's LSTM carry its state through padding."""
+    """Returns the input weight (4H, I + 8) with which torch.lstm leaves its state unchanged at padded positions."""
     return torch.cat([layer.input, functional.pad(closed_gates(layer).unsqueeze(1), (0, _COLUMNS - 1))], 1)
 
 
 def torch_lstm(
     inputs: Tensor, weights: list[Tensor], h: Tensor, c: Tensor, bidirectional: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Calls torch's LSTM for one layer.
+    """Calls torch.lstm for one layer.
 
     Args:
         inputs: (B, T, I).
-        weights: input (4H, I), hidden (4H, H) and bias (4H,), then those of the other direction if
-            bidirectional.
+        weights: input (4H, I), hidden (4H, H) and bias (4H,), then those of the other direction if bidirectional.
         h: (D, B, H) with D directions.
         c: (D, B, H).
-        bidirectional: whether there are two directions.
+        bidirectional: True for two directions.
 
     Returns:
         outputs (B, T, D H), and h and c after the last step, each (D, B, H).
     """
-    # Without gradients torch then keeps nothing for a backward pass.
+    # Without gradients torch then saves nothing for a backward pass.
     training = torch.is_grad_enabled()
     no_bias = torch.zeros_like(weights[2])
     flat = [tensor for k in range(0, len(weights), 3) for tensor in (*weights[k : k + 3], no_bias)]
@@ -139,16 +135,16 @@ def torch_lstm(
                 one = functools.partial(cudnn_lstm, training=training, bidirectional=False, batch_first=True)
                 return in_parts(one, inputs, h, c, flat)
             return cudnn_lstm(inputs, h, c, flat, training, bidirectional, True)
-    state = (h.contiguous(), c.contiguous())  # as cuDNN wants it, in a compiled graph too
+    state = (h.contiguous(), c.contiguous())  # cuDNN requires it, in a compiled graph too
     outputs, last_h, last_c = torch.lstm(inputs, state, flat, True, 1, 0.0, training, bidirectional, True)
-    # What torch.compile traces instead has in torch 2.11 a dimension too many in the states.
+    # The decomposition that torch.compile traces returns states with an extra axis in torch 2.11.
     return outputs, last_h.reshape(h.shape), last_c.reshape(c.shape)
 
 
 def _by_steps(inputs: Tensor, weights: list[Tensor], h: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """What torch's LSTM gives, as operators that fake tensors on a GPU know.
+    """Computes torch.lstm by operators that fake tensors on a GPU support.
 
-    They know cuDNN's LSTM too, but not its backward pass: nobody but cuDNN can tell the size of what it keeps.
+    They support cuDNN's LSTM too, but not its backward pass, because only cuDNN knows the size of its reserve buffer.
     """
     outputs, states = [], []
     for direction, (first_h, first_c) in enumerate(zip(h.unbind(0), c.unbind(0), strict=True)):
@@ -165,7 +161,7 @@ def _by_steps(inputs: Tensor, weights: list[Tensor], h: Tensor, c: Tensor) -> tu
 def layer_by_torch(
     inputs: Tensor, layer: LSTMWeights, h: Tensor, c: Tensor, padding: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Runs one layer by torch's LSTM.
+    """Runs one layer by torch.lstm.
 
     Args:
         inputs: (B, T, I), finite at padded positions.
@@ -235,7 +231,7 @@ def lstm(
     variational: bool,
     gate_gradient: Tensor | None = None,
 ) -> tuple[Tensor, LSTMState]:
-    """See `econmt_ops.lstm`; all arguments are given, checked and cast."""
+    """Implements `econmt_ops.lstm` for checked and cast arguments."""
     batch, steps, _ = inputs.shape
     device = inputs.device
     padding = None if lengths is None else padding_mask(lengths, steps, device)
@@ -260,7 +256,7 @@ def lstm(
 def bidirectional_lstm(
     inputs: Tensor, forward: AnyLSTMWeights, backward: AnyLSTMWeights, *, lengths: Tensor | None
 ) -> tuple[Tensor, tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]]:
-    """See `econmt_ops.bidirectional_lstm`; all arguments are checked and cast."""
+    """Implements `econmt_ops.bidirectional_lstm` for checked and cast arguments."""
     batch, steps, _ = inputs.shape
     hidden = forward.hidden.shape[1]
     if (
@@ -287,8 +283,8 @@ def bidirectional_lstm(
         return torch.cat([outputs for outputs, _ in both], 2), (both[0][1][0], both[1][1][0])
     weights = [forward.input, backward.input]
     if lengths is not None:
-        # Closed gates serve the backward direction too: it starts in the padding and carries its zero state
-        # to the row's last position.
+        # Closed gates work for the backward direction too: it starts in the padding and carries its zero state to the
+        # row's last position.
         padding = padding_mask(lengths, steps, inputs.device)
         inputs = _padding_columns(zero_padding(inputs, padding), padding)
         weights = [_closing_weight(forward), _closing_weight(backward)]

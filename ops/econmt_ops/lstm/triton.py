@@ -1,11 +1,11 @@
-"""The LSTM on a GPU, a layer's recurrence in one launch: weights stay on the chip for all steps.
+"""The LSTM on a GPU with persistent kernels: one launch runs all steps of a layer, with its weights kept on chip.
 
 The inputs' share of the gates is one product before the launch; the gradients of weights and inputs are a few large
-ones after it. What a level of the stash does not keep, gates and cell states, is made again by one product and a scan.
-Layers that no launch can serve (factorised, float64, IEEE float32, more than 1,600 units, a device too small) take
-their steps one by one, as in `recompute`. Large products are made of matrices of `even` width.
+products after it. Gates and cell states that the stash level omits are recomputed by one product and a scan. Layers
+that no persistent kernel supports (factorised, float64, IEEE float32, more than 1,600 units, a device too small) run
+step by step as in `recompute`. Large products use matrices of `even` width.
 
-Shapes: D directions, B batch, T steps, I input size, H hidden. Inside, time comes first.
+Sizes: D directions, B batch, T steps, I input size, H hidden. Internally time is the first axis.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ TRAITS = with_kernels(
 
 
 class _Walked(NamedTuple):
-    """What a layer gives, and what it keeps for the backward pass; empty where the stash does not hold it."""
+    """Results of a layer and tensors saved for the backward pass, which are empty if the stash level omits them."""
 
     outputs: Tensor
     """(T, B, D H)"""
@@ -73,19 +73,19 @@ def _partition(layer: PersistentLayer, back: bool) -> Partition:
     products = getattr(torch, layer.products)
     limits = limits_of(layer.inputs.device)
     found = plan(batch, hidden, products, limits, back=back, directions=directions, together=together)
-    assert found is not None, "a layer that no launch can serve"
+    assert found is not None, "no launch of the persistent kernel supports this layer"
     return found
 
 
 def _first(given: list[Tensor], dtype: torch.dtype) -> Tensor | None:
-    """A first state (D, B, H) in a type; None: zeros."""
+    """Returns initial states (D, B, H) in a type; None: zeros."""
     if len(given) == 1:
         return given[0].to(dtype).contiguous().unsqueeze(0)
     return torch.stack([part.to(dtype) for part in given]) if given else None
 
 
 def _rows(layer: PersistentLayer) -> Tensor:
-    """What is multiplied with the input weights, widened: the inputs (T B, I), padding zero, or the distinct rows."""
+    """Returns the rows that multiply the input weights: inputs (T B, I) with zero padding, or the unique rows."""
     inputs = layer.inputs
     if layer.places is None:
         if layer.lengths is not None:
@@ -95,7 +95,7 @@ def _rows(layer: PersistentLayer) -> Tensor:
 
 
 def _padding(layer: PersistentLayer) -> Tensor:
-    """(T, B), True in the padding."""
+    """Returns a mask (T, B), True at padded positions."""
     assert layer.lengths is not None
     _, steps, _, _ = sizes(layer)
     return padding_mask(layer.lengths, steps, layer.inputs.device).t()
@@ -116,7 +116,7 @@ def _input_shares(cast: CastWeights, rows: Tensor, sums: Tensor) -> None:
 
 
 def _add_first_shares(cast: CastWeights, sums: Tensor) -> None:
-    """Adds the first h's share of the gates to sums (D, T, B, 4H), where a walk begins."""
+    """Adds the share of the initial h to the gates' sums (D, T, B, 4H) at the first step of each walk."""
     layer = cast.layer
     dtype = layer.inputs.dtype
     for number, h in enumerate(layer.first_h):
@@ -128,7 +128,7 @@ def _add_first_shares(cast: CastWeights, sums: Tensor) -> None:
 
 
 def _begins(layer: PersistentLayer, number: int) -> tuple[Tensor, Tensor] | int:
-    """The index, into (T, B), of the position of each row where a direction's walk begins."""
+    """Returns the index, into (T, B), of the first position of each row in a direction's walk."""
     _, steps, batch, _ = sizes(layer)
     if not layer.reverse[number]:
         return 0
@@ -139,12 +139,12 @@ def _begins(layer: PersistentLayer, number: int) -> tuple[Tensor, Tensor] | int:
 
 
 def _neighbours(layer: PersistentLayer, number: int, later: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows of ``later`` (T, B, M) at all positions but a walk's first, and of ``before`` (T, B, N) one step earlier."""
+    """Returns as rows ``later`` (T, B, M) without a walk's first step, and ``before`` (T, B, N) without its last."""
     if layer.reverse[number]:
         later, before = later[:-1], before[1:]
     else:
         later, before = later[1:], before[:-1]
-    # Both are views: the steps and rows of a direction's outputs lie evenly apart.
+    # Both are views, because the steps and rows of a direction's outputs have uniform strides.
     return later.flatten(0, 1), before.flatten(0, 1)
 
 
@@ -155,11 +155,13 @@ def _forward(layer: PersistentLayer, keep: bool) -> _Walked:
     result = _empty(layer, keep)
     kept = result.sums.shape[1] > 0
     sums = result.sums if kept else result.sums.new_empty(directions, steps, batch, 4 * hidden)
-    # Padding may hold anything: no row's product is another's, and the walk does not look at it.
+    # Padding may hold any values: rows of a product are independent, and the kernel ignores padded positions.
     rows = widened(layer.inputs.reshape(-1, layer.inputs.shape[-1]))
     cast = CastWeights(layer)
     _input_shares(cast, rows, sums)
-    if cast.recurrents.dtype != layer.inputs.dtype:  # or the walk multiplies with the first h itself
+    if (
+        cast.recurrents.dtype != layer.inputs.dtype
+    ):  # otherwise the kernel adds the product with the initial h itself
         _add_first_shares(cast, sums)
     del rows
     first_h, first_c = _first(layer.first_h, layer.inputs.dtype), _first(layer.first_c, torch.float32)
@@ -213,7 +215,7 @@ def _backward(layer: PersistentLayer, result: _Walked, incoming: Incoming) -> Gr
 
 
 def _kept(cast: CastWeights, result: _Walked, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """The gates before their nonlinearities and the cell states, as they were kept or made again."""
+    """Returns the gates' sums and the cell states, from the stash or recomputed."""
     from econmt_ops.backends.triton.persistent import walk_cells
 
     layer = cast.layer
@@ -235,7 +237,7 @@ def _kept(cast: CastWeights, result: _Walked, rows: Tensor) -> tuple[Tensor, Ten
 def _gradients_of_recurrents(
     cast: CastWeights, outputs: Tensor, dsums: Tensor, dlast_h: Tensor | None
 ) -> Gradients:
-    """Those of recurrent matrices, biases and first h."""
+    """Returns the gradients of recurrent matrices, biases and initial h."""
     layer = cast.layer
     recurrents, biases, first_h = [], [], []
     directions = len(layer.recurrents)
@@ -260,7 +262,7 @@ def _gradients_of_recurrents(
 
 
 def _gradients_of_inputs(cast: CastWeights, rows: Tensor, dsums: Tensor) -> Gradients:
-    """Those of inputs and input matrices."""
+    """Returns the gradients of inputs and input matrices."""
     from econmt_ops.backends.triton.embedding import gradient
 
     layer, weights = cast.layer, []
@@ -279,9 +281,9 @@ def _gradients_of_inputs(cast: CastWeights, rows: Tensor, dsums: Tensor) -> Grad
 
 
 def _outer(left: Tensor, right: Tensor, dtype: torch.dtype, width: int | None = None) -> Tensor:
-    """left^T right, of left (N, M) and right (N, K), in a type that is at least as wide: not rounded in between.
+    """Returns left^T right, for left (N, M) and right (N, K), in a type at least as wide, without rounding in between.
 
-    Of a ``right`` that was widened, ``width`` is K.
+    ``width`` is K if ``right`` has been padded to an aligned width.
     """
     width = right.shape[1] if width is None else width
     right = widened(right)
@@ -293,7 +295,7 @@ def _outer(left: Tensor, right: Tensor, dtype: torch.dtype, width: int | None = 
 
 
 def _saves(_layer: PersistentLayer) -> set[str]:
-    """What the backward pass reads: the last states are nothing to it."""
+    """Returns the names of the tensors that the backward pass reads: all but the last states."""
     return {*PersistentLayer._fields, "outputs", "cells", "sums"}
 
 
@@ -310,10 +312,10 @@ _operator = Operator(
 
 
 def products_type(inputs: Tensor) -> torch.dtype | None:
-    """The type of the products in a layer's recurrence, or None if it is not served in this type or on this device.
+    """Returns the type of the products in a layer's recurrence, or None if no persistent kernel supports the inputs.
 
-    Float32 is served where TF32 is allowed, with products in float16, which has TF32's precision in half its space;
-    gradients are scaled into its range. Where TF32 is not allowed, float32 has to be exact.
+    float32 is supported where TF32 is allowed, with products in float16, which has TF32's precision in half the space;
+    gradients are scaled into its range. Where TF32 is not allowed, float32 products have to be exact.
     """
     if inputs.dtype in (torch.bfloat16, torch.float16):
         return inputs.dtype
@@ -325,7 +327,7 @@ def products_type(inputs: Tensor) -> torch.dtype | None:
 
 
 def _products(inputs: Inputs, layers: Sequence[AnyLSTMWeights]) -> torch.dtype | None:
-    """As `products_type`, and None too if no launch fits the device."""
+    """Returns `products_type`, or None also if no launch fits the device."""
     from econmt_ops.backends.triton.persistent import limits_of, plan
 
     values = values_of(inputs)
@@ -339,7 +341,7 @@ def _products(inputs: Inputs, layers: Sequence[AnyLSTMWeights]) -> torch.dtype |
 
 
 def _steps(inputs: Inputs) -> str:
-    """The backend of layers that take their steps one by one."""
+    """Returns the backend of layers that run step by step."""
     return "triton" if serves(values_of(inputs)) else "eager"
 
 
@@ -354,7 +356,7 @@ def _run_layer(
     together: str = "auto",
     gate_gradient: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """One layer: outputs (B, T, D H), and h and c (D, B, H) after each row's last step. No state: zeros."""
+    """Runs one layer; returns outputs (B, T, D H), and h and c (D, B, H) after each row's last step."""
     values = values_of(inputs)
     if lengths is not None:
         lengths = lengths.to(values.device, non_blocking=True)
@@ -393,9 +395,9 @@ def lstm(
     from_zero: bool = False,
     stash: str = "gates",
 ) -> tuple[Tensor, LSTMState]:
-    """See `econmt_ops.lstm`; all arguments are given, checked and, but for the weights, cast.
+    """Implements `econmt_ops.lstm` for checked arguments, cast except for the weights.
 
-    ``from_zero``: all of ``state`` is zero.
+    ``from_zero``: True if all of ``state`` is zero.
     """
     products = _products(inputs, layers)
     if products is None:
@@ -425,7 +427,7 @@ def lstm(
         outputs, last_h, last_c = _run_layer(
             read, [layer], first, lengths, [reverse], stash, products, gate_gradient=gate_gradient
         )
-        last.append((last_h.squeeze(0), last_c.squeeze(0)))  # whose way back is no kernel
+        last.append((last_h.squeeze(0), last_c.squeeze(0)))  # squeeze: its backward launches no kernel
         if residual and number > 0:
             assert isinstance(read, Tensor)
             outputs = outputs + read
@@ -443,9 +445,9 @@ def bidirectional_lstm(
     stash: str = "gates",
     together: str = "auto",
 ) -> tuple[Tensor, tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]]:
-    """See `econmt_ops.bidirectional_lstm`; all arguments are checked and, but for the weights, cast.
+    """Implements `econmt_ops.bidirectional_lstm` for checked arguments, cast except for the weights.
 
-    ``together``: whether both directions share a launch, "yes", "no" or "auto".
+    ``together``: "yes" or "no", whether both directions share a launch, or "auto".
     """
     layers = [forward, backward]
     products = _products(inputs, layers)

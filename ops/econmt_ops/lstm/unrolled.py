@@ -1,9 +1,9 @@
-"""Steps of an LSTM layer whose recurrent matrix is factorised, eight in one compiled function, products and all.
+"""Steps of an LSTM layer with a factorised recurrent matrix, compiled eight at a time, products included.
 
-The products are so small that calling them takes as long as making them. What is left of a block's steps after the last
-eight is made like the steps of any other layer.
+The products are so small that calling them takes as long as computing them. The steps of a block that remain after the
+last group of eight run like those of any other layer.
 
-B batch, H hidden, r rank, K steps of a block, k steps of a compiled function.
+Sizes: B batch, H hidden, r rank, K steps of a block, k steps of a compiled function.
 """
 
 from __future__ import annotations
@@ -26,25 +26,26 @@ _TOGETHER = 8
 def _forward(
     gates: Tensor, h: Tensor, c: Tensor, right: Tensor, left: Tensor, keep: bool, every_cell: bool
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """k steps.
+    """Runs k steps.
 
     Args:
-        gates: (k, B, 4H), the share of the inputs and the bias; with ``keep`` they become what the way back reads.
+        gates: (k, B, 4H), the share of the inputs and the bias; with ``keep`` overwritten by what the backward pass
+            reads.
         h: (B, H). c: (B, H), in the accumulate type.
         right: (H, r) and left: (r, 4H), the transposed factors, in the type of the products.
-        keep: see ``gates``. every_cell: whether each c is returned.
+        keep: see ``gates``. every_cell: True if each c is returned.
 
     Returns:
         h after each step, and c after each step or only after the last, (B, H) each.
     """
     outputs, cells = [], []
-    for given in gates.unbind(0):
-        sums = given.to(c.dtype) + torch.mm(torch.mm(h.to(right.dtype), right), left).to(c.dtype)
+    for step_gates in gates.unbind(0):
+        sums = step_gates.to(c.dtype) + torch.mm(torch.mm(h.to(right.dtype), right), left).to(c.dtype)
         activated = lstm.activate(sums, tanh)
-        made, c = lstm.update_state(activated, c, tanh)
-        h = made.to(gates.dtype)
+        new_h, c = lstm.update_state(activated, c, tanh)
+        h = new_h.to(gates.dtype)
         if keep:
-            fill_quarters(given, activated if given.dtype == c.dtype else sums.chunk(4, 1))
+            fill_quarters(step_gates, activated if step_gates.dtype == c.dtype else sums.chunk(4, 1))
         outputs.append(h)
         cells.append(c)
     return outputs, cells if every_cell else cells[-1:]
@@ -59,12 +60,12 @@ def _backward(
     left: Tensor,
     right: Tensor,
 ) -> tuple[list[Tensor], list[Tensor], Tensor, Tensor]:
-    """Backward of k steps.
+    """Runs k steps backward.
 
     Args:
-        gates: (k, B, 4H), as the forward pass or `prepare_gates` gave them.
+        gates: (k, B, 4H), as returned by the forward pass or `prepare_gates`.
         cells: (k + 1, B, H), from before the first step on.
-        incoming: (k, B, H), the gradients of the outputs; or None. dh, dc: (B, H), of the last h and c.
+        incoming: (k, B, H), the gradients of the outputs; or None. dh, dc: (B, H), gradients of the last h and c.
         left: (4H, r) and right: (r, H), the factors, in the type of the products.
 
     Returns:
@@ -73,10 +74,12 @@ def _backward(
     """
     dgates, thin, exact = [], [], dc.dtype
     for step in reversed(range(len(gates))):
-        own = gates[step]
-        activated = own.chunk(4, 1) if own.dtype == exact else lstm.activate(own.to(exact), tanh)
-        given = dh.to(exact) if incoming is None else dh.to(exact) + incoming[step].to(exact)
-        parts, dc = lstm.update_state_backward(activated, cells[step], cells[step + 1], given, dc, tanh)
+        step_gates = gates[step]
+        activated = (
+            step_gates.chunk(4, 1) if step_gates.dtype == exact else lstm.activate(step_gates.to(exact), tanh)
+        )
+        total_dh = dh.to(exact) if incoming is None else dh.to(exact) + incoming[step].to(exact)
+        parts, dc = lstm.update_state_backward(activated, cells[step], cells[step + 1], total_dh, dc, tanh)
         dgates.append(torch.cat(parts, 1).to(dh.dtype))
         product = torch.mm(dgates[-1].to(left.dtype), left)
         thin.append(product.to(dh.dtype))
@@ -85,19 +88,19 @@ def _backward(
 
 
 class UnrolledSteps:
-    """The steps of one call."""
+    """Compiled groups of steps of one call."""
 
     def __init__(self, hidden: LowRank) -> None:
-        """``hidden``: U, (4H, H)."""
+        """Takes the recurrent matrix U, (4H, H), as factors."""
         self._hidden = hidden
 
     @staticmethod
     def serves(run: StepKernels) -> bool:
-        """Whether steps are compiled in this call."""
+        """Returns True if the backend of this call compiles its steps."""
         return isinstance(run, CompiledSteps)
 
     def whole(self, steps: int) -> int:
-        """How many of a block's first steps compiled functions make."""
+        """Returns the number of leading steps of a block that compiled functions run."""
         return steps - steps % _TOGETHER
 
     def _factors(self, rows: int) -> LowRank:
@@ -114,7 +117,7 @@ class UnrolledSteps:
         last_c: Tensor,
         keep: bool,
     ) -> int:
-        """Walks over as many of a block's steps as make whole functions, and says how many.
+        """Runs the leading steps of a block that fill whole groups, and returns their number.
 
         Args:
             gates: (K, B, 4H), the inputs' share; overwritten if ``keep``.
@@ -122,14 +125,14 @@ class UnrolledSteps:
             outputs: (K, B, H), is filled.
             cells: (K, B, H), is filled with c after each step; or None: ``last_c`` (B, H) is overwritten.
             last_c: see ``cells``.
-            keep: whether the gates will be read by the way back.
+            keep: True if the backward pass will read the gates.
         """
         whole = self.whole(len(gates))
         left, right = (part.t().contiguous() for part in self._factors(gates.shape[1]))
         for begin in range(0, whole, _TOGETHER):
             part = slice(begin, begin + _TOGETHER)
-            made = compile_step(_forward)(gates[part], h, c, right, left, keep, cells is not None)
-            hs, states = made
+            results = compile_step(_forward)(gates[part], h, c, right, left, keep, cells is not None)
+            hs, states = results
             torch.stack(hs, out=outputs[part])
             if cells is not None:
                 torch.stack(states, out=cells[part])
@@ -148,12 +151,12 @@ class UnrolledSteps:
         dgates: Tensor,
         thin: Tensor,
     ) -> Tensor:
-        """Walks back through these steps.
+        """Runs these steps backward.
 
         Args:
             gates: (k, B, 4H), k a multiple of the steps in a function. states: c before them and after each.
-            incoming: (K, B, H), the gradients of the outputs, or None. dh: (B, H), of the last h.
-            dc: (B, H), of the last c; becomes that of the c before them.
+            incoming: (K, B, H), the gradients of the outputs, or None. dh: (B, H), gradient of the last h.
+            dc: (B, H), gradient of the last c; overwritten by that of the c before them.
             dgates: (K, B, 4H) and thin: (K, B, r), see `Direction`; their first k are filled.
 
         Returns:
@@ -164,9 +167,9 @@ class UnrolledSteps:
         for begin in reversed(range(0, len(gates), _TOGETHER)):
             part = slice(begin, begin + _TOGETHER)
             cells = torch.stack(tuple(states[begin : part.stop + 1]))
-            given = None if incoming is None else incoming[part]
+            doutputs = None if incoming is None else incoming[part]
             sums, thins, dh, state = compile_step(_backward)(
-                gates[part], cells, given, dh, state, left, right
+                gates[part], cells, doutputs, dh, state, left, right
             )
             torch.stack(sums, out=dgates[part])
             torch.stack(thins, out=thin[part])

@@ -1,8 +1,8 @@
-"""Pointwise work of a step on the CPU in one call each, by a small C library that is built with the package.
+"""C library for the pointwise work of a step on the CPU, one call per kernel; it is built with the package.
 
-In float32, and in bfloat16 with its sums in float32. Without the library (no C compiler when the package was
-installed), on another device, in another type, or while a dispatch mode looks on, callers do the same by tensor
-operations; the results differ by rounding. library.py loads the library.
+It supports float32, and bfloat16 with float32 sums. Without the library (no C compiler at installation), on other
+devices, for other types, or under a torch dispatch mode, callers use tensor operations instead; results differ by
+rounding. library.py loads it.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from econmt_ops.backends.c.library import STRUCTURES, Library
 _TYPES = (torch.float32, torch.bfloat16)
 
 _FEW = 1 << 14
-"""Values below which a kernel is done before a second thread has begun."""
+"""Number of values below which a kernel finishes before a second thread has started."""
 
 _OUT_OF_RANGE = 2
-"""What a kernel returns that was given such an index."""
+"""Return value of a kernel for an index out of range."""
 
 off = False
-"""Set by :func:`without`."""
+"""True if the library is disabled, set by :func:`without`."""
 
 
 def _path() -> Path | None:
-    """Where the library lies, if the package was installed with it."""
-    places = [
+    """Returns the path of the library, if the package was installed with it."""
+    candidates = [
         Path(__file__).parent / f"_kernels{suffix}" for suffix in importlib.machinery.EXTENSION_SUFFIXES
     ]
-    return next((place for place in places if place.is_file()), None)
+    return next((candidate for candidate in candidates if candidate.is_file()), None)
 
 
 _PATH = _path()
@@ -50,7 +50,7 @@ def _library() -> Library | None:
         return Library(_PATH)
     except (ImportError, OSError) as error:
         warnings.warn(
-            f"econmt_ops: {error}; install econmt again, until then the CPU takes the slower way",
+            f"econmt_ops: {error}; reinstall econmt, until then the CPU uses slower tensor operations",
             RuntimeWarning,
             stacklevel=2,
         )
@@ -58,23 +58,23 @@ def _library() -> Library | None:
 
 
 def is_built() -> bool:
-    """Whether the package was installed with its C library, and this can be loaded."""
+    """Returns True if the package was installed with its C library and this can be loaded."""
     return _library() is not None
 
 
 def is_installed() -> bool:
-    """Whether the package was installed with its C library, which is not loaded for it: torch.compile traces this."""
+    """Returns True if the package was installed with its C library; does not load it, so torch.compile can trace it."""
     return _PATH is not None
 
 
 def library_path() -> Path | None:
-    """Where the library lies, for who copies it; None: the package was installed without."""
+    """Returns the path of the library, for copying it; None if the package was installed without."""
     return _PATH
 
 
 @contextmanager
 def without() -> Iterator[None]:
-    """Inside, nothing goes by the library."""
+    """Disables the library within a context."""
     global off
     before, off = off, True
     try:
@@ -84,7 +84,7 @@ def without() -> Iterator[None]:
 
 
 def serves(like: Tensor) -> bool:
-    """Whether the kernels take tensors of this device and type now."""
+    """Returns True if the kernels currently support tensors of this device and type."""
     if (
         off
         or like.device.type != "cpu"
@@ -98,7 +98,7 @@ def serves(like: Tensor) -> bool:
 
 @functools.cache
 def _strides(name: str) -> dict[str, str]:
-    """The fields of a kernel's tensors whose rows have a stride, and that stride's field."""
+    """Maps a kernel's tensor fields to the fields of their row strides."""
     fields = [str(field[0]) for field in STRUCTURES[name]._fields_]
     return {field: f"{field}_stride" for field in fields if f"{field}_stride" in fields}
 
@@ -107,10 +107,10 @@ def call(name: str, work: int, sizes: tuple[int, ...], /, **given: Tensor | floa
     """Calls a kernel.
 
     Args:
-        name: that of its structure.
-        work: how many values it works on.
+        name: name of its structure.
+        work: number of values that it processes.
         sizes: the first fields of the structure.
-        given: the others. Those that are left out or None are zero, and strides follow from their tensors.
+        given: the other fields. Omitted fields and None are zero; strides are taken from the tensors.
     """
     library = _library()
     assert library is not None
@@ -125,13 +125,13 @@ def call(name: str, work: int, sizes: tuple[int, ...], /, **given: Tensor | floa
     threads = 1 if work < _FEW else torch.get_num_threads()
     failed = library.functions[name](structure, threads)
     if failed == _OUT_OF_RANGE:
-        raise IndexError(f"econmt_ops: {name}: an index lies outside its range")
+        raise IndexError(f"econmt_ops: {name}: index out of range")
     if failed:
-        raise MemoryError(f"econmt_ops: no memory for the scratch space of {name}")
+        raise MemoryError(f"econmt_ops: out of memory for the workspace of {name}")
 
 
 def _narrow(*tensors: Tensor) -> bool:
-    """Whether they are bfloat16; all have one type."""
+    """Returns True for bfloat16 tensors, False for float32; all must have one type."""
     dtype = tensors[0].dtype
     assert dtype in _TYPES
     assert all(tensor.dtype == dtype for tensor in tensors)
@@ -143,26 +143,26 @@ def _are_float32(*tensors: Tensor | None) -> bool:
 
 
 def _has_rows(tensor: Tensor) -> bool:
-    """Whether the values of a row follow each other."""
+    """Returns True if the last axis is contiguous."""
     return tensor.stride(-1) == 1 or tensor.shape[-1] <= 1
 
 
 def rows_of(tensor: Tensor) -> Tensor:
-    """A tensor that is read, as rows without gaps."""
+    """Returns the tensor with a contiguous last axis, for reading."""
     return tensor if _has_rows(tensor) else tensor.contiguous()
 
 
 def lstm_forward(
     gates: Tensor, recurrent: Tensor | None, before: Tensor, h: Tensor, after: Tensor, kept: Tensor | None
 ) -> None:
-    """One step of an LSTM.
+    """Runs one step of an LSTM.
 
     Args:
-        gates: (B, 4H) before their nonlinearities; with ``recurrent`` they become the sum.
+        gates: (B, 4H) before their nonlinearities; with ``recurrent`` overwritten by the sum.
         recurrent: (B, 4H), added to them, of their type; or None.
         before: (B, H) float32, the cell state. h: (B, H), is written, of the gates' type.
         after: (B, H) float32, is written; may be ``before``.
-        kept: (B, 4H) float32, gets the gates after their nonlinearities; may be ``gates``; or None.
+        kept: (B, 4H) float32, receives the gates after their nonlinearities; may be ``gates``; or None.
     """
     narrow = _narrow(gates, h, *(() if recurrent is None else (recurrent,)))
     rows, hidden = before.shape
@@ -197,7 +197,7 @@ def lstm_backward(
     dgates: Tensor,
     dbefore: Tensor | None = None,
 ) -> Tensor:
-    """Backward of one step.
+    """Runs one step of an LSTM backward.
 
     Args:
         gates: (B, 4H); with ``sums`` before their nonlinearities, in the type of ``dgates``, else after them in
@@ -205,7 +205,7 @@ def lstm_backward(
         before, after: (B, H) float32, the cell states around the step.
         incoming, dh: (B, H), two gradients of h, of the type of ``dgates``. dc: (B, H) float32.
         dgates: (B, 4H), is written; may be ``gates``.
-        dbefore: (B, H) float32, where the result is written; may be ``dc``; None: to a new tensor.
+        dbefore: (B, H) float32, receives the result; may be ``dc``; None: a new tensor.
 
     Returns:
         The gradient of ``before``, (B, H).
@@ -236,7 +236,7 @@ def lstm_backward(
 
 
 def attention_forward(query: Tensor, keys: Tensor, score: Tensor, padding: Tensor | None) -> Tensor:
-    """The weights (B, S) float32 of additive attention, zero at padded positions.
+    """Returns the weights (B, S) float32 of additive attention, zero at padded positions.
 
     Args:
         query: (B, A). keys: (B, S, A), contiguous, of one type. score: (A,) float32.
@@ -294,8 +294,10 @@ def product_int8(
     """Writes left weight^T + bias + start to ``output`` (R, N), with left rounded to 8 bits row by row.
 
     Args:
-        left: (R, K) float32. weight: (N / 16, K / 4, 16, 4) int8. sums: (N / 16 * 16,) int32 of an output's weights.
-        scales: (N,) float32 of an output's weights. bias: (N,). start: (R, N), may be ``output``. Both may be None.
+        left: (R, K) float32. weight: (N / 16, K / 4, 16, 4) int8. sums: (N / 16 * 16,) int32, sum of each output's
+            weights.
+        scales: (N,) float32, scale of each output's weights. bias: (N,). start: (R, N), may be ``output``. Both may be
+            None.
     """
     left = rows_of(left)
     start = None if start is None else rows_of(start)
@@ -327,7 +329,7 @@ def attention_backward(
     dscore: Tensor,
     dquery: Tensor,
 ) -> None:
-    """Backward of :func:`attention_forward`.
+    """Computes the backward pass of :func:`attention_forward`.
 
     Args:
         query, keys, score, padding: as there.
@@ -363,7 +365,7 @@ def attention_backward(
 def weight_gradient(
     values: Tensor, dcontext: Tensor, incoming: Tensor | None, padding: Tensor | None
 ) -> Tensor:
-    """values_s . dcontext + incoming_s, (B, S) float32, zero at padded positions.
+    """Returns values_s . dcontext + incoming_s, (B, S) float32, zero at padded positions.
 
     Args:
         values: (B, S, E). dcontext: (B, E). incoming: (B, S) or None. All of one type.
@@ -400,20 +402,20 @@ def losses(
     gradient: bool,
     dbias: Tensor | None,
 ) -> Tensor:
-    """Cross entropies (C,) float32 of logits (C, V), which with ``gradient`` become their gradient.
+    """Computes cross entropies (C,) float32 of logits (C, V), which ``gradient`` overwrites with their gradient.
 
     Args:
         logits: (C, V). targets: (C,) int64.
-        smoothing: of the labels.
-        factors: (C,) float32, of each row's gradient, or None: all are 1.
-        gradient: whether it is wanted.
-        dbias: (V,) float32, contiguous: the sum of the rows' gradients is added; or None.
+        smoothing: label smoothing.
+        factors: (C,) float32, factor of each row's gradient; None: all are 1.
+        gradient: True to compute the gradient.
+        dbias: (V,) float32, contiguous, to which the sum of the rows' gradients is added; or None.
 
     Raises:
-        IndexError: a target is no number from 0 to V - 1.
+        IndexError: a target is not in [0, V).
     """
     rows, vocabulary = logits.shape
-    made = torch.empty(rows, dtype=torch.float32, device="cpu")
+    row_losses = torch.empty(rows, dtype=torch.float32, device="cpu")
     targets, factors = targets.contiguous(), None if factors is None else factors.contiguous()
     assert _has_rows(logits)
     assert dbias is None or dbias.is_contiguous()
@@ -427,19 +429,19 @@ def losses(
         smoothing=smoothing,
         gradient=gradient,
         factors=factors,
-        losses=made,
+        losses=row_losses,
         dbias=dbias,
     )
-    return made
+    return row_losses
 
 
 def add_rows(total: Tensor, values: Tensor, places: Tensor | None = None) -> None:
-    """Adds rows to a vector, or each to the row of a table that its place names.
+    """Adds rows to a vector, or each row to the row of a table given by its index.
 
     Args:
         total: (N,), or (M, N) with ``places``; float32.
         values: (R, N).
-        places: (R,) int64, from 0 to M - 1.
+        places: (R,) int64, row indices in [0, M).
     """
     values, places = rows_of(values), None if places is None else places.contiguous()
     rows, size = values.shape

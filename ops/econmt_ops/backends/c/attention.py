@@ -1,4 +1,4 @@
-"""The attention of a call on the CPU by the C library: `protocol.AttentionKernels`."""
+"""`protocol.AttentionKernels` in the C library, on the CPU."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from econmt_ops.cells.attention import additive_forward
 
 
 class CAttention(EagerAttention):
-    """As `EagerAttention`; the library has all but the scores of dot and of normalised attention.
+    """`EagerAttention` with C kernels for everything but the scores of dot and of normalised attention.
 
-    Given compiled functions for the scores, those are taken.
+    Compiled functions for the scores, if given, take precedence.
     """
 
     @property
@@ -21,7 +21,7 @@ class CAttention(EagerAttention):
         return self._score is not None and self._norm is None and self._forward is additive_forward
 
     def _widened(self, tensor: Tensor) -> Tensor:
-        """The library widens what it reads."""
+        """Returns the tensor itself: the library widens values as it reads them."""
         return tensor
 
     def _weights(self, query: Tensor) -> Tensor:
@@ -32,13 +32,13 @@ class CAttention(EagerAttention):
     def _combine(self, share: Tensor, weights: Tensor, output: Tensor) -> None:
         library.combine_forward(share, weights, self._projected, output)
 
-    def _weight_gradient(self, da: Tensor, given: Tensor | None) -> Tensor:
-        return library.weight_gradient(self._projected, da, given, self._padding)
+    def _weight_gradient(self, da: Tensor, other: Tensor | None) -> Tensor:
+        return library.weight_gradient(self._projected, da, other, self._padding)
 
     def _weights_backward(
         self, query: Tensor, weights: Tensor, dweights: Tensor, dquery: Tensor, dscores: Tensor
     ) -> None:
-        """``dscores`` is left as it is: the library adds to the gradients of keys and score at once."""
+        """Leaves ``dscores`` unwritten: the library adds directly to the gradients of keys and score."""
         if self._score is None or not self._has_scores:
             super()._weights_backward(query, weights, dweights, dquery, dscores)
             return

@@ -1,8 +1,8 @@
-/* Pointwise work and reductions of one step on the CPU, each in one pass over memory and one call.
+/* Pointwise work and reductions of a step on the CPU, each kernel in one pass over memory and one call.
  *
- * Nothing of Python or PyTorch is needed to compile this; econmt_ops.backends.c calls it through ctypes. The library does
- * not start threads: it is told where the OpenMP runtime is that PyTorch has loaded and works in that one's threads, since a
- * second pool of threads would take the processors from the first.
+ * Compiling this requires neither Python nor PyTorch; econmt_ops.backends.c calls it through ctypes. The library starts no
+ * threads: it uses those of the OpenMP runtime that PyTorch has loaded, because a second thread pool would compete with
+ * the first for the processors.
  */
 
 #define _DEFAULT_SOURCE /* madvise */
@@ -25,20 +25,20 @@
 #endif
 
 #define CHUNK 256
-#define STREAMED (1 << 23) /* values of a result that is larger than caches */
-#define AHEAD 1024 /* values of a tensor between those that are worked on and those that are asked for */
-#define MOST_PARTS 5 /* of the products around a scan */
+#define STREAMED (1 << 23) /* values from which a result exceeds the caches */
+#define AHEAD 1024 /* prefetch distance, in values of a tensor */
+#define MOST_PARTS 5 /* maximum parts of a scan cell's products */
 #define INLINE inline __attribute__((always_inline))
 #define PRAGMA(x) _Pragma(#x)
 #define SIMD PRAGMA(omp simd)
 #define SUM(...) PRAGMA(omp simd reduction(+ : __VA_ARGS__))
 #define MAXIMUM(x) PRAGMA(omp simd reduction(max : x))
 
-#define ROWS_AT_ONCE 64 /* of a product in 8 bits: their sums stay in the first-level cache */
+#define ROWS_AT_ONCE 64 /* rows of a product whose sums stay in the L1 cache */
 #define GROUPS_AT_ONCE 4
-#define ROW_BYTES(wide) ((wide) % 128 ? (wide) : (wide) + 64) /* rows an even number of lines apart fill few sets of a cache */
-#define FILLED 64       /* a row's bytes in such a product are filled up to a multiple of this */
-/* Bytes of a row, or of an output's weights, by the kind of weight; and floats of scratch of a product with so many rows. */
+#define ROW_BYTES(wide) ((wide) % 128 ? (wide) : (wide) + 64) /* an even number of cache lines per row would use few cache sets */
+#define FILLED 64       /* a row's bytes in a product are padded to a multiple of this */
+/* Bytes of a row, or of an output's weights, by the kind of weight; and floats of scratch of a product with ``rows`` rows. */
 #define WIDE(kind, inputs) \
   (((((kind) == FLOATS ? 4 : (kind) == BFLOATS ? 2 : 1) * (inputs)) + FILLED - 1) / FILLED * FILLED)
 #define PRODUCT_SCRATCH(rows, wide) ((rows) + ((rows) + ROWS_AT_ONCE) * ROW_BYTES(wide) / 4 + 16)
@@ -53,7 +53,7 @@ typedef void kernel(const void *given, int64_t begin, int64_t end, float *scratc
 #define BEGIN_SUMS
 #define END_SUMS
 #define NAME(x) x##_plain
-#define LANES 0 /* floats that are written past the caches at once */
+#define LANES 0 /* floats per non-temporal store */
 #include "variant.h"
 #undef LANES
 #undef NAME
@@ -98,10 +98,10 @@ static parallel_function *parallel;
 static thread_function *thread_number, *thread_count;
 static int level;
 
-/* Tells where GOMP_parallel, omp_get_thread_num and omp_get_num_threads are, and which instructions to use at most: 0 those
- * of every processor of the family, 1 AVX2, 2 AVX-512. Returns what is used. */
+/* Sets the addresses of GOMP_parallel, omp_get_thread_num and omp_get_num_threads, and the highest instruction set to use:
+ * 0 the baseline of the architecture, 1 AVX2, 2 AVX-512. Returns the one that is used. */
 EXPORT int econmt_start(void *start, void *number, void *count, int most) {
-  /* Who has no threads leaves those that another part of the process has given. */
+  /* A caller without threads keeps those that another part of the process has set. */
   if (!start && parallel) return level;
   parallel = (parallel_function *)start;
   thread_number = (thread_function *)number;
@@ -124,11 +124,11 @@ EXPORT int econmt_start(void *start, void *number, void *count, int most) {
   return level;
 }
 
-/* Goes up when a function does something else or a field gets another meaning, here and in __init__.py, so that a library
- * that was built before is not called. */
+/* Incremented here and in library.py when the meaning of a function or field changes, so that a library built earlier is not
+ * called. */
 EXPORT int econmt_version(void) { return 4; }
 
-/* The bytes of a structure, 0 if there is none of that name. */
+/* Returns the bytes of a structure, 0 for an unknown name. */
 EXPORT int64_t econmt_size(const char *name) {
 #define SIZE(x) \
   if (strcmp(name, #x) == 0) return (int64_t)sizeof(struct x)
@@ -158,20 +158,20 @@ EXPORT int64_t econmt_size(const char *name) {
 struct job {
   kernel *run;
   const void *given;
-  int64_t rows, parts, stride; /* of a part's scratch */
+  int64_t rows, parts, stride; /* stride: floats of scratch per part */
   float *scratch;
 };
 
 static void work(void *given) {
   const struct job *job = given;
-  int64_t count = thread_count(); /* perhaps fewer than there are parts, for which scratch was made */
+  int64_t count = thread_count(); /* may be fewer than the parts, for which scratch was allocated */
   for (int64_t part = thread_number(); part < job->parts; part += count)
     job->run(job->given, job->rows * part / job->parts, job->rows * (part + 1) / job->parts,
              job->scratch + part * job->stride);
 }
 
-/* Runs a kernel on all rows. Of each thread's scratch the first ``kept`` floats are zero at first and their sum over the
- * threads is added to ``total``. Returns 0, or 1 if there is no memory. */
+/* Runs a kernel on all rows. The first ``kept`` floats of each thread's scratch are initialised to zero, and their sum over
+ * the threads is added to ``total``. Returns 0, or 1 if out of memory. */
 static int spread(kernel *run, const void *given, int64_t rows, int64_t threads, int64_t kept, int64_t more,
                   float *total) {
   float few[2048];
@@ -224,17 +224,17 @@ EXPORT int econmt_best_words(const struct best_words *a, int64_t threads) {
   return spread(PICK(best_words), a, a->rows, threads, 0, a->vocabulary, NULL);
 }
 
-/* Every thread has some rows. */
+/* Each thread handles some rows. */
 EXPORT int econmt_lstm_sequence(const struct lstm_sequence *a, int64_t threads) {
   if (a->rows < 1) return 0;
   if (!parallel || threads < 1) threads = 1;
   if (threads > a->rows) threads = a->rows;
   int64_t rows = a->rows / threads + 1, wide = WIDE(a->recurrent->kind, a->recurrent->inputs);
-  int64_t floats = rows * (6 * a->hidden + 2) + PRODUCT_SCRATCH(rows, wide) + 2048; /* so that it is not on the stack */
+  int64_t floats = rows * (6 * a->hidden + 2) + PRODUCT_SCRATCH(rows, wide) + 2048; /* 2048: so that it is not on the stack */
   return spread(PICK(lstm_sequence), a, a->rows, threads, 0, floats, NULL);
 }
 
-/* Every thread searches for the translations of some sentences. */
+/* Each thread translates some sentences. */
 EXPORT int econmt_beam_search(const struct beam_search *a, int64_t threads) {
   if (a->sentences < 1) return 0;
   if (!parallel || threads < 1) threads = 1;
@@ -244,7 +244,7 @@ EXPORT int econmt_beam_search(const struct beam_search *a, int64_t threads) {
   return spread(PICK(beam_search), a, a->sentences, threads, 0, bytes / 4 + 16, NULL);
 }
 
-/* Every thread has some rows. */
+/* Each thread handles some rows. */
 EXPORT int econmt_search_step(const struct search_step *a, int64_t threads) {
   if (a->rows < 1) return 0;
   if (!parallel || threads < 1) threads = 1;
@@ -272,19 +272,19 @@ EXPORT int econmt_add_rows(const struct add_rows *a, int64_t threads) {
   return spread(PICK(add_rows), a, a->size, threads, 0, 0, NULL);
 }
 
-/* Says of memory that is about to be written whole that it may come in pages of 2 MB: of 4 KB each would cost as much time
- * as writing it. Memory that is not there in pages of its own is left as it is. */
+/* Requests 2 MB pages for memory that is about to be overwritten: faulting in pages of 4 KB would take as long as writing it.
+ * Partial pages at both ends are left unchanged. */
 static void in_large_pages(void *memory, int64_t bytes) {
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
   const uintptr_t page = (uintptr_t)1 << 21;
   uintptr_t begin = ((uintptr_t)memory + page - 1) & ~(page - 1), end = ((uintptr_t)memory + (uintptr_t)bytes) & ~(page - 1);
-  if (end > begin) madvise((void *)begin, end - begin, MADV_HUGEPAGE); /* it is no more than advice */
+  if (end > begin) madvise((void *)begin, end - begin, MADV_HUGEPAGE); /* a hint only */
 #else
   (void)memory, (void)bytes;
 #endif
 }
 
-/* A task is some columns of a row. */
+/* Returns the number of tasks; a task is a range of columns of a row. */
 static int64_t tasks_of(int64_t rows, int64_t hidden, int64_t width) { return rows * ((hidden + width - 1) / width); }
 
 EXPORT int econmt_recurrence_forward(const struct recurrence_forward *a, int64_t threads) {

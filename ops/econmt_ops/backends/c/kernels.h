@@ -1,8 +1,8 @@
-/* What the kernels are given. All sizes and strides are counted in elements; matrices have contiguous rows.
+/* Arguments of the kernels. All sizes and strides are in elements; matrices have contiguous rows.
  *
- * A pointer named "any" points to float, or to bfloat16 where the struct's narrow is 1. B rows of a batch, H hidden,
- * S source positions, A attention size, C rows of a chunk, V vocabulary. The mathematics stands beside the same
- * functions of tensors, in steps.py and scores.py.
+ * A pointer marked "any" points to float, or to bfloat16 if the struct's narrow is 1. Sizes: B rows of a batch, H hidden,
+ * S source positions, A attention size, C rows of a chunk, V vocabulary. The equations are in econmt_ops.cells and
+ * econmt_ops.backends.losses.
  */
 
 #ifndef ECONMT_KERNELS_H
@@ -15,7 +15,7 @@ struct lstm_forward {
   int64_t rows, hidden, narrow;
   void *gates; /* any (B, 4H), the gates before their nonlinearities, in the order i, f, g, o */
   int64_t gates_stride;
-  const void *recurrent; /* any (B, 4H), added to the gates, whose place the sum takes; or NULL */
+  const void *recurrent; /* any (B, 4H), added to the gates, which the sum overwrites; or NULL */
   int64_t recurrent_stride;
   const float *before; /* (B, H) the cell state before the step */
   int64_t before_stride;
@@ -23,7 +23,7 @@ struct lstm_forward {
   int64_t h_stride;
   float *after; /* (B, H), is written; may be before */
   int64_t after_stride;
-  float *kept; /* (B, 4H), gets the gates after their nonlinearities; may be gates; or NULL */
+  float *kept; /* (B, 4H), receives the gates after their nonlinearities; may be gates; or NULL */
   int64_t kept_stride;
 };
 
@@ -45,7 +45,7 @@ struct lstm_backward {
   int64_t dbefore_stride;
 };
 
-/* The weights of additive attention, and what they make of projected values. */
+/* The weights of additive or dot attention. */
 struct attention_forward {
   int64_t rows, positions, size, narrow;
   const void *query; /* any (B, A) */
@@ -54,7 +54,7 @@ struct attention_forward {
   const float *score;     /* (A); or NULL: scores are the products of query and key */
   const uint8_t *padding; /* (B, S), 1 at padded positions; or NULL */
   float *weights;         /* (B, S), is written; zero at padded positions */
-  const int64_t *owners;  /* (B) which of the keys and paddings a row has, where rows share them; or NULL */
+  const int64_t *owners;  /* (B) index of a row's keys and padding, if rows share them; or NULL */
 };
 
 /* tanh(share + sum_s weight_s projected_s). */
@@ -67,7 +67,7 @@ struct combine_forward {
   const void *projected; /* any (B, S, H) */
   void *output;          /* any (B, H), is written */
   int64_t output_stride;
-  const int64_t *owners; /* (B) which of the projected values a row has; or NULL */
+  const int64_t *owners; /* (B) index of a row's projected values; or NULL */
   int64_t plain;         /* 1: without tanh */
 };
 
@@ -90,7 +90,7 @@ struct attention_backward {
 /* The gradient of the attention weights: values_s . dcontext. */
 struct weight_gradient {
   int64_t rows, positions, size, narrow;
-  const void *values; /* any (B, S, E), its batches and positions by strides */
+  const void *values; /* any (B, S, E), with the strides below */
   int64_t batch_stride, position_stride;
   const void *dcontext; /* any (B, E) */
   int64_t dcontext_stride;
@@ -100,16 +100,15 @@ struct weight_gradient {
   float *dweights; /* (B, S), is written; zero at padded positions */
 };
 
-/* left weight^T + bias + start with a weight of 8 bits; the rows of left are rounded to 8 bits as well, each by its largest
- * value. N outputs in groups of 16, K inputs in groups of 4; outputs are filled up to a
- * multiple of 16, inputs to one of 64, with zeros. */
+/* left weight^T + bias + start with an 8-bit weight; each row of left is rounded to 8 bits too, scaled by its largest value.
+ * N outputs in groups of 16, K inputs in groups of 4, zero-padded to a multiple of 16 outputs and of 64 inputs. */
 struct product_int8 {
   int64_t rows, inputs, outputs;
   const float *left; /* (B, K) */
   int64_t left_stride;
   const int8_t *weight; /* (N / 16, K / 4, 16, 4) */
-  const int32_t *sums;  /* (N / 16, 16) of each output's weights */
-  const float *scales;  /* (N) of each output's weights */
+  const int32_t *sums;  /* (N / 16, 16) sum of each output's weights */
+  const float *scales;  /* (N) scale of each output's weights */
   const float *bias;    /* (N); or NULL */
   const float *start;   /* (B, N); or NULL; may be output */
   int64_t start_stride;
@@ -117,28 +116,28 @@ struct product_int8 {
   int64_t output_stride;
 };
 
-/* The most probable words of each row, highest first, and their log-probabilities; equal ones by their numbers. */
+/* The most probable words of each row, highest first, and their log-probabilities; ties are ordered by word id. */
 struct best_words {
   int64_t rows, vocabulary;
-  int64_t count; /* of words of a row, at most 64 and at most V */
+  int64_t count; /* words per row, at most 64 and at most V */
   const float *logits; /* (B, V) */
   int64_t logits_stride;
-  const float *barred;   /* (., V), added to the logits of the rows that own it; or NULL */
-  const int64_t *owners; /* (B) */
-  const int64_t *skipped; /* two words that are never taken */
+  const float *barred;   /* (., V), masks added to the logits of their rows; or NULL */
+  const int64_t *owners; /* (B) index of a row's mask */
+  const int64_t *skipped; /* two words that are excluded */
   float *values;  /* (B, count), is written */
   int64_t *words; /* (B, count), is written */
   float *end;     /* (B) the log-probability of word 3, is written */
 };
 
-/* A weight (N, K) as products of few rows read it: outputs in groups of 16, inputs in groups of as many as fill 4 bytes; both are
- * filled up with zeros, inputs to a multiple of 64 bytes where they are not floats. */
+/* A weight (N, K) in the layout for products of few rows: outputs in groups of 16, inputs in groups of 4 bytes; both are
+ * zero-padded, inputs to a multiple of 64 bytes unless they are floats. */
 struct weight {
-  int64_t kind; /* of those below */
+  int64_t kind; /* of the enum below */
   int64_t inputs, outputs;
-  const void *values;   /* (N / 16, K / n, 16, n), n being 1, 2 or 4 */
-  const int32_t *sums;  /* of bytes those of each output, filled up; or NULL */
-  const float *scales;  /* (N) of bytes; or NULL */
+  const void *values;   /* (N / 16, K / n, 16, n) with n = 1, 2 or 4 */
+  const int32_t *sums;  /* of bytes: sum of each output's weights, padded; or NULL */
+  const float *scales;  /* (N) of bytes: scale of each output; or NULL */
   const float *bias;    /* (N); or NULL */
 };
 
@@ -148,71 +147,71 @@ enum { FLOATS, BFLOATS, BYTES };
 struct lstm_sequence {
   int64_t rows, positions, hidden, backwards; /* 1: from a row's last position to its first */
   const struct weight *recurrent; /* (4H, H), without bias */
-  const float *table;             /* (M, 4H) what inputs add to the gates */
-  const int64_t *places;          /* (T, B) which of them a position has */
+  const float *table;             /* (M, 4H) the inputs' share of the gates */
+  const int64_t *places;          /* (T, B) row index into table of each position */
   const int64_t *lengths;         /* (B), at least 1 */
   float *outputs;                 /* (T, B, H), is written at a row's own positions */
-  int64_t outputs_stride;         /* from a row to the next; positions are B rows */
-  float *last;                    /* (B, H), gets h after the last step */
+  int64_t outputs_stride;         /* stride between rows; a position is B rows */
+  float *last;                    /* (B, H), receives h after the last step */
   int64_t last_stride;
 };
 
-/* Beam search of B sentences by a decoder of LSTM layers: every step of it, until no hypothesis can become better than what has
- * ended. K places of a sentence, T steps at most, N words of the output layer, of V in the vocabulary; a word is a number below N.
+/* Beam search of B sentences with a decoder of LSTM layers: all steps, until no growing hypothesis can exceed the finished ones.
+ * K beam size, T maximum steps, N words of the output layer, V words of the vocabulary; a word is a number below N.
  */
 struct beam_search {
   int64_t sentences, positions, beam, steps, nbest;
-  int64_t layers, size, compared, summed; /* H and A; values that the attention sums of a position: H, or H + E */
-  int64_t fed, residual;      /* 1: the lowest layer reads o; a layer above adds what it reads */
-  int64_t contexts;           /* 1: layers above read what the attention sums for the lowest */
-  int64_t asked;              /* queries that come before the state's share of o in one product; 0: they do not */
-  int64_t embedded, watched;  /* the width of a word's vector; steps between two calls of watch */
+  int64_t layers, size, compared, summed; /* layers, H and A; values per position that the attention sums: H, or H + E */
+  int64_t fed, residual;      /* 1: the bottom layer reads o; an upper layer adds its input */
+  int64_t contexts;           /* 1: upper layers read the context of the bottom layer's attention */
+  int64_t asked;              /* query values before the state's share of o in one product; 0: none */
+  int64_t embedded, watched;  /* embedding size; steps between two calls of watch */
   const struct weight *weights; /* in the order below */
   const float *embedding;       /* (V, I); or NULL */
-  const int8_t *bytes;          /* (V, I) in its place */
-  const float *scales;          /* (V) of those */
-  float *shares;                /* (V, 4H), gets what a word adds to the lowest layer's gates when it comes first; or NULL */
-  uint8_t *known;               /* (V), which of them are there */
-  const int64_t *ids;           /* (N) the words' numbers in the vocabulary; or NULL: they are theirs */
-  const float *barred;          /* (B, N), added to logits; or NULL */
+  const int8_t *bytes;          /* (V, I), the embedding in 8 bits instead */
+  const float *scales;          /* (V) their scales */
+  float *shares;                /* (V, 4H), cache of the words' shares of the bottom layer's gates; or NULL */
+  uint8_t *known;               /* (V), 1 for cached words */
+  const int64_t *ids;           /* (N) the words' ids in the vocabulary; or NULL: the same numbers */
+  const float *barred;          /* (B, N), masks added to logits; or NULL */
   const float *keys;            /* (B, S, A) */
-  const float *score;           /* (A); or NULL: scores are products */
-  const float *values;          /* (B, S, summed): their share of o, and after it the context where it is read */
+  const float *score;           /* (A); or NULL: dot attention */
+  const float *values;          /* (B, S, summed): their share of o, followed by the context if upper layers read it */
   const uint8_t *padding;       /* (B, S) */
   const float *first;           /* (layers, 2, B, H) h and c before the first step */
-  const int64_t *limits;        /* (B) most words before the end */
-  const double *penalties;      /* (T + 1) what a translation's log-probability is divided by, by its length with the end */
-  int64_t (*watch)(void);       /* 0: go on; or NULL */
-  int64_t *stopped;             /* gets 1 if watch said so */
-  double *ended;  /* (B, K, 2) what has ended, in that order: log-probability, and its length times K plus the place extended */
-  int64_t *count; /* (B) how many */
-  int64_t *grown; /* (B, T, K) each step's word of a place times K, plus the place that it extends */
-  float *seen;    /* (B, T, K, S) the attention of each step's rows; or NULL */
+  const int64_t *limits;        /* (B) maximum words before the end */
+  const double *penalties;      /* (T + 1) divisor of a translation's log-probability, by its length including the end */
+  int64_t (*watch)(void);       /* returns 0 to continue; or NULL */
+  int64_t *stopped;             /* set to 1 if watch returned another value */
+  double *ended;  /* (B, K, 2) finished hypotheses, in order: log-probability, and length times K plus the place extended */
+  int64_t *count; /* (B) number of finished hypotheses */
+  int64_t *grown; /* (B, T, K) per step and place, the word times K plus the place that it extends */
+  float *seen;    /* (B, T, K, S) attention weights of each step; or NULL */
 };
 
-/* One step of a search that chooses its hypotheses elsewhere: the arithmetic is that of beam_search, to the last bit. */
+/* One decoder step for hypotheses that the caller selects, with bitwise the same arithmetic as beam_search. */
 struct search_step {
   int64_t rows;
-  const struct beam_search *search; /* its sizes, of one place a sentence, its weights, and what it knows of the sentences */
-  const int64_t *owners, *tokens;   /* (R) the sentence of each row, and its newest word */
+  const struct beam_search *search; /* sizes, with a beam of 1, weights, and sentences */
+  const int64_t *owners, *tokens;   /* (R) sentence and last word of each row */
   float *h, *c, *output;            /* (layers, R, H), (layers, R, H) and (R, H), are read and written */
   float *seen;                      /* (R, S), the attention, is written */
-  float *log_probs;                 /* (R, N) of the next word, is written */
+  float *log_probs;                 /* (R, N), of the next word, is written */
 };
 
-enum { WORDS, LOWEST, OWN, QUERY, READOUT, OUTPUT, UPPER }; /* after which one comes for each layer above the lowest */
+enum { WORDS, LOWEST, OWN, QUERY, READOUT, OUTPUT, UPPER }; /* UPPER is the first of the upper layers' weights */
 
 /* Cross entropies of logits with smoothed labels. */
 struct losses {
   int64_t rows, vocabulary, narrow;
-  void *logits; /* any (C, V); their gradient takes their place, if it is wanted */
+  void *logits; /* any (C, V); overwritten by their gradient if gradient is 1 */
   int64_t logits_stride;
   const int64_t *targets; /* (C) */
   float smoothing;
-  int64_t gradient;     /* 1: wanted */
-  const float *factors; /* (C) of each row's gradient; or NULL */
+  int64_t gradient;     /* 1: compute it */
+  const float *factors; /* (C) factor of each row's gradient; or NULL */
   float *losses;        /* (C), is written */
-  float *dbias;         /* (V), the gradients' sum is added; or NULL */
+  float *dbias;         /* (V), the sum of the gradients is added; or NULL */
 };
 
 /* Adds rows to one row, or to the rows of a table. */
@@ -220,12 +219,12 @@ struct add_rows {
   int64_t rows, size, narrow;
   const void *values; /* any (R, N) */
   int64_t values_stride;
-  const int64_t *places; /* (R), the row of total that each is added to; NULL: all to the first */
+  const int64_t *places; /* (R), the row of total that each is added to; NULL: the first */
   float *total;          /* (M, N) */
   int64_t total_stride;
 };
 
-/* h = decay h + inputs, step by step; all steps of a row one after the other. A task is some columns of a row. */
+/* h_t = decay_t h_{t-1} + inputs_t. A task is a range of columns of a row, with all of its steps. */
 struct recurrence_forward {
   int64_t rows, positions, hidden, narrow;
   int64_t width, backwards;  /* columns of a task; 1: from a row's last position to its first */
@@ -238,17 +237,17 @@ struct recurrence_forward {
   void *outputs;             /* any (B, T, H), is written; zero at and past a row's length */
   int64_t outputs_batch, outputs_step;
   int64_t block;
-  float *carries;            /* (B, N, H), gets the state before every block of a row's own steps; or NULL */
-  float *last;               /* (B, H), gets the state after the last step; or NULL */
+  float *carries;            /* (B, N, H), receives the state before every block of a row's own steps; or NULL */
+  float *last;               /* (B, H), receives the state after the last step; or NULL */
 };
 
-/* Its backward pass, which walks the other way. */
+/* Backward pass of recurrence_forward: the recurrence in the other direction. */
 struct recurrence_backward {
   int64_t rows, positions, hidden, narrow;
-  int64_t width, backwards; /* as of the forward pass */
+  int64_t width, backwards; /* as in the forward pass */
   const void *decay;        /* any (B, T, H) */
   int64_t decay_batch, decay_step;
-  const void *kept;         /* any (B, T, H), the outputs; with carries, the inputs */
+  const void *kept;         /* any (B, T, H), the outputs; or, with carries, the inputs */
   int64_t kept_batch, kept_step;
   const void *doutputs;     /* any (B, T, H) */
   int64_t doutputs_batch, doutputs_step;
@@ -257,66 +256,66 @@ struct recurrence_backward {
   int64_t block;
   const float *carries;     /* (B, N, H); or NULL */
   const float *after;       /* (B, H), the gradient of the state after the last step; or NULL: zeros */
-  void *ddecay, *dinputs;   /* any (B, T, H), contiguous but for the batch, are written */
+  void *ddecay, *dinputs;   /* any (B, T, H), contiguous except for the batch, are written */
   int64_t gradients_batch, gradients_step;
   float *dinitial;          /* (B, H), is written */
 };
 
-/* What a row's steps make of a state: h -> product h + end. */
+/* The map h -> product h + end of all steps of a row. */
 struct recurrence_summary {
   int64_t rows, positions, hidden, narrow;
   int64_t width, backwards;
-  int64_t gradient; /* 1: of the steps h = decay (h + inputs), which the backward pass takes */
+  int64_t gradient; /* 1: for the steps h = decay (h + inputs) of the backward pass */
   const void *decay, *inputs; /* any (B, T, H) */
   int64_t decay_batch, decay_step, inputs_batch, inputs_step;
   float *products, *ends; /* (B, H), are written */
 };
 
-/* One recurrence with what is around it. */
+/* One recurrence with its nonlinearities and output. */
 struct scan_cell {
-  int64_t narrow, parts, gates; /* of the products; those behind the first that pass the sigmoid */
-  int64_t recurrence, output;   /* of those below */
+  int64_t narrow, parts, gates; /* parts of the products; how many after the first pass the sigmoid */
+  int64_t recurrence, output;   /* of the enums below */
   int64_t squashes;             /* 1: the first part passes tanh */
 };
 
 enum { COUPLED, GATED, SHARED };
 enum { PLAIN, RELU, GATE, HIGHWAY };
 
-/* Products to outputs, all steps of a row one after the other. A task is some columns of a row. */
+/* Products to outputs. A task is a range of columns of a row, with all of its steps. */
 struct scan_cell_forward {
   struct scan_cell cell;
   int64_t rows, positions, hidden;
   int64_t width;          /* columns of a task, at most 256 */
   const void *products;   /* (B, T, parts H) */
-  const void *read;       /* any (B, T, H), which a highway lets through; or NULL */
+  const void *read;       /* any (B, T, H), input of a highway; or NULL */
   int64_t read_batch, read_step;
   const float *initial;   /* (B, H) */
   const int64_t *lengths; /* (B), from 0 to T; or NULL */
   void *outputs;          /* any (B, T, H), is written; zero at and past a row's length */
   int64_t outputs_batch, outputs_step;
-  float *cells;           /* any (B, T, H), gets c at each step of a row; or NULL */
+  float *cells;           /* (B, T, H), receives c after each step of a row; or NULL */
   int64_t cells_batch, cells_step;
-  float *last;            /* (B, H), gets c after the last step */
+  float *last;            /* (B, H), receives c after the last step */
 };
 
-/* Its backward pass, which walks the other way. */
+/* Backward pass of scan_cell_forward: the recurrence in the other direction. */
 struct scan_cell_backward {
   struct scan_cell cell;
   int64_t rows, positions, hidden;
   int64_t width;
-  const void *products; /* as of the forward pass */
+  const void *products; /* as in the forward pass */
   const void *read;
   int64_t read_batch, read_step;
-  const float *initial; /* any (B, H) */
+  const float *initial; /* (B, H) */
   int64_t initial_stride;
   const int64_t *lengths;
-  const float *cells;   /* any (B, T, H) */
+  const float *cells;   /* (B, T, H) */
   int64_t cells_batch, cells_step;
   const void *doutputs; /* any (B, T, H); or NULL: zeros */
   int64_t doutputs_batch, doutputs_step;
   void *dproducts;      /* (B, T, parts H), is written; may be the products */
   void *dread;          /* (B, T, H), is written; or NULL */
-  float *dfirst;        /* (B, H), the gradient of c after the last step; that of the initial one takes its place */
+  float *dfirst;        /* (B, H), the gradient of c after the last step; overwritten by that of the initial c */
 };
 
 #endif

@@ -1,4 +1,4 @@
-"""The C library: its structures, which mirror kernels.h, where every argument is described, and how it is loaded."""
+"""Loader of the C library, and its structures, which mirror kernels.h, where every argument is described."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 import torch
 
 _VERSION = 4
-"""That of econmt_version in kernels.c."""
+"""Version that econmt_version in kernels.c returns."""
 
-_SIZE, _PLACE = ctypes.c_int64, ctypes.c_void_p
+_SIZE, _POINTER = ctypes.c_int64, ctypes.c_void_p
 
 
 def _structure(name: str, fields: str) -> type[ctypes.Structure]:
-    """A structure of sizes (``name``) and pointers (``*name``), in this order."""
-    kinds = [(field.lstrip("*"), _PLACE if field.startswith("*") else _SIZE) for field in fields.split()]
+    """Returns a structure of sizes (``name``) and pointers (``*name``), in this order."""
+    kinds = [(field.lstrip("*"), _POINTER if field.startswith("*") else _SIZE) for field in fields.split()]
     return type(name, (ctypes.Structure,), {"_fields_": kinds})
 
 
@@ -102,20 +102,20 @@ AddRows = _structure("add_rows", "rows size narrow *values values_stride *places
 
 
 class Losses(ctypes.Structure):
-    """With a float, unlike the others."""
+    """Structure of the loss kernel, which has a float field, unlike the others."""
 
     _fields_ = (
         ("rows", _SIZE),
         ("vocabulary", _SIZE),
         ("narrow", _SIZE),
-        ("logits", _PLACE),
+        ("logits", _POINTER),
         ("logits_stride", _SIZE),
-        ("targets", _PLACE),
+        ("targets", _POINTER),
         ("smoothing", ctypes.c_float),
         ("gradient", _SIZE),
-        ("factors", _PLACE),
-        ("losses", _PLACE),
-        ("dbias", _PLACE),
+        ("factors", _POINTER),
+        ("losses", _POINTER),
+        ("dbias", _POINTER),
     )
 
 
@@ -141,24 +141,29 @@ STRUCTURES: dict[str, type[ctypes.Structure]] = {
 }
 
 PARTS = {"weight": Weight}
-"""Structures that others point to."""
+"""Structures that other structures point to."""
 
 
 class Library:
-    """The C library, and whether it has PyTorch's threads."""
+    """The loaded C library, and whether it uses PyTorch's OpenMP threads."""
 
     def __init__(self, path: Path, most: int = 2) -> None:
-        """``most``: the instructions to use, see kernels.c.
+        """Loads the library.
+
+        Args:
+            path: file of the library.
+            most: highest instruction set level to use, see kernels.c.
 
         Raises:
-            ImportError: it was built from other sources. OSError: it is no library for this machine.
+            ImportError: it was built from other sources.
+            OSError: it is not a library for this machine.
         """
         library: Any = ctypes.CDLL(str(path))
         if not _fits(library):
-            raise ImportError(f"{path} was built from other sources")
+            raise ImportError(f"{path} was built from sources of another version")
         threads = _openmp()
         self.has_threads = threads is not None
-        library.econmt_start.argtypes = [_PLACE] * 3 + [ctypes.c_int]
+        library.econmt_start.argtypes = [_POINTER] * 3 + [ctypes.c_int]
         self.level: int = library.econmt_start(*(threads or (None, None, None)), most)
         self.functions: dict[str, Any] = {}
         for name, structure in STRUCTURES.items():
@@ -169,7 +174,7 @@ class Library:
 
 
 def _fits(library: Any) -> bool:
-    """Whether the library has our version and structures."""
+    """Returns True if the library has the expected version and structures."""
     try:
         version, size = library.econmt_version, library.econmt_size
     except AttributeError:
@@ -181,18 +186,18 @@ def _fits(library: Any) -> bool:
 
 
 def _openmp() -> tuple[int, int, int] | None:
-    """Where the OpenMP runtime of PyTorch has GOMP_parallel, omp_get_thread_num and omp_get_num_threads."""
+    """Returns addresses of GOMP_parallel, omp_get_thread_num and omp_get_num_threads in PyTorch's OpenMP runtime."""
     folder = Path(torch.__file__).parent / "lib"
     for name in ("libtorch_cpu.so", "libtorch_cpu.dylib"):
         if (folder / name).is_file():
-            torch_library: Any = ctypes.CDLL(str(folder / name))  # its symbols include those of what it needs
+            torch_library: Any = ctypes.CDLL(str(folder / name))  # also resolves symbols of its dependencies
             try:
-                found = [
-                    ctypes.cast(getattr(torch_library, symbol), _PLACE).value
+                addresses = [
+                    ctypes.cast(getattr(torch_library, symbol), _POINTER).value
                     for symbol in ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
                 ]
             except AttributeError:
                 return None
-            start, number, count = found
+            start, number, count = addresses
             return (start, number, count) if start and number and count else None
     return None

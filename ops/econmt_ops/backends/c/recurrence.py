@@ -1,8 +1,8 @@
-"""The linear recurrence by the C library: a backend of `econmt_ops.linear_recurrence.scan`.
+"""The linear recurrence in the C library: a backend of `econmt_ops.linear_recurrence.scan`.
 
-A task is some columns of a row, with all of its steps, so that memory is read once. Where there are fewer tasks than
-threads, blocks of steps are walked side by side: what each makes of the state before it is found first, and the block
-is read again while the cache still holds it.
+A task is a range of columns of a row, with all of its steps, so that memory is read once. If there are fewer tasks than
+threads, blocks of steps run in parallel: a first pass computes each block's map of the state before it, and the second
+pass reads the block again while it is in cache.
 """
 
 from __future__ import annotations
@@ -15,38 +15,38 @@ from torch import Tensor
 from econmt_ops.backends.c import call, rows_of
 
 _LINE = 16
-"""Columns of a task are a multiple of these: a cache line of float32."""
+"""Columns of a task are a multiple of this: a cache line of float32."""
 
 _WIDEST = 2048
-"""Columns of a task, whose states stay in the first-level cache."""
+"""Maximum columns of a task, so that its states stay in the L1 cache."""
 
 _PARTS = 16
-"""Blocks of steps side by side."""
+"""Maximum blocks of steps that run in parallel."""
 
 _PART_VALUES = 1 << 16
-"""Values of such a block in a tensor."""
+"""Values of such a block in one tensor."""
 
 
 def _width(rows: int, hidden: int) -> int:
-    """The columns of a task: as few tasks as keep all threads at work."""
+    """Returns the columns of a task: as few tasks as keep all threads busy."""
     threads = torch.get_num_threads()
     parts = 1 if rows % threads == 0 or rows >= 4 * threads else threads
     return min(_WIDEST, max(_LINE, -(-hidden // (parts * _LINE)) * _LINE))
 
 
-def _is_thin(rows: int, steps: int, hidden: int, block: int) -> bool:
-    """Whether rows and columns are too few for the threads, but steps are not."""
+def _has_few_tasks(rows: int, steps: int, hidden: int, block: int) -> bool:
+    """Returns True if rows and columns are too few to keep all threads busy, but steps are not."""
     tasks = rows * -(-hidden // _LINE)
     return tasks < torch.get_num_threads() and steps >= 2 * _part_steps(hidden, block)
 
 
 def _part_steps(hidden: int, block: int) -> int:
-    """The steps of a part, a multiple of ``block``."""
+    """Returns the steps of a part, a multiple of ``block``."""
     return max(1, _PART_VALUES // (max(1, hidden) * block)) * block
 
 
 def _strides(**tensors: Tensor) -> dict[str, int]:
-    """The fields of the strides of (B, T, H)."""
+    """Returns the stride fields of tensors (B, T, H)."""
     return {
         f"{name}_{kind}": tensor.stride(axis)
         for name, tensor in tensors.items()
@@ -96,7 +96,7 @@ def walk_back(
     ddecay: Tensor,
     dinputs: Tensor,
 ) -> Tensor:
-    """Writes the gradients of decay and inputs; returns that of initial. ``after``: that of the last state, (B, H)."""
+    """Writes the gradients of decay and inputs; returns that of initial. ``after``: (B, H), that of the last state."""
     rows, steps, hidden = decay.shape
     dinitial = torch.empty(rows, hidden)
     call(
@@ -122,7 +122,7 @@ def walk_back(
 def _states_before(
     decay: Tensor, inputs: Tensor, state: Tensor, backwards: bool, gradient: bool
 ) -> tuple[Tensor, Tensor]:
-    """The states (P, H) before the parts of (P, L, H), one after the other, and the one after all of them (H,)."""
+    """Returns the states (P, H) before consecutive parts of (P, L, H), and the state (H,) after the last."""
     parts, steps, hidden = decay.shape
     products, ends, before = (torch.empty(parts, hidden) for _ in range(3))
     call(
@@ -137,27 +137,27 @@ def _states_before(
     )
     for part in range(parts - 1, -1, -1) if backwards else range(parts):
         before[part] = state
-        # A product may leave float32's range where the state that it would multiply is none.
+        # A product of decays may overflow although the state that it multiplies is zero.
         state = torch.where(state == 0, 0, products[part] * state) + ends[part]
     return before, state
 
 
 def _cuts(steps: int, size: int, reverse: bool, back: bool) -> Iterator[tuple[slice, int]]:
-    """Where a row is cut: the positions of each group of parts in the order of the walk, and how many parts they are.
+    """Yields the positions of each group of parts of a row, in the order of the walk, and the number of parts.
 
     Args:
-        steps: of the row. size: of a part.
-        reverse: whether the walk begins at the end.
-        back: whether they are wanted in the other order.
+        steps: steps of the row. size: steps of a part.
+        reverse: True if the walk begins at the end.
+        back: True for the opposite order.
     """
-    found = []
+    cuts = []
     begin = 0
     while begin < steps:
         parts = min(_PARTS, (steps - begin) // size)
         end = min(begin + max(1, parts) * size, steps)
-        found.append((slice(steps - end, steps - begin) if reverse else slice(begin, end), max(1, parts)))
+        cuts.append((slice(steps - end, steps - begin) if reverse else slice(begin, end), max(1, parts)))
         begin = end
-    yield from reversed(found) if back else found
+    yield from reversed(cuts) if back else cuts
 
 
 def _row_lengths(lengths: Tensor | None, rows: int, steps: int) -> list[int]:
@@ -165,17 +165,17 @@ def _row_lengths(lengths: Tensor | None, rows: int, steps: int) -> list[int]:
 
 
 def _parts(tensor: Tensor, where: slice, parts: int) -> Tensor:
-    """The positions ``where`` of (T, H) as (P, L, H)."""
-    found = tensor[where]
-    return found.view(parts, len(found) // parts, found.shape[1])
+    """Returns the positions ``where`` of (T, H) as (P, L, H)."""
+    positions = tensor[where]
+    return positions.view(parts, len(positions) // parts, positions.shape[1])
 
 
 def _carries_of(carries: Tensor, where: slice, parts: int, block: int, reverse: bool, steps: int) -> Tensor:
-    """The carries (P, L / block, H) of parts, of a row's (N, H), which stand in the order of the walk."""
+    """Returns the carries (P, L / block, H) of parts, given a row's (N, H), which are in the order of the walk."""
     first, last = (steps - where.stop, steps - where.start) if reverse else (where.start, where.stop)
-    held = carries[first // block : -(-last // block)]
-    found = held.view(parts, len(held) // parts, held.shape[1])
-    return found.flip(0) if reverse and parts > 1 else found
+    row_carries = carries[first // block : -(-last // block)]
+    part_carries = row_carries.view(parts, len(row_carries) // parts, row_carries.shape[1])
+    return part_carries.flip(0) if reverse and parts > 1 else part_carries
 
 
 def forward(
@@ -187,28 +187,30 @@ def forward(
     block: int,
     keep: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """The outputs, and the states before every block of a row's own steps in the order of its walk."""
+    """Returns the outputs, and the states before every block of a row's own steps in the order of its walk."""
     decay, inputs = rows_of(decay), rows_of(inputs)
     lengths = None if lengths is None else lengths.contiguous()
     rows, steps, hidden = decay.shape
     outputs = torch.empty(rows, steps, hidden, dtype=decay.dtype)
     carries = torch.empty(rows, -(-steps // block), hidden) if keep else None
-    if not _is_thin(rows, steps, hidden, block):
+    if not _has_few_tasks(rows, steps, hidden, block):
         walk(decay, inputs, initial, lengths, reverse, block, outputs, carries, None)
         return outputs, carries
     for row, length in enumerate(_row_lengths(lengths, rows, steps)):
         state = torch.zeros(hidden) if initial is None else initial[row]
         for where, parts in _cuts(length, _part_steps(hidden, block), reverse, False):
-            cut = [_parts(each[row], where, parts) for each in (decay, inputs, outputs)]
-            own = torch.empty(parts, -(-cut[0].shape[1] // block), hidden) if keep else None
+            slices = [_parts(each[row], where, parts) for each in (decay, inputs, outputs)]
+            part_carries = torch.empty(parts, -(-slices[0].shape[1] // block), hidden) if keep else None
             before, last = (
-                _states_before(cut[0], cut[1], state, reverse, False) if parts > 1 else (state[None], state)
+                _states_before(slices[0], slices[1], state, reverse, False)
+                if parts > 1
+                else (state[None], state)
             )
             ends = torch.empty(parts, hidden)
-            walk(cut[0], cut[1], before, None, reverse, block, cut[2], own, ends)
+            walk(slices[0], slices[1], before, None, reverse, block, slices[2], part_carries, ends)
             state = ends[0] if parts == 1 else last
-            if carries is not None and own is not None:
-                ordered = (own.flip(0) if reverse else own).flatten(0, 1)
+            if carries is not None and part_carries is not None:
+                ordered = (part_carries.flip(0) if reverse else part_carries).flatten(0, 1)
                 first = (length - where.stop if reverse else where.start) // block
                 carries[row, first : first + len(ordered)] = ordered
         outputs[row, length:] = 0
@@ -225,14 +227,14 @@ def backward(
     block: int,
     doutputs: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of decay, inputs and initial; see `econmt_ops.linear_recurrence.scan.Backend`."""
+    """Returns the gradients of decay, inputs and initial; see `econmt_ops.linear_recurrence.scan.Backend.backward`."""
     decay, kept, doutputs = rows_of(decay), rows_of(kept), rows_of(doutputs)
     lengths = None if lengths is None else lengths.contiguous()
     rows, steps, hidden = decay.shape
     ddecay, dinputs = (torch.empty(rows, steps, hidden, dtype=decay.dtype) for _ in range(2))
-    if not _is_thin(rows, steps, hidden, block):
-        given = decay, kept, carries, initial, lengths, reverse, block, doutputs, None, ddecay, dinputs
-        return ddecay, dinputs, walk_back(*given)
+    if not _has_few_tasks(rows, steps, hidden, block):
+        arguments = decay, kept, carries, initial, lengths, reverse, block, doutputs, None, ddecay, dinputs
+        return ddecay, dinputs, walk_back(*arguments)
     dinitial = torch.empty(rows, hidden)
     for row, length in enumerate(_row_lengths(lengths, rows, steps)):
         gradient = torch.zeros(hidden)
@@ -242,14 +244,16 @@ def backward(
             after = gradient[None]
             if parts > 1:
                 after, _ = _states_before(a, incoming, gradient, not reverse, True)
-            own = None if carries is None else _carries_of(carries[row], where, parts, block, reverse, length)
+            part_carries = (
+                None if carries is None else _carries_of(carries[row], where, parts, block, reverse, length)
+            )
             first = _first_states(
                 kept[row], None if initial is None else initial[row], where, parts, reverse, length
             )
             gradients = walk_back(
                 a,
                 k,
-                own,
+                part_carries,
                 first if carries is None else None,
                 None,
                 reverse,
@@ -269,14 +273,14 @@ def backward(
 def _first_states(
     outputs: Tensor, initial: Tensor | None, where: slice, parts: int, reverse: bool, steps: int
 ) -> Tensor:
-    """The states (P, H) before the parts at ``where``, of a row's outputs (T, H)."""
+    """Returns the states (P, H) before the parts at ``where``, given a row's outputs (T, H)."""
     size = (where.stop - where.start) // parts
-    found = torch.zeros(parts, outputs.shape[1])
+    states = torch.zeros(parts, outputs.shape[1])
     for part in range(parts):
         begin = where.start + part * size
         before = begin + size if reverse else begin - 1
         if 0 <= before < steps:
-            found[part] = outputs[before]
+            states[part] = outputs[before]
         elif initial is not None:
-            found[part] = initial
-    return found
+            states[part] = initial
+    return states

@@ -1,11 +1,11 @@
-/* Layers of a linear recurrence around their products, of which variant.h includes this file: nonlinearities, recurrence and
- * output in one walk each way. A task is at most CHUNK columns of a row, so that all of a step stays in the first-level
- * cache. The mathematics is that of econmt_ops.cells.scan.
+/* Layers of a linear recurrence without their products; included by variant.h. Nonlinearities, recurrence and output in one
+ * pass per direction. A task is at most CHUNK columns of a row, so that all data of a step stay in the L1 cache. The equations
+ * are those of econmt_ops.cells.scan.
  */
 
-/* The sums f and i under two gates become the powers e^-f and e^-i, from which (1 + e^-i) / (2 + e^-f + e^-i) is f / (f + i)
- * of the gates. If one is below -60, both powers are divided so that the larger is e^60: then 1 and 2, which would be divided
- * too, are nothing beside it, and no power is infinite. A sum of -inf closes its gate. */
+/* Replaces the sums f and i of two gates by the powers e^-f and e^-i, from which f / (f + i) of the gates is
+ * (1 + e^-i) / (2 + e^-f + e^-i). If a sum is below -60, both powers are scaled so that the larger is e^60: the terms 1 and 2,
+ * which would be scaled too, are then negligible, and no power is infinite. A sum of -inf closes its gate. */
 static INLINE void NAME(powers)(float *f, float *i, int64_t count) {
   SIMD for (int64_t k = 0; k < count; k++) {
     float least = f[k] < i[k] ? f[k] : i[k];
@@ -17,8 +17,8 @@ static INLINE void NAME(powers)(float *f, float *i, int64_t count) {
   }
 }
 
-/* The parts of a step after their nonlinearities: u, the gates, and as it is what stands behind them. The gates of a shared
- * recurrence are powers. */
+/* Loads the parts of a step and applies their nonlinearities: u, the gates, and further parts unchanged. The gates of a shared
+ * recurrence become powers. */
 static INLINE void NAME(activate)(float parts[MOST_PARTS][CHUNK], const void *products, int64_t place, int64_t hidden,
                                   int64_t count, const struct scan_cell *cell) {
   int64_t powers = cell->recurrence == SHARED ? 2 : 0;
@@ -34,7 +34,7 @@ static INLINE void NAME(activate)(float parts[MOST_PARTS][CHUNK], const void *pr
   if (powers) NAME(powers)(parts[1], parts[2], count);
 }
 
-/* What a highway lets through: a part of the products, or the input, for which there is room. */
+/* Returns the input of a highway: a part of the products, or the layer's input, loaded into room. */
 static INLINE const float *NAME(through)(float parts[MOST_PARTS][CHUNK], float *room, const void *read, int64_t at,
                                          int64_t count, const struct scan_cell *cell) {
   if (cell->output != HIGHWAY || cell->parts > cell->gates + 1) return parts[cell->parts - 1];
@@ -68,7 +68,7 @@ static void NAME(scan_cell_forward)(const void *given, int64_t begin, int64_t en
       }
       if (a->cells) memcpy(a->cells + row * a->cells_batch + t * a->cells_step + at, c, bytes);
       if (cell->output == RELU) {
-        SIMD for (int64_t k = 0; k < count; k++) h[k] = c[k] > 0.0f ? c[k] : 0.0f * c[k]; /* NaN stays */
+        SIMD for (int64_t k = 0; k < count; k++) h[k] = c[k] > 0.0f ? c[k] : 0.0f * c[k]; /* keeps NaN */
       } else if (cell->output == GATE) {
         SIMD for (int64_t k = 0; k < count; k++) h[k] = o[k] * c[k];
       } else if (cell->output == HIGHWAY) {

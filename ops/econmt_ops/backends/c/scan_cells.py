@@ -1,6 +1,6 @@
-"""Layers of a linear recurrence around their products by the C library: one walk each way, see `scan_cells.h`.
+"""Layers of a linear recurrence without their products, in the C library: one pass per direction, see `scan_cells.h`.
 
-B batch, T steps, H hidden, K parts of the products.
+Sizes: B batch, T steps, H hidden, K parts of the products.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from econmt_ops.backends.c import call, rows_of
 from econmt_ops.cells.scan import ScanCell
 
 _RECURRENCES, _OUTPUTS = ("coupled", "gated", "shared"), ("plain", "relu", "gate", "highway")
-"""By their numbers in kernels.h."""
+"""Names in the order of their numbers in kernels.h."""
 
 _LINE, _WIDEST = 16, 256
-"""Columns of a task are a multiple of the one, a cache line of float32, and at most the other."""
+"""Columns of a task: a multiple of the first, a cache line of float32, and at most the second."""
 
 
 def _sizes(cell: ScanCell, products: Tensor, hidden: int) -> tuple[int, ...]:
-    """The fields with which both structures begin."""
+    """Returns the first fields of both structures."""
     rows, steps, wide = products.shape
     numbers = _RECURRENCES.index(cell.recurrence.name), _OUTPUTS.index(cell.output.name)
     narrow = products.dtype == torch.bfloat16
@@ -29,7 +29,7 @@ def _sizes(cell: ScanCell, products: Tensor, hidden: int) -> tuple[int, ...]:
 
 
 def _strides(**tensors: Tensor | None) -> dict[str, int]:
-    """The fields of the strides of (B, T, H)."""
+    """Returns the stride fields of tensors (B, T, H)."""
     return {
         f"{name}_{kind}": tensor.stride(axis)
         for name, tensor in tensors.items()
@@ -47,15 +47,15 @@ def forward(
     outputs: Tensor,
     cells: Tensor | None,
 ) -> Tensor:
-    """Writes what a recurrence gives, and returns c (B, H) after each row's last step.
+    """Writes the results of a recurrence; returns c (B, H) after each row's last step.
 
     Args:
-        cell: whose recurrence.
+        cell: defines the recurrence.
         products: (B, T, K H), contiguous, with the bias.
         read: (B, T, I), the input, which a highway reads if I is H.
         first: (B, H) float32. lengths: (B,), from 0 to T; or None.
-        outputs: (B, T, H) is written, in the type of the products, and cells (B, T, H) float32, c at each step,
-            if it is there. Both may be slices of steps.
+        outputs: (B, T, H) is written, in the type of the products, and cells (B, T, H) float32, c after each step,
+            unless None. Both may be slices of steps.
     """
     read, first = rows_of(read), first.contiguous()
     last = torch.empty_like(first)
@@ -88,11 +88,11 @@ def backward(
     dlast: Tensor,
     dproducts: Tensor,
 ) -> tuple[Tensor, Tensor | None]:
-    """Writes the gradient of the products; returns that of ``first``, and of the input if a highway reads it.
+    """Writes the gradient of the products; returns the gradients of ``first`` and, if a highway reads it, of the input.
 
     Args:
-        cell, products, read, first, lengths: as :func:`forward` had them, ``first`` with any stride. cells: as it wrote
-            them.
+        cell, products, read, first, lengths: as in :func:`forward`; ``first`` may have any stride. cells: as written
+            there.
         doutputs: (B, T, H), or None. dlast: (B, H) float32.
         dproducts: (B, T, K H), contiguous, is written; may be ``products`` itself.
     """

@@ -1,17 +1,18 @@
-/* All steps of a layer, and of a beam search, of which variant.h includes this file: what econmt.decoding.search.beam does with a model's steps, in one call,
- * and econmt.model.inference.encoder.
+/* All steps of an LSTM layer, and of a beam search, in one call; included by variant.h. The same computations in Python are
+ * econmt.decoding.search.beam and econmt.model.inference.encoder.
  *
- * Every row has values of its own that depend on no other row, so that no translation depends on what else is in its batch; with
- * shortlists up to rounding, since the sum over the words of all of the batch's lists adds zeros in between.
+ * The values of a row depend on no other row, so a translation does not depend on the rest of its batch; with shortlists this
+ * holds up to rounding, because the sum over the words of all lists of the batch adds zeros in between.
  */
 
-/* A product of all rows, whose output rows follow one another. */
+/* Product of all rows, with contiguous output rows. */
 static INLINE void NAME(apply)(const struct weight *w, const float *left, int64_t rows, const float *start, float *output,
                                float *scratch) {
   NAME(multiply)(w, left, w->inputs, rows, start, w->outputs, output, w->outputs, scratch);
 }
 
-/* The longest rows come first, so that those that go on are together. scratch: 6 H + 2 floats a row, and that of products. */
+/* Rows are sorted by length, longest first, so that active rows are contiguous. scratch: 6 H + 2 floats per row, and that of
+ * products. */
 static void NAME(lstm_sequence)(const void *given, int64_t begin, int64_t end, float *scratch) {
   const struct lstm_sequence *a = given;
   int64_t rows = end - begin, size = a->hidden, *order = (int64_t *)scratch;
@@ -39,7 +40,7 @@ static void NAME(lstm_sequence)(const void *given, int64_t begin, int64_t end, f
   }
 }
 
-/* The vectors of words, one after another. */
+/* Embeds words into consecutive vectors. */
 static void NAME(embed)(const struct beam_search *a, const int64_t *words, int64_t count, float *to) {
   int64_t width = a->embedded;
   for (int64_t row = 0; row < count; row++, to += width) {
@@ -52,7 +53,7 @@ static void NAME(embed)(const struct beam_search *a, const int64_t *words, int64
   }
 }
 
-/* What the rows' words add to the gates of the lowest layer. Threads may find the same word new, and write the same values. */
+/* Computes the words' shares of the bottom layer's gates. Threads may cache the same word at once, with the same values. */
 static void NAME(read_words)(const struct beam_search *a, const struct search_room *m, int64_t rows) {
   const struct weight *w = a->weights + WORDS;
   int64_t gates = 4 * a->size, *words = m->parents, unknown = 0;
@@ -82,7 +83,7 @@ static void NAME(read_words)(const struct beam_search *a, const struct search_ro
   }
 }
 
-/* Puts rows of two matrices side by side. */
+/* Concatenates the rows of two matrices. */
 static void NAME(join)(float *to, const float *one, int64_t wide, const float *two, int64_t stride, int64_t other, int64_t rows) {
   for (int64_t row = 0; row < rows; row++) {
     memcpy(to + row * (wide + other), one + row * wide, (size_t)wide * sizeof *to);
@@ -95,7 +96,7 @@ static void NAME(advance)(const struct beam_search *a, float *gates, float *h, f
   NAME(lstm_forward)(&step, 0, rows, NULL);
 }
 
-/* The attention of the rows with their queries, and what they make of a share of theirs: through tanh, or as it is. */
+/* Attends with the rows' queries and adds the weighted values to the rows' share, followed by tanh unless plain. */
 static void NAME(look)(const struct beam_search *a, const struct search_room *m, const float *query, int64_t query_stride,
                        const float *share, int64_t share_stride, float *output, int64_t plain, int64_t rows) {
   struct attention_forward attention = {rows,    a->positions, a->compared, 0,          query,    query_stride,
@@ -106,7 +107,7 @@ static void NAME(look)(const struct beam_search *a, const struct search_room *m,
   NAME(combine_forward)(&combine, 0, rows, m->product);
 }
 
-/* One step of the decoder: from the rows' tokens, h, c and o to new ones, and the attention. */
+/* One decoder step: updates the rows' h, c and o, given their last words, and writes the attention weights. */
 static void NAME(decode)(const struct beam_search *a, const struct search_room *m, int64_t rows) {
   int64_t size = a->size, most = rows * size, asked = a->asked;
   NAME(read_words)(a, m, rows);
@@ -159,14 +160,14 @@ static void NAME(decode)(const struct beam_search *a, const struct search_room *
   }
 }
 
-/* What the output layer reads of the rows. */
+/* Returns the rows' inputs of the output layer. */
 static const float *NAME(read_out)(const struct beam_search *a, const struct search_room *m, int64_t rows) {
   if (!a->weights[READOUT].outputs) return m->output;
   NAME(apply)(a->weights + READOUT, m->output, rows, NULL, m->read, m->product);
   return m->read;
 }
 
-/* The best words of each row; in rows that have reached their limit the end alone. */
+/* Finds the best words of each row; for rows at their length limit only the end. */
 static void NAME(choose_words)(const struct beam_search *a, const struct search_room *m, int64_t rows, int64_t width,
                                int64_t position) {
   const struct weight *w = a->weights + OUTPUT;
@@ -187,14 +188,14 @@ static void NAME(choose_words)(const struct beam_search *a, const struct search_
   }
 }
 
-/* The highest totals of a sentence's rows with their words, falling, equal ones in the order of rows and words. */
+/* Finds the highest totals of a sentence's rows and their words, in descending order; ties in the order of rows and words. */
 static int64_t NAME(choose_places)(const struct search_room *m, int64_t first, int64_t last, int64_t width, int64_t beam,
                                    double *totals, int64_t *whence) {
   int64_t held = 0;
   for (int64_t row = first; row < last; row++) {
     for (int64_t k = row * width; k < (row + 1) * width; k++) {
       double total = m->now.totals[row] + m->found[k];
-      if (!(total > -INFINITY) || (held == beam && !(total > totals[held - 1]))) continue; /* NaN is nothing */
+      if (!(total > -INFINITY) || (held == beam && !(total > totals[held - 1]))) continue; /* skips NaN */
       int64_t place = held < beam ? held++ : held - 1;
       for (; place > 0 && total > totals[place - 1]; place--) {
         totals[place] = totals[place - 1];
@@ -207,8 +208,8 @@ static int64_t NAME(choose_places)(const struct search_room *m, int64_t first, i
   return held;
 }
 
-/* Notes what ends and what grows of the rows first to last, of one sentence; returns how many rows there are of it now, the
- * next ones from ``at`` on. */
+/* Records the finished and the growing hypotheses of one sentence, rows first to last; returns the number of its next rows,
+ * which begin at ``at``. */
 static int64_t NAME(grow)(const struct beam_search *a, const struct search_room *m, int64_t first, int64_t last, int64_t width,
                           int64_t position, int64_t begin, int64_t at) {
   double totals[MOST_PLACES], reach = -INFINITY;
@@ -235,7 +236,7 @@ static int64_t NAME(grow)(const struct beam_search *a, const struct search_room 
     double highest = totals[growing[k]] / a->penalties[a->limits[sentence] + 1];
     reach = highest > reach ? highest : reach;
   }
-  /* A total only falls as a hypothesis grows, and the penalty only rises with its length. */
+  /* Totals only decrease as a hypothesis grows, and penalties only increase with its length. */
   if (!(best[a->nbest - 1] < reach)) return 0;
   for (; made < count; made++) {
     int64_t k = growing[made], row = whence[k] / width;
@@ -249,7 +250,7 @@ static int64_t NAME(grow)(const struct beam_search *a, const struct search_room 
   return made;
 }
 
-/* Sentences begin to end, with all memory in the scratch. */
+/* Searches sentences begin to end, with all memory in the scratch. */
 static void NAME(beam_search)(const void *given, int64_t begin, int64_t end, float *scratch) {
   const struct beam_search *a = given;
   int64_t rows = end - begin, size = a->size, vocabulary = a->weights[OUTPUT].outputs;
@@ -307,7 +308,7 @@ static void NAME(beam_search)(const void *given, int64_t begin, int64_t end, flo
   }
 }
 
-/* Rows begin to end of a step, with all memory in the scratch. */
+/* Runs rows begin to end of a step, with all memory in the scratch. */
 static void NAME(search_step)(const void *given, int64_t begin, int64_t end, float *scratch) {
   const struct search_step *s = given;
   const struct beam_search *a = s->search;

@@ -1,6 +1,6 @@
-"""Whole layers and beam searches by the C library, and weights as these read them; kernels.h describes every argument.
+"""Entire layers and beam searches in the C library, and weights in its format; kernels.h describes every argument.
 
-B sentences, S source positions, K places of a sentence, T steps, N outputs and K inputs of a weight.
+Sizes: B sentences, S source positions, K beam size, T steps, N outputs and K inputs of a weight.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from econmt_ops.backends import c as native
 from econmt_ops.backends.c.library import BeamSearch, Weight
 
 MOST_PLACES = 64
-"""That of search_room.h."""
+"""Maximum beam size, as in search_room.h."""
 
 _WATCHED = 4
 _LANES, _LINE = 16, 64
@@ -29,14 +29,14 @@ _Watch = ctypes.CFUNCTYPE(ctypes.c_int64)
 
 
 class SearchWeight:
-    """left weight^T + bias as a search multiplies.
+    """Weight of a product left weight^T + bias in a search.
 
     Args:
         weight: (N, K). bias: (N,), or None. dtype: float32, bfloat16 or int8.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
-        # Importing it above would be a circle: products ask this package whether it serves.
+        # Imported here to avoid an import cycle: `econmt_ops.core` imports this package.
         from econmt_ops.core.int8 import rounded
 
         self._bias = None if bias is None else bias.detach().float().contiguous()
@@ -45,40 +45,40 @@ class SearchWeight:
             self._rows, self._steps = rounded(weight)
         else:
             self._rows = weight.detach().to(dtype)
-        self._laid_out: tuple[Tensor, Tensor | None] | None = None
+        self._prepacked: tuple[Tensor, Tensor | None] | None = None
 
     @property
     def outputs(self) -> int:
-        """N."""
+        """Number of outputs, N."""
         return len(self._rows)
 
     def only(self, outputs: Tensor) -> SearchWeight:
-        """That of some outputs (M,)."""
-        made = object.__new__(SearchWeight)
-        made._rows = self._rows.index_select(0, outputs)
-        made._bias, made._steps = (
+        """Returns the weight restricted to some outputs (M,)."""
+        restricted = object.__new__(SearchWeight)
+        restricted._rows = self._rows.index_select(0, outputs)
+        restricted._bias, restricted._steps = (
             None if part is None else part.index_select(0, outputs) for part in (self._bias, self._steps)
         )
-        made._laid_out = None
-        return made
+        restricted._prepacked = None
+        return restricted
 
     def structure(self) -> Any:
-        """For the library; it lives as long as this."""
+        """Returns the structure for the library; it is valid while this object exists."""
         from econmt_ops.core.int8 import grouped
 
         rows = self._rows
-        if self._laid_out is None:
+        if self._prepacked is None:
             narrow = rows.dtype != torch.float32
             inputs = -rows.shape[1] % (_LINE // rows.itemsize) if narrow else 0
             filled = functional.pad(rows, (0, inputs, 0, -len(rows) % _LANES))
             sums = filled.sum(1, dtype=torch.int32) if rows.dtype == torch.int8 else None
-            self._laid_out = grouped(filled), sums
-        values, sums = self._laid_out
-        places = [_place(part) for part in (values, sums, self._steps, self._bias)]
-        return Weight(_KINDS[rows.dtype], rows.shape[1], len(rows), *places)
+            self._prepacked = grouped(filled), sums
+        values, sums = self._prepacked
+        addresses = [_address(part) for part in (values, sums, self._steps, self._bias)]
+        return Weight(_KINDS[rows.dtype], rows.shape[1], len(rows), *addresses)
 
 
-def _place(tensor: Tensor | None) -> int | None:
+def _address(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 
 
@@ -96,13 +96,13 @@ def lstm_sequence(
     *,
     backwards: bool,
 ) -> None:
-    """All steps of an LSTM layer in one direction.
+    """Runs all steps of an LSTM layer in one direction.
 
     Args:
-        recurrent: (4H, H). table: (M, 4H) float32, what inputs add to the gates.
-        places: (T, B) which of them a position has. lengths: (B,), at least 1.
-        outputs: (T, B, H), written at a row's own positions; H may be columns of more. last: (B, H), h after the last
-            step. Both float32.
+        recurrent: (4H, H). table: (M, 4H) float32, the inputs' share of the gates.
+        places: (T, B), row index into ``table`` of each position. lengths: (B,), at least 1.
+        outputs: (T, B, H), written at a row's own positions; may be columns of a wider tensor. last: (B, H), h after
+            the last step. Both float32.
     """
     positions, rows, size = outputs.shape
     structure = recurrent.structure()
@@ -121,8 +121,8 @@ def lstm_sequence(
     )
 
 
-class _Kept:
-    """Keeps what is raised inside: through C it could not pass."""
+class _ErrorHolder:
+    """Context that stores an exception, which cannot propagate through C."""
 
     error: BaseException | None = None
 
@@ -135,23 +135,23 @@ class _Kept:
 
 @contextmanager
 def _signals_wait() -> Iterator[Callable[[], None]]:
-    """Within it handlers of Ctrl-C and SIGTERM run when what is given is called, and those left when it ends.
+    """Defers handlers of Ctrl-C and SIGTERM until the yielded function is called, or until the context ends.
 
-    Python would run them as a callback begins, where what they raise goes nowhere.
+    Python would otherwise run them at the start of a callback, where their exceptions are lost.
     """
-    came: list[tuple[int, Any]] = []
+    pending: list[tuple[int, Any]] = []
     handlers: dict[int, Any] = {}
 
     def handle() -> None:
-        while came:
-            number, frame = came.pop(0)
+        while pending:
+            number, frame = pending.pop(0)
             handlers[number](number, frame)
 
     if threading.current_thread() is threading.main_thread():
         for awaited in (signal.SIGINT, signal.SIGTERM):
             if callable(handler := signal.getsignal(awaited)):
                 handlers[awaited] = handler
-                signal.signal(awaited, lambda *given: came.append(given))
+                signal.signal(awaited, lambda *given: pending.append(given))
     try:
         yield handle
     finally:
@@ -166,20 +166,20 @@ def beam_search(
     tensors: Mapping[str, Tensor | None],
     watch: Callable[[], object],
 ) -> None:
-    """Searches; fills ``ended``, ``count``, ``grown`` and ``seen``.
+    """Runs a beam search; fills ``ended``, ``count``, ``grown`` and ``seen``.
 
     Args:
-        weights: in the library's order, None where there is none.
-        sizes, tensors: the fields of the structure by their names; tensors are contiguous.
-        watch: called before every few steps; what it raises ends the search.
+        weights: in the library's order, None for missing ones.
+        sizes, tensors: fields of the structure by name; tensors are contiguous.
+        watch: called every few steps; an exception that it raises ends the search.
     """
-    kept = _Kept()
+    holder = _ErrorHolder()
 
     def watched() -> int:
-        with kept:
+        with holder:
             handle()
             watch()
-        return int(kept.error is not None)
+        return int(holder.error is not None)
 
     stopped = torch.zeros(1, dtype=torch.int64)
     array = _array(weights)
@@ -197,8 +197,8 @@ def beam_search(
             watch=ctypes.cast(function, ctypes.c_void_p).value,
             stopped=stopped,
         )
-    if kept.error is not None:
-        raise kept.error
+    if holder.error is not None:
+        raise holder.error
 
 
 def search_step(
@@ -207,17 +207,17 @@ def search_step(
     tensors: Mapping[str, Tensor | None],
     rows: Mapping[str, Tensor],
 ) -> None:
-    """One step of the decoder for hypotheses that are chosen elsewhere, with the arithmetic of :func:`beam_search`.
+    """Runs one decoder step for hypotheses that the caller selects, with the arithmetic of :func:`beam_search`.
 
     Args:
-        weights, sizes, tensors: as there, without what a search alone has.
-        rows: the fields of the step's structure by their names, contiguous: ``owners`` and ``tokens`` (R,) int64;
-            ``h`` and ``c`` (layers, R, H) and ``output`` (R, H), which are overwritten; ``seen`` (R, S) and
-            ``log_probs`` (R, N), which are written.
+        weights, sizes, tensors: as there, without the fields that only a search needs.
+        rows: fields of the step's structure by name, contiguous: ``owners`` and ``tokens`` (R,) int64; ``h`` and ``c``
+            (layers, R, H) and ``output`` (R, H), which are overwritten; ``seen`` (R, S) and ``log_probs`` (R, N), which
+            are written.
     """
     array = _array(weights)
-    places = {name: _place(part) for name, part in tensors.items()}
-    search = BeamSearch(**sizes, **places, beam=1, nbest=1, weights=ctypes.addressof(array))
+    addresses = {name: _address(part) for name, part in tensors.items()}
+    search = BeamSearch(**sizes, **addresses, beam=1, nbest=1, weights=ctypes.addressof(array))
     assert all(part is None or part.is_contiguous() for part in (*tensors.values(), *rows.values()))
     log_probs = rows["log_probs"]
     native.call("search_step", log_probs.numel(), (len(log_probs),), search=ctypes.addressof(search), **rows)

@@ -1,9 +1,9 @@
-/* The memory of a search's steps. R rows: the hypotheses of some sentences that still grow, those of a sentence together. */
+/* Memory of a search's steps. R rows: the growing hypotheses of some sentences, grouped by sentence. */
 
-#define LOGITS_AT_ONCE 32 /* rows whose logits stay in the second-level cache */
-#define MOST_PLACES 64    /* of a sentence */
+#define LOGITS_AT_ONCE 32 /* rows whose logits stay in the L2 cache */
+#define MOST_PLACES 64    /* maximum beam size */
 
-/* Which sentence and place a row has, its newest word and its log-probability: (R) each. */
+/* Sentence and place of each row, its last word and its log-probability: (R) each. */
 struct hypotheses {
   int64_t *owners, *places, *tokens;
   double *totals;
@@ -11,18 +11,18 @@ struct hypotheses {
 
 struct search_room {
   struct hypotheses now, next;
-  int64_t *parents, *words;                            /* (R) of the next; (R, K) the best words of each row */
-  int64_t *free;                                       /* (B) places that have not ended */
-  double *best;                                        /* (B, nbest) scores of what has ended, falling */
+  int64_t *parents, *words;                            /* (R) parents of the next rows; (R, K) best words of each row */
+  int64_t *free;                                       /* (B) places that are not finished */
+  double *best;                                        /* (B, nbest) scores of finished hypotheses, descending */
   float *h, *c, *output;                               /* (layers, R, H) and (R, H) */
   float *next_h, *next_c, *next_output;
   float *gates, *joined, *top, *own, *query, *sums, *weights, *read, *logits, *found, *end, *product;
 };
 
-/* Lays the arrays for ``sentences`` out behind ``base``, which may be NULL; returns the bytes that they take. */
+/* Places the arrays for ``sentences`` from ``base`` on, which may be NULL; returns their size in bytes. */
 static int64_t make_search_room(const struct beam_search *a, struct search_room *m, int64_t sentences, char *base) {
   int64_t rows = sentences * a->beam, at = 0, words = a->weights[OUTPUT].outputs;
-  int64_t upper = a->contexts ? a->summed : a->size; /* what a layer above reads, at most, beside h */
+  int64_t upper = a->contexts ? a->summed : a->size; /* maximum inputs of an upper layer beside h */
   int64_t wide = 64, joined = (a->fed ? 2 : 1) * a->size;
   if (joined < a->size + upper) joined = a->size + upper;
   if (joined < a->embedded) joined = a->embedded;
@@ -68,5 +68,5 @@ static int64_t make_search_room(const struct beam_search *a, struct search_room 
   if (scratch < a->summed) scratch = a->summed;
   ROOM(product, scratch);
 #undef ROOM
-  return at + 4096; /* which also keeps it out of the space for a few floats */
+  return at + 4096; /* also more than the stack buffer for small scratch holds */
 }

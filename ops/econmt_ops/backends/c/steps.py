@@ -1,4 +1,4 @@
-"""The steps by the C library: one call a step, in float32, and in bfloat16 with its sums in float32."""
+"""`StepKernels` in the C library: one call per step, in float32, and in bfloat16 with float32 sums."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from econmt_ops.backends.protocol import AttentionKernels
 
 
 class CSteps(EagerSteps):
-    """As `EagerSteps`, for tensors that `econmt_ops.backends.c.serves`."""
+    """`EagerSteps` for tensors that `econmt_ops.backends.c.serves`."""
 
     def __init__(self, like: Tensor) -> None:
-        """``like``: a tensor of the call's compute type."""
+        """Takes a tensor of the call's compute type."""
         super().__init__(like)
         self._zero = like.new_zeros(1, 1)
 
@@ -34,7 +34,7 @@ class CSteps(EagerSteps):
         library.lstm_forward(gates, recurrent, before, h, after, kept)
 
     def prepare_gates(self, gates: Tensor) -> Tensor:
-        """See `StepKernels`; in 16 bits each step makes its gates of the sums while it has them in the cache."""
+        """Implements `StepKernels.prepare_gates`; 16-bit gates remain sums until their step, when they are in cache."""
         return super().prepare_gates(gates) if gates.dtype == self.accumulate else gates
 
     def cell_backward(
@@ -49,9 +49,9 @@ class CSteps(EagerSteps):
         keep: Tensor | None = None,
         scale: float = 1.0,
     ) -> None:
-        """See `StepKernels`."""
+        """Implements `StepKernels.cell_backward`."""
         dh = through_dropout(dh, keep, scale)
-        first, second = dh if len(dh) == 2 else (dh[0], self._nothing(dc))
+        first, second = dh if len(dh) == 2 else (dh[0], self._zeros_like(dc))
         sums = gates.dtype != torch.float32
         library.lstm_backward(gates, sums, before, after, first, second, dc, dgates, dbefore=dc)
 
@@ -64,11 +64,11 @@ class CSteps(EagerSteps):
         scale: float,
         lengths: Tensor | None,
     ) -> AttentionKernels:
-        """See `StepKernels`."""
+        """Implements `StepKernels.attention`."""
         return CAttention(keys, projected, score, norm, scale, lengths)
 
-    def _nothing(self, like: Tensor) -> Tensor:
-        """Zeros (B, H) that all rows share."""
+    def _zeros_like(self, like: Tensor) -> Tensor:
+        """Returns zeros (B, H), expanded from one row."""
         if self._zero.shape[1] != like.shape[1]:
             self._zero = self._zero.new_zeros(1, like.shape[1])
         return self._zero.expand(like.shape)

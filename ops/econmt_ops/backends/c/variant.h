@@ -1,7 +1,7 @@
-/* The kernels' loops, compiled once for each instruction set: kernels.c defines NAME(x) and includes this file.
+/* Loops of the kernels, compiled once per instruction set: kernels.c defines NAME(x) and includes this file.
  *
- * Each function does the rows begin to end. Rows go through buffers of CHUNK floats, so that both types of values take
- * the same loop and intermediate values never leave the first-level cache.
+ * Each function handles rows begin to end. Rows pass through buffers of CHUNK floats, so that both value types share
+ * the same loop and intermediate values stay in the L1 cache.
  */
 
 static INLINE float NAME(widen)(uint16_t value) {
@@ -11,7 +11,7 @@ static INLINE float NAME(widen)(uint16_t value) {
   return result;
 }
 
-/* Rounds to the nearest bfloat16, to the even one of two; NaN stays NaN. */
+/* Rounds to the nearest bfloat16, ties to even; NaN stays NaN. */
 static INLINE uint16_t NAME(narrow)(float value) {
   uint32_t bits;
   memcpy(&bits, &value, sizeof bits);
@@ -37,8 +37,8 @@ static INLINE void NAME(store)(void *to, int64_t at, const float *restrict from,
   }
 }
 
-/* e^x = 2^n e^r with |r| <= ln 2 / 2; the polynomial's relative error is 4e-9. Beyond |x| = 87 it stays
- * there, and neither e^x nor 1 / (1 + e^x) is ever denormal, which is slow to multiply. NaN gives NaN. */
+/* e^x = 2^n e^r with |r| <= ln 2 / 2; the polynomial's relative error is 4e-9. x is clamped to
+ * [-87, 87], so that neither e^x nor 1 / (1 + e^x) is denormal, which is slow to multiply. NaN gives NaN. */
 static INLINE float NAME(exponential)(float x) {
   x = x < -87.0f ? -87.0f : x;
   x = x > 87.0f ? 87.0f : x;
@@ -60,7 +60,7 @@ static INLINE float NAME(exponential)(float x) {
   return p * scale;
 }
 
-/* Exactly 0 and 1 far from 0: gates are closed by large numbers. */
+/* Exactly 0 and 1 for large |x|: padded positions close their gates by large sums. */
 static INLINE float NAME(sigmoid)(float x) {
   float result = 1.0f / (1.0f + NAME(exponential)(-x));
   return x < -86.0f ? 0.0f : result;
@@ -82,7 +82,7 @@ static void NAME(lstm_forward)(const void *given, int64_t begin, int64_t end, fl
         NAME(load)(other, a->recurrent, row * a->recurrent_stride + gate * a->hidden + at, count, a->narrow);
         SIMD for (int64_t k = 0; k < count; k++) gates[gate][k] += other[k];
         NAME(store)(a->gates, place, gates[gate], count, a->narrow);
-        /* The backward pass reads the sum as it was rounded. */
+        /* The backward pass reads the rounded sum. */
         NAME(load)(gates[gate], a->gates, place, count, a->narrow);
       }
       const float *before = a->before + row * a->before_stride + at;
@@ -216,7 +216,7 @@ static void NAME(combine_forward)(const void *given, int64_t begin, int64_t end,
   }
 }
 
-/* scratch: A floats to keep, the share of these rows in dscore, and 3 A floats. */
+/* scratch: A kept floats, the sum of dscore over these rows, and 3 A floats. */
 static void NAME(attention_backward)(const void *given, int64_t begin, int64_t end, float *scratch) {
   const struct attention_backward *a = given;
   float *restrict dscore = scratch, *restrict query = scratch + a->size, *restrict dquery = scratch + 2 * a->size;
@@ -276,7 +276,7 @@ static void NAME(weight_gradient)(const void *given, int64_t begin, int64_t end,
   }
 }
 
-/* scratch: if dbias is wanted V floats to keep, the share of these rows in it; and V floats. */
+/* scratch: with dbias V kept floats, its sum over these rows; and V floats. */
 static void NAME(losses)(const void *given, int64_t begin, int64_t end, float *scratch) {
   const struct losses *a = given;
   int64_t size = a->vocabulary;
@@ -305,7 +305,7 @@ static void NAME(losses)(const void *given, int64_t begin, int64_t end, float *s
   }
 }
 
-/* Does the columns begin to end of all rows, so that every sum is made by one thread, in the order of the rows. */
+/* Handles columns begin to end of all rows, so that each sum is computed by one thread, in the order of the rows. */
 static void NAME(add_rows)(const void *given, int64_t begin, int64_t end, float *scratch) {
   const struct add_rows *a = given;
   (void)scratch;
@@ -321,7 +321,7 @@ static void NAME(add_rows)(const void *given, int64_t begin, int64_t end, float 
   }
 }
 
-/* A value of one of the two types. */
+/* Loads one value of either type. */
 static INLINE float NAME(value)(const void *from, int64_t at, int64_t narrow) {
   return narrow ? NAME(widen)(((const uint16_t *)from)[at]) : ((const float *)from)[at];
 }
@@ -331,14 +331,14 @@ static INLINE void NAME(zero)(void *to, int64_t at, int64_t count, int64_t narro
   memset((char *)to + (size_t)at * size, 0, (size_t)count * size);
 }
 
-/* Asks for the cache lines of values that will be read or written some steps later. */
+/* Prefetches values that will be read or written some steps later. */
 static INLINE void NAME(expect)(const void *values, int64_t at, int64_t count, int64_t narrow) {
   const char *first = (const char *)values + at * (narrow ? 2 : 4);
   for (int64_t byte = 0; byte < count * (narrow ? 2 : 4); byte += 64) __builtin_prefetch(first + byte);
 }
 
-/* Whether rows of such a tensor are written past the caches: it is larger than they are, so that nobody would find it there,
- * and to read a line before it is written whole is for nothing. */
+/* Returns 1 if rows of a tensor are written with non-temporal stores: the tensor exceeds the caches, so caching it is useless,
+ * and so is reading a line before overwriting it. */
 static INLINE int NAME(streams)(const void *to, int64_t values, int64_t batch, int64_t step, int64_t at, int64_t count) {
   return LANES && values >= STREAMED && (uintptr_t)to % 64 == 0 && (batch | step | at | count) % 16 == 0;
 }
@@ -359,7 +359,7 @@ static INLINE void NAME(end_of_streams)(void) {
 #endif
 }
 
-/* ``narrow`` is a constant in each of two calls, so that each has loops of its own. */
+/* ``narrow`` is a constant in each of the two calls, so that the compiler specialises the loops. */
 static INLINE void NAME(recurrence_forward_as)(const struct recurrence_forward *a, int64_t begin, int64_t end,
                                                float *restrict h, const int64_t narrow) {
   int64_t tasks = (a->hidden + a->width - 1) / a->width, blocks = (a->positions + a->block - 1) / a->block;
@@ -419,7 +419,7 @@ static void NAME(recurrence_forward)(const void *given, int64_t begin, int64_t e
     NAME(recurrence_forward_as)(a, begin, end, scratch, 0);
 }
 
-/* The states before the steps ``first`` and on, as outputs would be read back, rounded. */
+/* Recomputes the states before the steps of the block from ``first`` on, rounded like stored outputs. */
 static INLINE void NAME(states_again)(const struct recurrence_backward *a, int64_t row, int64_t at, int64_t count,
                                       int64_t length, int64_t first, float *restrict h, float *restrict states,
                                       const int64_t narrow) {
@@ -565,15 +565,15 @@ static void NAME(recurrence_summary)(const void *given, int64_t begin, int64_t e
 
 #include "scan_cells.h"
 
-/* Rounds a row to 8 bits by its largest value and adds 128; the rest of its last group becomes 128, which is 0. Returns what
- * a step of it stands for: of a row with a value that is not finite NaN, which no 8 bits are. */
+/* Rounds a row to 8 bits, scaled by its largest value, and adds 128; padding becomes 128, which means 0. Returns the scale of
+ * a rounding step, or NaN for a row with values that are not finite, which 8 bits cannot represent. */
 static float NAME(round_row)(const float *restrict row, int64_t size, uint8_t *restrict to, int64_t wide) {
   float largest = 0.0f;
   MAXIMUM(largest) for (int64_t k = 0; k < size; k++) largest = fabsf(row[k]) > largest ? fabsf(row[k]) : largest;
   float odd = 0.0f;
   SUM(odd) for (int64_t k = 0; k < size; k++) odd += row[k] - row[k];
   float inverse = largest > 1e-30f ? 127.0f / largest : 0.0f;
-  /* The sum's last bits are the nearest integer plus 128. */
+  /* The last bits of the sum are the nearest integer plus 128. */
   SIMD for (int64_t k = 0; k < size; k++) {
     float shifted = row[k] * inverse + (12582912.0f + 128.0f);
     int32_t bits;
@@ -584,7 +584,7 @@ static float NAME(round_row)(const float *restrict row, int64_t size, uint8_t *r
   return odd == 0.0f ? largest / 127.0f : odd;
 }
 
-/* The sums of 16 outputs of some rows, with a group's weights read once for all of them. */
+/* Sums of 16 outputs for a few rows, reading the group's weights once for all of them. */
 static void NAME(sums_of_16)(const uint8_t *restrict left, int64_t stride, int64_t wide, const int8_t *restrict weight,
                              int64_t rows, int32_t (*restrict sums)[16]) {
   for (int64_t row = 0; row < rows; row++) {
@@ -601,7 +601,7 @@ static void NAME(sums_of_16)(const uint8_t *restrict left, int64_t stride, int64
   }
 }
 
-/* The sums of 16 outputs of bfloat16, as those above. */
+/* As sums_of_16, in bfloat16. */
 static void NAME(sums_of_16_narrow)(const uint8_t *left, int64_t stride, int64_t wide, const uint16_t *weight, int64_t rows,
                                     float (*sums)[16]) {
   for (int64_t row = 0; row < rows; row++) {
@@ -616,7 +616,7 @@ static void NAME(sums_of_16_narrow)(const uint8_t *left, int64_t stride, int64_t
   }
 }
 
-/* Of a few rows of floats and one or two groups of 16 outputs, whose sums stay in registers. */
+/* Sums of a few rows of floats and one or two groups of 16 outputs, kept in registers. */
 static INLINE void NAME(tile)(const float *left, int64_t stride, int64_t inputs, const float *weight, const int rows,
                               const int groups, float (*sums)[16]) {
   sixteen sum[24], w[2];
@@ -631,7 +631,7 @@ static INLINE void NAME(tile)(const float *left, int64_t stride, int64_t inputs,
       memcpy(sums[group * ROWS_AT_ONCE + row], &sum[row * groups + group], sizeof sum[0]);
 }
 
-/* Of all rows; the second group's sums lie ROWS_AT_ONCE rows behind those of the first. */
+/* Sums of all rows; those of the second group are ROWS_AT_ONCE rows after those of the first. */
 static INLINE void NAME(sums_of_groups)(const float *left, int64_t stride, int64_t inputs, const float *weight, int64_t rows,
                                         const int groups, float (*sums)[16]) {
   int64_t row = 0;
@@ -653,13 +653,13 @@ static void NAME(sums_of_16_floats)(const float *left, int64_t stride, int64_t i
   NAME(sums_of_groups)(left, stride, inputs, weight, rows, 1, sums);
 }
 
-/* Each value of a row that is read serves two groups of outputs. */
+/* Uses each loaded value of a row for two groups of outputs. */
 static void NAME(sums_of_32_floats)(const float *left, int64_t stride, int64_t inputs, const float *weight, int64_t rows,
                                     float (*sums)[16]) {
   NAME(sums_of_groups)(left, stride, inputs, weight, rows, 2, sums);
 }
 
-/* What 16 outputs or fewer of a row become of their sums. */
+/* Computes up to 16 outputs of a row from their sums: scales, bias and start. */
 static INLINE void NAME(finish)(const struct weight *w, int64_t at, int64_t count, const void *sums, float step,
                                 const float *start, float *output) {
   float values[16];
@@ -686,16 +686,16 @@ static INLINE void NAME(finish)(const struct weight *w, int64_t at, int64_t coun
     memcpy(output, values, (size_t)count * sizeof *values);
 }
 
-/* left weight^T + bias + start, which may be NULL or the output.
+/* Computes left weight^T + bias + start; start may be NULL or the output.
  *
- * scratch: as PRODUCT_SCRATCH has it, the rows as the weight's kind wants them and their steps. Weights are read once for all
- * rows, and of a row some groups are written at a time. What a row gives does not depend on the others. */
+ * scratch: PRODUCT_SCRATCH floats, the rows converted to the weight's kind and their scales. Weights are read once for all
+ * rows, and a few groups of a row are written at a time. The result of a row does not depend on other rows. */
 static void NAME(multiply)(const struct weight *w, const float *left, int64_t left_stride, int64_t rows, const float *start,
                            int64_t start_stride, float *output, int64_t output_stride, float *scratch) {
   int64_t bytes = WIDE(w->kind, w->inputs), stride = ROW_BYTES(bytes);
-  int64_t wide = w->kind == FLOATS ? w->inputs : w->kind == BFLOATS ? bytes / 2 : bytes; /* with those that fill up */
+  int64_t wide = w->kind == FLOATS ? w->inputs : w->kind == BFLOATS ? bytes / 2 : bytes; /* padding included */
   float *restrict steps = scratch;
-  uint8_t *restrict rounded = (uint8_t *)(((uintptr_t)(scratch + rows) + 63) / 64 * 64); /* rows in whole lines of the cache */
+  uint8_t *restrict rounded = (uint8_t *)(((uintptr_t)(scratch + rows) + 63) / 64 * 64); /* rows aligned to cache lines */
   union {
     int32_t whole[GROUPS_AT_ONCE][ROWS_AT_ONCE][16];
     float floats[GROUPS_AT_ONCE][ROWS_AT_ONCE][16];
@@ -748,7 +748,7 @@ static void NAME(product_int8)(const void *given, int64_t begin, int64_t end, fl
                  a->output + begin * a->output_stride, a->output_stride, scratch);
 }
 
-/* The logarithm of the sum of exponentials: by how much logits lie above log-probabilities. */
+/* Returns log sum exp of the logits: logits minus this are log-probabilities. */
 static INLINE float NAME(log_sum)(const float *restrict logits, int64_t count) {
   float top = -INFINITY, sum = 0.0f;
   MAXIMUM(top) for (int64_t k = 0; k < count; k++) top = logits[k] > top ? logits[k] : top;
@@ -759,7 +759,7 @@ static INLINE float NAME(log_sum)(const float *restrict logits, int64_t count) {
   return top + logf(sum);
 }
 
-/* Equal ones are taken in the order of their numbers. scratch: V floats. */
+/* Ties are ordered by word id. scratch: V floats. */
 static void NAME(best_words)(const void *given, int64_t begin, int64_t end, float *scratch) {
   const struct best_words *a = given;
   float *restrict logits = scratch;
@@ -774,7 +774,7 @@ static void NAME(best_words)(const void *given, int64_t begin, int64_t end, floa
     logits[a->skipped[0]] = logits[a->skipped[1]] = -INFINITY;
     float *values = a->values + row * a->count;
     int64_t *words = a->words + row * a->count, held = 0;
-    /* Few words are above the lowest of the best so far: whole blocks are passed over. */
+    /* Few words exceed the lowest of the best so far: whole blocks are skipped. */
     for (int64_t at = 0; at < a->vocabulary; at += 64) {
       int64_t last = at + 64 < a->vocabulary ? at + 64 : a->vocabulary;
       float most = -INFINITY;

@@ -1,12 +1,12 @@
-/* Sums of products in 8 bits by AVX-512's VNNI, where four products of a lane and their sum are one instruction, and by AMX,
- * where those of 16 rows with 16 outputs are. */
+/* Sums of 8-bit products by AVX-512 VNNI, one instruction for four products of a lane and their sum, and by AMX, one
+ * instruction for 16 rows times 16 outputs. */
 
 static int has_vnni, has_narrow, has_amx, has_amx_narrow;
 
 #pragma GCC push_options
 #pragma GCC target("avx512f,avx512bw,avx512vnni")
 
-/* Of up to 12 rows, whose sums stay in registers. */
+/* Sums of up to 12 rows, kept in registers. */
 static INLINE void tile_vnni(const uint8_t *left, int64_t stride, int64_t wide, const int8_t *weight, const int rows,
                              int32_t (*sums)[16]) {
   __m512i sum[12];
@@ -32,11 +32,11 @@ static void sums_of_16_vnni(const uint8_t *restrict left, int64_t stride, int64_
 
 #pragma GCC pop_options
 
-#if __GNUC__ >= 10 /* older ones do not know these instructions, and has_narrow is never true there */
+#if __GNUC__ >= 10 /* older compilers lack these instructions; has_narrow is 0 there */
 #pragma GCC push_options
 #pragma GCC target("avx512f,avx512bw,avx512bf16")
 
-/* The same of bfloat16, two products of a lane and their sum at a time. */
+/* As tile_vnni for bfloat16, two products of a lane and their sum at a time. */
 static INLINE void tile_narrow(const uint8_t *left, int64_t stride, int64_t wide, const uint16_t *weight, const int rows,
                                float (*sums)[16]) {
   __m512 sum[12];
@@ -73,7 +73,7 @@ static void narrow_sums_of_16_dot(const uint8_t *left, int64_t stride, int64_t w
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* Whether the processor has the tiles, and the system lets this process use them. */
+/* Returns 1 if the processor has AMX tiles and the system lets this process use them. */
 static int ask_for_amx(void) {
   const unsigned tile = 1u << 24, int8 = 1u << 25;
   unsigned a, b, c, d;
@@ -90,8 +90,8 @@ static int amx_is_narrow(void) {
 #pragma GCC push_options
 #pragma GCC target("amx-tile,amx-int8,amx-bf16")
 
-/* Palette 1; at 16 the bytes of each tile's rows in 16 bits, at 48 its rows. It is no local variable, of which the compiler would
- * keep the first bytes alone. */
+/* Tile configuration: palette 1; from byte 16 on the row bytes of each tile (16 bits), from byte 48 on its rows. It is static,
+ * because of a local variable the compiler keeps only the first bytes. */
 static const uint8_t TILES[64] __attribute__((aligned(64))) = {
     [0] = 1,   [16] = 64, [18] = 64, [20] = 64, [22] = 64, [24] = 64, [26] = 64, [28] = 64, [30] = 64,
     [48] = 16, [49] = 16, [50] = 16, [51] = 16, [52] = 16, [53] = 16, [54] = 16, [55] = 16,
@@ -101,7 +101,7 @@ static void begin_tiles(void) { _tile_loadconfig(TILES); }
 
 static void end_tiles(void) { _tile_release(); }
 
-/* As the others, for a multiple of 16 rows; what is in the last ones does not matter. ``wide`` is in bytes. */
+/* As sums_of_16, with rows padded to a multiple of 16 by arbitrary values. ``wide`` is in bytes. */
 #define SUMS_BY_TILES(dot)                                                          \
   int64_t tiles = (rows + 15) / 16;                                                 \
   const uint8_t *second = left + 16 * stride, *third = left + 32 * stride, *fourth = left + 48 * stride; \

@@ -1,6 +1,6 @@
-"""Kernels in Triton: what a step computes on a GPU between its matrix products.
+"""Triton kernels for the work between the matrix products on a GPU.
 
-The modules of this package import triton, so import them only where `is_available` says so.
+The modules of this package import triton, so import them only if `is_available` returns True.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from econmt_ops.dispatch.rule import MODE
 from econmt_ops.dispatch.traits import Traits
 
 _RELEASE = (3, 6)
-"""The first of Triton that the kernels are tested with."""
+"""Lowest version of Triton that the kernels are tested with."""
 
 _CAPABILITY = (8, 0)
-"""The lowest that the kernels are compiled for: Ampere, the first with bfloat16."""
+"""Lowest CUDA compute capability: Ampere, the first with bfloat16."""
 
 _TYPES = frozenset({torch.bfloat16, torch.float16, torch.float32})
-"""In which they compute."""
+"""Types that the kernels support."""
 
 MOST_UNITS = 1600
-"""Of an LSTM layer in one launch: weights of more do not fit the shared memory of any device."""
+"""Maximum units of a persistent LSTM layer: the weights of more do not fit the shared memory of any device."""
 
 
 def interpreted() -> bool:
-    """Whether Triton's interpreter runs the kernels, on the CPU: TRITON_INTERPRET=1, set before triton is imported."""
+    """Returns True if Triton's interpreter runs the kernels on the CPU: TRITON_INTERPRET=1 at import of triton."""
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def _is_installed() -> bool:
-    """Whether there is a triton that has what the kernels use; told without importing it."""
+    """Returns True if a recent enough triton is installed, without importing it."""
     try:
         release = importlib.metadata.version("triton").split(".")
     except importlib.metadata.PackageNotFoundError:
@@ -46,7 +46,7 @@ _INSTALLED = _is_installed()
 
 
 def is_available() -> bool:
-    """Whether the kernels can run: with triton, on a CUDA device of capability 8.0 or in the interpreter."""
+    """Returns True if the kernels can run: on a CUDA device of capability 8.0 or higher, or in the interpreter."""
     if not _INSTALLED:
         return False
     if interpreted():
@@ -57,18 +57,18 @@ def is_available() -> bool:
 
 
 def runs_on(device: torch.device) -> bool:
-    """Whether the kernels run on a device, or would on the one that it stands for while memory is estimated."""
+    """Returns True if the kernels run on a device, or on its target device while memory is estimated."""
     if MODE.device is not None and MODE.device != device.type:
         return MODE.device == "cuda" and _INSTALLED
     return device.type == ("cpu" if interpreted() else "cuda") and is_available()
 
 
 def serves(tensor: torch.Tensor) -> bool:
-    """Whether the kernels can take this tensor: it is where they run, and of a type that they compute in."""
+    """Returns True if the kernels support a tensor's device and type."""
     return tensor.dtype in _TYPES and runs_on(tensor.device)
 
 
 def with_kernels(traits: Traits, **others: Any) -> Traits:
-    """The traits of an implementation that is another one with kernels of this package; ``others`` differ too."""
+    """Returns the traits of an implementation when it uses this package's kernels; ``others`` override more fields."""
     own: dict[str, Any] = {"devices": frozenset({"cuda"}), "dtypes": _TYPES, "has_kernels": True}
     return replace(traits, **(own | {"needs": "triton", "is_available": is_available} | others))

@@ -1,7 +1,7 @@
-"""Attention by our kernels: a step, all queries of a sentence at once, and the gradients that no step waits for.
+"""Attention in Triton kernels: one step, all queries of a sentence at once, and the gradients summed over steps.
 
-Shapes: B batch, T target steps, K steps of a block, S source positions, A attention size, H width of the values; R rows
-of queries, either K B, a step's sentences together, or B T, a sentence's steps together.
+Sizes: B batch, T target steps, K steps of a block, S source positions, A attention size, H width of the values; R rows
+of queries, either K B, ordered by step, or B T, ordered by sentence.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _EPSILON: tl.constexpr = tl.constexpr(LAYER_NORM_EPSILON)
 
 
 class Choice(NamedTuple):
-    """How an attention kernel divides its work.
+    """Launch configuration of an attention kernel.
 
     Attributes:
-        warps: of a program. across: how many of them share a row; Gluon only.
-        gluon: whether the Gluon kernel runs, or the plain one.
+        warps: warps per program. across: number of warps that share a row; Gluon only.
+        gluon: True for the Gluon kernel, False for the plain Triton kernel.
     """
 
     warps: int
@@ -37,41 +37,41 @@ class Choice(NamedTuple):
 
 
 REGISTERS = {16: 128, 8: 255}
-"""What a thread can have, by the warps of a program that shall fill a multiprocessor (65,536 registers)."""
+"""Registers available to a thread, by warps per program, when a program fills a multiprocessor (65,536 registers)."""
 LONG = 64
-"""Positions of which more are worth more warps than 8."""
+"""Source positions above which more than 8 warps pay off."""
 TILES_HELD = 3
-"""Tiles of keys and of values that a thread holds: one is used, two have been asked for."""
+"""Tiles of keys and of values held per thread: one in use, two being prefetched."""
 VECTORS_HELD = 2
-"""Vectors as wide as the keys that it holds in float32 beside a sum: query and score."""
+"""Vectors of the keys' width held in float32 beside a sum: query and score."""
 NORMED_HELD = 5
-"""What layer normalisation adds to them, intermediate values included."""
+"""Additional vectors with layer normalisation, intermediate values included."""
 OTHER_REGISTERS = 26
-"""All else: addresses, masks, the loop. These four are read off the compiled kernels and hold within a tenth."""
+"""Registers for everything else: addresses, masks, the loop. These four come from compiled kernels, within 10 %."""
 PLAIN_TILE = 4096
-"""Values of a plain kernel's tile."""
+"""Values in a tile of the plain kernel."""
 PLAIN_ROWS = 16
-"""Rows of a plain kernel's tile, at most."""
+"""Maximum rows in a tile of the plain kernel."""
 MOST_ROWS = 32
-"""Rows of a Gluon kernel's tile, at most; more where one warp takes more."""
+"""Maximum rows in a tile of the Gluon kernel; exceeded where a single warp takes more."""
 SUM_ROWS = (16, 32)
-"""Positions that a program of the sum over steps takes."""
+"""Source positions per program of the sum over steps."""
 SUM_WIDTH = 64
-"""Features that it takes."""
+"""Features per program of the sum over steps."""
 SUM_OVERHEAD = 2.8
-"""What a feature costs it a step beside its positions, in positions."""
+"""Fixed cost of a step in that kernel, per feature, in positions."""
 SUM_NORMED_VALUES = 4096
-"""Values of its tile with layer normalisation, which needs whole rows; 8 warps."""
+"""Values in its tile with layer normalisation, which needs whole rows; 8 warps."""
 
 
 def _lanes(size: int, itemsize: int) -> tuple[int, int]:
-    """The values of a row of ``size`` that a thread loads at once, 16 bytes at most, and the threads of a row."""
+    """Returns the values that a thread loads at once, 16 bytes at most, and the threads of a row of ``size`` values."""
     at_once = min(16 // itemsize, size)
     return at_once, min(32, size // at_once)
 
 
 def choose(size: int, hidden: int, itemsize: int, positions: int, normed: bool) -> Choice:
-    """The choice for tiles (., size) and (., hidden), powers of two, of values of ``itemsize`` bytes."""
+    """Returns the configuration for tiles (., size) and (., hidden), powers of two, of ``itemsize`` bytes per value."""
     if interpreted():
         return Choice(8, gluon=False)
     for across in (1, 2, 4, 8):
@@ -85,7 +85,7 @@ def choose(size: int, hidden: int, itemsize: int, positions: int, normed: bool) 
 
 
 def _few(warps: int, across: int, size: int, itemsize: int) -> int:
-    """As many warps as a tile of some rows can use."""
+    """Returns the number of warps that a tile of a few rows can use."""
     rows = 32 // _lanes(size, itemsize)[1]
     while warps > max(4, across) and warps // across * rows > MOST_ROWS:
         warps //= 2
@@ -93,12 +93,12 @@ def _few(warps: int, across: int, size: int, itemsize: int) -> int:
 
 
 def compiled_with(choice: Choice, keys: Tensor, values: Tensor | None, forward: bool) -> dict[str, Any]:
-    """What the step's kernels are compiled with.
+    """Returns the compile-time arguments of the step's kernels.
 
     Args:
-        choice: how they divide their work.
+        choice: launch configuration.
         keys: (B, S, A). values: (B, S, H), or None.
-        forward: whether it is the step's forward kernel.
+        forward: True for the forward kernel.
     """
     positions, attention = keys.shape[1:]
     size = triton.next_power_of_2(attention)
@@ -128,19 +128,19 @@ def compiled_with(choice: Choice, keys: Tensor, values: Tensor | None, forward: 
 
 
 def _tile(size: int, itemsize: int, choice: Choice, at_once: int | None = None) -> Any:
-    """The layout of a tile: a warp, or those that share a row, hold whole rows, a thread ``at_once`` values in turn."""
+    """Returns the layout of a tile: a warp, or warps that share a row, hold whole rows, ``at_once`` values per load."""
     most, lanes = _lanes(size, itemsize)
     warps = [choice.warps // choice.across, choice.across]
     return gl.BlockedLayout([1, at_once or most], [32 // lanes, lanes], warps, [1, 0])
 
 
 def _flat(rows: int, width: int, choice: Choice) -> Any:
-    """The layout of a tile that is summed over its rows: a thread has all of a column."""
+    """Returns the layout of a tile that is summed over its rows: each thread holds whole columns."""
     return gl.BlockedLayout([rows, max(1, width // (32 * choice.warps))], [1, 32], [1, choice.warps], [1, 0])
 
 
 def _wide(choice: Choice) -> Any:
-    """The layout of a vector that is spread over all threads."""
+    """Returns the layout of a vector spread over all threads."""
     return gl.BlockedLayout([1], [32], [choice.warps], [0])
 
 
@@ -165,9 +165,9 @@ def attention_sum(
     WIDTH: tl.constexpr,
     FAST: tl.constexpr,
 ) -> None:
-    """Adds to dkeys (B, S, A) and to parts (programs of a feature, 1 or 3, A): the gradients of score, gain and shift.
+    """Adds to dkeys (B, S, A) and to parts (programs of a feature, 1 or 3, A): gradients of score, gain and shift.
 
-    One program: some positions of a sentence, some features, through all steps. ``gain`` may be None.
+    One program handles a tile of positions of a sentence and a tile of features, for all steps. ``gain`` may be None.
     """
     sentence = tl.program_id(0).to(tl.int64)
     position = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
@@ -190,7 +190,7 @@ def attention_sum(
     de_next = tl.load(dscores, mask=there, other=0.0)
     for step in range(steps):
         de, q = de_next[:, None], q_next.to(tl.float32)[None, :]
-        # What the next step needs is asked for before this one is computed.
+        # Prefetches the inputs of the next step.
         query += step_rows.to(tl.int64) * query_row
         dscores += step_rows.to(tl.int64) * dscores_row
         q_next = tl.load(query, mask=known & (step + 1 < steps), other=0.0)
@@ -228,25 +228,25 @@ def attention_sum(
 
 
 def _as_precise_as_tf32(tensor: Tensor) -> Tensor:
-    """float32 values in float16, which has as many digits as TF32 and half the bytes; beyond its range, its largest."""
+    """Casts float32 to float16, which has the mantissa of TF32 in half the bytes; values are clamped to its range."""
     largest = torch.finfo(torch.float16).max
     return tensor.clamp(-largest, largest).to(torch.float16)
 
 
 class AttentionLauncher:
-    """Keys, values and weights of one call, and the kernels on them.
+    """Keys, values and weights of one call, and the kernels that use them.
 
     Args:
         keys: (B, S, A) and values: (B, S, H), zero at padded positions.
-        score: (A,) of additive attention, or None: dot.
+        score: (A,) for additive attention; None: dot attention.
         norm: (gain (A,), bias (A,)) of the layer normalisation, or None.
-        scale: of dot attention.
-        lengths: (B,) int64 or int32, or None: all sentences have S positions. One of length 0 gets zero weights.
-        choice: None: `choose`.
+        scale: scale of dot attention.
+        lengths: (B,) int64 or int32; None: all sentences have S positions. A sentence of length 0 gets zero weights.
+        choice: launch configuration; None: the result of `choose`.
 
     Attributes:
-        fast: whether tanh is the GPU's own, and keys and values have 16 bits: in those types, and in float32 where TF32
-            is allowed.
+        fast: True for 16-bit keys and values and the GPU's tanh instruction: for inputs of such types, and for float32
+            where TF32 is allowed.
     """
 
     def __init__(
@@ -284,15 +284,15 @@ class AttentionLauncher:
         outputs: Sequence[Tensor] = (),
         group: int = 1,
     ) -> None:
-        """weights = softmax_s score(query, keys_s), context = sum_s weights_s values_s.
+        """Computes weights = softmax_s score(query, keys_s) and context = sum_s weights_s values_s.
 
         Args:
             query: (R, A).
-            share: (R, H), its rows as far apart as those of the query: the outputs are tanh(share + context); None:
-                they are the contexts.
+            share: (R, H), with the row stride of the query: outputs are tanh(share + context); None: outputs are the
+                contexts.
             weights: (R, S) is written.
-            outputs: (R, H), one or two that are written; none: only the weights are made.
-            group: how many rows in a row are of one sentence: 1 or T.
+            outputs: (R, H), one or two that are written; none: only the weights are computed.
+            group: number of consecutive rows that belong to one sentence: 1 or T.
         """
         assert len(outputs) <= 2
         assert share is None or row_stride(share) == row_stride(query)
@@ -335,16 +335,17 @@ class AttentionLauncher:
         dscores: Tensor,
         group: int = 1,
     ) -> None:
-        """The gradients of queries and scores, and of the shares.
+        """Computes the gradients of queries, scores and shares.
 
         Args:
             query: (R, A). weights: (R, S). context: (R, H). output: (R, H); None: the outputs are the contexts.
             doutputs: (R, H), one or two, which are added; or, with ``dweights``, none.
             dweights: (R, S), or None.
-            dquery: (R, A) is written. dshare: (R, H), its rows as far apart as those of ``dquery``, is written if there
-                is an ``output``.
-            dscores: (R, S) float32 is written: weights (dweights - sum_s weights dweights), all of dweights.
-            group: as for `forward`.
+            dquery: (R, A) is written. dshare: (R, H), with the row stride of ``dquery``, is written if there is an
+                ``output``.
+            dscores: (R, S) float32 is written: weights (dalpha - sum_s weights dalpha), where dalpha is the total
+                gradient of the weights.
+            group: as in `forward`.
         """
         assert len(doutputs) <= 2
         assert dshare is None or row_stride(dshare) == row_stride(dquery)
@@ -384,20 +385,20 @@ class AttentionLauncher:
 
 
 def _sum_rows(positions: int, fast: bool) -> int:
-    """The positions a program of the sum over steps: as few as fill it well, and in all little more than there are."""
+    """Returns the positions per program that minimise the estimated cost of the sum over steps."""
     if not fast:
         return SUM_ROWS[0]
     return min(SUM_ROWS, key=lambda rows: triton.cdiv(positions, rows) * (rows + SUM_OVERHEAD))
 
 
 class KeyGradients:
-    """The gradients of keys, score and normalisation of additive attention, summed over steps.
+    """Gradients of keys, score and normalisation of additive attention, summed over steps.
 
-    Without atomic additions: a program has its own part of the sums over positions, so that results never vary.
+    There are no atomic additions: each program has its own partial sums over positions, so results are deterministic.
 
     Args:
-        attention: of the call.
-        dtype: of the sum of the keys' gradient, which a narrow type rounds once each time that rows are added.
+        attention: attention of the call.
+        dtype: type of the sum of the keys' gradient; a narrow type is rounded once per call of `add`.
 
     Attributes:
         keys: (B, S, A).
@@ -420,7 +421,7 @@ class KeyGradients:
         self._parts = self.keys.new_zeros(programs, sums, attention.size, dtype=torch.float32)
 
     def add(self, query: Tensor, dscores: Tensor, group: int = 1) -> None:
-        """Add what rows leave: query (R, A) and dscores (R, S) float32; ``group`` as for `Attention.forward`."""
+        """Adds the gradients of rows: query (R, A) and dscores (R, S) float32; ``group`` as in `Attention.forward`."""
         attention = self.attention
         batch, positions, size = attention.keys.shape
         steps = len(query) // max(1, batch)
@@ -447,5 +448,5 @@ class KeyGradients:
         )
 
     def vectors(self) -> list[Tensor]:
-        """The gradients (A,) of the score and, with normalisation, of gain and bias."""
+        """Returns the gradients (A,) of the score and, with normalisation, of gain and bias."""
         return list(self._parts.sum(0).unbind(0))

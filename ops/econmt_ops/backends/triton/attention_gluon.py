@@ -1,14 +1,14 @@
-"""A step of attention, from a query to what the decoder puts out, and back: one program a query, in Gluon.
+"""One step of attention, forward and backward, as Gluon kernels with one program per query.
 
-A step can be no faster than keys and values come from the L2 cache. So a warp holds whole rows, which makes sums over a
-row its own affair; a tile of rows is asked for two tiles before it is used; each place in a tile has its own softmax,
-so that warps need one another only after the last tile; and what is left then is spread over all threads.
+The bandwidth of keys and values from the L2 cache bounds a step. So each warp holds whole rows, which keeps sums over a
+row within the warp; tiles of rows are prefetched two tiles ahead; each row of a tile keeps its own running softmax, so
+that warps synchronise only after the last tile; and the final reduction uses all threads.
 
-A kernel's layouts: KEYS and VALUES of tiles (ROWS, SIZE) and (ROWS, HIDDEN), KEPT of the scores of all tiles, whose
-rows are where those of the keys are, FLAT of a block that is summed over its rows, WIDE of the positions of a sentence.
-SIZE and HIDDEN are the next powers of two of A and H, the widths of keys and values. Queries and what belongs to them
-are rows (R, .), row r one of sentence r // group % batch. Scores and their softmax are in base 2: exp2 is the
-instruction that the device has.
+Layouts: KEYS and VALUES for tiles (ROWS, SIZE) and (ROWS, HIDDEN); KEPT for the scores of all tiles, with rows placed
+like those of the keys; FLAT for a block that is summed over its rows; WIDE for the positions of a sentence. SIZE and
+HIDDEN are the next powers of two of A and H, the widths of keys and values. Queries and related tensors are rows
+(R, .); row r belongs to sentence r // group % batch. Scores and softmax are in base 2, because GPUs have an exp2
+instruction.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from econmt_ops.cells.attention import LAYER_NORM_EPSILON
 _EPSILON = gl.constexpr(LAYER_NORM_EPSILON)
 _LOG2_E = gl.constexpr(1.4426950408889634)
 _BOUND = gl.constexpr(100.0)
-"""2 to the power of less than that, times some positions, is a float32, and so is its inverse."""
+"""Exponent bound: exp2 of anything below it, summed over the positions, is a finite float32, and so is its inverse."""
 _LOWEST = gl.constexpr(-1e30)
-"""Below every score, and no infinity, of which differences would be no numbers."""
+"""Finite value below every score; differences of infinities would be NaN."""
 
 
 @gluon.jit
 def _inside(rows: tl.tensor, column: tl.tensor, WIDTH: tl.constexpr, PADDED: tl.constexpr) -> tl.tensor:
-    """The mask of a tile: rows (ROWS,) that are there, and columns below WIDTH."""
+    """Returns the mask of a tile: valid rows (ROWS,), and columns below WIDTH."""
     if WIDTH == PADDED:
         return gl.expand_dims(rows, 1)
     else:
@@ -42,7 +42,7 @@ def _inside(rows: tl.tensor, column: tl.tensor, WIDTH: tl.constexpr, PADDED: tl.
 
 @gluon.jit
 def _column(values: tl.tensor, LAYOUT: tl.constexpr) -> tl.tensor:
-    """A value a row (ROWS,) as a column (ROWS, 1) for blocks of a layout."""
+    """Converts one value per row (ROWS,) to a column (ROWS, 1) of a layout."""
     return gl.expand_dims(gl.convert_layout(values, gl.SliceLayout(1, LAYOUT)), 1)
 
 
@@ -56,14 +56,14 @@ def _load_tile(
     WIDTH: tl.constexpr,
     PADDED: tl.constexpr,
 ) -> tl.tensor:
-    """The tile of a sentence's rows from ``begin`` on, below ``end``; ``tile`` points to its first one."""
+    """Loads the rows of a sentence from ``begin`` on, below ``end``; ``tile`` points to the first tile."""
     mask = _inside(begin + place < end, column, WIDTH, PADDED)
     return gl.load(tile + begin * WIDTH, mask=mask, other=0.0)
 
 
 @gluon.jit
 def _vector(pointer: tl.tensor, column: tl.tensor, WIDTH: tl.constexpr, PADDED: tl.constexpr) -> tl.tensor:
-    """A vector (WIDTH,) as a row (1, PADDED) in float32, zero beyond its width."""
+    """Loads a vector (WIDTH,) as a row (1, PADDED) in float32, zero beyond its width."""
     if WIDTH == PADDED:
         return gl.expand_dims(gl.load(pointer + column).to(gl.float32), 0)
     else:
@@ -72,13 +72,13 @@ def _vector(pointer: tl.tensor, column: tl.tensor, WIDTH: tl.constexpr, PADDED: 
 
 @gluon.jit
 def _store(pointer: tl.tensor, index: tl.tensor, values: tl.tensor, end: tl.tensor) -> None:
-    """Writes the values of indices below ``end``, in the type that is there."""
+    """Stores the values at indices below ``end``, cast to the pointer's type."""
     gl.store(pointer + index, values.to(pointer.dtype.element_ty), mask=index < end)
 
 
 @gluon.jit
 def _length(lengths: tl.tensor, sentence: tl.tensor, positions: tl.tensor) -> tl.tensor:
-    """How many positions a sentence has."""
+    """Returns the number of positions of a sentence."""
     if lengths is None:
         return positions
     else:
@@ -89,7 +89,7 @@ def _length(lengths: tl.tensor, sentence: tl.tensor, positions: tl.tensor) -> tl
 def _normalise(
     x: tl.tensor, column: tl.tensor, A: tl.constexpr, SIZE: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor]:
-    """Rows (ROWS, SIZE) with mean 0 and variance 1 over A columns, zero beyond; and 1 / deviation (ROWS, 1)."""
+    """Returns rows (ROWS, SIZE) with mean 0 and variance 1 over A columns, zero beyond, and 1 / deviation (ROWS, 1)."""
     x -= gl.expand_dims(gl.sum(x, 1), 1) / A
     if A != SIZE:
         x = gl.where(gl.expand_dims(column < A, 0), x, 0.0)
@@ -110,7 +110,7 @@ def _scores(
     SIZE: tl.constexpr,
     FAST: tl.constexpr,
 ) -> tl.tensor:
-    """The scores (ROWS,) of keys k (ROWS, SIZE) for the query q (1, SIZE)."""
+    """Returns the scores (ROWS,) of keys k (ROWS, SIZE) for the query q (1, SIZE)."""
     if KIND == "dot":
         return gl.sum(k.to(gl.float32) * q, 1)
     else:
@@ -131,9 +131,9 @@ def attention_forward(
     ROWS: tl.constexpr, TILES: tl.constexpr, FAST: tl.constexpr,
     KEYS: tl.constexpr, VALUES: tl.constexpr, FLAT: tl.constexpr, KEPT: tl.constexpr,
 ) -> None:  # fmt: skip
-    """The weights (R, S) and, with ``values``, the contexts or, with ``share``, tanh(share + context), (R, H).
+    """Computes weights (R, S) and, with ``values``, contexts or, with ``share``, tanh(share + context), (R, H).
 
-    ``score`` and ``gain`` are there as KIND ("additive", "norm", "dot") needs them. ``lengths`` None: all sentences
+    KIND ("additive", "norm", "dot") decides whether ``score`` and ``gain`` are used. ``lengths`` None: all sentences
     have S positions. ``second`` may be None.
     """
     row = gl.program_id(0).to(gl.int64)
@@ -165,7 +165,7 @@ def attention_forward(
         added = gl.load(share + row * query_row + flat, mask=flat < H, other=0.0).to(gl.float32)
     number = gl.expand_dims(gl.arange(0, TILES, layout=gl.SliceLayout(0, KEPT)), 0)
     kept = gl.full([ROWS, TILES], _LOWEST, gl.float32, layout=KEPT)
-    # A score of additive attention is at most the sum of |w|: if exp2 can take that, no maximum is needed.
+    # A score of additive attention is at most sum |w|: if exp2 of that is finite, no running maximum is needed.
     running = length > 0
     if KIND != "dot":
         running = gl.sum(gl.sum(gl.abs(w), 1), 0) > _BOUND
@@ -211,7 +211,7 @@ def attention_forward(
 
 @gluon.jit
 def _weighted(alphas: tl.tensor, values: tl.tensor, position: tl.tensor, length: tl.tensor) -> tl.tensor:
-    """The sum over a sentence's positions of their weights times their values."""
+    """Returns the sum over a sentence's positions of weights times values."""
     there = position < length
     alpha = gl.load(alphas + position, mask=there, other=0.0).to(gl.float32)
     return gl.sum(alpha * gl.load(values + position, mask=there, other=0.0).to(gl.float32), 0)
@@ -231,9 +231,9 @@ def _query_gradient(
     SIZE: tl.constexpr,
     FAST: tl.constexpr,
 ) -> tl.tensor:
-    """What each key k (ROWS, SIZE) gives to the gradient of the query, from that of its score, de (ROWS, 1).
+    """Returns the part of each key k (ROWS, SIZE) in the query's gradient, given the score's gradient de (ROWS, 1).
 
-    Without the factor that is the same for all keys: the score, or the scale.
+    The factor that all keys share, score weight or scale, is applied by the caller.
     """
     if KIND == "dot":
         return de * k.to(gl.float32)
@@ -265,11 +265,11 @@ def attention_backward(
     ROWS: tl.constexpr, TILES: tl.constexpr, FAST: tl.constexpr,
     KEYS: tl.constexpr, VALUES: tl.constexpr, FLAT: tl.constexpr, WIDE: tl.constexpr,
 ) -> None:  # fmt: skip
-    """The gradients of queries (R, A), scores (R, S) and, with ``output``, of what tanh read, ``dshare`` (R, H).
+    """Computes the gradients of queries (R, A), scores (R, S) and, with ``output``, of the input of tanh (R, H).
 
-    ``first`` (R, H) and ``second``, which may be None, are gradients of the outputs or, where ``output`` is None, of
-    the contexts; with ``first`` None there is only the gradient ``dweights`` (R, S), which may else be None. The
-    rows of ``dquery`` and ``dshare`` are as far apart.
+    ``first`` (R, H) and ``second``, which may be None, are gradients of the outputs or, if ``output`` is None, of the
+    contexts. If ``first`` is None, ``dweights`` (R, S), otherwise optional, is the only gradient. ``dquery`` and
+    ``dshare`` have the same row stride.
     """
     row = gl.program_id(0).to(gl.int64)
     sentence = row // group % batch
@@ -338,7 +338,7 @@ def attention_backward(
 
 
 def _plain() -> tuple[Any, Any]:
-    """The kernels in plain Triton."""
+    """Returns the two kernels in plain Triton."""
     names: dict[str, Any] = {"gl": portable}
     helpers = (_inside, _column, _load_tile, _vector, _store, _length, _normalise, _scores, _weighted)
     for helper in (*helpers, _query_gradient):

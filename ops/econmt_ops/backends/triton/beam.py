@@ -1,7 +1,7 @@
-"""A step of beam search in two kernels: the best next tokens, and what becomes of the places of each sentence.
+"""One step of beam search in two kernels: the best next tokens per chunk, then the new hypotheses per sentence.
 
-Shapes: B sentences, K places each, R = B K rows, V vocabulary, W = min(K, V) candidates, C chunks of a row's scores,
-T steps, N scores to beat. Lowest numbers stand for what is not there.
+Sizes: B sentences, K hypotheses (places) each, R = B K rows, V vocabulary, W = min(K, V) candidates, C chunks of a
+row's scores, T steps, N best finished scores. Missing entries hold the lowest value.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 _CHUNK = 2048
-"""Scores of a row that a program takes."""
+"""Scores of a row that one program handles."""
 
 _LOWEST = tl.constexpr(-0x7FFFFFFFFFFFFFFF)
 _ALL_BITS = tl.constexpr(0x7FFFFFFF)
@@ -20,7 +20,7 @@ _ALL_BITS = tl.constexpr(0x7FFFFFFF)
 
 @triton.jit
 def _ordered(bits: tl.tensor) -> tl.tensor:
-    """Bits of a float32 as an int32 that is in the order of the numbers, and back."""
+    """Maps the bits of a float32 to an int32 with the order of the floats, and back."""
     return tl.where(bits < 0, bits ^ _ALL_BITS, bits)
 
 
@@ -37,7 +37,7 @@ def beam_candidates(
     WIDTH: tl.constexpr,
     CHUNK: tl.constexpr,
 ) -> None:
-    """One program: a chunk of a row. A key holds a score and below it the token, the lower one of two being higher."""
+    """Finds the best tokens of a chunk of a row; a key is a score above its token, where lower tokens win ties."""
     row = tl.program_id(0).to(tl.int64)
     token = tl.program_id(1) * CHUNK + tl.arange(0, CHUNK)
     place = row * tl.num_programs(1) + tl.program_id(1)
@@ -69,7 +69,7 @@ def _continuations(
     CHUNKS: tl.constexpr,
     SIZE: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """Totals (SIZE,) float64 of what may follow the rows of a sentence, and the tokens, CHUNKS WIDTH a row."""
+    """Returns float64 totals (SIZE,) of a sentence's continuations, and their tokens, CHUNKS WIDTH per row."""
     index = tl.arange(0, SIZE)
     own = index // (CHUNKS * WIDTH)
     inside = own < PLACES
@@ -85,7 +85,7 @@ def _continuations(
     key = tl.load(keys + first_row * (CHUNKS * WIDTH) + index, mask=inside, other=_LOWEST)
     token = (key & _ALL_BITS) ^ _ALL_BITS
     value = _ordered((key >> 32).to(tl.int32)).to(tl.float32, bitcast=True)
-    # Past its limit a translation can only end: the first candidate of each row stands for that.
+    # At its length limit a hypothesis can only end: the first candidate of each row becomes the end token.
     is_first = inside & (index % (CHUNKS * WIDTH) == 0)
     end = tl.load(scores + row * scores_row + END, mask=is_first, other=-float("inf")).to(tl.float32)
     value = tl.where(last, end, value)
@@ -99,7 +99,7 @@ def _continuations(
 def _take_best(
     totals: tl.tensor, tokens: tl.tensor, SIZE: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """The highest of totals (SIZE,), where it is, its token, and the totals without it."""
+    """Returns the highest of totals (SIZE,), its index, its token, and the totals without it."""
     index = tl.arange(0, SIZE)
     best = tl.max(totals, 0)
     at = tl.min(tl.where(totals == best, index, SIZE), 0)
@@ -109,7 +109,7 @@ def _take_best(
 
 @triton.jit
 def _beat(to_beat: tl.tensor, score: tl.tensor, SIZE: tl.constexpr) -> tl.tensor:
-    """The best scores (SIZE,), the lowest of which gives way to a higher one."""
+    """Inserts a score into the best scores (SIZE,): it replaces the lowest one if it is higher."""
     rank = tl.arange(0, SIZE)
     lowest = tl.min(to_beat, 0)
     beaten = tl.min(tl.where(to_beat == lowest, rank, SIZE), 0)
@@ -143,7 +143,7 @@ def beam_advance(
     PLACES_PADDED: tl.constexpr,
     BEST_PADDED: tl.constexpr,
 ) -> None:
-    """One program: a sentence."""
+    """Extends the hypotheses of one sentence per program; see `advance`."""
     sentence = tl.program_id(0).to(tl.int64)
     done = tl.load(taken + sentence)
     number = tl.load(count + sentence)
@@ -185,7 +185,7 @@ def beam_advance(
         to_beat = _beat(to_beat, tl.where(ends, best / penalty, -float("inf")), BEST_PADDED)
         growing = tl.where((place == chosen) & kept & (word != END), best, growing)
         made = tl.where(place == chosen, word * PLACES + parent, made)
-    # The highest score that a growing hypothesis can still reach must be higher than the last that counts.
+    # Stops when no growing hypothesis can still exceed the lowest of the best finished scores.
     reach = tl.max(growing, 0) / tl.load(penalties + limit + 1)
     growing = tl.where(tl.min(to_beat, 0) < reach, growing, -float("inf"))
     inside = place < PLACES
@@ -214,17 +214,21 @@ def step_forward_into(
     masked: tuple[int, int],
     end: int,
 ) -> None:
-    """One step of a beam search; all but ``scores``, ``limits`` and ``penalties`` are changed in place.
+    """Runs one step of a beam search; all arguments but ``scores``, ``limits`` and ``penalties`` are updated in place.
 
     Args:
-        scores: (R, V) logits of the next token, rows contiguous. totals: (B, K) float64 log-probabilities, -inf where
-            nothing grows. taken, count: (B,) int64 steps of a sentence, and its hypotheses that have ended.
-        limits: (B,) int64 most tokens before the end. penalties: (.,) float64 by length: they divide log-probabilities.
-        best_scores: (B, N) float64 the N best scores of what has ended, in any order.
-        ended: (B, K + 1, 2) float64 gets log-probability, and step times K plus place, of each that ends.
-        grown: (B, T, K) int64 gets token times K plus the place extended. tokens: (B, K) int64 gets the tokens.
-        rows: (B, K) int64 gets the rows that are extended.
-        barred: two tokens that never come. end: the token that ends a hypothesis.
+        scores: (R, V) logits of the next token, rows contiguous. totals: (B, K) float64 log-probabilities, -inf for
+            places without a growing hypothesis. taken, count: (B,) int64, steps taken and finished hypotheses of a
+            sentence.
+        limits: (B,) int64, maximum tokens before the end. penalties: (.,) float64, by length: divisors of
+            log-probabilities.
+        best_scores: (B, N) float64, the N best scores of finished hypotheses, in any order.
+        ended: (B, K + 1, 2) float64, receives log-probability, and step times K plus place, of each finished
+            hypothesis.
+        grown: (B, T, K) int64, receives token times K plus the place extended. tokens: (B, K) int64, receives the
+            tokens.
+        rows: (B, K) int64, receives the rows that are extended.
+        barred: two tokens that are masked. end: the token that ends a hypothesis.
     """
     batch, places = totals.shape
     size = scores.shape[1]

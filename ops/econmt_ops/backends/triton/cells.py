@@ -1,7 +1,7 @@
-"""The LSTM cell of one step, forward and backward, and the cell states of a block of steps: one kernel each.
+"""LSTM cell of one step, forward and backward, and cell states of a block of steps: one kernel each.
 
-The sums before the nonlinearities are what a step leaves to its backward pass, just as the product wrote them; all
-nonlinearities are made again. Computed in float32. Shapes: B batch, H hidden size, K steps of a block.
+Only the sums before the nonlinearities, as the product wrote them, are saved for the backward pass; the nonlinearities
+are recomputed. Computation is in float32. Sizes: B batch, H hidden size, K steps of a block.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from econmt_ops.backends.protocol import Read
 from econmt_ops.backends.triton.pointwise import tanh
 
 _UNITS = 256
-"""Units of a row that a program takes at most."""
+"""Maximum units of a row per program."""
 
 _UNITS_OF_A_WARP = 128
 
@@ -44,7 +44,7 @@ def cell_forward(
     keep_row: tl.tensor,
     UNITS: tl.constexpr,
 ) -> None:
-    """One program: some units of a row. ``second``, ``read``, ``residual`` and ``keep`` may be None."""
+    """Runs a step for a tile of units of a row; ``second``, ``read``, ``residual`` and ``keep`` may be None."""
     row = tl.program_id(0).to(tl.int64)
     unit = tl.program_id(1) * UNITS + tl.arange(0, UNITS)
     inside = unit < hidden
@@ -91,7 +91,7 @@ def cell_backward(
     keep_row: tl.tensor,
     UNITS: tl.constexpr,
 ) -> None:
-    """One program: some units of a row. The gradient of h is ``first``, through dropout, and ``second``, or None."""
+    """Runs a step backward for a tile of units of a row; dh is ``first``, after dropout, plus ``second``, or None."""
     row = tl.program_id(0).to(tl.int64)
     unit = tl.program_id(1) * UNITS + tl.arange(0, UNITS)
     inside = unit < hidden
@@ -131,7 +131,7 @@ def cell_scan(
     cells_step: tl.tensor,
     UNITS: tl.constexpr,
 ) -> None:
-    """One program: some units of a row, through all steps. cells (K + 1, B, H), contiguous, are written."""
+    """Computes c for a tile of units of a row, through all steps; writes contiguous cells (K + 1, B, H)."""
     row = tl.program_id(0).to(tl.int64)
     unit = tl.program_id(1) * UNITS + tl.arange(0, UNITS)
     inside = unit < hidden
@@ -149,16 +149,16 @@ def cell_scan(
 
 
 def division(rows: int, hidden: int) -> tuple[tuple[int, int], dict[str, int]]:
-    """The grid of the cell's kernels, and what they are compiled with."""
+    """Returns grid and compile-time arguments of the cell's kernels."""
     units = min(_UNITS, triton.next_power_of_2(hidden))
     warps = max(1, units // _UNITS_OF_A_WARP)
     return (rows, triton.cdiv(hidden, units)), {"UNITS": units, "num_warps": warps}
 
 
 def row_stride(rows: Tensor | None) -> int:
-    """Returns the distance between two rows of (R, N), whose last axis is contiguous; 0 for None.
+    """Returns the stride between the rows of (R, N), whose last axis is contiguous; 0 for None.
 
-    The last axis may have any stride where it is never walked: if it has one value, or the tensor none.
+    The last axis may have any stride if it has one value or the tensor is empty.
     """
     if rows is None:
         return 0
@@ -170,12 +170,12 @@ def row_stride(rows: Tensor | None) -> int:
 def forward(
     gates: Tensor, before: Tensor, after: Tensor, h: Sequence[Tensor], read: Read | None = None
 ) -> None:
-    """One step of an LSTM cell; see `econmt_ops.backends.protocol.StepKernels.cell_forward`. The gates are left."""
+    """Runs one step of an LSTM cell; see `protocol.StepKernels.cell_forward`. The gates remain sums."""
     rows, hidden = before.shape
     assert gates.shape == (rows, 4 * hidden)
     second = h[1] if len(h) > 1 else None
     if read is None:
-        # The layer above reads h itself: one more place for it in the same kernel.
+        # The next layer reads h unchanged: the same kernel writes it to one more destination.
         h, read = h[:2], Read(h[2:])
     shown = read.destinations[0] if read.destinations else None
     keep = None if read.keep is None else read.keep.view(torch.int8)
@@ -199,7 +199,7 @@ def backward(
     keep: Tensor | None = None,
     scale: float = 1.0,
 ) -> None:
-    """One step back; see `econmt_ops.backends.protocol.StepKernels.cell_backward`. The gates are sums."""
+    """Runs one step backward; see `protocol.StepKernels.cell_backward`. The gates are sums."""
     rows, hidden = before.shape
     assert gates.shape == dgates.shape == (rows, 4 * hidden)
     assert 1 <= len(dh) <= 2
@@ -212,7 +212,7 @@ def backward(
 
 
 def scan(gates: Tensor, first: Tensor) -> Tensor:
-    """The cell states of a block; see `econmt_ops.backends.protocol.StepKernels.scan_cells`. The gates are sums."""
+    """Returns the cell states of a block; see `protocol.StepKernels.scan_cells`. The gates are sums."""
     steps, rows, _ = gates.shape
     hidden = first.shape[1]
     assert gates.stride(2) == 1

@@ -1,10 +1,10 @@
-"""The output layer and its loss in chunks of rows: cuBLAS makes the products, one kernel all that is between them.
+"""Output layer and loss in chunks of rows: cuBLAS computes the products, one kernel everything between them.
 
-A chunk's logits lie in one buffer, most of which the second-level cache holds: the product writes them, the kernel
-makes losses of them and puts their gradient in their place, and the two products of the backward pass read it there.
-Nothing waits for the device. The mathematics is that of `econmt_ops.backends.losses`.
+The logits of a chunk are in one buffer, most of which fits the L2 cache: the product writes them, the kernel computes
+the losses and overwrites them with their gradient, and the two products of the backward pass read that. No step
+synchronises with the GPU. The equations are those of `econmt_ops.backends.losses`.
 
-Shapes: N rows, C rows of a chunk, H hidden size, V vocabulary, W >= V columns of the buffer.
+Sizes: N rows, C rows of a chunk, H hidden size, V vocabulary, W >= V columns of the buffer.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from econmt_ops.core.alignment import even
 from econmt_ops.core.chunks import add_outer
 
 CHUNK_BYTES = 64 << 20
-"""The buffer for the logits of one chunk, in the compute type. On an H200, 6,400 x 512 x 32,000 in bfloat16, half of it
-takes 20 % longer, since the sum of weight gradients is read and written once a chunk, and twice of it 13 % less. In
-float32, whose products take longer, half of it costs 5 % and is what there is."""
+"""Bytes of the buffer for the logits of one chunk, in the compute type. On an H200, for 6,400 x 512 x 32,000 in
+bfloat16, half of it takes 20 % longer, because the sum of weight gradients is read and written once per chunk, and
+twice of it 13 % less. In float32, whose products take longer, half of it costs 5 % and is used."""
 
 _ROUND_ROWS = 64
-"""Rows of a chunk are a multiple of this, if they are as many: what a product's tiles hold."""
+"""Rows of a chunk are a multiple of this if there are as many: the tile size of a product."""
 
 _ROUND_BYTES = 128
-"""Rows of the buffer begin at multiples of this, as fast products want them, whatever the vocabulary."""
+"""Rows of the buffer begin at multiples of this, as fast products require, whatever the vocabulary."""
 
 _WARPS = 8
 
 _VALUES = 8192
-"""Values of a row that a program works on at once."""
+"""Values of a row that a program handles at once."""
 
 
 @triton.jit
 def _exponential(value, shift, PRECISE: tl.constexpr):
-    """exp(value - shift), from one multiplication and addition where 16 bits hide what that rounds."""
+    """Computes exp(value - shift), by one fused multiply-add and exp2 where 16-bit inputs hide its rounding."""
     if PRECISE:
         return tl.exp(value - shift)
     return tl.exp2(value * 1.4426950408889634 - shift * 1.4426950408889634)
@@ -46,7 +46,7 @@ def _exponential(value, shift, PRECISE: tl.constexpr):
 
 @triton.jit
 def _join(lanes, value, valid, PRECISE: tl.constexpr, SMOOTH: tl.constexpr, MASKED: tl.constexpr):
-    """The running maximum, sum of exponentials and sum of each lane, with values (PARTS, LANES) of which some count."""
+    """Updates running maximum, sum of exponentials and sum per lane with values (PARTS, LANES), masked by ``valid``."""
     largest, total, plain = lanes
     if MASKED:
         if SMOOTH:
@@ -72,11 +72,11 @@ def sums_of_row(
     PARTS: tl.constexpr,
     LANES: tl.constexpr,
 ):
-    """The maximum of a row of logits, the sum of exponentials of what lies below it and, with SMOOTH, the plain sum.
+    """Returns the maximum of a row of logits, the sum of exp(logit - maximum) and, with SMOOTH, the sum of the logits.
 
-    A running maximum and sum a lane; a value's lane is its column modulo LANES, so that lanes meet only at the end. The
-    last values of a row are read as if it were as long as the stride, since whole rows are read faster. Of a row that
-    does not count most is not read; all that would be made of it is replaced by zeros.
+    Each lane has a running maximum and sum; the lane of a value is its column modulo LANES, so that lanes are combined
+    only at the end. The last values of a row are loaded up to the stride, because whole rows load faster. Ignored rows
+    are mostly not read; their results are replaced by zeros.
     """
     place = tl.arange(0, PARTS)[:, None] * LANES + tl.arange(0, LANES)[None, :]
     whole = vocabulary // (PARTS * LANES) * (PARTS * LANES)
@@ -112,10 +112,10 @@ def put_gradient(
     PARTS: tl.constexpr,
     LANES: tl.constexpr,
 ):
-    """Puts exp(logit - shift) scale - share in the place of a row of logits, zeros where it does not count.
+    """Overwrites a row of logits with exp(logit - shift) scale - share, or zeros if the row is ignored.
 
-    ``target``: the column, with the logit ``wanted``, of which ``at_target`` is taken away too; with SLICED it may be
-    negative: that column is elsewhere.
+    ``target``: column with logit ``wanted``, from which ``at_target`` is subtracted too; negative, with SLICED, if
+    another slice has it.
     """
     place = tl.arange(0, PARTS)[:, None] * LANES + tl.arange(0, LANES)[None, :]
     whole = vocabulary // (PARTS * LANES) * (PARTS * LANES)
@@ -130,7 +130,7 @@ def put_gradient(
     tl.store(logits + rest, gradient.to(logits.dtype.element_ty), mask=rest < stride)
     if counts:
         own = _exponential(wanted, shift, PRECISE) * scale - share - at_target
-        tl.debug_barrier()  # another thread has written there
+        tl.debug_barrier()  # another thread has stored to the same address
         if SLICED:
             tl.store(logits + target, own.to(logits.dtype.element_ty), mask=target >= 0)
         else:
@@ -157,7 +157,7 @@ def loss_rows(
     PARTS: tl.constexpr,
     LANES: tl.constexpr,
 ):
-    """A program a row: its loss from one reading of its logits, their gradient in their place from another."""
+    """Computes a row's loss from one pass over its logits, and overwrites them with their gradient in a second pass."""
     row = tl.program_id(0).to(tl.int64)
     logits += row * stride
     target = tl.load(targets + row)
@@ -186,7 +186,7 @@ def loss_rows(
 
 @triton.jit
 def loss_bias(gradient, stride, sums, rows, part_rows, vocabulary, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """A program some columns of gradient (R, V) and a part of its rows, which it sums, always in the same order."""
+    """Sums a tile of columns of gradient (R, V) over a part of its rows, always in the same order."""
     part = tl.program_id(1)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     row = tl.arange(0, ROWS)
@@ -200,11 +200,11 @@ def loss_bias(gradient, stride, sums, rows, part_rows, vocabulary, ROWS: tl.cons
 
 
 _BIAS_PARTS = 16
-"""Into which the rows of a chunk are divided for the gradient of the bias."""
+"""Parts into which the rows of a chunk are divided for the gradient of the bias."""
 
 
 def row_constants(logits: Tensor, vocabulary: int) -> dict[str, Any]:
-    """How a program takes a row of logits."""
+    """Returns the compile-time arguments with which a program handles a row of logits."""
     lanes = min(16 // logits.element_size() * 32 * _WARPS, triton.next_power_of_2(vocabulary))
     parts = max(1, min(_VALUES // lanes, triton.next_power_of_2(triton.cdiv(vocabulary, lanes))))
     return {
@@ -225,7 +225,7 @@ def _make_losses(
     ignore_index: int,
     gradient: bool,
 ) -> None:
-    """The losses (C,) of logits (C, W), whose first V columns hold some; ``gradient`` puts theirs in their place."""
+    """Computes the losses (C,) of logits (C, W), W >= V; with ``gradient`` overwrites logits with their gradient."""
     loss_rows[(len(logits),)](
         logits,
         logits.stride(0),
@@ -243,9 +243,9 @@ def _make_losses(
 
 
 def _add_rows(bias: Tensor, gradient: Tensor, fresh: bool) -> None:
-    """Adds the sum of gradient (C, W) over its rows to bias (V,), which holds nothing yet if it is ``fresh``."""
+    """Adds the sum of gradient (C, W) over its rows to bias (V,), or overwrites bias if ``fresh``."""
     columns, tile = 128, 32
-    # Programs enough for a large GPU; their sums are few.
+    # Enough programs for a large GPU; few partial sums.
     parts = max(1, min(_BIAS_PARTS, len(gradient) // (4 * tile)))
     part_rows = triton.cdiv(len(gradient), parts)
     sums = bias.new_empty(parts, len(bias))
@@ -263,7 +263,7 @@ def _add_rows(bias: Tensor, gradient: Tensor, fresh: bool) -> None:
 
 
 def _cast(values: Tensor, dtype: torch.dtype, rows: int, columns: int) -> Tensor:
-    """``values`` (N, M) in another type, with zeros up to ``rows`` and ``columns``; themselves if they are so."""
+    """Returns ``values`` (N, M) in another type, zero-padded to ``rows`` and ``columns``; no copy if not needed."""
     if values.dtype == dtype and values.shape == (rows, columns):
         return values.contiguous()
     padded = values.new_empty(rows, columns, dtype=dtype)
@@ -274,7 +274,7 @@ def _cast(values: Tensor, dtype: torch.dtype, rows: int, columns: int) -> Tensor
 
 
 def _chunk_rows(rows: int, row_bytes: int, most_bytes: int) -> int:
-    """Rows of a chunk: as few chunks as a buffer of so many bytes allows, of about the same size."""
+    """Returns the rows of a chunk: as few chunks as the buffer allows, of about equal size."""
     most = max(1, most_bytes // row_bytes)
     most = max(most // _ROUND_ROWS * _ROUND_ROWS, min(most, _ROUND_ROWS))
     even = triton.cdiv(rows, triton.cdiv(rows, most))
@@ -282,23 +282,23 @@ def _chunk_rows(rows: int, row_bytes: int, most_bytes: int) -> int:
 
 
 Gradients = tuple[Tensor, Tensor, Tensor | None]
-"""Of hidden (N, H) in the compute type, and in float32 of weight (V, H) and of bias (V,), or None without one."""
+"""Gradients of hidden (N, H) in the compute type, and in float32 of weight (V, H) and, if there is one, bias (V,)."""
 
 
 class Products:
-    """The products of an output layer, chunk by chunk.
+    """Products of an output layer, chunk by chunk.
 
-    A weight of odd sizes, or of another type, is copied and padded: its products would be those of an odd number of
-    columns, and those of rows that begin at odd addresses.
+    A weight with unaligned sizes, or of another type, is copied and padded, because products with an odd number of
+    columns or with rows at unaligned addresses are slow.
 
     Args:
         hidden: (N, H) in the compute type: float32, bfloat16 or float16. N > 0.
         weight: (V, H). bias: (V,) or None. Both are cast to the compute type.
-        most_bytes: of a chunk's logits.
-        widest: the most rows that the weight of any rank has, so that all cut into the same chunks; None: there is one.
+        most_bytes: maximum bytes of a chunk's logits.
+        widest: largest number of rows of any rank's weight, so that all ranks use the same chunks; None: a single rank.
 
     Attributes:
-        chunks: which of the N rows each has.
+        chunks: slices of the N rows.
     """
 
     def __init__(
@@ -325,11 +325,11 @@ class Products:
         self.chunks = [slice(begin, begin + self._size) for begin in range(0, rows, self._size)]
 
     def buffer(self) -> Tensor:
-        """Room for a chunk's logits (C, W), W >= V."""
+        """Allocates memory for a chunk's logits (C, W), W >= V."""
         return self._hidden.new_empty(min(self._size, len(self._hidden)), self._stride)
 
     def logits(self, part: slice, buffer: Tensor) -> Tensor:
-        """Those of a chunk (C, W), in a buffer."""
+        """Computes the logits of a chunk (C, W) in a buffer."""
         chunk = self._hidden[part]
         whole = buffer[: len(chunk)]
         logits = whole[:, : self._columns]
@@ -340,7 +340,7 @@ class Products:
         return whole
 
     def add(self, part: slice, whole: Tensor, gradients: Gradients) -> None:
-        """Adds what the gradient of a chunk's logits (C, W) leaves; all is written, whatever it holds at the first."""
+        """Adds the gradients that follow from the gradient of a chunk's logits (C, W); the first chunk overwrites."""
         dhidden, dweight, dbias = gradients
         gradient = whole[:, : self._columns]
         if self._weight.shape[1] == self._inner:
@@ -362,14 +362,14 @@ def walk(
     factors: Tensor | None,
     gradients: Gradients | None,
 ) -> Tensor:
-    """The losses (N,) in float32, and the gradients of their sum.
+    """Returns the losses (N,) in float32, and writes the gradients of their sum.
 
     Args:
         hidden, weight, bias: see `Products`.
         targets: (N,) int64; rows with ``ignore_index`` have loss and gradients 0.
         smoothing, ignore_index: as in `econmt_ops.linear_cross_entropy`.
-        factors: (N,), by which the gradients of each row are multiplied; or None.
-        gradients: all are written, whatever they hold. None: no gradient is wanted.
+        factors: (N,), factor of each row's gradients; or None.
+        gradients: all are overwritten. None: no gradients are computed.
     """
     losses = hidden.new_empty(len(hidden), dtype=torch.float32)
     if not len(hidden):

@@ -1,7 +1,7 @@
-"""The gradient of a look-up: the rows of each word summed, always in the same order, without waiting for the device.
+"""Gradient of an embedding look-up: the rows of each word summed in a fixed order, without synchronising with the GPU.
 
-PyTorch's sorts eight bytes of each id, and holds partial sums as large as what was looked up. Here two or four bytes
-are sorted, and every word has a program that walks through its places.
+PyTorch's kernel sorts eight bytes per id and holds partial sums as large as the looked-up rows. This one sorts two or
+four bytes, and one program per word loops over the word's occurrences.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 _ROWS = 16
-"""Rows that a program adds at once. Most words are rarer, some are hundreds of times as frequent."""
+"""Rows that a program adds at once. Most words are rarer; some are hundreds of times as frequent."""
 
 _COLUMNS = 128
 
@@ -29,9 +29,9 @@ def embedding_sum(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """words (N,) sorted, order (N,): where they stood, incoming (N, E), table (V, E), to whose rows sums are added.
+    """Adds the sums of incoming (N, E) per word to table (V, E); words (N,) are sorted, from positions order (N,).
 
-    A program: a place at which a word may begin, and some columns.
+    A program handles one sorted position, if a word begins there, and a tile of columns.
     """
     begin = tl.program_id(0)
     word = tl.load(words + begin).to(tl.int64)
@@ -56,13 +56,13 @@ def embedding_sum(
 
 
 def gradient(incoming: Tensor, ids: Tensor, words: int, padding: int) -> Tensor:
-    """The gradient (V, E) of a table whose rows were looked up.
+    """Returns the gradient (V, E) of a table whose rows were looked up.
 
     Args:
-        incoming: (..., E), of no more than 32 bits.
+        incoming: (..., E), of at most 32 bits.
         ids: (...), int64, each in [0, V).
         words: V.
-        padding: a word whose row has no gradient; -1: all have one.
+        padding: word without gradient; -1: all have one.
     """
     table = incoming.new_zeros(words, incoming.shape[-1])
     add_gradient(table, incoming, ids, padding)
@@ -70,13 +70,13 @@ def gradient(incoming: Tensor, ids: Tensor, words: int, padding: int) -> Tensor:
 
 
 def add_gradient(table: Tensor, incoming: Tensor, ids: Tensor, padding: int) -> None:
-    """Adds the gradient of a look-up to that of its table.
+    """Adds the gradient of a look-up to the gradient of its table.
 
     Args:
-        table: (V, E), contiguous, of no more than 32 bits.
-        incoming: (..., E), of no more than 32 bits.
+        table: (V, E), contiguous, of at most 32 bits.
+        incoming: (..., E), of at most 32 bits.
         ids: (...), int64, each in [0, V) or ``padding``.
-        padding: what gives nothing: a word, V for what is none, or -1.
+        padding: id to ignore: a word, V for ids without a word, or -1 for none.
     """
     assert table.is_contiguous()
     words, width = table.shape

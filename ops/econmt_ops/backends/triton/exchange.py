@@ -1,8 +1,8 @@
-"""How the programs of one launch hand values to each other, step by step.
+"""Grid barrier: exchange of values between the programs of one launch at every step.
 
-A cooperative launch keeps all its programs on the device at once, so that they may wait for each other. What one wrote
-the others read from the L2 cache; a counter in memory says how many of a group have written. No wait is endless: a
-program that has waited some twenty milliseconds says so, waits no more, and goes on with NaN.
+A cooperative launch keeps all programs resident, so that they may wait for each other. Values written by one program
+are read by the others from the L2 cache; a counter in memory holds the number of programs of a group that have written.
+Waits time out: after about twenty milliseconds a program stops waiting and continues with NaN.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import triton
 import triton.language as tl
 
 COUNTER_STRIDE = tl.constexpr(32)
-"""Integers from one counter to the next: each has a cache line of its own."""
+"""Integers from one counter to the next: each counter has its own cache line."""
 
 SPINS = tl.constexpr(1 << 15)
-"""Looks at a counter, more than half a microsecond each, before a program gives up."""
+"""Polls of a counter, more than half a microsecond each, before a wait times out."""
 
 _WAIT = tl.constexpr("""{
 .reg .pred more;
@@ -42,7 +42,7 @@ mov.u32 $0, thread;
 
 @triton.jit
 def arrive(counter):
-    """Adds one to the counter; who sees it also sees all that this program has stored before."""
+    """Adds one to the counter with release semantics: who sees it also sees all earlier stores of this program."""
     tl.debug_barrier()
     tl.inline_asm_elementwise(_ARRIVE, "=r,l", [counter.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1)
 
@@ -51,10 +51,10 @@ def arrive(counter):
 def wait(counter, target, spins):
     """Waits until the counter has reached the target.
 
-    Every thread looks for itself, which saves a barrier within the program.
+    Every thread polls for itself, which saves a barrier within the program.
 
     Returns:
-        How often the next wait may look: ``spins``, or 0 once waiting was given up.
+        The number of polls that the next wait may use: ``spins``, or 0 after a timeout.
     """
     seen = tl.inline_asm_elementwise(
         _WAIT, "=r,l,r,r", [counter.to(tl.int64), target, spins], dtype=tl.int32, is_pure=False, pack=1

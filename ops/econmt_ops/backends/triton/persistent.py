@@ -1,6 +1,6 @@
-"""Walks of an LSTM layer in one launch: how they are parted into programs, and their launches.
+"""Launches of the persistent LSTM kernels, and the plan that divides a layer into programs.
 
-D directions, T steps, B rows, H units; see `persistent_kernels` for what a program does.
+Sizes: D directions, T steps, B rows, H units; see `persistent_kernels` for the work of a program.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from econmt_ops.backends.triton.persistent_kernels import lstm_backward, lstm_ce
 
 
 class Limits(NamedTuple):
-    """What a device offers to a launch whose programs are all there at once.
+    """Resources of a device for a launch whose programs are all resident at once.
 
     Attributes:
-        processors: each can always hold one program.
-        shared: bytes of shared memory a program may have.
-        wide_products: whether the matrix units take 64 rows at once (capability 9).
+        processors: number of multiprocessors, each of which can hold one program.
+        shared: bytes of shared memory that a program may use.
+        wide_products: True if tensor cores take 64 rows at once (capability 9).
     """
 
     processors: int
@@ -35,10 +35,10 @@ class Limits(NamedTuple):
 
 _H200 = Limits(132, 232_448, True)
 _WORTH_LEAVING_OUT = 0.8
-"""The share of a tile's rows that are there, up to which the others are not read. On an H200, both passes of 70 steps:
-at 40 of 64 rows (H 1024) reading all takes 10 % longer; leaving out one of 16 (H 256, H 512) took 8 % longer."""
+"""Fraction of existing rows in a tile up to which the other rows are masked. On an H200, for both passes of 70 steps:
+with 40 of 64 rows (H 1024) loading all takes 10 % longer; masking one of 16 (H 256, H 512) took 8 % longer."""
 _REGISTERS = 512
-"""Bytes a thread may have for what is on its way to it."""
+"""Bytes of registers per thread for loads in flight."""
 
 
 @functools.cache
@@ -49,24 +49,24 @@ def _limits(device: int) -> Limits:
 
 
 def limits_of(device: torch.device) -> Limits:
-    """The limits of a device; those of an H200 where there is none, as in estimates and in the interpreter."""
+    """Returns the limits of a device; those of an H200 without a GPU, as in estimates and in the interpreter."""
     if device.type != "cuda" or not torch.cuda.is_available():
         return _H200
     return _limits(torch.cuda.current_device() if device.index is None else device.index)
 
 
 class Partition(NamedTuple):
-    """How a walk is parted.
+    """Division of a layer's walk into programs.
 
     Attributes:
-        units, rows: what a program owns, at most.
-        warps: of a program.
-        chunk: of the sum over units (backward: over gates), how many terms of a part are multiplied at once.
-        programs: of a launch, at most. More rows or directions than they can serve take launches one after the other.
-        split: into how many parts, made as rows of one product, a chunk is cut: newer matrix units want 64 rows.
-        rows_first: the rows of the batch, not the units, are the rows of the product.
-        ahead: how many chunks are on their way while one is multiplied.
-        team: so many programs part the sum among themselves, each for the units of all; only backward.
+        units, rows: maximum units and rows that a program owns.
+        warps: warps of a program.
+        chunk: terms of a part of the sum over units (backward: over gates) that are multiplied at once.
+        programs: maximum programs of a launch; further rows or directions use consecutive launches.
+        split: parts of a chunk that become rows of one product, because newer tensor cores need 64 rows.
+        rows_first: True if the rows of the batch, not the units, are the rows of the product.
+        ahead: chunks that are prefetched while one is multiplied.
+        team: programs that split the sum among themselves, each for the units of all; only backward.
     """
 
     units: int
@@ -80,31 +80,31 @@ class Partition(NamedTuple):
     team: int = 1
 
     def groups(self, batch: int) -> int:
-        """Into how many groups the rows of a batch are parted."""
+        """Returns the number of groups into which the rows of a batch are divided."""
         return triton.cdiv(batch, self.rows)
 
     def span(self, batch: int) -> int:
-        """Rows of a group: as few as may be, since what a program takes in at a step is a share of each row."""
+        """Returns the rows of a group: as few as possible, because a program loads data of each row at every step."""
         return triton.cdiv(batch, max(1, self.groups(batch)))
 
     def masked(self, batch: int) -> bool:
-        """Whether rows that a group has not are left out; few are taken in for less than leaving them out costs."""
+        """Returns True if rows beyond the group are masked; a few extra rows cost less than masking."""
         return self.span(batch) <= _WORTH_LEAVING_OUT * self.rows
 
     def parts(self, hidden: int) -> int:
-        """Among how many programs the units of a group of rows are parted."""
+        """Returns the number of programs that share the units of a group of rows."""
         return triton.cdiv(hidden, self.team * self.units) * self.team
 
     def chunks(self, terms: int) -> int:
-        """Into how many chunks a program's part of a sum of so many terms is cut."""
+        """Returns the number of chunks of a program's part of a sum of ``terms`` terms."""
         return triton.cdiv(terms // self.team, self.chunk * self.split)
 
     def launches(self, directions: int, batch: int, hidden: int) -> int:
-        """How many launches, one after the other, serve a walk."""
+        """Returns the number of consecutive launches of a walk."""
         return sum(1 for _ in _launches(self, directions, batch, hidden))
 
     def shared(self, terms: int, outputs: int, itemsize: int) -> int:
-        """Bytes of shared memory of a program whose units have so many outputs of a product of so many terms."""
+        """Returns a program's bytes of shared memory, for ``outputs`` results of a product of ``terms`` terms."""
         chunks = self.chunks(terms)
         weights = self.split * self.team * outputs * self.chunk * chunks
         tiles = self.split * self.rows * self.chunk * min(self.ahead + 1, chunks)
@@ -122,15 +122,15 @@ def plan(
     directions: int = 1,
     together: bool | None = None,
 ) -> Partition | None:
-    """The partition that is estimated to be fastest, or None if none fits.
+    """Returns the partition with the lowest estimated time, or None if none fits.
 
     Args:
         batch, hidden: B and H.
-        products: the type of the products.
-        limits: of the device.
-        back: of the backward pass.
+        products: type of the products.
+        limits: limits of the device.
+        back: True for the backward pass.
         directions: D.
-        together: whether all directions must be (or must not be) in one launch; None: whatever is faster.
+        together: True if all directions have to share a launch, False if none may; None: whichever is faster.
     """
     best: tuple[float, Partition] | None = None
     for candidate in candidates(hidden, products, limits, back=back):
@@ -147,7 +147,7 @@ def plan(
 
 
 def candidates(hidden: int, products: torch.dtype, limits: Limits, *, back: bool) -> Iterator[Partition]:
-    """All partitions that fit a device."""
+    """Yields all partitions that fit a device."""
     if hidden > MOST_UNITS:
         return
     rows_of_programs = (8, 16, 32, 64) if back else (16, 32, 64)
@@ -163,10 +163,11 @@ def candidates(hidden: int, products: torch.dtype, limits: Limits, *, back: bool
 
 
 def _shapes(hidden: int, units: int, rows: int, team: int, back: bool) -> Iterator[tuple[int, int, bool]]:
-    """Warps, parts and orientation of products; of partitions of the same cost, the first is better.
+    """Yields warps, split and orientation of products; among partitions of equal cost, the first is better.
 
-    Matrix units give 64 rows to four warps, so a product is made in as many parts as fill them. Eight warps, which have
-    registers for twice the rows, may share 64 rows too; backward, the parts' weights would fill those registers.
+    Tensor cores take 64 rows for four warps, so a product is split into as many parts as fill them. Eight warps, which
+    have registers for twice the rows, may share 64 rows too; backward, the weights of the parts would fill those
+    registers.
     """
     outputs = team * units if back else 4 * units
     warps = 4 if rows * units <= 256 and (back or hidden < 512) else 8
@@ -180,7 +181,7 @@ def _shapes(hidden: int, units: int, rows: int, team: int, back: bool) -> Iterat
 def _with_chunk(
     partition: Partition, hidden: int, products: torch.dtype, limits: Limits, back: bool
 ) -> Partition | None:
-    """The partition with the largest chunk that fits shared memory and registers; None if none does."""
+    """Returns the partition with the largest chunk that fits shared memory and registers; None if none does."""
     terms, outputs = (4 * hidden, partition.units) if back else (hidden, 4 * partition.units)
     part = max(16, triton.next_power_of_2(triton.cdiv(terms // partition.team, partition.split)))
     across = partition.split * (partition.rows if partition.rows_first else partition.team * outputs)
@@ -188,7 +189,7 @@ def _with_chunk(
         found = partition._replace(chunk=chunk)
         chunks = found.chunks(terms)
         if chunk < 16 or (chunks > 1 and across < 16 * found.warps):
-            return None  # Triton gives products in a chain to all warps, though only half of them have rows
+            return None  # Triton distributes chained products over all warps, even if only half of them have rows
         tile = found.split * found.rows * chunk * products.itemsize
         fits = found.shared(terms, outputs, products.itemsize) <= limits.shared
         if fits and tile * min(found.ahead + 1, chunks) <= _REGISTERS * 32 * found.warps:
@@ -197,7 +198,7 @@ def _with_chunk(
 
 
 def _step_cost(partition: Partition, batch: int, hidden: int, itemsize: int, back: bool) -> float:
-    """Microseconds of a step, fitted to an H200: by the KiB a program takes in at a step, and those that it keeps."""
+    """Estimates the microseconds of a step from the KiB that a program loads and keeps; fitted on an H200."""
     taken = partition.span(batch) * hidden * (4 if back else 1) // partition.team * itemsize / 1024
     kept = 4 * partition.units * hidden * itemsize / 1024
     cost = 1.45 + (0.0225 if back else 0.03) * taken + 0.008 * kept
@@ -209,7 +210,7 @@ def _step_cost(partition: Partition, batch: int, hidden: int, itemsize: int, bac
 def _launches(
     partition: Partition, directions: int, batch: int, hidden: int
 ) -> Iterator[tuple[int, int, int, int]]:
-    """Which part of a walk each launch serves: programs, first direction, first group of rows, groups."""
+    """Yields the part of a walk that each launch handles: programs, first direction, first group of rows, groups."""
     parts = partition.parts(hidden)
     groups = partition.groups(batch)
     if parts * groups * directions <= partition.programs:
@@ -225,7 +226,7 @@ def _launches(
 def _walk(
     partition: Partition, directions: int, batch: int, hidden: int, steps: int, back: bool
 ) -> Iterator[tuple[int, ...]]:
-    """The launches with the steps of each: all, or one where programs cannot wait for each other."""
+    """Yields the launches with their steps: all, or one at a time in the interpreter, where programs cannot wait."""
     for programs, *part in _launches(partition, directions, batch, hidden):
         if not interpreted():
             yield programs, 0, steps, *part
@@ -235,14 +236,14 @@ def _walk(
 
 
 def _halves(partition: Partition) -> list[tuple[bool, bool]]:
-    """Whether each launch of a step multiplies and ends it: programs that cannot wait for their team take two."""
+    """Returns flags (multiplies, ends) of each launch of a step; teams that cannot wait take two launches."""
     return [(True, False), (False, True)] if interpreted() and partition.team > 1 else [(True, True)]
 
 
 def _constants(
     partition: Partition, batch: int, terms: int, hidden: int, like: Tensor, backwards: tuple[bool, ...]
 ) -> dict[str, object]:
-    """What both kernels are compiled for, and how they are launched."""
+    """Returns the compile-time and launch arguments of both kernels."""
     waits = not interpreted()
     return {
         "H": hidden,
@@ -267,7 +268,7 @@ def _constants(
 def _counters(
     partition: Partition, directions: int, batch: int, hidden: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """A counter for each direction and group of rows, and one for each team of those."""
+    """Allocates a counter per direction and group of rows, and one per team."""
     groups = directions * partition.groups(batch)
     teams = groups * (partition.parts(hidden) // partition.team if partition.team > 1 else 0)
     counters = torch.zeros((groups + teams) * COUNTER_STRIDE.value, dtype=torch.int32, device=device)
@@ -286,19 +287,20 @@ def walk_forward(
     backwards: tuple[bool, ...],
     keep_sums: bool,
 ) -> None:
-    """All steps of a layer.
+    """Runs all steps of a layer.
 
     Args:
-        partition: how.
-        sums: (D, T, B, 4H), the inputs' share of the gates and, where h is exchanged in another type than that of the
-            outputs, at each walk's first position that of the first h; become the sums with ``keep_sums``.
-        recurrent: (D, 4H, H), in the type of the products; h is exchanged in that type too.
+        partition: division into programs.
+        sums: (D, T, B, 4H), the inputs' share of the gates; if h is exchanged in another type than the outputs', the
+            first step of each walk includes the share of the initial h. Overwritten by the full sums with
+            ``keep_sums``.
+        recurrent: (D, 4H, H), in the type of the products, in which h is exchanged.
         outputs: (T, B, D H) is written.
         cells: (D, T, B, H) float32 is written, c before the step at each position; or None.
         first: h, in the type of the outputs, and c, float32, (D, B, H); None: zeros.
-        last: is written, the same after the last step.
+        last: h and c after the last step, are written.
         lengths: (B,) on the device; or None.
-        backwards: which directions walk backwards.
+        backwards: per direction, True if it walks backwards.
         keep_sums: see ``sums``.
     """
     directions, steps, batch, width = sums.shape
@@ -330,18 +332,18 @@ def walk_backward(
     lengths: Tensor | None,
     backwards: tuple[bool, ...],
 ) -> None:
-    """All steps of a layer, back.
+    """Runs all steps of a layer backward.
 
     Args:
-        partition: how.
+        partition: division into programs.
         sums: (D, T, B, 4H), the gates before their nonlinearities.
-        recurrent: (D, 4H, H), in the type of the products; gradients of the sums are exchanged in that type too, after
-            being scaled if that of ``dsums`` is another.
+        recurrent: (D, 4H, H), in the type of the products, in which gradients of the sums are exchanged, scaled if
+            ``dsums`` has another type.
         cells: (D, T, B, H) float32, c before the step at each position.
-        doutputs: (T, B, D H), the last stride 1.
+        doutputs: (T, B, D H), with last stride 1.
         dsums: (D, T, B, 4H) is written, zero in the padding; may be ``sums``.
-        last_dh, last_dc: (D, B, H), the gradients of the last state, that of c float32; None: zeros.
-        first_dc: (D, B, H) float32 is written, the gradient of the first c.
+        last_dh, last_dc: (D, B, H), the gradients of the last state, that of c in float32; None: zeros.
+        first_dc: (D, B, H) float32 is written, the gradient of the initial c.
         lengths, backwards: as in `walk_forward`.
     """
     directions, steps, batch, width = sums.shape
@@ -374,7 +376,7 @@ def walk_cells(
 ) -> None:
     """Writes cells (D, T, B, H), c before the step at each position, from sums (D, T, B, 4H) and first_c (D, B, H).
 
-    No first c: zeros.
+    ``first_c`` None: zeros.
     """
     directions, steps, batch, width = sums.shape
     hidden = width // 4
@@ -388,14 +390,14 @@ def walk_cells(
 
 
 def _mask(backwards: tuple[bool, ...]) -> int:
-    """The directions that walk backwards as bits."""
+    """Returns the directions that walk backwards as a bit mask."""
     return sum(1 << number for number, each in enumerate(backwards) if each)
 
 
 def _scale(*gradients: Tensor) -> Tensor:
-    """The power of two that brings the largest of these gradients to about 64, as one number on the device.
+    """Returns the power of two that scales the largest of the gradients to about 64, as a scalar on the device.
 
-    Float16 then has room for gradients a thousand times as large, and for those down to a ten millionth.
+    float16 then holds gradients up to a thousand times the largest one, and down to a ten millionth.
     """
     largest = torch.stack([gradient.abs().amax().float() for gradient in gradients]).amax()
     return torch.exp2(6.0 - torch.log2(largest.clamp(1e-30, 1e30)).ceil())

@@ -1,14 +1,14 @@
-"""The recurrence of an LSTM layer in one launch, forward and backward: all steps, the weights staying on the chip.
+"""Persistent kernels of an LSTM layer: one launch runs all steps, forward or backward, with the weights kept on chip.
 
-A program owns some units (their four gates) of some rows of the batch. It loads its part of the recurrent matrix once
-and keeps cell states in registers. At each step it needs what all programs of its rows made the step before: h in the
-forward pass, the gates' gradients in the backward pass; that goes through the L2 cache (see `exchange`). Diamos et al.
-2016, "Persistent RNNs: stashing recurrent weights on-chip".
+A program owns some units (their four gates) for some rows of the batch. It loads its part of the recurrent matrix once
+and keeps cell states in registers. At each step it needs what all programs of its rows computed in the step before: h
+in the forward pass, the gates' gradients in the backward pass; these are exchanged through the L2 cache with a grid
+barrier (see `exchange`). Diamos et al. 2016, "Persistent RNNs: stashing recurrent weights on-chip".
 
-Shapes: D directions, T steps, B rows, H units. The order of gates is i, f, g, o and nothing is laid out anew: sums and
-gradients of the gates are (D, T, B, 4H), h is (T, B, D H). A walk counts its steps from 0; at step s a row stands at
-position s, or, walking backwards, at its length - 1 - s. At steps past its length a row keeps its state, and writes
-zeros where its padding is.
+Sizes: D directions, T steps, B rows, H units. The gate order is i, f, g, o and no tensor is rearranged: sums and
+gradients of the gates are (D, T, B, 4H), h is (T, B, D H). A walk, the run over all steps, counts them from 0; at step
+s a row is at position s or, walking backwards, at its length - 1 - s. At steps beyond its length a row keeps its state,
+and writes zeros at its padding.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def _tanh(x):
 
 @triton.jit
 def _row_lengths(lengths, rows, there, T, HAS_LENGTHS: tl.constexpr):
-    """The length of each row; 0 of those that are not there."""
+    """Returns the length of each row; 0 for rows that do not exist."""
     if HAS_LENGTHS:
         return tl.load(lengths + rows, mask=there, other=0).to(tl.int32)
     else:
@@ -36,10 +36,10 @@ def _row_lengths(lengths, rows, there, T, HAS_LENGTHS: tl.constexpr):
 
 @triton.jit
 def _rows(lengths, group, span, B, T, ROWS: tl.constexpr, SPLIT: tl.constexpr, HAS_LENGTHS: tl.constexpr):
-    """Which row of the batch each of a tile's SPLIT ROWS rows is, whether it is one of the group's, and its length.
+    """Returns, for a tile's SPLIT ROWS rows, the row of the batch, a mask of rows in this group, and the length.
 
-    Rows that the group has not are those of the next one, which are elsewhere in memory, and so no row is read often;
-    their length is 0.
+    Rows beyond the group map to the next group's rows, at distinct addresses, so that no row is read repeatedly; their
+    length is 0.
     """
     offset = tl.arange(0, SPLIT * ROWS) % ROWS
     row = tl.minimum(group * span + offset, B - 1)
@@ -49,13 +49,13 @@ def _rows(lengths, group, span, B, T, ROWS: tl.constexpr, SPLIT: tl.constexpr, H
 
 @triton.jit
 def _positions(step, length, backwards):
-    """Where rows of these lengths stand at a step of the walk; padding is passed from its first position on."""
+    """Returns the position of rows of these lengths at a step of the walk; padding is visited in ascending order."""
     return tl.where((backwards != 0) & (step < length), length - 1 - step, step)
 
 
 @triton.jit
 def _slots(step, length, row, backwards, B, direction, RING: tl.constexpr):
-    """The rows of the exchanged tensor that hold a step: those of positions, or of a ring of two steps."""
+    """Returns the rows of the exchange tensor that hold a step: its positions, or slots of a ring of two steps."""
     if RING:
         return ((direction * 2 + step % 2) * B + row).to(tl.int64)
     else:
@@ -64,7 +64,7 @@ def _slots(step, length, row, backwards, B, direction, RING: tl.constexpr):
 
 @triton.jit
 def _place(first_direction, first_group, groups, PARTS: tl.constexpr):
-    """Which part of the units, group of rows and direction this program has."""
+    """Returns this program's part of the units, group of rows, and direction."""
     program = tl.program_id(0)
     group = first_group + program // PARTS % groups
     return program % PARTS, group, first_direction + program // (PARTS * groups)
@@ -72,7 +72,7 @@ def _place(first_direction, first_group, groups, PARTS: tl.constexpr):
 
 @triton.jit
 def _given(where, mask, ROWS: tl.constexpr, UNITS: tl.constexpr, GIVEN: tl.constexpr):
-    """A state (ROWS, UNITS) in float32; zeros if none is given."""
+    """Loads a state (ROWS, UNITS) in float32; zeros if none is given."""
     if GIVEN:
         return tl.load(where, mask=mask, other=0.0).to(tl.float32)
     else:
@@ -81,7 +81,7 @@ def _given(where, mask, ROWS: tl.constexpr, UNITS: tl.constexpr, GIVEN: tl.const
 
 @triton.jit
 def _load_gates(where, mask, H: tl.constexpr):
-    """Four values in float32, one of each gate."""
+    """Loads four values in float32, one per gate."""
     i = tl.load(where, mask=mask, other=0.0).to(tl.float32)
     f = tl.load(where + H, mask=mask, other=0.0).to(tl.float32)
     g = tl.load(where + 2 * H, mask=mask, other=0.0).to(tl.float32)
@@ -100,7 +100,7 @@ def _store_gates(where, i, f, g, o, mask, H: tl.constexpr):
 
 @triton.jit
 def _add_shares(i, f, g, o, shares, ROWS: tl.constexpr, UNITS: tl.constexpr):
-    """Adds the product's (ROWS, 4 UNITS), in which the gates of a unit lie side by side."""
+    """Adds the product (ROWS, 4 UNITS), in which the gates of a unit are adjacent, to the gates."""
     even, odd = tl.split(tl.reshape(shares, (ROWS, UNITS, 2, 2)))
     share_i, share_g = tl.split(even)
     share_f, share_o = tl.split(odd)
@@ -109,7 +109,7 @@ def _add_shares(i, f, g, o, shares, ROWS: tl.constexpr, UNITS: tl.constexpr):
 
 @triton.jit
 def _poison(spins):
-    """Zero, or NaN once waiting was given up."""
+    """Returns zero, or NaN if a wait timed out."""
     return tl.where(spins == 0, float("nan"), 0.0)
 
 
@@ -121,35 +121,35 @@ def lstm_forward(sums, recurrent, exchange, outputs, cells, first_h, first_c, st
                  ROWS_FIRST: tl.constexpr, PRECISION: tl.constexpr, UP: tl.constexpr, WAIT: tl.constexpr,
                  BACKWARDS: tl.constexpr, HAS_FIRST: tl.constexpr, HAS_LENGTHS: tl.constexpr, RING: tl.constexpr,
                  KEEP_CELLS: tl.constexpr, KEEP_SUMS: tl.constexpr):  # fmt: skip
-    """Steps begin to end of the walk.
+    """Runs steps begin to end of the walk.
 
     Args:
-        sums: (D, T, B, 4H), the inputs' share of the gates, with RING that of the first h too where a walk begins;
-            become the sums with KEEP_SUMS.
+        sums: (D, T, B, 4H), the inputs' share of the gates; with RING the first step includes the product with the
+            initial h. Overwritten by the full sums with KEEP_SUMS.
         recurrent: (D, 4H, H).
         exchange: with RING (D, 2, B, H), h of two steps; otherwise the outputs.
         outputs: (T, B, D H), h at its position, zero in the padding.
-        cells: (D, T, B, H), c before the step at each position (that after the last in padding), is written
-            with KEEP_CELLS.
-        first_h, first_c: (D, B, H), the first state, read with HAS_FIRST; otherwise it is zero. Without RING h has the
-            type of what is exchanged.
-        state_h, state_c: (D, B, H) are written, the state after the last step; if ``begin`` is not 0 they are that
-            before it.
+        cells: (D, T, B, H), c before the step at each position (in padding, c after the last step), is written with
+            KEEP_CELLS.
+        first_h, first_c: (D, B, H), the initial state, read with HAS_FIRST; otherwise it is zero. Without RING h has
+            the type of the exchange tensor.
+        state_h, state_c: (D, B, H) are written, the state after the last step; if ``begin`` is not 0 they hold the
+            state before it.
         lengths: (B,), read with HAS_LENGTHS.
-        counters: one a direction and group of rows, zero.
-        first_direction, first_group, groups: the launch serves these directions, and so many groups of rows.
-        span: rows of a group, at most ROWS; the last group may have fewer. MASKED: of a tile no others are read.
+        counters: zeros, one per direction and group of rows.
+        first_direction, first_group, groups: first direction, first group and number of groups of this launch.
+        span: rows of a group, at most ROWS; the last group may have fewer. MASKED: only rows of the group are loaded.
         SPLIT, CHUNK, CHUNKS, AHEAD, ROWS_FIRST: see `persistent_product`.
-        BACKWARDS: bit d says that direction d walks backwards.
-        UP: products in float32, for the interpreter, which multiplies bfloat16 wrongly.
-        WAIT: programs wait for each other; otherwise a launch is one step.
+        BACKWARDS: bit d is set if direction d walks backwards.
+        UP: products in float32, for the interpreter, which multiplies bfloat16 incorrectly.
+        WAIT: True if programs wait at grid barriers; otherwise a launch is one step.
     """
     PARTS: tl.constexpr = (H + UNITS - 1) // UNITS
     part, group, direction = _place(first_direction, first_group, groups, PARTS)
     backwards = (BACKWARDS >> direction) & 1
     counter = counters + (direction * tl.cdiv(B, span) + group) * COUNTER_STRIDE
 
-    owner, half = weight_rows(4 * UNITS, SPLIT)  # the four gates of a unit lie side by side
+    owner, half = weight_rows(4 * UNITS, SPLIT)  # the four gates of a unit are adjacent
     matrix_row = (direction * 4 + owner % 4) * H + part * UNITS + owner // 4
     live = part * UNITS + owner // 4 < H
     weights = load_weights(recurrent, matrix_row * H, 1, half, live, H, SPLIT, CHUNK, CHUNKS, UP)
@@ -216,7 +216,7 @@ def lstm_forward(sums, recurrent, exchange, outputs, cells, first_h, first_c, st
 
 @triton.jit
 def _sum_partials(partials, own, member, ROWS: tl.constexpr, UNITS: tl.constexpr, TEAM: tl.constexpr):
-    """The sum of what the programs of a team made for this one's units: (ROWS, UNITS)."""
+    """Returns the sum of the partial products that a team's programs computed for this one's units: (ROWS, UNITS)."""
     M: tl.constexpr = TEAM * UNITS
     where = tl.arange(0, ROWS)[:, None] * M + member * UNITS + tl.arange(0, UNITS)[None, :]
     first = partials + own * (ROWS * M)
@@ -228,14 +228,14 @@ def _sum_partials(partials, own, member, ROWS: tl.constexpr, UNITS: tl.constexpr
 
 @triton.jit
 def _laid_as_loads(values, ROWS: tl.constexpr, UNITS: tl.constexpr):
-    """The same values, pairs of units in one thread as memory wants them: or else Triton would move every load."""
+    """Returns the values in the layout of the loads, pairs of units per thread; spares Triton a conversion per load."""
     even, odd = tl.split(tl.reshape(values, (ROWS, UNITS // 2, 2)))
     return tl.reshape(tl.join(even, odd), (ROWS, UNITS))
 
 
 @triton.jit
 def _load_cell(gates, cells, active, H: tl.constexpr):
-    """The gates of a step after their nonlinearities, and c before it."""
+    """Loads the gates of a step, after their nonlinearities, and c before it."""
     i, f, g, o = _load_gates(gates, active, H)
     before = tl.load(cells, mask=active, other=0.0)
     return tl.sigmoid(i), tl.sigmoid(f), _tanh(g), tl.sigmoid(o), before
@@ -243,7 +243,7 @@ def _load_cell(gates, cells, active, H: tl.constexpr):
 
 @triton.jit
 def _cell_back(i, f, g, o, before, squashed, dh, dc, active):
-    """The gradients of the sums, and of c before the step."""
+    """Returns the gradients of the sums, and of c before the step."""
     total = dc + dh * o * (1 - squashed * squashed)
     d_i = tl.where(active, total * g * i * (1 - i), 0.0)
     d_f = tl.where(active, total * before * f * (1 - f), 0.0)
@@ -261,26 +261,26 @@ def lstm_backward(sums, recurrent, exchange, partials, scale, cells, doutputs, d
                   UP: tl.constexpr, WAIT: tl.constexpr, MULTIPLIES: tl.constexpr, ENDS: tl.constexpr,
                   BACKWARDS: tl.constexpr, HAS_LAST_H: tl.constexpr, HAS_LAST_C: tl.constexpr,
                   HAS_LENGTHS: tl.constexpr, RING: tl.constexpr):  # fmt: skip
-    """Steps end - 1 down to begin of the walk.
+    """Runs steps end - 1 down to begin of the walk.
 
     Args:
         sums: (D, T, B, 4H), the gates before their nonlinearities.
         recurrent: (D, 4H, H).
         exchange: with RING (D, 2, B, 4H), ``dsums`` of two steps times ``scale``; otherwise ``dsums``.
-        partials: float32, a tile (ROWS, TEAM UNITS) a program, used if a team has more than one.
-        scale: one number, read with RING: a power of two that keeps float16 gradients from vanishing.
+        partials: float32, a tile (ROWS, TEAM UNITS) per program, used if a team has more than one.
+        scale: scalar, read with RING: a power of two that keeps float16 gradients from underflow.
         cells: (D, T, B, H), c before the step at each position.
-        doutputs: (T, B, D H), the gradient of the outputs, with these strides of steps and rows.
+        doutputs: (T, B, D H), the gradient of the outputs, with strides ``doutputs_step`` and ``doutputs_row``.
         dsums: (D, T, B, 4H) is written, zero in the padding.
         last_dh, last_dc: (D, B, H), the gradients of the last state, read with HAS_LAST_H and HAS_LAST_C; otherwise
             they are zero.
-        state_dc: (D, B, H) is written, the gradient of c before step ``begin``; if ``end`` is not T it is that after
+        state_dc: (D, B, H) is written, the gradient of c before step ``begin``; if ``end`` is not T it holds that after
             step ``end`` - 1.
-        team_counters: one a direction, group of rows and team, zero.
-        TEAM: so many programs share the units of all of them and part the sum over 4H among themselves: each makes its
-            part of the sum for all, then adds up all parts for its own units. What a program takes in, and that bounds
-            large layers, is less by that factor, for another exchange a step.
-        MULTIPLIES, ENDS: whether a launch that cannot wait does the first, or the second half of a team's step.
+        team_counters: zeros, one per direction, group of rows and team.
+        TEAM: number of programs that share their units and split the sum over 4H: each computes its part of the sum for
+            all units of the team, then adds all parts for its own units. This divides the data that a program loads,
+            which bounds large layers, by TEAM, at the cost of a second exchange per step.
+        MULTIPLIES, ENDS: in a launch without waiting, True to run the first and the second half of a team's step.
         Others: as in `lstm_forward`.
     """
     PARTS: tl.constexpr = (H + TEAM * UNITS - 1) // (TEAM * UNITS) * TEAM
@@ -357,11 +357,11 @@ def lstm_backward(sums, recurrent, exchange, partials, scale, cells, doutputs, d
 @triton.jit(do_not_specialize=["T", "B"])
 def lstm_cells(sums, first_c, cells, lengths, T, B, H: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr,
                BACKWARDS: tl.constexpr, HAS_FIRST: tl.constexpr, HAS_LENGTHS: tl.constexpr):  # fmt: skip
-    """Makes the cell states again from the gates' sums: no program needs another's.
+    """Recomputes the cell states from the gates' sums; programs are independent.
 
     Args:
         sums: (D, T, B, 4H). first_c: (D, B, H), read with HAS_FIRST.
-        cells: (D, T, B, H) is written, c before the step at each position, that after the last in padding.
+        cells: (D, T, B, H) is written, c before the step at each position, in padding c after the last step.
         Others: as in `lstm_forward`.
     """
     PARTS: tl.constexpr = (H + UNITS - 1) // UNITS

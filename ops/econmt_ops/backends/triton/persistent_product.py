@@ -1,9 +1,10 @@
-"""A product whose weights stay on the chip, with what the programs of a launch exchange.
+"""Product with weights that stay on chip, of the rows that the programs of a persistent kernel exchange.
 
-A program keeps M rows of weights, of K columns, and multiplies ROWS rows of K values by them at every step. Matrix
-units want 64 rows or more. Where M has fewer, the sum over K is made in SPLIT parts that are rows of one product: of
-(SPLIT M, SPLIT ROWS) results only those of a part's values with the same part's weights are wanted, and summed; the
-others cost nothing that was not idle. CHUNKS chunks of CHUNK columns a part are multiplied one after the other.
+A program keeps M rows of weights, of K columns, and multiplies ROWS rows of K values by them at every step. Tensor
+cores need tiles of 64 rows or more. If M is smaller, the sum over K is split into SPLIT parts that become rows of one
+product: of its (SPLIT M, SPLIT ROWS) results only those that pair a part's values with the same part's weights are
+used, and summed; the others use units that would otherwise idle. A part is multiplied in CHUNKS chunks of CHUNK
+columns.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ import triton.language as tl
 
 @triton.jit
 def weight_rows(M: tl.constexpr, SPLIT: tl.constexpr):
-    """Of the SPLIT M rows of a weight tile: which of its M outputs it is, and which part of the columns it has.
+    """Returns, for the SPLIT M rows of a weight tile, the index of the output (of M) and the part of the columns.
 
-    Parts alternate every eight rows, so that a thread has two of an output, as matrix units deal rows out.
+    Parts alternate every eight rows, so that a thread holds two rows of an output, in the row order of tensor core
+    fragments.
     """
     row = tl.arange(0, SPLIT * M)
     if SPLIT == 1:
@@ -28,7 +30,7 @@ def weight_rows(M: tl.constexpr, SPLIT: tl.constexpr):
 @triton.jit
 def load_weights(matrix, row_offset, column_stride, part, live, K: tl.constexpr, SPLIT: tl.constexpr,
                   CHUNK: tl.constexpr, CHUNKS: tl.constexpr, UP: tl.constexpr):  # fmt: skip
-    """The program's share of the weights, one tile a chunk; zero past the units and past K."""
+    """Loads the program's share of the weights, one tile per chunk; zero beyond the units and beyond K."""
     tiles = ()
     for chunk in tl.static_range(CHUNKS):
         column = (chunk * SPLIT + part)[:, None] * CHUNK + tl.arange(0, CHUNK)[None, :]
@@ -41,9 +43,9 @@ def load_weights(matrix, row_offset, column_stride, part, live, K: tl.constexpr,
 @triton.jit
 def _load_exchanged(source, column, there, chunk: tl.constexpr, K: tl.constexpr, SPLIT: tl.constexpr,
                     CHUNK: tl.constexpr, CHUNKS: tl.constexpr, MASKED: tl.constexpr, UP: tl.constexpr):  # fmt: skip
-    """A chunk of what the other programs wrote, straight from L2, which is what bounds large layers.
+    """Loads a chunk written by other programs directly from L2, whose bandwidth bounds large layers.
 
-    Rows that are read though they are not there are garbage in rows of the product that nobody reads.
+    Without MASKED, rows that do not exist load garbage, which only reaches unused rows of the product.
     """
     ahead: tl.constexpr = chunk * SPLIT * CHUNK
     WHOLE: tl.constexpr = K == CHUNKS * SPLIT * CHUNK
@@ -80,10 +82,10 @@ def _fold(product, M: tl.constexpr, ROWS: tl.constexpr, SPLIT: tl.constexpr):
 def product(exchanged, there, weights, K: tl.constexpr, M: tl.constexpr, ROWS: tl.constexpr, SPLIT: tl.constexpr,
              CHUNK: tl.constexpr, CHUNKS: tl.constexpr, AHEAD: tl.constexpr, MASKED: tl.constexpr,
              ROWS_FIRST: tl.constexpr, PRECISION: tl.constexpr, UP: tl.constexpr):  # fmt: skip
-    """What was exchanged times the weights kept here: (ROWS, M) in float32. AHEAD chunks are on their way at once.
+    """Returns the exchanged rows times the weights of this program: (ROWS, M) in float32. AHEAD chunks are prefetched.
 
-    ``exchanged`` (SPLIT ROWS,): where its rows begin. ``there`` (SPLIT ROWS,): which of them are there; with MASKED the
-    others are not read.
+    ``exchanged`` (SPLIT ROWS,): pointers to the rows. ``there`` (SPLIT ROWS,): True for rows that exist; with MASKED
+    the others are not read.
     """
     there = there[:, None]
     column = (tl.arange(0, SPLIT * ROWS) // ROWS)[:, None] * CHUNK + tl.arange(0, CHUNK)[None, :]

@@ -1,4 +1,4 @@
-"""Functions of single values that several kernels use."""
+"""Elementwise functions that several kernels use."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _TANH: tl.constexpr = tl.constexpr("tanh.approx.f32 $0, $1;")
 
 @triton.jit
 def tanh(x: tl.tensor) -> tl.tensor:
-    """tanh of float32 values, its relative error below 4e-7.
+    """Computes tanh of float32 values with a relative error below 4e-7.
 
-    x P(x^2) / Q(x^2), whose coefficients were fitted for the least largest relative error (9e-9) on |x| < 8.3; beyond,
-    it is constant, and 1 but for 1.2e-7. By exponentials it would take twice as many instructions, and their difference
-    would lose the digits of small values.
+    The result is x P(x^2) / Q(x^2), with coefficients fitted to minimise the largest relative error (9e-9) on |x| <
+    8.3; beyond, it is constant, within 1.2e-7 of 1. By exponentials it would take twice as many instructions, and their
+    difference would lose the digits of small values.
     """
     x = tl.clamp(x, -8.3, 8.3, propagate_nan=tl.PropagateNan.ALL)
     z = x * x
@@ -34,7 +34,7 @@ def tanh(x: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def sigmoid(x: tl.tensor) -> tl.tensor:
-    """The logistic function of float32 values, its relative error below 1e-6; what would be denormal is 0."""
+    """Computes the logistic function of float32 values with a relative error below 1e-6; denormal results become 0."""
     if _ON_DEVICE:
         power = tl.inline_asm_elementwise(
             _POWER, "=f,f", [x * -1.4426950408889634], dtype=tl.float32, is_pure=True, pack=1
@@ -48,7 +48,7 @@ def sigmoid(x: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def tanh_of(x: tl.tensor, FAST: tl.constexpr) -> tl.tensor:
-    """tanh; if FAST, on a GPU, its own instruction, whose error of 5e-4 suits values of 16 bits."""
+    """Computes tanh; with FAST on a GPU by its instruction, whose error of 5e-4 is sufficient for 16-bit values."""
     if FAST and _ON_DEVICE:
         return tl.inline_asm_elementwise(_TANH, "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
     else:

@@ -1,7 +1,7 @@
-"""Gluon's language in plain Triton: the same words, layouts left out.
+"""Gluon's language in plain Triton: the same functions without layouts.
 
-A kernel written in Gluon says which thread holds what, which plain Triton decides itself; all else is the same. So its
-source, with this module in the place of ``gl``, is a plain kernel too, and one that Triton's interpreter runs.
+A Gluon kernel states which thread holds which value; plain Triton decides that itself. With this module in place of
+``gl``, the source of a Gluon kernel is therefore also a plain kernel, which Triton's interpreter can run.
 """
 
 from __future__ import annotations
@@ -14,40 +14,40 @@ import triton.language as tl
 
 
 def __getattr__(name: str) -> Any:
-    """All other words are Triton's own."""
+    """Returns any other name from triton.language."""
     return getattr(tl, name)
 
 
 @triton.constexpr_function
 def SliceLayout(_axis: int, _parent: None) -> None:  # noqa: N802  Gluon's name
-    """No layout."""
+    """Returns None in place of a layout."""
     return
 
 
 @triton.jit
 def arange(start: tl.constexpr, end: tl.constexpr, layout: tl.constexpr) -> tl.tensor:
-    """The numbers from ``start`` on, below ``end``."""
+    """Returns the integers from ``start`` to below ``end``."""
     return tl.arange(start, end)
 
 
 @triton.jit
 def full(shape: tl.constexpr, value: tl.constexpr, dtype: tl.constexpr, layout: tl.constexpr) -> tl.tensor:
-    """A block that has one value everywhere."""
+    """Returns a block filled with one value."""
     return tl.full(shape, value, dtype)
 
 
 @triton.jit
 def convert_layout(value: tl.tensor, layout: tl.constexpr) -> tl.tensor:
-    """The value as it is."""
+    """Returns the value unchanged."""
     return value
 
 
 def twin(kernel: Any, names: dict[str, Any]) -> Any:
-    """The plain kernel of a Gluon kernel.
+    """Returns the plain Triton version of a Gluon kernel.
 
     Args:
         kernel: a function made by ``gluon.jit``.
-        names: what its source calls by name, in this module's language: "gl" and the kernel's own functions.
+        names: globals to replace in its source: "gl" and the kernel's helper functions.
     """
     source = kernel.fn
     function = FunctionType(

@@ -1,8 +1,8 @@
-"""Random bits that depend on nothing but a seed and the number of an element: dropout's masks on a GPU.
+"""Counter-based random bits, a function of a seed and an element's index, for dropout masks on a GPU.
 
-Philox 4x32-10 (Salmon, Moraes, Dror and Shaw 2011) with the seed as its key and the number of a group of eight elements
-as its counter gives 128 bits, 16 an element, the lower half of a word first. `econmt_ops.core.dropout` has the same in
-PyTorch, bit for bit, so that whoever needs a mask may make it where it is needed, or again, instead of keeping it.
+Philox 4x32-10 (Salmon, Moraes, Dror and Shaw 2011), with the seed as key and the index of a group of eight elements as
+counter, gives 128 bits, 16 per element, the lower half of a word first. `econmt_ops.core.dropout` has the same function
+in PyTorch, bit for bit, so that masks are recomputed where needed instead of stored.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ import triton.language as tl
 from torch import Tensor
 
 _GROUPS = 256
-"""Groups of eight elements that a program makes at once."""
+"""Groups of eight elements per program."""
 
 _ROW_GROUPS = 64
-"""The same, at most, where a program takes several positions of a row."""
+"""Maximum groups per program if a program handles several positions of a row."""
 
 _POSITIONS = 8
-"""So many."""
+"""Positions of a row per program in that case."""
 
 
 @triton.jit
 def derive(seed, index):
-    """The seed of the index-th mask of a call: `econmt_ops.core.dropout.derive_seed`; a negative index: the seed."""
+    """Returns the seed of the index-th mask of a call, as `core.dropout.derive_seed`; the seed, if index < 0."""
     state = seed.to(tl.uint64) + (index + 1).to(tl.uint64) * 0x9E3779B97F4A7C15
     state = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9
     state = (state ^ (state >> 27)) * 0x94D049BB133111EB
@@ -33,7 +33,7 @@ def derive(seed, index):
 
 @triton.jit
 def _words(seed, group):
-    """The four words of groups of eight elements, int64."""
+    """Returns the four random words of groups of eight elements, given int64 group indices."""
     low = (group & 0xFFFFFFFF).to(tl.uint32)
     high = (group >> 32).to(tl.uint32)
     return tl.philox(seed, low, high, high * 0, high * 0)
@@ -41,12 +41,12 @@ def _words(seed, group):
 
 @triton.jit
 def keep(seed, element, threshold):
-    """Whether elements are kept.
+    """Returns True for elements that are kept.
 
     Args:
-        seed: a number of 64 bits; of the index-th mask, that of `derive`.
-        element: numbers of elements, of 32 or 64 bits, not negative, in a block of any shape.
-        threshold: of 65,536; `econmt_ops.core.dropout.keep_threshold`.
+        seed: 64-bit seed; for the index-th mask, the result of `derive`.
+        element: indices of elements, 32 or 64 bits, not negative, in a block of any shape.
+        threshold: number of the 65,536 values that mean "keep"; see `econmt_ops.core.dropout.keep_threshold`.
     """
     element = element.to(tl.int64)
     first, second, third, fourth = _words(seed, element >> 3)
@@ -58,7 +58,7 @@ def keep(seed, element, threshold):
 
 @triton.jit
 def _keep_groups(seed, group, threshold):
-    """Whether the elements (8 G,) of groups (G,), int64, are kept: `keep` with an eighth of its work."""
+    """Returns `keep` for all elements (8 G,) of groups (G,), int64, in an eighth of the work."""
     first, second, third, fourth = _words(seed, group)
     words = tl.join(tl.join(first, third), tl.join(second, fourth))
     halves = tl.join(words & 0xFFFF, words >> 16)
@@ -75,7 +75,7 @@ def dropout_mask(
     first,
     GROUPS: tl.constexpr,
 ):
-    """mask (N,) of bytes: of the elements from the ``first`` on."""
+    """Writes mask (N,), bytes, for the elements from ``first`` on."""
     seed = derive(tl.load(seed_pointer), index)
     begin = tl.program_id(0).to(tl.int64) * GROUPS + first.to(tl.int64) // 8
     element = begin * 8 - first.to(tl.int64) + tl.arange(0, 8 * GROUPS)
@@ -85,11 +85,11 @@ def dropout_mask(
 
 @triton.jit
 def _columns(seed, begin, threshold, GROUPS: tl.constexpr, ALIGNED: tl.constexpr):
-    """A program's columns (8 G,) of a row whose mask begins at an element, and whether each is kept."""
+    """Returns a program's columns (8 G,) of a row whose mask begins at element ``begin``, and whether each is kept."""
     block = tl.program_id(0).to(tl.int64) * GROUPS
     kept = _keep_groups(seed, begin // 8 + block + tl.arange(0, GROUPS), threshold)
     column = block * 8 + tl.arange(0, 8 * GROUPS)
-    # So written, a row that begins with a group is read 16 bytes at a time.
+    # In this form, aligned rows are loaded 16 bytes at a time.
     return column if ALIGNED else column - begin % 8, kept
 
 
@@ -116,9 +116,9 @@ def dropout_values(
     GROUPS: tl.constexpr,
     POSITIONS: tl.constexpr,
 ):
-    """values and results (B, T, W), with these strides of rows and positions; a program: columns at some positions.
+    """Applies dropout to a tile of columns at some positions; values and results (B, T, W), with the given strides.
 
-    The mask is that of the elements (B, T, W) from the ``first`` on or, SHARED, of (B, 1, W). ALIGNED: each of its rows
+    The mask is that of the elements (B, T, W) from ``first`` on or, if SHARED, of (B, 1, W). ALIGNED: each of its rows
     begins with a group.
     """
     seed = derive(tl.load(seed_pointer), index)
@@ -144,14 +144,14 @@ def dropout_values(
 
 
 def keep_mask(elements: int, seed: Tensor, index: int, threshold: int, first: int = 0) -> Tensor:
-    """The bool mask (elements,) from the ``first`` element on; as `econmt_ops.core.dropout.keep_mask`.
+    """Returns the bool mask (elements,) from the ``first`` element on, as `econmt_ops.core.dropout.keep_mask`.
 
     Args:
-        elements: how many.
-        seed: a scalar int64 tensor on the device.
-        index: of the mask, or negative.
-        threshold: how many of 65,536 are kept.
-        first: the number of the first element.
+        elements: number of elements.
+        seed: int64 scalar tensor on the device.
+        index: index of the mask, or negative.
+        threshold: number of the 65,536 values that mean "keep".
+        first: index of the first element.
     """
     mask = torch.empty(elements, dtype=torch.bool, device=seed.device)
     if elements:
@@ -161,7 +161,7 @@ def keep_mask(elements: int, seed: Tensor, index: int, threshold: int, first: in
 
 
 def results_like(values: Tensor) -> Tensor:
-    """Room for what `dropout` makes: as the values (B, T, W) lie if positions come before rows, else row after row."""
+    """Allocates the results of `dropout`: time-first if values (B, T, W) are stored so, otherwise contiguous."""
     rows, positions, width = values.stride() if values.dim() == 3 else (0, 0, 0)
     if width == 1 and positions == values.shape[0] * rows and rows == values.shape[2]:
         return torch.empty_like(values)
@@ -177,14 +177,14 @@ def dropout(
     variational: bool,
     first_row: int = 0,
 ) -> Tensor:
-    """Dropout of values (B, T, ...) in one kernel, which makes the mask as it reads them.
+    """Applies dropout to values (B, T, ...) in one kernel, which computes the mask as it reads them.
 
     Args:
-        values: (B, T, ...), of no more than 32 bits; the results lie in memory as `results_like` says.
-        seed, index, threshold: as for `keep_mask`.
-        scale: what is kept is multiplied by it.
-        variational: the mask is (B, 1, ...).
-        first_row: the number of the first row.
+        values: (B, T, ...), of at most 32 bits; the results have the memory layout of `results_like`.
+        seed, index, threshold: as in `keep_mask`.
+        scale: factor of the kept values.
+        variational: True for a mask (B, 1, ...).
+        first_row: index of the first row.
     """
     results = results_like(values)
     if results.is_contiguous():
@@ -204,7 +204,7 @@ def dropout(
     else:
         rows, positions, width = 1, 1, values.numel()
     aligned = width % 8 == 0 and first % 8 == 0
-    # Or one group more: that of a row's first elements may begin in the row before.
+    # An unaligned row may need one group more: its first elements can be in the last group of the previous row.
     grid = (triton.cdiv(width if aligned else width + 7, 8 * groups), triton.cdiv(positions, block), rows)
     dropout_values[grid](
         seed,

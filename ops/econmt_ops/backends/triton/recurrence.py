@@ -1,4 +1,4 @@
-"""The linear recurrence by kernels: a backend of `econmt_ops.linear_recurrence.scan`."""
+"""The linear recurrence in Triton kernels: a backend of `econmt_ops.linear_recurrence.scan`."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from econmt_ops.core.chunks import rows_of
 from econmt_ops.core.precision import accumulate_dtype
 
 _LINE = 128
-"""Bytes of a row of units: what a step's have next to each other in memory."""
+"""Bytes of adjacent units that a program loads per step: a cache line."""
 
 _VALUE = 4
 """Bytes of a register."""
 
 _FULL = 2
-"""Warps a multiprocessor, each with a line of units, from which on threads walk through all steps of their units."""
+"""Warps per multiprocessor, each with a cache line of units, from which threads run all steps of their units."""
 
 _AHEAD, _FAR_AHEAD = 8, 32
-"""Steps that a thread asks for before it comes to them; the second where few threads walk, each of which has to keep
-more on its way: of 384 warps, 16 steps of float32 are 1.6 MB, and an H200 moves some 3 MB while a value is on its way.
-A kernel of twice as many steps takes four times as long to compile."""
+"""Steps that a thread prefetches; the second if there are few threads, each of which has to keep more loads in flight:
+for 384 warps, 16 steps of float32 are 1.6 MB, and an H200 transfers about 3 MB within the latency of a load. A
+kernel with twice as many steps takes four times as long to compile."""
 
 _MANY = 8
-"""Warps a multiprocessor from which on they are not few."""
+"""Warps per multiprocessor from which there are enough threads for the shorter prefetch."""
 
 RADIX = 16
 """Tiles of a group, and groups after which a state is published."""
@@ -38,22 +38,22 @@ RADIX = 16
 
 @functools.cache
 def multiprocessors(index: int) -> int:
-    """Those of a device."""
+    """Returns the number of multiprocessors of a device."""
     return torch.cuda.get_device_properties(index).multi_processor_count
 
 
 class TileCut:
-    """How a call is cut.
+    """Division of a call into programs.
 
     Attributes:
-        units: of a program. groups: of units, over all rows.
-        steps: of a block. count: blocks of a row.
-        tiled: whether each block has a program, as a tile; else a program walks through all steps of its units.
-        ahead: steps that are asked for ahead, a power of two that goes into a block.
+        units: units of a program. groups: groups of units, over all rows.
+        steps: steps of a block. count: blocks of a row.
+        tiled: True if each block is a tile with its own program; otherwise a program runs all steps of its units.
+        ahead: steps to prefetch, a power of two that divides a block.
     """
 
     def __init__(self, like: Tensor, block: int, tiled: bool | None = None) -> None:
-        """``like``: (B, T, H). ``block``: the steps of a block. ``tiled``: None: as the device is filled best."""
+        """Divides (B, T, H) into blocks of ``block`` steps; ``tiled`` None: whatever fills the device better."""
         rows, steps, hidden = like.shape
         self.steps = block
         self.units = min(_LINE // like.dtype.itemsize, triton.next_power_of_2(max(1, hidden)))
@@ -61,7 +61,8 @@ class TileCut:
         self.groups = rows * triton.cdiv(hidden, self.units)
         self.tiled = tiled if tiled is not None else self._fills_better_tiled(like)
         few = like.is_cuda and self.groups < _MANY * multiprocessors(like.device.index or 0)
-        # A thread keeps the steps of one unit: in tiles it has no room for two, and few warps are too few for two each.
+        # One unit per thread: in tiles there are no registers for two, and few warps should not handle two units per
+        # thread.
         if self.tiled or few:
             self.units = min(self.units, _LINE // _VALUE)
             self.groups = rows * triton.cdiv(hidden, self.units)
@@ -74,11 +75,11 @@ class TileCut:
 
     @property
     def grid(self) -> tuple[int]:
-        """As many programs as there are groups, or tiles of all groups."""
+        """Launch grid: a program per group of units, or per tile of each group."""
         return (self.groups * (self.count if self.tiled else 1),)
 
     def exchange(self, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """What tiles publish, and its flags; see `recurrence_kernels.states_around`."""
+        """Allocates the published maps, states and flags of the tiles; see `recurrence_kernels.states_around`."""
         exact = accumulate_dtype(like.dtype)
         if not self.tiled:
             nothing = like.new_empty(0, dtype=exact)
@@ -94,7 +95,7 @@ class TileCut:
     def constants(
         self, like: Tensor, reverse: bool, initial: Tensor | None, lengths: Tensor | None
     ) -> dict[str, Any]:
-        """The compile-time arguments."""
+        """Returns the compile-time arguments."""
         return {
             "BLOCK": self.steps, "COUNT": self.ahead, "UNITS": self.units, "REVERSE": reverse,
             "HAS_INITIAL": initial is not None, "HAS_LENGTHS": lengths is not None, "TILED": self.tiled,
@@ -113,7 +114,7 @@ def forward(
     keep: bool,
     tiled: bool | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """The outputs, and the states before the blocks in the order of the walk; see `scan.Backend`.
+    """Returns the outputs, and the states before the blocks in the order of the walk; see `scan.Backend.forward`.
 
     Args:
         decay, inputs, initial, lengths, reverse, block, keep: see there.
@@ -147,7 +148,7 @@ def backward(
     doutputs: Tensor,
     tiled: bool | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of decay, inputs and initial; see `scan.Backend`, and `Cut` for ``tiled``."""
+    """Returns the gradients of decay, inputs and initial; see `scan.Backend.backward`, and `Cut` for ``tiled``."""
     decay, kept, doutputs = rows_of(decay), rows_of(kept), rows_of(doutputs)
     rows, steps, hidden = decay.shape
     cut = TileCut(decay, block, tiled)

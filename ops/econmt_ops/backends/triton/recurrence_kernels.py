@@ -1,19 +1,20 @@
-"""Kernels of the linear recurrence: each thread walks through steps of a unit of its own.
+"""Kernels of the linear recurrence: each thread runs steps of a unit of its own.
 
-Where there are units enough, a program walks through all steps of its units. Its threads have the values of COUNT steps
-in registers or on their way from memory: where a step has been gone through, those of the step COUNT further are asked
-for. Such a program is one warp, of which a multiprocessor has few, so that its instructions a step decide: addresses
-are counted on by one addition, and steps past a row's length are left to a loop of their own.
-Otherwise (TILED) a program has BLOCK steps of them, which its threads keep in registers, so that memory is read once:
-it finds what they make of the state before them, h -> P h + e, hands that on, gets the state, and goes through them.
+If there are enough units, a program runs all steps of its units. Its threads hold the values of COUNT steps in
+registers or in flight from memory: after each step they prefetch the values of the step COUNT further. Such a program
+is one warp, and a multiprocessor has few of them, so the number of instructions per step decides: addresses advance by
+one addition, and steps beyond a row's length have a loop of their own.
+Otherwise (TILED) a program handles a tile of BLOCK steps, kept in registers so that memory is read once: it computes
+the tile's map h -> P h + e, publishes it, obtains the state before the tile, and runs its steps.
 
-Programs of the same units hand on what they know in three ranks. A tile publishes its own P and e; the last of RADIX
-tiles, a group, publishes those of the group; the last of RADIX groups publishes the state after them. So a tile waits
-for few others one after the other however many there are, and joins parts always in the same order: the result is the
-same at every repetition, which the decoupled look-back of Merrill and Garland (2016), where it comes from, does not
-promise. Programs begin in the order of their numbers, and those that others wait for have lower ones.
+Programs of the same units pass on their maps in a look-back of three levels. A tile publishes its own P and e; the last
+of RADIX tiles, a group, publishes the map of the group; the last of RADIX groups publishes the state after them. A tile
+therefore waits for few others in sequence however many there are, and maps are always joined in the same order: results
+are deterministic, unlike those of the decoupled look-back of Merrill and Garland (2016), on which it is based. Programs
+start in the order of their numbers, and wait only for lower ones.
 
-Steps are counted in the order of the walk: step i of a row of n steps is its position i, or n - 1 - i with REVERSE.
+Steps are counted in processing order, the order of the walk: step i of a row of n steps is at position i, or n - 1 - i
+with REVERSE.
 """
 
 # mypy: disable-error-code=assignment
@@ -28,27 +29,27 @@ from econmt_ops.backends.triton.exchange import SPINS, arrive, wait
 
 @triton.jit
 def join(p, e, q, f):
-    """Two parts of a walk, the earlier one first: h -> q (p h + e) + f; an e of zero stays so whatever q is."""
+    """Composes two maps, the earlier first: h -> q (p h + e) + f; if e is 0, q e is 0 even for an infinite q."""
     return p * q, tl.where(e == 0, f, q * e + f)
 
 
 @triton.jit
 def after(p, e, state):
-    """p state + e, where a state of zero stays so whatever p is."""
+    """Returns p state + e; if the state is 0, p state is 0 even for an infinite p."""
     return tl.where(state == 0, e, p * state + e)
 
 
 @triton.jit
 def place(step, length, REVERSE: tl.constexpr):
-    """The position of a step; past a row's length positions are their own steps."""
+    """Returns the position of a step; steps at or beyond a row's length are their own positions."""
     return tl.where(step < length, length - 1 - step, step) if REVERSE else step
 
 
 @triton.jit
 def fetch(at, stride, first, live, length, inside, other, COUNT: tl.constexpr, REVERSE: tl.constexpr):
-    """The values (UNITS,) of each of COUNT steps from ``first`` on; ``other`` from ``live`` on and before the first.
+    """Loads the values (UNITS,) of COUNT steps from ``first`` on; ``other`` from ``live`` on and before step 0.
 
-    at: where the row's units lie. live: at most its length.
+    at: pointers to the row's units. live: at most the row's length.
     """
     found = ()
     for k in tl.static_range(COUNT):
@@ -60,7 +61,7 @@ def fetch(at, stride, first, live, length, inside, other, COUNT: tl.constexpr, R
 
 @triton.jit
 def put(at, stride, value, step, length, steps, inside, REVERSE: tl.constexpr):
-    """Writes a step where the row's units lie, zeros past the row's length."""
+    """Stores a step at the row's units, zeros beyond the row's length."""
     kept = tl.where(step < length, value, 0.0)
     place_ = at + place(step, length, REVERSE) * stride
     tl.store(place_, kept.to(at.dtype.element_ty), mask=inside & (step < steps))
@@ -68,14 +69,14 @@ def put(at, stride, value, step, length, steps, inside, REVERSE: tl.constexpr):
 
 @triton.jit
 def prefix(p, e, first, rank, parts, flags, UNITS: tl.constexpr, RADIX: tl.constexpr, WAITS: tl.constexpr):
-    """What the parts before this one make of a state, and what they make of it with this one, (UNITS,) each.
+    """Returns the map of the parts before this one, and that map joined with this part, (UNITS,) each.
 
     Args:
-        p, e: this part. first: the number of the first one. rank: of this one, counted from the first.
-        parts: (., 2, UNITS) of all. flags: a counter of each.
+        p, e: this part. first: number of the first part. rank: number of this part, counted from the first.
+        parts: (., 2, UNITS), all parts. flags: a counter per part.
 
     Returns:
-        P and e without and with this one, and how patient the waiting has left this program: 0 if it was given up.
+        P and e without and with this part, and 0 if a wait timed out.
     """
     column, before = tl.arange(0, UNITS), tl.arange(0, RADIX)
     earlier = before < rank
@@ -97,7 +98,7 @@ def prefix(p, e, first, rank, parts, flags, UNITS: tl.constexpr, RADIX: tl.const
 
 @triton.jit
 def publish(p, e, number, parts, flags, UNITS: tl.constexpr, WAITS: tl.constexpr):
-    """Lets the programs behind this one read a part."""
+    """Stores a part where later programs can read it, and sets its flag."""
     at = parts + number * (2 * UNITS) + tl.arange(0, UNITS)
     tl.store(at, p)
     tl.store(at + UNITS, e)
@@ -108,22 +109,24 @@ def publish(p, e, number, parts, flags, UNITS: tl.constexpr, WAITS: tl.constexpr
 @triton.jit
 def states_around(p, e, start, number, tiles, units, parts, states, flags, UNITS: tl.constexpr, RADIX: tl.constexpr,
                   WAITS: tl.constexpr):  # fmt: skip
-    """The states (UNITS,) before and after a tile of which the number in the order of the walk is given.
+    """Returns the states (UNITS,) before and after a tile, given its number in the order of the walk.
 
-    The one after it has the bits that the next tile will find before it.
+    The state after it is bitwise the one that the next tile obtains as the state before it.
 
     Args:
-        p, e: (UNITS,), what the tile makes of a state.
+        p, e: (UNITS,), the map of the tile.
         start: (UNITS,), the state before the first tile.
-        number, tiles: of the tile, of all of them; units: which of the programs' units.
-        parts: of all units the tiles' and then the groups' (., 2, UNITS); states: (., UNITS) after RADIX groups.
-        flags: int32, zeros: a counter for each part and then for each state.
-        WAITS: False in the interpreter, which runs one program after the other.
+        number, tiles: number of the tile, and of all tiles; units: index of the program's units.
+        parts: (., 2, UNITS), for all units the maps of tiles, then of groups; states: (., UNITS) after RADIX groups.
+        flags: int32, zeros: a counter per part, then per state.
+        WAITS: False in the interpreter, which runs programs one after the other.
     """
     column = tl.arange(0, UNITS)
     groups = tl.cdiv(tiles, RADIX)
     tops = tl.cdiv(groups, RADIX)
-    every = (tl.num_programs(0) // tiles) * (tiles + groups)  # parts, behind which are the states' flags
+    every = (tl.num_programs(0) // tiles) * (
+        tiles + groups
+    )  # the flags of the states follow those of the parts
     group, rank = number // RADIX, number % RADIX
     top, group_rank = group // RADIX, group % RADIX
     ends_group = rank == RADIX - 1
@@ -162,7 +165,7 @@ def go_through(
     a, b, state, next_state, first, at, stride, length, steps, inside, COUNT: tl.constexpr, TILED: tl.constexpr,
     REVERSE: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    """Writes the states after COUNT steps and returns the last; with TILED that one is known."""
+    """Writes the states after COUNT steps and returns the last one, which with TILED is given."""
     for k in tl.static_range(COUNT):
         state = after(a[k].to(ACC), b[k].to(ACC), state)
         if TILED and k == COUNT - 1:
@@ -173,9 +176,9 @@ def go_through(
 
 @triton.jit
 def line_of(at, stride, length, last: tl.constexpr, REVERSE: tl.constexpr):
-    """Where the units of a row's first step lie, or with ``last`` of its last one, and how far it is to the next.
+    """Returns pointers to a row's first step, or with ``last`` its last, and the stride to the next step.
 
-    The next is the one that comes after it in a walk from there through all steps.
+    The next step is the following one in a walk that starts there and covers all steps.
     """
     wide = stride + tl.zeros((), tl.int64)
     end = at + (length - 1) * wide
@@ -187,7 +190,7 @@ def line_of(at, stride, length, last: tl.constexpr, REVERSE: tl.constexpr):
 
 @triton.jit
 def fill(at, stride, first, steps, inside, dtype: tl.constexpr, UNITS: tl.constexpr):
-    """Zeros at the positions from ``first`` on, where a row has no steps."""
+    """Writes zeros at the positions from ``first`` on, beyond a row's length."""
     nothing = tl.zeros((UNITS,), dtype)
     for step in range(first, steps):
         tl.store(at + (step + tl.zeros((), tl.int64)) * stride, nothing, mask=inside)
@@ -195,7 +198,7 @@ def fill(at, stride, first, steps, inside, dtype: tl.constexpr, UNITS: tl.conste
 
 @triton.jit
 def begun(at, stride, count, inside, other, COUNT: tl.constexpr):
-    """The values of COUNT steps from ``at`` on, ``other`` from the ``count``-th on, and where the next ones lie."""
+    """Loads the first COUNT steps from ``at`` on, ``other`` from step ``count`` on; returns the next pointers too."""
     found = ()
     for k in tl.static_range(COUNT):
         found = found + (tl.load(at, mask=inside & (k < count), other=other),)
@@ -209,7 +212,7 @@ def walk(
     COUNT: tl.constexpr, UNITS: tl.constexpr, REVERSE: tl.constexpr, HAS_LENGTHS: tl.constexpr, KEEPS: tl.constexpr,
     ACC: tl.constexpr,
 ):  # fmt: skip
-    """Writes the states of all steps of a row, and with KEEPS in carries the one before every BLOCK of them."""
+    """Writes the states of all steps of a row, and with KEEPS the state before every BLOCK steps to carries."""
     if HAS_LENGTHS:
         fill(made_at, hidden, length, steps, inside, made_at.dtype.element_ty, UNITS)
     a_at, a_step = line_of(a_at, a_step, length, False, REVERSE)
@@ -239,7 +242,7 @@ def walk_back_once(
     a_at, a_step, d_at, d_step, kept_at, kept_step, ddecay_at, dinputs_at, begin, length, steps, hidden, inside,
     COUNT: tl.constexpr, UNITS: tl.constexpr, REVERSE: tl.constexpr, HAS_LENGTHS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    """As :func:`go_back`, of all steps of a row whose outputs are there; ``begin`` is the state before the first."""
+    """Runs :func:`go_back` for all steps of a row, given its outputs; ``begin`` is the state before the first step."""
     if HAS_LENGTHS:
         fill(ddecay_at, hidden, length, steps, inside, ddecay_at.dtype.element_ty, UNITS)
         fill(dinputs_at, hidden, length, steps, inside, ddecay_at.dtype.element_ty, UNITS)
@@ -248,7 +251,7 @@ def walk_back_once(
     h_at, h_step = line_of(kept_at, kept_step, length, True, REVERSE)
     ddecay_at, made_step = line_of(ddecay_at, hidden, length, True, REVERSE)
     dinputs_at, _ = line_of(dinputs_at, hidden, length, True, REVERSE)
-    h_at += h_step  # that of the step before
+    h_at += h_step  # the output of the previous step
     begin = begin.to(kept_at.dtype.element_ty)
     a, a_at = begun(a_at, a_step, length, inside, 1.0, COUNT)
     d, d_at = begun(d_at, d_step, length, inside, 0.0, COUNT)
@@ -283,7 +286,7 @@ def recurrence_forward(
     REVERSE: tl.constexpr, HAS_INITIAL: tl.constexpr, HAS_LENGTHS: tl.constexpr, KEEPS: tl.constexpr,
     TILED: tl.constexpr, RADIX: tl.constexpr, WAITS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    """Outputs (B, T, H), and with KEEPS the state before every BLOCK steps in carries (B, blocks, H)."""
+    """Computes outputs (B, T, H), and with KEEPS the state before every BLOCK steps, carries (B, blocks, H)."""
     programs = tl.num_programs(0) // blocks if TILED else tl.num_programs(0)
     units, tile = tl.program_id(0) % programs, tl.program_id(0) // programs
     of_row = tl.cdiv(hidden, UNITS)
@@ -338,9 +341,9 @@ def go_back(
     a, d, h, behind, delta, begin, begins, first, ddecay_at, dinputs_at, stride, length, steps, inside,
     COUNT: tl.constexpr, REVERSE: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    """Writes the gradients of COUNT steps, the last first, and returns the decay and the delta of the first.
+    """Writes the gradients of COUNT steps, last step first, and returns decay and delta of the first step.
 
-    h: the outputs before the steps; that before the first is ``begin``, rounded as outputs are, where ``begins``.
+    h: the outputs before the steps; where ``begins``, the one before the first is ``begin``, rounded like the outputs.
     """
     for k in tl.static_range(COUNT - 1, -1, -1):
         delta = after(behind, d[k].to(ACC), delta)
@@ -355,7 +358,7 @@ def go_back(
 
 @triton.jit
 def outputs_before(a, b, state, like, COUNT: tl.constexpr, ACC: tl.constexpr):
-    """The outputs before each of COUNT steps, rounded as ``like``, given the state before the first."""
+    """Returns the outputs before each of COUNT steps, rounded like ``like``, given the state before the first."""
     found = ()
     for k in tl.static_range(COUNT):
         found = found + (state.to(like.dtype.element_ty),)
@@ -368,14 +371,14 @@ def outputs_again(
     a_at, a_step, b_at, b_step, made_at, state, start, end, live, length, steps, hidden, inside, COUNT: tl.constexpr,
     REVERSE: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    """Writes the outputs of the steps from ``start`` to ``end``, rounded, given the state before them."""
+    """Recomputes and writes the rounded outputs of the steps from ``start`` to ``end``, given the state before them."""
     for first in range(start, end, COUNT):
         a = fetch(a_at, a_step, first, live, length, inside, 1.0, COUNT, REVERSE)
         b = fetch(b_at, b_step, first, live, length, inside, 0.0, COUNT, REVERSE)
         for k in tl.static_range(COUNT):
             state = after(a[k].to(ACC), b[k].to(ACC), state)
             put(made_at, hidden, state, first + k, length, steps, inside, REVERSE)
-    tl.debug_barrier()  # other threads may read what these have written
+    tl.debug_barrier()  # other threads may read these stores
 
 
 @triton.jit
@@ -383,7 +386,7 @@ def walk_back_again(
     a_at, a_step, d_at, d_step, kept_at, kept_step, carries_at, ddecay_at, dinputs_at, behind, delta, length, steps,
     hidden, inside, BLOCK: tl.constexpr, COUNT: tl.constexpr, REVERSE: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    """As :func:`go_back`, of all steps of a row, whose outputs are made again block by block where ddecay will be."""
+    """Runs :func:`go_back` for all steps of a row, recomputing outputs block by block in the memory of ddecay."""
     count = tl.cdiv(steps.to(tl.int64), COUNT)
     last = (count - 1) * COUNT
     a = fetch(a_at, a_step, last, length, length, inside, 1.0, COUNT, REVERSE)
@@ -418,10 +421,10 @@ def recurrence_backward(
     HAS_LENGTHS: tl.constexpr, AGAIN: tl.constexpr, TILED: tl.constexpr, RADIX: tl.constexpr, WAITS: tl.constexpr,
     ACC: tl.constexpr,
 ):  # fmt: skip
-    """The gradients: delta_i = dh_i + a_{i+1} delta_{i+1}, from the last step to the first.
+    """Computes the gradients: delta_i = dh_i + a_{i+1} delta_{i+1}, from the last step to the first.
 
-    kept: the outputs, of which those before each step are read; with AGAIN the inputs, from which and from the carries
-    the outputs of a block are made again, in the place where the gradient of the decay will be.
+    kept: the outputs, of which the one before each step is read; with AGAIN the inputs, from which, together with the
+    carries, the outputs of a block are recomputed, in the memory of the decay's gradient.
     """
     programs = tl.num_programs(0) // blocks if TILED else tl.num_programs(0)
     units, number = tl.program_id(0) % programs, tl.program_id(0) // programs
@@ -439,7 +442,7 @@ def recurrence_backward(
     start = (blocks - 1 - number).to(tl.int64) * BLOCK if TILED else steps.to(tl.int64) * 0
     stop = start + BLOCK if TILED else steps.to(tl.int64)
     live = tl.minimum(stop, length)
-    # the decay of the step behind
+    # decay of the following step
     behind = fetch(a_at, decay_step, stop, length, length, inside, 1.0, 1, REVERSE)[0].to(ACC)
     delta = tl.zeros((UNITS,), ACC)
     if TILED:

@@ -1,4 +1,4 @@
-"""Rows reversed within their own lengths, in one kernel: what `econmt_ops.core.lengths.reverse_rows` does."""
+"""Reverses rows within their own lengths in one kernel, for `econmt_ops.core.lengths.reverse_rows`."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import triton.language as tl
 from torch import Tensor
 
 _COLUMNS = 1024
-"""Values that a program moves, at most."""
+"""Maximum values that a program moves."""
 
 
 @triton.jit
 def reversal_rows(values, results, lengths, positions, width, COLUMNS: tl.constexpr):
-    """values and results (B, T, W). A program: some columns of a position of a row."""
+    """Copies a tile of columns of one position of a row; values and results (B, T, W)."""
     row, position = tl.program_id(2).to(tl.int64), tl.program_id(1)
     length = tl.load(lengths + row).to(tl.int32)
     source = tl.where(position < length, length - 1 - position, position)
@@ -27,7 +27,7 @@ def reverse(values: Tensor, lengths: Tensor) -> Tensor:
 
     Args:
         values: (B, T, ...).
-        lengths: (B,), on the same device, each at most T; what lies past a length stays where it is.
+        lengths: (B,), on the same device, each at most T; positions beyond a length are copied unchanged.
     """
     values = values.contiguous()
     results = torch.empty_like(values)

@@ -1,14 +1,15 @@
-"""Layers of a linear recurrence around their products: nonlinearities, recurrence and output in one kernel each way.
+"""Layers of a linear recurrence without their products: nonlinearities, recurrence and output in one kernel.
 
-A program walks through the steps of a row with some of its units, a unit a thread: the state stays in a register, and
-the values of the next steps are on their way while those of a few steps are worked on. So every tensor is read or
-written once; the backward pass reads the products, c and the gradient of h, makes the nonlinearities again and writes
-the gradients of the products, in their own place if it may. The mathematics is that of `econmt_ops.cells.scan`.
+A program runs all steps of a row for a tile of units, one unit per thread: the state stays in a register, and the next
+steps are prefetched while a block of steps is computed. So every tensor is read or written once. The backward pass
+reads the products, c and the gradient of h, recomputes the nonlinearities and writes the gradients of the products, in
+place if allowed. The equations are those of `econmt_ops.cells.scan`.
 
-Where rows and units are too few for the device, rows are cut into chunks of steps. The same kernels find first what
-each chunk makes of the state before it, c -> P c + e, a scan over the chunks finds those states, and then all walk.
+If rows and units are too few to fill the device, rows are cut into chunks of steps: the same kernels first compute the
+map c -> P c + e of each chunk, a scan over the chunks gives the states before them, and then all chunks run in
+parallel.
 
-B batch, T steps, H hidden, K parts of the products.
+Sizes: B batch, T steps, H hidden, K parts of the products.
 """
 
 # mypy: disable-error-code=assignment
@@ -28,24 +29,24 @@ from econmt_ops.cells.scan import ScanCell
 from econmt_ops.core.chunks import rows_of
 
 _UNITS = 32
-"""Of a program at most, which is a warp: one a thread, so that as many warps as possible hide each other's waiting."""
+"""Maximum units per program, which is one warp: one unit per thread, so that many warps hide each other's latency."""
 
 _FORWARD_BLOCK, _BACKWARD_BLOCK = 8, 4
-"""Steps that are read at once, in 2 x block x (K + 1 forward, K + 3 back) registers. Chunks have whole ones."""
+"""Steps loaded at once, in 2 x block x (K + 1 forward, K + 3 backward) registers. Chunks are multiples of blocks."""
 
 _FEW_STEPS = 256
-"""A chunk has at least as many."""
+"""Minimum steps of a chunk."""
 
 _FULL, _WANTED = 4, 16
-"""Programs of a multiprocessor from which on rows are left whole, and those that chunks are to give it."""
+"""Programs per multiprocessor from which rows are not cut, and the number to reach by cutting them."""
 
 _TILE = 32
-"""Steps of a tile where the chunks are scanned."""
+"""Steps of a tile in the scan over the chunks."""
 
 
 @triton.jit
 def squash(x, ACC: tl.constexpr):
-    """tanh in the accumulate type."""
+    """Computes tanh in the accumulate type."""
     if tl.float64 == ACC:
         return 2.0 * tl.sigmoid(2.0 * x) - 1.0
     else:
@@ -54,7 +55,7 @@ def squash(x, ACC: tl.constexpr):
 
 @triton.jit
 def logistic(x, ACC: tl.constexpr):
-    """The logistic function in the accumulate type."""
+    """Computes the logistic function in the accumulate type."""
     if tl.float64 == ACC:
         return tl.sigmoid(x)
     else:
@@ -63,7 +64,7 @@ def logistic(x, ACC: tl.constexpr):
 
 @triton.jit
 def load_parts(place, there, PARTS: tl.constexpr, HIDDEN: tl.constexpr):
-    """The parts, (UNITS,) each, of which the first lies at ``place``; zero where there is nothing."""
+    """Loads PARTS consecutive parts, (UNITS,) each, from pointers to the first; zero where the mask is False."""
     found = ()
     for part in tl.static_range(PARTS):
         found = found + (tl.load(place + part * HIDDEN, mask=there, other=0.0),)
@@ -72,10 +73,10 @@ def load_parts(place, there, PARTS: tl.constexpr, HIDDEN: tl.constexpr):
 
 @triton.jit
 def powers(f, i):
-    """Returns e^-f and e^-i of the sums under two gates, of which (1 + e^-i) / (2 + e^-f + e^-i) is f / (f + i).
+    """Returns e^-f and e^-i for the sums of two gates, from which f / (f + i) is (1 + e^-i) / (2 + e^-f + e^-i).
 
-    If a sum is below -60, both powers are divided so that the larger is e^60: then 1 and 2, which would be divided too,
-    are nothing beside it, and no power is infinite. A sum of -inf closes its gate.
+    If a sum is below -60, both powers are scaled so that the larger is e^60: the terms 1 and 2, which would be scaled
+    too, are then negligible, and no power is infinite. A sum of -inf closes its gate.
     """
     f = tl.maximum(f, -1e30, propagate_nan=tl.PropagateNan.ALL)
     i = tl.maximum(i, -1e30, propagate_nan=tl.PropagateNan.ALL)
@@ -87,9 +88,9 @@ def powers(f, i):
 @triton.jit
 def activate(sums, bias, PARTS: tl.constexpr, GATES: tl.constexpr, RECURRENCE: tl.constexpr, SQUASHES: tl.constexpr,
              ACC: tl.constexpr):  # fmt: skip
-    """Returns the parts after their nonlinearities: u, the gates, and as it is what stands behind them.
+    """Returns the parts after their nonlinearities: u, the gates, and further parts unchanged.
 
-    The gates of a shared recurrence are `powers`.
+    The gates of a shared recurrence are returned as `powers`.
     """
     SHARED: tl.constexpr = RECURRENCE == "shared"
     u = sums[0].to(ACC) + bias[0]
@@ -108,7 +109,7 @@ def activate(sums, bias, PARTS: tl.constexpr, GATES: tl.constexpr, RECURRENCE: t
 
 @triton.jit
 def recur(parts, RECURRENCE: tl.constexpr):
-    """a and b of c = a c + b."""
+    """Returns a and b of the recurrence c = a c + b."""
     if RECURRENCE == "gated":
         return parts[1], parts[2] * parts[0]
     elif RECURRENCE == "shared":
@@ -120,7 +121,7 @@ def recur(parts, RECURRENCE: tl.constexpr):
 
 @triton.jit
 def recur_back(parts, delta, before, RECURRENCE: tl.constexpr, SQUASHES: tl.constexpr):
-    """The gradients of the sums under the parts, from that of b and the c before the step."""
+    """Returns the gradients of the parts' sums, from the gradient of b and the c before the step."""
     u, f = parts[0], parts[1]
     if RECURRENCE == "gated":
         i = parts[2]
@@ -143,7 +144,7 @@ def recur_back(parts, delta, before, RECURRENCE: tl.constexpr, SQUASHES: tl.cons
 
 @triton.jit
 def give(c, o, x, OUTPUT: tl.constexpr, ACC: tl.constexpr):
-    """h of c, the output gate and what a highway lets through; the two may be anything where the output has none."""
+    """Returns h from c, the output gate o and the highway input x; o and x are ignored by outputs without them."""
     if OUTPUT == "relu":
         return tl.maximum(c, 0.0)
     elif OUTPUT == "gate":
@@ -156,7 +157,7 @@ def give(c, o, x, OUTPUT: tl.constexpr, ACC: tl.constexpr):
 
 @triton.jit
 def give_back(c, o, x, dh, OUTPUT: tl.constexpr, ACC: tl.constexpr):
-    """The gradients of c, of the sum under the output gate and of what a highway lets through."""
+    """Returns the gradients of c, of the output gate's sum and of the highway input."""
     if OUTPUT == "relu":
         return tl.where(c > 0.0, dh, 0.0), dh, dh
     elif OUTPUT == "gate":
@@ -172,7 +173,7 @@ def give_back(c, o, x, dh, OUTPUT: tl.constexpr, ACC: tl.constexpr):
 @triton.jit
 def read_forward(products, read, row, begin, unit, length, steps, read_batch, read_step, PARTS: tl.constexpr,
                  HIDDEN: tl.constexpr, READS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """What the forward pass reads of a block of steps: of each the products' parts and, with READS, the input."""
+    """Loads the parts of the products and, with READS, the input, for a block of steps."""
     place = products + (row * steps + begin) * (PARTS * HIDDEN) + unit
     found = ()
     for index in tl.static_range(BLOCK):
@@ -187,7 +188,7 @@ def read_forward(products, read, row, begin, unit, length, steps, read_batch, re
 
 @triton.jit
 def place_of(chunks, HIDDEN: tl.constexpr, UNITS: tl.constexpr):
-    """The row, the units and the chunk of a program."""
+    """Returns the row, the units and the chunk of this program."""
     groups: tl.constexpr = (HIDDEN + UNITS - 1) // UNITS
     number = tl.program_id(0)
     row = (number // (groups * chunks)).to(tl.int64)
@@ -201,10 +202,10 @@ def scan_cell_forward(
     SQUASHES: tl.constexpr, HAS_LENGTHS: tl.constexpr, KEEPS: tl.constexpr, SUMMARY: tl.constexpr, UNITS: tl.constexpr,
     BLOCK: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    """Outputs (B, T, H), zero past a row's length, and with KEEPS c at each step of a row (B, T, H).
+    """Computes outputs (B, T, H), zero beyond a row's length, and with KEEPS c at each step (B, T, H).
 
-    A program has a chunk of ``span`` steps; first and last (B, chunks, H) are c before and after each. With SUMMARY it
-    finds what the chunk makes of c alone, c -> decays c + last, both (B, chunks, H).
+    A program handles a chunk of ``span`` steps; first and last (B, chunks, H) are c before and after each chunk. With
+    SUMMARY it only computes the chunk's map c -> decays c + last, both (B, chunks, H).
     """
     row, unit, chunk = place_of(chunks, HIDDEN, UNITS)
     inside = unit < HIDDEN
@@ -253,7 +254,7 @@ def scan_cell_forward(
 def read_backward(products, read, cells, doutputs, row, begin, unit, length, steps, read_batch, read_step,
                   doutputs_batch, doutputs_step, PARTS: tl.constexpr, HIDDEN: tl.constexpr, READS: tl.constexpr,
                   BLOCK: tl.constexpr, HAS_DOUTPUTS: tl.constexpr):  # fmt: skip
-    """What the backward pass reads of a block: of each step the parts, c before it, the input and the gradient of h."""
+    """Loads the parts, c before the step, the input and the gradient of h, for a block of steps."""
     inside = unit < HIDDEN
     place = products + (row * steps + begin) * (PARTS * HIDDEN) + unit
     earlier = cells + (row * steps + begin - 1) * HIDDEN + unit
@@ -282,11 +283,12 @@ def scan_cell_backward(
     SQUASHES: tl.constexpr, HAS_LENGTHS: tl.constexpr, HAS_DOUTPUTS: tl.constexpr, HAS_DLAST: tl.constexpr,
     SUMMARY: tl.constexpr, UNITS: tl.constexpr, BLOCK: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    """dproducts (B, T, K H) and, of a highway, dread (B, T, H), zero past a row's length.
+    """Computes dproducts (B, T, K H) and, for a highway, dread (B, T, H), zero beyond a row's length.
 
-    A program has a chunk as in the forward pass; dlast and dfirst (B, chunks, H) are the gradients of c after and
-    before each, with SUMMARY what it makes of them alone, dlast -> decays dlast + dfirst. dbias: (B, chunks, K H),
-    each chunk's sum of dproducts, not rounded. dproducts may be the products' own memory. first: (B, H), c before all.
+    A program handles a chunk as in the forward pass; dlast and dfirst (B, chunks, H) are the gradients of c after and
+    before each chunk, and with SUMMARY it only computes the map dlast -> decays dlast + dfirst. dbias:
+    (B, chunks, K H), the unrounded sum of dproducts per chunk. dproducts may alias the products. first: (B, H), the
+    initial c.
     """
     row, unit, chunk = place_of(chunks, HIDDEN, UNITS)
     inside = unit < HIDDEN
@@ -309,7 +311,7 @@ def scan_cell_backward(
         products, read, cells, doutputs, row, end, unit, length, steps, read_batch, read_step, doutputs_batch,
         doutputs_step, PARTS, HIDDEN, READS, BLOCK, HAS_DOUTPUTS,
     )  # fmt: skip
-    # c after the last step, which no step behind it reads as the one before its own
+    # c after the last step of the chunk: no later step of the chunk loads it as its previous c
     c = tl.load(cells + (row * steps + stop - 1) * HIDDEN + unit, mask=inside & (length >= stop), other=0.0)
     for number in range(blocks):
         begin = end - number * BLOCK
@@ -360,19 +362,19 @@ def scan_cell_backward(
 
 
 class _Cut(NamedTuple):
-    """How a call is cut: the units of a program, the steps of a chunk, and how many chunks a row has."""
+    """Division of a call into programs: units of a program, steps of a chunk, and chunks of a row."""
 
     units: int
     span: int
     chunks: int
 
     def grid(self, batch: int, hidden: int) -> tuple[int]:
-        """The programs."""
+        """Returns the launch grid."""
         return (batch * triton.cdiv(hidden, self.units) * self.chunks,)
 
 
 def _chunks(batch: int, steps: int, hidden: int, device: torch.device) -> int:
-    """The chunks of a row: one, unless rows and units are too few for the device and steps are not."""
+    """Returns the chunks of a row: one, unless rows and units are too few to fill the device and steps are many."""
     programs = max(1, batch * triton.cdiv(hidden, _UNITS))
     if device.type != "cuda" or steps < 2 * _FEW_STEPS:
         return 1
@@ -383,17 +385,17 @@ def _chunks(batch: int, steps: int, hidden: int, device: torch.device) -> int:
 
 
 def _cut(like: Tensor) -> _Cut:
-    """``like``: (B, T, H)."""
+    """Returns the division for a tensor of shape (B, T, H)."""
     batch, steps, hidden = like.shape
     units = min(_UNITS, triton.next_power_of_2(max(1, hidden)))
     chunks = _chunks(batch, steps, hidden, like.device)
-    # Blocks end where chunks do.
+    # Chunks are multiples of blocks.
     span = steps if chunks == 1 else triton.cdiv(steps, chunks * _FORWARD_BLOCK) * _FORWARD_BLOCK
     return _Cut(units, span, triton.cdiv(steps, max(1, span)))
 
 
 def _states(decays: Tensor, ends: Tensor, first: Tensor, reverse: bool) -> Tensor:
-    """What is before each chunk in the order of the walk, (B, chunks, H): of c -> decays c + ends, and first (B, H)."""
+    """Returns the states before each chunk, (B, chunks, H), given the maps c -> decays c + ends and first (B, H)."""
     after, _ = recurrence.forward(decays, ends, first, None, reverse, _TILE, False)
     begin = first.unsqueeze(1)
     return torch.cat([after[:, 1:], begin] if reverse else [begin, after[:, :-1]], 1)
@@ -402,7 +404,7 @@ def _states(decays: Tensor, ends: Tensor, first: Tensor, reverse: bool) -> Tenso
 def _constants(
     cell: ScanCell, products: Tensor, hidden: int, lengths: Tensor | None, units: int
 ) -> dict[str, Any]:
-    """The compile-time arguments that both kernels have."""
+    """Returns the compile-time arguments of both kernels."""
     return {
         "PARTS": products.shape[2] // hidden, "HIDDEN": hidden, "GATES": cell.gates - 1,
         "RECURRENCE": cell.recurrence.name, "OUTPUT": cell.output.name, "SQUASHES": cell.squashes,
@@ -422,15 +424,15 @@ def forward(
     last: Tensor,
     cells: Tensor | None,
 ) -> None:
-    """Writes what a recurrence gives.
+    """Writes the results of a recurrence.
 
     Args:
-        cell: whose recurrence.
+        cell: defines the recurrence.
         products: (B, T, K H), contiguous, without the bias. bias: (K H,).
         read: (B, T, I), the input, which a highway reads if I is H.
         first: (B, H), in the accumulate type. lengths: (B,), or None.
-        outputs: (B, T, H), contiguous, is written, as are last (B, H), c after each row's last step, and, if it is
-            there, cells (B, T, H), c at each.
+        outputs: (B, T, H), contiguous, is written, as are last (B, H), c after each row's last step, and, unless None,
+            cells (B, T, H), c after each step.
     """
     batch, steps, hidden = outputs.shape
     read, before = rows_of(read), first.contiguous()
@@ -464,13 +466,13 @@ def backward(
     dproducts: Tensor,
     dread: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """Writes the gradients of products and input, and returns those of ``first`` and the bias, in its accumulate type.
+    """Writes the gradients of products and input; returns those of ``first`` and of the bias, in the accumulate type.
 
     Args:
-        cell, products, bias, read, first, lengths: as :func:`forward` had them. cells: as it wrote them.
+        cell, products, bias, read, first, lengths: as in :func:`forward`. cells: as written there.
         doutputs: (B, T, H), or None. dlast: (B, H), or None.
         dproducts: (B, T, K H), contiguous, is written; may be ``products`` itself.
-        dread: (B, T, H), contiguous, is written where a highway reads the input; else it is None.
+        dread: (B, T, H), contiguous, is written if a highway reads the input; otherwise None.
     """
     batch, steps, hidden = cells.shape
     read, first = rows_of(read), first.contiguous()

@@ -1,10 +1,11 @@
-"""The output layer and its loss where each of several ranks has some rows of the matrix, a slice of the vocabulary.
+"""Output layer and loss with the weight split over ranks: each has some rows, a slice of the vocabulary.
 
-Of a chunk's logits a first kernel makes what the ranks tell each other, three numbers a row, and a second one, when
-those of all are there, the losses and the gradient of the logits in their place. While numbers travel, the next chunk's
-logits are made in another buffer. The products are those of `cross_entropy`.
+For a chunk of logits, a first kernel computes the three numbers per row that ranks exchange, and a second one, after
+the exchange, the losses and the gradient of the logits in place. During the exchange the logits of the next chunk are
+computed in a second buffer. The products are those of `cross_entropy`.
 
-Shapes: N rows, C rows of a chunk, H hidden size, V vocabulary, v of it here, W >= v columns of a buffer, R ranks.
+Sizes: N rows, C rows of a chunk, H hidden size, V vocabulary, v of it on this rank, W >= v columns of a buffer, R
+ranks.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ from econmt_ops.backends.triton.cross_entropy import (
 from econmt_ops.core.gathering import Gather, Gathered
 
 CHUNK_BYTES = 64 << 20
-"""Each of the two buffers for the logits of a chunk, in the compute type."""
+"""Bytes of each of the two buffers for the logits of a chunk, in the compute type."""
 
 
 class Labels(NamedTuple):
-    """What the rows of all logits shall be.
+    """Targets of the rows, and the position of this rank's slice in the vocabulary.
 
     Attributes:
         targets: (N,) int64; rows with ``ignore_index`` have loss and gradients 0.
-        first: the token of this slice's first row. vocabulary: V. widest: rows of the largest slice of any rank.
+        first: token of this slice's first row. vocabulary: V. widest: number of rows of the largest slice of any rank.
         smoothing, ignore_index: as in `econmt_ops.linear_cross_entropy`.
     """
 
@@ -61,9 +62,9 @@ def slice_numbers(
     PARTS: tl.constexpr,
     LANES: tl.constexpr,
 ):
-    """A program a row: numbers (3, C), the logarithm of its sum of exponentials, its target's logit, its sum.
+    """Writes numbers (3, C), one program per row: log-sum-exp, logit of the target, sum of the logits of the slice.
 
-    The target's is 0 where another rank has it, and all are where the row does not count.
+    The target's logit is 0 if another rank has it; all three are 0 for ignored rows.
     """
     row = tl.program_id(0).to(tl.int64)
     logits += row * stride
@@ -99,7 +100,7 @@ def slice_gradient(
     PARTS: tl.constexpr,
     LANES: tl.constexpr,
 ):
-    """A program a row: its loss (C,), from the numbers (R, 3, C) of all, and the gradient of ``scale`` times that.
+    """Computes a row's loss (C,) from the numbers (R, 3, C) of all ranks, and the gradient of ``scale`` times the loss.
 
     BY_ROW: ``scale`` is (C,).
     """
@@ -128,7 +129,7 @@ def slice_gradient(
 
 
 class _SliceChunk(NamedTuple):
-    """Logits (C, W) of some rows, whose numbers are on their way."""
+    """Logits (C, W) of a chunk whose numbers are being exchanged."""
 
     part: slice
     logits: Tensor
@@ -144,14 +145,14 @@ def walk_slice(
     scale: Tensor,
     gradients: Gradients,
 ) -> Tensor:
-    """The losses (N,) in float32, and this rank's share of the gradients of ``scale`` times their sum.
+    """Returns the losses (N,) in float32; writes this rank's share of the gradients of ``scale`` times their sum.
 
     Args:
         hidden: (N, H), N > 0; weight: (v, H); bias: (v,) or None; see `cross_entropy.Products`.
-        labels: of the rows. gather: exchanges numbers between ranks, which all call it equally often.
+        labels: targets of the rows. gather: exchanges numbers between ranks, which all call it equally often.
         scale: a scalar on the device.
-        gradients: of hidden (N, H), to be added up over ranks, and of weight (v, H) and bias (v,); all are written,
-            whatever they hold.
+        gradients: gradients of hidden (N, H), to be summed over ranks, and of weight (v, H) and bias (v,); all are
+            overwritten.
     """
     losses = hidden.new_empty(len(hidden), dtype=torch.float32)
     targets = labels.targets.contiguous()
@@ -172,7 +173,7 @@ def walk_slice(
 
 
 def _numbers(logits: Tensor, own: int, targets: Tensor, labels: Labels) -> Tensor:
-    """What is told to the other ranks, (3, C)."""
+    """Returns the numbers sent to the other ranks, (3, C)."""
     rows = len(logits)
     numbers = logits.new_empty(3, rows, dtype=torch.float32)
     slice_numbers[(rows,)](
@@ -193,7 +194,7 @@ def _numbers(logits: Tensor, own: int, targets: Tensor, labels: Labels) -> Tenso
 def _end(
     chunk: _SliceChunk, own: int, targets: Tensor, labels: Labels, scale: Tensor, losses: Tensor
 ) -> None:
-    """The losses of a chunk, and the gradient of its logits in their place."""
+    """Computes the losses of a chunk, and the gradient of its logits in place."""
     numbers = chunk.numbers.wait()
     slice_gradient[(len(losses),)](
         chunk.logits,

@@ -1,9 +1,9 @@
-"""A step of a GRU and of a layer-normalised LSTM between its products, one kernel each way.
+"""One step of a GRU and of a layer-normalised LSTM between its products, one kernel per direction.
 
-As in `econmt_ops.backends.triton.cells` the products are what a step leaves to its backward pass, and all else is made
-again, in float32. Rows that are padding keep their states, and what is put out of them is zero; backward they keep the
-gradients of their states, and give zero to the products. The mathematics is that of `econmt_ops.cells.gru` and
-`econmt_ops.cells.lnlstm`. B batch, H hidden.
+As in `econmt_ops.backends.triton.cells` only the products are saved for the backward pass; everything else is
+recomputed, in float32. Padded rows keep their states and output zero; backward they keep the gradients of their states
+and give zero gradients to the products. The equations are those of `econmt_ops.cells.gru` and
+`econmt_ops.cells.lnlstm`. Sizes: B batch, H hidden.
 """
 
 # mypy: disable-error-code="assignment,unreachable"
@@ -24,12 +24,12 @@ from econmt_ops.cells.attention import LAYER_NORM_EPSILON
 _EPSILON: tl.constexpr = tl.constexpr(LAYER_NORM_EPSILON)
 
 _VALUES_A_WARP = 64
-"""Units of a row for each warp, where a program has the whole row."""
+"""Units of a row per warp, in kernels where a program handles a whole row."""
 
 
 @triton.jit
 def load_four(tensor, hidden, unit, PARTS: tl.constexpr):
-    """The PARTS vectors of H that lie one after the other, (UNITS,) each in float32; zeros past H."""
+    """Loads PARTS consecutive vectors of H values, (UNITS,) each, in float32; zeros beyond H."""
     found = ()
     for part in tl.static_range(PARTS):
         value = tl.load(tensor + part * hidden + unit, mask=unit < hidden, other=0.0)
@@ -42,7 +42,7 @@ def gru_forward(
     read, recurrent, before, after, output, padding, hidden, read_row, recurrent_row, before_row, after_row, output_row,
     UNITS: tl.constexpr,
 ):  # fmt: skip
-    """One program: some units of a row. ``padding`` (B,) may be None; ``after`` may be ``before``."""
+    """Runs a step for a tile of units of a row; ``padding`` (B,) may be None, ``after`` may be ``before``."""
     row = tl.program_id(0).to(tl.int64)
     unit = tl.program_id(1) * UNITS + tl.arange(0, UNITS)
     inside = unit < hidden
@@ -66,7 +66,7 @@ def gru_backward(
     read, recurrent, before, dh, given, padding, dread, drecurrent, hidden, read_row, recurrent_row, before_row, dh_row,
     given_row, dread_row, drecurrent_row, UNITS: tl.constexpr,
 ):  # fmt: skip
-    """One program: some units of a row. dh is overwritten; ``given``, more of that, and ``padding`` may be None."""
+    """Runs a step backward for a tile of units of a row; overwrites dh. ``given`` and ``padding`` may be None."""
     row = tl.program_id(0).to(tl.int64)
     unit = tl.program_id(1) * UNITS + tl.arange(0, UNITS)
     inside = unit < hidden
@@ -102,7 +102,7 @@ def gru_backward(
 
 @triton.jit
 def standardise(values, inside, count):
-    """Vectors (UNITS,) with mean 0 and variance 1 over all of them, zeros past H, and the factor; ``count`` values."""
+    """Normalises vectors (UNITS,) to joint mean 0 and variance 1 over ``count`` values; returns the factor too."""
     total = values[0]
     for part in tl.static_range(1, len(values)):
         total += values[part]
@@ -122,7 +122,7 @@ def standardise(values, inside, count):
 
 @triton.jit
 def standardise_back(dvalues, made, factor, inside, count):
-    """Backward of :func:`standardise`; zeros past H in both."""
+    """Computes the backward pass of :func:`standardise`; zeros beyond H in both."""
     total, inner = dvalues[0], dvalues[0] * made[0]
     for part in tl.static_range(1, len(made)):
         total += dvalues[part]
@@ -137,9 +137,9 @@ def standardise_back(dvalues, made, factor, inside, count):
 @triton.jit
 def normal_sums(read, recurrent, row, read_row, recurrent_row, first, second, third, hidden, unit, inside,
                 PER_GATE: tl.constexpr):  # fmt: skip
-    """What the gates read, and of both products what `standardise` gave; of four gates each its own, and only one.
+    """Returns the gates' sums, and the results of `standardise` for both products (per gate: for the four sums, twice).
 
-    first, second, third: (4 H,), the gain and shift of a per-gate layer and nothing, or the bias and both gains.
+    first, second, third: (4 H,), gain and shift of a per-gate layer and an unused one, or the bias and both gains.
     """
     s = load_four(read + row * read_row, hidden, unit, 4)
     v = load_four(recurrent + row * recurrent_row, hidden, unit, 4)
@@ -167,7 +167,7 @@ def lnlstm_forward(
     read, recurrent, before, h, after, output, first, second, third, gain, shift, padding, h_before, hidden, read_row,
     recurrent_row, before_row, h_row, after_row, output_row, h_before_row, PER_GATE: tl.constexpr, UNITS: tl.constexpr,
 ):  # fmt: skip
-    """One program: a row. h, after: the states after the step, which may be those before it, h_before and before."""
+    """Runs a step for one row per program. h, after: states after the step; may alias h_before and before."""
     row = tl.program_id(0).to(tl.int64)
     unit = tl.arange(0, UNITS)
     inside = unit < hidden
@@ -194,7 +194,7 @@ def lnlstm_forward(
 
 @triton.jit
 def add_four(tensor, values, hidden, unit, inside):
-    """Adds vectors to those that lie one after the other."""
+    """Adds vectors to consecutive ones in memory."""
     for part in tl.static_range(len(values)):
         at = tensor + part * hidden + unit
         tl.store(at, tl.load(at, mask=inside) + values[part], mask=inside)
@@ -206,7 +206,7 @@ def lnlstm_backward(
     dsecond, dthird, dgain, dshift, hidden, read_row, recurrent_row, before_row, dh_row, dc_row, given_row, dread_row,
     drecurrent_row, PER_GATE: tl.constexpr, UNITS: tl.constexpr,
 ):  # fmt: skip
-    """One program: a row. dh and dc are overwritten; dfirst to dshift (B, .) are added to, a row by its program."""
+    """Runs a step backward for one row per program; overwrites dh and dc, adds to its row of dfirst to dshift."""
     row = tl.program_id(0).to(tl.int64)
     unit = tl.arange(0, UNITS)
     inside = unit < hidden
@@ -272,7 +272,7 @@ def lnlstm_backward(
 
 
 def _whole_rows(rows: int, hidden: int) -> tuple[tuple[int], dict[str, int]]:
-    """The grid of kernels of which a program has a whole row, and what they are compiled with."""
+    """Returns grid and compile-time arguments of kernels whose programs handle whole rows."""
     units = triton.next_power_of_2(max(1, hidden))
     return (rows,), {"UNITS": units, "num_warps": max(1, min(16, units // _VALUES_A_WARP))}
 
@@ -282,7 +282,7 @@ def _strides(*tensors: Tensor | None) -> list[int]:
 
 
 def _vectors(extra: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """first, second, third, gain and shift of a layer-normalised cell's kernels."""
+    """Returns first, second, third, gain and shift for the kernels of a layer-normalised cell."""
     *sums, gain, shift = extra
     return sums[0], sums[1], sums[-1], gain, shift
 
@@ -296,7 +296,7 @@ def forward(
     extra: Sequence[Tensor],
     padding: Tensor | None,
 ) -> None:
-    """One step; see `econmt_ops.backends.protocol.StepKernels.advance`. A GRU has h alone, the LSTM h and c."""
+    """Runs one step; see `protocol.StepKernels.advance`. A GRU has the state h, the LSTM h and c."""
     rows, hidden = before[0].shape
     mask = None if padding is None else padding.view(torch.int8)
     if len(before) == 1:
@@ -324,7 +324,7 @@ def backward(
     drecurrent: Tensor,
     dextra: Sequence[Tensor],
 ) -> None:
-    """One step back; see `econmt_ops.backends.protocol.StepKernels.retreat`, with (B, .) each of ``dextra``."""
+    """Runs one step backward; see `protocol.StepKernels.retreat`, with ``dextra`` of (B, .) each."""
     rows, hidden = before[0].shape
     mask = None if padding is None else padding.view(torch.int8)
     if len(before) == 1:

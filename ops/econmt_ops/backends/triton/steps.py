@@ -1,6 +1,6 @@
-"""The steps by our kernels: one for a step of a cell, one for a step of attention, each way.
+"""`StepKernels` and `AttentionKernels` in Triton: one kernel per step of a cell or of attention, in each direction.
 
-Shapes: B batch, S source positions, H hidden size, A attention size, K steps of a block, R rows of queries.
+Sizes: B batch, S source positions, H hidden size, A attention size, K steps of a block, R rows of queries.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from econmt_ops.cells.protocol import StepCell
 
 
 def _rows(block: Tensor) -> Tensor:
-    """(K, B, .) or (B, .) as (R, .)."""
+    """Reshapes (K, B, .) or (B, .) to (R, .)."""
     return block.reshape(-1, block.shape[-1])
 
 
@@ -26,7 +26,7 @@ class TritonAttention:
     """`econmt_ops.backends.protocol.AttentionKernels` by `econmt_ops.backends.triton.attention`.
 
     Args:
-        keys, projected, score, norm, scale, lengths: as `StepKernels.attention` takes them.
+        keys, projected, score, norm, scale, lengths: as in `StepKernels.attention`.
     """
 
     def __init__(
@@ -42,13 +42,13 @@ class TritonAttention:
         self._size = keys.shape[2]
 
     def forward(self, both: Tensor, outputs: Sequence[Tensor], weights: Tensor) -> None:
-        """See `AttentionKernels`."""
+        """Implements `AttentionKernels.forward`."""
         self._kernels.forward(both[:, : self._size], both[:, self._size :], weights, outputs[:2])
         for other in outputs[2:]:
             other.copy_(outputs[0])
 
     def weights_of(self, queries: Tensor) -> Tensor:
-        """See `AttentionKernels`; all steps in one launch."""
+        """Implements `AttentionKernels.weights_of`; all steps in one launch."""
         weights = queries.new_empty(*queries.shape[:2], self._kernels.positions)
         self._kernels.forward(_rows(queries), None, _rows(weights))
         return weights
@@ -64,7 +64,7 @@ class TritonAttention:
         dboth: Tensor,
         dscores: Tensor,
     ) -> None:
-        """See `AttentionKernels`; a block in one launch."""
+        """Implements `AttentionKernels.backward`; a block in one launch."""
         dboth = _rows(dboth)
         self._kernels.backward(
             _rows(query),
@@ -79,11 +79,11 @@ class TritonAttention:
         )
 
     def projected_gradient(self, weights: Tensor, da: Tensor) -> Tensor:
-        """See `AttentionKernels`."""
+        """Implements `AttentionKernels.projected_gradient`."""
         return torch.bmm(weights.permute(1, 2, 0), da.transpose(0, 1))
 
     def gradients(self, queries: Tensor, dscores: Tensor) -> AttentionGradients:
-        """See `AttentionKernels`; the sums over positions and steps in one launch."""
+        """Implements `AttentionKernels.gradients`; the sums over positions and steps in one launch."""
         if self._kernels.score is None:
             scaled = (dscores * self._kernels.scale).to(queries.dtype).permute(1, 2, 0)
             return AttentionGradients(torch.bmm(scaled, queries.transpose(0, 1)), None, None)
@@ -95,7 +95,7 @@ class TritonAttention:
 
 
 class TritonSteps(CellSteps):
-    """`econmt_ops.backends.protocol.StepKernels` by our kernels; gates are left as sums, in any type.
+    """`econmt_ops.backends.protocol.StepKernels` in Triton; gates remain sums, in any type.
 
     Args:
         like: a tensor of the call's compute type, which is not float64.
@@ -111,18 +111,18 @@ class TritonSteps(CellSteps):
         after: Tensor,
         h: Sequence[Tensor],
         *,
-        keep: bool,  # noqa: ARG002 - kept either way
+        keep: bool,  # noqa: ARG002 - kept in either case
         recurrent: Tensor | None = None,
         read: Read | None = None,
     ) -> None:
-        """See `StepKernels`."""
+        """Implements `StepKernels.cell_forward`."""
         if recurrent is not None:
             gates.add_(recurrent)
         cells.forward(gates, before, after, h, read)
 
     def step_forward_into(
         self,
-        cell: StepCell,  # noqa: ARG002 - the number of its states tells
+        cell: StepCell,  # noqa: ARG002 - identified by the number of its states
         read: Tensor,
         recurrent: Tensor,
         before: Sequence[Tensor],
@@ -131,11 +131,11 @@ class TritonSteps(CellSteps):
         extra: Sequence[Tensor],
         padding: Tensor | None,
     ) -> None:
-        """See `StepKernels`."""
+        """Implements `StepKernels.advance`."""
         step_cells.forward(read, recurrent, before, after, output, extra, padding)
 
     def rows_of_sums(self, batch: int) -> int:
-        """See `StepKernels`; every row has its own."""
+        """Implements `StepKernels.rows_of_sums`; every row has its own."""
         return batch
 
     def step_backward_into(
@@ -144,7 +144,7 @@ class TritonSteps(CellSteps):
         read: Tensor,
         recurrent: Tensor,
         before: Sequence[Tensor],
-        after: Sequence[Tensor],  # noqa: ARG002 - made again
+        after: Sequence[Tensor],  # noqa: ARG002 - recomputed
         dstate: Sequence[Tensor],
         given: Tensor | None,
         extra: Sequence[Tensor],
@@ -153,15 +153,15 @@ class TritonSteps(CellSteps):
         drecurrent: Tensor,
         dextra: Sequence[Tensor],
     ) -> None:
-        """See `StepKernels`."""
+        """Implements `StepKernels.retreat`."""
         step_cells.backward(read, recurrent, before, dstate, given, extra, padding, dread, drecurrent, dextra)
 
     def prepare_gates(self, gates: Tensor) -> Tensor:
-        """See `StepKernels`."""
+        """Implements `StepKernels.prepare_gates`."""
         return gates
 
     def scan_cells(self, gates: Tensor, first: Tensor) -> Tensor:
-        """See `StepKernels`."""
+        """Implements `StepKernels.scan_cells`."""
         return cells.scan(gates, first)
 
     def cell_backward(
@@ -176,7 +176,7 @@ class TritonSteps(CellSteps):
         keep: Tensor | None = None,
         scale: float = 1.0,
     ) -> None:
-        """See `StepKernels`."""
+        """Implements `StepKernels.cell_backward`."""
         cells.backward(gates, before, after, dh, dc, dgates, keep, scale)
 
     def attention(
@@ -188,6 +188,6 @@ class TritonSteps(CellSteps):
         scale: float,
         lengths: Tensor | None,
     ) -> AttentionKernels:
-        """See `StepKernels`."""
+        """Implements `StepKernels.attention`."""
         here = None if lengths is None else lengths.to(keys.device)
         return TritonAttention(keys, projected, score, norm, scale, here)

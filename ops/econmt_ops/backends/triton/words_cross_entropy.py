@@ -1,16 +1,15 @@
-"""The output layer and its loss over a large vocabulary, slice by slice of its words.
+"""Output layer and loss for a large vocabulary, computed slice by slice of the vocabulary.
 
-Chunks of rows read and write the sum of the weight's gradient once a chunk. With a hundred thousand words that takes as
-long as the products, and the sum, in float32, is the largest tensor of all. Here a slice of words is worked on with all
-rows: the gradient of its part of the weight is one product, written once in the weight's own type. The price is a
-second making of the logits, since a row's normalizer is known only when all slices have been seen: 8 N V H operations
-instead of 6.
+Chunks of rows read and write the sum of the weight's gradient once per chunk. With a hundred thousand words that takes
+as long as the products, and the float32 sum is the largest tensor. Here a slice of words is processed with all rows:
+the gradient of its part of the weight is one product, written once in the weight's own type. The price is computing the
+logits twice, because a row's normaliser is known only after all slices: 8 N V H operations instead of 6.
 
-Logits lie where the gradient of the weight will be, as long as it is not there yet: those of the first slices stay
-there between the two walks and are not made again. The last slices have a buffer. The gradient of hidden is summed in
-float32, half of it in the place of the result.
+Logits are stored in the memory of the weight's gradient until that is written: those of the first slices stay there
+between the two passes and are not recomputed. The last slices use a buffer. The gradient of hidden is summed in
+float32, half of it in the memory of the result.
 
-Shapes: N rows, H hidden size, V vocabulary, v words of a slice.
+Sizes: N rows, H hidden size, V vocabulary, v words of a slice.
 """
 
 from __future__ import annotations
@@ -24,24 +23,24 @@ from econmt_ops.core.alignment import even
 from econmt_ops.core.chunks import add_outer
 
 SLICE_BYTES = 96 << 20
-"""The logits of a slice: what the second-level cache holds."""
+"""Bytes of the logits of a slice, chosen to fit the L2 cache."""
 
 _BUFFER_BYTES = 28 << 20
-"""Those of the last slices, for which there is no other room."""
+"""Bytes of the logits of the last slices, which need a buffer."""
 
 _ROUND_WORDS = 256
-"""Words of a slice are a multiple of this: what the tiles of a product hold."""
+"""Words of a slice are a multiple of this: the tile size of a product."""
 
 
 class _Slices:
-    """Which words each slice has, and where its logits lie.
+    """Slices of the vocabulary, and the memory for their logits.
 
     Attributes:
-        parts: of the vocabulary.
+        parts: the slices. kept: number of leading slices whose logits stay between the two passes.
     """
 
     def __init__(self, hidden: Tensor, vocabulary: int, dweight: Tensor | None) -> None:
-        """``dweight``: (V, H), contiguous, which is written slice by slice from the first on; None: it is not."""
+        """Plans the slices; ``dweight``: (V, H), contiguous, which is written slice by slice, or None."""
         self._rows, self._inner = hidden.shape
         self._spare = hidden.new_empty(0) if dweight is None else dweight.view(-1).view(hidden.dtype)
         self._of_word = self._spare.numel() // vocabulary
@@ -68,7 +67,7 @@ class _Slices:
         self._buffer = hidden.new_empty(self._rows * narrow)
 
     def _behind(self, word: int) -> int:
-        """Values for which there is room where the gradient of later words will be."""
+        """Returns the number of values that fit into the gradient's memory for the words from ``word`` on."""
         return self._spare.numel() - word * self._of_word
 
     def _width(self, number: int) -> int:
@@ -76,12 +75,12 @@ class _Slices:
         return even(part.stop - part.start, self._buffer.dtype)
 
     def _kept(self, number: int) -> Tensor:
-        """The place of a slice whose logits stay: the last one's at the end, none where gradients are before it."""
+        """Returns the memory of a slice whose logits stay: at the end of the gradient, not yet written."""
         begin = self._spare.numel() - (self.kept - number) * self._size
         return self._spare[begin : begin + self._size]
 
     def first_place(self, number: int) -> Tensor:
-        """Room for the logits (N, W) of a slice while no gradient has been written."""
+        """Returns memory for the logits (N, W) of a slice while no gradient has been written."""
         if number < self.kept:
             place = self._kept(number)
         else:
@@ -89,7 +88,7 @@ class _Slices:
         return place[: self._rows * self._width(number)].view(self._rows, -1)
 
     def second_place(self, number: int) -> Tensor:
-        """The same while the gradients of the words before are there."""
+        """Returns memory for the logits (N, W) of a slice when the gradients of earlier words have been written."""
         values = self._rows * self._width(number)
         if number < self.kept:
             place = self._kept(number)[:values]
@@ -101,7 +100,7 @@ class _Slices:
 
 
 class _HiddenSum:
-    """The gradient of hidden (N, H), 16 bits wide, as a sum in float32, of which the first half lies in its place."""
+    """Gradient of hidden (N, H), of 16 bits, summed in float32; half of the sum uses the memory of the result."""
 
     def __init__(self, dhidden: Tensor) -> None:
         self._result = dhidden
@@ -135,22 +134,22 @@ def walk(
     scale: Tensor,
     gradients: Gradients | None,
 ) -> Tensor:
-    """The losses (N,) in float32, and the gradients of their sum.
+    """Returns the losses (N,) in float32, and writes the gradients of their sum.
 
     Args:
         hidden: (N, H) in 16 bits, N > 0 and H a multiple of 8. weight: (V, H). bias: (V,) or None.
         targets: (N,) int64; rows with ``ignore_index`` have loss and gradients 0.
         smoothing, ignore_index: as in `econmt_ops.linear_cross_entropy`.
-        scale: by which gradients are multiplied: a scalar on the device, or (N,), each row's.
-        gradients: of hidden in its type, of weight in its own or float32, contiguous, and of bias in float32; all are
-            written, whatever they hold. None: no gradient is wanted.
+        scale: factor of the gradients: a scalar on the device, or (N,), one per row.
+        gradients: gradients of hidden in its type, of weight in its own or float32, contiguous, and of bias in float32;
+            all are overwritten. None: no gradients are computed.
     """
     hidden, targets = hidden.contiguous(), targets.contiguous()
     slices = _Slices(hidden, len(weight), None if gradients is None else gradients[1])
     labels = [Labels(targets, part.start, len(weight), 0, smoothing, ignore_index) for part in slices.parts]
 
     def words(part: slice) -> Tensor:
-        """A slice of the weight, in the type of hidden and of even height."""
+        """Returns a slice of the weight, in the type of hidden and with an aligned number of rows."""
         own = weight[part]
         return _cast(own, hidden.dtype, even(len(own), hidden.dtype), own.shape[1])
 
@@ -185,13 +184,13 @@ def walk(
         if dbias is not None:
             _add_rows(dbias[part], logits, True)
         add_outer(dweight[part], logits.unsqueeze(0), hidden.unsqueeze(0), True)
-    del slices, logits  # or what is rounded would be made beside the buffer
+    del slices, logits  # free the buffer before the rounded copy is allocated
     total.finish()
     return losses
 
 
 def _joined(told: list[Tensor]) -> Tensor:
-    """The numbers (1, 3, N) of all words from those of slices, (3, N) each."""
+    """Returns the numbers (1, 3, N) of the whole vocabulary, from those of the slices, (3, N) each."""
     numbers = torch.stack(told)
     return torch.stack((numbers[:, 0].logsumexp(0), numbers[:, 1].sum(0), numbers[:, 2].sum(0))).unsqueeze(0)
 
@@ -199,7 +198,7 @@ def _joined(told: list[Tensor]) -> Tensor:
 def _put_gradient(
     logits: Tensor, own: int, numbers: Tensor, labels: Labels, scale: Tensor, losses: Tensor
 ) -> None:
-    """The gradient of a slice's logits (N, W) in their place; the losses are written once more."""
+    """Overwrites a slice's logits (N, W) with their gradient; the losses are written again."""
     slice_gradient[(len(logits),)](
         logits,
         logits.stride(0),
