@@ -20,9 +20,10 @@ def notice(text: str) -> None:
 
 
 def cache_folder() -> Path:
-    """``$ECONMT_CACHE`` or ``~/.cache/econmt``."""
-    chosen = os.environ.get("ECONMT_CACHE")
-    return Path(chosen) if chosen else Path.home() / ".cache" / "econmt"
+    """Returns econmt's cache folder, see :func:`econmt_ops.dispatch.measurements.cache_folder`."""
+    from econmt_ops.dispatch import measurements  # loads torch
+
+    return measurements.cache_folder()
 
 
 def data_cache() -> Path:

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from econmt.data.text.subwords import BOS, EOS, PAD, Vocabulary, split_words
 from econmt.decoding.search.sampling import draw
-from econmt.decoding.translator import autocast
 from econmt.model.language_model import LanguageModel, State
 from econmt_ops import linear_cross_entropy
+from econmt_ops.core.precision import autocast_to
 
 WINDOW = 1000
 """Tokens that are read at once."""
@@ -75,7 +75,7 @@ class TextReader:
         for first in range(0, len(ids), WINDOW):
             targets = torch.tensor(ids[first : first + WINDOW])
             inputs = torch.cat([torch.tensor([self._last]), targets[:-1]])
-            with autocast(self._device, self._precision):
+            with autocast_to(self._device, self._precision):
                 hidden, self._state = self.model(inputs[None].to(self._device), self._state)
                 loss = linear_cross_entropy(
                     hidden[0],
@@ -111,7 +111,7 @@ class TextReader:
         generator = np.random.Generator(np.random.Philox(key=[seed, 0]))
         for _ in range(count):
             inputs = torch.tensor([[self._last]], device=self._device)
-            with autocast(self._device, self._precision):
+            with autocast_to(self._device, self._precision):
                 hidden, self._state = self.model(inputs, self._state)
                 log_probs: Tensor = self.model.log_probabilities(hidden[0])
             log_probs[:, [PAD, BOS]] = -math.inf  # no text has them

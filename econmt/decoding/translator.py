@@ -174,11 +174,6 @@ def evaluation_mode(models: Sequence[object]) -> Iterator[None]:
             model.train()
 
 
-def autocast(device: torch.device, precision: torch.dtype) -> torch.autocast:
-    """The context in which products are made in ``precision``, float32 or bfloat16."""
-    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == torch.bfloat16)
-
-
 class Translator:
     """Translates lines with one model or an ensemble.
 

@@ -19,6 +19,7 @@ from econmt.engine.measurement_cache import remembered
 from econmt_ops.backends import c as native
 from econmt_ops.core.gemm import Product
 from econmt_ops.core.int8 import Int8Product
+from econmt_ops.core.precision import autocast_to
 
 LEAST_SIZE = 128
 """Hidden values of the smallest model whose products are worth casting for on a CPU: below, casts take what products
@@ -68,7 +69,7 @@ class Precision(NamedTuple):
 
     def autocast(self, device: torch.device) -> torch.autocast:
         """The context of a forward pass: products are made in the dtype."""
-        return torch.autocast(device.type, dtype=torch.bfloat16, enabled=self.dtype == torch.bfloat16)
+        return autocast_to(device, self.dtype)
 
     @contextmanager
     def products(self, device: torch.device) -> Iterator[None]:

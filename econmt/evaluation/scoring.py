@@ -16,8 +16,9 @@ from torch import Tensor
 from econmt.data.text.source_factors import encode_sources
 from econmt.data.text.subwords import BOS, EOS, PAD, Vocabularies, Vocabulary
 from econmt.decoding.search.ensemble import EnsembleMode, average_log_probs
-from econmt.decoding.translator import CHUNK_SIZE, autocast, batches_by_length, evaluation_mode, pad_sources
+from econmt.decoding.translator import CHUNK_SIZE, batches_by_length, evaluation_mode, pad_sources
 from econmt.model.copying import Predictions
+from econmt_ops.core.precision import autocast_to
 
 ROWS_AT_ONCE = 1024
 
@@ -156,7 +157,7 @@ class Scorer:
         inputs = torch.cat([begin, output[:, :-1].masked_fill(output[:, :-1] == EOS, PAD)], dim=1)
         valid = torch.arange(output.shape[1], device=self.device) < lengths[:, None]
         words = output[valid]
-        with autocast(self.device, self.precision):
+        with autocast_to(self.device, self.precision):
             made = [model.predict(source, source_lengths, inputs, valid) for model in self.models]
             # A slice of rows at a time: the whole vocabulary's log-probabilities of all of them would fill the memory.
             parts = []

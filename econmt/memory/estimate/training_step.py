@@ -18,7 +18,7 @@ from torch import Tensor
 from econmt.engine.precision import Precision, precision_of
 from econmt.memory.estimate.allocator import CachingAllocator
 from econmt.memory.estimate.fake import ON_GPU, REPLACEMENTS, standing_in
-from econmt.memory.estimate.remembered import RememberedShapes
+from econmt.memory.estimate.shape_cache import RememberedShapes
 from econmt.memory.measure.ledger import Ledger, track_step
 from econmt.memory.measure.tracker import BLOCK, Storage, Tracker
 from econmt.model import Implementations

@@ -41,7 +41,7 @@ from econmt_ops.core.gemm import Product
 from econmt_ops.core.int8 import Int8Product
 from econmt_ops.core.lengths import padding_mask
 from econmt_ops.core.low_rank import columns
-from econmt_ops.core.precision import accumulate_dtype
+from econmt_ops.core.precision import accumulate_dtype, autocast_to
 from econmt_ops.core.weights import State
 
 AnyState = IncrementalState | NativeState
@@ -114,9 +114,7 @@ class IncrementalModel:
     def _encoded(self, source: Tensor, lengths: Tensor) -> tuple[EncoderOutput, Recurrent]:
         """What the encoder makes of the source, and the decoder's first state."""
         assert not self.model.training, "a search needs a model in evaluation mode"
-        lower = torch.autocast(
-            source.device.type, dtype=torch.bfloat16, enabled=self._dtype == torch.bfloat16
-        )
+        lower = autocast_to(source.device, self._dtype)
         if self._encoder is None or is_watched():  # estimates know the model's own encoder
             with lower:
                 encoded = self.model.encode(source, lengths)

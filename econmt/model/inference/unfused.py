@@ -12,6 +12,7 @@ from torch import Tensor
 
 from econmt.model.decoder import Memory, Recurrent
 from econmt.model.unfused.decoder import UnfusedDecoder
+from econmt_ops.core.precision import autocast_to
 from econmt_ops.core.weights import State
 
 
@@ -58,7 +59,7 @@ class PlainStepDecoder:
         # Sentences that have left may have been the longest.
         extra = tuple(part[:, : sources.keys.shape[1]] for part in parts[count:])
         words = self.embedding.index_select(0, tokens).to(self.dtype)
-        with torch.autocast(words.device.type, dtype=torch.bfloat16, enabled=self.dtype == torch.bfloat16):
+        with autocast_to(words.device, self.dtype):
             weights, after = self.decoder.step(words, memory, Recurrent(layers, state.output, extra))
         memory_after = (*self.states(after.layers)[1], *after.extra)
         return weights, state._replace(memory=memory_after, output=after.output.to(self.dtype))

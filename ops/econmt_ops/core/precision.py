@@ -19,6 +19,11 @@ _WITHOUT_AUTOCAST = ("meta",)
 them (`is_autocast_available`), but torch.compile cannot trace that question in torch 2.11."""
 
 
+def autocast_to(device: torch.device, dtype: torch.dtype) -> torch.autocast:
+    """Returns a context in which products on a device are computed in a type, float32 or bfloat16."""
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=dtype == torch.bfloat16)
+
+
 def _autocast_is_on(device_type: str) -> bool:
     return device_type not in _WITHOUT_AUTOCAST and torch.is_autocast_enabled(device_type)
 

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from econmt.config.recipe import load_recipe
-from econmt.memory.estimate import remembered, training_step
-from econmt.memory.estimate.remembered import RememberedShapes
+from econmt.memory.estimate import shape_cache, training_step
+from econmt.memory.estimate.shape_cache import RememberedShapes
 from econmt.memory.estimate.techniques import Technique, estimate, techniques
 from econmt.memory.measure.ledger import Ledger
 from econmt.tasks.protocol import Shape
