@@ -29,6 +29,7 @@ from econmt.data.text.subwords import fingerprint, vocabulary_files
 from econmt.decoding.search.options import SearchOptions
 from econmt.errors import InputError
 from econmt.export.model_folder import check_new
+from econmt.model.inference.weights import SearchWeights
 from econmt.model.layers import weights_of
 from econmt.model.translation import TranslationModel
 from econmt_ops.backends import c as native
@@ -190,14 +191,13 @@ def _tensors(model: TranslationModel) -> dict[str, Tensor]:
             _layer(made, f"encoder.{number}.{way}", encoder.config.cell, weights)
     for number, weights in enumerate(weights_of(encoder.upper_layers), len(pairs[0])):
         _layer(made, f"encoder.{number}.0", encoder.config.cell, weights)
-    width = model.config.embedding
     for number, weights in enumerate(weights_of(decoder.layers)):
-        name = f"decoder.{number}"
-        _layer(made, name, decoder.config.cell, weights)
-        if number == 0 and decoder.config.input_feeding:
-            read = made[f"{name}.read.weight"]
-            made[f"{name}.recur.weight"] = torch.cat([read[:, width:], made[f"{name}.recur.weight"]], 1)
-            made[f"{name}.read.weight"] = read[:, :width]
+        _layer(made, f"decoder.{number}", decoder.config.cell, weights)
+    search = SearchWeights.of(decoder, attention.query)
+    if search.fed is not None:
+        made["decoder.0.read.weight"] = _whole(search.word)
+        recurrent = torch.cat([_whole(search.fed), made["decoder.0.recur.weight"]], 1)
+        made["decoder.0.recur.weight"] = recurrent
     if attention.key is not None:
         made["attention.key.weight"] = attention.key.weight.detach()
         if attention.key.bias is not None:
@@ -208,7 +208,10 @@ def _tensors(model: TranslationModel) -> dict[str, Tensor]:
             made[f"attention.{name}"] = value.detach()
     if decoder.start is not None:
         made["start.weight"], made["start.bias"] = decoder.start.weight.detach(), decoder.start.bias.detach()
-    _combination(made, model)
+    made["values.weight"] = search.values
+    if search.query is not None:
+        made["query.weight"] = search.query
+    made["own.weight"], made["own.bias"] = search.own, search.own_bias
     if model.readout is not None:
         made["readout.weight"], made["readout.bias"] = (
             model.readout.weight.detach(),
@@ -218,24 +221,6 @@ def _tensors(model: TranslationModel) -> dict[str, Tensor]:
         made["output.weight"] = model.output_weight.detach()
     made["output.bias"] = model.output_bias.detach()
     return {name: tensor.float().contiguous() for name, tensor in made.items()}
-
-
-def _combination(made: dict[str, Tensor], model: TranslationModel) -> None:
-    """Adds what makes o of state and values; where one layer gives both, the queries are a product with the former."""
-    decoder = model.decoder
-    weight, bias = decoder.combine.weight.detach(), decoder.combine.bias.detach()
-    own, query = weight[:, : decoder.config.size], decoder.attention.query
-    made["values.weight"] = weight[:, decoder.config.size :]
-    if query is not None and _asks_from_top(model):
-        own, bias = torch.cat([query.detach(), own]), torch.cat([bias.new_zeros(len(query)), bias])
-    elif query is not None:
-        made["query.weight"] = query.detach()
-    made["own.weight"], made["own.bias"] = own, bias
-
-
-def _asks_from_top(model: TranslationModel) -> bool:
-    config = model.decoder.config
-    return config.input_feeding or config.layers == 1
 
 
 def _in_8_bits(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -258,7 +243,6 @@ def _in_8_bits(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _config(model: TranslationModel, recipe: Recipe, files: Sequence[str]) -> dict[str, Any]:
     """What ``model.json`` holds."""
     encoder, decoder, attention = model.encoder, model.decoder.config, model.decoder.attention
-    query = attention.query
     return {
         "format": RUNTIME_FORMAT,
         "name": recipe.name,
@@ -278,7 +262,7 @@ def _config(model: TranslationModel, recipe: Recipe, files: Sequence[str]) -> di
             "feeding": decoder.input_feeding,
             "residual": decoder.residual,
             "average": decoder.state_init == "avg",
-            "asked": len(query) if query is not None and _asks_from_top(model) else 0,
+            "asked": SearchWeights.of(model.decoder, attention.query).asked,
         },
         "attention": {"norm": attention.layer_norm is not None, "scale": attention.scale},
         "decoding": {

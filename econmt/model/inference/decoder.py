@@ -29,6 +29,7 @@ from econmt.model.inference.native import NativeDecoder, NativeSources, NativeSt
 from econmt.model.inference.sources import Sources
 from econmt.model.inference.state import IncrementalState
 from econmt.model.inference.unfused import PlainStepDecoder
+from econmt.model.inference.weights import SearchWeights
 from econmt.model.inference.words import OutputWords, Shortlist
 from econmt.model.layers import weights_of
 from econmt.model.translation import EncoderOutput, TranslationModel
@@ -40,7 +41,6 @@ from econmt_ops.core.chunks import split_rows
 from econmt_ops.core.gemm import Product
 from econmt_ops.core.int8 import Int8Product
 from econmt_ops.core.lengths import padding_mask
-from econmt_ops.core.low_rank import columns
 from econmt_ops.core.precision import accumulate_dtype, autocast_to
 from econmt_ops.core.weights import State
 
@@ -362,31 +362,22 @@ class _StepDecoder:
         config = decoder.config
         self.feeding, self.residual, self.layers = config.input_feeding, config.residual, config.layers
         self.attention = _StepAttention(decoder.attention, dtype, embedding.device)
-        self.lay_out(decoder, embedding, dtype)
-        weight, size = decoder.combine.weight, config.size
-        self.from_values = prepacked(weight[:, size:], None, dtype)
-        self.size, self.dtype = size, value_type(dtype)
-        # Contexts themselves are needed where a layer reads them.
-        self.reads_contexts = not self.feeding and config.layers > 1
-        query, own, bias = self.attention.query, weight[:, :size], decoder.combine.bias.detach()
-        self.query: Product | Int8Product | None = None
-        # Queries and the state's share of o are one product where the same layer gives both.
-        self.asked = 0
-        if query is not None and self.reads_contexts:
-            self.query = prepacked(query, None, dtype)
-        elif query is not None:
-            self.asked = len(query)
-            own, bias = torch.cat([query, own]), torch.cat([bias.new_zeros(len(query)), bias])
-        self.combine = prepacked(own, bias, dtype)
+        weights = SearchWeights.of(decoder, self.attention.query)
+        self.lay_out(decoder, weights, embedding, dtype)
+        self.from_values = prepacked(weights.values, None, dtype)
+        self.size, self.dtype = config.size, value_type(dtype)
+        self.reads_contexts, self.asked = weights.contexts, weights.asked
+        self.query = None if weights.query is None else prepacked(weights.query, None, dtype)
+        self.combine = prepacked(weights.own, weights.own_bias, dtype)
 
-    def lay_out(self, decoder: Decoder, embedding: Tensor, dtype: torch.dtype) -> None:
-        """Lays the layers' weights out."""
-        width = embedding.shape[1]
+    def lay_out(
+        self, decoder: Decoder, weights: SearchWeights, embedding: Tensor, dtype: torch.dtype
+    ) -> None:
+        """Packs the layers' weights."""
         bottom, *upper = weights_of(decoder.layers)
-        word = Gates([columns(bottom.input, 0, width)], bottom.bias, dtype)
+        word = Gates([weights.word], bottom.bias, dtype)
         self.words = OutputWords(embedding, word, 4 * decoder.config.size)
-        fed = [columns(bottom.input, width, bottom.input.shape[1])] if self.feeding else []
-        self.bottom = Gates([*fed, bottom.hidden], None, dtype)
+        self.bottom = Gates([*([] if weights.fed is None else [weights.fed]), bottom.hidden], None, dtype)
         self.upper = [Gates([layer.input, layer.hidden], layer.bias, dtype) for layer in upper]
 
     def states(self, layers: State) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
@@ -457,7 +448,13 @@ class _StepDecoder:
 class _CellStepDecoder(_StepDecoder):
     """One step of a decoder without input feeding, of layers of any other cell."""
 
-    def lay_out(self, decoder: Decoder, embedding: Tensor, dtype: torch.dtype) -> None:
+    def lay_out(
+        self,
+        decoder: Decoder,
+        weights: SearchWeights,  # noqa: ARG002  the cells split their own
+        embedding: Tensor,
+        dtype: torch.dtype,
+    ) -> None:
         """See `_StepDecoder`."""
         assert not self.feeding
         cell = decoder.cell.cell

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from econmt.model.decoder import Memory, Recurrent
 from econmt.model.inference.layout import prepacked
+from econmt.model.inference.weights import SearchWeights
 from econmt.model.layers import weights_of
 from econmt.model.translation import TranslationModel
 from econmt_ops.backends import c as native
@@ -117,37 +118,34 @@ class NativeDecoder:
         decoder, attention = model.decoder, model.decoder.attention
         config, size = decoder.config, decoder.config.size
         embedding = model.target_embedding.weight.detach()
-        contexts = not config.input_feeding and config.layers > 1
-        weight, bias = decoder.combine.weight.detach(), decoder.combine.bias.detach()
-        own, query = weight[:, :size], attention.query
-        asked = 0 if query is None or contexts else len(query)
-        if query is not None and asked:
-            own, bias = torch.cat([query.detach(), own]), torch.cat([bias.new_zeros(asked), bias])
         bottom, *upper = weights_of(decoder.layers)
-        read, width = bottom.input.detach(), embedding.shape[1]
-        lowest = torch.cat([read[:, width:], bottom.hidden.detach()], 1)
+        weights = SearchWeights.of(decoder, attention.query)
+        word, fed = weights.word, weights.fed
+        assert isinstance(word, Tensor)
+        assert not isinstance(fed, LowRank)
+        lowest = bottom.hidden if fed is None else torch.cat([fed, bottom.hidden], 1)
         readout = model.readout
         made: list[tuple[Tensor, Tensor | None] | None] = [
-            (read[:, :width], bottom.bias),
+            (word, bottom.bias),
             (lowest, None),
-            (own, bias),
-            (query, None) if contexts and query is not None else None,
+            (weights.own, weights.own_bias),
+            None if weights.query is None else (weights.query, None),
             None if readout is None else (readout.weight, readout.bias),
             (model.output_weight, model.output_bias),
             *((torch.cat([layer.input, layer.hidden], 1), layer.bias) for layer in upper),
         ]
         self.weights = [None if each is None else SearchWeight(each[0], each[1], dtype) for each in made]
-        self._values = prepacked(weight[:, size:], None, dtype)
-        self._contexts, self._scale = contexts, attention.scale
+        self._values = prepacked(weights.values, None, dtype)
+        self._contexts, self._scale = weights.contexts, attention.scale
         self._log_probs = torch.empty(0)
         self.sizes = {
             "layers": config.layers,
             "size": size,
             "fed": int(config.input_feeding),
             "residual": int(config.residual),
-            "contexts": int(contexts),
-            "asked": asked,
-            "embedded": width,
+            "contexts": int(weights.contexts),
+            "asked": weights.asked,
+            "embedded": embedding.shape[1],
         }
         score = attention.score
         self.tensors: dict[str, Tensor | None] = {

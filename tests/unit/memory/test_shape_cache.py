@@ -140,5 +140,5 @@ def test_other_arguments_are_another_result(run: Any) -> None:
 def test_it_does_remember(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     left = fake(run, 3, 4)
     run(aten.mul.Tensor, left, left)
-    monkeypatch.setattr(remembered, "_form", None)
+    monkeypatch.setattr(shape_cache, "_form", None)
     run(aten.mul.Tensor, left, fake(run, 3, 4))
