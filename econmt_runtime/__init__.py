@@ -1,15 +1,15 @@
-"""Translates with an exported econmt model, without PyTorch: numpy, SentencePiece and a C library are all it needs.
+"""Translation with an exported econmt model and without PyTorch, using numpy, SentencePiece and a C library.
 
 Example::
 
     import econmt_runtime
 
     translator = econmt_runtime.load("multi30k-runtime")
-    for found in translator.translate(["A dog runs.", "Two men talk."]):
-        print(found.score, found.text)
+    for translation in translator.translate(["A dog runs.", "Two men talk."]):
+        print(translation.score, translation.text)
 
-``econmt export --runtime`` writes the folder. It needs nothing of the packages ``econmt`` and ``econmt_ops`` but the C
-library of the latter, a copy of which lies in the folder.
+``econmt export --runtime`` writes the folder, including a copy of econmt_ops' C library. The packages ``econmt`` and
+``econmt_ops`` are not needed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["RuntimeInputError", "Translation", "Translator", "load"]
 
 
 def __getattr__(name: str) -> Any:
-    """Names of the translator, which brings numpy, when they are asked for."""
+    """Imports the translator, and with it numpy, when one of its names is first used."""
     if name in __all__:
         return getattr(importlib.import_module("econmt_runtime.translator"), name)
     raise AttributeError(f"module 'econmt_runtime' has no attribute {name!r}")

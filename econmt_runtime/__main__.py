@@ -1,4 +1,4 @@
-"""``python -m econmt_runtime FOLDER``: translates standard input, a sentence a line."""
+"""Command ``python -m econmt_runtime FOLDER``, which translates standard input, one sentence per line."""
 
 from __future__ import annotations
 
@@ -18,48 +18,56 @@ if TYPE_CHECKING:
 
 
 def main(folder: str | None = None) -> int:
-    """Runs the command line, of a ``folder`` or of the one that it names; returns the exit code."""
-    # Read when numpy is loaded: batches take the threads, and a pool of its own would take memory.
+    """Runs the command line and returns the exit code; without a ``folder`` the command line names it."""
+    # numpy reads this when it is imported: --threads runs batches in parallel, and a second thread pool takes memory.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    parser = argparse.ArgumentParser(description="Translate text, a sentence a line, without PyTorch.")
+    parser = argparse.ArgumentParser(description="Translate text, one sentence per line, without PyTorch.")
     if folder is None:
-        parser.add_argument("folder", help="what econmt export --runtime wrote")
-    parser.add_argument("-i", "--input", help="text file (default: standard input)")
-    parser.add_argument("-b", "--beam-size", type=int, help="hypotheses kept (default: the recipe's)")
+        parser.add_argument("folder", help="folder written by econmt export --runtime")
+    parser.add_argument("-i", "--input", help="text file to translate (default: standard input)")
+    parser.add_argument(
+        "-b", "--beam-size", type=int, help="number of hypotheses per sentence (default: the recipe's)"
+    )
     parser.add_argument(
         "--shortlist",
         type=int,
-        help="translations of a word from the lexicon; 0: none (default: all that it has)",
+        help="lexicon translations per source word that a translation may use; 0: any word (default: all of them)",
     )
-    parser.add_argument("--threads", type=int, default=1, help="batches at the same time (default: 1)")
     parser.add_argument(
-        "--nbest-size", type=int, default=1, help="translations of a line, as Moses lists them (default: 1)"
+        "--threads", type=int, default=1, help="number of batches translated in parallel (default: 1)"
     )
-    parser.add_argument("--score", action="store_true", help="print score, tab, translation")
-    given = parser.parse_args()
-    if given.score and given.nbest_size > 1:
-        parser.error("--score is for one translation; lists of several have the scores")
+    parser.add_argument(
+        "--nbest-size", type=int, default=1, help="translations per line, in the format of Moses (default: 1)"
+    )
+    parser.add_argument(
+        "--score", action="store_true", help="print the score and a tab before each translation"
+    )
+    arguments = parser.parse_args()
+    if arguments.score and arguments.nbest_size > 1:
+        parser.error("--score cannot be combined with --nbest-size above 1, whose output includes the scores")
     from econmt_runtime.translator import load
 
     try:
         _open_output()
         translator = load(
-            folder or given.folder,
-            beam_size=given.beam_size,
-            shortlist=given.shortlist,
-            threads=given.threads,
-            nbest_size=given.nbest_size,
+            folder or arguments.folder,
+            beam_size=arguments.beam_size,
+            shortlist=arguments.shortlist,
+            threads=arguments.threads,
+            nbest_size=arguments.nbest_size,
             warn=lambda line: _tell(f"warning: {line}"),
         )
-        show = _listed if given.nbest_size > 1 else _scored if given.score else _plain
-        _translate(translator, file_chunks(Path(given.input)) if given.input else input_chunks(), show)
+        show = _listed if arguments.nbest_size > 1 else _scored if arguments.score else _plain
+        _translate(
+            translator, file_chunks(Path(arguments.input)) if arguments.input else input_chunks(), show
+        )
     except BrokenPipeError:
         sys.stderr.close()
         return 0
     except KeyboardInterrupt:
         return 130
     except MemoryError:
-        _tell("error: not enough memory; give fewer --threads or a smaller --beam-size")
+        _tell("error: not enough memory; use fewer --threads or a smaller --beam-size")
         return 2
     except RuntimeInputError as error:
         _tell(f"error: {error}")
@@ -71,39 +79,39 @@ def main(folder: str | None = None) -> int:
 
 
 def _tell(line: str) -> None:
-    """Prints one line on standard error, its control characters escaped."""
+    """Prints one line on standard error, with control characters escaped."""
     shown = "".join(each if each.isprintable() else ascii(each)[1:-1] for each in line)
     print(f"econmt_runtime: {shown}", file=sys.stderr)
 
 
 def _open_output() -> None:
-    """Makes results go out as UTF-8 with plain newlines, whatever the locale.
+    """Sets standard output to UTF-8 with plain newlines, whatever the locale.
 
     Raises:
-        RuntimeInputError: standard output is closed.
+        RuntimeInputError: If standard output is closed.
     """
     if sys.stdout is None:
         raise RuntimeInputError(
-            "standard output is closed, so the translations cannot be printed; leave it open"
+            "standard output is closed, so the translations cannot be printed; keep it open"
         )
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8", newline="\n")
 
 
-def _plain(found: Translation, _: int) -> str:
-    return found.text
+def _plain(translation: Translation, _: int) -> str:
+    return translation.text
 
 
-def _scored(found: Translation, _: int) -> str:
-    return f"{found.score:.6f}\t{found.text}"
+def _scored(translation: Translation, _: int) -> str:
+    return f"{translation.score:.6f}\t{translation.text}"
 
 
-def _listed(found: Translation, number: int) -> str:
-    """As econmt translate lists the n best: ``number ||| text ||| logprob= log-probability ||| score``, a line each."""
+def _listed(translation: Translation, number: int) -> str:
+    """Formats an n-best list as econmt translate does: number, text, log-probability and score in each line."""
     return "\n".join(
-        f"{number} ||| {each.text.replace('|||', '&#124;' * 3)} ||| logprob= {each.log_probability:.6f} ||| "
-        f"{each.score:.6f}"
-        for each in found.nbest or [found]
+        f"{number} ||| {entry.text.replace('|||', '&#124;' * 3)} ||| logprob= {entry.log_probability:.6f} ||| "
+        f"{entry.score:.6f}"
+        for entry in translation.nbest or [translation]
     )
 
 
@@ -112,8 +120,8 @@ def _translate(
 ) -> None:
     number = 0
     for lines in chunks:
-        for index, found in enumerate(translator.translate(lines, number + 1), number):
-            print(show(found, index))
+        for index, translation in enumerate(translator.translate(lines, number + 1), number):
+            print(show(translation, index))
         sys.stdout.flush()
         number += len(lines)
 

@@ -1,4 +1,4 @@
-"""Arrays from a safetensors file, and products with them.
+"""Reading of safetensors files, and matrix products with their arrays.
 
 K inputs, N outputs, R rows.
 """
@@ -26,16 +26,18 @@ _HEADER, _BLOCK = 1 << 26, 1 << 20
 
 _LINE = 64
 LANES, GROUP, FILLED = 16, 4, 64
-"""Outputs and inputs of a group as the C library reads it, and of what multiple of inputs it has zeros."""
+"""Outputs and inputs per group in the C library's layout, and the multiple to which inputs are padded with zeros."""
 
 
 def read_arrays(path: Path, wanted: str | None = None) -> dict[str, npt.NDArray[Any]]:
-    """The arrays of a file, mapped into memory, after its checksum was compared. Nothing is executed.
+    """Maps the arrays of a file into memory after verifying its checksum; nothing in the file is executed.
 
-    ``wanted`` is the checksum that it must have; None: its own.
+    Args:
+        path: Path of the safetensors file.
+        wanted: Expected checksum; None to verify only the checksum in the file.
 
     Raises:
-        RuntimeInputError: it is absent, or no such file, or cut off, or damaged.
+        RuntimeInputError: If the file is absent, truncated, damaged or of another format.
     """
     with open_regular(path) as file:
         return _read_arrays(path, file, wanted)
@@ -49,7 +51,7 @@ def _read_arrays(path: Path, file: IO[bytes], wanted: str | None) -> dict[str, n
             raise ValueError("truncated")
         header = json.loads(content[8 : 8 + length].tobytes())
         _check_sum(file, length, header, wanted)
-        data, found = content[8 + length :], {}
+        data, arrays = content[8 + length :], {}
         for name, entry in header.items():
             if name == "__metadata__":
                 continue
@@ -59,35 +61,37 @@ def _read_arrays(path: Path, file: IO[bytes], wanted: str | None) -> dict[str, n
                 raise ValueError(f"{name} is cut off")
             if (length + begin) % kind.itemsize:
                 raise ValueError(f"{name} is not aligned")
-            found[name] = np.asarray(data[begin:end]).view(kind).reshape(shape)
+            arrays[name] = np.asarray(data[begin:end]).view(kind).reshape(shape)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise RuntimeInputError(
-            f"{path}: not what econmt export --runtime writes ({error}); export it again"
+            f"{path}: not a file written by econmt export --runtime ({error}); export the model again"
         ) from error
-    return found
+    return arrays
 
 
 def _check_sum(file: IO[bytes], length: int, header: dict[str, Any], wanted: str | None) -> None:
-    """Raises ValueError if the header and what follows it have another SHA-256 than ``__metadata__`` or ``wanted``."""
+    """Raises ValueError if the SHA-256 of header and data is not that of ``__metadata__`` and ``wanted``."""
     metadata = dict(header["__metadata__"])
-    own = metadata.pop("checksum")
-    if wanted not in (None, own):
-        raise ValueError("its checksum is another one")
+    stored = metadata.pop("checksum")
+    if wanted not in (None, stored):
+        raise ValueError("its checksum differs from that in model.json")
     rest = json.dumps({**header, "__metadata__": metadata}, sort_keys=True, separators=(",", ":"))
     digest = hashlib.sha256(rest.encode("utf-8"))
-    file.seek(8 + length)  # not by the map: what is only read once need not stay in memory
+    file.seek(8 + length)  # not through the memory map, whose pages would stay in memory
     while block := file.read(_BLOCK):
         digest.update(block)
-    if digest.hexdigest() != own:
-        raise ValueError("its checksum is another one")
+    if digest.hexdigest() != stored:
+        raise ValueError("its checksum does not match")
 
 
 class RuntimeProduct:
-    """left weight^T + bias: in float32 by numpy, in 8 bits by the C library.
+    """Product left weight^T + bias: in float32 by numpy, in 8 bits by the C library.
 
     Args:
-        weight: (N, K) float32, or groups (N / 16, K / 4, 16, 4) int8, with the ``steps`` (N,) of its rows and the
-            ``sums`` of their values. bias: (N,), or None.
+        weight: (N, K) float32, or int8 in groups (N / 16, K / 4, 16, 4).
+        bias: (N,), or None.
+        steps: Scales (N,) of the rows of an int8 weight.
+        sums: Sums of the rows of an int8 weight.
     """
 
     def __init__(
@@ -103,32 +107,32 @@ class RuntimeProduct:
 
     @classmethod
     def named(cls, arrays: Arrays, name: str) -> RuntimeProduct:
-        """That of the arrays that begin with a name."""
+        """Creates the product of the arrays whose names begin with ``name``."""
         more = (arrays.get(f"{name}.{part}") for part in ("bias", "steps", "sums"))
         return cls(arrays[f"{name}.weight"], *more)
 
     def __call__(self, left: Floats, start: Floats | None = None) -> Floats:
-        """The product of left (R, K), plus ``start`` (R, N), which may be overwritten."""
+        """Returns the product of left (R, K), plus ``start`` (R, N), which may be overwritten."""
         if self._steps is not None and self._sums is not None:
             return library.int8_product(left, self._weight, self._sums, self._steps, self.bias, start)
-        made: Floats = left @ self._weight
-        for more in (self.bias, start):
-            if more is not None:
-                made += more
-        return made
+        product: Floats = left @ self._weight
+        for summand in (self.bias, start):
+            if summand is not None:
+                product += summand
+        return product
 
 
 def _aligned(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """A copy that begins with a line of the cache, in which tiles are loaded."""
-    room = np.empty(array.nbytes + _LINE, np.int8)
-    begin = -room.ctypes.data % _LINE
-    made = room[begin : begin + array.nbytes].view(array.dtype).reshape(array.shape)
-    made[...] = array
-    return made
+    """Returns a copy that is aligned to cache lines, as the C library's tiles require."""
+    buffer = np.empty(array.nbytes + _LINE, np.int8)
+    begin = -buffer.ctypes.data % _LINE
+    copy = buffer[begin : begin + array.nbytes].view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy
 
 
-def _in_groups(weight: npt.NDArray[np.int8]) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.int32]]:
-    """A weight (N, K) as the library reads it, and the sum of each output's values."""
+def _prepack(weight: npt.NDArray[np.int8]) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.int32]]:
+    """Returns a weight (N, K) in the C library's layout, and the sum of each output's values."""
     outputs, inputs = weight.shape
     filled = np.zeros((outputs + -outputs % LANES, inputs + -inputs % FILLED), np.int8)
     filled[:outputs, :inputs] = weight
@@ -137,10 +141,11 @@ def _in_groups(weight: npt.NDArray[np.int8]) -> tuple[npt.NDArray[np.int8], npt.
 
 
 class Table:
-    """The vectors of words, and the output layer that has the same matrix or another.
+    """Word embeddings, and the output layer with the same or another matrix.
 
     Args:
-        weight: (V, K) float32, or int8 with the ``steps`` (V,) of its rows.
+        weight: (V, K) float32, or int8.
+        steps: Scales (V,) of the rows of an int8 weight, or None.
     """
 
     def __init__(self, weight: npt.NDArray[Any], steps: Floats | None) -> None:
@@ -148,18 +153,18 @@ class Table:
 
     @classmethod
     def named(cls, arrays: Arrays, name: str) -> Table:
-        """That of the arrays that begin with a name."""
+        """Creates the table of the arrays whose names begin with ``name``."""
         return cls(arrays[f"{name}.weight"], arrays.get(f"{name}.steps"))
 
     def __getitem__(self, words: Ids) -> Floats:
-        """The vectors (R, K) of words (R,)."""
-        found = self._weight[words]
-        return found if self._steps is None else found * self._steps[words][:, None]
+        """Returns the embeddings (R, K) of words (R,)."""
+        embeddings = self._weight[words]
+        return embeddings if self._steps is None else embeddings * self._steps[words][:, None]
 
     def product(self, bias: Floats, words: Ids | None) -> RuntimeProduct:
-        """The product with the rows of some words, or of all."""
+        """Returns the product with the rows of the given words, or of all words."""
         chosen = slice(None) if words is None else words
         if self._steps is None:
             return RuntimeProduct(self._weight[chosen], bias[chosen])
-        groups, sums = _in_groups(self._weight[chosen])
+        groups, sums = _prepack(self._weight[chosen])
         return RuntimeProduct(groups, bias[chosen], self._steps[chosen], sums)

@@ -1,4 +1,4 @@
-"""One step of the cells that a runtime knows: LSTM, GRU and SSRU; their mathematics is in econmt_ops, folder by folder.
+"""One step of each supported cell: LSTM, GRU and SSRU; econmt_ops documents their equations.
 
 R rows, H hidden size, G gates of a cell.
 """
@@ -18,16 +18,16 @@ States = tuple[Floats, ...]
 
 
 def sigmoid(x: Floats) -> Floats:
-    """1 / (1 + exp(-x)), without overflow."""
-    made: Floats = 0.5 * (1.0 + np.tanh(0.5 * x))
-    return made.astype(np.float32, copy=False)
+    """Computes 1 / (1 + exp(-x)) without overflow."""
+    result: Floats = 0.5 * (1.0 + np.tanh(0.5 * x))
+    return result.astype(np.float32, copy=False)
 
 
 class RuntimeLayer(ABC):
-    """A layer of a cell.
+    """Layer of a cell.
 
     Attributes:
-        read: the product of what the layer reads, with its bias. gates: G. states: how many it hands on.
+        read: Product with the layer's input, including its bias. gates: G. states: Number of states.
     """
 
     gates = 2
@@ -38,15 +38,15 @@ class RuntimeLayer(ABC):
 
     @abstractmethod
     def step(self, share: Floats, states: States) -> tuple[Floats, States]:
-        """The output (R, H) and the states after a step.
+        """Returns the output (R, H) and the states after a step.
 
         Args:
-            share: (R, G H) what :attr:`read` gave; may be overwritten. states: before, (R, H) each.
+            share: Result of :attr:`read`, (R, G H); may be overwritten. states: States before the step, (R, H) each.
         """
 
 
 class RuntimeLSTM(RuntimeLayer):
-    """States h and c."""
+    """LSTM layer with the states h and c."""
 
     gates = 4
     states = 2
@@ -60,13 +60,13 @@ class RuntimeLSTM(RuntimeLayer):
         return self.advance(self.recur(states[0], share), states[1])
 
     def advance(self, gates: Floats, c: Floats) -> tuple[Floats, States]:
-        """The same from the sum of all products (R, 4H) and c."""
+        """Computes the step from the sum of all products (R, 4H) and c."""
         h, after = library.lstm_step(gates, c)
         return h, (h, after)
 
 
 class RuntimeGRU(RuntimeLayer):
-    """State h."""
+    """GRU layer with the state h."""
 
     gates = 3
 
@@ -82,12 +82,12 @@ class RuntimeGRU(RuntimeLayer):
         gates = sigmoid(share[:, : 2 * size] + other[:, : 2 * size])
         r, z = gates[:, :size], gates[:, size:]
         n = np.tanh(share[:, 2 * size :] + r * other[:, 2 * size :])
-        made = n + z * (h - n)
-        return made, (made,)
+        after = n + z * (h - n)
+        return after, (after,)
 
 
 class RuntimeSSRU(RuntimeLayer):
-    """State c."""
+    """SSRU layer with the state c."""
 
     def step(self, share: Floats, states: States) -> tuple[Floats, States]:
         """See :class:`RuntimeLayer`."""
@@ -102,5 +102,5 @@ CELLS: dict[str, type[RuntimeLayer]] = {"lstm": RuntimeLSTM, "gru": RuntimeGRU, 
 
 
 def stack(cell: str, arrays: Arrays, names: Sequence[str]) -> list[RuntimeLayer]:
-    """Layers of a cell by their names."""
+    """Creates the layers of a cell from their names."""
     return [CELLS[cell](arrays, name) for name in names]

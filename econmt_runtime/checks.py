@@ -1,7 +1,8 @@
-"""Checks of an exported folder: its files have the checksums that model.json has, and model.json has its own.
+"""Checks of an exported folder: checksums of its files and of model.json, and all values in model.json.
 
-A checksum shows damage, but whoever writes a model.json by hand can give it the right one. So every value is also
-compared with the type and the range that a model can have.
+A checksum detects damage, but a hand-written model.json can contain the right one. Therefore every value is also
+checked
+for its type and range.
 """
 
 from __future__ import annotations
@@ -51,54 +52,56 @@ KEYS: dict[str, Any] = {
     "arrays": str,
     "files": {},
 }
-"""Keys of model.json, each with the kind of its value: an object, a list whose elements are of one kind, a type, a
-range of whole numbers, a set of names, or the bounds of a number."""
+"""Keys of model.json with the kind of their value: an object, a list with elements of one kind, a type, a range of
+whole numbers, a set of names, or the bounds of a number."""
 
 
 def read_config(path: Path) -> dict[str, Any]:
     """Reads model.json and checks its own checksum and every value.
 
     Raises:
-        RuntimeInputError: naming the file, and the key if it is one: it is absent, damaged, or another version's.
+        RuntimeInputError: If the file is absent, damaged or of another version; the message names the file and the key.
     """
     try:
-        found = json.loads(read_file(path, _LARGEST).decode("utf-8"))
+        config = json.loads(read_file(path, _LARGEST).decode("utf-8"))
     except (ValueError, RecursionError) as error:
-        raise RuntimeInputError(f"{path}: not what econmt export --runtime writes ({error})") from error
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
+        raise RuntimeInputError(
+            f"{path}: not a file written by econmt export --runtime ({error}); {AGAIN}"
+        ) from error
+    if not isinstance(config, dict) or config.get("format") != FORMAT:
         raise RuntimeInputError(f"{path}: not of format {FORMAT}; {AGAIN} with this version")
-    wanted = found.pop("checksum", None)
-    rest = json.dumps(found, sort_keys=True, separators=(",", ":"))
+    wanted = config.pop("checksum", None)
+    rest = json.dumps(config, sort_keys=True, separators=(",", ":"))
     if hashlib.sha256(rest.encode()).hexdigest() != wanted:
         raise RuntimeInputError(
-            f"{path}: changed since it was exported, its checksum is another one; {AGAIN}"
+            f"{path}: changed since it was exported, its checksum does not match; {AGAIN}"
         )
-    wrong = _wrong(found, KEYS, "") or _wrong_file(found["files"], found["vocabulary_files"])
-    if wrong is None and found["decoder"]["feeding"] and found["decoder"]["cell"] != "lstm":
-        wrong = "decoder.feeding: for a decoder of lstm only"
+    wrong = _wrong(config, KEYS, "") or _wrong_file(config["files"], config["vocabulary_files"])
+    if wrong is None and config["decoder"]["feeding"] and config["decoder"]["cell"] != "lstm":
+        wrong = "decoder.feeding: requires decoder.cell to be lstm"
     if wrong is not None:
         raise RuntimeInputError(f"{path}: {wrong}; {AGAIN}")
-    return found
+    return config
 
 
 def check_files(folder: Path, wanted: dict[str, str]) -> None:
     """Compares files with their checksums.
 
     Args:
-        folder: where they lie. wanted: SHA-256 by name.
+        folder: Folder of the files. wanted: SHA-256 by file name.
 
     Raises:
-        RuntimeInputError: naming the file that is absent or another one.
+        RuntimeInputError: If a file is absent or has changed; the message names it.
     """
     for name, expected in wanted.items():
         if checksum(folder / name) != expected:
             raise RuntimeInputError(
-                f"{folder / name}: changed since it was exported, its checksum is another one; {AGAIN}"
+                f"{folder / name}: changed since it was exported, its checksum does not match; {AGAIN}"
             )
 
 
 def _wrong(value: Any, kind: Any, key: str) -> str | None:
-    """Says what is wrong with a value, for its ``kind`` in :data:`KEYS`; None: nothing."""
+    """Returns a description of the error in a value, for its ``kind`` in :data:`KEYS`; None if it is valid."""
     if isinstance(kind, dict):
         if not isinstance(value, dict):
             return f"{key}: not an object"
@@ -122,18 +125,18 @@ def _wrong(value: Any, kind: Any, key: str) -> str | None:
         return None if fits else f"{key}: not a number from {kind[0]:g} to {kind[1]:g}"
     if isinstance(kind, frozenset):
         fits = isinstance(value, str) and value in kind
-        return None if fits else f"{key}: none of {', '.join(sorted(kind))}"
+        return None if fits else f"{key}: not one of {', '.join(sorted(kind))}"
     return None if type(value) is kind else f"{key}: not a value of type {kind.__name__}"
 
 
 def _wrong_file(files: dict[str, Any], vocabularies: list[str]) -> str | None:
-    """Says what is wrong with the names of files and their checksums; None: nothing."""
+    """Returns a description of the error in the file names and their checksums; None if they are valid."""
     for name, expected in files.items():
         if not _FILE.fullmatch(name):
-            return f"files: {name!r} is no name of a file in this folder"
+            return f"files: {name!r} is not the name of a file in this folder"
         if not isinstance(expected, str):
-            return f"files: the checksum of {name} is no text"
+            return f"files: the checksum of {name} is not a string"
     for name in vocabularies:
         if name not in files:
-            return f"vocabulary_files: {name!r} is none of its files"
+            return f"vocabulary_files: {name!r} is not listed in files"
     return None if len(vocabularies) <= 2 else "vocabulary_files: more than two"

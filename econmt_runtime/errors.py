@@ -1,7 +1,7 @@
-"""What a user can mend."""
+"""Error type for mistakes that a user can correct."""
 
 from __future__ import annotations
 
 
 class RuntimeInputError(Exception):
-    """One line that names the file, the option or the line, and says what to do."""
+    """Error with a message of one line that names the file, option or line, and says what to do."""

@@ -1,4 +1,4 @@
-"""Files of an exported folder: each is a regular file of bounded size, so that reading one always ends."""
+"""Reading of an exported folder's files: regular files of bounded size only, so that every read ends."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import IO
 from econmt_runtime.errors import RuntimeInputError
 
 LARGEST = 1 << 30
-"""Bytes of a file that is read whole."""
+"""Largest size, in bytes, of a file that is read as a whole."""
 
 AGAIN = "export the model again"
 _BLOCK = 1 << 20
 
 
 def open_regular(path: Path) -> IO[bytes]:
-    """Opens a regular file to read. A pipe or a device, which may never end, is refused before it is read.
+    """Opens a regular file for reading; pipes and devices, which may never end, are refused.
 
     Raises:
-        RuntimeInputError: naming the file, if it is absent or cannot be opened, or is no regular file.
+        RuntimeInputError: If the file is absent, cannot be opened or is not a regular file; the message names it.
     """
     try:
         # Without O_NONBLOCK, opening a named pipe waits for a writer.
@@ -38,7 +38,7 @@ def read_file(path: Path, most: int = LARGEST) -> bytes:
     """Reads a regular file of at most ``most`` bytes.
 
     Raises:
-        RuntimeInputError: as :func:`open_regular`; also if the file is larger, or reading it fails.
+        RuntimeInputError: As :func:`open_regular`; also if the file is larger, or reading it fails.
     """
     with open_regular(path) as file:
         _check_size(path, file, most)
@@ -52,7 +52,7 @@ def checksum(path: Path) -> str:
     """Computes the SHA-256 of a regular file of at most ``LARGEST`` bytes, a block at a time.
 
     Raises:
-        RuntimeInputError: as :func:`read_file`.
+        RuntimeInputError: As :func:`read_file`.
     """
     digest = hashlib.sha256()
     with open_regular(path) as file:
@@ -68,4 +68,4 @@ def checksum(path: Path) -> str:
 def _check_size(path: Path, file: IO[bytes], most: int) -> None:
     size = os.fstat(file.fileno()).st_size
     if size > most:
-        raise RuntimeInputError(f"{path}: {size:,} bytes, more than the {most:,} that it may have; {AGAIN}")
+        raise RuntimeInputError(f"{path}: {size:,} bytes, more than the limit of {most:,}; {AGAIN}")

@@ -1,7 +1,8 @@
-"""Translates standard input, a sentence a line: python FOLDER < text.
+"""Translates standard input, one sentence per line: python FOLDER < text.
 
 ``econmt export --runtime`` writes this file as the ``__main__.py`` of a folder, with the checksums of the modules in
-the folder's ``econmt_runtime``. They are compared before any of these modules is imported.
+the
+folder's ``econmt_runtime``. They are verified before any of these modules is imported.
 """
 
 from __future__ import annotations
@@ -19,26 +20,26 @@ _LARGEST = 1 << 20
 
 
 class Loader(importlib.machinery.SourceFileLoader):
-    """Loader of modules whose sources are in memory. Cached bytecode, which has no checksum, is not used."""
+    """Loader of modules whose sources are in memory; it ignores cached bytecode, which has no checksum."""
 
     def __init__(self, name: str, path: str, source: bytes) -> None:
         super().__init__(name, path)
         self._source = source
 
-    def get_data(self, path: str) -> bytes:  # noqa: ARG002  there is one source
-        """Returns the source that was compared."""
+    def get_data(self, path: str) -> bytes:  # noqa: ARG002  there is only one source
+        """Returns the verified source."""
         return self._source
 
     def path_stats(self, path: str) -> dict[str, float]:
-        """Refuses, which keeps importlib from reading and writing bytecode."""
+        """Raises OSError, which keeps importlib from reading and writing bytecode."""
         raise OSError(path)
 
 
 class Finder:
-    """Finder of the modules in the folder.
+    """Finder of the folder's modules.
 
     Args:
-        package: the folder's ``econmt_runtime``. sources: by file name.
+        package: The folder's ``econmt_runtime``. sources: Sources by file name.
     """
 
     def __init__(self, package: Path, sources: dict[str, bytes]) -> None:
@@ -50,19 +51,19 @@ class Finder:
         path: object = None,  # noqa: ARG002  of importlib's protocol
         target: object = None,  # noqa: ARG002
     ) -> importlib.machinery.ModuleSpec | None:
-        """Finds ``econmt_runtime`` and its modules; None for any other module."""
+        """Returns the spec of ``econmt_runtime`` and its modules; None for any other module."""
         package, _, module = name.partition(".")
         file = f"{module or '__init__'}.py"
         if package != "econmt_runtime" or file not in self._sources:
             return None
-        place = str(self._package / file)
+        source_path = str(self._package / file)
         return importlib.util.spec_from_file_location(
-            name, place, loader=Loader(name, place, self._sources[file])
+            name, source_path, loader=Loader(name, source_path, self._sources[file])
         )
 
 
 def read_sources(package: Path) -> dict[str, bytes]:
-    """Reads the modules; leaves with one line and exit code 2 if one is not what was exported."""
+    """Reads the modules; exits with a message and code 2 if one has changed since it was exported."""
     sources = {}
     for name, checksum in MODULES.items():
         sources[name] = _read(package / name)
@@ -76,7 +77,7 @@ def read_sources(package: Path) -> dict[str, bytes]:
 
 
 def _read(path: Path) -> bytes:
-    """Reads a regular file, at most ``_LARGEST`` bytes of it; nothing where there is none."""
+    """Reads a regular file, at most ``_LARGEST`` bytes; returns nothing if there is no such file."""
     try:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
         with os.fdopen(descriptor, "rb") as file:
@@ -86,10 +87,10 @@ def _read(path: Path) -> bytes:
 
 
 def run(folder: Path) -> int:
-    """Runs the command line of a folder; returns the exit code."""
+    """Runs the command line for a folder and returns the exit code."""
     package = folder / "econmt_runtime"
     sys.meta_path.insert(0, Finder(package, read_sources(package)))
-    sys.path[:] = [place for place in sys.path if Path(place) != folder]  # nothing else in it is imported
+    sys.path[:] = [entry for entry in sys.path if Path(entry) != folder]  # import nothing else from it
     from econmt_runtime.__main__ import main
 
     return main(str(folder))

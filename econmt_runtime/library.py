@@ -1,4 +1,4 @@
-"""The C library: the few of its kernels that a search needs, on arrays.
+"""Bindings to the C library, with the kernels that beam search needs, for numpy arrays.
 
 kernels.h of econmt_ops describes every argument. R rows, K inputs, N outputs, S source positions.
 """
@@ -20,10 +20,10 @@ Floats = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]
 
 VERSION = 4
-"""That of econmt_version in kernels.c."""
+"""Version of the C interface, which equals econmt_version in kernels.c."""
 
 MOST_WORDS = 64
-"""Words that `best_words` finds at most."""
+"""Largest number of words that `best_words` returns per row."""
 
 STRUCTURES = {
     "lstm_forward": "rows hidden narrow *gates gates_stride *recurrent recurrent_stride *before before_stride *h "
@@ -35,38 +35,38 @@ STRUCTURES = {
     "output_stride",
     "best_words": "rows vocabulary count *logits logits_stride *barred *owners *skipped *values *words *end",
 }
-"""The fields of the structures, in order: sizes, and pointers with a star."""
+"""Fields of each kernel's argument structure, in order: sizes, and pointers with a star."""
 
 _functions: dict[str, tuple[Any, Any]] = {}
 
 
 def library_file() -> Path | None:
-    """Where the library lies: in this package, or in econmt_ops, which is not imported for it."""
-    found = _library_in(Path(__file__).parent)
-    if found is None:
+    """Returns the library's path in this package or in econmt_ops, without importing it; None if missing."""
+    path = _library_in(Path(__file__).parent)
+    if path is None:
         package = importlib.util.find_spec("econmt_ops")
         if package is not None and package.origin is not None:
-            found = _library_in(Path(package.origin).parent / "backends" / "c")
-    return found
+            path = _library_in(Path(package.origin).parent / "backends" / "c")
+    return path
 
 
 def _library_in(folder: Path) -> Path | None:
-    places = (folder / f"_kernels{suffix}" for suffix in importlib.machinery.EXTENSION_SUFFIXES)
-    return next((place for place in places if place.is_file()), None)
+    candidates = (folder / f"_kernels{suffix}" for suffix in importlib.machinery.EXTENSION_SUFFIXES)
+    return next((path for path in candidates if path.is_file()), None)
 
 
 def start() -> None:
     """Loads the library.
 
     Raises:
-        RuntimeInputError: there is none, or it is another version's, or for another machine.
+        RuntimeInputError: If the library is missing, of another version, or built for another machine.
     """
     if _functions:
         return
     path = library_file()
     if path is None:
         raise RuntimeInputError(
-            "the C library _kernels is missing; export the model again with a built econmt_ops"
+            "the C library _kernels is missing; export the model again where econmt_ops has its C library built"
         )
     try:
         library: Any = ctypes.CDLL(str(path))
@@ -80,7 +80,7 @@ def start() -> None:
             f"{path}: cannot be loaded here ({error}); export the model on this machine"
         ) from error
     if not fits:
-        raise RuntimeInputError(f"{path}: was built from other sources; export the model again")
+        raise RuntimeInputError(f"{path}: built from another version of econmt; export the model again")
     library.econmt_start.argtypes = [ctypes.c_void_p] * 3 + [ctypes.c_int]
     library.econmt_start(None, None, None, 2)
     for name, kind in structures.items():
@@ -98,25 +98,25 @@ def _structure(name: str, fields: str) -> Any:
 
 
 def _call(name: str, *values: Any) -> None:
-    """Calls a kernel with the fields of its structure; an array stands for its memory, None for no memory."""
+    """Calls a kernel with the fields of its structure; an array is passed as its pointer, None as a null pointer."""
     function, kind = _functions[name]
-    given = kind(*(value.ctypes.data if isinstance(value, np.ndarray) else value for value in values))
-    if function(given, 1):
+    arguments = kind(*(value.ctypes.data if isinstance(value, np.ndarray) else value for value in values))
+    if function(arguments, 1):
         raise MemoryError(f"no memory for the scratch space of {name}")
 
 
 def _row(array: npt.NDArray[Any] | None) -> int:
-    """The elements from a row to the next; values of a row follow each other."""
+    """Returns the number of elements from one row to the next; the values of a row are contiguous."""
     return 0 if array is None else array.strides[0] // array.itemsize
 
 
 def _rows(array: Floats) -> Floats:
-    """An array that is read, as rows without gaps."""
+    """Returns an array with contiguous rows."""
     return array if array.strides[-1] == array.itemsize else np.ascontiguousarray(array)
 
 
 def lstm_step(gates: Floats, before: Floats) -> tuple[Floats, Floats]:
-    """h and c after a step, from its gates (R, 4H) before their nonlinearities and c before it (R, H)."""
+    """Returns h and c after a step, from the sums under the gates (R, 4H) and the c before it (R, H)."""
     gates, before = _rows(gates), np.ascontiguousarray(before)
     h, after = np.empty_like(before), np.empty_like(before)
     rows, hidden = before.shape
@@ -130,11 +130,11 @@ def lstm_step(gates: Floats, before: Floats) -> tuple[Floats, Floats]:
 def attention_weights(
     query: Floats, keys: Floats, score: Floats | None, padding: npt.NDArray[np.bool_], owners: Ids
 ) -> Floats:
-    """The weights (R, S) of rows that share sentences.
+    """Computes the attention weights (R, S) of rows, each of which belongs to a sentence.
 
     Args:
-        query: (R, A). keys: (B, S, A). score: (A,) of the sum over tanh(query + key), or None: their product.
-        padding: (B, S). owners: (R,) the sentence of each row.
+        query: (R, A). keys: (B, S, A). score: (A,) for additive scores, or None for inner products.
+        padding: (B, S), True at padded positions. owners: Sentence of each row, (R,).
     """
     query = _rows(query)
     keys, padding, owners = (
@@ -151,16 +151,16 @@ def attention_weights(
 
 
 def weighted_sums(share: Floats, weights: Floats, values: Floats, owners: Ids, *, squash: bool) -> Floats:
-    """share (R, P) + sum_s weights_s values_s, of values (B, S, P), through tanh if it is to ``squash``."""
+    """Computes share (R, P) + sum_s weights_s values_s for values (B, S, P), followed by tanh if ``squash``."""
     share, weights = _rows(share), _rows(weights)
     values, owners = np.ascontiguousarray(values), np.ascontiguousarray(owners)
-    made = np.empty((len(share), values.shape[2]), np.float32)
+    sums = np.empty((len(share), values.shape[2]), np.float32)
     _call(
         "combine_forward",
-        len(share), *values.shape[1:], 0, share, _row(share), weights, _row(weights), values, made, _row(made), owners,
+        len(share), *values.shape[1:], 0, share, _row(share), weights, _row(weights), values, sums, _row(sums), owners,
         int(not squash),
     )  # fmt: skip
-    return made
+    return sums
 
 
 def int8_product(
@@ -171,7 +171,7 @@ def int8_product(
     bias: Floats | None,
     start: Floats | None,
 ) -> Floats:
-    """left (R, K) times a weight of 8 bits in the library's layout, plus bias (N,) and start (R, N)."""
+    """Computes left (R, K) times an 8-bit weight in the library's layout, plus bias (N,) and start (R, N)."""
     left, start = _rows(left), None if start is None else _rows(start)
     steps, bias = np.ascontiguousarray(steps), None if bias is None else np.ascontiguousarray(bias)
     output = np.empty((len(left), len(steps)), np.float32)
@@ -185,14 +185,15 @@ def int8_product(
 def best_words(
     logits: Floats, count: int, barred: Floats | None, owners: Ids, skipped: Ids
 ) -> tuple[Floats, Ids, Floats]:
-    """The ``count`` most probable words of each row.
+    """Returns the ``count`` most probable words of each row.
 
     Args:
-        logits: (R, V). barred: (B, V), added to the logits of a sentence's rows; or None. owners: (R,).
-        skipped: (2,) words that are never taken.
+        logits: (R, V). barred: Values (B, V) to add to the logits of a sentence's rows, or None. owners: Sentences,
+            (R,).
+        skipped: Two words that are never returned, (2,).
 
     Returns:
-        Log-probabilities (R, count), falling, their words, and the log-probability (R,) of word 3.
+        Log-probabilities (R, count) in descending order, their words, and the log-probability (R,) of word 3 (EOS).
     """
     logits, owners = _rows(logits), np.ascontiguousarray(owners)
     barred = None if barred is None else np.ascontiguousarray(barred)

@@ -1,4 +1,4 @@
-"""Lines of text as ``econmt translate`` reads them: the same are translated, and the same are refused."""
+"""Lines of text, accepted and refused by the same rules as in ``econmt translate``."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from pathlib import Path
 from econmt_runtime.errors import RuntimeInputError
 
 LINE_BYTES = 1 << 26
-"""Most bytes of a line."""
+"""Bytes from which on a line is refused."""
 
 _READ = 1 << 17
-"""Bytes that are read at a time."""
+"""Number of bytes per read."""
 
 _STANDARD_INPUT = "standard input"
 
 
 def input_chunks() -> Iterator[list[str]]:
-    """Reads lines of standard input as they come, so that a program that writes one by one is answered at once.
+    """Yields lines of standard input as they arrive, so that an interactive program gets each answer at once.
 
     Raises:
-        RuntimeInputError: naming the line, as :func:`decode_line`; or standard input is closed.
+        RuntimeInputError: If standard input is closed, or as :func:`decode_line`.
     """
     if sys.stdin is None or sys.stdin.closed:
         raise RuntimeInputError(f"{_STANDARD_INPUT} is closed; name a file with --input")
@@ -31,16 +31,16 @@ def input_chunks() -> Iterator[list[str]]:
 
 
 def file_chunks(path: Path) -> Iterator[list[str]]:
-    """Reads the lines of a text file, compressed if its name ends in ``.gz``.
+    """Yields the lines of a text file, which is decompressed if its name ends in ``.gz``.
 
     Raises:
-        RuntimeInputError: naming the file, and the line as :func:`decode_line`; the file is absent, a folder, a named
-            pipe, empty or a broken gzip file, or cannot be read.
+        RuntimeInputError: If the file is absent, a folder, a named pipe, empty, a broken gzip file or unreadable, or as
+            :func:`decode_line`; the message names the file and the line.
     """
-    import gzip  # these two are seldom needed, and starting is to be quick
+    import gzip  # imported here to keep start-up fast, as both are seldom needed
     import zlib
 
-    # The pipes that a shell makes for <(command) have a writer, and no name in a folder.
+    # A shell's pipe for <(command) is accepted: it has a writer, and no entry in a folder.
     if path.is_fifo() and Path(os.path.realpath(path)).exists():
         raise RuntimeInputError(
             f"{path}: a named pipe, not a file; give a file, or its text on standard input"
@@ -60,7 +60,7 @@ def file_chunks(path: Path) -> Iterator[list[str]]:
 
 
 def _chunks(read: Callable[[], bytes], where: str) -> Iterator[list[str]]:
-    """Lines of what ``read`` gives until it gives nothing; those before one that cannot be read come first."""
+    """Yields lines until ``read`` returns nothing; those before an invalid line come before its error."""
     held: list[bytes] = []
     length, number, ended = 0, 0, False
     while not ended:
@@ -90,10 +90,10 @@ def _chunks(read: Callable[[], bytes], where: str) -> Iterator[list[str]]:
 def decode_line(raw: bytes, where: str, number: int) -> str:
     """Decodes line ``number``, given without its newline.
 
-    A carriage return at its end goes, and a byte order mark at the beginning of the first line.
+    A carriage return at its end, and a byte order mark at the beginning of the first line, are removed.
 
     Raises:
-        RuntimeInputError: naming the line, if it is too long, is not UTF-8, or holds a NUL byte.
+        RuntimeInputError: If the line is too long, is not UTF-8, or holds a NUL byte; the message names the line.
     """
     if len(raw) >= LINE_BYTES:
         kind = "NUL bytes" if b"\0" in raw else "a line"

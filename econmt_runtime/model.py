@@ -1,7 +1,7 @@
-"""The model: whole sentences are encoded, translations grow a word at a time.
+"""Translation model: encodes whole sentences and decodes one word at a time.
 
-B sentences, S source positions, R rows, that is, hypotheses, H decoder size, A attention size, E encoder size,
-V target vocabulary, N words of a batch.
+B sentences, S source positions, R rows (hypotheses), H decoder size, A attention size, E encoder size, V target
+vocabulary, N words of a batch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NORM_EPSILON = 1e-5
 
 
 class RuntimeSources(NamedTuple):
-    """What steps know of B sentences: keys (B, S, A), values (B, S, .) as they are summed up, padding (B, S)."""
+    """Encoded sentences: keys (B, S, A), projected values (B, S, .) and padding (B, S)."""
 
     keys: Floats
     values: Floats
@@ -28,24 +28,25 @@ class RuntimeSources(NamedTuple):
 
 
 class State(NamedTuple):
-    """Where R rows stand: the sentence of each, every layer's states, and the attentional vector o (R, H)."""
+    """Decoder state of R rows: the sentence of each, the states of every layer, and the attentional output o (R, H)."""
 
     owners: Ids
     layers: tuple[tuple[Floats, ...], ...]
     output: Floats
 
     def select(self, rows: Ids, owners: Ids) -> State:
-        """The rows with these numbers, repeats allowed, which are of the sentences ``owners``."""
+        """Returns the rows with the given numbers, which may repeat, as rows of the sentences ``owners``."""
         layers = tuple(tuple(part[rows] for part in parts) for parts in self.layers)
         return State(owners, layers, self.output[rows])
 
 
 class OutputLayer(NamedTuple):
-    """That of a batch.
+    """Output layer for the words that a batch may use.
 
     Attributes:
-        product: of N words. words: (N,) their ids, rising, or None: all. barred: (B, N), -inf where a sentence must not
-            have a word; or None.
+        product: Product for N words. words: Their ids, (N,), ascending, or None for all words. barred: (B, N), -inf
+            where
+            a sentence may not use a word; or None.
     """
 
     product: RuntimeProduct
@@ -54,7 +55,7 @@ class OutputLayer(NamedTuple):
 
 
 class RuntimeEncoder:
-    """Stacked layers, of which the lowest may read both ways."""
+    """Stacked layers, each in one direction or both."""
 
     def __init__(self, arrays: Arrays, config: dict[str, Any]) -> None:
         self._config = config
@@ -65,17 +66,17 @@ class RuntimeEncoder:
         self._layers = [stack(config["cell"], arrays, ways) for ways in names]
 
     def __call__(self, embedded: Floats, padding: npt.NDArray[np.bool_]) -> tuple[Floats, Floats]:
-        """The outputs (B, S, E) of vectors (B, S, .), zero at padded positions, and the last ones (B, E)."""
+        """Returns outputs (B, S, E), zero at padded positions, for embeddings (B, S, .), and the last ones (B, E)."""
         outputs, last = embedded, embedded[:, 0]
         for number, ways in enumerate(self._layers):
             below = outputs
             both = len(ways) > 1
-            made = [
+            results = [
                 self._run(layer, below, padding, way == 1 if both else bool(self._config["reverse_input"]))
                 for way, layer in enumerate(ways)
             ]
-            outputs = np.concatenate([part[0] for part in made], 2)
-            last = np.concatenate([part[1] for part in made], 1)
+            outputs = np.concatenate([part[0] for part in results], 2)
+            last = np.concatenate([part[1] for part in results], 1)
             if self._config["residual"] and number > 0:
                 outputs = outputs + below
         return outputs, last
@@ -90,16 +91,16 @@ class RuntimeEncoder:
         states = tuple(np.zeros((batch, width), np.float32) for _ in range(layer.states))
         last = np.zeros((batch, width), np.float32)
         for step in range(steps - 1, -1, -1) if reverse else range(steps):
-            made, after = layer.step(np.ascontiguousarray(shares[:, step]), states)
-            own = ~padding[:, step, None]
-            states = tuple(np.where(own, new, old) for new, old in zip(after, states, strict=True))
-            last = np.where(own, made, last)
-            outputs[:, step] = made * own
+            result, after = layer.step(np.ascontiguousarray(shares[:, step]), states)
+            valid = ~padding[:, step, None]
+            states = tuple(np.where(valid, new, old) for new, old in zip(after, states, strict=True))
+            last = np.where(valid, result, last)
+            outputs[:, step] = result * valid
         return outputs, last
 
 
 class RuntimeAttention:
-    """Scores of keys for queries: additive, with layer normalisation or not, or products."""
+    """Attention scores of keys for queries: additive, optionally with layer normalization, or inner products."""
 
     def __init__(self, arrays: Arrays, config: dict[str, Any]) -> None:
         self._score: Floats | None = arrays.get("attention.score")
@@ -110,14 +111,14 @@ class RuntimeAttention:
         self._scale = float(config["scale"])
 
     def keys(self, values: Floats) -> Floats:
-        """(B, S, A) of the encoder's outputs (B, S, E)."""
+        """Returns the keys (B, S, A) of the encoder's outputs (B, S, E)."""
         if self._key is None:
             return values
         batch, steps, width = values.shape
         return self._key(values.reshape(-1, width)).reshape(batch, steps, -1)
 
     def weights(self, query: Floats, sources: RuntimeSources, owners: Ids) -> Floats:
-        """(R, S) of queries (R, A)."""
+        """Returns the attention weights (R, S) of queries (R, A)."""
         if self._norm is None or self._score is None:
             if self._scale != 1.0:
                 query = query * np.float32(self._scale)
@@ -128,15 +129,15 @@ class RuntimeAttention:
         scores = np.tanh(centred / spread * self._norm[0] + self._norm[1]) @ self._score
         scores[sources.padding[owners]] = -np.inf
         powers = np.exp(scores - scores.max(1, keepdims=True))
-        found: Floats = powers / powers.sum(1, keepdims=True)
-        return found
+        attention: Floats = powers / powers.sum(1, keepdims=True)
+        return attention
 
 
 class RuntimeModel:
-    """A translation model.
+    """Translation model with the weights of an exported folder.
 
     Args:
-        arrays: see econmt's export. config: of the folder's model.json.
+        arrays: Arrays written by econmt's export. config: Content of the folder's model.json.
     """
 
     def __init__(self, arrays: Arrays, config: dict[str, Any]) -> None:
@@ -157,12 +158,12 @@ class RuntimeModel:
         self._output = self._target if config["tied_output"] else Table.named(arrays, "output")
         self._output_bias = arrays["output.bias"]
         self._whole: OutputLayer | None = None
-        # Threads share them: a row is written before it is known, and no thread may put another array in their place.
+        # Shared by threads: a row is written before it is marked as known, and the arrays are never replaced.
         self._shares: Floats = np.empty((len(self._output_bias), self._layers[0].read.outputs), np.float32)
         self._known = np.zeros(len(self._output_bias), np.bool_)
 
     def encode(self, source: Ids, padding: npt.NDArray[np.bool_]) -> tuple[RuntimeSources, State]:
-        """Sentences (B, S), EOS included, and where their padding (B, S) is; the state of a row each."""
+        """Encodes sentences (B, S), EOS included, with their padding (B, S); returns one decoder row per sentence."""
         batch, steps = source.shape
         embedded = self._source[source.ravel()].reshape(batch, steps, -1)
         values, summary = self._encoder(embedded, padding)
@@ -181,23 +182,23 @@ class RuntimeModel:
 
     @property
     def _reads_contexts(self) -> bool:
-        """Whether upper layers read what the attention gives."""
+        """True if the upper layers read the attention's context."""
         return not self._feeding and len(self._layers) > 1
 
     def _first(self, summary: Floats) -> tuple[tuple[Floats, ...], ...]:
-        """The first states of all layers from what is known of the sentences (B, E)."""
+        """Returns the initial states of all layers from a summary (B, E) of the sentences."""
         count, kinds = len(self._layers), self._layers[0].states
         shape = len(summary), kinds, count, self._size
-        made = np.zeros(shape, np.float32)
+        initial = np.zeros(shape, np.float32)
         if self._start is not None:
-            made = np.tanh(self._start(np.ascontiguousarray(summary))).reshape(shape)
+            initial = np.tanh(self._start(np.ascontiguousarray(summary))).reshape(shape)
         return tuple(
-            tuple(np.ascontiguousarray(made[:, kind, layer]) for kind in range(kinds))
+            tuple(np.ascontiguousarray(initial[:, kind, layer]) for kind in range(kinds))
             for layer in range(count)
         )
 
     def output_layer(self, allowed: npt.NDArray[np.bool_] | None) -> OutputLayer:
-        """That of a batch whose sentences may have the words ``allowed`` (B, V); None: all."""
+        """Returns the output layer for sentences that may use the words ``allowed`` (B, V); None for all."""
         if allowed is None:
             if self._whole is None:
                 self._whole = OutputLayer(self._output.product(self._output_bias, None), None, None)
@@ -209,7 +210,7 @@ class RuntimeModel:
     def step(
         self, words: Ids, sources: RuntimeSources, state: State, output: OutputLayer
     ) -> tuple[Floats, State]:
-        """Reads words (R,): logits (R, N) and the state after the step."""
+        """Reads words (R,) and returns the logits (R, N) and the state after the step."""
         top, after = self._bottom(self._share(words), state)
         layers = [after]
         if self._reads_contexts:
@@ -221,9 +222,9 @@ class RuntimeModel:
         for number in range(1, len(self._layers)):
             read = np.concatenate([top, contexts], 1) if self._reads_contexts else top
             layer = self._layers[number]
-            made, after = layer.step(layer.read(read), state.layers[number])
+            result, after = layer.step(layer.read(read), state.layers[number])
             layers.append(after)
-            top = made + top if self._residual else made
+            top = result + top if self._residual else result
         own = self._own(top)
         if self._reads_contexts:
             made_output = np.tanh(own + sums[:, : self._size])
@@ -236,7 +237,7 @@ class RuntimeModel:
         return output.product(read), State(state.owners, tuple(layers), made_output)
 
     def _bottom(self, share: Floats, state: State) -> tuple[Floats, tuple[Floats, ...]]:
-        """The lowest layer's output and states, of the words' share of its gates."""
+        """Returns output and states of the bottom layer, given the input's part of its gates."""
         layer = self._layers[0]
         if not self._feeding:
             return layer.step(share, state.layers[0])
@@ -245,12 +246,12 @@ class RuntimeModel:
         return layer.advance(layer.recur(np.concatenate([state.output, h], 1), share), c)
 
     def _share(self, words: Ids) -> Floats:
-        """What words (R,) add to the lowest layer's gates; each is computed when it first comes."""
+        """Returns the contribution of words (R,) to the bottom layer's gates, cached per word."""
         new = ~self._known[words]
         if new.any():
-            wanted = np.zeros_like(self._known)
-            wanted[words[new]] = True
-            unknown = np.flatnonzero(wanted)
+            is_new = np.zeros_like(self._known)
+            is_new[words[new]] = True
+            unknown = np.flatnonzero(is_new)
             self._shares[unknown] = self._layers[0].read(self._target[unknown])
             self._known[unknown] = True
         return self._shares[words]

@@ -1,4 +1,4 @@
-"""Do the arrays fit one another and model.json? C takes pointers, and would read beyond the end of those that do not.
+"""Checks that the arrays fit one another and model.json; the C library reads without bounds checks.
 
 N outputs and K inputs of a product, V words of a vocabulary.
 """
@@ -15,106 +15,107 @@ from econmt_runtime.cells import CELLS
 
 
 class ShapeError(ValueError):
-    """An array has another shape or type than the rest asks for."""
+    """Error of an array whose shape or type does not fit the model."""
 
 
 def check_shapes(arrays: Arrays, config: dict[str, Any], source_words: int, target_words: int) -> None:
-    """Compares every array that a model reads with the model's shape and the sizes of its vocabularies.
+    """Compares every array of a model with the model's sizes and those of its vocabularies.
 
     Raises:
-        ShapeError: naming an array. KeyError: naming an array, or a key of the ``config``, that is missing.
+        ShapeError: If an array does not fit; the message names it.
+        KeyError: If an array, or a key of the ``config``, is missing.
     """
-    found = _Arrays(arrays)
-    words, embedded = found.table("source")
-    own, target = (words, embedded) if config["one_table"] else found.table("target")
-    outputs, read = (own, target) if config["tied_output"] else found.table("output")
-    if own != outputs:
-        raise ShapeError(f"'output.weight' is of {outputs} words, not of {own}")
+    checker = _Arrays(arrays)
+    words, embedded = checker.table("source")
+    table_words, target = (words, embedded) if config["one_table"] else checker.table("target")
+    outputs, read = (table_words, target) if config["tied_output"] else checker.table("output")
+    if table_words != outputs:
+        raise ShapeError(f"'output.weight' has {outputs} words instead of {table_words}")
     for name, have, wanted in (("source", words, source_words), ("output", outputs, target_words)):
         if have != wanted:
-            raise ShapeError(f"'{name}.weight' is of {have} words, and the vocabulary has {wanted}")
-    found.vector("output.bias", outputs)
-    encoded = _check_encoder(found, config["encoder"], embedded)
-    _check_decoder(found, config, encoded, target, read)
+            raise ShapeError(f"'{name}.weight' has {have} words, but the vocabulary has {wanted}")
+    checker.vector("output.bias", outputs)
+    encoded = _check_encoder(checker, config["encoder"], embedded)
+    _check_decoder(checker, config, encoded, target, read)
     if "lexicon" in arrays:
         lexicon = arrays["lexicon"]
-        found.expect("lexicon", (words, *lexicon.shape[1:2]), np.int32)
+        checker.expect("lexicon", (words, *lexicon.shape[1:2]), np.int32)
         if lexicon.size and not 0 <= int(lexicon.min()) <= int(lexicon.max()) < outputs:
-            raise ShapeError("'lexicon' names words that there are not")
+            raise ShapeError("'lexicon' contains word ids outside of the vocabulary")
 
 
-def _check_encoder(found: _Arrays, config: dict[str, Any], width: int) -> int:
-    """The size of the encoder's outputs, of what it reads."""
+def _check_encoder(checker: _Arrays, config: dict[str, Any], width: int) -> int:
+    """Checks the encoder's arrays and returns the size of its outputs."""
     kind = CELLS[config["cell"]]
     for layer, ways in enumerate(config["directions"]):
         below, width = width, 0
         for way in range(ways):
             name = f"encoder.{layer}.{way}"
-            gates = found.product(f"{name}.read", below)
+            gates = checker.product(f"{name}.read", below)
             size = gates // kind.gates
-            found.layer(name, config["cell"], below, size, size)
+            checker.layer(name, config["cell"], below, size, size)
             width += size
         if config["residual"] and layer > 0 and width != below:
-            raise ShapeError(f"'encoder.{layer}' gives {width} values, not {below}")
+            raise ShapeError(f"'encoder.{layer}' has {width} outputs instead of {below}")
     return width
 
 
-def _check_decoder(found: _Arrays, config: dict[str, Any], encoded: int, embedded: int, read: int) -> None:
-    """Everything behind the encoder, whose outputs are ``encoded`` wide; the output layer reads ``read`` values."""
+def _check_decoder(checker: _Arrays, config: dict[str, Any], encoded: int, embedded: int, read: int) -> None:
+    """Checks the arrays of attention, decoder and output layer for encoder outputs of size ``encoded``."""
     decoder = config["decoder"]
     cell, size, layers, asked = decoder["cell"], decoder["size"], decoder["layers"], decoder["asked"]
     feeding = decoder["feeding"]
-    found.layer("decoder.0", cell, embedded, size, 2 * size if feeding else size)
+    checker.layer("decoder.0", cell, embedded, size, 2 * size if feeding else size)
     for layer in range(1, layers):
-        found.layer(f"decoder.{layer}", cell, size if feeding else size + encoded, size, size)
-    if "start.weight" in found.arrays:
-        found.product("start", encoded, layers * CELLS[cell].states * size)
-    keys = found.product("attention.key", encoded) if "attention.key.weight" in found.arrays else encoded
+        checker.layer(f"decoder.{layer}", cell, size if feeding else size + encoded, size, size)
+    if "start.weight" in checker.arrays:
+        checker.product("start", encoded, layers * CELLS[cell].states * size)
+    keys = checker.product("attention.key", encoded) if "attention.key.weight" in checker.arrays else encoded
     queries = asked or size
     if layers > 1 and not feeding:
-        queries = found.product("query", size) if "query.weight" in found.arrays else size
+        queries = checker.product("query", size) if "query.weight" in checker.arrays else size
     if asked not in (0, queries) or asked < 0:
         raise ShapeError(f"'own' gives {asked} values of queries, not {queries}")
     if queries != keys:
         raise ShapeError(f"queries have {queries} values, keys {keys}")
     for name in ("score", *(("gain", "shift") if config["attention"]["norm"] else ())):
-        if name != "score" or f"attention.{name}" in found.arrays:
-            found.vector(f"attention.{name}", keys)
-    found.product("own", size, asked + size)
-    found.product("values", encoded, size)
-    made = found.product("readout", size) if "readout.weight" in found.arrays else size
-    if made != read:
-        raise ShapeError(f"the output layer reads {read} values and gets {made}")
+        if name != "score" or f"attention.{name}" in checker.arrays:
+            checker.vector(f"attention.{name}", keys)
+    checker.product("own", size, asked + size)
+    checker.product("values", encoded, size)
+    output_size = checker.product("readout", size) if "readout.weight" in checker.arrays else size
+    if output_size != read:
+        raise ShapeError(f"the output layer expects {read} inputs but gets {output_size}")
 
 
 class _Arrays:
-    """Arrays that are looked at one by one."""
+    """Arrays with checks of single ones."""
 
     def __init__(self, arrays: Arrays) -> None:
         self.arrays = arrays
 
     def expect(self, name: str, shape: tuple[int, ...], kind: npt.DTypeLike = np.float32) -> None:
         """Raises ShapeError if an array has another shape or type."""
-        found = self.arrays[name]
-        if found.shape != shape or found.dtype != kind:
-            raise ShapeError(f"'{name}' is {found.dtype} {found.shape}, not {np.dtype(kind)} {shape}")
+        array = self.arrays[name]
+        if array.shape != shape or array.dtype != kind:
+            raise ShapeError(f"'{name}' is {array.dtype} {array.shape}, expected {np.dtype(kind)} {shape}")
 
     def vector(self, name: str, size: int) -> None:
-        """The same of a vector of float32."""
+        """Raises ShapeError if an array is not a float32 vector of this size."""
         self.expect(name, (size,))
 
     def table(self, name: str) -> tuple[int, int]:
-        """V and K of the vectors of words."""
+        """Returns V and K of an embedding table after checking its arrays."""
         weight = self.arrays[f"{name}.weight"]
         if weight.ndim != 2:
-            raise ShapeError(f"'{name}.weight' has shape {weight.shape}, not two sizes")
+            raise ShapeError(f"'{name}.weight' has shape {weight.shape}, expected two dimensions")
         if f"{name}.steps" in self.arrays:
             self.vector(f"{name}.steps", len(weight))
         self.expect(f"{name}.weight", weight.shape, np.int8 if f"{name}.steps" in self.arrays else np.float32)
         return len(weight), int(weight.shape[1])
 
     def product(self, name: str, inputs: int, outputs: int | None = None) -> int:
-        """N of a product, which must be ``outputs`` if they are given; K must be ``inputs``, of 8 bits as filled up."""
+        """Checks a product's arrays against K (rounded up in 8 bits) and N, if given; returns N."""
         weight = self.arrays[f"{name}.weight"]
         steps = self.arrays.get(f"{name}.steps")
         if outputs is None:
@@ -132,7 +133,7 @@ class _Arrays:
         return outputs
 
     def layer(self, name: str, cell: str, inputs: int, size: int, recurrent: int) -> None:
-        """A layer's products, of what it reads and of its ``recurrent`` values."""
+        """Checks a layer's products with its input and with its ``recurrent`` values."""
         gates = CELLS[cell].gates * size
         self.product(f"{name}.read", inputs, gates)
         if cell != "ssru":

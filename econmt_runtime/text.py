@@ -1,4 +1,4 @@
-"""Text to ids and back, as econmt's vocabularies do it: SentencePiece subwords, or whole words."""
+"""Conversion between text and ids with econmt's vocabularies: SentencePiece subwords, or whole words."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ _BLANKS = (
 
 
 def normalized(text: str) -> str:
-    """A line in NFC, without blanks of any kind at its ends."""
+    """Returns a line in NFC, without blanks of any kind at its ends."""
     return unicodedata.normalize("NFC", text).strip(_BLANKS)
 
 
 class RuntimeVocabulary(Protocol):
-    """Text to ids and back.
+    """Conversion between text and ids.
 
     Attributes:
-        size: number of ids.
+        size: Number of ids.
     """
 
     size: int
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a line, without sentence marks."""
+        """Returns the ids of a line, without BOS and EOS."""
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of ids."""
+        """Returns the text of ids."""
 
 
 class Subwords:
-    """Those of a SentencePiece model."""
+    """Vocabulary of a SentencePiece model."""
 
     def __init__(self, path: Path) -> None:
-        """Raises RuntimeInputError if the file is no such model."""
+        """Loads the model; raises RuntimeInputError if the file is not a SentencePiece model."""
         import sentencepiece
 
         self._processor: Any = sentencepiece.SentencePieceProcessor()
@@ -52,7 +52,7 @@ class Subwords:
             self.size = int(self._processor.GetPieceSize())
             special = tuple(self._processor.IdToPiece(i) for i in range(min(4, self.size)))
         except (OSError, RuntimeError, IndexError) as error:
-            raise RuntimeInputError(f"{path}: no SentencePiece model ({error}); {AGAIN}") from error
+            raise RuntimeInputError(f"{path}: not a SentencePiece model ({error}); {AGAIN}") from error
         if special != _SPECIAL:
             raise RuntimeInputError(f"{path}: its first subwords are not {' '.join(_SPECIAL)}; {AGAIN}")
 
@@ -66,17 +66,17 @@ class Subwords:
 
 
 class RuntimeWords:
-    """What stands between spaces."""
+    """Vocabulary of words separated by spaces."""
 
     def __init__(self, path: Path) -> None:
-        """Raises RuntimeInputError if the file is no list of words."""
+        """Loads the list of words; raises RuntimeInputError if the file is not one."""
         try:
             words = read_file(path).decode("utf-8").split("\n")
         except UnicodeDecodeError as error:
             raise RuntimeInputError(f"{path}: not valid UTF-8; {AGAIN}") from error
         if words[-1] or tuple(words[:4]) != _SPECIAL or len(set(words)) != len(words):
             raise RuntimeInputError(
-                f"{path}: not one word a line, {' '.join(_SPECIAL)} first and none twice; {AGAIN}"
+                f"{path}: not a list of distinct words, one per line, beginning with {' '.join(_SPECIAL)}; {AGAIN}"
             )
         self._words = words[:-1]
         self.size = len(self._words)
@@ -93,14 +93,14 @@ class RuntimeWords:
 
 
 def load_vocabularies(folder: Path, files: Sequence[str]) -> tuple[RuntimeVocabulary, RuntimeVocabulary]:
-    """Those of source and target; one and the same if there is one file."""
+    """Returns the vocabularies of source and target, which are the same object if there is one file."""
     paths = [folder / name for name in files]
-    made: list[RuntimeVocabulary] = [
+    vocabularies: list[RuntimeVocabulary] = [
         Subwords(path) if path.name.endswith(".model") else RuntimeWords(path) for path in paths
     ]
-    return made[0], made[-1]
+    return vocabularies[0], vocabularies[-1]
 
 
 def one_line(text: str) -> str:
-    """Text without line breaks, and without blanks at its ends."""
+    """Returns text without line breaks, and without blanks at its ends."""
     return text.replace("\n", " ").replace("\r", " ").strip()

@@ -1,4 +1,4 @@
-"""From lines of text to lines of text, with what ``econmt export --runtime`` wrote."""
+"""Translation of lines of text with a folder written by ``econmt export --runtime``."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from econmt_runtime.text import BOS, EOS, PAD, load_vocabularies, one_line
 MODEL_FILE, ARRAYS_FILE = "model.json", "arrays.safetensors"
 
 BATCH_SIZE = 24
-"""Sentences translated together: few enough for their work to stay in caches."""
+"""Number of sentences translated together, chosen so that their intermediate results stay in the CPU's caches."""
 
 
 _CHARACTERS_A_TOKEN = 50
-"""Lines with more than a source of the most tokens can have are cut before they are made tokens of."""
+"""Characters per token of the longest source; longer lines are cut before tokenization."""
 
 
 class Entry(NamedTuple):
-    """One translation: its text, its score, and the log-probability that it comes from."""
+    """One translation: its text, its score, and its log-probability."""
 
     text: str
     score: float
@@ -38,7 +38,7 @@ class Entry(NamedTuple):
 
 
 class Translation(NamedTuple):
-    """What became of a line: the best translation as :class:`Entry` has it, and the n best, best first."""
+    """Result for one line: the fields of its best translation, and the n best as :class:`Entry`, best first."""
 
     text: str
     score: float
@@ -47,19 +47,20 @@ class Translation(NamedTuple):
 
 
 class Translator:
-    """Translates lines with one model.
+    """Translator of lines of text with one model.
 
     Args:
-        folder: what ``econmt export --runtime`` wrote.
-        beam_size: hypotheses kept; None: the recipe's.
-        shortlist: how many translations of each source word the lexicon of the folder gives, if it has one; None: all,
-            0: the lexicon is left aside.
-        threads: batches that are translated at the same time.
-        nbest_size: translations of a line, at most the beam size.
-        warn: takes one line about a source that is too long.
+        folder: Folder written by ``econmt export --runtime``.
+        beam_size: Number of hypotheses per sentence; None for the recipe's value.
+        shortlist: Number of lexicon translations per source word that a translation may use, if the folder has a
+            lexicon;
+            None for all, 0 to ignore the lexicon.
+        threads: Number of batches translated in parallel.
+        nbest_size: Number of translations per line, at most the beam size.
+        warn: Called with one line of text about a source that is too long.
 
     Raises:
-        RuntimeInputError: naming the file or the argument.
+        RuntimeInputError: If a file or an argument is invalid; the message names it.
     """
 
     def __init__(
@@ -80,15 +81,17 @@ class Translator:
             decoding["beam_size"] = beam_size
         self.options = Options(*(decoding[name] for name in Options._fields))
         if not 1 <= self.options.beam_size <= library.MOST_WORDS:
-            raise RuntimeInputError(f"beam size {self.options.beam_size}: give 1 to {library.MOST_WORDS}")
+            raise RuntimeInputError(
+                f"beam size {self.options.beam_size}: use a value from 1 to {library.MOST_WORDS}"
+            )
         if not 1 <= nbest_size <= self.options.beam_size:
             raise RuntimeInputError(
-                f"n-best size {nbest_size}: give 1 to the beam size, {self.options.beam_size}"
+                f"n-best size {nbest_size}: use a value from 1 to the beam size, {self.options.beam_size}"
             )
         if shortlist is not None and shortlist < 0:
-            raise RuntimeInputError(f"shortlist {shortlist}: give 0, for none, or more")
+            raise RuntimeInputError(f"shortlist {shortlist}: use 0, to ignore the lexicon, or more")
         if threads < 1:
-            raise RuntimeInputError(f"threads {threads}: give 1 or more")
+            raise RuntimeInputError(f"threads {threads}: use 1 or more")
         library.start()
         self._source, self._target = load_vocabularies(self.folder, self.config["vocabulary_files"])
         arrays = read_arrays(self.folder / ARRAYS_FILE, self.config["arrays"])
@@ -97,11 +100,11 @@ class Translator:
             self._model = RuntimeModel(arrays, self.config)
         except ShapeError as error:
             raise RuntimeInputError(
-                f"{self.folder / ARRAYS_FILE}: {error}, by {MODEL_FILE}; export it again"
+                f"{self.folder / ARRAYS_FILE}: {error}, which does not fit {MODEL_FILE}; export the model again"
             ) from error
         except (KeyError, TypeError, ValueError) as error:
             raise RuntimeInputError(
-                f"{self.folder / ARRAYS_FILE}: has not what {MODEL_FILE} says ({error}); export it again"
+                f"{self.folder / ARRAYS_FILE}: does not fit {MODEL_FILE} ({error}); export the model again"
             ) from error
         self._size = len(arrays["output.bias"])
         self._lexicon: Ids | None = None
@@ -109,58 +112,65 @@ class Translator:
             self._lexicon = arrays["lexicon"][:, :shortlist].astype(np.int64)
         elif shortlist:
             raise RuntimeInputError(
-                f"{self.folder}: holds no lexicon; export it with one, or ask for no shortlist"
+                f"{self.folder}: has no lexicon; export the model with a lexicon, or use no shortlist"
             )
         self._threads, self._warn = threads, warn
 
     def translate(self, lines: Sequence[str], first: int = 1) -> list[Translation]:
-        """Translate lines of raw text, one sentence a line; a blank one gives an empty one.
+        """Translates lines of raw text, one sentence per line; a blank line has an empty translation.
 
         Args:
-            lines: the lines. first: the number of the first of them in messages.
+            lines: Lines to translate. first: Number of the first line, for messages.
+
+        Returns:
+            One translation per line.
 
         Raises:
-            RuntimeInputError: the model gives no finite probability to any translation of a line.
+            RuntimeInputError: If the model gives no finite probability to any translation of a line.
         """
         sources = [self._encode(line, number) for number, line in enumerate(lines, first)]
         order = sorted((i for i, ids in enumerate(sources) if ids), key=lambda i: -len(sources[i]))
         batches = [order[at : at + BATCH_SIZE] for at in range(0, len(order), BATCH_SIZE)]
         results = [Translation("", 0.0, 0.0)] * len(lines)
         if self._threads > 1 and len(batches) > 1:
-            from concurrent.futures import ThreadPoolExecutor  # it takes a tenth of the time of starting
+            from concurrent.futures import ThreadPoolExecutor  # a tenth of the start-up time
 
             with ThreadPoolExecutor(self._threads) as pool:
                 done = list(pool.map(lambda batch: self._search([sources[i] for i in batch]), batches))
         else:
             done = [self._search([sources[i] for i in batch]) for batch in batches]
-        for batch, found in zip(batches, done, strict=True):
-            for index, hypotheses in zip(batch, found, strict=True):
+        for batch, batch_hypotheses in zip(batches, done, strict=True):
+            for index, hypotheses in zip(batch, batch_hypotheses, strict=True):
                 if not hypotheses:
                     raise RuntimeInputError(
                         f"line {first + index}: the model gives no finite probability to any translation"
                     )
                 entries = [
-                    Entry(one_line(self._target.decode(each.ids)), each.score, each.log_probability)
-                    for each in hypotheses
+                    Entry(
+                        one_line(self._target.decode(hypothesis.ids)),
+                        hypothesis.score,
+                        hypothesis.log_probability,
+                    )
+                    for hypothesis in hypotheses
                 ]
                 results[index] = Translation(*entries[0], tuple(entries))
         return results
 
     def _encode(self, line: str, number: int) -> list[int]:
-        """The ids of a line, cut where it is too long, which is warned of."""
-        most, usual = self.config["max_input_length"], self.config["max_length"]
-        characters = most * _CHARACTERS_A_TOKEN
+        """Returns the ids of a line; warns if it is too long, and cuts it to the limit."""
+        cap, usual = self.config["max_input_length"], self.config["max_length"]
+        characters = cap * _CHARACTERS_A_TOKEN
         ids = self._source.encode(line[:characters]) if line.strip() else []
-        if len(ids) > most or len(line) > characters:
+        if len(ids) > cap or len(line) > characters:
             self._warn(
-                f"line {number}: more than the {most:,} tokens that a source may have; only the beginning is translated"
+                f"line {number}: more than the {cap:,} tokens that a source may have; only the beginning is translated"
             )
         elif len(ids) > usual:
             self._warn(
                 f"line {number}: {len(ids)} source tokens, more than the {usual} that the model was trained on; the "
                 "translation may be poor or incomplete"
             )
-        return ids[:most]
+        return ids[:cap]
 
     def _search(self, sources: Sequence[Sequence[int]]) -> list[list[RuntimeHypothesis]]:
         lengths = np.array([len(ids) for ids in sources])
@@ -172,18 +182,18 @@ class Translator:
         return beam_search(self._model, source, padding, limits, self.options, self._allowed(source))
 
     def _allowed(self, source: Ids) -> npt.NDArray[np.bool_] | None:
-        """(B, V) the words that each of the sentences (B, S) may have; None: all."""
+        """Returns the words (B, V) that each of the sentences (B, S) may use; None for all words."""
         if self._lexicon is None:
             return None
-        found = np.zeros((len(source), self._size), np.bool_)
-        np.put_along_axis(found, self._lexicon[source].reshape(len(source), -1), True, 1)
-        found[:, self._lexicon[BOS]] = True
+        allowed = np.zeros((len(source), self._size), np.bool_)
+        np.put_along_axis(allowed, self._lexicon[source].reshape(len(source), -1), True, 1)
+        allowed[:, self._lexicon[BOS]] = True
         if self.config["joint"]:
-            np.put_along_axis(found, source, True, 1)
-        found[:, :4] = True
-        return found
+            np.put_along_axis(allowed, source, True, 1)
+        allowed[:, :4] = True
+        return allowed
 
 
 def load(folder: Path | str, **options: Any) -> Translator:
-    """A :class:`Translator`; ``options`` are its keyword arguments."""
+    """Loads a folder; ``options`` are the keyword arguments of :class:`Translator`."""
     return Translator(folder, **options)

@@ -1,7 +1,8 @@
-"""Memory-saving recurrent, attention and output-layer operations for PyTorch.
+"""Recurrent layers, attention and output layers for PyTorch that train in little memory.
 
-Tensors are batch-first: B batch, T time steps, S source positions, H hidden, A attention size, E value size,
-V vocabulary. Each function takes `implementation="auto"` or a name, and checks its arguments.
+Tensors are batch-first: B batch, T time steps, S source positions, I input size, H hidden size, A attention size,
+E value size, V vocabulary. Each function takes ``implementation="auto"`` or a name, and raises ValueError if its
+arguments do not fit.
 """
 
 from __future__ import annotations

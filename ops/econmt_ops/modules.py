@@ -1,4 +1,4 @@
-"""The ops as modules that own their weights, with the parameter names of `torch.nn` where it has them."""
+"""`torch.nn.Module` versions of the ops, with the parameter names of `torch.nn` where a counterpart exists."""
 
 from __future__ import annotations
 
@@ -17,18 +17,36 @@ from econmt_ops.lstm import bidirectional_lstm, lstm
 
 
 def _dropout_seed(module: nn.Module, dropout: float, seed: int | None) -> tuple[float, int | None]:
-    """Returns the dropout that applies now and its seed, drawn from torch's generator if None."""
+    """Returns the current dropout probability and its seed, which is drawn from torch's generator if it is None."""
     if not module.training or dropout == 0.0:
         return 0.0, None
     return dropout, int(torch.randint(1 << 62, ())) if seed is None else seed
 
 
 class LSTM(nn.Module):
-    """A batch-first drop-in for `torch.nn.LSTM`, with lengths, residual connections and variational dropout.
+    """Stacked LSTM: a batch-first replacement for `torch.nn.LSTM` with lengths, residual sums and variational dropout.
 
-    It has the parameters of `torch.nn.LSTM` (`weight_ih_l0`, `weight_hh_l0`, `bias_ih_l0`, `bias_hh_l0`,
-    `..._l0_reverse`, ...), so either
-    loads the other's state dict, with equal results.
+    Parameters are named as in `torch.nn.LSTM` (``weight_ih_l0``, ``weight_hh_l0``, ``bias_ih_l0``, ``bias_hh_l0``,
+    ``..._l0_reverse``), so each class loads the other's state dict, with equal results. Parameters are initialized from
+    U(-1 / sqrt(hidden_size), 1 / sqrt(hidden_size)). The equations are those of `econmt_ops.lstm`.
+
+    Args:
+        input_size: I, number of input features.
+        hidden_size: H, number of features of h and c.
+        num_layers: L, number of stacked layers. An upper layer reads the outputs of the layer below, those of both
+            directions if bidirectional.
+        bias: If False, the layers have no biases.
+        batch_first: Must be True; the argument exists for compatibility with `torch.nn.LSTM`.
+        dropout: Dropout probability of the inputs of the upper layers during training.
+        bidirectional: If True, each layer runs in both directions.
+        residual: If True, each upper layer adds its input to its output.
+        variational: If True, one dropout mask per row and layer serves all time steps (Gal and Ghahramani 2016).
+        implementation: "auto" or the name of an implementation of `econmt_ops.lstm`.
+        device: Device of the parameters.
+        dtype: Type of the parameters.
+
+    Raises:
+        ValueError: If batch_first is False.
     """
 
     def __init__(
@@ -47,29 +65,9 @@ class LSTM(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        """Makes the weights, uniform in ±1 / sqrt(hidden_size) as torch does.
-
-        Args:
-            input_size: I.
-            hidden_size: H.
-            num_layers: L; the upper layers read the outputs of the layer below, of both directions if
-                bidirectional.
-            bias: whether there are biases.
-            batch_first: must be True.
-            dropout: on what the upper layers read, while training.
-            bidirectional: whether each layer walks in both directions.
-            residual: add to the output of each upper layer what it has read.
-            variational: one dropout mask a row and layer for all time steps.
-            implementation: of the op.
-            device: of the weights.
-            dtype: of the weights.
-
-        Raises:
-            ValueError: batch_first is False.
-        """
         super().__init__()
         if not batch_first:
-            raise ValueError("LSTM: batch_first must be True, inputs are (B, T, I)")
+            raise ValueError("LSTM: batch_first must be True; inputs have the shape (B, T, I)")
         self.input_size = input_size
         self.hidden_size = hidden_size
         self.num_layers = num_layers
@@ -95,13 +93,13 @@ class LSTM(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draws new weights."""
+        """Initializes all parameters again."""
         bound = 1.0 / math.sqrt(self.hidden_size)
         for weight in self.parameters():
             nn.init.uniform_(weight, -bound, bound)
 
     def layer_weights(self, layer: int, reverse: bool = False) -> LSTMWeights:
-        """Returns the weights of one layer in one direction, the two biases summed."""
+        """Returns the weights of one layer in one direction for `econmt_ops.lstm`; the two biases are summed."""
         suffix = self._suffixes(layer)[int(reverse)]
         weight_ih: Tensor = getattr(self, "weight_ih" + suffix)
         weight_hh: Tensor = getattr(self, "weight_hh" + suffix)
@@ -119,17 +117,16 @@ class LSTM(nn.Module):
         lengths: Tensor | None = None,
         dropout_seed: int | None = None,
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Runs the stack.
+        """Runs the stack over a batch of sequences.
 
         Args:
-            inputs: (B, T, I).
-            state: (h, c), each (D L, B, H) with D directions, layer by layer as in `torch.nn.LSTM`; zeros if
-                None.
-            lengths: (B,) int64; None: all rows are T long.
-            dropout_seed: of the masks; drawn from torch's global generator if None.
+            inputs: Inputs, (B, T, I).
+            state: Initial (h, c), each (D L, B, H) with D directions, ordered as in `torch.nn.LSTM`; None for zeros.
+            lengths: Lengths of the rows, (B,) int64; None if every row has T steps.
+            dropout_seed: Seed of the dropout masks; None to draw one from torch's global generator.
 
         Returns:
-            outputs (B, T, D H), zero at or past a row's length, and (h, c) after each row's last step, each
+            Outputs (B, T, D H), zero at and after a row's length, and the (h, c) after each row's last step, each
             (D L, B, H).
         """
         if state is not None:
@@ -153,7 +150,7 @@ class LSTM(nn.Module):
         return outputs, (torch.stack([h for h, _ in last]), torch.stack([c for _, c in last]))
 
     def extra_repr(self) -> str:
-        """Returns the sizes, and what differs from the defaults."""
+        """Returns the sizes, and the settings that differ from the defaults."""
         text = f"{self.input_size}, {self.hidden_size}, num_layers={self.num_layers}"
         for name, default in {
             "bias": True,
@@ -220,7 +217,18 @@ class LSTM(nn.Module):
 
 
 class AdditiveAttention(nn.Module):
-    """Additive attention with its projections (Bahdanau, Cho and Bengio 2015)."""
+    """Additive attention with linear projections of query and keys (Bahdanau, Cho and Bengio 2015).
+
+    The parameters are ``query.weight``, ``key.weight``, ``key.bias``, ``score`` and, with layer normalization,
+    ``layer_norm.weight`` and ``layer_norm.bias``. The equations are those of `econmt_ops.additive_attention`.
+
+    Args:
+        query_size: Number of features of a query before its projection.
+        key_size: Number of features of a key before its projection.
+        attention_size: A, number of features of the projections.
+        layer_norm: If True, query + keys is normalized before tanh.
+        implementation: "auto" or the name of an implementation of `econmt_ops.additive_attention`.
+    """
 
     def __init__(
         self,
@@ -231,15 +239,6 @@ class AdditiveAttention(nn.Module):
         layer_norm: bool = False,
         implementation: str = "auto",
     ) -> None:
-        """Makes `query.weight`, `key.weight`, `key.bias`, `score` and, if wanted, `layer_norm.weight` and `.bias`.
-
-        Args:
-            query_size: of a query before its projection.
-            key_size: of a key before its projection.
-            attention_size: A.
-            layer_norm: whether query + keys is normalised before tanh.
-            implementation: of the op.
-        """
         super().__init__()
         self.query = nn.Linear(query_size, attention_size, bias=False)
         self.key = nn.Linear(key_size, attention_size)
@@ -251,16 +250,16 @@ class AdditiveAttention(nn.Module):
     def forward(
         self, query: Tensor, keys: Tensor, values: Tensor | None = None, *, lengths: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Attends from every query to every key.
+        """Computes the attention of every query over all keys.
 
         Args:
-            query: (B, T, query_size).
-            keys: (B, S, key_size).
-            values: (B, S, E); the keys themselves if None.
-            lengths: (B,) int64, of the keys; None: all rows are S long.
+            query: Queries, (B, T, query_size).
+            keys: Keys, (B, S, key_size).
+            values: Values, (B, S, E); None to use the keys.
+            lengths: Numbers of valid keys, (B,) int64; None if every row has S keys.
 
         Returns:
-            context (B, T, E) and weights (B, T, S).
+            Contexts (B, T, E) and attention weights (B, T, S).
         """
         return additive_attention(
             self.query(query),
@@ -274,7 +273,30 @@ class AdditiveAttention(nn.Module):
 
 
 class AttentionalLSTM(nn.Module):
-    """An attentional decoder: LSTM layers that attend to a memory (Luong, Pham and Manning 2015)."""
+    """Decoder of stacked LSTM layers with attention and optional input feeding (Luong, Pham and Manning 2015).
+
+    The parameters are those of ``lstm`` (an `LSTM`), ``query.weight``, ``key.weight``, ``combine.weight`` and
+    ``combine.bias``; additive attention adds ``key.bias``, ``score`` and, with layer normalization,
+    ``layer_norm.weight`` and ``layer_norm.bias``. The equations are those of `econmt_ops.attentional_lstm`.
+
+    Args:
+        input_size: I, number of input features.
+        hidden_size: H, number of features of the LSTM layers and of the outputs.
+        memory_size: E, number of features of the memory that is attended to.
+        attention_size: A, number of features of the projected queries and keys.
+        num_layers: L, number of stacked layers.
+        attention: Score of a query and a key: "additive", or "dot" for their inner product.
+        scale: Factor of the scores of dot attention.
+        input_feeding: If True, the bottom layer also reads the output of the step before.
+        residual: If True, each upper layer adds its input to its output.
+        dropout: Dropout probability of the inputs of the upper layers during training.
+        variational: If True, one dropout mask per row and layer serves all time steps (Gal and Ghahramani 2016).
+        layer_norm: If True, query + keys is normalized before tanh.
+        implementation: "auto" or the name of an implementation of `econmt_ops.attentional_lstm`.
+
+    Raises:
+        ValueError: If the attention is unknown.
+    """
 
     def __init__(
         self,
@@ -293,28 +315,6 @@ class AttentionalLSTM(nn.Module):
         layer_norm: bool = False,
         implementation: str = "auto",
     ) -> None:
-        """Makes `lstm` (an `LSTM`), `query.weight`, `key.weight`, `combine.weight` and `combine.bias`.
-
-        Additive attention adds `key.bias`, `score` and, if wanted, `layer_norm.weight` and `layer_norm.bias`.
-
-        Args:
-            input_size: I.
-            hidden_size: H.
-            memory_size: E, of the values.
-            attention_size: A, of the projected queries and keys.
-            num_layers: L.
-            attention: "additive" or "dot", of the projected query and key.
-            scale: of dot attention.
-            input_feeding: whether the bottom layer reads o of the step before.
-            residual: add to the output of each upper layer what it has read.
-            dropout: on what the upper layers read, while training.
-            variational: one dropout mask a row and layer for all time steps.
-            layer_norm: whether query + keys is normalised before tanh.
-            implementation: of the op.
-
-        Raises:
-            ValueError: the attention is unknown.
-        """
         super().__init__()
         if attention not in ("additive", "dot"):
             raise ValueError(f"AttentionalLSTM: unknown attention {attention!r}; available: additive, dot")
@@ -335,7 +335,7 @@ class AttentionalLSTM(nn.Module):
             nn.init.uniform_(self.score, -1.0 / math.sqrt(attention_size), 1.0 / math.sqrt(attention_size))
 
     def weights(self) -> AttentionalLSTMWeights:
-        """Returns the weights as `econmt_ops.attentional_lstm` takes them."""
+        """Returns the weights in the form that `econmt_ops.attentional_lstm` takes."""
         layers = tuple(self.lstm.layer_weights(layer) for layer in range(self.lstm.num_layers))
         return AttentionalLSTMWeights(
             layers, self.query.weight, self.score, self.combine.weight, self.combine.bias
@@ -351,19 +351,18 @@ class AttentionalLSTM(nn.Module):
         keys: Tensor | None = None,
         dropout_seed: int | None = None,
     ) -> tuple[Tensor, Tensor, AttentionalLSTMState]:
-        """Runs all steps.
+        """Runs the decoder over all time steps.
 
         Args:
-            inputs: (B, T, I).
-            memory: (B, S, E), the values.
-            state: what an earlier call returned; zeros if None.
-            lengths: (B,) int64, of the memory; None: all rows are S long.
-            keys: `self.key(memory)`, (B, S, A), for callers that run many steps one at a time; computed if
-                None.
-            dropout_seed: of the masks; drawn from torch's global generator if None.
+            inputs: Inputs, (B, T, I).
+            memory: Values that are attended to, (B, S, E).
+            state: State returned by an earlier call; None for zeros.
+            lengths: Numbers of valid memory positions, (B,) int64; None if every row has S positions.
+            keys: ``self.key(memory)``, (B, S, A), for callers that run many single steps; None to compute it.
+            dropout_seed: Seed of the dropout masks; None to draw one from torch's global generator.
 
         Returns:
-            outputs (B, T, H), the attention weights (B, T, S) and the state after the last step.
+            Outputs (B, T, H), attention weights (B, T, S) and the state after the last step.
         """
         dropout, seed = _dropout_seed(self, self.dropout, dropout_seed)
         return attentional_lstm(
@@ -385,7 +384,21 @@ class AttentionalLSTM(nn.Module):
 
 
 class LinearCrossEntropy(nn.Module):
-    """`torch.nn.Linear` followed by `torch.nn.CrossEntropyLoss`, with the parameters of the former."""
+    """`torch.nn.Linear` followed by `torch.nn.CrossEntropyLoss`, without storing all logits.
+
+    The parameters are those of `torch.nn.Linear`, initialized from U(-1 / sqrt(in_features), 1 / sqrt(in_features)).
+
+    Args:
+        in_features: H, number of input features.
+        out_features: V, number of classes.
+        bias: If False, the layer has no bias.
+        label_smoothing: Label smoothing in [0, 1]; see `econmt_ops.linear_cross_entropy`.
+        ignore_index: Target of positions that do not count.
+        reduction: "mean", "sum" or "none".
+        implementation: "auto" or the name of an implementation of `econmt_ops.linear_cross_entropy`.
+        device: Device of the parameters.
+        dtype: Type of the parameters.
+    """
 
     def __init__(
         self,
@@ -400,19 +413,6 @@ class LinearCrossEntropy(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        """Makes `weight` and `bias`, uniform in ±1 / sqrt(in_features) as torch does.
-
-        Args:
-            in_features: H.
-            out_features: V.
-            bias: whether there is a bias.
-            label_smoothing: see `econmt_ops.linear_cross_entropy`.
-            ignore_index: the target of positions that do not count.
-            reduction: "mean", "sum" or "none".
-            implementation: of the op.
-            device: of the weights.
-            dtype: of the weights.
-        """
         super().__init__()
         self.weight = nn.Parameter(torch.empty(out_features, in_features, device=device, dtype=dtype))
         self.bias = nn.Parameter(torch.empty(out_features, device=device, dtype=dtype)) if bias else None
@@ -423,27 +423,27 @@ class LinearCrossEntropy(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draws new weights."""
+        """Initializes all parameters again."""
         bound = 1.0 / math.sqrt(self.weight.shape[1])
         for weight in self.parameters():
             nn.init.uniform_(weight, -bound, bound)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Returns the linear layer's output (..., V) for hidden (..., H)."""
+        """Returns the logits (..., V) of hidden (..., H)."""
         return functional.linear(hidden, self.weight, self.bias)
 
     def forward(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """Computes the loss.
 
         Args:
-            hidden: (..., H).
-            targets: (...) int64.
+            hidden: Hidden states, (..., H).
+            targets: Class of each hidden state, (...) int64.
 
         Returns:
-            A scalar, or the shape of `targets` for the reduction "none".
+            A scalar; with the reduction "none" a tensor of the shape of `targets`.
 
         Raises:
-            ValueError: the sizes before H are not those of `targets`.
+            ValueError: If the leading sizes of `hidden` differ from the shape of `targets`.
         """
         if hidden.shape[:-1] != targets.shape:
             raise ValueError(

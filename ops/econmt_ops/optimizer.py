@@ -1,4 +1,4 @@
-"""SGD, Adam and AdamW, each value read and written once, whatever the gradient: bounded, or of some rows only."""
+"""SGD, Adam and AdamW by PyTorch's fused kernels, with gradient clipping and row-sparse gradients."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ import torch
 from torch import Tensor, nn
 
 _NORM_EPSILON = 1e-6
-"""What `torch.nn.utils.clip_grads_with_norm_` adds to a norm before it divides by it."""
+"""Term that `torch.nn.utils.clip_grads_with_norm_` adds to the norm in its denominator."""
 
 _SGD = ("sgd", "nag")
 
 BLOCK_BYTES = 2 << 20
-"""What an update makes of a gradient or of moments it makes of so many bytes at a time, which stay in the cache."""
+"""Bytes of a matrix that are updated at a time where temporary values are needed, so that they stay in the CPU's cache.
+"""
 
 
 class Update(NamedTuple):
-    """One entry of a kernel's lists: values, their gradient, their moments, and the numbers of the state."""
+    """Arguments of one update: values, their gradient, their moments, and the scalars of the state by name."""
 
     values: Tensor
     gradient: Tensor
@@ -27,32 +28,37 @@ class Update(NamedTuple):
 
 
 class FusedOptimizer:
-    """SGD, with Nesterov's momentum too, Adam or AdamW (Kingma and Ba 2015; Loshchilov and Hutter 2019).
+    """SGD, SGD with Nesterov momentum, Adam or AdamW (Kingma and Ba 2015; Loshchilov and Hutter 2019).
 
-    What `torch.optim` gives with ``fused=True``, by the same kernels. Those classes import torch's compiler when they
-    are made, which takes 70 MB and two seconds that a training run can do without.
+    Results are those of `torch.optim` with ``fused=True``, by the same kernels. Constructing those classes imports
+    torch's compiler, which takes 70 MB and two seconds; this class does not.
 
-    On the CPU the gradient of a matrix may be a sparse tensor (``torch.sparse_coo``, its rows sparse, its columns
-    dense), such as a look-up gives. It counts as zero in all other rows, which go on with their momentum as with a
-    dense gradient; but no dense one is made.
+    On the CPU the gradient of a matrix may be a sparse tensor (``torch.sparse_coo`` with sparse rows and dense
+    columns),
+    such as the gradient of an embedding. All other rows count as zero and are updated from their momentum, as with a
+    dense
+    gradient, but no dense gradient is created.
 
-    On a GPU nothing here waits for the device, and `clip` and `step` may be captured in a CUDA graph: with a learning
-    rate that is a tensor there, which every replay reads anew, and once `prepare` has made the state.
+    On a GPU no method waits for the device. `clip` and `step` may be captured in a CUDA graph if `prepare` was called
+    before; with a learning rate in a tensor on the device, every replay reads its current value.
 
     Args:
-        parameters: all on one device.
-        name: one of :attr:`names`.
-        learning_rate: of the first step: a number, or a float32 scalar on the device of the parameters.
-        betas: decay of Adam's first and second moment.
+        parameters: Parameters, all on one device.
+        name: One of :attr:`names`.
+        learning_rate: Learning rate of the first step: a number, or a float32 scalar on the device of the parameters.
+        betas: Decay of Adam's first and second moment.
         eps: Adam's epsilon.
-        weight_decay: L2 penalty, or decoupled weight decay (adamw).
-        momentum: of sgd and nag.
-        owned: the parameters that it updates, and whose state it has, where other processes have the others; None: all.
+        weight_decay: L2 penalty, or decoupled weight decay for adamw.
+        momentum: Momentum of sgd and nag.
+        owned: Parameters that this process updates and keeps state for, if other processes own the rest; None: all.
 
     Attributes:
-        names: of the algorithms that it knows.
-        param_groups: one, with "params" and "lr", as `torch.optim` has them.
-        state: of each parameter, under the names that `torch.optim` gives; empty before the first step.
+        names: Names of the supported algorithms.
+        param_groups: One group with "params" and "lr", as in `torch.optim`.
+        state: State of each parameter, under the names of `torch.optim`; empty before the first step.
+
+    Raises:
+        ValueError: If the name is unknown.
     """
 
     names: tuple[str, ...] = ("sgd", "nag", "adam", "adamw")
@@ -70,7 +76,9 @@ class FusedOptimizer:
         owned: Iterable[nn.Parameter] | None = None,
     ) -> None:
         if name not in self.names:
-            raise ValueError(f"{type(self).__name__}: name must be of {', '.join(self.names)}, got {name!r}")
+            raise ValueError(
+                f"{type(self).__name__}: name must be one of {', '.join(self.names)}, got {name!r}"
+            )
         self.param_groups: list[dict[str, Any]] = [{"params": list(parameters), "lr": learning_rate}]
         self.state: dict[Tensor, dict[str, Tensor]] = {}
         self._name = name
@@ -80,11 +88,11 @@ class FusedOptimizer:
         self._owned = None if owned is None else set(owned)
 
     def owns(self, parameter: Tensor) -> bool:
-        """Whether a parameter is updated here."""
+        """Returns True if this process updates the parameter."""
         return self._owned is None or parameter in self._owned
 
     def set_learning_rate(self, rate: float) -> None:
-        """Sets the rate of the next step; a rate in a tensor changes in place, so that replays read it."""
+        """Sets the rate of the next step; a tensor is filled in place, so that replays of a graph read it."""
         (group,) = self.param_groups
         if isinstance(group["lr"], Tensor):
             group["lr"].fill_(rate)
@@ -94,7 +102,7 @@ class FusedOptimizer:
     # ------------------------------------------------------------------ gradients
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forgets the gradients and what the next step would divide them by, or fills them with zeros."""
+        """Drops the gradients, or fills them with zeros, and drops the clipping divisor of the next step."""
         self._divisor = None
         for parameter in self.param_groups[0]["params"]:
             if set_to_none:
@@ -103,35 +111,36 @@ class FusedOptimizer:
                 parameter.grad.zero_()
 
     def make_dense(self) -> None:
-        """Makes sparse gradients dense: others are added to these in place, and to sparse ones by a new tensor."""
+        """Replaces sparse gradients by dense ones, to which further gradients are added in place."""
         for parameter in self.param_groups[0]["params"]:
             if parameter.grad is not None and parameter.grad.is_sparse:
                 parameter.grad = parameter.grad.to_dense()
 
     def norms(self) -> Tensor:
-        """The norm of each parameter's gradient, 0 where there is none: (P,) in order of the parameters."""
+        """Returns the norm of each parameter's gradient, (P,), 0 where there is none."""
         parameters = self.param_groups[0]["params"]
-        found = [
+        each_norm = [
             parameter.new_zeros(())
             if parameter.grad is None
             else torch.linalg.vector_norm(_values(parameter))
             for parameter in parameters
         ]
-        return torch.stack(found)
+        return torch.stack(each_norm)
 
     def clip(self, kind: str, threshold: float, norm: Tensor | None = None) -> Tensor:
-        """Bounds the gradients of the next step.
+        """Clips the gradients of the next step.
 
-        A norm is bounded by that step, which divides the gradients as it reads them, so that they are not read and
-        written once more; until then they stay as they are. Up to rounding that is `torch.nn.utils.clip_grad_norm_`.
+        Clipping by norm is deferred: the next step divides the gradients as it reads them, which saves one pass over
+        memory;
+        until then they are unchanged. The result is that of `torch.nn.utils.clip_grad_norm_`, up to rounding.
 
         Args:
-            kind: "norm" of all gradients together, each "value", or "none".
-            threshold: the largest norm or value.
-            norm: of all gradients together, where others have some of them; None: of those that are here.
+            kind: "norm" to clip the norm of all gradients together, "value" to clip each value, or "none".
+            threshold: Largest norm or absolute value.
+            norm: Norm of all gradients, if other processes hold some of them; None: that of the gradients here.
 
         Returns:
-            The norm of all gradients together before clipping, a scalar on their device.
+            The norm of all gradients before clipping, a scalar on their device.
         """
         values = [_values(parameter) for parameter in self._with_gradient()]
         if norm is None:
@@ -139,7 +148,7 @@ class FusedOptimizer:
         self._divisor = None
         if kind == "norm":
             divisor = ((norm + _NORM_EPSILON) / threshold).clamp(min=1.0).to(torch.float32)
-            # To look whether there is anything to divide costs nothing on the CPU; a GPU would have to be waited for.
+            # On the CPU the comparison is free and may save the division; on a GPU it would wait for the device.
             if norm.is_cuda or not divisor <= 1.0:
                 self._divisor = divisor
         elif kind == "value":
@@ -153,14 +162,14 @@ class FusedOptimizer:
     # ------------------------------------------------------------------ steps
 
     def prepare(self) -> None:
-        """Makes the state of every parameter that a gradient may come for, which the first step would make."""
+        """Creates the state of all trainable parameters, which the first step would create otherwise."""
         for parameter in self.param_groups[0]["params"]:
             if parameter.requires_grad and self.owns(parameter):
                 self._state(parameter)
 
     @torch.no_grad()
     def step(self) -> None:
-        """Updates every parameter that has a gradient; dense ones hold the bounded gradient afterwards."""
+        """Updates every parameter that has a gradient; dense gradients hold the clipped values afterwards."""
         divisor, self._divisor = self._divisor, None
         dense, sparse = [], []
         for parameter in filter(self.owns, self._with_gradient()):
@@ -183,62 +192,62 @@ class FusedOptimizer:
             self._run_in_blocks(update, rows, divisor)
 
     def moments(self, parameter: Tensor) -> dict[str, torch.Size]:
-        """The shapes of what the state of a parameter has beside numbers, by name."""
+        """Returns the shapes of a parameter's state tensors other than scalars, by name."""
         names: tuple[str, ...] = ("exp_avg", "exp_avg_sq")
         if self._name in _SGD:
             names = ("momentum_buffer",) if self._momentum else ()
         return dict.fromkeys(names, parameter.shape)
 
-    def moment_type(self, parameter: Tensor, name: str) -> torch.dtype:  # noqa: ARG002  all alike here
-        """The type of what :meth:`moments` names."""
+    def moment_type(self, parameter: Tensor, name: str) -> torch.dtype:  # noqa: ARG002  subclasses use it
+        """Returns the type of a state tensor named by :meth:`moments`."""
         return parameter.dtype
 
     def moment_bytes(self, parameter: Tensor) -> int:
-        """Bytes of all that :meth:`moments` names."""
+        """Returns the bytes of all state tensors that :meth:`moments` names."""
         shapes = self.moments(parameter).items()
         return sum(shape.numel() * self.moment_type(parameter, name).itemsize for name, shape in shapes)
 
     def _first_numbers(self, device: torch.device) -> dict[str, Tensor]:
-        """The numbers of a new state."""
+        """Returns the scalars of a new state."""
         if self._name in _SGD:
             return {}
         return {"step": torch.zeros((), dtype=torch.float32, device=device)}
 
     def _advance(self, numbers: list[dict[str, Tensor]]) -> None:
-        """Counts a step in the numbers of all parameters that take part in it."""
-        steps = [own["step"] for own in numbers if "step" in own]
+        """Counts one step in the scalars of all parameters that are updated."""
+        steps = [scalars["step"] for scalars in numbers if "step" in scalars]
         if steps:
             torch._foreach_add_(steps, 1)
 
     def _state(self, parameter: Tensor) -> dict[str, Tensor]:
-        """The state of a parameter; what of it is not there yet is made."""
-        shapes, there = self.moments(parameter), self.state.get(parameter, {})
-        if shapes.keys() - there.keys():
+        """Returns the state of a parameter and creates the parts that are missing."""
+        shapes, tensors = self.moments(parameter), self.state.get(parameter, {})
+        if shapes.keys() - tensors.keys():
             if parameter.is_cuda and torch.cuda.is_current_stream_capturing():
                 raise RuntimeError(
-                    "FusedOptimizer: each replay of a graph would make new state; call prepare() before"
+                    "FusedOptimizer: state cannot be created while a CUDA graph is captured; call prepare() before"
                 )
-            # SGD's first step sets a buffer to its gradient, which adding to zeros does too.
+            # A momentum buffer of zeros has the effect of SGD's first step, which copies the gradient to it.
             moments = {
                 name: parameter.detach().new_zeros(shape, dtype=self.moment_type(parameter, name))
                 for name, shape in shapes.items()
             }
-            there = {**self._first_numbers(parameter.device), **moments, **there}
-            self.state[parameter] = there
-        return there
+            tensors = {**self._first_numbers(parameter.device), **moments, **tensors}
+            self.state[parameter] = tensors
+        return tensors
 
     def _run_in_blocks(self, update: Update, rows: Tensor, divisor: Tensor | None) -> None:
-        """An update of a whole matrix whose gradient has these rows only, in order."""
+        """Updates a matrix whose gradient is zero except in the given rows, which are in ascending order."""
         matrix = update.values
         size = max(1, BLOCK_BYTES // (matrix[0].numel() * matrix.element_size()))
         blocks = list(zip(*(torch.split(part, size) for part in (matrix, *update.moments)), strict=True))
         counts = torch.bincount(rows // size, minlength=len(blocks)).tolist()
-        places, values = torch.split(rows % size, counts), torch.split(update.gradient, counts)
+        block_rows, values = torch.split(rows % size, counts), torch.split(update.gradient, counts)
         buffer = torch.zeros_like(matrix[:size])
-        for (block, *moments), own, found in zip(blocks, places, values, strict=True):
-            gradient = buffer[: len(block)].index_copy_(0, own, found)
+        for (block, *moments), indices, block_gradient in zip(blocks, block_rows, values, strict=True):
+            gradient = buffer[: len(block)].index_copy_(0, indices, block_gradient)
             self._run([Update(block, gradient, tuple(moments), update.numbers)], divisor)
-            gradient.index_fill_(0, own, 0.0)
+            gradient.index_fill_(0, indices, 0.0)
 
     def _run(self, updates: list[Update], divisor: Tensor | None) -> None:
         values, gradients = [part.values for part in updates], [part.gradient for part in updates]
@@ -279,13 +288,13 @@ class FusedOptimizer:
 
 
 def _values(parameter: Tensor) -> Tensor:
-    """The gradient of a parameter, or its rows if it is sparse, which are distinct and in order afterwards."""
+    """Returns a parameter's gradient; for a sparse one the values of its rows, after coalescing it."""
     gradient = parameter.grad
     assert gradient is not None
     if not gradient.is_sparse:
         return gradient
     rows = gradient._indices()[0]
-    # Autograd forgets to say of what it adds up that it is coalesced, and to coalesce it again takes a copy.
+    # Autograd does not mark sums of sparse gradients as coalesced; coalescing needs a copy, so it is done only if due.
     if not bool((rows[1:] > rows[:-1]).all()):
         parameter.grad = gradient = gradient.coalesce()
     return gradient._values()

@@ -1,7 +1,4 @@
-"""Optimizers for which torch has no fused kernel, by their formulas.
-
-NAdam, RAdam, Adagrad, Adadelta, RMSprop and Adafactor.
-"""
+"""NAdam, RAdam, Adagrad, Adadelta, RMSprop and Adafactor: optimizers for which torch has no fused kernel."""
 
 from __future__ import annotations
 
@@ -11,29 +8,32 @@ from torch import Tensor
 from econmt_ops.optimizer import FusedOptimizer, Update
 
 _NADAM_DECAY = 4e-3
-"""How fast NAdam's momentum comes to its full value: psi of Dozat (2016), as in `torch.optim.NAdam`."""
+"""Rate at which NAdam's momentum approaches its full value: psi of Dozat (2016), as in `torch.optim.NAdam`."""
 
 
 class PlainOptimizer(FusedOptimizer):
-    """NAdam, RAdam, Adagrad, Adadelta, RMSprop or Adafactor, what `torch.optim` gives for the same settings.
+    """NAdam, RAdam, Adagrad, Adadelta, RMSprop or Adafactor, with the results of `torch.optim` for the same settings.
 
     Dozat (2016); Liu et al. (2020); Duchi, Hazan and Singer (2011); Zeiler (2012); Tieleman and Hinton (2012); Shazeer
-    and Stern (2018). Each parameter takes some passes over its values where a fused kernel takes one. Everything else
-    is as of :class:`FusedOptimizer`, sparse gradients and CUDA graphs included; but Adafactor makes sparse gradients
-    dense, since its means are those of whole rows and columns.
+    and Stern (2018). An update takes several passes over a parameter where a fused kernel takes one. Sparse gradients
+    and
+    CUDA graphs work as in :class:`FusedOptimizer`, except that Adafactor makes sparse gradients dense, because it
+    averages
+    over whole rows and columns.
 
-    Args: as of :class:`FusedOptimizer`, with these meanings:
-        betas: of nadam and radam; the second is also the decay of rmsprop's and adadelta's squares. Adagrad has no
-            decay, Adafactor's rises with the number of steps, 1 - step ** -0.8.
-        eps: added to the root of the mean square; of adafactor the least root (its epsilon 1, squared).
-        weight_decay: L2 penalty; of adafactor decoupled.
-        momentum: of rmsprop.
+    Args: as in :class:`FusedOptimizer`, with these meanings:
+        betas: Decays of nadam and radam; the second is also the decay of rmsprop's and adadelta's squares. Adagrad has
+            no
+            decay; Adafactor's is 1 - step ** -0.8.
+        eps: Term added to the root of the mean square; for adafactor the smallest root (the root of its epsilon 1).
+        weight_decay: L2 penalty; for adafactor decoupled.
+        momentum: Momentum of rmsprop.
     """
 
     names = ("nadam", "radam", "adagrad", "adadelta", "rmsprop", "adafactor")
 
     def moments(self, parameter: Tensor) -> dict[str, torch.Size]:
-        """See :class:`FusedOptimizer`; of a matrix Adafactor has a mean of each row and column, else one a value."""
+        """Returns the shapes of the state; for a matrix Adafactor keeps one mean per row and per column."""
         shape = parameter.shape
         if self._name == "adafactor" and parameter.dim() > 1:
             columns = (*shape[:-2], 1, shape[-1])
@@ -55,8 +55,8 @@ class PlainOptimizer(FusedOptimizer):
     def _advance(self, numbers: list[dict[str, Tensor]]) -> None:
         super()._advance(numbers)
         if self._name == "nadam":
-            for own in numbers:
-                own["mu_product"].mul_(self._nadam_momentum(own["step"]))
+            for scalars in numbers:
+                scalars["mu_product"].mul_(self._nadam_momentum(scalars["step"]))
 
     def step(self) -> None:
         """See :class:`FusedOptimizer`."""
@@ -82,15 +82,15 @@ class PlainOptimizer(FusedOptimizer):
     def _nadam_momentum(self, step: Tensor) -> Tensor:
         return self._betas[0] * (1.0 - 0.5 * 0.96 ** (step.double() * _NADAM_DECAY))
 
-    def _take_in(self, update: Update) -> tuple[Tensor, Tensor]:
-        """Adam's moments with the gradient taken in."""
+    def _update_moments(self, update: Update) -> tuple[Tensor, Tensor]:
+        """Updates Adam's moments with the gradient."""
         first, second = update.moments
         first.lerp_(update.gradient, 1.0 - self._betas[0])
         second.mul_(self._betas[1]).addcmul_(update.gradient, update.gradient, value=1.0 - self._betas[1])
         return first, second
 
     def _nadam(self, update: Update) -> None:
-        first, second = self._take_in(update)
+        first, second = self._update_moments(update)
         step, product = update.numbers["step"], update.numbers["mu_product"].double()
         now, then = self._nadam_momentum(step), self._nadam_momentum(step + 1.0)
         root = (second / (1.0 - self._betas[1] ** step.double())).sqrt_().add_(self._eps)
@@ -99,13 +99,13 @@ class PlainOptimizer(FusedOptimizer):
         update.values.sub_(change.div_(root))
 
     def _radam(self, update: Update) -> None:
-        first, second = self._take_in(update)
+        first, second = self._update_moments(update)
         step = update.numbers["step"].double()
         power = self._betas[1] ** step
-        most = 2.0 / (1.0 - self._betas[1]) - 1.0
-        length = most - 2.0 * step * power / (1.0 - power)
-        spread = (length - 4.0) * (length - 2.0) * most / ((most - 4.0) * (most - 2.0) * length)
-        # Where the variance of the second moment has no bound yet, the first moment alone says where to go.
+        limit = 2.0 / (1.0 - self._betas[1]) - 1.0
+        length = limit - 2.0 * step * power / (1.0 - power)
+        spread = (length - 4.0) * (length - 2.0) * limit / ((limit - 4.0) * (limit - 2.0) * length)
+        # As long as the variance of the second moment is unbounded, the update is the first moment alone.
         known = length > 5.0
         factor = torch.where(known, spread.clamp(min=0.0).sqrt() * (1.0 - power).sqrt(), 1.0)
         root = torch.where(known, second.sqrt().add_(self._eps), 1.0)
@@ -136,7 +136,7 @@ class PlainOptimizer(FusedOptimizer):
         values, gradient = update.values, update.gradient
         step = update.numbers["step"].double()
         share = (step**-0.8).to(values.dtype)
-        least = self._eps**2
+        smallest = self._eps**2
         rate = torch.clamp(1.0 / step.sqrt(), max=self._rate)
         scale = torch.clamp(values.norm() / values.numel() ** 0.5, min=1e-3) * rate
         if self._weight_decay:
@@ -146,11 +146,11 @@ class PlainOptimizer(FusedOptimizer):
             rows, columns = update.moments
             rows.lerp_(square.mean(-1, keepdim=True), share)
             columns.lerp_(square.mean(-2, keepdim=True), share)
-            # torch bounds this mean by epsilon, not its square, which gradients of an ordinary model come below.
-            found = rows @ columns / rows.mean(-2, keepdim=True).clamp_(min=least)
+            # torch bounds this mean by epsilon, not by its square; gradients of an ordinary model are below that bound.
+            variance = rows @ columns / rows.mean(-2, keepdim=True).clamp_(min=smallest)
         else:
-            found = update.moments[0].lerp_(square, share).clone()
-        change = found.clamp_(min=least).rsqrt_().mul_(gradient)
-        # No value moves much farther than the others: the update's root mean square is 1 at most.
+            variance = update.moments[0].lerp_(square, share).clone()
+        change = variance.clamp_(min=smallest).rsqrt_().mul_(gradient)
+        # Clip the update's root mean square to 1.
         change *= scale / torch.clamp(change.norm() / change.numel() ** 0.5, min=1.0)
         values.sub_(change)

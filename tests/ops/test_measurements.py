@@ -112,9 +112,9 @@ BROKEN = {
 def test_a_broken_file_is_left_aside_and_written_anew(tmp_path: Path, content: str) -> None:
     store = Store(tmp_path / "choices.json")
     store.path.write_bytes(content.encode("utf-8", errors="surrogateescape"))
-    with pytest.warns(RuntimeWarning, match="choices.json: left aside, it is broken"):
+    with pytest.warns(RuntimeWarning, match="choices.json: ignoring the broken file of measurements"):
         assert store.load("here") == {}
-    with pytest.warns(RuntimeWarning, match="left aside"):
+    with pytest.warns(RuntimeWarning, match="ignoring the broken file"):
         store.add("here", {"lstm": RECORDS})
     assert store.load("here") == {"lstm": RECORDS}
 
@@ -122,7 +122,7 @@ def test_a_broken_file_is_left_aside_and_written_anew(tmp_path: Path, content: s
 def test_a_folder_that_cannot_be_written_costs_a_warning_alone(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     store = Store(tmp_path / "file" / "choices.json")
-    with pytest.warns(RuntimeWarning, match="measurements are not remembered"):
+    with pytest.warns(RuntimeWarning, match="cannot store measurements"):
         store.add("here", {"lstm": RECORDS})
 
 

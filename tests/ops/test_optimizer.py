@@ -383,5 +383,5 @@ def test_a_norm_may_be_that_of_gradients_elsewhere() -> None:
 
 
 def test_an_unknown_algorithm() -> None:
-    with pytest.raises(ValueError, match="name must be of sgd, nag, adam, adamw, got 'adam3'"):
+    with pytest.raises(ValueError, match="name must be one of sgd, nag, adam, adamw, got 'adam3'"):
         make([], name="adam3")

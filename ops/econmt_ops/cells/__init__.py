@@ -1,3 +1,3 @@
-"""The mathematics of one step of each cell, written once."""
+"""Equations of one step of each recurrent cell, forward and backward."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The scores of additive attention and their gradients, as pure functions that torch.compile can fuse.
+"""Scores of additive attention and their gradients, as pure functions that torch.compile can fuse.
 
 Shapes: B batch, S source positions, A attention size.
 """
@@ -12,31 +12,32 @@ LAYER_NORM_EPSILON = 1e-5
 
 
 def additive_forward(query: Tensor, keys: Tensor, score: Tensor) -> Tensor:
-    """score . tanh(query + keys_s), up to a constant that no softmax over s feels.
+    """Computes score . tanh(query + keys_s), up to a constant that cancels in the softmax over s.
 
-    tanh x = 2 sigmoid(2 x) - 1, and the sum of -score is that constant; sigmoid is the cheaper function.
+    Since tanh x = 2 sigmoid(2 x) - 1, that constant is the sum of -score; sigmoid is the cheaper function.
 
     Args:
-        query: (B, A). keys: (B, S, A). score: (A,) in the accumulate type, in which all is computed.
+        query: (B, A). keys: (B, S, A). score: (A,) in the accumulate type, in which everything is computed.
 
     Returns:
-        (B, S) in the accumulate type.
+        Scores (B, S) in the accumulate type.
     """
     return torch.matmul(_halves(query, keys, score.dtype), score * 2)
 
 
 def _halves(query: Tensor, keys: Tensor, dtype: torch.dtype) -> Tensor:
-    """sigmoid(2 query + 2 keys_s), (B, S, A)."""
+    """Computes sigmoid(2 query + 2 keys_s), (B, S, A)."""
     return torch.add((query.to(dtype) * 2).unsqueeze(1), keys, alpha=2).sigmoid_()
 
 
 def additive_backward(
     query: Tensor, keys: Tensor, score: Tensor, de: Tensor, dkeys: Tensor, dscore: Tensor
 ) -> Tensor:
-    """Backward of :func:`additive_forward`, the feature maps recomputed in one workspace (B, S, A).
+    """Computes the gradients of :func:`additive_forward`, recomputing tanh in one workspace (B, S, A).
 
-    With s = sigmoid(2 x): 1 - tanh^2 x = 4 (s - s^2), and as rows of ``de`` sum to zero, as gradients of a
-    softmax's scores do, sum de tanh x = 2 sum de s.
+    With s = sigmoid(2 x), 1 - tanh^2 x = 4 (s - s^2). Rows of ``de`` sum to zero, as gradients of a softmax's inputs
+    do,
+    so that sum de tanh x = 2 sum de s.
 
     Args:
         query: (B, A). keys: (B, S, A). score: (A,) in the accumulate type.

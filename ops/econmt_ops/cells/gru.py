@@ -1,6 +1,6 @@
-"""The GRU cell, as `torch.nn.GRU` and cuDNN have it: r multiplies what the recurrent product gives, its bias included.
+"""GRU cell of `torch.nn.GRU` and cuDNN: r multiplies the recurrent product, its bias included.
 
-Cho et al. 2014, "Learning phrase representations using RNN encoder-decoder", with the order of reset and product of
+Cho et al. 2014, "Learning phrase representations using RNN encoder-decoder", with reset and product in the order of
 Chung et al. 2014. With the products s = W x + b and v = U h + b', whose thirds belong to r, z and n:
 
     r, z = sigmoid(s + v)       n = tanh(s_n + r v_n)       h' = (1 - z) n + z h
@@ -25,7 +25,7 @@ from econmt_ops.core.weights import GRUWeights
 
 
 class GRUCell:
-    """The GRU as a `econmt_ops.cells.protocol.StepCell`, whose only state is h."""
+    """GRU as a `econmt_ops.cells.protocol.StepCell`, whose only state is h."""
 
     name = "gru"
     gates = 3
@@ -54,7 +54,7 @@ class GRUCell:
         read: Tensor,
         recurrent: Tensor,
         state: Sequence[Tensor],
-        extra: Sequence[Tensor] = (),  # noqa: ARG002 - there is none
+        extra: Sequence[Tensor] = (),  # noqa: ARG002 - the cell has none
     ) -> tuple[Tensor, ...]:
         """See `StepCell`."""
         h = state[0].to(accumulate_dtype(read.dtype))
@@ -66,9 +66,9 @@ class GRUCell:
         read: Tensor,
         recurrent: Tensor,
         state: Sequence[Tensor],
-        after: Sequence[Tensor],  # noqa: ARG002 - made again
+        after: Sequence[Tensor],  # noqa: ARG002 - recomputed instead
         dafter: Sequence[Tensor],
-        extra: Sequence[Tensor] = (),  # noqa: ARG002 - there is none
+        extra: Sequence[Tensor] = (),  # noqa: ARG002 - the cell has none
     ) -> tuple[Tensor, Tensor, tuple[Tensor, ...], tuple[Tensor, ...]]:
         """See `StepCell`."""
         exact = accumulate_dtype(read.dtype)
@@ -83,7 +83,7 @@ class GRUCell:
 
 
 def _activate(read: Tensor, recurrent: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """r, z, n and the recurrent product's share of n, (B, H) each."""
+    """Computes r, z, n and the candidate's part of the recurrent product, (B, H) each."""
     hidden = read.shape[-1] // 3
     r, z = torch.sigmoid(read[..., : 2 * hidden] + recurrent[..., : 2 * hidden]).chunk(2, -1)
     share = recurrent[..., 2 * hidden :]

@@ -1,13 +1,14 @@
-"""The LSTM cell with layer normalisation (Ba, Kiros and Hinton 2016), over all gates or gate by gate.
+"""LSTM cell with layer normalization (Ba, Kiros and Hinton 2016), over all gates together or gate by gate.
 
 With N(v; g) = g (v - mean v) / sqrt(var v + 1e-5), the products s = W x and v = U h, and the gates i, f, g and o:
 
-    whole       a = N(s; g_s) + N(v; g_v) + b                   (equation 20 there; Sockeye's LayerNormLSTMCell)
+    together    a = N(s; g_s) + N(v; g_v) + b                   (equation 20 there; Sockeye's LayerNormLSTMCell)
     per gate    a_k = N(s_k + v_k + b_k; g_k) + shift_k         (Sockeye's LayerNormPerGateLSTMCell)
 
     c' = sigmoid(a_f) c + sigmoid(a_i) tanh(a_g)        h' = sigmoid(a_o) tanh(N(c'; g_c) + b_c)    (equations 21, 22)
 
-The state c is not normalised, only what h reads of it. With y = (v - mean v) / sqrt(var v + 1e-5), backward:
+The state c itself is not normalized, only the value from which h is computed. With
+y = (v - mean v) / sqrt(var v + 1e-5), backward:
 
     dv = (dy - mean dy - y mean(dy y)) / sqrt(var v + 1e-5)     dy = dN g       dg = dN y
 
@@ -32,26 +33,31 @@ from econmt_ops.core.weights import (
 )
 
 
-def _standardised(values: Tensor, groups: int) -> tuple[Tensor, Tensor]:
-    """Values (B, N) with mean 0 and variance 1 in each of ``groups`` parts of a row, and the factors (B, groups, 1)."""
+def _standardized(values: Tensor, groups: int) -> tuple[Tensor, Tensor]:
+    """Normalizes each of ``groups`` parts of the rows of (B, N) to mean 0 and variance 1; also returns the factors.
+
+    The factors 1 / sqrt(var + epsilon) are (B, groups, 1).
+    """
     parts = values.reshape(*values.shape[:-1], groups, values.shape[-1] // groups)
     centred = parts - parts.mean(-1, keepdim=True)
     factors = torch.rsqrt(centred.square().mean(-1, keepdim=True) + LAYER_NORM_EPSILON)
     return (centred * factors).flatten(-2), factors
 
 
-def _standardised_back(dvalues: Tensor, made: Tensor, factors: Tensor) -> Tensor:
-    """Backward of :func:`_standardised`, which gave ``made`` and ``factors``."""
+def _standardized_back(dvalues: Tensor, normal: Tensor, factors: Tensor) -> Tensor:
+    """Computes the gradient of the input of :func:`_standardized`, given its two results."""
     groups = factors.shape[-2]
-    d, y = (part.view(*part.shape[:-1], groups, part.shape[-1] // groups) for part in (dvalues, made))
+    d, y = (part.view(*part.shape[:-1], groups, part.shape[-1] // groups) for part in (dvalues, normal))
     result = (d - d.mean(-1, keepdim=True) - y * (d * y).mean(-1, keepdim=True)) * factors
     return result.flatten(-2)
 
 
 class LayerNormLSTMCell:
-    """It as a `econmt_ops.cells.protocol.StepCell`, whose states are h and c.
+    """LSTM with layer normalization as a `econmt_ops.cells.protocol.StepCell`, whose states are h and c.
 
-    Which normalisation it is follows from the weights: `extra` has three gains and two biases, or two and three.
+    The number of tensors in ``extra`` selects the normalization: three gains and two biases (all gates together), or
+    two
+    and two (gate by gate).
     """
 
     name = "lnlstm"
@@ -95,7 +101,7 @@ class LayerNormLSTMCell:
         sums, *_ = _sums(read.to(c.dtype), recurrent.to(c.dtype), extra)
         i, f, g, o = lstm.activate(sums)
         c = f * c + i * g
-        normal, _ = _standardised(c, 1)
+        normal, _ = _standardized(c, 1)
         return (o * torch.tanh(normal * extra[-2] + extra[-1])).to(read.dtype), c
 
     def backward(
@@ -110,12 +116,12 @@ class LayerNormLSTMCell:
         """See `StepCell`; all of h's gradient flows through the recurrent product."""
         before, c = state[1], after[1]
         dh, dc = dafter[0].to(c.dtype), dafter[1]
-        sums, *made = _sums(read.to(c.dtype), recurrent.to(c.dtype), extra)
+        sums, *normalization = _sums(read.to(c.dtype), recurrent.to(c.dtype), extra)
         i, f, g, o = lstm.activate(sums)
-        normal, factors = _standardised(c, 1)
+        normal, factors = _standardized(c, 1)
         squashed = torch.tanh(normal * extra[-2] + extra[-1])
         dshown = dh * o * (1.0 - squashed * squashed)
-        total = dc + _standardised_back(dshown * extra[-2], normal, factors)
+        total = dc + _standardized_back(dshown * extra[-2], normal, factors)
         dsums = torch.cat(
             [
                 total * g * i * (1.0 - i),
@@ -127,38 +133,38 @@ class LayerNormLSTMCell:
         )
         of_cell = ((dshown * normal).sum(0), dshown.sum(0))
         if len(extra) == 4:
-            y, scale = made
-            dread = drecurrent = _standardised_back(dsums * extra[0], y, scale).to(read.dtype)
+            y, scale = normalization
+            dread = drecurrent = _standardized_back(dsums * extra[0], y, scale).to(read.dtype)
             of_sums: tuple[Tensor, ...] = (dsums * y).sum(0), dsums.sum(0)
         else:
-            y, scale, other, other_scale = made
-            dread = _standardised_back(dsums * extra[1], y, scale).to(read.dtype)
-            drecurrent = _standardised_back(dsums * extra[2], other, other_scale).to(read.dtype)
+            y, scale, other, other_scale = normalization
+            dread = _standardized_back(dsums * extra[1], y, scale).to(read.dtype)
+            drecurrent = _standardized_back(dsums * extra[2], other, other_scale).to(read.dtype)
             of_sums = dsums.sum(0), (dsums * y).sum(0), (dsums * other).sum(0)
         return dread, drecurrent, (torch.zeros_like(dafter[0]), total * f), (*of_sums, *of_cell)
 
 
 def _sums(read: Tensor, recurrent: Tensor, extra: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """What the gates read (B, 4H), and the standardised products with their factors."""
+    """Computes the sums under the gates (B, 4H); also returns the standardized products with their factors."""
     if len(extra) == 4:
         gain, shift = extra[:2]
-        y, factors = _standardised(read + recurrent, 4)
+        y, factors = _standardized(read + recurrent, 4)
         return y * gain + shift, y, factors
     bias, input_gain, hidden_gain = extra[:3]
-    y, factors = _standardised(read, 1)
-    other, other_factors = _standardised(recurrent, 1)
+    y, factors = _standardized(read, 1)
+    other, other_factors = _standardized(recurrent, 1)
     return y * input_gain + other * hidden_gain + bias, y, factors, other, other_factors
 
 
 class LayerNormPerGateLSTMCell(LayerNormLSTMCell):
-    """The same with the weights of a layer that is normalised gate by gate."""
+    """LSTM with the layer normalization of each gate, whose weights are `LayerNormPerGateLSTMWeights`."""
 
     weights: type[Any] = LayerNormPerGateLSTMWeights
 
     def parameter_shapes(self, inputs: int, hidden: int) -> dict[str, tuple[int, ...]]:
         """See `Cell`."""
-        whole = super().parameter_shapes(inputs, hidden)
-        return {name: whole.get(name, (4 * hidden,)) for name in LayerNormPerGateLSTMWeights._fields}
+        shapes = super().parameter_shapes(inputs, hidden)
+        return {name: shapes.get(name, (4 * hidden,)) for name in LayerNormPerGateLSTMWeights._fields}
 
 
 LNLSTM, LNLSTM_PER_GATE = LayerNormLSTMCell(), LayerNormPerGateLSTMCell()

@@ -1,4 +1,4 @@
-"""The LSTM cell: the mathematics that every backend is held to.
+"""LSTM cell: the equations that all backends implement.
 
 Hochreiter and Schmidhuber 1997, with the forget gate of Gers et al. 2000. With the sums s = W x + U h + b, whose
 quarters belong to the gates i, f, g and o:
@@ -26,13 +26,13 @@ Pointwise = Callable[[Tensor], Tensor]
 
 
 def activate(sums: Tensor, tanh: Pointwise = torch.tanh) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The gates i, f, g and o, (..., H) each, of sums (..., 4H); ``tanh`` is what computes it."""
+    """Computes the gates i, f, g and o, (..., H) each, from their sums (..., 4H), with the given tanh."""
     i, f, g, o = sums.chunk(4, -1)
     return torch.sigmoid(i), torch.sigmoid(f), tanh(g), torch.sigmoid(o)
 
 
 def update_state(gates: Sequence[Tensor], c: Tensor, tanh: Pointwise = torch.tanh) -> tuple[Tensor, Tensor]:
-    """h and c after a step, (B, H) each, from i, f, g and o and the c before, (B, H) each."""
+    """Computes h and c after a step, (B, H) each, from the gates i, f, g, o and the c before, (B, H) each."""
     i, f, g, o = gates
     c = f * c + i * g
     return o * tanh(c), c
@@ -46,12 +46,15 @@ def update_state_backward(
     dc: Tensor,
     tanh: Pointwise = torch.tanh,
 ) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor], Tensor]:
-    """Backward of :func:`activate` and :func:`update_state`.
+    """Computes the gradients of :func:`activate` and :func:`update_state`.
 
     Args:
         gates: i, f, g and o, (B, H) each.
-        before, after: (B, H), c around the step.
-        dh, dc: (B, H), the gradients of h and c after the step.
+        before: c before the step, (B, H).
+        after: c after the step, (B, H).
+        dh: Gradient of h after the step, (B, H).
+        dc: Gradient of c after the step, (B, H).
+        tanh: Function that computes tanh.
 
     Returns:
         The gradients of the four quarters of the sums and of ``before``, (B, H) each.
@@ -84,7 +87,7 @@ def forward(sums: Tensor, c: Tensor, tanh: Pointwise = torch.tanh) -> tuple[Tens
 
 
 class LSTMCell:
-    """The LSTM as a `econmt_ops.cells.protocol.StepCell`, whose states are h and c."""
+    """LSTM as a `econmt_ops.cells.protocol.StepCell`, whose states are h and c."""
 
     name = "lstm"
     gates = 4
@@ -112,7 +115,7 @@ class LSTMCell:
         read: Tensor,
         recurrent: Tensor,
         state: Sequence[Tensor],
-        extra: Sequence[Tensor] = (),  # noqa: ARG002 - there is none
+        extra: Sequence[Tensor] = (),  # noqa: ARG002 - the cell has none
     ) -> tuple[Tensor, ...]:
         """See `StepCell`."""
         return forward(read + recurrent, state[1])
@@ -124,7 +127,7 @@ class LSTMCell:
         state: Sequence[Tensor],
         after: Sequence[Tensor],
         dafter: Sequence[Tensor],
-        extra: Sequence[Tensor] = (),  # noqa: ARG002 - there is none
+        extra: Sequence[Tensor] = (),  # noqa: ARG002 - the cell has none
     ) -> tuple[Tensor, Tensor, tuple[Tensor, ...], tuple[Tensor, ...]]:
         """See `StepCell`; all of h's gradient flows through the recurrent product."""
         (_, before), (_, c), (dh, dc) = state, after, dafter

@@ -1,4 +1,4 @@
-"""What the rest of the project may ask of a recurrent cell."""
+"""Interfaces of a recurrent cell: its sizes and the equations of one step."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from torch import Tensor
 
 
 class Cell(Protocol):
-    """The sizes of a layer of a cell; what it computes is in `StepCell` and `econmt_ops.cells.scan.ScanLayer`.
+    """Sizes of a layer of a recurrent cell; the equations are in `StepCell` and `econmt_ops.cells.scan.ScanLayer`.
 
-    B batch, I input size, H hidden size. From step to step a layer hands on *states*, each (B, H).
+    B batch, I input size, H hidden size. A layer carries one or more states from step to step, each (B, H).
 
     Attributes:
-        name: that of the op.
-        states: their names; h, what the cell gives to others, is among them only if the next step reads it.
-        weights: the NamedTuple of a layer's tensors.
+        name: Name of the cell and its op.
+        states: Names of the states; the output h is one of them only if the next step reads it.
+        weights: NamedTuple of a layer's weights.
     """
 
     name: str
@@ -24,22 +24,22 @@ class Cell(Protocol):
     weights: type[Any]
 
     def parameter_shapes(self, inputs: int, hidden: int) -> dict[str, tuple[int, ...]]:
-        """The shapes of a layer's parameters by name, for input size I and hidden size H."""
+        """Returns the shapes of a layer's parameters by name, for input size I and hidden size H."""
 
     def hidden_size(self, weights: Any, inputs: int) -> int:
-        """H of a layer with weights that nobody has checked, for input size I."""
+        """Returns H of a layer from its unchecked weights and its input size I."""
 
     def operations(self, inputs: int, hidden: int) -> int:
-        """Floating point operations of the products of one forward step of one row, for I and H."""
+        """Returns the floating point operations of the products of one forward step of one row."""
 
 
 class Split(NamedTuple):
-    """The weights of a layer by what reads them.
+    """Weights of a layer, separated by the operation that reads them.
 
     Attributes:
         input: (G H, I). hidden: (G H, H).
         read_bias, recurrent_bias: (G H,), added to the products; or None.
-        extra: what the pointwise part of a step reads.
+        extra: Further weights of the pointwise part of a step.
     """
 
     input: Tensor
@@ -50,32 +50,30 @@ class Split(NamedTuple):
 
 
 class StepCell(Cell, Protocol):
-    """The mathematics of one step of a cell whose gates read h of the step before, the first of its states.
-
-    G is the number of gates.
+    """Equations of one step of a cell whose gates read the h of the step before, which is its first state.
 
     Attributes:
-        gates: G, how many times H rows a weight has.
+        gates: G, number of gates; a weight has G H rows.
     """
 
     gates: int
 
     def split(self, weights: Any) -> Split:
-        """The parts of a layer's weights."""
+        """Separates a layer's weights by the operation that reads them."""
 
     def forward(
         self, read: Tensor, recurrent: Tensor, state: Sequence[Tensor], extra: Sequence[Tensor] = ()
     ) -> tuple[Tensor, ...]:
-        """One step.
+        """Computes one step.
 
         Args:
-            read: (B, G H) in the compute type, the product with the inputs, with `Split.read_bias`.
-            recurrent: (B, G H), the product with the h before, with `Split.recurrent_bias`.
-            state: (B, H) each; h in the compute type, the others in the accumulate type.
-            extra: see `Split`, in any type.
+            read: Product with the inputs plus `Split.read_bias`, (B, G H) in the compute type.
+            recurrent: Product with the previous h plus `Split.recurrent_bias`, (B, G H).
+            state: States before the step, (B, H) each; h in the compute type, the others in the accumulate type.
+            extra: Weights `Split.extra`, in any type.
 
         Returns:
-            The state after the step.
+            The states after the step.
         """
 
     def backward(
@@ -87,13 +85,14 @@ class StepCell(Cell, Protocol):
         dafter: Sequence[Tensor],
         extra: Sequence[Tensor] = (),
     ) -> tuple[Tensor, Tensor, tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """Backward of :meth:`forward`.
+        """Computes the gradients of :meth:`forward`.
 
         Args:
-            read, recurrent, state, extra: as there. after: what it returned.
-            dafter: the gradients of ``after``, (B, H) each.
+            read, recurrent, state, extra: Arguments of the forward step.
+            after: States that it returned.
+            dafter: Gradients of ``after``, (B, H) each.
 
         Returns:
-            The gradients of ``read`` and ``recurrent``, (B, G H) each; of ``state`` beside what flows through the
-            recurrent product; and of ``extra``, summed over the rows, in the accumulate type.
+            The gradients of ``read`` and ``recurrent``, (B, G H) each; those of ``state``, without the part that flows
+            through the recurrent product; and those of ``extra``, summed over the rows, in the accumulate type.
         """

@@ -1,7 +1,7 @@
-"""Cells whose state is a linear recurrence, so that no product waits for a step: the mathematics of each.
+"""Cells whose state is a linear recurrence, so that no matrix product depends on the previous step.
 
-With the products p = W x + b of all steps, whose parts are a candidate u, gates f (and i, o) and, where a highway needs
-it, another view of the input:
+The products p = W x + b of all steps have these parts: a candidate u, the gates f (and i, o) and, if a highway
+connection needs it, a projection of the input to H values.
 
     c_t = a_t c_{t-1} + b_t         a, b from u, f, i        the *recurrence*, one of those below
     h_t = output(c_t, o_t, x_t)                              the *output*, one of those below
@@ -17,14 +17,14 @@ it, another view of the input:
     highway     h = o tanh c + (1 - o) x            dc = dh o (1 - tanh^2 c)    do = dh (tanh c - x) o (1 - o)
                                                     dx = dh (1 - o)
 
-Of a shared recurrence, s = f / (f + i) is computed from the sums F and I under the gates f = sigmoid(F) and i =
-sigmoid(I), as sigmoid(log f - log i), in kernels as (1 + e^-I) / (2 + e^-F + e^-I): the gates may be too small for a
-float, their share is not.
+In a shared recurrence s = f / (f + i) is computed from the sums F and I under the gates f = sigmoid(F) and
+i = sigmoid(I), as sigmoid(log f - log i), in kernels as (1 + e^-I) / (2 + e^-F + e^-I), because the gates may
+underflow while their ratio does not.
 
-d is the gradient of b_t, which is that of c_t with all that flows back through the steps after t:
-d_t = dc_t + a_{t+1} d_{t+1}; and e = d_t c_{t-1} that of a_t.
+d is the gradient of b_t, which is the gradient of c_t including all later steps: d_t = dc_t + a_{t+1} d_{t+1}.
+e = d_t c_{t-1} is the gradient of a_t.
 
-Shapes: (..., H) a part, in the accumulate type.
+Shapes: each part is (..., H), in the accumulate type.
 """
 
 from __future__ import annotations
@@ -42,24 +42,24 @@ Parts = Sequence[Tensor]
 
 
 def through_sigmoid(dgate: Tensor, gate: Tensor) -> Tensor:
-    """The gradient of a sum, from that of the gate that is its sigmoid: dgate gate (1 - gate)."""
-    made: Tensor = torch.ops.aten.sigmoid_backward(dgate, gate)
-    return made
+    """Computes the gradient of a sigmoid's input from that of its output: dgate gate (1 - gate)."""
+    gradient: Tensor = torch.ops.aten.sigmoid_backward(dgate, gate)
+    return gradient
 
 
 def _share(f: Tensor, i: Tensor) -> Tensor:
-    """Returns sigmoid(f) / (sigmoid(f) + sigmoid(i)) of the sums under two gates, however small the gates are."""
+    """Computes sigmoid(f) / (sigmoid(f) + sigmoid(i)) without underflow."""
     return torch.sigmoid(functional.logsigmoid(f) - functional.logsigmoid(i))
 
 
 class Recurrence(NamedTuple):
-    """How a and b come from the parts u and gates."""
+    """Formulas of a and b from the candidate u and the gates."""
 
     name: str
     gates: int
 
     def forward(self, parts: Parts) -> tuple[Tensor, Tensor]:
-        """Returns a and b of the activated parts u, f(, i); a shared recurrence takes the sums under f and i."""
+        """Computes a and b from the activated parts u, f(, i); in a shared recurrence f and i are sums under gates."""
         u, f = parts[:2]
         if self.name == "gated":
             return f, parts[2] * u
@@ -68,28 +68,28 @@ class Recurrence(NamedTuple):
         return f, torch.addcmul(u, f, u, value=-1.0)
 
     def backward(self, parts: Parts, ddecay: Tensor, delta: Tensor) -> list[Tensor]:
-        """The gradients of u and of the sums under the gates, from those of a and b, which may be overwritten."""
+        """Computes the gradients of u and of the gates' sums from those of a and b, which may be overwritten."""
         u, f = parts[:2]
         if self.name == "gated":
             i = parts[2]
             return [delta * i, through_sigmoid(ddecay, f), through_sigmoid(delta * u, i)]
-        of_share = ddecay.addcmul_(delta, u, value=-1.0)
+        dshare = ddecay.addcmul_(delta, u, value=-1.0)
         if self.name == "coupled":
-            return [torch.addcmul(delta, delta, f, value=-1.0), through_sigmoid(of_share, f)]
+            return [torch.addcmul(delta, delta, f, value=-1.0), through_sigmoid(dshare, f)]
         share = _share(f, parts[2])
-        of_sum = through_sigmoid(of_share, share)
+        dsum = through_sigmoid(dshare, share)
         du = torch.addcmul(delta, delta, share, value=-1.0)
-        return [du, of_sum * torch.sigmoid(-f), -of_sum * torch.sigmoid(-parts[2])]
+        return [du, dsum * torch.sigmoid(-f), -dsum * torch.sigmoid(-parts[2])]
 
 
 class Output(NamedTuple):
-    """How h comes from c, a gate o and the input."""
+    """Formula of h from c, the output gate and the input."""
 
     name: str
     gates: int
 
     def forward(self, c: Tensor, o: Tensor | None, x: Tensor | None) -> Tensor:
-        """h."""
+        """Computes h."""
         if o is None:
             return c.relu() if self.name == "relu" else c
         if x is None:
@@ -99,7 +99,7 @@ class Output(NamedTuple):
     def backward(
         self, c: Tensor, o: Tensor | None, x: Tensor | None, dh: Tensor
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """The gradients of c, of the sum under o, and of x."""
+        """Computes the gradients of c, of the sum under the output gate, and of x."""
         if o is None:
             return (dh * (c > 0) if self.name == "relu" else dh), None, None
         if x is None:
@@ -114,12 +114,12 @@ PLAIN, RELU, GATE, HIGHWAY = Output("plain", 0), Output("relu", 0), Output("gate
 
 
 class ScanCell(NamedTuple):
-    """One linear recurrence with what is around it.
+    """Cell with one linear recurrence: the recurrence, its output formula and the candidate's nonlinearity.
 
     Attributes:
-        name: of the cell.
-        recurrence, output: see the module.
-        squashes: whether the candidate u passes tanh.
+        name: Name of the cell.
+        recurrence, output: Formulas, see the module.
+        squashes: True if the candidate u passes through tanh.
     """
 
     name: str
@@ -129,13 +129,13 @@ class ScanCell(NamedTuple):
 
     @property
     def gates(self) -> int:
-        """How many parts of H the products have, but for a highway's view of inputs of another width."""
+        """Number of H-wide parts of the products, without the input projection of a highway."""
         return 1 + self.recurrence.gates + self.output.gates
 
     def activate(self, products: Tensor, hidden: int) -> list[Tensor]:
-        """Returns the parts of products (..., K H) after their nonlinearities: u, f(, i)(, o)(, view of the input).
+        """Applies the nonlinearities to the parts of products (..., K H): u, f(, i)(, o)(, projection of the input).
 
-        A shared recurrence takes f and i as they are.
+        A shared recurrence gets f and i before their sigmoid.
         """
         u, *rest = torch.split(products, hidden, -1)
         count = self.recurrence.gates + self.output.gates
@@ -146,25 +146,25 @@ class ScanCell(NamedTuple):
         return [torch.tanh(u) if self.squashes else u, *gates, *rest[count:]]
 
     def around(self, parts: Parts, read: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """The output gate, and what a highway lets through: ``read``, or its view among the parts."""
+        """Returns the output gate, and the highway's input: ``read``, or its projection among the parts."""
         o = parts[1 + self.recurrence.gates] if self.output.gates else None
         if self.output.name != "highway":
             return o, None
         return o, parts[-1] if len(parts) > self.gates else read.to(parts[0].dtype)
 
     def start(self, products: Tensor, hidden: int) -> tuple[list[Tensor], Tensor, Tensor]:
-        """The activated parts, a and b."""
+        """Computes the activated parts, a and b."""
         parts = self.activate(products, hidden)
         return parts, *self.recurrence.forward(parts)
 
     def finish(self, parts: Parts, c: Tensor, read: Tensor) -> Tensor:
-        """h from the activated parts, c and the input."""
+        """Computes h from the activated parts, c and the input."""
         return self.output.forward(c, *self.around(parts, read))
 
     def finish_back(
         self, parts: Parts, c: Tensor, read: Tensor, dh: Tensor
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """The gradients of c, of the sum under the output gate, and of what a highway lets through."""
+        """Computes the gradients of c, of the sum under the output gate, and of the highway's input."""
         return self.output.backward(c, *self.around(parts, read), dh)
 
     def start_back(
@@ -173,22 +173,22 @@ class ScanCell(NamedTuple):
         """Writes the gradients of the products over ``products`` (..., K H).
 
         Args:
-            parts: activated. ddecay, delta: the gradients of a and b, which may be overwritten.
-            rest: what `finish_back` has given of the parts behind the recurrence's, in their order.
-            products: is overwritten.
+            parts: Activated parts. ddecay, delta: Gradients of a and b, which may be overwritten.
+            rest: Gradients from `finish_back` of the parts that follow the recurrence's, in order.
+            products: Tensor to overwrite.
         """
-        made = self.recurrence.backward(parts, ddecay, delta)
+        gradients = self.recurrence.backward(parts, ddecay, delta)
         if self.squashes:
-            made[0] = torch.ops.aten.tanh_backward(made[0], parts[0])
-        for place, gradient in zip(
-            torch.split(products, parts[0].shape[-1], -1), [*made, *rest], strict=True
+            gradients[0] = torch.ops.aten.tanh_backward(gradients[0], parts[0])
+        for target, gradient in zip(
+            torch.split(products, parts[0].shape[-1], -1), [*gradients, *rest], strict=True
         ):
-            place.copy_(gradient)
+            target.copy_(gradient)
         return products
 
 
 class RunStage(Protocol):
-    """Runs one recurrence over the whole sequences, forwards."""
+    """Function that runs one recurrence over whole sequences, in forward direction."""
 
     def __call__(
         self,
@@ -199,22 +199,22 @@ class RunStage(Protocol):
         first: Tensor,
         before: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Outputs (B, T, H) and c (B, H) after each row's last step.
+        """Returns the outputs (B, T, H) and the c (B, H) after each row's last step.
 
         Args:
-            cell: see there.
-            sources: (B, T, .), what is read; the first is what a highway lets through.
-            weights: (K H, .) of each source. bias: (K H,).
-            first: (B, H), c before the first step.
-            before: (B, .), what stands before the last of the sources, which is then read one step late; or None.
+            cell: Recurrence to run.
+            sources: Inputs of the products, (B, T, .) each; a highway reads the first.
+            weights: Weights of the products, (K H, .) for each source. bias: (K H,).
+            first: c before the first step, (B, H).
+            before: Value before the first step of the last source, (B, .), which is then read one step late; or None.
         """
 
 
 class ScanLayer:
-    """A layer of one recurrence, a `econmt_ops.cells.protocol.Cell`; its only state is c.
+    """Layer of one recurrence, a `econmt_ops.cells.protocol.Cell` whose only state is c.
 
     Args:
-        cell: what it computes.
+        cell: Recurrence of the layer.
     """
 
     states: tuple[str, ...] = ("c",)
@@ -225,7 +225,7 @@ class ScanLayer:
         self.cell = cell
 
     def gates(self, inputs: int, hidden: int) -> int:
-        """K, the parts of the products; a highway needs one more where I is not H."""
+        """Returns K, the number of parts of the products; a highway needs one more if I is not H."""
         return self.cell.gates + (self.cell.output.name == "highway" and inputs != hidden)
 
     def parameter_shapes(self, inputs: int, hidden: int) -> dict[str, tuple[int, ...]]:
@@ -247,13 +247,13 @@ class ScanLayer:
     def run(
         self, stage: RunStage, inputs: Tensor, weights: Any, state: Sequence[Tensor]
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Outputs (B, T, H) and c after each row's last step."""
+        """Returns the outputs (B, T, H) and the c after each row's last step."""
         outputs, c = stage(self.cell, [inputs], [weights.input], weights.bias, state[0])
         return outputs, (c,)
 
 
 class WindowLayer(ScanLayer):
-    """A layer whose products read the step before too; its states are c and that input, x (B, I)."""
+    """Layer whose products also read the input of the step before; its states are c and that input, x (B, I)."""
 
     states: tuple[str, ...] = ("c", "x")
 
@@ -269,7 +269,7 @@ class WindowLayer(ScanLayer):
     def run(
         self, stage: RunStage, inputs: Tensor, weights: Any, state: Sequence[Tensor]
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """See `ScanLayer`, of a window of one step too; the last input is left to who knows the lengths."""
+        """Returns outputs and c as `ScanLayer` does, also for a window of one step; the caller adds the last input."""
         size = inputs.shape[-1]
         if weights.input.shape[1] == size:
             return super().run(stage, inputs, weights, state)
@@ -279,7 +279,7 @@ class WindowLayer(ScanLayer):
 
 
 class SurrogateLayer(ScanLayer):
-    """An LSTM whose gates read a linear surrogate s of h (Martin and Cundy 2018); its states are s and c."""
+    """LSTM whose gates read a linear surrogate s of h (Martin and Cundy 2018); its states are s and c."""
 
     states: tuple[str, ...] = ("s", "c")
     weights: type[Any] = GILRLSTMWeights
@@ -326,7 +326,7 @@ CELLS = {
         ScanCell("gilr_lstm", GATED, GATE, squashes=True),
     )
 }
-"""Every recurrence by name."""
+"""All recurrences by name."""
 
 SRU, SSRU, QRNN = (ScanLayer(CELLS[name]) for name in ("sru", "ssru", "qrnn"))
 QRNN_OF_TWO = WindowLayer(CELLS["qrnn"])

@@ -1,4 +1,4 @@
-"""All cells by name."""
+"""Table of all recurrent cells by name."""
 
 from __future__ import annotations
 
@@ -10,4 +10,5 @@ from econmt_ops.cells.scan import GILR_LSTM, MIN_GRU, MIN_LSTM, QRNN, SRU, SSRU
 
 _ALL: tuple[Cell, ...] = (LSTM, LNLSTM, GRU, SRU, SSRU, QRNN, GILR_LSTM, MIN_GRU, MIN_LSTM)
 CELLS: dict[str, Cell] = {cell.name: cell for cell in _ALL}
-"""Of a cell with several kinds of weights the first kind: all gates normalised together, a window of one step."""
+"""Cells by name; for a cell with several kinds of weights the first kind (gates normalized together, a window of one
+step)."""

@@ -1,3 +1,3 @@
-"""What all ops share: checked shapes, lengths, precision, dropout, chunks, products with laid-out weights."""
+"""Utilities that all ops share: checks, lengths, precision, dropout, blocks, products with prepacked weights."""
 
 from __future__ import annotations

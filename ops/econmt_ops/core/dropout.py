@@ -1,13 +1,13 @@
-"""Dropout made from a seed, so that the backward pass can make the same mask again instead of keeping it.
+"""Dropout from a seed, so that the backward pass can generate the mask again instead of keeping it.
 
-A seed is an int, or an int64 scalar tensor on the device of the values, which a CUDA graph reads anew each time it is
-replayed. On the CPU an int seeds PyTorch's generator. Every other mask, that of a seed in a tensor and any on a GPU, is
-counter-based: 16 bits an element from Philox 4x32-10 (Salmon, Moraes, Dror and Shaw 2011), whose key is the seed and
-whose counter is the number of a group of eight elements in row-major order. Every implementation makes the same bits,
-and may make those of any part alone.
+A seed is an int, or an int64 scalar tensor on the device of the values, which a CUDA graph reads again at each replay.
+On the CPU an int seeds PyTorch's generator. All other masks, from a seed in a tensor or on a GPU, are counter-based:
+16 bits per element from Philox 4x32-10 (Salmon, Moraes, Dror and Shaw 2011), with the seed as its key and the number of
+a group of eight elements, in row-major order, as its counter. Every implementation generates the same bits, and can
+generate any part alone.
 
-Where several processes hold rows of one batch, each makes the masks of its own rows as if it made those of all of them:
-the seed tells the first row (`RowsSeed`).
+If several processes hold rows of one batch, each generates the masks that its rows have in the whole batch; `RowsSeed`
+carries the number of the first row.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from econmt_ops.dispatch.rule import MODE
 
 
 class RowsSeed(NamedTuple):
-    """A seed of masks of some rows of a batch: those that the same rows have in a mask of the whole batch.
+    """Seed of the masks of some rows of a batch; the masks equal those rows of a mask of the whole batch.
 
     Attributes:
-        seed: an int of 64 bits, or an int64 scalar tensor on the device of the masks.
-        first_row: which row of the batch the first row of the values is.
+        seed: 64-bit int, or int64 scalar tensor on the device of the masks.
+        first_row: Number within the batch of the first row of the values.
     """
 
     seed: int | Tensor
@@ -39,40 +39,41 @@ class RowsSeed(NamedTuple):
 
 
 Seed: TypeAlias = Union[int, Tensor, RowsSeed]
-"""Of dropout masks: any 64-bit int, or an int64 scalar tensor on the device of the masks; or one of some rows."""
+"""Seed of dropout masks: a 64-bit int, an int64 scalar tensor on the device of the masks, or either for some rows."""
 
 _Seed = TypeVar("_Seed", int, Tensor)
 
 _LEVELS = 1 << 16
-"""Masks compare 16 random bits a value: on the CPU six times as fast as drawing from a Bernoulli distribution,
-which took 7 % of a training step."""
+"""Number of values of the 16 random bits drawn per element. On the CPU this is six times as fast as drawing from a
+Bernoulli
+distribution, which took 7 % of a training step."""
 
 _GOLDEN = 0x9E3779B97F4A7C15
-"""The step of splitmix64's state."""
+"""Increment of splitmix64's state."""
 
 _ROUNDS = 10
-"""Of Philox."""
+"""Number of rounds of Philox."""
 
 
 def _signed(number: int) -> int:
-    """The int64 with the same 64 bits."""
+    """Returns the int64 with the same 64 bits."""
     return (number + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
 def _wrapped(number: _Seed) -> _Seed:
-    """A number modulo 2^64, as int64; tensors wrap by themselves."""
+    """Returns a number modulo 2^64 as int64; tensors wrap by themselves."""
     return number if isinstance(number, Tensor) else _signed(number)
 
 
 def _shifted(number: _Seed, bits: int) -> _Seed:
-    """A signed 64-bit number shifted right as if it had no sign."""
+    """Shifts a signed 64-bit number right as if it were unsigned."""
     return (number >> bits) & ((1 << (64 - bits)) - 1)
 
 
 def derive_seed(seed: _Seed, index: int) -> _Seed:
-    """Returns the seed of the index-th mask of a call, of the same type.
+    """Returns the seed of the index-th mask of a call, of the same type as the given seed.
 
-    By splitmix64 (Steele, Lea and Flood 2014), so that neighbouring seeds and indices give unrelated masks.
+    It uses splitmix64 (Steele, Lea and Flood 2014), so that neighbouring seeds and indices give unrelated masks.
     """
     z = _wrapped(seed + _signed((index + 1) * _GOLDEN))
     z = _wrapped((z ^ _shifted(z, 30)) * _signed(0xBF58476D1CE4E5B9))
@@ -81,36 +82,35 @@ def derive_seed(seed: _Seed, index: int) -> _Seed:
 
 
 def split_seed(seed: Seed | None) -> tuple[int, Tensor | None, int]:
-    """A seed as operators of torch.library take it, "int seed, Tensor? device_seed, int first_row"; none is zeros."""
+    """Splits a seed into "int seed, Tensor? device_seed, int first_row" for torch.library; None becomes zeros."""
     number, first_row = seed if isinstance(seed, RowsSeed) else (seed, 0)
     return (0, number, first_row) if isinstance(number, Tensor) else (number or 0, None, first_row)
 
 
 def join_seed(seed: int, device_seed: Tensor | None, first_row: int) -> RowsSeed:
-    """What `split_seed` has split."""
+    """Joins the parts of `split_seed`."""
     return RowsSeed(seed if device_seed is None else device_seed, first_row)
 
 
 def seed_tensor(seed: int | Tensor, device: torch.device) -> Tensor:
-    """The seed as an int64 scalar tensor on a device, where a kernel can read it."""
+    """Returns the seed as an int64 scalar tensor on a device, where a kernel can read it."""
     if isinstance(seed, Tensor):
         return seed.to(device)
     return torch.full((), _signed(seed), dtype=torch.int64, device=device)
 
 
 class SeedCounter:
-    """Seeds for the draws of a step, on a device, that change when the step itself moves them on.
+    """Seeds on a device for the random draws of a training step, which the step itself advances.
 
-    `draw` gives places of one vector in turn. A captured graph that begins with `advance` finds other seeds there each
-    time it is replayed, as a step that is run finds them; both give the same masks.
+    A captured graph that begins with `advance` therefore uses new seeds at each replay, the same ones as an eager step.
 
     Args:
-        seed: of the run.
-        device: of the masks.
-        draws: the most that a step may make.
+        seed: Seed of the training run.
+        device: Device of the masks.
+        draws: Largest number of draws of one step.
 
     Attributes:
-        seeds: (draws,) int64.
+        seeds: Seed of each draw, (draws,) int64.
     """
 
     def __init__(self, seed: int, device: torch.device, draws: int = 64) -> None:
@@ -119,15 +119,15 @@ class SeedCounter:
         self.seeds = torch.tensor(self._first, dtype=torch.int64, device=device)
 
     def advance(self) -> None:
-        """Begins the next step, in one kernel: every seed moves on, and `draw` gives the first one."""
+        """Begins the next step, in one kernel: all seeds change, and `draw` starts again from the first."""
         self.seeds.add_(_signed(_GOLDEN))
         self._drawn = 0
 
     def draw(self) -> Tensor:
-        """The seed of the step's next draw: a scalar that holds until the seeds move on.
+        """Returns the seed of the step's next draw, a scalar tensor that is valid until `advance`.
 
         Raises:
-            ValueError: the step draws more seeds than there are.
+            ValueError: If the step draws more seeds than there are.
         """
         if self._drawn == len(self._first):
             raise ValueError(f"SeedCounter: a step draws more than {self._drawn} seeds; raise draws")
@@ -135,25 +135,25 @@ class SeedCounter:
         return self.seeds[self._drawn - 1]
 
     def set(self, steps: int) -> None:
-        """Puts the seeds where so many calls of `advance` lead, to go on with a run."""
+        """Sets the seeds as after ``steps`` calls of `advance`, to resume a run."""
         moved = [_signed(first + steps * _GOLDEN) for first in self._first]
         self.seeds.copy_(torch.tensor(moved, dtype=torch.int64))
         self._drawn = 0
 
 
 def keep_threshold(p: float) -> int:
-    """How many of the 65,536 values of 16 random bits mean that an element is kept, at least one."""
+    """Returns the number of 16-bit values, of 65,536, for which an element is kept; at least one."""
     return max(1, round((1.0 - p) * _LEVELS))
 
 
 def _multiplied(factor: int, word: Tensor) -> tuple[Tensor, Tensor]:
-    """The upper and the lower 32 bits of a product of words of 32 bits, which int64 holds."""
+    """Returns the upper and the lower 32 bits of the product of 32-bit words held in int64."""
     product = word * factor
     return _shifted(product, 32), product & 0xFFFFFFFF
 
 
 def philox(seed: Tensor, counter: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Philox 4x32-10 of counters (N,), below 2^63, with the seed as its key: four words (N,) of 32 bits, all int64."""
+    """Computes Philox 4x32-10 of counters (N,) below 2^63, with the seed as key: four 32-bit words (N,), all int64."""
     keys = seed & 0xFFFFFFFF, _shifted(seed, 32)
     first, second = counter & 0xFFFFFFFF, _shifted(counter, 32)
     third = fourth = torch.zeros_like(counter)
@@ -168,7 +168,7 @@ def philox(seed: Tensor, counter: Tensor) -> tuple[Tensor, Tensor, Tensor, Tenso
 
 
 def _counted_mask(elements: int, threshold: int, seed: Tensor, index: int, first: int) -> Tensor:
-    """The counter-based mask of so many elements from the ``first`` on, in PyTorch."""
+    """Computes the counter-based mask of a number of elements, starting at element ``first``, in PyTorch."""
     seed = seed if index < 0 else derive_seed(seed, index)
     before = first % 8
     groups = torch.arange(first // 8, -(-(first + elements) // 8), dtype=torch.int64, device=seed.device)
@@ -177,12 +177,12 @@ def _counted_mask(elements: int, threshold: int, seed: Tensor, index: int, first
 
 
 def _is_counted(device: torch.device, device_seed: Tensor | None) -> bool:
-    """Whether a mask is counter-based, and not that of PyTorch's generator on the CPU."""
+    """Returns True if a mask is counter-based instead of drawn from PyTorch's CPU generator."""
     return device_seed is not None or (MODE.device or device.type) != "cpu"
 
 
 def _kernels(device: torch.device) -> ModuleType | None:
-    """Our kernels of counter-based masks, if they serve a device."""
+    """Returns the module of GPU kernels for counter-based masks, or None if they do not support the device."""
     if not triton.runs_on(device):
         return None
     return importlib.import_module("econmt_ops.backends.triton.random")
@@ -202,17 +202,17 @@ def _keep_mask(
     first = first_row * math.prod(shape[1:])
     if not _is_counted(device, device_seed):
         generator = torch.Generator().manual_seed(seed if index < 0 else derive_seed(seed, index))
-        # The generator knows no way to skip what other rows draw.
+        # The generator cannot skip the draws of other rows.
         words = torch.empty(-(-(first + values) // 4), dtype=torch.int64)
         words.random_(-(1 << 63), None, generator=generator)
-        # 2^15 is no int16, so the comparison is with the largest number that is kept.
-        own = words.view(torch.int16)[first : first + values]
-        return (own <= threshold - _LEVELS // 2 - 1).view(shape)
-    place = seed_tensor(seed if device_seed is None else device_seed, device)
+        # 2^15 does not fit int16, so the comparison is with the largest number that is kept.
+        bits = words.view(torch.int16)[first : first + values]
+        return (bits <= threshold - _LEVELS // 2 - 1).view(shape)
+    key = seed_tensor(seed if device_seed is None else device_seed, device)
     kernels = _kernels(device)
     if kernels is None:
-        return _counted_mask(values, threshold, place, index, first).view(shape)
-    mask: Tensor = kernels.keep_mask(values, place, index, threshold, first)
+        return _counted_mask(values, threshold, key, index, first).view(shape)
+    mask: Tensor = kernels.keep_mask(values, key, index, threshold, first)
     return mask.view(shape)
 
 
@@ -233,15 +233,16 @@ def _(
 def keep_mask(shape: Sequence[int], p: float, seed: Seed, device: torch.device, index: int = -1) -> Tensor:
     """Returns a bool tensor that is True, with probability 1 - p, where a value is kept.
 
-    The same arguments give the same mask, but for an int seed, which gives another on the CPU than on a GPU; the values
-    that dropout is applied to may have any type.
+    The same arguments give the same mask, except that an int seed gives different masks on the CPU and on a GPU. The
+    mask
+    does not depend on the type of the values.
 
     Args:
-        shape: of the mask.
-        p: the probability that a value is dropped, in [0, 1); rounded to a multiple of 2^-16.
-        seed: any 64-bit int, or an int64 scalar tensor on the device; or with the first row, see `RowsSeed`.
-        device: where the mask is made.
-        index: if not negative, the mask is drawn from `derive_seed(seed, index)`.
+        shape: Shape of the mask.
+        p: Probability that a value is dropped, in [0, 1); rounded to a multiple of 2^-16.
+        seed: 64-bit int, int64 scalar tensor on the device, or `RowsSeed`.
+        device: Device of the mask.
+        index: If not negative, the mask is drawn from `derive_seed(seed, index)`.
     """
     if device.type == "meta":
         return torch.empty(tuple(shape), device=device, dtype=torch.bool)
@@ -253,12 +254,20 @@ def keep_mask(shape: Sequence[int], p: float, seed: Seed, device: torch.device, 
 def dropout_mask(
     shape: Sequence[int], p: float, seed: Seed, device: torch.device, dtype: torch.dtype
 ) -> Tensor:
-    """Returns the mask to multiply with: 1 / (1 - p) where `keep_mask` keeps a value, else 0."""
+    """Returns the factors of dropout: 1 / (1 - p) where `keep_mask` is True, else 0.
+
+    Args:
+        shape: Shape of the mask.
+        p: Probability that a value is dropped, in [0, 1).
+        seed: See `keep_mask`.
+        device: Device of the mask.
+        dtype: Type of the mask.
+    """
     return keep_mask(shape, p, seed, device).to(dtype).mul_(1.0 / (1.0 - p))
 
 
 def apply_dropout(values: Tensor, keep: Tensor | None, p: float) -> Tensor:
-    """Returns values / (1 - p) where `keep` is True, 0 elsewhere; `values` itself if it is None."""
+    """Returns values / (1 - p) where `keep` is True and 0 elsewhere; `values` itself if `keep` is None."""
     return values if keep is None else torch.where(keep, values * (1.0 / (1.0 - p)), 0.0)
 
 
@@ -272,11 +281,10 @@ def layer_keep_masks(
     variational: bool,
     device: torch.device,
 ) -> list[Tensor | None]:
-    """Returns the keep masks on what the layers of a stack read.
+    """Returns the keep mask of each layer's input in a stack.
 
-        None for the bottom one; for the others (B, T, H) or, if variational, (B, 1, H).
-    Layer k (counted from 0) draws from `derive_seed(seed, k)`; masks are indexed by position, whichever way
-        the stack walks.
+    The bottom layer has None; the others (B, T, H) or, if variational, (B, 1, H). Layer k (counted from 0) draws from
+    `derive_seed(seed, k)`; masks are indexed by position, in whichever direction the stack runs.
     """
     if p == 0.0:
         return [None] * layers
@@ -286,7 +294,7 @@ def layer_keep_masks(
 
 
 def _dropout_kernels(values: Tensor, device_seed: Tensor | None) -> ModuleType | None:
-    """Our kernel of dropout, if it serves these values."""
+    """Returns the module of the GPU kernel of dropout, or None if it does not support these values."""
     counted = _is_counted(values.device, device_seed) and values.dtype != torch.float64
     return _kernels(values.device) if counted else None
 
@@ -303,10 +311,10 @@ def _dropout(
 ) -> Tensor:
     kernels = _dropout_kernels(values, device_seed)
     if kernels is not None:
-        place = seed_tensor(seed if device_seed is None else device_seed, values.device)
+        key = seed_tensor(seed if device_seed is None else device_seed, values.device)
         scale = 1.0 / (1.0 - p)
         dropped: Tensor = kernels.dropout(
-            values, place, index, keep_threshold(p), scale, variational, first_row
+            values, key, index, keep_threshold(p), scale, variational, first_row
         )
         return dropped
     shape = (values.shape[0], 1, *values.shape[2:]) if variational else values.shape
@@ -332,7 +340,7 @@ def _(
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001 - torch names them
-    # Saved as autograd saves tensors, it finds out if a seed moves on before the backward pass.
+    # As a saved tensor the seed is version-checked: autograd reports a seed that advanced before the backward pass.
     *ctx.rest, device_seed, ctx.first_row = inputs[1:]
     ctx.save_for_backward(device_seed)
 
@@ -346,16 +354,19 @@ _dropout.register_autograd(_backward, setup_context=_remember)
 
 
 def dropout(values: Tensor, p: float, seed: Seed, variational: bool = False, index: int = -1) -> Tensor:
-    """Drops values with a mask that nobody keeps: the backward pass makes it again from the seed.
+    """Applies dropout with a mask that is not kept: the backward pass generates it again from the seed.
 
     On a GPU each pass is one kernel.
 
     Args:
         values: (B, T, ...).
-        p: the probability that a value is dropped, in [0, 1).
-        seed: of the mask; the same seed gives the same mask, see `keep_mask`.
-        variational: one mask a row for all its positions, (B, 1, ...) (Gal and Ghahramani 2016).
-        index: as in `keep_mask`.
+        p: Probability that a value is dropped, in [0, 1).
+        seed: Seed of the mask; see `keep_mask`.
+        variational: If True, one mask (B, 1, ...) per row serves all its positions (Gal and Ghahramani 2016).
+        index: As in `keep_mask`.
+
+    Returns:
+        The values with dropout applied and scaled by 1 / (1 - p), of the shape of ``values``.
     """
     if p == 0.0:
         return values

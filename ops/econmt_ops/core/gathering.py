@@ -1,4 +1,4 @@
-"""How a tensor of every rank is asked for; econmt_ops itself knows no ranks."""
+"""Interface for collecting a tensor from all ranks; the implementation belongs to the caller."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from torch import Tensor
 
 
 class Gathered(Protocol):
-    """The same tensor of every rank, on its way."""
+    """Result of a collective that is in progress."""
 
     def wait(self) -> Tensor:
-        """All of them (R, ...), in order of the ranks."""
+        """Returns the tensors of all ranks, (R, ...), in order of the ranks."""
 
 
 Gather = Callable[[Tensor], Gathered]
-"""Begins to exchange a tensor, of the same shape on all ranks."""
+"""Function that starts to collect a tensor, which has the same shape on all ranks."""

@@ -1,4 +1,4 @@
-"""Products with one weight that are made many times: the weight is laid out for them once."""
+"""UniqueRows products with one weight, which is prepacked into the layout that the fastest library reads."""
 
 from __future__ import annotations
 
@@ -14,34 +14,37 @@ from econmt_ops.core.packed import dense, is_available
 LAYOUTS = ("row", "transposed", "packed")
 
 MANY = 1000
-"""More products than laying a weight out for them takes."""
+"""Number of products for which prepacking a weight always pays."""
 
 _PACKING = 8
-"""Products of few rows that must follow for packing a weight to pay (Zen 4, one core, 256 to 1,024 units, 16 and 64
-rows: 3 to 11)."""
+"""Number of products of few rows from which on packing a weight pays; measured as 3 to 11 on one Zen 4 core, for 256 to
+1,024 units and 16 and 64 rows."""
 
-_PACKING_TURNED = 50
-"""The same of a transposed view, whose packing takes five to ten times as long while oneDNN reads it as fast as a copy
-(30 to 75)."""
+_PACKING_TRANSPOSED = 50
+"""Number for a transposed view, measured as 30 to 75: packing it takes five to ten times as long, and oneDNN reads the
+view
+as fast as a contiguous copy."""
 
 
 class Layouts:
-    """While it lives, products with some weights, of which several calls make a few each, share what is laid out.
+    """Cache of prepacked weights that several calls share, for as long as the object lives.
+
+    A weight is packed once the number of products of all calls together makes up for packing it.
 
     Args:
-        weights: matrices whose values do not change as long.
+        weights: Matrices whose values do not change while the object lives.
     """
 
     def __init__(self, weights: Iterable[Tensor]) -> None:
-        self._weights = [*weights]  # whose memory nobody else gets as long
+        self._weights = [*weights]  # keeps their memory from being reused
         self._calls: dict[tuple[object, ...], int] = {}
         self._packed: dict[tuple[object, ...], Tensor] = {}
         for weight in self._weights:
-            _LAYOUTS[_place(weight)] = self
+            _LAYOUTS[_memory_key(weight)] = self
 
     def packed(self, weight: Tensor, calls: int) -> Tensor | None:
-        """The weight packed, if that pays with these calls and all before them."""
-        key = (*_place(weight), *weight.shape, *weight.stride())
+        """Returns the packed weight if packing pays for these calls together with all earlier ones, else None."""
+        key = (*_memory_key(weight), *weight.shape, *weight.stride())
         self._calls[key] = self._calls.get(key, 0) + calls
         if key not in self._packed and _pays(weight, self._calls[key]):
             self._packed[key] = _pack(weight)
@@ -49,16 +52,16 @@ class Layouts:
 
 
 _LAYOUTS: WeakValueDictionary[tuple[int, int], Layouts] = WeakValueDictionary()
-"""By the place of a weight."""
+"""Cache responsible for a weight, by the weight's position in memory."""
 
 
-def _place(weight: Tensor) -> tuple[int, int]:
-    """Where a matrix, or its transpose, begins in memory."""
+def _memory_key(weight: Tensor) -> tuple[int, int]:
+    """Returns the storage and the offset at which a matrix, or its transpose, begins."""
     return int(weight.untyped_storage()._cdata), int(weight.storage_offset())
 
 
 def _pays(weight: Tensor, calls: int) -> bool:
-    return calls >= (_PACKING if weight.is_contiguous() else _PACKING_TURNED)
+    return calls >= (_PACKING if weight.is_contiguous() else _PACKING_TRANSPOSED)
 
 
 def _pack(weight: Tensor) -> Tensor:
@@ -67,17 +70,19 @@ def _pack(weight: Tensor) -> Tensor:
 
 
 class Product:
-    """left weight^T + bias, with the weight laid out once.
+    """Product left weight^T + bias with a weight that is prepacked once.
 
-    "packed" is the blocked layout that oneDNN's kernels read; each ordinary product of a few rows would pack the
-    weight anew, and in float32 it would go to a slower library. Where packing would take longer than it saves, oneDNN
-    gets the weight as it is; where oneDNN cannot serve, the layout is "transposed", or "row" if that takes longer.
+    "packed" is the blocked layout of oneDNN's kernels. Without it each product of a few rows would pack the weight
+    again,
+    and in float32 PyTorch would use a slower library. If packing takes longer than it saves, oneDNN reads the weight as
+    it
+    is. Where oneDNN is not available, the layout is "transposed", or "row" if transposing does not pay.
 
     Args:
         weight: (N, K).
         bias: (N,), or None.
-        layout: one of LAYOUTS.
-        calls: how many products will be made.
+        layout: One of LAYOUTS.
+        calls: Number of products that will be computed.
     """
 
     def __init__(
@@ -86,7 +91,7 @@ class Product:
         self._by_onednn = layout == "packed" and weight.numel() > 0 and is_available(weight)
         self._bias = None if bias is None else dense(bias)
         if self._by_onednn:
-            shared = _LAYOUTS.get(_place(weight))
+            shared = _LAYOUTS.get(_memory_key(weight))
             if shared is not None:
                 packed = shared.packed(weight, calls)
             else:
@@ -97,18 +102,19 @@ class Product:
             self._weight = weight.t().contiguous() if pays else weight.t()
 
     def plus(self, start: Tensor, left: Tensor) -> Tensor:
-        """start (M, N), contiguous, plus the product of left (M, K); ``start`` may be overwritten. There is no bias."""
+        """Returns start (M, N), contiguous, plus the product of left (M, K), without bias; may overwrite ``start``."""
         assert self._bias is None
         if self._by_onednn:
             return self._plus(start, left)
         return start.addmm_(left, self._weight)
 
     def into(self, out: Tensor, left: Tensor, start: Tensor | None = None) -> None:
-        """Writes the product of left (M, K) to ``out`` (M, N), whose row stride may be any.
+        """Writes the product of left (M, K) to ``out`` (M, N), which may have any row stride.
 
         Args:
-            out, left: see above.
-            start: (M, N) is added in place of the bias; may be ``out`` itself.
+            out: Result.
+            left: Left operand.
+            start: Summand (M, N) that replaces the bias; may be ``out`` itself.
         """
         if not self._by_onednn:
             start = self._bias if start is None else start
@@ -126,17 +132,17 @@ class Product:
         return result
 
     def share(self, start: Tensor, left: Tensor) -> Tensor | None:
-        """Adds the product of left (M, K) to ``start`` (M, N), in place; where oneDNN cannot, returns it instead.
+        """Adds the product of left (M, K) to ``start`` (M, N) in place, or returns it if oneDNN computes it.
 
-        It is what a step's kernel takes as ``recurrent``: where it reads ``start`` it can add the product too.
+        A step's kernel takes the returned product as ``recurrent`` and adds it where it reads ``start``.
         """
         if self._by_onednn:
             return self(left)
         start.addmm_(left, self._weight)
         return None
 
-    def __call__(self, left: Tensor, thin: Tensor | None = None) -> Tensor:  # noqa: ARG002 - as of factors
-        """The product of left (..., K): a new tensor (..., N)."""
+    def __call__(self, left: Tensor, thin: Tensor | None = None) -> Tensor:  # noqa: ARG002 - as LowRankProduct
+        """Returns the product of left (..., K), a new tensor (..., N)."""
         if self._by_onednn:
             result: Tensor = torch.ops.mkldnn._linear_pointwise(
                 left, self._weight, self._bias, "none", [], ""
@@ -148,10 +154,11 @@ class Product:
 
 
 def add_rows(values: Tensor) -> Tensor:
-    """The sum over the first two axes of (K, B, N).
+    """Returns the sum over the first two axes of (K, B, N).
 
-    Without our library by a product: on a CPU sum() of 16-bit values takes eight times as long; on a GPU it takes a
-    workspace larger than the values.
+    Without the C library the sum is a matrix product: on a CPU sum() of 16-bit values takes eight times as long; on a
+    GPU
+    its workspace is larger than the values.
     """
     rows = values.reshape(-1, values.shape[2])
     if native.serves(rows):

@@ -1,7 +1,7 @@
-"""Products with a weight of 8 bits, whose other factor is rounded to 8 bits row by row as it comes.
+"""Products of an 8-bit weight and activations that are rounded to 8 bits row by row.
 
-Rows and outputs have a step each, a 127th of their largest value, so that no result depends on another row. R rows, K
-inputs, N outputs.
+Each row of the activations and each output has its own scale, 1/127 of its largest absolute value, so that no result
+depends on another row. R rows, K inputs, N outputs.
 """
 
 from __future__ import annotations
@@ -14,14 +14,11 @@ from econmt_ops.backends import c as native
 _LARGEST = 127
 
 _LANES, _GROUP, _FILLED = 16, 4, 64
-"""Outputs and inputs of a group as the C library reads it, and of what multiple of inputs it has zeros; bytes all."""
+"""Outputs and inputs per group in the C library's layout, and the multiple to which inputs are padded with zeros."""
 
 
 def rounded(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """A weight (N, K) in 8 bits, and the steps (N,) float32 of its rows.
-
-    A row of zeros has step 0.
-    """
+    """Rounds a weight (N, K) to int8; also returns the scales (N,) float32 of its rows, 0 for a row of zeros."""
     values = weight.detach().to(torch.float32)
     largest = values.abs().amax(1)
     inverse = torch.where(largest > 0, _LARGEST / largest, 0.0)
@@ -29,30 +26,31 @@ def rounded(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def in_groups(values: Tensor) -> tuple[Tensor, Tensor]:
-    """A rounded weight (N, K) as the C library reads it.
+    """Converts a rounded weight (N, K) to the layout of the C library.
 
     Returns:
-        (N / 16, K / 4, 16, 4), filled up with zeros, and the sum of each output's weights, int32.
+        The weight (N / 16, K / 4, 16, 4), padded with zeros, and the sum of each output's weights, int32.
     """
     filled = torch.nn.functional.pad(values, (0, -values.shape[1] % _FILLED, 0, -len(values) % _LANES))
     return grouped(filled), filled.sum(1, dtype=torch.int32)
 
 
 def grouped(values: Tensor) -> Tensor:
-    """A matrix (N, K), filled up, with outputs in groups of 16, inputs in those of 4 bytes: (N / 16, K / n, 16, n)."""
+    """Groups a padded matrix (N, K) by 16 outputs and by inputs that fill 4 bytes: (N / 16, K / n, 16, n)."""
     count = _GROUP // values.itemsize
     words = values.contiguous().view(torch.int32).view(-1, _LANES, values.shape[1] // count)
     return words.transpose(1, 2).contiguous().view(values.dtype).view(len(words), -1, _LANES, count)
 
 
 class Int8Product:
-    """left weight^T + bias as :class:`econmt_ops.core.gemm.Product` has it, for float32 on a CPU.
+    """Product left weight^T + bias as :class:`econmt_ops.core.gemm.Product`, in 8 bits, for float32 on a CPU.
 
-    By the C library, where it is built; otherwise by a product of float32 of the rounded values, which is exact up to
-    1,024 inputs and rounds above.
+    It uses the C library if that is built, otherwise a float32 product of the rounded values, which is exact for up to
+    1,024
+    inputs.
 
     Args:
-        weight: (N, K), is rounded. bias: (N,), or None.
+        weight: (N, K), rounded to 8 bits. bias: (N,), or None.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
@@ -61,12 +59,12 @@ class Int8Product:
         self._laid_out: tuple[Tensor, Tensor] | None = None
 
     def plus(self, start: Tensor, left: Tensor) -> Tensor:
-        """start (R, N), contiguous, plus the product of left (R, K); ``start`` may be overwritten. There is no bias."""
+        """Returns start (R, N), contiguous, plus the product of left (R, K), without bias; may overwrite ``start``."""
         assert self._bias is None
         return self._product(left, start)
 
     def __call__(self, left: Tensor) -> Tensor:
-        """The product of left (..., K): a new tensor (..., N)."""
+        """Returns the product of left (..., K), a new tensor (..., N)."""
         return self._product(left.reshape(-1, left.shape[-1]), None).view(*left.shape[:-1], len(self._steps))
 
     def _product(self, left: Tensor, start: Tensor | None) -> Tensor:

@@ -1,4 +1,4 @@
-"""Padding: which positions lie at or past a row's length, and how a row is walked backwards."""
+"""Padding masks, and reversal of rows within their lengths."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from econmt_ops.dispatch.registration import custom_op
 
 
 def padding_mask(lengths: Tensor, positions: int, device: torch.device) -> Tensor:
-    """Returns a bool tensor (B, positions) that is True where a position lies at or past its row's length.
+    """Returns a bool tensor (B, positions) that is True at and after a row's length.
 
     Args:
         lengths: (B,), on any device; nothing is copied back from the device.
-        positions: the padded length.
-        device: where the mask is to be.
+        positions: Padded length.
+        device: Device of the mask.
     """
     return torch.arange(positions, device=device) >= lengths.to(device, non_blocking=True).unsqueeze(1)
 
 
 def zero_padding(tensor: Tensor, padding: Tensor | None) -> Tensor:
-    """Returns `tensor` (B, N, D) with zeros, even for NaN, where `padding` (B, N) is True."""
+    """Returns `tensor` (B, N, D) with zeros, also in place of NaN, where `padding` (B, N) is True."""
     return tensor if padding is None else tensor.masked_fill(padding.unsqueeze(-1), 0.0)
 
 
 def reverse_rows(tensor: Tensor, lengths: Tensor | None) -> Tensor:
-    """Reverses each row of `tensor` (B, T, D) within its own length; it is its own inverse.
+    """Reverses each row of `tensor` (B, T, D) within its own length; the function is its own inverse.
 
-    On a GPU by one kernel, and one for the gradient, where PyTorch's would be a sum of scattered values.
+    On a GPU output and gradient take one kernel each, where PyTorch's gradient would scatter and add.
     """
     if lengths is None:
         return tensor.flip(1)

@@ -1,4 +1,4 @@
-"""Looking rows of a table up, with a gradient that a CUDA graph may hold and that takes little memory on a GPU."""
+"""Embedding look-up whose gradient takes little memory on a GPU and works in a CUDA graph."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from econmt_ops.dispatch.registration import custom_op
 
 
 def look_up(table: Tensor, ids: Tensor, padding: int | None = None) -> Tensor:
-    """The rows of a table: `torch.nn.functional.embedding`, on a GPU with a gradient of our own.
+    """Looks rows of a table up, as `torch.nn.functional.embedding`; on a GPU with econmt's kernel for the gradient.
 
     Args:
         table: (V, E).
         ids: (...), int64, each in [0, V).
-        padding: a row that gets no gradient, or None.
+        padding: Row that gets no gradient, or None.
 
     Returns:
-        (..., E).
+        The rows, (..., E).
     """
     if not triton.serves(table):
         return functional.embedding(ids, table, padding)
-    found: Tensor = _look_up(table, ids, -1 if padding is None else padding)
-    return found
+    rows: Tensor = _look_up(table, ids, -1 if padding is None else padding)
+    return rows
 
 
 @torch.no_grad()
 def add_look_up_gradient(table: Tensor, incoming: Tensor, ids: Tensor) -> None:
-    """Adds the gradient of a look-up to that of its table, always in the same order.
+    """Adds the gradient of a look-up to the gradient of its table, in a deterministic order.
 
     Args:
-        table: (V, E), contiguous.
-        incoming: (..., E), contiguous; may be lost.
-        ids: (...), int64, each in [0, V]; V stands for what gives nothing.
+        table: Gradient of the table, (V, E), contiguous.
+        incoming: Gradient of the rows, (..., E), contiguous; may be overwritten.
+        ids: (...), int64, each in [0, V]; positions with id V contribute nothing.
     """
     words = len(table)
     if triton.serves(table):

@@ -1,4 +1,4 @@
-"""Loops over steps that all do the same, which who follows the memory of a call need not see all of."""
+"""Loops over identical steps, of which a memory estimate need not run all."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 Repeating = Callable[[int], AbstractContextManager[object]]
-"""Given how many more steps are like the one inside its context, which stands for them."""
+"""Context manager factory: called with the number of skipped steps that the step inside the context represents."""
 
 _FIRST = 3
-"""Steps that are run at the beginning of a loop: the first finds another state than the others, the second what the
-first has left, and from the third on all are alike."""
+"""Steps run at the beginning of a shortened loop: the first starts from another state, the second from the first one's
+results, and from the third on all are alike."""
 
 _repeating: list[Repeating] = []
 
 
 @contextmanager
 def shortened(repeating: Repeating) -> Iterator[None]:
-    """Inside, loops over steps run their first ones and the last one, for tensors whose values nobody asks for.
+    """Runs only the first steps and the last one of every loop over steps, for tensors whose values are not needed.
 
     Args:
-        repeating: told of the step that stands for those left out.
+        repeating: Context of the step that represents the skipped ones.
     """
     _repeating.append(repeating)
     try:
@@ -30,7 +30,7 @@ def shortened(repeating: Repeating) -> Iterator[None]:
 
 
 def steps_of(order: range) -> Iterator[int]:
-    """The steps of a loop in their order; each runs the same operators on the same shapes as the others."""
+    """Yields the steps of a loop in order; each must run the same operators on the same shapes as the others."""
     left_out = len(order) - _FIRST - 1
     if not _repeating or left_out < 1:
         yield from order

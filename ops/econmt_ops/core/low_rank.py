@@ -1,13 +1,13 @@
-"""Products with matrices that may be factorised: W = left right is applied as two thin products and never made.
+"""Products with matrices that may be factorized: W = left right is applied as two thin products, without computing W.
 
 With X (M, K), W (N, K) of rank r and the gradient dZ (M, N) of Z = X W^T:
 
     Z = (X right^T) left^T          2 M r (N + K) operations instead of 2 M N K
-    P = dZ left                     (M, r), which both of the following share
+    P = dZ left                     (M, r), used by both of the following
     dX = P right
     d right = P^T X                 d left = dZ^T (X right^T)
 
-All of it is less than with W as long as r < N K / (N + K).
+This takes fewer operations than with W as long as r < N K / (N + K).
 """
 
 from __future__ import annotations
@@ -33,15 +33,16 @@ from econmt_ops.core.weights import (
 
 
 def columns(weight: Matrix, begin: int, end: int) -> Matrix:
-    """The columns begin to end of a matrix, as a view."""
+    """Returns the columns begin to end of a matrix, as a view."""
     return weight.columns(begin, end) if isinstance(weight, LowRank) else weight[:, begin:end]
 
 
 def joined(first: Matrix, second: Matrix) -> Matrix:
-    """Two matrices of the same kind side by side, (N, K + M).
+    """Concatenates two matrices of the same kind side by side, (N, K + M).
 
-    Of factors these are the left ones side by side and the right ones as blocks of a diagonal. The zeros beside the
-    blocks are multiplied too, which takes less time than two products.
+    Of two factorized matrices the left factors are concatenated and the right factors become diagonal blocks.
+    Multiplying
+    the zeros beside the blocks takes less time than two products.
     """
     if isinstance(first, LowRank):
         assert isinstance(second, LowRank)
@@ -54,7 +55,7 @@ def joined(first: Matrix, second: Matrix) -> Matrix:
 
 
 def cast_together(layer: AnyLSTMWeights, dtype: torch.dtype) -> tuple[AnyLSTMWeights, Tensor | None]:
-    """A layer in another type; and, if that took copies of whole matrices, both side by side, (4H, I + H)."""
+    """Casts a layer; if this copies whole matrices, also returns both side by side in one tensor, (4H, I + H)."""
     if isinstance(layer, LowRankLSTMWeights) or layer.input.dtype == layer.hidden.dtype == dtype:
         return cast_weights(layer, dtype), None
     width = layer.input.shape[1]
@@ -64,7 +65,7 @@ def cast_together(layer: AnyLSTMWeights, dtype: torch.dtype) -> tuple[AnyLSTMWei
 
 
 def linear(inputs: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
-    """inputs (..., K) times weight (N, K) transposed, plus bias (N,)."""
+    """Computes inputs (..., K) times weight (N, K) transposed, plus bias (N,)."""
     if isinstance(weight, LowRank):
         return functional.linear(functional.linear(inputs, weight.right), weight.left, bias)
     return functional.linear(inputs, weight, bias)
@@ -79,51 +80,52 @@ def linear_into(out: Tensor, inputs: Tensor, weight: Matrix, bias: Tensor) -> No
 
 
 def linear_add(start: Tensor, inputs: Tensor, weight: Matrix) -> Tensor:
-    """start (B, N) or (N,) plus inputs (B, K) times weight (N, K) transposed: a new tensor (B, N)."""
+    """Computes start (B, N) or (N,) plus inputs (B, K) times weight (N, K) transposed, a new tensor (B, N)."""
     if isinstance(weight, LowRank):
         return torch.addmm(start, torch.mm(inputs, weight.right.t()), weight.left.t())
     return torch.addmm(start, inputs, weight.t())
 
 
 _MANY_ROWS = 512
-"""Rows from which on the products go where those of whole matrices go; of fewer rows ordinary ones take less time.
-Measured in float32 on a Zen 4 core, one factor of 1,024 x 32: at 16 rows oneDNN takes 33 us and a BLAS 16, at 64 rows
-both 60; of thousands of rows oneDNN makes twice as many a second."""
+"""Number of rows from which on products with factors use prepacked weights; with fewer rows ordinary products take less
+time. Measured in float32 on a Zen 4 core with a factor of 1,024 x 32: at 16 rows oneDNN takes 33 us and a BLAS 16, at
+64
+rows both 60; with thousands of rows oneDNN is twice as fast."""
 
 _FEW_ROWS = 32
-"""On the CPU the products of 16-bit types with no more rows than this are made in float32: there the libraries take
-longer to begin a 16-bit product than to make this one. Measured with H 256 and ranks 8 to 128: at 16 rows and rank 32
-both take 23 us against 50, at 64 rows 77 against 52."""
+"""Largest number of rows for which 16-bit products on the CPU are computed in float32, because the libraries take
+longer to start a 16-bit product than to compute it in float32. Measured with H 256 and ranks 8 to 128: at 16 rows and
+rank 32 23 us against 50, at 64 rows 77 against 52."""
 
 
 def few_rows_type(factor: Tensor, rows: int) -> torch.dtype:
-    """The type in which products of so few rows with a factor are made."""
+    """Returns the type in which products of this number of rows with a factor are computed."""
     narrow = factor.device.type == "cpu" and factor.dtype in (torch.bfloat16, torch.float16)
     return torch.float32 if narrow and rows <= _FEW_ROWS else factor.dtype
 
 
 class LowRankProduct:
-    """left (right x) + bias as a pair of products.
+    """Product left (right x) + bias as two thin products.
 
     Args:
-        weight: (N, K).
+        weight: Factorized (N, K).
         bias: (N,), or None.
-        layout, calls: see `econmt_ops.core.gemm.Product`.
+        layout, calls: See `econmt_ops.core.gemm.Product`.
     """
 
     def __init__(
         self, weight: LowRank, bias: Tensor | None = None, layout: str = "packed", calls: int = MANY
     ) -> None:
         self._weight, self._bias, self._how = weight, bias, (layout, calls)
-        self._turned: dict[torch.dtype, tuple[Tensor, Tensor]] = {}
+        self._transposed: dict[torch.dtype, tuple[Tensor, Tensor]] = {}
 
     def _few(self, rows: int) -> tuple[Tensor, Tensor]:
-        """The transposed factors, right before left, in the type in which products of so few rows are made."""
+        """Returns the transposed factors, right before left, in the type for this number of rows."""
         dtype = few_rows_type(self._weight.left, rows)
-        if dtype not in self._turned:
+        if dtype not in self._transposed:
             left, right = self._weight.to(dtype)
-            self._turned[dtype] = right.t().contiguous(), left.t().contiguous()
-        return self._turned[dtype]
+            self._transposed[dtype] = right.t().contiguous(), left.t().contiguous()
+        return self._transposed[dtype]
 
     @functools.cached_property
     def _many(self) -> tuple[Product, Product]:
@@ -134,25 +136,27 @@ class LowRankProduct:
         )
 
     def __call__(self, inputs: Tensor, thin: Tensor | None = None) -> Tensor:
-        """The product of inputs (..., K): a new tensor (..., N); ``thin`` (..., r) gets right x."""
+        """Returns the product of inputs (..., K), a new tensor (..., N); ``thin`` (..., r) receives right x."""
         rows = inputs.reshape(-1, inputs.shape[-1])
         if len(rows) >= _MANY_ROWS:
             first, second = self._many
-            made = first(inputs)
+            reduced = first(inputs)
             if thin is not None:
-                thin.copy_(made)
-            return second(made)
+                thin.copy_(reduced)
+            return second(reduced)
         right, left = self._few(len(rows))
-        made = torch.mm(rows.to(right.dtype), right)
+        reduced = torch.mm(rows.to(right.dtype), right)
         if thin is not None:
-            thin.view(made.shape).copy_(made)
+            thin.view(reduced.shape).copy_(reduced)
         product = (
-            torch.mm(made, left) if self._bias is None else torch.addmm(self._bias.to(left.dtype), made, left)
+            torch.mm(reduced, left)
+            if self._bias is None
+            else torch.addmm(self._bias.to(left.dtype), reduced, left)
         )
         return product.to(inputs.dtype).view(*inputs.shape[:-1], product.shape[1])
 
     def share(self, start: Tensor, inputs: Tensor) -> None:
-        """Adds the product of inputs (M, K) to ``start`` (M, N), in place. There is no bias."""
+        """Adds the product of inputs (M, K) to ``start`` (M, N) in place. Needs a bias of None."""
         assert self._bias is None
         right, left = self._few(len(inputs))
         if right.dtype == start.dtype:
@@ -161,7 +165,7 @@ class LowRankProduct:
             start += torch.mm(torch.mm(inputs.to(right.dtype), right), left)
 
     def plus(self, start: Tensor, inputs: Tensor) -> Tensor:
-        """``start`` (M, N) plus the product of inputs (M, K), in its place. There is no bias."""
+        """Returns ``start`` (M, N) after adding the product of inputs (M, K) in place. Needs a bias of None."""
         self.share(start, inputs)
         return start
 
@@ -180,20 +184,20 @@ class LowRankProduct:
 
 
 AnyProduct = Union[Product, LowRankProduct]
-"""A product with a weight, whole or as factors."""
+"""Product with a weight, whole or factorized."""
 
 
 def product_of(
     weight: Matrix, bias: Tensor | None = None, layout: str = "packed", calls: int = MANY
 ) -> AnyProduct:
-    """The product with a weight that is laid out once; see `econmt_ops.core.gemm.Product`."""
+    """Returns the product with a weight that is prepacked once; see `econmt_ops.core.gemm.Product`."""
     if isinstance(weight, LowRank):
         return LowRankProduct(weight, bias, layout, calls)
     return Product(weight, bias, layout, calls)
 
 
 def gradient_of(weight: Matrix, dtype: torch.dtype) -> Matrix:
-    """Memory for a gradient to be summed in, contiguous: zeros for factors, no values yet for a whole matrix."""
+    """Allocates a contiguous gradient to accumulate into: zeros for factors, uninitialized for a whole matrix."""
     contiguous = torch.contiguous_format
     if isinstance(weight, LowRank):
         return LowRank(*(torch.zeros_like(part, dtype=dtype, memory_format=contiguous) for part in weight))
@@ -201,7 +205,7 @@ def gradient_of(weight: Matrix, dtype: torch.dtype) -> Matrix:
 
 
 def add_linear(total: Tensor, inputs: Tensor, weight: Matrix) -> Tensor:
-    """total (K, B, N), contiguous, plus inputs (K, B, M) weight^T, in place."""
+    """Adds inputs (K, B, M) weight^T to total (K, B, N), contiguous, in place."""
     if isinstance(weight, LowRank):
         inputs, weight = functional.linear(inputs, weight.right), weight.left
     total.view(-1, total.shape[2]).addmm_(inputs.reshape(-1, inputs.shape[2]), weight.t())
@@ -209,12 +213,12 @@ def add_linear(total: Tensor, inputs: Tensor, weight: Matrix) -> Tensor:
 
 
 def thin_of(weight: Matrix, doutputs: Tensor) -> Tensor | None:
-    """The product of a gradient of outputs (K, B, N) with the left factor, (K, B, r); None of a whole matrix."""
+    """Returns the outputs' gradient (K, B, N) times the left factor, (K, B, r); None for a whole matrix."""
     return doutputs @ weight.left if isinstance(weight, LowRank) else None
 
 
 def input_gradient(weight: Matrix, doutputs: Tensor, thin: Tensor | None) -> Tensor:
-    """The gradient of a product's inputs, (K, B, M); ``thin`` as :func:`thin_of` gives it."""
+    """Returns the gradient of a product's inputs, (K, B, M), given the result of :func:`thin_of`."""
     if isinstance(weight, LowRank):
         assert thin is not None
         return thin @ weight.right
@@ -232,12 +236,12 @@ def add_gradient(
     """Adds the gradient of a weight to ``total``, in place.
 
     Args:
-        total: as the weight, in the type of the sum.
+        total: Accumulated gradient, of the kind of the weight and in the type of the sum.
         weight: (N, M).
-        doutputs: (K, B, N), the gradient of inputs weight^T.
+        doutputs: Gradient of inputs weight^T, (K, B, N).
         inputs: (K, B, M).
-        thin: (K, B, r), the product of ``doutputs`` with the left factor, if it is known already.
-        fresh: a whole matrix' ``total`` holds no values yet.
+        thin: Product of ``doutputs`` with the left factor, (K, B, r), if it is known already.
+        fresh: True if ``total`` is a whole matrix without values yet.
     """
     if isinstance(total, LowRank):
         assert isinstance(weight, LowRank)
@@ -249,12 +253,12 @@ def add_gradient(
 
 
 def tensors_of_matrices(weights: Sequence[Matrix]) -> list[Tensor]:
-    """For an operator's argument: the matrices, or the factors of each, left before right."""
+    """Flattens matrices to tensors for an operator: each matrix, or its factors, left before right."""
     return [part for weight in weights for part in (weight if isinstance(weight, LowRank) else (weight,))]
 
 
 def matrices_of_tensors(tensors: Sequence[Tensor], count: int) -> list[Matrix]:
-    """The ``count`` matrices of an operator's argument; the inverse of :func:`tensors_of_matrices`."""
+    """Restores ``count`` matrices from an operator's tensors; the inverse of :func:`tensors_of_matrices`."""
     if len(tensors) == count:
         return list(tensors)
     assert len(tensors) == 2 * count
@@ -264,7 +268,7 @@ def matrices_of_tensors(tensors: Sequence[Tensor], count: int) -> list[Matrix]:
 def layers_of_tensors(
     inputs: Sequence[Tensor], hiddens: Sequence[Tensor], biases: Sequence[Tensor]
 ) -> list[AnyLSTMWeights]:
-    """The layers of an operator's three lists of weights."""
+    """Restores layers from an operator's three lists of weights."""
     if len(inputs) == len(biases):
         return [LSTMWeights(*parts) for parts in zip(inputs, hiddens, biases, strict=True)]
     pairs = (matrices_of_tensors(inputs, len(biases)), matrices_of_tensors(hiddens, len(biases)))

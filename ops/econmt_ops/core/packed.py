@@ -1,7 +1,8 @@
-"""Products by oneDNN, which packs the weight into blocks of its own: on many processors faster than the BLAS.
+"""Linear layer by oneDNN, which packs the weight into blocks; on many processors it is faster than the BLAS.
 
-In float32 PyTorch gives the products of `linear` to a BLAS (MKL, say) and only those of bfloat16 to oneDNN. Here both
-go to oneDNN. B rows, I inputs, O outputs.
+PyTorch's `linear` uses a BLAS such as MKL in float32 and oneDNN only in bfloat16; here both use oneDNN. B rows, I
+inputs,
+O outputs.
 """
 
 from __future__ import annotations
@@ -18,19 +19,20 @@ from econmt_ops.dispatch.registration import custom_op
 _DTYPES = (torch.float32, torch.bfloat16)
 
 _KEPT_SHAPES = 16
-"""oneDNN keeps the kernels that it made for a product's shape, and PyTorch beside it what they were made from, some
-0.3 MB a shape, either for 1,024 shapes by default; batches are of many lengths, so that a process would grow by
-hundreds of megabytes. 256 shapes train 0 to 6 % faster, on a processor with AMX some 20 %."""
+"""Number of product shapes whose kernels oneDNN caches, and PyTorch beside it. Both default to 1,024 shapes of about
+0.3 MB; batches have many lengths, so a process would grow by hundreds of megabytes. 256 shapes train 0 to 6 % faster,
+on a processor with AMX about 20 %."""
 
-# Either is read when the first product is made, and what a user has set holds.
+# Both are read at the first product; values that the user has set take precedence.
 for _capacity in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
     os.environ.setdefault(_capacity, str(_KEPT_SHAPES))
 
 
 def is_available(like: Tensor) -> bool:
-    """Whether oneDNN multiplies tensors like this one: on the CPU, in float32 or, where it can, in bfloat16.
+    """Returns True if oneDNN multiplies tensors like this one: on the CPU, in float32 or, where supported, bfloat16.
 
-    Not while a dispatch mode is active: fake tensors, ledgers and counters know ordinary products alone.
+    It returns False while a dispatch mode is active, because fake tensors, profilers and counters know ordinary
+    products only.
     """
     if like.device.type != "cpu" or like.dtype not in _DTYPES or not torch._C._has_mkldnn:
         return False
@@ -40,10 +42,11 @@ def is_available(like: Tensor) -> bool:
 
 
 def dense(operand: Tensor) -> Tensor:
-    """A weight or a bias as oneDNN can take it: contiguous, or the transpose of what is.
+    """Returns a weight or a bias in a layout that oneDNN handles: contiguous, or the transpose of a contiguous matrix.
 
-    Of a bias it ignores the stride, and gives wrong numbers; for columns of a larger matrix it has no fast kernel, and
-    takes seconds where it should take milliseconds.
+    oneDNN ignores the stride of a bias and returns wrong numbers; for columns of a larger matrix it has no fast kernel
+    and
+    takes seconds instead of milliseconds.
     """
     if operand.is_contiguous() or operand.t().is_contiguous():
         return operand
@@ -52,7 +55,7 @@ def dense(operand: Tensor) -> Tensor:
 
 @custom_op("econmt_ops::packed_linear")
 def packed_linear(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """inputs (B, I) times weight (O, I) transposed, plus bias (O,), by oneDNN; by torch where it is not available."""
+    """Computes inputs (B, I) times weight (O, I) transposed plus bias (O,) by oneDNN, or by torch if unavailable."""
     if not is_available(inputs):
         return functional.linear(inputs, weight, bias)
     result: Tensor = torch.ops.mkldnn._linear_pointwise(

@@ -1,10 +1,10 @@
-"""The rules of precision that all ops share.
+"""Precision rules that all ops share.
 
-* The *compute type* is the type of the op's first argument, or autocast's type while `torch.autocast` is on
-  for that device (float64 is never lowered). All other floating point arguments are cast to it, and what an
-  op returns has it, with the exceptions below.
-* The *accumulate type* is float32, or float64 if the compute type is float64. Cell states, gates, scores,
-  softmax, losses and running sums have it inside an op; cell states and losses also when they are returned.
+* The *compute type* is the type of the op's first argument, or autocast's type while `torch.autocast` is enabled for
+  that device (float64 is never lowered). All other floating point arguments are cast to it, and results have it, with
+  the exceptions below.
+* The *accumulate type* is float32, or float64 if the compute type is float64. Inside an op it is the type of cell
+  states, gates, scores, softmax, losses and running sums; cell states and losses are also returned in it.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 _WITHOUT_AUTOCAST = ("meta",)
-"""Types of devices that have no autocast, of which `torch.is_autocast_enabled` must not be asked. PyTorch could tell
-them (`is_autocast_available`), but torch.compile cannot trace that question in torch 2.11."""
+"""Device types without autocast, for which `torch.is_autocast_enabled` raises an error. `is_autocast_available` could
+list them, but torch.compile cannot trace it in torch 2.11."""
 
 
 def autocast_to(device: torch.device, dtype: torch.dtype) -> torch.autocast:
@@ -41,7 +41,7 @@ def accumulate_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def explicit_casts(first: Tensor) -> AbstractContextManager[None]:
-    """Returns a context without autocast: inside an op only the casts that the op itself makes take place."""
+    """Returns a context without autocast, so that inside an op only its own casts take place."""
     device_type = first.device.type
     if _autocast_is_on(device_type):
         return torch.autocast(device_type, enabled=False)

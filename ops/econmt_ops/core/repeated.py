@@ -1,13 +1,13 @@
-"""Inputs that repeat: words, of which a batch holds some hundreds of different ones at some thousand positions.
+"""Inputs with repeated rows, such as words: a batch holds a few hundred distinct ones at thousands of positions.
 
-What a layer makes of an input by a product alone, its share of the gates, is the same wherever the input stands. So it
-is made once for each of the N rows and then looked up; in the backward pass the gradients of a row's positions are
-summed before the products. With x_p = X[k_p] at position p, W (4H, I) and the gradients dz_p of the gates:
+The product of an input and a weight is the same wherever the input occurs. So it is computed once for each of the N
+distinct rows and then looked up; in the backward pass the gradients of a row's positions are summed before the
+products. With x_p = X[k_p] at position p, W (4H, I) and the gradients dz_p of the gates:
 
     z_p = (X W^T + b)[k_p]          dZ[n] = sum over k_p = n of dz_p
     dX = dZ W                       dW = dZ^T X
 
-Three products of N rows instead of B T.
+The three products have N rows instead of B T.
 """
 
 from __future__ import annotations
@@ -23,41 +23,42 @@ from econmt_ops.core.shapes import Shapes
 
 
 class UniqueRows(NamedTuple):
-    """Inputs (B, T, I) given as distinct rows and which of them stands where."""
+    """Inputs (B, T, I) given as distinct rows and the index of the row at each position."""
 
     rows: Tensor
-    """(N, I)"""
+    """Distinct rows, (N, I)."""
     places: Tensor
-    """(B, T) int64, on the device of the rows, from 0 to N - 1 also where padding is."""
+    """Index of the row at each position, (B, T) int64, on the device of the rows; in [0, N) also at padded positions.
+    """
 
     def expanded(self) -> Tensor:
-        """The inputs (B, T, I)."""
+        """Returns the inputs (B, T, I)."""
         return functional.embedding(self.places, self.rows)
 
     def to(self, dtype: torch.dtype) -> UniqueRows:
-        """The rows in another type."""
+        """Returns the inputs with rows of another type."""
         return UniqueRows(self.rows.to(dtype), self.places)
 
 
 Inputs = Union[Tensor, UniqueRows]
-"""What a recurrent op reads: (B, T, I), or its distinct rows."""
+"""Inputs of a recurrent op: a tensor (B, T, I), or its distinct rows."""
 
 
 def values_of(inputs: Inputs) -> Tensor:
-    """The tensor whose type and device count."""
+    """Returns the tensor that determines type and device of the inputs."""
     return inputs.rows if isinstance(inputs, UniqueRows) else inputs
 
 
 def expanded(inputs: Inputs) -> Tensor:
-    """Inputs (B, T, I), however they are given."""
+    """Returns the inputs as a tensor (B, T, I)."""
     return inputs.expanded() if isinstance(inputs, UniqueRows) else inputs
 
 
 def check_inputs(check: Shapes, inputs: Inputs) -> None:
-    """Checks what a recurrent op reads; B, T and I are learnt from it.
+    """Checks the inputs of a recurrent op, and records the sizes B, T and I.
 
     Raises:
-        ValueError: a size or a type does not fit, or there is no position.
+        ValueError: If a size or a type does not fit, or there is no position.
     """
     if not isinstance(inputs, UniqueRows):
         check("inputs", inputs, "B T I")
@@ -71,15 +72,17 @@ def check_inputs(check: Shapes, inputs: Inputs) -> None:
             f"{check.op}: inputs.places is on {inputs.places.device}, inputs.rows on {inputs.rows.device}"
         )
     check.bounded("inputs.places", inputs.places, 0, check.sizes["N"] - 1)
-    # Another batch holds another number of rows: that is no other problem.
+    # N differs from batch to batch; without it all batches share one measurement.
     del check.sizes["N"]
 
 
 def clean_rows(rows: Tensor, places: Tensor, padding: Tensor | None) -> Tensor:
-    """The rows (N, I), zero where only padded positions read them.
+    """Returns the rows (N, I) with zeros in those that only padded positions read.
 
     Args:
-        rows: (N, I). places, padding: of the same shape, any order.
+        rows: (N, I).
+        places: Index of the row at each position.
+        padding: True at padded positions, of the shape of ``places``; or None.
     """
     if padding is None:
         return rows
@@ -89,12 +92,12 @@ def clean_rows(rows: Tensor, places: Tensor, padding: Tensor | None) -> Tensor:
 
 
 def look_up(table: Tensor, places: Tensor) -> Tensor:
-    """The rows of a table (N, M) that an places (K, B) names: (K, B, M), a new tensor."""
+    """Returns the rows of a table (N, M) at the indices (K, B), a new tensor (K, B, M)."""
     return table.index_select(0, places.reshape(-1)).view(*places.shape, table.shape[1])
 
 
 def add_repeated(total: Tensor, places: Tensor, values: Tensor) -> None:
-    """Adds values (K, B, M) to the rows of ``total`` (N, M) that the places (K, B) names, in the type of ``total``."""
+    """Adds values (K, B, M) to the rows of ``total`` (N, M) at the indices (K, B), in the type of ``total``."""
     if native.serves(values) and total.dtype == torch.float32:
         native.add_rows(total, values.reshape(-1, values.shape[2]), places.reshape(-1))
         return

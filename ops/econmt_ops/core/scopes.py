@@ -1,7 +1,7 @@
-"""Which layer the running code belongs to, so that a ledger can say whose feature maps it sees.
+"""Names of the layers to which running code belongs, so that a memory profiler can attribute feature maps.
 
-``with layer("attention"):`` names the code inside; scopes nest and the innermost wins. It costs two list
-operations, touches no tensor, and is left out of a graph that torch.compile traces.
+``with layer("attention"):`` names the code inside; scopes nest and the innermost counts. A scope costs two list
+operations, touches no tensor, and is left out of graphs that torch.compile traces.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ _watchers: list[Callable[[str], None]] = []
 
 
 def current_layer() -> str:
-    """The innermost layer name, or ``other`` outside of all scopes."""
+    """Returns the innermost layer name, or ``other`` outside of all scopes."""
     return _scopes[-1] if _scopes else "other"
 
 
 @contextmanager
 def watching(callback: Callable[[str], None]) -> Iterator[None]:
-    """Inside, ``callback`` is called with the layer that has become the current one, at each change."""
+    """Calls ``callback`` with the name of the current layer at each change within the context."""
     _watchers.append(callback)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Validation of shapes and types, with messages that say what was expected and what came."""
+"""Checks of shapes and types whose messages state the expected and the actual value."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _TYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 class Shapes:
-    """Checks the arguments of one call, learning the sizes from the first tensor that names them.
+    """Checker of one call's arguments, which learns each size from the first tensor that names it.
 
     >>> check = Shapes("additive_attention")
     >>> check("query", query, "B T A")
@@ -28,13 +28,12 @@ class Shapes:
         """Checks one floating point tensor.
 
         Args:
-            name: the argument's name, for the message.
-            tensor: the argument.
-            shape: the sizes by name, separated by blanks ("B T H"); a number before a name that is known
-                already multiplies it ("4H").
+            name: Name of the argument, for the message.
+            tensor: The argument.
+            shape: Names of the sizes, separated by blanks ("B T H"); a number before a known name multiplies it ("4H").
 
         Raises:
-            ValueError: the number of dimensions, a size, the type or the device does not fit.
+            ValueError: If the number of dimensions, a size, the type or the device does not fit.
         """
         self.is_number(name, tensor)
         self.check_size(name, tensor, shape)
@@ -44,7 +43,7 @@ class Shapes:
         """Checks that an argument is a floating point tensor.
 
         Raises:
-            ValueError: it is something else.
+            ValueError: If it is not.
         """
         check_tensor(self.op, name, tensor)
         if not tensor.is_floating_point():
@@ -55,10 +54,10 @@ class Shapes:
             )
 
     def exactly(self, name: str, tensor: Tensor, sizes: tuple[int, ...], letters: Sequence[str]) -> None:
-        """Checks one floating point tensor whose sizes are numbers; ``letters`` are those of which they are made.
+        """Checks one floating point tensor against known sizes; ``letters`` are the sizes to name in the message.
 
         Raises:
-            ValueError: a size, the type or the device does not fit.
+            ValueError: If a size, the type or the device does not fit.
         """
         self.is_number(name, tensor)
         if tuple(tensor.shape) != sizes:
@@ -98,32 +97,32 @@ class Shapes:
             raise ValueError(f"{self.op}: {name} must have at least one position, got {tuple(tensor.shape)}")
 
     def indices(self, name: str, tensor: Tensor, shape: str) -> None:
-        """Checks an int64 tensor, which may lie on another device.
+        """Checks an int64 tensor, which may be on another device.
 
         Raises:
-            ValueError: the type or a size does not fit.
+            ValueError: If the type or a size does not fit.
         """
         check_tensor(self.op, name, tensor)
         if tensor.dtype != int64:
             raise ValueError(f"{self.op}: {name} must be an int64 tensor, got {tensor.dtype}")
         self.check_size(name, tensor, shape)
 
-    def norm(self, given: object) -> None:
-        """Checks the gain and the bias of a layer normalisation, each (A,).
+    def norm(self, pair: object) -> None:
+        """Checks the gain and the bias of a layer normalization, each (A,).
 
         Raises:
-            ValueError: it is no pair of tensors, or one does not fit.
+            ValueError: If it is not a pair of tensors, or one of them does not fit.
         """
-        if not isinstance(given, (tuple, list)) or len(given) != 2:
-            raise ValueError(f"{self.op}: layer_norm must be (gain, bias), got {kind_of(given)}")
-        self("layer_norm gain", given[0], "A")
-        self("layer_norm bias", given[1], "A")
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+            raise ValueError(f"{self.op}: layer_norm must be (gain, bias), got {kind_of(pair)}")
+        self("layer_norm gain", pair[0], "A")
+        self("layer_norm bias", pair[1], "A")
 
     def lengths(self, tensor: Tensor, positions: str) -> None:
-        """Checks the lengths of a batch's rows, (B,), and if they lie on the CPU that they are within the positions.
+        """Checks the lengths of a batch's rows, (B,); on the CPU also that they are within the positions.
 
         Raises:
-            ValueError: the type, the size or the device does not fit, or a length is negative or too long.
+            ValueError: If the type, the size or the device does not fit, or a length is negative or too long.
         """
         self.indices("lengths", tensor, "B")
         if tensor.device.type not in ("cpu", self._device.type if self._device is not None else "cpu"):
@@ -133,10 +132,10 @@ class Shapes:
         self.bounded("lengths", tensor, 0, self.sizes[positions])
 
     def bounded(self, name: str, tensor: Tensor, least: int, most: int) -> None:
-        """Checks the values of an int64 tensor on the CPU; elsewhere looking at them would wait for the device.
+        """Checks the values of an int64 tensor on the CPU; on other devices this would wait for the device.
 
         Raises:
-            ValueError: a value is less than ``least`` or more than ``most``.
+            ValueError: If a value is less than ``least`` or more than ``most``.
         """
         if torch.compiler.is_compiling() or isinstance(tensor, FakeTensor) or tensor.device.type != "cpu":
             return
@@ -149,7 +148,7 @@ class Shapes:
             )
 
     def _expected(self, letter: str) -> int | None:
-        """Returns the size that a letter stands for, None if it is not known yet."""
+        """Returns the size of a letter, or None if it is not known yet."""
         if letter in self.sizes:
             return self.sizes[letter]
         name = letter.lstrip("0123456789")
@@ -164,42 +163,42 @@ class Shapes:
         return ValueError(f"{self.op}: {name} must be {wanted}{f' with {hint}' if hint else ''}, got {sizes}")
 
 
-def check_tensor(op: str, name: str, given: object) -> None:
-    """Checks that an argument is a tensor.
+def check_tensor(op: str, name: str, value: object) -> None:
+    """Checks that an argument is a dense tensor.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: If it is not.
     """
-    if not isinstance(given, Tensor):
-        raise ValueError(f"{op}: {name} must be a tensor, got {kind_of(given)}")  # noqa: TRY004  as all of its errors
-    if given.layout != strided or given.is_quantized:
-        kind = "quantized" if given.is_quantized else given.layout
+    if not isinstance(value, Tensor):
+        raise ValueError(f"{op}: {name} must be a tensor, got {kind_of(value)}")  # noqa: TRY004  as all of its errors
+    if value.layout != strided or value.is_quantized:
+        kind = "quantized" if value.is_quantized else value.layout
         raise ValueError(f"{op}: {name} must be a dense tensor, got {kind}")
 
 
-def kind_of(given: object) -> str:
-    """What an argument of another kind is, for messages."""
-    if isinstance(given, Tensor):
-        return f"a tensor of shape {tuple(given.shape)}"
-    return "None" if given is None else f"a value of type {type(given).__name__}"
+def kind_of(value: object) -> str:
+    """Describes an argument of an unexpected type, for messages."""
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    return "None" if value is None else f"a value of type {type(value).__name__}"
 
 
-def check_number(op: str, name: str, given: object) -> None:
-    """Checks that an argument is a number.
+def check_number(op: str, name: str, value: object) -> None:
+    """Checks that an argument is a finite number.
 
     Raises:
-        ValueError: it is something else, or not finite.
+        ValueError: If it is not.
     """
-    # The difference is no number of inf and nan; torch.compile cannot trace math.isfinite.
-    if not isinstance(given, (int, float)) or given - given != 0:
-        raise ValueError(f"{op}: {name} must be a finite number, got {given!r}")
+    # inf - inf and nan - nan are nan; torch.compile cannot trace math.isfinite.
+    if not isinstance(value, (int, float)) or value - value != 0:
+        raise ValueError(f"{op}: {name} must be a finite number, got {value!r}")
 
 
 def check_dropout(op: str, dropout: float, seed: object) -> None:
     """Checks a dropout probability and its seed.
 
     Raises:
-        ValueError: the probability is not in [0, 1), or it is not zero and there is no seed that is one.
+        ValueError: If the probability is not in [0, 1), or is not zero while the seed is missing or invalid.
     """
     if not isinstance(dropout, (int, float)) or not 0.0 <= dropout < 1.0:
         raise ValueError(f"{op}: dropout must be at least 0 and less than 1, got {dropout}")
@@ -207,9 +206,9 @@ def check_dropout(op: str, dropout: float, seed: object) -> None:
         raise ValueError(f"{op}: dropout {dropout} needs dropout_seed, an int")
     if isinstance(seed, tuple):  # a `RowsSeed`
         seed = seed[0]
-    whole = isinstance(seed, int) and -(2**63) <= seed < 2**63
-    scalar = isinstance(seed, Tensor) and seed.dtype == int64 and seed.numel() == 1
-    if seed is not None and not whole and not scalar:
+    is_int = isinstance(seed, int) and -(2**63) <= seed < 2**63
+    is_scalar = isinstance(seed, Tensor) and seed.dtype == int64 and seed.numel() == 1
+    if seed is not None and not is_int and not is_scalar:
         raise ValueError(
             f"{op}: dropout_seed must be an int of 64 bits or an int64 scalar tensor, got {kind_of(seed)}"
         )

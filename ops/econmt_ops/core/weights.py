@@ -1,4 +1,4 @@
-"""The weights and states that the recurrent ops take and return."""
+"""Weights and states that the recurrent ops take and return."""
 
 from __future__ import annotations
 
@@ -9,188 +9,188 @@ from torch import Tensor
 
 
 class LowRank(NamedTuple):
-    """A matrix (N, K) of rank r as the product of two thin factors, ``left right``, which is never made.
+    """Matrix (N, K) of rank r, stored as two thin factors ``left right`` whose product is never computed.
 
     Sainath et al. 2013, "Low-rank matrix factorization for deep neural network training with high-dimensional output
-    targets"; of recurrent weights: Prabhavalkar et al. 2016, "On the compression of recurrent neural networks".
+    targets"; for recurrent weights Prabhavalkar et al. 2016, "On the compression of recurrent neural networks".
     """
 
     left: Tensor
-    """(N, r)"""
+    """Left factor, (N, r)."""
     right: Tensor
-    """(r, K)"""
+    """Right factor, (r, K)."""
 
     @property
     def shape(self) -> tuple[int, int]:
-        """The sizes of the product, (N, K)."""
+        """Shape of the product, (N, K)."""
         return self.left.shape[0], self.right.shape[1]
 
     @property
     def rank(self) -> int:
-        """The columns of ``left`` and rows of ``right``."""
+        """Rank r: number of columns of ``left`` and rows of ``right``."""
         return self.right.shape[0]
 
     def to(self, dtype: torch.dtype) -> LowRank:
-        """The factors in another type."""
+        """Returns the factors in another type."""
         return LowRank(self.left.to(dtype), self.right.to(dtype))
 
     def t(self) -> LowRank:
-        """The transpose, as views."""
+        """Returns the transpose, as views."""
         return LowRank(self.right.t(), self.left.t())
 
     def columns(self, begin: int, end: int) -> LowRank:
-        """The columns begin to end, as a view: those of ``right``."""
+        """Returns the columns begin to end, as a view."""
         return LowRank(self.left, self.right[:, begin:end])
 
 
 Matrix = Union[Tensor, LowRank]
-"""A weight matrix (N, K), whole or as factors."""
+"""Weight matrix (N, K), whole or factorized."""
 
 
 class LSTMWeights(NamedTuple):
-    """One LSTM layer; the 4H rows are the gates i, f, g, o in this order, as in `torch.nn.LSTM`."""
+    """Weights of one LSTM layer; the 4H rows are the gates i, f, g, o in this order, as in `torch.nn.LSTM`."""
 
     input: Tensor
-    """(4H, I)"""
+    """Input weight, (4H, I)."""
     hidden: Tensor
-    """(4H, H)"""
+    """Recurrent weight, (4H, H)."""
     bias: Tensor
-    """(4H,)"""
+    """Bias, (4H,)."""
 
 
 class LowRankLSTMWeights(NamedTuple):
-    """One LSTM layer whose two matrices are products of factors; otherwise as :class:`LSTMWeights`."""
+    """Weights of one LSTM layer with factorized matrices; otherwise as :class:`LSTMWeights`."""
 
     input: LowRank
-    """(4H, I)"""
+    """Input weight, (4H, I)."""
     hidden: LowRank
-    """(4H, H)"""
+    """Recurrent weight, (4H, H)."""
     bias: Tensor
-    """(4H,)"""
+    """Bias, (4H,)."""
 
 
 AnyLSTMWeights = Union[LSTMWeights, LowRankLSTMWeights]
-"""One LSTM layer, its matrices whole or as factors."""
+"""Weights of one LSTM layer, with whole or factorized matrices."""
 
 
 class AttentionalLSTMWeights(NamedTuple):
-    """A stack of LSTM layers with attention on top of it."""
+    """Weights of `attentional_lstm`: stacked LSTM layers with attention from the top layer."""
 
     layers: tuple[AnyLSTMWeights, ...]
-    """Bottom first; with input feeding the bottom layer's input weight is (4H, I + H)."""
+    """Layers, bottom first; with input feeding the bottom layer's input weight is (4H, I + H)."""
     query: Tensor | None
-    """(A, H), or None: the query is the top layer's h itself, and A is H."""
+    """Projection of the query, (A, H); None to use the top layer's h as the query, with A = H."""
     score: Tensor | None
-    """(A,) for additive attention, or None for dot attention."""
+    """Weight of the additive score, (A,); None for dot attention."""
     combine: Tensor
-    """(H, H + E)"""
+    """Weight of the output layer over h and context, (H, H + E)."""
     combine_bias: Tensor | None
-    """(H,), or None."""
+    """Bias of the output layer, (H,), or None."""
 
 
 def cast_weights(layer: AnyLSTMWeights, dtype: torch.dtype) -> AnyLSTMWeights:
-    """A layer in another type."""
+    """Returns a layer in another type."""
     if isinstance(layer, LowRankLSTMWeights):
         return LowRankLSTMWeights(layer.input.to(dtype), layer.hidden.to(dtype), layer.bias.to(dtype))
     return LSTMWeights(*(part.to(dtype) for part in layer))
 
 
 class GateWeights(NamedTuple):
-    """One layer of a cell whose gates read the inputs alone: `sru`, `ssru`, `qrnn`, `min_gru`, `min_lstm`."""
+    """Weights of one layer whose gates read the inputs alone: `sru`, `ssru`, `qrnn`, `min_gru`, `min_lstm`."""
 
     input: Tensor
-    """(K H, I), K gates; of `qrnn` with a window of two steps (3H, 2I)."""
+    """Input weight, (K H, I) with K gates; (3H, 2I) for `qrnn` with a window of two steps."""
     bias: Tensor
-    """(K H,)"""
+    """Bias, (K H,)."""
 
 
 class GILRLSTMWeights(NamedTuple):
-    """One layer of `gilr_lstm`: the surrogate of h, and an LSTM's gates i, f, g, o in another order: g, f, i, o."""
+    """Weights of one layer of `gilr_lstm`: the surrogate of h, and the gates in the order g, f, i, o."""
 
     surrogate: Tensor
-    """(2H, I)"""
+    """Input weight of the surrogate, (2H, I)."""
     surrogate_bias: Tensor
-    """(2H,)"""
+    """Bias of the surrogate, (2H,)."""
     input: Tensor
-    """(4H, I)"""
+    """Input weight of the gates, (4H, I)."""
     hidden: Tensor
-    """(4H, H), which reads the surrogate of the step before."""
+    """Weight of the previous step's surrogate in the gates, (4H, H)."""
     bias: Tensor
-    """(4H,)"""
+    """Bias of the gates, (4H,)."""
 
 
 class GRUWeights(NamedTuple):
-    """One GRU layer; the 3H rows are r, z, n in this order, as in `torch.nn.GRU`."""
+    """Weights of one GRU layer; the 3H rows are r, z, n in this order, as in `torch.nn.GRU`."""
 
     input: Tensor
-    """(3H, I)"""
+    """Input weight, (3H, I)."""
     hidden: Tensor
-    """(3H, H)"""
+    """Recurrent weight, (3H, H)."""
     bias: Tensor
-    """(3H,)"""
+    """Bias of the input product, (3H,)."""
     hidden_bias: Tensor
-    """(3H,), added to the recurrent product before r multiplies it."""
+    """Bias of the recurrent product, (3H,), added before r multiplies it."""
 
 
 class LayerNormLSTMWeights(NamedTuple):
-    """One LSTM layer with each product normalised over all gates; gates i, f, g, o."""
+    """Weights of one LSTM layer whose two products are each normalized over all gates; gates i, f, g, o."""
 
     input: Tensor
-    """(4H, I)"""
+    """Input weight, (4H, I)."""
     hidden: Tensor
-    """(4H, H)"""
+    """Recurrent weight, (4H, H)."""
     bias: Tensor
-    """(4H,)"""
+    """Bias, (4H,), added after the normalization."""
     input_gain: Tensor
-    """(4H,)"""
+    """Gain of the normalized input product, (4H,)."""
     hidden_gain: Tensor
-    """(4H,)"""
+    """Gain of the normalized recurrent product, (4H,)."""
     cell_gain: Tensor
-    """(H,)"""
+    """Gain of the normalized cell state, (H,)."""
     cell_bias: Tensor
-    """(H,)"""
+    """Bias of the normalized cell state, (H,)."""
 
 
 class LayerNormPerGateLSTMWeights(NamedTuple):
-    """One LSTM layer with the sum of the products normalised gate by gate; gates i, f, g, o."""
+    """Weights of one LSTM layer whose summed products are normalized gate by gate; gates i, f, g, o."""
 
     input: Tensor
-    """(4H, I)"""
+    """Input weight, (4H, I)."""
     hidden: Tensor
-    """(4H, H)"""
+    """Recurrent weight, (4H, H)."""
     bias: Tensor
-    """(4H,), added before the normalisation."""
+    """Bias, (4H,), added before the normalization."""
     gain: Tensor
-    """(4H,)"""
+    """Gain, (4H,)."""
     shift: Tensor
-    """(4H,), added after it."""
+    """Bias, (4H,), added after the normalization."""
     cell_gain: Tensor
-    """(H,)"""
+    """Gain of the normalized cell state, (H,)."""
     cell_bias: Tensor
-    """(H,)"""
+    """Bias of the normalized cell state, (H,)."""
 
 
 AnyLayerNormLSTMWeights = Union[LayerNormLSTMWeights, LayerNormPerGateLSTMWeights]
-"""One layer of `lnlstm`; which of them it is says how it normalises."""
+"""Weights of one layer of `lnlstm`; their class selects the normalization."""
 
 LSTMState = tuple[tuple[Tensor, Tensor], ...]
 """(h, c) of every layer, bottom first, each (B, H)."""
 
 State = tuple[tuple[Tensor, ...], ...]
-"""The states of every layer of a cell, bottom first; what they are says the cell."""
+"""States of every layer of a cell, bottom first; the cell defines how many a layer has."""
 
 
 class AttentionalLSTMState(NamedTuple):
-    """What one step of `attentional_lstm` hands to the next."""
+    """State that `attentional_lstm` carries from step to step."""
 
     layers: LSTMState
     """(h, c) of every layer, bottom first, each (B, H)."""
     output: Tensor
-    """o, the attentional hidden of the step before: (B, H)."""
+    """Output o of the step before, (B, H)."""
 
 
 def tensors_of(tree: object) -> list[Tensor]:
-    """The tensors in nested tuples such as those above, None and other things left out."""
+    """Returns the tensors in nested tuples such as those above, without None and other values."""
     if isinstance(tree, Tensor):
         return [tree]
     return [tensor for part in tree for tensor in tensors_of(part)] if isinstance(tree, tuple) else []

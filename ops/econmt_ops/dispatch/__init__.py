@@ -1,3 +1,3 @@
-"""Which implementation of an op runs: traits, measurements, the choice, and registration with torch.library."""
+"""Choice of the implementation of an op: traits, measurements, the rule for "auto", registration with torch.library."""
 
 from __future__ import annotations

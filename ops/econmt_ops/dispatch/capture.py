@@ -1,4 +1,4 @@
-"""Capturing CUDA graphs, and putting in order what a capture leaves that failed."""
+"""CUDA graph capture, and recovery from a failed capture."""
 
 from __future__ import annotations
 
@@ -14,27 +14,29 @@ _Result = TypeVar("_Result")
 
 
 def first_error(error: BaseException) -> BaseException:
-    """The error during which an error happened: that of ending a capture tells nothing of what made it fail."""
+    """Returns the original cause of an error; the error of ending a capture does not tell what made it fail."""
     while error.__context__ is not None:
         error = error.__context__
     return error
 
 
 def release_workspaces() -> None:
-    """Gives back what cuBLAS works in: 32 MiB a thread and stream on a Hopper GPU, which it takes again at need."""
+    """Frees the workspaces of cuBLAS, 32 MiB per thread and stream on a Hopper GPU, until they are needed again."""
     torch._C._cuda_clearCublasWorkspaces()
 
 
 class Capturer:
-    """Captures graphs that run one after another and so share one pool of memory.
+    """Captures graphs that run one after another and therefore share one memory pool.
 
-    What cuBLAS works in is of that pool too, so that it goes with the graphs: outside of it every stream that was ever
+    The workspaces of cuBLAS belong to the pool too and are freed with the graphs; outside of it, every stream that was
+    ever
     captured on would keep its own.
 
     Args:
-        device: a CUDA device.
-        threads: whether other threads may ask the device something meanwhile, as NCCL's watchdog does; what this one
-            must not do is found out all the same.
+        device: CUDA device.
+        threads: True if other threads may call CUDA meanwhile, as NCCL's watchdog does; calls that this thread must not
+            make
+            are still detected.
     """
 
     def __init__(self, device: torch.device, *, threads: bool = False) -> None:
@@ -46,7 +48,7 @@ class Capturer:
 
     @contextlib.contextmanager
     def warming_up(self) -> Iterator[None]:
-        """The context of a first run outside the pool: kernels are compiled, libraries make their handles."""
+        """Context of a first run outside the pool, in which kernels are compiled and libraries create their handles."""
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
         try:
@@ -56,10 +58,13 @@ class Capturer:
             current.wait_stream(self._stream)
 
     def capture(self, run: Callable[[], _Result]) -> tuple[torch.cuda.CUDAGraph, _Result]:
-        """A graph of what ``run`` launches, which is not run by this, and what it returns.
+        """Captures the kernels that ``run`` launches, without executing them.
+
+        Returns:
+            The graph and the return value of ``run``.
 
         Raises:
-            RuntimeError: it cannot be captured; `first_error` tells why.
+            RuntimeError: If the capture fails; `first_error` gives the cause.
         """
         graph = torch.cuda.CUDAGraph()
         current = torch.cuda.current_stream(self._device)
@@ -79,9 +84,9 @@ class Capturer:
         return graph, result
 
     def _abandon(self, graph: torch.cuda.CUDAGraph) -> None:
-        """Puts in order what a capture leaves that could not be ended: its pool in use, which others cannot share."""
-        with contextlib.suppress(RuntimeError):  # it was ended
+        """Releases the memory pool of a capture that could not be ended, so that later captures can proceed."""
+        with contextlib.suppress(RuntimeError):  # the capture was ended after all
             torch._C._cuda_endAllocateToPool(self._stream.device_index, self._pool)
             torch._C._cuda_releasePool(self._stream.device_index, self._pool)
-            self._failed.append(graph)  # which the allocator for pinned memory may still ask
+            self._failed.append(graph)  # the allocator of pinned memory may still query it
         self._pool = torch.cuda.graph_pool_handle()

@@ -1,4 +1,4 @@
-"""A trial of an op: on arguments that are cut off from what made them, with the bytes counted that autograd keeps."""
+"""Isolated trial runs of an op: detached arguments, and a count of the bytes that autograd keeps."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def detached(arguments: Any) -> Any:
-    """The same nested tuples with leaves of the graph instead of tensors that were computed."""
+    """Returns nested tuples with each tensor replaced by a leaf of the autograd graph with the same values."""
     if isinstance(arguments, Tensor):
         return arguments.detach().requires_grad_(arguments.requires_grad)
     if not isinstance(arguments, tuple):
@@ -22,7 +22,7 @@ def detached(arguments: Any) -> Any:
 
 @contextmanager
 def counting_bytes(tensors: Sequence[Tensor]) -> Iterator[dict[int, int]]:
-    """The bytes that autograd keeps, each storage once, without those of ``tensors``."""
+    """Records the bytes that autograd saves, by storage, without the storages of ``tensors``."""
     own = {tensor.untyped_storage().data_ptr() for tensor in tensors}
     kept: dict[int, int] = {}
 

@@ -1,8 +1,7 @@
-"""What was measured: times of an op's candidates, the choice between them, and the file that remembers.
+"""Measured times of an op's candidates, the choice between them, and the file that stores them.
 
 The file is ``choices.json`` in the folder ``$ECONMT_CACHE``, or else in ``econmt`` in the system's cache folder. It
-holds numbers alone: nothing in it is run. Times count only on the machine, with the libraries and with the number of
-threads with which they were taken.
+holds numbers only; none of it is executed. Times are valid for one machine, its library versions and number of threads.
 """
 
 from __future__ import annotations
@@ -26,19 +25,20 @@ import torch
 from econmt_ops.backends import c as native
 
 MARGIN = 0.03
-"""What the rule names is kept unless another candidate is faster by this share: noise must not decide."""
+"""Share by which a candidate needs to be faster than the rule's candidate to replace it, so that noise does not decide.
+"""
 
 _FORMAT = "econmt-choices-1"
 
 _MACHINES = 16
-"""Machines (and versions of the libraries on them) that the file remembers: those written to last."""
+"""Largest number of machines (with their library versions) in the file; the most recently written ones are kept."""
 
 
 class MeasurementRecord(NamedTuple):
-    """A candidate's call, forward and backward.
+    """Measurement of one candidate's forward and backward pass.
 
     Median (see `timing.compared`), lowest and highest decile in milliseconds; the bytes that autograd keeps; and the
-    seconds that the first call took longer than the others.
+    seconds by which the first call exceeded the median.
     """
 
     milliseconds: float
@@ -49,14 +49,14 @@ class MeasurementRecord(NamedTuple):
 
 
 class Measurement(NamedTuple):
-    """The candidates of one op at one shape.
+    """Measured candidates of one op at one shape.
 
     Attributes:
-        op: its name.
-        key: op, shape, types, device: see `econmt_ops.dispatch.rule.Problem`.
-        rule: the candidate that runs where nothing is measured.
-        records: by candidate.
-        calls: how often the op was called at this shape while it was measured.
+        op: Name of the op.
+        key: Op, shape, types and device; see `econmt_ops.dispatch.rule.Problem`.
+        rule: Candidate that runs without measurements.
+        records: Records by candidate.
+        calls: Number of calls of the op at this shape during the session.
     """
 
     op: str
@@ -66,21 +66,21 @@ class Measurement(NamedTuple):
     calls: int = 1
 
     def choice(self, byte_limit: int | None = None) -> str:
-        """See `decide`."""
+        """Returns the selected candidate; see `decide`."""
         return decide(self.records, self.rule, byte_limit)
 
     def regret(self, candidate: str) -> float:
-        """By which share a candidate is slower than the best."""
+        """Returns the share by which a candidate is slower than the fastest."""
         return regret(self.records, candidate)
 
 
 def decide(records: Mapping[str, MeasurementRecord], rule: str, byte_limit: int | None = None) -> str:
-    """The fastest candidate; ``rule`` unless another one is faster by more than `MARGIN`.
+    """Returns the fastest candidate, or ``rule`` unless another one is faster by more than `MARGIN`.
 
     Args:
-        records: of the candidates.
-        rule: one of them.
-        byte_limit: candidates that keep more are out; if all do, the one that keeps least is chosen.
+        records: Records by candidate.
+        rule: Candidate of the rule.
+        byte_limit: Bytes that a candidate may keep; if all exceed it, the one that keeps least is selected.
     """
     fitting = {
         name: record for name, record in records.items() if byte_limit is None or record.bytes <= byte_limit
@@ -94,12 +94,12 @@ def decide(records: Mapping[str, MeasurementRecord], rule: str, byte_limit: int 
 
 
 def regret(records: Mapping[str, MeasurementRecord], candidate: str) -> float:
-    """By which share a candidate is slower than the fastest: 0 is the best there is."""
+    """Returns the share by which a candidate is slower than the fastest; 0 for the fastest itself."""
     return records[candidate].milliseconds / min(record.milliseconds for record in records.values()) - 1
 
 
 def cache_folder() -> Path:
-    """``$ECONMT_CACHE``, or the folder ``econmt`` where this system keeps caches."""
+    """Returns ``$ECONMT_CACHE``, or the folder ``econmt`` in the system's cache folder."""
     named = os.environ.get("ECONMT_CACHE")
     if named:
         return Path(named)
@@ -114,7 +114,7 @@ def cache_folder() -> Path:
 
 @functools.cache
 def sources() -> str:
-    """Tells versions of econmt_ops apart: a digest of its sources, since times change with any of them."""
+    """Returns a digest of econmt_ops' sources, since times change with any of them."""
     digest, root = hashlib.sha256(), Path(__file__).parents[1]
     for file in sorted(file for file in root.rglob("*") if file.suffix in (".py", ".c", ".h")):
         digest.update(file.relative_to(root).as_posix().encode() + b"\0" + file.read_bytes())
@@ -123,7 +123,7 @@ def sources() -> str:
 
 @functools.cache
 def processor() -> str:
-    """The processor as its maker calls it, or as the system does."""
+    """Returns the processor's model name, or its architecture if the system does not tell the name."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -133,7 +133,7 @@ def processor() -> str:
 
 
 def machine(device: torch.device) -> str:
-    """What times depend on beside the op and its shape: libraries, processor or GPU, threads."""
+    """Returns the key of a machine: library versions, processor or GPU, and number of threads."""
     parts = [f"torch {torch.__version__}", f"econmt_ops {sources()}"]
     if device.type == "cuda":
         parts.append(torch.cuda.get_device_name(device))
@@ -144,24 +144,24 @@ def machine(device: torch.device) -> str:
 
 
 class Store:
-    """The file. Two processes may write at a time: each adds what it has to what is there, under a lock.
+    """File of measurements. Processes may write concurrently: each merges its records under a lock.
 
     Args:
-        path: of the file; `cache_folder` says where if None.
+        path: Path of the file; None: ``choices.json`` in `cache_folder`.
     """
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = cache_folder() / "choices.json" if path is None else path
 
     def load(self, where: str) -> dict[str, dict[str, MeasurementRecord]]:
-        """The records by key that were taken on the machine ``where``; none if the file is absent or broken."""
+        """Returns the records of the machine ``where`` by key; empty if the file is absent or broken."""
         found: dict[str, dict[str, MeasurementRecord]] = {}
         for key, records in self._read().get(where, {}).items():
             found[key] = {name: MeasurementRecord(*values) for name, values in records.items()}
         return found
 
     def add(self, where: str, records: Mapping[str, Mapping[str, MeasurementRecord]]) -> None:
-        """Adds or replaces records by key; without effect, but for a warning, where nothing can be written."""
+        """Adds or replaces records by key; warns if the file cannot be written."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with _locked(self.path.with_suffix(".lock")):
@@ -177,23 +177,23 @@ class Store:
                 temporary.replace(self.path)
         except OSError as error:
             warnings.warn(
-                f"econmt_ops: {self.path}: measurements are not remembered ({error.strerror})",
+                f"econmt_ops: {self.path}: cannot store measurements ({error.strerror})",
                 RuntimeWarning,
                 stacklevel=2,
             )
 
     def _read(self) -> dict[str, dict[str, dict[str, list[Any]]]]:
-        """By machine, key and candidate the values of a record; empty, with a warning, if the file is broken."""
+        """Returns the values of records by machine, key and candidate; empty, with a warning, if the file is broken."""
         try:
             content = json.loads(self.path.read_text(encoding="utf-8"))
             if not isinstance(content, dict) or content.get("format") != _FORMAT:
-                raise ValueError("another format")
+                raise ValueError("unknown format")
             return _checked(content["machines"])
         except FileNotFoundError:
             return {}
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             warnings.warn(
-                f"econmt_ops: {self.path}: left aside, it is broken ({error}); it is written anew",
+                f"econmt_ops: {self.path}: ignoring the broken file of measurements ({error}); it will be overwritten",
                 RuntimeWarning,
                 stacklevel=2,
             )
@@ -201,17 +201,17 @@ class Store:
 
 
 def _checked(machines: Any) -> dict[str, dict[str, dict[str, list[Any]]]]:
-    """The content of a file, if it has the form that `Store` writes.
+    """Returns the content of a file after checking that it has the form that `Store` writes.
 
     Raises:
-        ValueError, TypeError, AttributeError: it has not.
+        ValueError, TypeError, AttributeError: If it does not.
     """
     for entries in machines.values():
         for candidates in entries.values():
             for values in candidates.values():
                 record = MeasurementRecord(*values)
                 if not all(isinstance(value, int | float) and 0 <= value < math.inf for value in record):
-                    raise ValueError("a number is none")
+                    raise ValueError("a value is not a finite, nonnegative number")
                 if record.milliseconds <= 0:
                     raise ValueError("a time is zero")
     checked: dict[str, dict[str, dict[str, list[Any]]]] = machines
@@ -220,7 +220,7 @@ def _checked(machines: Any) -> dict[str, dict[str, dict[str, list[Any]]]]:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Waits until no other process holds the lock; on Windows, which has none of this kind, goes on at once."""
+    """Holds an exclusive lock on a file within the context; on Windows, which lacks this kind of lock, does nothing."""
     with path.open("ab") as file:
         if sys.platform != "win32":
             import fcntl

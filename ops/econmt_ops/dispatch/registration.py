@@ -1,14 +1,15 @@
-"""Registering operators of torch.library: from one NamedTuple of their arguments, and without torch's compiler.
+"""Registration of operators with torch.library from one NamedTuple of arguments, without importing torch's compiler.
 
-`OperatorSchema` derives from the NamedTuple all that would otherwise be counted by hand: the schema, what a backward
-pass saves and gets back, and the order of the gradients. `Operator` registers a pair of operators from it.
+`OperatorSchema` derives from the NamedTuple the schema, the tensors to save for backward, and the order of the
+gradients. `Operator` registers a forward and a backward operator from it.
 
-`torch.library.custom_op` hides every kernel from torch.compile by a decorator that imports the compiler at the first
-call: 70 MB and two seconds, whether something is compiled or not. Kernels registered by `custom_op` here are hidden in
-the same way as soon as the compiler is there; before, nobody could look.
+`torch.library.custom_op` hides kernels from torch.compile with a decorator that imports the compiler at the first call:
+70 MB and two seconds, whether anything is compiled or not. `custom_op` here hides them in the same way, but only once
+the
+compiler has been imported by someone else.
 
-Kernels get every tensor with a contiguous last axis (`rows_of`): other views, such as the expanded gradients that `sum`
-passes back, are copied on entry; all other tensors are passed on as they are.
+Kernels receive every tensor with a contiguous last axis (`rows_of`): other views, such as the expanded gradients of
+`sum`, are copied; all other tensors are passed on as they are.
 """
 
 from __future__ import annotations
@@ -35,29 +36,32 @@ _KINDS: dict[Any, str] = {
     str: "str",
     list[bool]: "bool[]",
 }
-"""Annotations of arguments, and what torch.library calls them."""
+"""Types of torch.library by the annotation of an argument."""
 
 Arguments = TypeVar("Arguments", bound=tuple[Any, ...])
 Results = TypeVar("Results", bound=tuple[Any, ...])
 
 Gradients = Mapping[str, Any]
-"""Of arguments, by their names: a tensor, or for a list of tensors a sequence of them."""
+"""Gradients of arguments by name: a tensor, or a sequence of them for a list of tensors."""
 
 Incoming = Mapping[str, Tensor | None]
-"""The gradients of results by their names; None where nothing depends on one."""
+"""Gradients of results by name; None where the loss does not depend on a result."""
 
 
 def custom_op(name: str, *, schema: str | None = None) -> Callable[[Callable[..., Any]], CustomOpDef]:
-    """Registers a kernel for all devices, as `torch.library.custom_op` does; it changes none of its arguments.
+    """Registers a kernel for all devices, as `torch.library.custom_op` does; the kernel mutates none of its arguments.
 
     Args:
-        name: with its namespace, "econmt_ops::lstm_layer".
-        schema: of the arguments and results; None: that of the kernel's annotations.
+        name: Name with namespace, "econmt_ops::lstm_layer".
+        schema: Schema of arguments and results; None to derive it from the kernel's annotations.
+
+    Returns:
+        A decorator that turns the kernel into the operator.
     """
 
     def register(kernel: Callable[..., Any]) -> CustomOpDef:
         operator = torch.library.custom_op(name, kernel, mutates_args=(), schema=schema)
-        # Where PyTorch keeps what it calls for all devices: the kernel, decorated.
+        # PyTorch's private table of kernels; the key None holds the decorated kernel for all devices.
         assert set(operator._backend_fns) == {None}
         operator._backend_fns[None] = _hidden_from_the_compiler(
             _given_rows(kernel, operator._opoverload._schema)
@@ -68,17 +72,17 @@ def custom_op(name: str, *, schema: str | None = None) -> Callable[[Callable[...
 
 
 def _given_rows(kernel: Callable[..., Any], schema: torch.FunctionSchema) -> Callable[..., Any]:
-    """Wraps a kernel of a schema so that all of its tensors, alone or in lists, have a contiguous last axis."""
+    """Wraps a kernel so that all tensors of its schema, alone or in lists, have a contiguous last axis."""
     kinds = [str(argument.type) for argument in schema.arguments]
     tensors = [number for number, kind in enumerate(kinds) if kind in ("Tensor", "Optional[Tensor]")]
     lists = [number for number, kind in enumerate(kinds) if kind == "List[Tensor]"]
 
     @functools.wraps(kernel)
     def call(*arguments: Any) -> Any:
-        # Every call runs these loops: they take a microsecond. Tensors are mostly contiguous, and then asked no more.
+        # These loops run in every call and take a microsecond, as most tensors are contiguous and need one test.
         given = list(arguments)
         for number in tensors:
-            # Arguments that have their defaults are missing at the end.
+            # Trailing arguments with default values are missing.
             tensor = given[number] if number < len(given) else None
             if tensor is not None and not tensor.is_contiguous():
                 given[number] = rows_of(tensor)
@@ -110,18 +114,18 @@ def _hidden_from_the_compiler(kernel: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class OperatorSchema(Generic[Arguments]):
-    """What follows from the arguments of an operator.
+    """Schema of an operator, and conversions of its arguments, derived from a NamedTuple.
 
     Attributes:
-        names: of the arguments, in their order.
-        text: the schema, "Tensor inputs, Tensor[] weights, int seed".
+        names: Names of the arguments, in order.
+        text: Schema of the arguments, "Tensor inputs, Tensor[] weights, int seed".
     """
 
     def __init__(self, arguments: type[Arguments]) -> None:
-        """``arguments``: a NamedTuple.
+        """Derives the schema from ``arguments``, a NamedTuple.
 
         Raises:
-            TypeError: a field has an annotation that no operator can take.
+            TypeError: If an operator cannot take a field's annotation.
         """
         self._make = arguments
         hints = get_type_hints(arguments)
@@ -133,26 +137,26 @@ class OperatorSchema(Generic[Arguments]):
         self.text = ", ".join(f"{kind} {name}" for kind, name in zip(self._kinds, self.names, strict=True))
 
     def make(self, values: Sequence[Any]) -> Arguments:
-        """The NamedTuple of an operator's arguments in their order."""
+        """Returns the NamedTuple of an operator's arguments, given in order."""
         return self._make(*values)
 
     def tensors(self, arguments: Sequence[Any]) -> list[Any]:
-        """All tensors in their order, lists laid open; None where an optional one is missing."""
+        """Returns all tensors in order, lists flattened; None where an optional one is missing."""
         return [tensor for _, tensor in self.named_tensors(arguments)]
 
     def named_tensors(self, arguments: Sequence[Any]) -> Iterator[tuple[str, Any]]:
-        """As :meth:`tensors`, each with the name of its argument."""
+        """Yields the tensors as :meth:`tensors`, each with the name of its argument."""
         for name, kind, value in zip(self.names, self._kinds, arguments, strict=True):
             if kind.startswith("Tensor"):
                 yield from ((name, part) for part in (value if kind == "Tensor[]" else (value,)))
 
     def with_tensors(self, arguments: Sequence[Any], tensors: Iterable[Any], rest: bool = True) -> list[Any]:
-        """The inverse of :meth:`tensors`: the arguments with something else in the place of each tensor.
+        """Replaces each tensor of the arguments by another value; the inverse of :meth:`tensors`.
 
         Args:
-            arguments: of which the lists count with their lengths.
-            tensors: as many as :meth:`tensors` gives.
-            rest: whether the arguments that are no tensors are there too; else they are None.
+            arguments: Arguments in order; only the lengths of lists of tensors matter.
+            tensors: Values in the order of :meth:`tensors`.
+            rest: If False, arguments that are not tensors become None.
         """
         left = iter(tensors)
         made: list[Any] = []
@@ -166,7 +170,7 @@ class OperatorSchema(Generic[Arguments]):
         return made
 
     def differentiable(self, arguments: Sequence[Any], constants: Collection[str] = ()) -> list[Tensor]:
-        """The tensors that have gradients, in their order: those of floating point numbers but the ``constants``."""
+        """Returns the floating point tensors in order, without those of the ``constants``."""
         return [
             tensor
             for name, tensor in self.named_tensors(arguments)
@@ -174,18 +178,19 @@ class OperatorSchema(Generic[Arguments]):
         ]
 
     def requires_grad(self, arguments: Sequence[Any]) -> bool:
-        """Whether a backward pass will follow a call with these arguments."""
+        """Returns True if a call with these arguments will have a backward pass."""
         return torch.is_grad_enabled() and any(part.requires_grad for part in self.differentiable(arguments))
 
     def in_order(
         self, arguments: Sequence[Any], gradients: Gradients, constants: Collection[str] = ()
     ) -> list[Tensor]:
-        """The gradients of :meth:`differentiable`, in its order.
+        """Returns the gradients of :meth:`differentiable`, in its order.
 
         Args:
-            arguments: or what :meth:`with_tensors` made of them, with True in the place of what has a gradient.
-            gradients: by name. Of what has no gradient it does not matter what they are.
-            constants: names of arguments that have none.
+            arguments: The arguments, or a result of :meth:`with_tensors` with True in place of each tensor with a
+                gradient.
+            gradients: Gradients by name; entries of tensors without gradient are ignored.
+            constants: Names of arguments without gradient.
         """
         found: list[Tensor] = []
         for name, kind, value in zip(self.names, self._kinds, arguments, strict=True):
@@ -205,24 +210,24 @@ def _has_gradient(tensor: object) -> bool:
 
 
 class Operator(Generic[Arguments, Results]):
-    """A pair of operators, forward and backward, that autograd knows; called with the NamedTuple of arguments.
+    """Pair of registered operators, forward and backward, with autograd; called with the NamedTuple of arguments.
 
     Args:
-        name: with its namespace; the backward operator has "_backward" behind it.
-        arguments: a NamedTuple whose fields are tensors (also optional ones and lists), numbers, str or lists of bool.
-            Tensors of floating point numbers have gradients.
-        results: a NamedTuple of tensors.
-        forward: computes the results from the arguments and from whether a backward pass will follow.
-        fake: gives empty tensors of the shapes and types of the results.
-        backward: computes gradients by name from the arguments, the results, and the gradients of the results by name,
-            which are None where nothing depends on one. Results that are not saved are None for it.
-        saves: the names of the arguments and results that the backward pass reads; by default all.
-        stand_ins: of arguments that may not be saved the result of the same shape and type that then takes their place
-            in the backward pass.
-        in_place: gradients by name that need no operator, or None: then ``backward`` makes them. It is called with the
-            same as ``backward``, but with None for arguments that are not saved, and may change what was saved.
-        constants: the names of arguments that have no gradient in a call; by default none. It may ask which optional
-            arguments there are, and nothing else of them.
+        name: Name with namespace; the backward operator's name has the suffix "_backward".
+        arguments: NamedTuple whose fields are tensors (also optional ones and lists), numbers, str or lists of bool.
+            Floating point tensors have gradients.
+        results: NamedTuple of tensors.
+        forward: Computes the results from the arguments, and from a flag that is True if a backward pass will follow.
+        fake: Returns empty tensors of the shapes and types of the results.
+        backward: Computes gradients by name from the arguments, the results and the gradients of the results by name,
+            which are None where the loss does not depend on a result. Results that were not saved are None.
+        saves: Returns the names of the arguments and results to save for the backward pass; by default all.
+        stand_ins: For arguments that may not be saved, the result of equal shape and type that replaces them in the
+            backward pass.
+        in_place: Computes gradients without an operator, or returns None to use ``backward``. It gets the arguments of
+            ``backward``, with None for arguments that are not saved, and may overwrite saved tensors.
+        constants: Returns the names of arguments without gradient in a call; by default none. It may only test which
+            optional arguments are present.
     """
 
     def __init__(
@@ -266,7 +271,7 @@ class Operator(Generic[Arguments, Results]):
         return tuple(self._run(self.schema.make(given[:-1]), given[-1]))
 
     def _parts(self, given: Sequence[Any]) -> Iterator[Any]:
-        """What the backward operator is called with: arguments, results, and gradients of results."""
+        """Yields arguments, results and gradients of the results from the backward operator's flat arguments."""
         count = len(self._names)
         yield self.schema.make(given[2 * count :])
         yield self._results(*given[count : 2 * count])
@@ -278,7 +283,7 @@ class Operator(Generic[Arguments, Results]):
         wanted = self.schema.differentiable(arguments, constants)
         with explicit_casts(wanted[0]):
             made = self.schema.in_order(arguments, self._run_back(arguments, results, incoming), constants)
-        # An operator's results may share memory neither with each other nor with its arguments.
+        # torch.library forbids results that share memory with each other or with the arguments.
         flat = [*incoming.values(), *results, *self.schema.tensors(arguments)]
         taken = {tensor.untyped_storage()._cdata for tensor in flat if tensor is not None}
         return [_own(gradient.to(part.dtype), taken) for gradient, part in zip(made, wanted, strict=True)]
@@ -297,7 +302,7 @@ class Operator(Generic[Arguments, Results]):
         named = [*results.items(), *self.schema.named_tensors(arguments)]
         instead = {name: results[other] for name, other in self._stand_ins.items() if name not in saved}
         ctx.set_materialize_grads(False)
-        # In the place of each tensor, whether it has a gradient.
+        # Each tensor is replaced by a flag that is True if it has a gradient.
         constants = self._constants(arguments)
         ctx.arguments = self.schema.with_tensors(
             arguments,
@@ -332,7 +337,7 @@ class Operator(Generic[Arguments, Results]):
 
 
 def _own(gradient: Tensor, taken: set[int]) -> Tensor:
-    """The gradient, contiguous and in memory that nobody has taken, which it takes."""
+    """Returns the gradient contiguous and in memory of its own, which it adds to ``taken``."""
     place = gradient.untyped_storage()._cdata
     if place in taken or not gradient.is_contiguous():
         gradient = gradient.clone(memory_format=torch.contiguous_format)

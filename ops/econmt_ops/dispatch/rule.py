@@ -1,4 +1,4 @@
-"""Which implementation "auto" means where nothing is measured."""
+"""Rule that selects the implementation for "auto" where no measurements exist."""
 
 from __future__ import annotations
 
@@ -14,42 +14,42 @@ from econmt_ops.dispatch.traits import Implementation, Traits, implementations_o
 
 
 class Candidate(NamedTuple):
-    """A way to run an op: an implementation, and options beside the op's arguments."""
+    """Implementation of an op together with options such as a stash level."""
 
     implementation: Implementation
     options: dict[str, str]
 
     @property
     def name(self) -> str:
-        """Of the implementation."""
+        """Name of the implementation."""
         return self.implementation.name
 
     @property
     def function(self) -> Any:
-        """Of the implementation."""
+        """Function of the implementation."""
         return self.implementation.function
 
     @property
     def traits(self) -> Traits:
-        """Of the implementation."""
+        """Traits of the implementation."""
         return self.implementation.traits
 
     @property
     def label(self) -> str:
-        """The name and the options' values: recompute/gates."""
+        """Name and values of the options, such as "recompute/gates"."""
         return "/".join((self.name, *self.options.values()))
 
 
 class Problem(NamedTuple):
-    """What a call of an op is about.
+    """Description of one call of an op, by which its candidates are compared.
 
     Attributes:
-        op: its name.
-        arguments: that a gradient may be asked of, tensors in nested tuples; the first tensor's device is the op's.
-        dtype: the compute type.
-        sizes: by letter, as `Shapes` learns them.
-        detail: what else changes the work: the number of layers, the kind of attention.
-        is_light: whether the reference is known to be faster, and keeps little where memory is short.
+        op: Name of the op.
+        arguments: Differentiable arguments, tensors in nested tuples; the first tensor's device is the op's.
+        dtype: Compute type.
+        sizes: Sizes by letter, as recorded by `Shapes`.
+        detail: Further facts that change the work, such as the number of layers.
+        is_light: True if the reference is known to be faster for a call this small.
     """
 
     op: str
@@ -61,22 +61,22 @@ class Problem(NamedTuple):
 
     @property
     def device(self) -> torch.device:
-        """Where the op runs."""
+        """Device on which the op runs."""
         return tensors_of(self.arguments)[0].device
 
     @property
     def device_type(self) -> str:
-        """See `device_of`."""
+        """Type of the device; see `device_of`."""
         return device_of(tensors_of(self.arguments)[0])
 
     @property
     def keeps_gradients(self) -> bool:
-        """Whether autograd will keep something for a backward pass."""
+        """True if autograd will keep tensors for a backward pass."""
         return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors_of(self.arguments))
 
     @property
     def key(self) -> str:
-        """Tells problems apart whose best candidates may differ."""
+        """Key under which measurements are stored: problems with equal keys have the same best candidate."""
         letters = [f"{name}={int(size)}" for name, size in self.sizes.items() if "+" not in name]
         kind = "backward" if self.keeps_gradients else "forward"
         dtype = str(self.dtype).removeprefix("torch.")
@@ -84,7 +84,7 @@ class Problem(NamedTuple):
 
 
 class _Mode(threading.local):
-    """Of this thread: whether measurements are left aside, whose rules hold, and whether the step is captured."""
+    """State of this thread: ignore measurements, device type whose rules apply, and inside a captured step."""
 
     rules_only: bool = False
     device: str | None = None
@@ -96,11 +96,10 @@ MODE = _Mode()
 
 @contextmanager
 def rules_only(device: str | None = None) -> Iterator[None]:
-    """Within it, "auto" follows the rule whatever was measured: the same on every machine.
+    """Makes "auto" follow the rule and ignore measurements within the context, as on every machine.
 
     Args:
-        device: the type of device whose rule to follow, for those who tell what would happen there; None: that of the
-            tensors.
+        device: Device type whose rule to follow, for estimates for another device; None: that of the tensors.
     """
     before = MODE.rules_only, MODE.device
     MODE.rules_only, MODE.device = True, device
@@ -112,7 +111,7 @@ def rules_only(device: str | None = None) -> Iterator[None]:
 
 @contextmanager
 def captured(whether: bool = True) -> Iterator[None]:
-    """Within it, steps run in a CUDA graph, where launching costs next to nothing, or are warmed up for one."""
+    """Marks the context as part of a CUDA graph, or its warm-up, where launching kernels costs almost nothing."""
     before = MODE.captured
     MODE.captured = whether
     try:
@@ -122,7 +121,7 @@ def captured(whether: bool = True) -> Iterator[None]:
 
 
 def device_of(tensor: torch.Tensor) -> str:
-    """The type of the device on which a tensor is, or of the one whose rules are followed; without values, the CPU."""
+    """Returns a tensor's device type, or the type whose rules are followed; "cpu" for meta tensors."""
     kind = MODE.device or tensor.device.type
     return "cpu" if kind == "meta" else kind
 
@@ -137,18 +136,19 @@ def rule(
     sizes: Mapping[str, int] | None = None,
     detail: str = "",
 ) -> str:
-    """The name of the implementation that "auto" means where nothing is measured.
+    """Returns the name of the implementation that "auto" selects where no measurements exist.
 
-    Kernels go first. Elsewhere an op recomputes where a backward pass follows; but on a GPU its many small kernels take
-    longer to launch than to run, so there an op that loops over steps does it only in a captured step.
+    Kernels come first. Otherwise an op recomputes if a backward pass follows. On a GPU the many small kernels of an op
+    that
+    loops over steps take longer to launch than to run, so there such an op recomputes only in a captured step.
 
     Args:
-        op: its name.
-        device: the type of the device, "cpu" or "cuda".
-        dtype: the compute type.
-        gradients: whether a backward pass will follow.
-        among: the implementations by name; None: all that the op has.
-        sizes, detail: of the problem; None: any.
+        op: Name of the op.
+        device: Device type, "cpu" or "cuda".
+        dtype: Compute type.
+        gradients: True if a backward pass will follow.
+        among: Implementations by name; None: all implementations of the op.
+        sizes, detail: Sizes and detail of the problem; None: any.
     """
     found = implementations_of(op) if among is None else among
     served = [each for each in found.values() if can_run(each.traits, device, dtype)]
@@ -169,16 +169,16 @@ def rule(
 
 
 def leanest(op: str, device: str, dtype: torch.dtype = torch.float32) -> str:
-    """The name of the implementation that keeps least for the backward pass without having to warm up."""
+    """Returns the name of the implementation that keeps least for the backward pass and needs no warm-up."""
     with captured():
         return rule(op, device, dtype)
 
 
 def can_run(traits: Traits, device: str, dtype: torch.dtype) -> bool:
-    """Whether an implementation may be chosen for a type of device: of this machine, or of one that is stood in for."""
+    """Returns True if an implementation may be selected for a device type: this machine's, or that of an estimate."""
     if not traits.runs_on(device, dtype) or (MODE.captured and not traits.capturable):
         return False
-    # What stands for another device only has to be followed.
+    # An estimate for another device only traces the implementation.
     return traits.is_installed if MODE.device is not None else traits.is_available()
 
 
@@ -189,10 +189,10 @@ def ruled(
     stash: str,
     options: Sequence[Mapping[str, str]],
 ) -> Candidate:
-    """What runs where nothing is measured; arguments as those of `econmt_ops.dispatch.select.run`."""
+    """Returns the candidate that runs where no measurements exist; arguments as in `econmt_ops.dispatch.select.run`."""
     name = implementation
     if name == "auto":
-        # What follows rules alone, a model's run or its estimate, has one implementation for all of its shapes.
+        # A model's training and its estimate use rules only, and one implementation for all shapes.
         light = problem.is_light and stash == "auto" and not MODE.rules_only
         name = (
             next(iter(available))
@@ -215,18 +215,18 @@ def ruled(
 def with_stash(
     chosen: Implementation, asked: str, stash: str, others: Mapping[str, str], gradients: bool
 ) -> Candidate:
-    """The candidate of an implementation, with the level that it keeps.
+    """Returns the candidate of an implementation with its stash level.
 
     Args:
-        chosen: the implementation.
-        asked: that the call asked for: what is named keeps by itself what it keeps, "auto" what is fastest.
-        stash: the level that the call asked for.
-        others: options beside the level.
-        gradients: whether a backward pass will follow; if not, nothing is kept.
+        chosen: Implementation.
+        asked: Implementation that the call requested: a named one uses its own default level, "auto" the fastest level.
+        stash: Level that the call requested.
+        others: Options other than the level.
+        gradients: True if a backward pass will follow; otherwise nothing is kept.
     """
     level = stash
     if asked == stash == "auto" and gradients:
-        # As with what is light: rules alone are followed by a model's run or its estimate.
+        # Only a model's training and its estimate use rules alone.
         level = chosen.traits.model_stash if MODE.rules_only else "gates"
     if not chosen.traits.takes_stash or level == "auto":
         return Candidate(chosen, {**others})

@@ -1,10 +1,10 @@
-"""Chooses which implementation of an op runs, and runs it.
+"""Selects the implementation of an op and runs it.
 
-What "auto" means is decided for each call by `run`: by what was measured at this shape on this machine, or else by the
-rule. Nothing is measured unless asked for:
+For each call with "auto", `run` uses the measurements of this shape on this machine, or else the rule. Measurements are
+taken on request only:
 
     with econmt_ops.dispatch.session.measuring():
-        model(batch)            # every op that is left at "auto" times its candidates, and remembers them
+        model(batch)            # every op at "auto" times its candidates and stores the times
 """
 
 from __future__ import annotations
@@ -36,23 +36,28 @@ def run(
     stash: str = "auto",
     options: Sequence[Mapping[str, str]] = (),
 ) -> _Result:
-    """Runs an op.
+    """Runs an op with the requested or the selected implementation.
 
-    "auto" is the fastest candidate where they were measured, elsewhere that of `econmt_ops.dispatch.rule.rule`; an op
-    with stash levels then keeps what makes it fastest unless told otherwise. What is light is the reference. Named
-    implementations keep what they keep by themselves.
+    "auto" selects the fastest measured candidate, or without measurements that of `econmt_ops.dispatch.rule.rule`; an
+    op
+    with stash levels then uses its fastest level unless one is given. Small calls run the reference. A named
+    implementation
+    uses its own default level.
 
     Args:
-        problem: what the call is about.
-        call: runs a candidate, its first argument, with the problem's arguments, the others.
-        available: the op's implementations by name, as `implementations` returns them.
-        implementation: "auto" or one of the names in `available`.
-        stash: the level that an op with stash levels was given: "auto" or one of `STASHES`.
-        options: the options with which every implementation may run, the one of the rule first; none: there are none.
+        problem: Description of the call.
+        call: Runs a candidate, its first argument, with the problem's arguments as further arguments.
+        available: Implementations of the op by name, from `implementations`.
+        implementation: "auto" or a name in `available`.
+        stash: Requested stash level: "auto" or one of `STASHES`.
+        options: Options with which every implementation can run, the rule's option first; empty if there are none.
+
+    Returns:
+        The result of ``call``.
 
     Raises:
-        ValueError: no implementation or no stash level has this name, or the machine cannot run it; the message names
-            those there are.
+        ValueError: If the implementation or stash level is unknown, or this machine cannot run the implementation; the
+            message lists the available ones.
     """
     op = problem.op
     if implementation != "auto":
@@ -86,7 +91,7 @@ def _choose(
     options: Sequence[Mapping[str, str]],
     default: Candidate,
 ) -> Candidate:
-    """The rule, or what was measured to be faster."""
+    """Returns the rule's candidate, or one that was measured to be faster."""
     session = current_session()
     if MODE.rules_only or any(isinstance(tensor, FakeTensor) for tensor in tensors_of(problem.arguments)):
         return default
@@ -123,7 +128,7 @@ def _levels(
     stash: str,
     options: Sequence[Mapping[str, str]],
 ) -> list[Candidate]:
-    """An implementation with each of its options, and with every stash level if a byte limit makes them differ."""
+    """Returns an implementation with each of its options; with every stash level if a byte limit is to be met."""
     session = current_session()
     limited = session is not None and session.byte_limit is not None
     levels = [stash]

@@ -1,4 +1,4 @@
-"""Measuring: ops that are left at "auto" time their candidates at the shapes that they meet, and keep the times."""
+"""Measuring sessions, in which ops at "auto" time their candidates at the shapes they meet and store the times."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ from econmt_ops.dispatch.rule import Candidate, Problem, rules_only
 from econmt_ops.dispatch.timing import alternate, compared, synchronizer
 
 _SAMPLES = 20
-"""Samples at which a candidate is known well enough."""
+"""Number of samples after which a candidate's time is known well enough."""
 
 _LEAST_SAMPLES = 1
-"""Samples beside the first call without which the rule holds: one tells more than none where calls take long."""
+"""Samples besides the first call that a measurement needs; one is better than none where calls take long."""
 
 
 @functools.cache
 def remembered(where: str) -> dict[str, dict[str, MeasurementRecord]]:
-    """The records of the machine ``where``: read from the file once, then added to by sessions."""
+    """Returns the stored records of the machine ``where``; the file is read once, then sessions add to the result."""
     return Store().load(where)
 
 
 def forget() -> None:
-    """Reads the file of measurements anew when it is needed next."""
+    """Clears the cached records, so that the file is read again when next needed."""
     remembered.cache_clear()
 
 
 class Session:
-    """Measures every op that is left at "auto"; see `measuring`.
+    """Measuring session; see `measuring`.
 
     Attributes:
-        measurements: of every problem met, by key.
-        samples: seconds of each call, by key and candidate; the n-th ones of a key were taken one after the other.
-        byte_limit: see `measuring`.
-        seconds: spent on measuring so far.
+        measurements: Measurements of all problems met, by key.
+        samples: Seconds of each call, by key and candidate; samples with equal index were taken in the same round.
+        byte_limit: Largest number of bytes that an op may keep; see `measuring`.
+        seconds: Seconds spent on measuring so far.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Session:
         known: Mapping[str, MeasurementRecord],
         where: str,
     ) -> str:
-        """The label of the candidate to run; measures if this has not been measured here."""
+        """Returns the label of the candidate to run, after measuring if this problem has no measurement yet."""
         key = problem.key
         before = self.measurements.get(key)
         if before is not None:
@@ -97,14 +97,14 @@ class Session:
     def _measure(
         self, problem: Problem, call: Callable[..., Any], found: Mapping[str, Candidate]
     ) -> dict[str, MeasurementRecord] | None:
-        """The records of candidates; None if time is up."""
+        """Returns the records of the candidates, or None if the session's time is used up."""
         left = self._allowed - self.seconds
         if left <= 0:
             return None
         began = time.perf_counter()
         sizes: dict[str, int] = {}
         compiling: dict[str, float] = {}
-        # Cut off from what made them: the backward pass must end at the op's arguments.
+        # Detached, so that the backward pass ends at the op's arguments.
         alone = problem._replace(arguments=detached(problem.arguments))
 
         def once(candidate: Candidate) -> None:
@@ -117,7 +117,7 @@ class Session:
             _backward(alone, result)
 
         functions = {name: functools.partial(once, found[name]) for name in found}
-        # What an op calls inside is decided by the rule, or measurements would be nested.
+        # Ops that are called inside follow the rule, or measurements would be nested.
         with rules_only():
             for name, candidate in found.items():
                 if candidate.traits.warms_up:
@@ -153,11 +153,11 @@ class Session:
         }
 
     def _fits(self, sizes: Mapping[str, int]) -> Callable[[str], bool]:
-        """Whether a candidate keeps no more than is allowed, once it was called."""
+        """Returns a predicate that is True if a candidate, once called, keeps no more bytes than allowed."""
         return lambda name: self.byte_limit is None or sizes[name] <= self.byte_limit
 
     def remember(self) -> None:
-        """Adds what was measured to the file."""
+        """Writes the session's measurements to the file."""
         if self._store is None:
             return
         for where, records in self._fresh.items():
@@ -167,18 +167,18 @@ class Session:
 
 
 def _backward(problem: Problem, result: Any) -> None:
-    """If gradients are kept, the backward pass of an op's result down to its arguments."""
+    """Runs the backward pass from an op's result to its arguments, if gradients are kept."""
     if not problem.keeps_gradients:
         return
     wanted = [tensor for tensor in tensors_of(problem.arguments) if tensor.requires_grad]
     outputs = [tensor for tensor in tensors_of(result) if tensor.requires_grad]
-    # A number to differentiate, as in training: where it is given gradients, PyTorch imports modules for a second.
+    # A scalar, as in training: with explicit gradients PyTorch imports modules for a second.
     total = torch.stack([(tensor * torch.ones_like(tensor)).sum(dtype=torch.float64) for tensor in outputs])
     torch.autograd.grad(total.sum(), wanted, allow_unused=True)
 
 
 class _Current(threading.local):
-    """Of this thread: the session that measures."""
+    """Measuring session of each thread."""
 
     session: Session | None = None
 
@@ -187,7 +187,7 @@ _CURRENT = _Current()
 
 
 def current_session() -> Session | None:
-    """The session of this thread that measures; None: nothing is measured."""
+    """Returns this thread's measuring session, or None if nothing is measured."""
     return _CURRENT.session
 
 
@@ -201,21 +201,22 @@ def measuring(
     remember: bool = True,
     share: float = 1.0,
 ) -> Iterator[Session]:
-    """Within it, every op that is left at "auto" times its candidates and runs the fastest.
+    """Times the candidates of every op at "auto" within the context, and runs the fastest.
 
-    Forward and, if gradients are kept, backward, at the shapes that the op meets; candidates take turns, and those that
-    are clearly slower are left early. Shapes that were measured on this machine before are not measured again.
+    Forward and, if gradients are kept, backward passes are timed at the shapes that the op meets. Candidates take
+    turns,
+    and clearly slower ones are dropped early. Shapes that were measured on this machine before are not measured again.
 
     Args:
-        seconds: that measuring may take in all; what is not measured by then follows the rule.
-        byte_limit: what an op may keep for its backward pass: among the candidates that do, the fastest is chosen.
-        compiled: also candidates that torch.compile compiles first, which may take many seconds.
-        only: the labels of the candidates to time, each to the end; None: all.
-        remember: read and write the file of measurements; False: measure anew and write nothing.
-        share: of the time that is left, what one op at one shape may take before others have had their turn.
+        seconds: Total time limit; problems that are not measured by then follow the rule.
+        byte_limit: Bytes that an op may keep for its backward pass; the fastest candidate within the limit is selected.
+        compiled: True to include candidates that torch.compile compiles first, which may take many seconds.
+        only: Labels of the candidates to time completely; None: all candidates.
+        remember: True to read and write the file of measurements; False to measure again and store nothing.
+        share: Share of the remaining time that one op at one shape may take while others are still to be measured.
 
     Yields:
-        The session, which knows what was measured.
+        The session, which holds the measurements.
     """
     session = Session(seconds, byte_limit, compiled, only, Store() if remember else None, share)
     before = _CURRENT.session

@@ -1,4 +1,4 @@
-"""Times functions against each other in one run, so that what disturbs the machine disturbs all of them."""
+"""Comparative timing: functions take turns, so that disturbances of the machine affect all of them."""
 
 from __future__ import annotations
 
@@ -10,25 +10,24 @@ from typing import NamedTuple
 import torch
 
 _SAMPLE_SECONDS = 1e-3
-"""A sample repeats a function until it takes at least this long: below it the clock and the call would count."""
+"""Shortest duration of a sample; a faster function is repeated, so that clock and call overhead are negligible."""
 
 _HOPELESS = 1.5
-"""A function that takes this many times as long as the quickest, in every turn, is not called again."""
+"""Factor over the fastest function; a function that exceeds it in every round is dropped."""
 
 _NEAR = 1.1
-"""After `_ROUNDS` turns, a function that takes this many times as long as the fastest is not called again either.
+"""Factor over the fastest function; a function that exceeds it after `_ROUNDS` rounds is dropped too.
 
-Those that remain take more turns, and without it: what runs before a function decides what the caches hold and what
-memory the system has just got back. Two layouts of a matrix product that differed by 10 % alone differed by 13 %
-between others.
-"""
+The remaining functions get more rounds, with equal neighbours: a function's time depends on the caches and the memory
+that the function before it leaves. Two layouts of a matrix product that differed by 10 % alone differed by 13 % between
+others."""
 
 _ROUNDS = 8
-"""Turns after which functions are known to some 5 % where single calls differ by 10 to 17 %."""
+"""Rounds after which times are known to about 5 % if single calls vary by 10 to 17 %."""
 
 
 class Timing(NamedTuple):
-    """Seconds of a call: the median, the lowest and the highest decile, all samples in order, and its first call."""
+    """Seconds of a call: median, lowest and highest decile, all samples in order, and the first call."""
 
     median: float
     low: float
@@ -38,7 +37,7 @@ class Timing(NamedTuple):
 
 
 def quantile(values: list[float], share: float) -> float:
-    """The value below which this share of ``values`` lies, interpolated between neighbours."""
+    """Returns a quantile of ``values``, interpolated between neighbours."""
     ordered = sorted(values)
     place = share * (len(ordered) - 1)
     low = int(place)
@@ -47,14 +46,14 @@ def quantile(values: list[float], share: float) -> float:
 
 
 def synchronizer(device: torch.device) -> Callable[[], None]:
-    """A function that waits until the device has done what it was told."""
+    """Returns a function that waits until the device has finished."""
     if device.type != "cuda":
         return _nothing
     return lambda: torch.cuda.synchronize(device)
 
 
 def _nothing() -> None:
-    """The CPU is done when a call returns."""
+    """Does nothing: CPU work is complete when a call returns."""
 
 
 def alternate(
@@ -69,23 +68,24 @@ def alternate(
     fits: Callable[[str], bool] = lambda _: True,
     enough: float = math.inf,
 ) -> dict[str, Timing] | None:
-    """Times functions in turns: one sample of each, then the next of each.
+    """Times functions in rounds of one sample each.
 
     Args:
-        functions: by name.
-        seconds: that all of it may take. What has not had ``least`` samples by then is not known.
-        synchronize: waits for the device.
-        clock: tells seconds.
-        least: samples of a function that is not dropped.
-        most: samples of a function at which it is known well enough; those of functions that were dropped go to the
-            others, if these are several.
-        drop: leave a function that is clearly slower than another with the samples it has.
-        fits: whether a function may be the one to run, asked when all were called; no other is dropped for one that
-            may not.
-        enough: seconds after which no more samples than ``least`` are taken.
+        functions: Functions by name.
+        seconds: Time limit of the whole measurement.
+        synchronize: Waits for the device.
+        clock: Returns the time in seconds.
+        least: Smallest number of samples of a function that is not dropped.
+        most: Number of samples at which a function's time is known well enough; samples of dropped functions go to the
+            others, if several remain.
+        drop: True to stop sampling functions that are clearly slower than another.
+        fits: Returns True if a function is eligible, asked after its first call; only eligible functions cause others
+            to
+            be dropped.
+        enough: Seconds after which no more than ``least`` samples are taken.
 
     Returns:
-        The timings by name, those that were dropped too; None if time did not suffice.
+        The timings by name, including dropped functions; None if the time limit did not allow ``least`` samples.
     """
 
     def sample(function: Callable[[], object], repeats: int) -> float:
@@ -104,12 +104,12 @@ def alternate(
         if first and clock() + least * len(functions) * min(first.values()) > end:
             return None
         first[name] = sample(function, 1)
-    # First calls set things up, in libraries too, and so tell nothing of a function that comes early.
+    # First calls include set-up work, also of libraries, so they say little about functions that come early.
     alive = list(functions)
     repeats = {name: max(1, round(_SAMPLE_SECONDS / max(first[name], 1e-9))) for name in functions}
     count = 0
     while _has_more(samples, alive, most) and (count < least or clock() < begin + enough):
-        # A round that is bound to take too long is not begun.
+        # Do not begin a round that will exceed the time limit.
         if clock() + sum(min((first[name], *samples[name])) for name in alive) > end:
             if count < least:
                 return None
@@ -126,19 +126,19 @@ def alternate(
 
 
 def _has_more(samples: Mapping[str, Sequence[float]], alive: Sequence[str], most: int) -> bool:
-    """Whether those that were not dropped take one more turn; for one that is left alone the choice is made."""
+    """Returns True if the remaining functions take another round; a single one stops after a few samples."""
     if len(alive) == 1 < len(samples):
         return len(samples[alive[0]]) < min(most, _ROUNDS)
     return sum(len(own) for own in samples.values()) + len(alive) <= most * len(samples)
 
 
 def _is_promising(own: Sequence[float], first: float, rivals: Sequence[Sequence[float]]) -> bool:
-    """Whether a function with these samples may be the fastest yet.
+    """Returns True if a function may still turn out to be the fastest.
 
     Args:
-        own: its samples.
-        first: its first call, which counts if it was quick.
-        rivals: samples of the same turns of those that may be faster, perhaps its own too.
+        own: Samples of the function.
+        first: Its first call, which counts if it was fast.
+        rivals: Samples, of the same rounds, of the functions it competes with; its own may be among them.
     """
     best = [min(turn) for turn in zip(*rivals, strict=True)]
     quick = any(mine <= _HOPELESS * other for mine, other in zip(own, best, strict=True))
@@ -148,21 +148,22 @@ def _is_promising(own: Sequence[float], first: float, rivals: Sequence[Sequence[
 
 
 def ratio(own: Sequence[float], other: Sequence[float]) -> float:
-    """How many times as long one function takes as another: the median over the turns that both took.
+    """Returns the ratio of two functions' times: the median over the rounds that both took.
 
-    What slows the machine for a while slows both samples of a turn. Over twenty turns this varied by 3 to 4 % from one
-    measurement to the next, the ratio of the medians by 3 to 6 %, that of the shortest samples by 3 to 8 %.
+    A slow phase of the machine affects both samples of a round. Over twenty rounds this ratio varied by 3 to 4 %
+    between
+    measurements, the ratio of the medians by 3 to 6 %, that of the shortest samples by 3 to 8 %.
     """
     return _median([mine / its for mine, its in zip(own, other, strict=False)])
 
 
 def compared(samples: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """Seconds of functions that took turns, by their ratios to the fastest one in the turns of both.
+    """Returns comparable seconds of the functions, from their ratios to the fastest one in the rounds that both took.
 
-    Those that remained to the end are compared in the turns that they took alone, if these are enough.
+    Functions that remained to the end are compared in the rounds that they took alone, if these are enough.
 
     Args:
-        samples: by name; the n-th ones were taken in the n-th turn.
+        samples: Samples by name; those with equal index were taken in the same round.
     """
     lengths = sorted({len(own) for own in samples.values()})
     longest, alone = lengths[-1], lengths[-2] if len(lengths) > 1 else 0

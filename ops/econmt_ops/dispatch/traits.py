@@ -1,8 +1,9 @@
-"""What an implementation of an op says of itself, and which implementations there are.
+"""Traits and registry of the implementations of each op.
 
-Every op has a package of its own, and each module of it that is named in `NAMES` and has a function of the op's name is
-an implementation; its constant `TRAITS` says what it can do. Nothing else has to be told of it: the choice, recipes,
-plans, estimates, prices and benches ask the traits and compare no names.
+Every op has a package of its own. Each of its modules that is listed in `NAMES` and has a function with the op's name
+is
+an implementation; the module's constant `TRAITS` describes it. The choice of an implementation, recipes, plans,
+estimates and benchmarks read the traits instead of comparing names.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from typing import Any, NamedTuple
 import torch
 
 NAMES = ("reference", "recompute", "chunk", "compiled", "c", "triton")
-"""Modules that may hold an implementation, in the order in which they are named to people."""
+"""Modules that may hold an implementation, in the order in which they are listed for users."""
 
 FLOATS = frozenset({torch.float64, torch.float32, torch.bfloat16, torch.float16})
 
 
 class Cost(NamedTuple):
-    """What a call of an operator takes inside: bytes that it gives back, and floating point operations."""
+    """Cost of a call of an operator: temporary memory in bytes, and floating point operations."""
 
     workspace: int = 0
     flops: int = 0
@@ -34,29 +35,33 @@ def _always(*_: object) -> bool:
 
 @dataclass(frozen=True)
 class Traits:
-    """What an implementation can do; the defaults are those of plain PyTorch under autograd.
+    """Capabilities of an implementation; the defaults are those of plain PyTorch with autograd.
 
     Attributes:
-        devices: types of devices on which it runs.
-        dtypes: compute types that it takes.
-        recomputes: it keeps less than autograd would and makes the rest again in the backward pass.
-        loops: it launches kernels for every step, so that on a GPU it is for captured steps.
-        takes_stash: it has the argument ``stash``, one of `econmt_ops.core.chunks.STASHES`.
-        model_stash: the level of a model in training whose implementation and level are left to "auto". A call alone
-            keeps "gates", the fastest level; of kernels that make gates again quickly a model keeps less.
-        casts: it casts weights and looks repeated rows up inside, so that no copies are kept from the forward to the
-            backward pass; others are given both made.
-        capturable: its calls can be captured in a CUDA graph.
-        warms_up: its first call takes seconds, since something is compiled: it is measured only if asked for.
-        has_kernels: it has kernels of its own for its devices and goes before all others there.
-        is_last: it runs where no other can, whether something will be kept or not: a loop of Python over many steps.
-        needs: a module without which it cannot be imported; "" if there is none.
-        is_available: whether this machine can run it.
-        serves: whether it takes a problem, by sizes (letters as `Shapes` learns them) and detail; it is not asked for
-            a call that names the implementation.
-        stands_in: the implementation of the op that allocates the same bytes, if this one cannot be followed on
-            tensors without values; "" if it can, which kernels can too: launches do nothing there.
-        costs: by name of an operator of torch.library that cannot be followed, called with its arguments.
+        devices: Supported device types.
+        dtypes: Supported compute types.
+        recomputes: True if it keeps less than autograd would and recomputes the rest in the backward pass.
+        loops: True if it launches kernels for every step, so that on a GPU it suits captured steps only.
+        takes_stash: True if it has the argument ``stash``, one of `econmt_ops.core.chunks.STASHES`.
+        model_stash: Stash level for a model in training if implementation and level are "auto". A single call uses
+            "gates", the fastest level; kernels that recompute gates quickly keep less in a model.
+        casts: True if it casts weights and looks up repeated rows itself, so that no copies are kept until the backward
+            pass; other implementations get both done.
+        capturable: True if its calls can be captured in a CUDA graph.
+        warms_up: True if its first call compiles for seconds; it is then measured on request only.
+        has_kernels: True if it has kernels of its own for its devices, where it then precedes all other
+            implementations.
+        is_last: True if it is used only where no other can run, with or without gradients: a Python loop over many
+            steps.
+        needs: Module that it imports and that may be missing; "" if there is none.
+        is_available: Returns True if this machine can run it.
+        serves: Returns True if it supports a problem, by sizes (letters as in `Shapes`) and detail; not consulted if
+            the
+            call names the implementation.
+        stands_in: Implementation of the op that allocates the same bytes, to trace instead of this one on tensors
+            without
+            values; "" if this one can be traced, as kernels can: their launches do nothing there.
+        costs: Costs of operators of torch.library that cannot be traced, by name; called with the operator's arguments.
     """
 
     devices: frozenset[str] = frozenset({"cpu", "cuda"})
@@ -77,17 +82,17 @@ class Traits:
     costs: Mapping[str, Callable[..., Cost]] = field(default_factory=dict)
 
     def runs_on(self, device: str, dtype: torch.dtype) -> bool:
-        """Whether it is made for this type of device and compute type."""
+        """Returns True if it supports this device type and compute type."""
         return device in self.devices and dtype in self.dtypes
 
     @property
     def is_installed(self) -> bool:
-        """Whether what it needs is installed, though the device may be missing."""
+        """True if the module it needs is installed, even if the device is missing."""
         return not self.needs or importlib.util.find_spec(self.needs) is not None
 
 
 class Implementation(NamedTuple):
-    """A way to compute an op: its name, its function and its traits."""
+    """Implementation of an op: its name, function and traits."""
 
     name: str
     function: Callable[..., Any]
@@ -95,18 +100,18 @@ class Implementation(NamedTuple):
 
 
 _OPS: dict[str, dict[str, Implementation]] = {}
-"""By op, by name, in the order of `NAMES`."""
+"""Implementations by op and name, in the order of `NAMES`."""
 
 
 def implementations(package: str, op: str) -> Mapping[str, Implementation]:
-    """Collects the implementations of an op that a package holds.
+    """Collects the implementations of an op from a package.
 
     Args:
-        package: the package's full name, `econmt_ops.lstm` for example.
-        op: the op's name, which is the name of the function in every implementation.
+        package: Full name of the package, such as `econmt_ops.lstm`.
+        op: Name of the op, which is the name of the function in every implementation.
 
     Returns:
-        Them by name, in the order of `NAMES`; what `register` adds later appears in it.
+        The implementations by name, in the order of `NAMES`; later calls of `register` add to it.
     """
     _OPS[op] = {}
     for name in NAMES:
@@ -121,10 +126,10 @@ def register(op: str, name: str, function: Callable[..., Any], traits: Traits) -
     """Adds an implementation of an op from outside, or replaces one.
 
     Args:
-        op: "linear_cross_entropy", for example.
-        name: under which calls and recipes ask for it.
-        function: takes what the op's other implementations take.
-        traits: what it can do.
+        op: Name of the op, such as "linear_cross_entropy".
+        name: Name under which calls and recipes select the implementation.
+        function: Function with the arguments of the op's other implementations.
+        traits: Capabilities of the implementation.
     """
     found = _OPS[op]
     found[name] = Implementation(name, function, traits)
@@ -134,23 +139,23 @@ def register(op: str, name: str, function: Callable[..., Any], traits: Traits) -
 
 
 def unregister(op: str, name: str) -> None:
-    """Takes an implementation of an op away."""
+    """Removes an implementation of an op."""
     del _OPS[op][name]
 
 
 def implementations_of(op: str) -> Mapping[str, Implementation]:
-    """The implementations of an op by name, those included that this machine cannot run."""
+    """Returns the implementations of an op by name, including those that this machine cannot run."""
     return _OPS[op]
 
 
 def names_of(*ops: str) -> list[str]:
-    """The names under which every one of some ops has an implementation."""
+    """Returns the names under which all given ops have an implementation."""
     first, *others = (_OPS[op] for op in ops)
     return [name for name in first if all(name in other for other in others)]
 
 
 def cost_of(operator: str) -> Callable[..., Cost] | None:
-    """The cost that some implementation declares for an operator of torch.library; None: it can be followed."""
+    """Returns the declared cost function of an operator of torch.library, or None if the operator can be traced."""
     for found in _OPS.values():
         for implementation in found.values():
             if operator in implementation.traits.costs:
@@ -159,5 +164,5 @@ def cost_of(operator: str) -> Callable[..., Cost] | None:
 
 
 def definition(op: str) -> Implementation:
-    """The implementation that defines an op: the first one, plain PyTorch under autograd."""
+    """Returns the implementation that defines an op: the first one, plain PyTorch with autograd."""
     return next(iter(_OPS[op].values()))

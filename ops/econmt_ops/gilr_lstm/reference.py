@@ -1,4 +1,4 @@
-"""The layers of `econmt_ops.gilr_lstm` in plain PyTorch, the definition."""
+"""GILR-LSTM in plain PyTorch: the definition that other implementations are tested against."""
 
 from __future__ import annotations
 

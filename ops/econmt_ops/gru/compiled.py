@@ -1,4 +1,4 @@
-"""The recomputing layers with each step's pointwise work compiled; see `econmt_ops.backends.compiled`."""
+"""GRU as `recompute`, with the pointwise work of a step compiled; see `econmt_ops.backends.compiled`."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The GRU in plain PyTorch: the definition that other implementations are held to.
+"""GRU in plain PyTorch: the definition that other implementations are tested against.
 
-In float32 and float64 a layer is torch's own GRU (on a GPU cuDNN's), in 16-bit types a loop of steps that adds up in
-float32. Lengths cost nothing: rows begin at position 0, h is all that is carried, and what is behind a row's end is
-replaced by zeros.
+In float32 and float64 a layer is torch's own GRU (cuDNN's on a GPU), in 16-bit types a loop of steps accumulating in
+float32. Lengths cost nothing: rows begin at position 0, h is the only state, and values after a row's end are replaced
+by zeros.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TRAITS = stepped.REFERENCE
 def _layer(
     inputs: Tensor, weights: GRUWeights, state: Sequence[Tensor], lengths: Tensor | None
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """See `econmt_ops.layers.stack.RunLayer`."""
+    """Runs one layer; see `econmt_ops.layers.stack.RunLayer`."""
     by_cudnn = inputs.is_cuda and not torch.compiler.is_compiling()
     if inputs.dtype in STEPWISE or (by_cudnn and isinstance(inputs, FakeTensor)):
         return stepped.reference_layer(GRU, inputs, weights, state, lengths)
@@ -47,5 +47,5 @@ def _layer(
 
 
 def gru(inputs: Tensor, layers: tuple[GRUWeights, ...], **how: object) -> tuple[Tensor, State]:
-    """See `econmt_ops.gru`; all arguments are given, checked and cast."""
+    """Runs a stack of layers; all arguments are complete, checked and cast. See `econmt_ops.gru`."""
     return run_stack(_layer, inputs, layers, **how)  # type: ignore[arg-type]

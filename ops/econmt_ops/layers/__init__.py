@@ -1,3 +1,3 @@
-"""What the layers of all cells but the LSTM share: the op, the stack, and the loops of both families of cells."""
+"""Layers of all cells other than the LSTM: the op, the stack, and the loops over steps or blocks."""
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The layers of `econmt_ops.layers.scanned` with kernels: between products one kernel forward and one back.
+"""GPU version of `econmt_ops.layers.scanned`: one kernel forward and one backward between the matrix products.
 
-A recurrence is a product for all steps and a kernel that reads it, walks and writes the outputs. What is kept are the
-sources and c, with the stash level "gates" the products too; the backward kernel makes the nonlinearities again from
-the products, and those for the gradients of weights and sources follow it.
+A recurrence is a product for all steps, and a kernel that reads it, walks through the steps and writes the outputs.
+Sources and c are kept, with the stash level "gates" also the products. The backward kernel recomputes the
+nonlinearities from the products; the products for the gradients of weights and sources follow it.
 
 B batch, T steps, H hidden, K parts of the products.
 """
@@ -32,7 +32,7 @@ def _kernels() -> Any:
 
 
 class _Call:
-    """A call with what both passes make of it."""
+    """Values of a call that both passes need."""
 
     def __init__(self, call: ScannedArguments) -> None:
         self.call, self.cell = call, CELLS[call.cell]
@@ -45,7 +45,7 @@ class _Call:
             self.lengths = call.lengths.to(call.first.device, non_blocking=True)
 
     def read(self, clean: bool) -> list[Tensor]:
-        """The sources (B, T, .) as they are multiplied; zero in the padding if that is asked for."""
+        """Returns the sources (B, T, .) as the products read them; with zeros in the padding if ``clean``."""
         found = [*self.call.sources]
         if clean and self.lengths is not None:
             padding = padding_mask(self.lengths, found[0].shape[1], self.lengths.device)
@@ -55,7 +55,7 @@ class _Call:
         return found
 
     def products(self, read: Sequence[Tensor]) -> Tensor:
-        """(B, T, K H) without the bias, a new tensor; padding may hold anything, as no row's product is another's."""
+        """Returns the products without bias, a new tensor (B, T, K H); values in the padding are arbitrary."""
         first, *others = (_flat(source) for source in read)
         made = first @ self.weights[0].t()
         for source, weight in zip(others, self.weights[1:], strict=True):
@@ -64,7 +64,7 @@ class _Call:
 
     @property
     def around(self) -> tuple[Any, ...]:
-        """What both kernels read beside the products."""
+        """Arguments of both kernels beside the products."""
         return self.bias, self.call.sources[0], self.call.first, self.lengths
 
 
@@ -120,13 +120,13 @@ def _backward(call: ScannedArguments, results: ScannedResults, incoming: Incomin
 
 
 def _plus(start: Tensor, rows: Tensor, weight: Tensor) -> Tensor:
-    """start (B, T, I) plus the product of rows (B T, N) and weight (N, I), in place."""
+    """Adds the product of rows (B T, N) and weight (N, I) to start (B, T, I), in place."""
     _flat(start).addmm_(rows, weight)
     return start
 
 
 def _late(source: Tensor, before: Tensor) -> Tensor:
-    """As `econmt_ops.layers.scanned.late`, by one copy of all rows as they lie in memory."""
+    """Delays a source by one step, as `econmt_ops.layers.scanned.late`, with one copy of all rows in memory order."""
     made = torch.empty_like(source, memory_format=torch.contiguous_format)
     _flat(made)[1:] = _flat(source)[:-1]
     made[:, 0] = before
@@ -134,7 +134,7 @@ def _late(source: Tensor, before: Tensor) -> Tensor:
 
 
 def _late_back(gradient: Tensor) -> Tensor:
-    """The gradient of a source from that of the same one step late."""
+    """Returns the gradient of a source from the gradient of the delayed source."""
     made = torch.empty_like(gradient)
     _flat(made)[:-1] = _flat(gradient)[1:]
     made[:, -1] = 0.0
@@ -142,7 +142,7 @@ def _late_back(gradient: Tensor) -> Tensor:
 
 
 def _outer(left: Tensor, right: Tensor, like: Tensor) -> Tensor:
-    """left^T right, of left (N, M) and right (N, K); not rounded on the way to a gradient that is wider."""
+    """Computes left^T right for left (N, M) and right (N, K); without rounding if the gradient has a wider type."""
     if left.is_cuda and left.dtype != like.dtype == torch.float32:
         product: Tensor = torch.mm(left.t(), right, out_dtype=torch.float32)
         return product
@@ -160,4 +160,4 @@ _stage = Operator(
 )
 
 fused = staged(_stage)
-"""A stack of layers by kernels; see the module."""
+"""Runs a stack of layers with the kernels; see the module."""

@@ -1,4 +1,4 @@
-"""The cells' layers as modules that own their weights; those of `torch.nn.GRU` have its names."""
+"""`torch.nn.Module` versions of the cells' layers; `GRU` has the parameter names of `torch.nn.GRU`."""
 
 from __future__ import annotations
 
@@ -26,15 +26,29 @@ from econmt_ops.ssru import ssru
 
 
 class CellLayers(nn.Module):
-    """Layers of one cell, in one direction or in both; batch-first.
+    """Base class of stacked layers of one cell, in one direction or both; batch-first.
 
-    Parameters are named as the fields of the cell's weights, with `_l0`, `_l0_reverse` and so on behind them.
+    Parameters have the field names of the cell's weights with the suffix ``_l0``, ``_l0_reverse`` and so on. Gains of a
+    normalization are initialized to 1, all other parameters from U(-1 / sqrt(hidden_size), 1 / sqrt(hidden_size)).
+
+    Args:
+        input_size: I, number of input features.
+        hidden_size: H, number of features of outputs and states.
+        num_layers: L, number of stacked layers. An upper layer reads the outputs of the layer below, those of both
+            directions if bidirectional.
+        dropout: Dropout probability of the inputs of the upper layers during training.
+        bidirectional: If True, each layer runs in both directions.
+        residual: If True, each upper layer adds its input to its output.
+        variational: If True, one dropout mask per row and layer serves all time steps (Gal and Ghahramani 2016).
+        implementation: "auto" or the name of an implementation of the op.
+        device: Device of the parameters.
+        dtype: Type of the parameters.
     """
 
     op: ClassVar[Any]
     cell: ClassVar[Any]
     names: ClassVar[dict[str, str]] = {}
-    """Names of parameters that are not those of the fields."""
+    """Parameter names that differ from the field names."""
 
     def __init__(
         self,
@@ -50,21 +64,6 @@ class CellLayers(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        """Makes the weights, uniform in ±1 / sqrt(hidden_size), gains of a normalisation 1.
-
-        Args:
-            input_size: I.
-            hidden_size: H.
-            num_layers: L; the upper layers read the outputs of the layer below, of both directions if
-                bidirectional.
-            dropout: on what the upper layers read, while training.
-            bidirectional: whether each layer walks in both directions.
-            residual: add to the output of each upper layer what it has read.
-            variational: one dropout mask a row and layer for all time steps.
-            implementation: of the op.
-            device: of the weights.
-            dtype: of the weights.
-        """
         super().__init__()
         self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
         self.dropout, self.bidirectional, self.residual = dropout, bidirectional, residual
@@ -79,7 +78,7 @@ class CellLayers(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draws new weights."""
+        """Initializes all parameters again."""
         bound = 1.0 / math.sqrt(self.hidden_size)
         for name, weight in self.named_parameters():
             if "_gain_" in name:
@@ -88,7 +87,7 @@ class CellLayers(nn.Module):
                 nn.init.uniform_(weight, -bound, bound)
 
     def layer_weights(self, layer: int, reverse: bool = False) -> Any:
-        """The weights of one layer in one direction, as the op takes them."""
+        """Returns the weights of one layer in one direction in the form that the op takes."""
         suffix = self._suffixes(layer)[int(reverse)]
         fields = self.cell.weights._fields
         return self.cell.weights(*(getattr(self, self.names.get(field, field) + suffix) for field in fields))
@@ -101,18 +100,20 @@ class CellLayers(nn.Module):
         lengths: Tensor | None = None,
         dropout_seed: int | None = None,
     ) -> tuple[Tensor, State]:
-        """Runs the layers.
+        """Runs the layers over a batch of sequences.
 
         Args:
-            inputs: (B, T, I).
-            state: a tuple of the cell's states for each layer, of both directions one after the other; zeros if
-                None.
-            lengths: (B,) int64; None: all rows are T long.
-            dropout_seed: of the masks; drawn from torch's global generator if None.
+            inputs: Inputs, (B, T, I).
+            state: Initial states, a tuple per layer, (B, H) each, the two directions of a layer one after the other;
+                None for
+                zeros.
+            lengths: Lengths of the rows, (B,) int64; None if every row has T steps.
+            dropout_seed: Seed of the dropout masks; None to draw one from torch's global generator.
 
         Returns:
-            outputs (B, T, D H) with D directions, zero at or past a row's length, and the states after each row's last
-            step, as `state`.
+            Outputs (B, T, D H) with D directions, zero at and after a row's length, and the states after each row's
+            last step,
+            ordered as `state`.
         """
         probability = self.dropout if self.training else 0.0
         seed = dropout_seed
@@ -165,7 +166,7 @@ class CellLayers(nn.Module):
 
 
 class GRU(CellLayers):
-    """GRU layers with the parameters of a batch-first `torch.nn.GRU`: either loads the other's state dict."""
+    """Stacked GRU with the parameters of a batch-first `torch.nn.GRU`; each class loads the other's state dict."""
 
     op, cell = gru, GRU_CELL
     names: ClassVar[dict[str, str]] = {
@@ -177,30 +178,30 @@ class GRU(CellLayers):
 
 
 class LayerNormLSTM(CellLayers):
-    """LSTM layers whose products are normalised; see `econmt_ops.lnlstm`."""
+    """Stacked LSTM with layer normalization of the products; see `econmt_ops.lnlstm`."""
 
     op, cell = lnlstm, LNLSTM
 
 
 class SRU(CellLayers):
-    """See `econmt_ops.sru`."""
+    """Stacked simple recurrent units; see `econmt_ops.sru`."""
 
     op, cell = sru, SRU_CELL
 
 
 class SSRU(CellLayers):
-    """See `econmt_ops.ssru`."""
+    """Stacked simpler simple recurrent units; see `econmt_ops.ssru`."""
 
     op, cell = ssru, SSRU_CELL
 
 
 class QRNN(CellLayers):
-    """QRNN layers with a window of two steps; see `econmt_ops.qrnn`."""
+    """Stacked quasi-recurrent layers with a window of two steps; see `econmt_ops.qrnn`."""
 
     op, cell = qrnn, QRNN_OF_TWO
 
 
 class GILRLSTM(CellLayers):
-    """See `econmt_ops.gilr_lstm`."""
+    """Stacked LSTM layers whose gates read a linear surrogate of h; see `econmt_ops.gilr_lstm`."""
 
     op, cell = gilr_lstm, GILR_LSTM

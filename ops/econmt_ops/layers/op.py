@@ -1,4 +1,4 @@
-"""Makes the op of a cell: one function with the arguments and rules of `econmt_ops.lstm`."""
+"""Creates the op of a cell: a function with the arguments and rules of `econmt_ops.lstm`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from econmt_ops.dispatch.select import Candidate, Problem, implementations, run
 
 
 class LayerOp(Protocol):
-    """A stack of layers of one cell over a batch of sequences."""
+    """Op that runs a stack of layers of one cell over a batch of sequences."""
 
     def __call__(
         self,
@@ -35,46 +35,45 @@ class LayerOp(Protocol):
         stash: str = "auto",
         implementation: str = "auto",
     ) -> tuple[Tensor, State]:
-        """See `_DOCUMENT`."""
+        """Runs the stack; `_DOCUMENT` describes the arguments."""
 
 
 _DOCUMENT = """{summary}
 
     Args:
-        inputs: (B, T, I); or `UniqueRows`, rows of which many positions read the same, which is written out.
-        layers: the weights, bottom first; the upper layers read H values.
-        state: of every layer, bottom first, its states {states}; zeros if None.
-        lengths: (B,) int64, on the CPU or the device: what lies at or past a row's length has no influence;
-            None: all rows are T long.
-        reverse: walk each row from its own last position to its first.
-        residual: the output of each layer but the bottom one is its own plus what the layer has read.
-        dropout: the probability with which values of what the upper layers read are dropped, before the
-            residual sum is taken.
-        dropout_seed: the seed of the dropout masks, required when dropout is not 0; an int, or an int64 scalar
-            tensor on the device.
-        variational: one mask a row and layer for all time steps (Gal and Ghahramani 2016).
-        stash: what implementations that can choose keep for the backward pass, one of
-            `econmt_ops.core.chunks.STASHES` or "auto".
-        implementation: "auto" or the name of one.
+        inputs: Inputs, (B, T, I), or their distinct rows as `UniqueRows`, which is expanded.
+        layers: Weights of each layer, bottom first; upper layers read H values.
+        state: Initial states {states} of each layer, bottom first, (B, H) each; None for zeros.
+        lengths: Lengths of the rows, (B,) int64, on the CPU or the device; later positions have no influence. None if
+            every row has T steps.
+        reverse: If True, each row is processed from its own last position to its first.
+        residual: If True, each upper layer adds its input to its output.
+        dropout: Dropout probability of the inputs of the upper layers, applied before the residual sum.
+        dropout_seed: Seed of the dropout masks, required if dropout is not 0; an int, or an int64 scalar tensor on the
+            device.
+        variational: If True, one mask per row and layer serves all time steps (Gal and Ghahramani 2016).
+        stash: Level of what is kept for the backward pass, "auto" or one of `econmt_ops.core.chunks.STASHES`, for
+            implementations that have levels.
+        implementation: "auto" or the name of an implementation.
 
     Returns:
-        The outputs of the top layer, (B, T, H), zero at or past a row's length; and the states after each row's last
-        step, as `state`; those of a row of length 0 are as they were. What is added up from step to step is float32,
-        or float64 for float64 inputs.
+        The outputs of the top layer, (B, T, H), zero at and after a row's length, and the states after each row's last
+        step, ordered as `state`; a row of length 0 returns its initial states. Values that are summed from step to step
+        are float32, or float64 for float64 inputs.
 
     Raises:
-        ValueError: shapes or types do not fit, the implementation or stash level is unknown, or dropout has no seed.
+        ValueError: If shapes or types do not fit, the implementation or stash level is unknown, or dropout has no seed.
     """
 
 
 def layer_op(package: str, summary: str, *cells: Cell, rounded: tuple[str, ...] = ("h", "x")) -> LayerOp:
-    """The op of a cell.
+    """Creates the op of a cell.
 
     Args:
-        package: which holds its implementations, named as the cell.
-        summary: the first lines of its documentation, which have its equations.
-        cells: of which it takes weights; the first whose shapes fit the bottom layer is meant.
-        rounded: names of states that have the compute type; the others have the accumulate type.
+        package: Package of its implementations, named as the cell.
+        summary: Beginning of its documentation, with its equations.
+        cells: Cells whose weights it takes; the first whose shapes fit the bottom layer is used.
+        rounded: Names of the states that have the compute type; the others have the accumulate type.
     """
     name = cells[0].name
     available = implementations(package, name)
@@ -108,13 +107,13 @@ def layer_op(package: str, summary: str, *cells: Cell, rounded: tuple[str, ...] 
         def call(
             candidate: Candidate, inputs: Inputs, layers: tuple[Any, ...], start: State
         ) -> tuple[Tensor, State]:
-            given = layers
+            cast = layers
             if not candidate.traits.casts:
-                given = tuple(layer._make(part.to(dtype) for part in layer) for layer in layers)
+                cast = tuple(layer._make(part.to(dtype) for part in layer) for layer in layers)
             with explicit_casts(like):
                 result: tuple[Tensor, State] = candidate.function(
                     expanded(inputs).to(dtype),
-                    given,
+                    cast,
                     state=start,
                     lengths=lengths,
                     reverse=reverse,
@@ -140,25 +139,25 @@ def _as_layers(op: str, layers: object, cells: tuple[Cell, ...]) -> tuple[Any, .
     kinds = tuple({cell.weights: None for cell in cells})
     names = " or ".join(kind.__name__ for kind in kinds)
     if isinstance(layers, kinds):
-        raise ValueError(f"{op}: layers must be a tuple of {names}, one a layer; write (weights,)")  # noqa: TRY004  as all of its errors
+        raise ValueError(f"{op}: layers must be a tuple of {names}, one per layer; write (weights,)")  # noqa: TRY004  as all of its errors
     if isinstance(layers, Tensor) or not isinstance(layers, Iterable):
         raise ValueError(f"{op}: layers must be a tuple of {names}, got {kind_of(layers)}")  # noqa: TRY004  as all of its errors
-    found = tuple(layers)
-    if not found:
+    checked = tuple(layers)
+    if not checked:
         raise ValueError(f"{op}: layers is empty, at least one is needed")
-    for number, layer in enumerate(found):
+    for number, layer in enumerate(checked):
         if not isinstance(layer, kinds):
             raise ValueError(f"{op}: layers[{number}] must be {names}, got {kind_of(layer)}")  # noqa: TRY004  as all of its errors
-        if type(layer) is not type(found[0]):
-            raise ValueError(f"{op}: all layers must be {type(found[0]).__name__}, as layers[0] is")
-    return found
+        if type(layer) is not type(checked[0]):
+            raise ValueError(f"{op}: all layers must be {type(checked[0]).__name__}, as layers[0] is")
+    return checked
 
 
 def _check_layers(check: Shapes, layers: tuple[Any, ...], cells: tuple[Cell, ...]) -> Cell:
-    """The cell that the weights are of; learns H.
+    """Returns the cell to which the weights belong, and records H.
 
     Raises:
-        ValueError: a tensor has another shape than the cell's.
+        ValueError: If the shape of a tensor does not fit the cell.
     """
     inputs = check.sizes["I"]
     for field, tensor in zip(layers[0]._fields, layers[0], strict=True):
@@ -182,10 +181,10 @@ def _check_layers(check: Shapes, layers: tuple[Any, ...], cells: tuple[Cell, ...
 def _prepare_state(
     check: Shapes, cell: Cell, state: State | None, count: int, like: Tensor, types: list[torch.dtype]
 ) -> State:
-    """The state a stack starts from: ``state`` checked and cast, or zeros; that named x is as wide as the input.
+    """Returns the initial state: ``state`` checked and cast, or zeros; a state named x has the size of the input.
 
     Raises:
-        ValueError: it is not one tuple of the cell's states a layer.
+        ValueError: If ``state`` is not a tuple of the cell's states for each layer.
     """
     batch = check.sizes["B"]
     widths = [

@@ -1,15 +1,15 @@
-"""Layers whose state is a linear recurrence: one product for all steps, a scan, and what is pointwise around it.
+"""Layers whose state is a linear recurrence: one product for all steps, a scan, and pointwise operations around it.
 
-`reference` is plain PyTorch under autograd. `recompute` keeps of each recurrence its inputs and c, with the stash level
-"gates" its products too, and makes the rest again in the backward pass:
+`reference` is plain PyTorch under autograd. `recompute` keeps the inputs and c of each recurrence, with the stash level
+"gates" also the products, and recomputes the rest in the backward pass:
 
     products (B, T, K H) = sum of x W^T + b      u, f, ... (`econmt_ops.cells.scan`)      c = scan(a, b)      h = output
 
     dh -> dc, do        da, db = the scan's gradients        da, db -> dproducts        dW, db, dx: products
 
-It does so block by block: some rows over all steps, or of a row too long for that some steps after the others, so that
-what a block makes stays in a CPU's cache and is not held for the others. On a CPU our C library does what lies
-between the products in one walk each way.
+It works in blocks of some rows over all steps (of some steps if a single row is too long), so that the intermediate
+results of a block stay in a CPU's cache and are freed before the next block. On a CPU the C library computes everything
+between the products in one walk in each direction.
 
 B batch, T steps, H hidden, K parts of the products, n rows and t steps of a block.
 """
@@ -41,28 +41,28 @@ REFERENCE = Traits()
 RECOMPUTE = Traits(recomputes=True, takes_stash=True, casts=True)
 
 _BLOCK_BYTES = 8 << 20
-"""The products of a block: on a CPU what its caches hold."""
+"""Bytes of the products of a block, chosen for the caches of a CPU."""
 
 _LARGE_BLOCK_BYTES = 128 << 20
-"""The same on a GPU, where a small kernel takes as long to launch as to run."""
+"""Bytes of the products of a block on a GPU, where a small kernel takes as long to launch as to run."""
 
 
 def scan(decay: Tensor, inputs: Tensor, initial: Tensor) -> Tensor:
-    """`linear_recurrence` by the rule, which nothing measures: it is a part of an op that is measured."""
+    """Computes `linear_recurrence` by the rule; it is not measured, because it is a part of an op that is measured."""
     gradients = torch.is_grad_enabled() and (inputs.requires_grad or decay.requires_grad)
     name = _scan_by(inputs, gradients)
     return linear_recurrence(decay, inputs, initial=initial, implementation=name)
 
 
 def _scan_by(like: Tensor, gradients: bool) -> str:
-    """The implementation of a scan of (B, T, H); one of those that share an operator."""
+    """Returns the implementation for a scan of (B, T, H), restricted to those that share one operator."""
     sizes = dict(zip("BTH", like.shape, strict=True))
     name = rule("linear_recurrence", device_of(like), like.dtype, gradients=gradients, sizes=sizes)
     return "chunk" if name == "reference" else name
 
 
 def late(source: Tensor, before: Tensor) -> Tensor:
-    """A source (B, T, .) one step late, ``before`` (B, .) at its beginning."""
+    """Delays a source (B, T, .) by one step; ``before`` (B, .) is its first value."""
     return torch.cat([before.unsqueeze(1), source[:, :-1]], 1)
 
 
@@ -74,7 +74,7 @@ def run_layers(
     state: Sequence[Tensor],
     lengths: Tensor | None,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """One layer by a way to run its recurrences, which is given the lengths; see `econmt_ops.layers.stack.RunLayer`."""
+    """Runs one layer with a given function for its recurrences; see `econmt_ops.layers.stack.RunLayer`."""
     outputs, after = layer.run(functools.partial(stage, lengths), inputs, weights, state)
     if len(after) < len(state):  # a window's last input
         after = (*after, last_of(inputs, state[-1], lengths))
@@ -90,7 +90,7 @@ def _reference_stage(
     first: Tensor,
     before: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """See `econmt_ops.cells.scan.RunStage`."""
+    """Runs one recurrence in plain PyTorch; see `econmt_ops.cells.scan.RunStage`."""
     steps, hidden = sources[0].shape[1], first.shape[1]
     padding = None if lengths is None else padding_mask(lengths, steps, first.device)
     read = [zero_padding(source, padding) for source in sources]
@@ -106,15 +106,17 @@ def _reference_stage(
 
 
 class ScannedArguments(NamedTuple):
-    """Of one recurrence of a layer.
+    """Arguments of one recurrence of a layer.
 
-    Weights may be of another type than the sources, in which all is computed; their gradients have theirs.
+    All values are computed in the type of the sources, whatever the type of the weights, whose gradients have their own
+    type.
 
     Attributes:
-        sources: (B, T, .). weights: (K H, .) of each. bias: (K H,). first: (B, H).
-        before: (B, .), where the last source is read one step late; or None.
+        sources: Inputs of the products, (B, T, .). weights: (K H, .) for each source. bias: (K H,). first: Initial c,
+            (B, H).
+        before: Value before the first step of the last source, (B, .), if it is read one step late; or None.
         lengths: (B,), or None.
-        cell: its name. stash: the level, see `econmt_ops.core.chunks.STASHES`.
+        cell: Name of the cell. stash: Stash level, see `econmt_ops.core.chunks.STASHES`.
     """
 
     sources: list[Tensor]
@@ -128,11 +130,11 @@ class ScannedArguments(NamedTuple):
 
 
 class ScannedResults(NamedTuple):
-    """What a recurrence gives, and what it keeps if a backward pass follows.
+    """Results of a recurrence, and tensors kept if a backward pass follows.
 
     Attributes:
-        outputs: (B, T, H). last: (B, H), c after each row's last step.
-        cells: (B, T, H), c. products: (B, T, K H), if the level keeps them.
+        outputs: (B, T, H). last: c after each row's last step, (B, H).
+        cells: c of all steps, (B, T, H). products: (B, T, K H), if the stash level keeps them.
     """
 
     outputs: Tensor
@@ -142,7 +144,7 @@ class ScannedResults(NamedTuple):
 
 
 def empty_results(call: ScannedArguments, keep: bool) -> ScannedResults:
-    """Results in new memory, those empty that are not kept."""
+    """Allocates the results; tensors that are not kept are empty."""
     like = call.sources[0]
     batch, steps = like.shape[:2]
     gates = keep and reaches(call.stash, "gates")
@@ -155,7 +157,7 @@ def empty_results(call: ScannedArguments, keep: bool) -> ScannedResults:
 
 
 class _Blocks:
-    """A call by its blocks, each some rows and some steps."""
+    """Call divided into blocks of some rows and some steps."""
 
     def __init__(self, call: ScannedArguments) -> None:
         self.call = call
@@ -173,76 +175,78 @@ class _Blocks:
         size = self.steps if row <= space else max(1, self.steps * space // row)
         self.places = [
             (slice(begin, begin + rows), slice(start, min(self.steps, start + size)))
-            for begin in range(0, max(1, self.batch), rows)  # at least one, which writes all gradients
+            for begin in range(0, max(1, self.batch), rows)  # at least one, so that all gradients are written
             for start in range(0, self.steps, size)
         ]
         weights = [weight.to(self.dtype) for weight in call.weights]
-        many = len(self.places)
+        block_count = len(self.places)
         biases = [call.bias.to(self.dtype), *(None for _ in weights[1:])]
         self._products = [
-            Product(weight, bias, calls=many) for weight, bias in zip(weights, biases, strict=True)
+            Product(weight, bias, calls=block_count) for weight, bias in zip(weights, biases, strict=True)
         ]
         self.weights = weights
 
     def mask(self, values: Tensor, rows: slice, steps: slice) -> Tensor:
-        """Values (n, t, .) of a block with zeros at padded positions."""
+        """Returns values (n, t, .) of a block with zeros at padded positions."""
         return values if self.padding is None else zero_padding(values, self.padding[rows, steps])
 
     def read(self, rows: slice, steps: slice) -> list[Tensor]:
-        """The sources of a block, (n, t, .) each."""
-        found = [self.mask(source[rows, steps].contiguous(), rows, steps) for source in self.call.sources]
+        """Returns the sources of a block, (n, t, .) each."""
+        block_sources = [
+            self.mask(source[rows, steps].contiguous(), rows, steps) for source in self.call.sources
+        ]
         if self.call.before is not None:
             source, begin = self.call.sources[-1], steps.start
             first = self.call.before[rows] if begin == 0 else source[rows, begin - 1]
-            found[-1] = late(found[-1], first.to(self.dtype))
-        return found
+            block_sources[-1] = late(block_sources[-1], first.to(self.dtype))
+        return block_sources
 
     def products(self, read: Sequence[Tensor]) -> Tensor:
-        """The products (n, t, K H) of a block's sources, a new tensor."""
-        made: Tensor = self._products[0](read[0])
-        flat = made.view(-1, made.shape[2])
+        """Returns the products (n, t, K H) of a block's sources, a new tensor."""
+        product_of_first: Tensor = self._products[0](read[0])
+        flat = product_of_first.view(-1, product_of_first.shape[2])
         for source, product in zip(read[1:], self._products[1:], strict=True):
             flat = product.plus(flat, source.reshape(-1, source.shape[2]))
-        return flat.view(made.shape)
+        return flat.view(product_of_first.shape)
 
     def lengths(self, rows: slice, steps: slice) -> Tensor | None:
-        """How many steps of a block (n,) are those of its rows; None: all."""
+        """Returns the lengths of the rows within a block, (n,); None if there is no padding."""
         if self.padding is None:
             return None
-        left: Tensor = self.ends[rows, 0] + 1 - steps.start
-        return left.clamp(0, steps.stop - steps.start)
+        remaining: Tensor = self.ends[rows, 0] + 1 - steps.start
+        return remaining.clamp(0, steps.stop - steps.start)
 
     def at_ends(self, rows: slice, steps: slice) -> tuple[Tensor, Tensor]:
-        """Which of a block's rows end in it (n, 1), and their last steps in it (n, 1); others are given any."""
+        """Returns a mask (n, 1) of the rows that end in a block, and their last steps in it (n, 1)."""
         ends = self.ends[rows]
         inside = (ends >= steps.start) & (ends < steps.stop)
         return inside, (ends - steps.start).clamp(0, steps.stop - steps.start - 1)
 
     def put_last(self, last: Tensor, c: Tensor, rows: slice, steps: slice) -> None:
-        """Puts c (n, t, H) at the ends of rows into ``last`` (B, H)."""
+        """Copies c (n, t, H) at the last steps of rows to ``last`` (B, H)."""
         if self.padding is None:
             last[rows] = c[:, -1]
             return
         inside, index = self.at_ends(rows, steps)
-        found = c.gather(1, index.unsqueeze(2).expand(-1, 1, self.hidden)).squeeze(1)
-        last[rows] = torch.where(inside, found, last[rows])
+        ending = c.gather(1, index.unsqueeze(2).expand(-1, 1, self.hidden)).squeeze(1)
+        last[rows] = torch.where(inside, ending, last[rows])
 
     def add_last(self, dc: Tensor, dlast: Tensor, rows: slice, steps: slice) -> None:
-        """Adds the gradient of the last c (n, H) to that of c (n, t, H) at the ends of rows."""
+        """Adds the gradient of the last c (n, H) to the gradient of c (n, t, H) at the last steps of rows."""
         if self.padding is None:
             if steps.stop == self.steps:
                 dc[:, -1] += dlast
             return
         inside, index = self.at_ends(rows, steps)
-        given = torch.where(inside, dlast, 0.0).unsqueeze(1)
-        dc.scatter_add_(1, index.unsqueeze(2).expand(-1, 1, self.hidden), given)
+        gradient = torch.where(inside, dlast, 0.0).unsqueeze(1)
+        dc.scatter_add_(1, index.unsqueeze(2).expand(-1, 1, self.hidden), gradient)
 
 
 def _forward(call: ScannedArguments, keep: bool) -> ScannedResults:
     blocks, results = _Blocks(call), empty_results(call._replace(stash="outputs"), keep)
     if keep and reaches(call.stash, "gates"):
-        whole = slice(0, blocks.batch), slice(0, blocks.steps)
-        results = results._replace(products=blocks.products(blocks.read(*whole)))
+        everything = slice(0, blocks.batch), slice(0, blocks.steps)
+        results = results._replace(products=blocks.products(blocks.read(*everything)))
     carried = call.first
     results.last.copy_(call.first)
     for rows, steps in blocks.places:
@@ -266,7 +270,7 @@ def _forward(call: ScannedArguments, keep: bool) -> ScannedResults:
 
 
 class _ScannedSums:
-    """The gradients of weights and sources, to which every block adds."""
+    """Gradients of weights and sources that are summed over all blocks."""
 
     def __init__(self, blocks: _Blocks) -> None:
         self.blocks, call = blocks, blocks.call
@@ -285,42 +289,42 @@ class _ScannedSums:
     def add(
         self, dproducts: Tensor, dread: Tensor | None, read: Sequence[Tensor], rows: slice, steps: slice
     ) -> None:
-        """Adds a block's share: dproducts (n, t, K H), and a gradient (n, t, .) of the first source beside it."""
+        """Adds a block's contribution: dproducts (n, t, K H), and a further gradient (n, t, .) of the first source."""
         self.bias += add_rows(dproducts)
         for number, (source, back) in enumerate(zip(read, self._back, strict=True)):
             add_outer(self.weights[number], dproducts, source, fresh=self._fresh)
-            made = back(dproducts)
+            dsource = back(dproducts)
             if number == 0 and dread is not None:
-                made += dread
+                dsource += dread
             target = self.sources[number]
             if self.before is None or number < len(read) - 1:
-                target[rows, steps] = made
+                target[rows, steps] = dsource
                 continue
-            target[rows, steps.start : steps.stop - 1] = made[:, 1:]
+            target[rows, steps.start : steps.stop - 1] = dsource[:, 1:]
             if steps.start == 0:
-                self.before[rows] = made[:, 0]
+                self.before[rows] = dsource[:, 0]
             else:
-                target[rows, steps.start - 1] = made[:, 0]
+                target[rows, steps.start - 1] = dsource[:, 0]
         self._fresh = False
 
 
 def _scan_back(decay: Tensor, c: Tensor, initial: Tensor, dc: Tensor) -> list[Tensor]:
-    """The gradients of decay, inputs (n, t, H) and initial (n, H) of :func:`scan`, which gave ``c``."""
-    found: list[Tensor] = torch.ops.econmt_ops.linear_recurrence_backward(
+    """Returns the gradients of decay, inputs (n, t, H) and initial (n, H) of :func:`scan`, which gave ``c``."""
+    gradients: list[Tensor] = torch.ops.econmt_ops.linear_recurrence_backward(
         dc, None, c, None, decay, c, initial, None, False, "outputs", _scan_by(c, False)
     )
-    return found
+    return gradients
 
 
-class _Given(NamedTuple):
-    """Of a block, what its backward pass is given.
+class _BlockInputs(NamedTuple):
+    """Inputs of a block's backward pass.
 
     Attributes:
-        rows, steps: where it lies. read: the first source (n, t, .). products: (n, t, K H).
-        target: where the gradients of the products go, perhaps the products themselves.
-        cells: (n, t, H). initial: (n, H), c before them.
-        doutputs: (n, t, H), or None. dlast: (n, H), the gradient of c after each row's last step, or None.
-        carried: (n, H), that of c after the block by the steps behind it, or None.
+        rows, steps: Position of the block. read: First source, (n, t, .). products: (n, t, K H).
+        target: Output for the gradients of the products; may be the products themselves.
+        cells: (n, t, H). initial: c before the block, (n, H).
+        doutputs: (n, t, H), or None. dlast: Gradient of c after each row's last step, (n, H), or None.
+        carried: Gradient of c after the block from the steps behind it, (n, H), or None.
     """
 
     rows: slice
@@ -335,44 +339,44 @@ class _Given(NamedTuple):
     carried: Tensor | None
 
 
-def _block_back(blocks: _Blocks, given: _Given) -> tuple[Tensor, Tensor | None, Tensor]:
-    """The gradients of a block's products, of the first source beside them or None, and of c before the block."""
-    cell, c, exact = blocks.cell, given.cells, given.initial.dtype
-    where = given.rows, given.steps
-    parts, decay, _ = cell.start(given.products.to(exact), blocks.hidden)
-    if given.doutputs is None:
+def _block_back(blocks: _Blocks, block: _BlockInputs) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Returns the gradients of a block's products, of the first source (or None), and of c before the block."""
+    cell, c, exact = blocks.cell, block.cells, block.initial.dtype
+    where = block.rows, block.steps
+    parts, decay, _ = cell.start(block.products.to(exact), blocks.hidden)
+    if block.doutputs is None:
         dh = torch.zeros_like(c)
     else:
-        dh = blocks.mask(given.doutputs.to(exact), *where)
-    dc, dgate, dread = cell.finish_back(parts, c, given.read, dh)
+        dh = blocks.mask(block.doutputs.to(exact), *where)
+    dc, dgate, dread = cell.finish_back(parts, c, block.read, dh)
     if dc is dh:
         dc = dh.clone()
-    if given.dlast is not None:
-        blocks.add_last(dc, given.dlast, *where)
-    if given.carried is not None:
-        dc[:, -1] += given.carried
-    ddecay, delta, carried = _scan_back(decay, c, given.initial, dc)
-    if given.dlast is not None and blocks.padding is not None and given.steps.start == 0:
+    if block.dlast is not None:
+        blocks.add_last(dc, block.dlast, *where)
+    if block.carried is not None:
+        dc[:, -1] += block.carried
+    ddecay, delta, carried = _scan_back(decay, c, block.initial, dc)
+    if block.dlast is not None and blocks.padding is not None and block.steps.start == 0:
         # A row without steps gives back the c that it was given.
-        carried = carried + torch.where(blocks.ends[given.rows] < 0, given.dlast, 0.0)
+        carried = carried + torch.where(blocks.ends[block.rows] < 0, block.dlast, 0.0)
     rest = [part for part in (dgate,) if part is not None]
     if dread is not None and len(parts) > cell.gates:
         rest.append(dread)
         dread = None
-    target = given.target if given.target.dtype == exact else torch.empty_like(given.target, dtype=exact)
+    target = block.target if block.target.dtype == exact else torch.empty_like(block.target, dtype=exact)
     return cell.start_back(parts, ddecay, delta, rest, target), dread, carried
 
 
-def _block_back_by_library(blocks: _Blocks, given: _Given) -> tuple[Tensor, Tensor | None, Tensor]:
-    """The same; what is carried passes padding by."""
-    after = given.dlast if given.carried is None else given.carried
+def _block_back_by_library(blocks: _Blocks, block: _BlockInputs) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Computes `_block_back` by the C library, which carries the gradient of the state through padding."""
+    after = block.dlast if block.carried is None else block.carried
     if after is None:
-        after = torch.zeros_like(given.initial)
-    around = given.products, given.read, given.initial, blocks.lengths(given.rows, given.steps)
+        after = torch.zeros_like(block.initial)
+    around = block.products, block.read, block.initial, blocks.lengths(block.rows, block.steps)
     carried, dread = scan_cells.backward(
-        blocks.cell, *around, given.cells, given.doutputs, after, given.target
+        blocks.cell, *around, block.cells, block.doutputs, after, block.target
     )
-    return given.target, dread, carried
+    return block.target, dread, carried
 
 
 def _backward(call: ScannedArguments, results: ScannedResults, incoming: Incoming) -> Gradients:
@@ -383,7 +387,7 @@ def _backward(call: ScannedArguments, results: ScannedResults, incoming: Incomin
         read = blocks.read(rows, steps)
         kept = results.products[rows, steps] if len(results.products) else None
         products = blocks.products(read) if kept is None else kept
-        given = _Given(
+        block = _BlockInputs(
             rows,
             steps,
             read[0],
@@ -396,7 +400,7 @@ def _backward(call: ScannedArguments, results: ScannedResults, incoming: Incomin
             carried if steps.stop < blocks.steps else None,
         )
         back = _block_back_by_library if native.serves(products) else _block_back
-        dproducts, dread, carried = back(blocks, given)
+        dproducts, dread, carried = back(blocks, block)
         if steps.start == 0:
             sums.first[rows] = carried
         sums.add(dproducts.to(blocks.dtype), dread, read, rows, steps)
@@ -421,7 +425,10 @@ _stage = Operator(
 
 
 def staged(operator: Operator[ScannedArguments, ScannedResults]) -> Callable[..., tuple[Tensor, State]]:
-    """A stack of layers whose recurrences are calls of an operator; arguments as `econmt_ops.layers.op` gives them."""
+    """Returns a function that runs a stack of layers with an operator for each recurrence.
+
+    Its arguments are those that `econmt_ops.layers.op` passes.
+    """
 
     def stage(
         stash: str,
@@ -433,7 +440,7 @@ def staged(operator: Operator[ScannedArguments, ScannedResults]) -> Callable[...
         first: Tensor,
         before: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """See `econmt_ops.cells.scan.RunStage`."""
+        """Runs one recurrence; see `econmt_ops.cells.scan.RunStage`."""
         results = operator(
             ScannedArguments([*sources], [*weights], bias, first, before, lengths, cell.name, stash)
         )
@@ -456,7 +463,7 @@ def staged(operator: Operator[ScannedArguments, ScannedResults]) -> Callable[...
 
 
 recompute = staged(_stage)
-"""The same as `reference` with less kept; see the module."""
+"""Runs a stack of layers that keeps less than `reference`; see the module."""
 
 
 def reference(
@@ -468,6 +475,6 @@ def reference(
     lengths: Tensor | None,
     **how: Any,
 ) -> tuple[Tensor, State]:
-    """A stack of layers in plain PyTorch; arguments as `econmt_ops.layers.op` gives them."""
+    """Runs a stack of layers in plain PyTorch; the arguments are those that `econmt_ops.layers.op` passes."""
     run_layer = functools.partial(run_layers, _reference_stage, layer)
     return run_stack(run_layer, inputs, layers, state=state, lengths=lengths, **how)

@@ -1,4 +1,4 @@
-"""A stack of layers: the order of the rows, dropout and residual sums between layers.
+"""Runs a stack of layers: reversal of rows, dropout and residual sums between layers.
 
 B batch, T steps, I input size, H hidden.
 """
@@ -18,21 +18,21 @@ from econmt_ops.core.weights import State
 
 
 class RunLayer(Protocol):
-    """Runs one layer over the whole sequences, forwards."""
+    """Function that runs one layer over whole sequences, in forward direction."""
 
     def __call__(
         self, inputs: Tensor, weights: Any, state: Sequence[Tensor], lengths: Tensor | None
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Outputs (B, T, H), zero at or past a row's length, and the states after each row's last step.
+        """Returns the outputs (B, T, H), zero at and after a row's length, and the states after each row's last step.
 
         Args:
-            inputs: (B, T, I); what lies at or past a row's length may be anything.
-            weights: of the layer. state: before the first step. lengths: (B,), or None.
+            inputs: (B, T, I); values at and after a row's length are arbitrary.
+            weights: Weights of the layer. state: States before the first step. lengths: (B,), or None.
         """
 
 
 def last_of(sequence: Tensor, first: Tensor, lengths: Tensor | None) -> Tensor:
-    """The value (B, H) of a sequence (B, T, H) at each row's last position; ``first`` (B, H) of empty rows."""
+    """Returns the value (B, H) of a sequence (B, T, H) at each row's last position; ``first`` (B, H) for empty rows."""
     if lengths is None:
         return sequence[:, -1]
     lengths = lengths.to(sequence.device, non_blocking=True).unsqueeze(1)
@@ -53,7 +53,7 @@ def run_stack(
     dropout_seed: Seed | None,
     variational: bool,
 ) -> tuple[Tensor, State]:
-    """The outputs (B, T, H) and states of a stack; arguments as those of an op."""
+    """Returns the outputs (B, T, H) and the states of a stack; the arguments are those of an op."""
 
     def turned(sequence: Tensor) -> Tensor:
         return reverse_rows(sequence, lengths) if reverse else sequence
@@ -63,7 +63,7 @@ def run_stack(
     for number, (weights, first) in enumerate(zip(layers, state, strict=True)):
         if number > 0 and dropout > 0.0:
             assert dropout_seed is not None
-            # Masks belong to positions, whichever way the stack walks.
+            # Masks are indexed by position, in either direction.
             read = turned(drop_units(turned(read), dropout, dropout_seed, variational, number))
         outputs, after = run_layer(read, weights, first, lengths)
         last.append(after)

@@ -1,12 +1,12 @@
-"""Layers of a cell whose gates read h of the step before: one product for all inputs, then step after step.
+"""Layers of cells whose gates read the h of the step before: one product for all inputs, then a loop over the steps.
 
-`reference` is a loop of `StepCell.forward` under autograd. `recompute` keeps the inputs, the outputs and, of states
-beside h, those before each block of steps. The backward pass makes a block's products again at once, the states beside
-h by the cell alone, walks back with only the gradients of the states in sequence, and leaves those of the weights to
-large products.
+`reference` is a loop of `StepCell.forward` under autograd. `recompute` keeps the inputs, the outputs and, of the states
+other than h, those before each block of steps. Its backward pass recomputes a block's products at once and the other
+states by the cell alone; only the gradients of the states are computed step by step, those of the weights by large
+products.
 
-At and past a row's length its states are carried; rows begin at position 0. Inside the operator time comes first.
-B batch, T steps, H hidden, G gates, K steps of a block.
+At and after a row's length its states are carried through; rows begin at position 0. Inside the operator time comes
+first. B batch, T steps, H hidden, G gates, K steps of a block.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _CELLS: dict[str, StepCell] = {cell.name: cell for cell in (GRU, LNLSTM)}
 
 
 def carried(padding: Tensor | None, before: Sequence[Tensor], after: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """The states (B, H) after a step, those before it where ``padding`` (B,) is."""
+    """Returns the states (B, H) after a step; rows where ``padding`` (B,) is True keep the states before it."""
     if padding is None:
         return tuple(after)
     return tuple(torch.where(padding.unsqueeze(1), old, new) for old, new in zip(before, after, strict=True))
@@ -49,7 +49,7 @@ def carried(padding: Tensor | None, before: Sequence[Tensor], after: Sequence[Te
 def reference_layer(
     cell: StepCell, inputs: Tensor, weights: Any, state: Sequence[Tensor], lengths: Tensor | None
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """See `econmt_ops.layers.stack.RunLayer`."""
+    """Runs one layer in plain PyTorch; see `econmt_ops.layers.stack.RunLayer`."""
     parts = cell.split(weights)
     padding = None if lengths is None else padding_mask(lengths, inputs.shape[1], inputs.device)
     reads = functional.linear(zero_padding(inputs, padding), parts.input, parts.read_bias)
@@ -65,12 +65,12 @@ def reference_layer(
 
 
 class SteppedArguments(NamedTuple):
-    """Of one layer. Weights may be of another type than the inputs, in which all is computed.
+    """Arguments of one layer; all values are computed in the type of the inputs, whatever the type of the weights.
 
     Attributes:
         inputs: (T, B, I). input: (G H, I). hidden: (G H, H). read_bias, recurrent_bias: (G H,), or None.
-        extra: see `econmt_ops.cells.protocol.Split`. first: (B, H) each, h first.
-        lengths: (B,), or None. cell: its name. backend: see `econmt_ops.backends.steps_for`.
+        extra: See `econmt_ops.cells.protocol.Split`. first: Initial states, (B, H) each, h first.
+        lengths: (B,), or None. cell: Name of the cell. backend: See `econmt_ops.backends.steps_for`.
     """
 
     inputs: Tensor
@@ -86,11 +86,11 @@ class SteppedArguments(NamedTuple):
 
 
 class SteppedResults(NamedTuple):
-    """What a layer gives, and what it keeps if a backward pass follows.
+    """Results of a layer, and tensors kept if a backward pass follows.
 
     Attributes:
         outputs: (T, B, H), zero at padded positions. last_h: (B, H). last: (states beside h, B, H).
-        kept: (states beside h, blocks, B, H), those before each block.
+        kept: States beside h before each block, (states beside h, blocks, B, H).
     """
 
     outputs: Tensor
@@ -100,14 +100,14 @@ class SteppedResults(NamedTuple):
 
 
 def _blocks(call: SteppedArguments) -> list[tuple[int, int]]:
-    """The blocks of steps; see `split_blocks`."""
+    """Returns the blocks of steps; see `split_blocks`."""
     steps, batch, _ = call.inputs.shape
     exact = accumulate_dtype(call.inputs.dtype)
     return split_blocks(steps, batch, call.hidden.shape[1], exact, large=call.backend == "triton")
 
 
 class _Walk:
-    """A call by its blocks of steps."""
+    """Call divided into blocks of steps."""
 
     def __init__(self, call: SteppedArguments) -> None:
         self.call, self.cell = call, _CELLS[call.cell]
@@ -127,11 +127,11 @@ class _Walk:
         self.extra = [part.to(dtype).to(self.exact) for part in call.extra]
 
     def masked(self, values: Tensor, begin: int, end: int) -> Tensor:
-        """Values (K, B, .) of a block with zeros at padded positions."""
+        """Returns values (K, B, .) of a block with zeros at padded positions."""
         return values if self.padding is None else zero_padding(values, self.padding[begin:end])
 
     def read(self, begin: int, end: int) -> Tensor:
-        """The inputs (K, B, I) of a block."""
+        """Returns the inputs (K, B, I) of a block."""
         return self.masked(self.call.inputs[begin:end].contiguous(), begin, end)
 
     def step_forward_into(
@@ -142,7 +142,7 @@ class _Walk:
         after: Sequence[Tensor],
         output: Tensor,
     ) -> None:
-        """A step by its read and recurrent products (B, G H); see `StepKernels.advance`."""
+        """Computes one step from its input and recurrent products (B, G H); see `StepKernels.advance`."""
         padding = None if self.padding is None else self.padding[number]
         self.run.step_forward_into(self.cell, *products, before, after, output, self.extra, padding)
 
@@ -163,14 +163,14 @@ def _empty_results(call: SteppedArguments, keep: bool) -> SteppedResults:
 def _forward(call: SteppedArguments, keep: bool) -> SteppedResults:
     walk, results = _Walk(call), _empty_results(call, keep)
     results.last_h.copy_(call.first[0])
-    for place, part in zip(results.last, call.first[1:], strict=True):
-        place.copy_(part)
+    for target, part in zip(results.last, call.first[1:], strict=True):
+        target.copy_(part)
     state = (results.last_h, *results.last.unbind(0))
     for number in steps_of(range(len(walk.blocks))):
         begin, end = walk.blocks[number]
         if keep:
-            for place, part in zip(results.kept, state[1:], strict=True):
-                place[number] = part
+            for target, part in zip(results.kept, state[1:], strict=True):
+                target[number] = part
         reads = walk.read_product(walk.read(begin, end))
         for step in steps_of(range(end - begin)):
             products = reads[step], walk.recurrent_product(state[0])
@@ -179,7 +179,7 @@ def _forward(call: SteppedArguments, keep: bool) -> SteppedResults:
 
 
 class _SteppedSums:
-    """The gradients to which every block adds."""
+    """Gradients that are summed over all blocks."""
 
     def __init__(self, walk: _Walk) -> None:
         exact = walk.exact if len(walk.blocks) > 1 else walk.input.dtype
@@ -194,7 +194,7 @@ class _SteppedSums:
     def add(
         self, dreads: Tensor, drecurrents: Tensor, read: Tensor, before: Tensor, begin: int, end: int
     ) -> None:
-        """Adds a block's share: dreads and drecurrents (K, B, G H), read (K, B, I), before (K, B, H)."""
+        """Adds a block's contribution: dreads and drecurrents (K, B, G H), read (K, B, I), before (K, B, H)."""
         add_outer(self.input, dreads, read, fresh=self._fresh)
         add_outer(self.hidden, drecurrents, before, fresh=self._fresh)
         self.read_bias += add_rows(dreads)
@@ -206,7 +206,7 @@ class _SteppedSums:
 def _states(
     walk: _Walk, kept: Tensor, number: int, reads: Tensor, recurrents: Tensor, before: Tensor
 ) -> Tensor:
-    """The states beside h before the steps of a block and after it, (K + 1, ., B, H)."""
+    """Returns the states beside h before and after the steps of a block, (K + 1, ., B, H)."""
     begin, end = walk.blocks[number]
     others = kept.new_empty(end - begin + 1, len(kept), *before.shape[1:])
     others[0] = kept[:, number]
@@ -289,7 +289,7 @@ def _recompute_layer(
     state: Sequence[Tensor],
     lengths: Tensor | None,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """See `econmt_ops.layers.stack.RunLayer`."""
+    """Runs one layer with recomputation; see `econmt_ops.layers.stack.RunLayer`."""
     parts = cell.split(weights)
     results = _layer(
         SteppedArguments(
@@ -309,12 +309,12 @@ def _recompute_layer(
 
 
 def reference(cell: StepCell, inputs: Tensor, layers: tuple[Any, ...], **how: Any) -> tuple[Tensor, State]:
-    """A stack of layers in plain PyTorch; arguments as `econmt_ops.layers.op` gives them."""
+    """Runs a stack of layers in plain PyTorch; the arguments are those that `econmt_ops.layers.op` passes."""
     return run_stack(functools.partial(reference_layer, cell), inputs, layers, **how)
 
 
 def recompute(
     cell: StepCell, inputs: Tensor, layers: tuple[Any, ...], *, backend: str = "eager", **how: Any
 ) -> tuple[Tensor, State]:
-    """The same with less kept; see the module."""
+    """Runs a stack of layers that keeps less and recomputes it; see the module."""
     return run_stack(functools.partial(_recompute_layer, backend, cell), inputs, layers, **how)

@@ -1,4 +1,4 @@
-"""A linear layer whose matrix product may be laid out in memory either way."""
+"""Linear layer with a choice of the memory layout of its matrix product."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ def linear(
     """Computes `inputs weight^T + bias`, as `torch.nn.functional.linear`.
 
     Args:
-        inputs: (..., I), of any number of dimensions from one up.
-        weight: (O, I).
-        bias: (O,) or None.
-        layout: "row" computes Y = X W^T, rows of Y contiguous; "column" computes Y^T = W X^T and returns its
-            transpose, a view whose columns are contiguous; "transposed" computes Y = X V from V = W^T stored by rows,
-            which costs nothing if `weight` is the transposed view of such a V; "packed" lets oneDNN pack W (on the CPU
-            in float32 and bfloat16, elsewhere as "row"); "auto" takes what was measured to be fastest (see
-            `econmt_ops.dispatch.select`), or "row".
-        implementation: "auto" or the name of one.
+        inputs: Inputs, (..., I), with at least one dimension.
+        weight: Weight, (O, I).
+        bias: Bias, (O,), or None.
+        layout: "row" computes Y = X W^T with contiguous rows of Y. "column" computes Y^T = W X^T and returns its
+            transpose, a view with contiguous columns. "transposed" computes Y = X V with V = W^T stored by rows, which
+            is free if `weight` is the transposed view of such a V and otherwise copies W. "packed" lets oneDNN pack W
+            (on the CPU in float32 and bfloat16, elsewhere as "row"). "auto" selects the layout that was measured to be
+            fastest (see `econmt_ops.dispatch.select`), or "row".
+        implementation: "auto" or the name of an implementation.
 
     Returns:
-        (..., O).
+        Outputs, (..., O).
 
     Raises:
-        ValueError: shapes or types do not fit, or the layout or the implementation is unknown.
+        ValueError: If shapes or types do not fit, or the layout or the implementation is unknown.
     """
     if layout != "auto" and layout not in LAYOUTS:
         raise ValueError(f"linear: unknown layout {layout!r}; available: {', '.join(('auto', *LAYOUTS))}")

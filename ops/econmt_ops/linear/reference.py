@@ -1,4 +1,4 @@
-"""The linear layer in plain PyTorch: the definition that other implementations are held to."""
+"""Linear layer in plain PyTorch: the definition that other implementations are tested against."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from econmt_ops.core.packed import packed_linear
 from econmt_ops.dispatch.traits import Traits
 
 TRAITS = Traits()
-"""Plain PyTorch under autograd."""
+"""Traits of plain PyTorch under autograd."""
 
 
 def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None, *, layout: str) -> Tensor:
-    """See `econmt_ops.linear`; all arguments are given, checked and cast, and the layout is not "auto"."""
+    """Computes the layer; arguments are complete, checked and cast, and the layout is not "auto"."""
     if layout == "row":
         return functional.linear(inputs, weight, bias)
     rows = inputs.reshape(-1, inputs.shape[-1])

@@ -1,4 +1,4 @@
-"""The recomputing layers with each step's pointwise work compiled; see `econmt_ops.backends.compiled`."""
+"""Layer-normalized LSTM as `recompute` with each step's pointwise work compiled; see `econmt_ops.backends.compiled`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The recomputing layers of `econmt_ops.lnlstm` on a GPU: of each step a product and one kernel, each way."""
+"""Layer-normalized LSTM as `recompute` on a GPU: a product and one kernel per step, forward and backward."""
 
 from __future__ import annotations
 

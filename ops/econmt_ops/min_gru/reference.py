@@ -1,4 +1,4 @@
-"""The layers of `econmt_ops.min_gru` in plain PyTorch, the definition."""
+"""MinGRU in plain PyTorch: the definition that other implementations are tested against."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The layers of `econmt_ops.min_gru` on a GPU: products, and between them one kernel forward and one back."""
+"""MinGRU on a GPU: matrix products, and one kernel between them, forward and backward."""
 
 from __future__ import annotations
 

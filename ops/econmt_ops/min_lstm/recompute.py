@@ -1,4 +1,4 @@
-"""The layers of `econmt_ops.min_lstm` with little kept and the rest made again."""
+"""MinLSTM that keeps few tensors for the backward pass and recomputes the rest."""
 
 from __future__ import annotations
 

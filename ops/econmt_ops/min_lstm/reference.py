@@ -1,4 +1,4 @@
-"""The layers of `econmt_ops.min_lstm` in plain PyTorch, the definition."""
+"""MinLSTM in plain PyTorch: the definition that other implementations are tested against."""
 
 from __future__ import annotations
 

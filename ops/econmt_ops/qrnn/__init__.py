@@ -1,4 +1,4 @@
-"""The quasi-recurrent network with fo-pooling (Bradbury et al. 2017)."""
+"""Quasi-recurrent network with fo-pooling (Bradbury et al. 2017)."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ qrnn = layer_op(
     """Runs a stack of QRNN layers with fo-pooling over a batch of sequences (Bradbury et al. 2017).
 
     `z = tanh(W x_t + V x_{t-1} + b)`, `f, o = sigmoid(W x_t + V x_{t-1} + b)`, `c_t = f c_{t-1} + (1 - f) z` and
-    `h_t = o c_t`; the weights are `GateWeights(input (3H, 2I), bias (3H,))` in the order z, f, o, the columns of W
-    before those of V, or with (3H, I) a window of one step without V. Of a window of two steps the states are c and x
-    (B, I), the last input.""",
+    `h_t = o c_t`. The weights of a layer are `GateWeights(input (3H, 2I), bias (3H,))` with the rows z, f, o and the
+    columns of W before those of V; an input weight (3H, I) selects a window of one step, without V. With a window of
+    two steps the states are c and x (B, I), the last input.""",
     QRNN,
     QRNN_OF_TWO,
 )

@@ -1,4 +1,4 @@
-"""The layers of `econmt_ops.qrnn` in plain PyTorch, the definition."""
+"""QRNN in plain PyTorch: the definition that other implementations are tested against."""
 
 from __future__ import annotations
 

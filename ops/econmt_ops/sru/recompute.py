@@ -1,4 +1,4 @@
-"""The layers of `econmt_ops.sru` with little kept and the rest made again."""
+"""SRU that keeps few tensors for the backward pass and recomputes the rest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The layers of `econmt_ops.sru` in plain PyTorch, the definition."""
+"""SRU in plain PyTorch: the definition that other implementations are tested against."""
 
 from __future__ import annotations
 

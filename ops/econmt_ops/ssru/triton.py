@@ -1,4 +1,4 @@
-"""The layers of `econmt_ops.ssru` on a GPU: products, and between them one kernel forward and one back."""
+"""SSRU on a GPU: matrix products, and one kernel between them, forward and backward."""
 
 from __future__ import annotations
 

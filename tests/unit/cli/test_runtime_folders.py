@@ -330,15 +330,18 @@ def test_every_value_of_the_configuration_is_checked(whole: Path, tmp_path: Path
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"files": {"../model.json": "0"}}, "files: '../model.json' is no name of a file in this folder"),
-        ({"files": {"a\0b": "0"}}, "files: 'a\\x00b' is no name of a file in this folder"),
-        ({"files": {"/etc/passwd": "0"}}, "files: '/etc/passwd' is no name"),
-        ({"vocabulary_files": ["no.txt"]}, "vocabulary_files: 'no.txt' is none of its files"),
+        (
+            {"files": {"../model.json": "0"}},
+            "files: '../model.json' is not the name of a file in this folder",
+        ),
+        ({"files": {"a\0b": "0"}}, "files: 'a\\x00b' is not the name of a file in this folder"),
+        ({"files": {"/etc/passwd": "0"}}, "files: '/etc/passwd' is not the name"),
+        ({"vocabulary_files": ["no.txt"]}, "vocabulary_files: 'no.txt' is not listed in files"),
         ({"vocabulary_files": []}, "vocabulary_files: not a list of 1 to 64 values"),
         ({"max_length": "60"}, "max_length: not a whole number from 1 to 10000"),
         ({"decoding": {"beam_size": 65}}, "decoding.beam_size: not a whole number from 1 to 64"),
         ({"attention": {"norm": 1, "scale": 1.0}}, "attention.norm: not a value of type bool"),
-        ({"encoder": {"cell": "sru"}}, "encoder.cell: none of gru, lstm, ssru"),
+        ({"encoder": {"cell": "sru"}}, "encoder.cell: not one of gru, lstm, ssru"),
     ],
 )
 def test_messages_name_the_key(whole: Path, tmp_path: Path, changes: dict[str, Any], message: str) -> None:
@@ -354,7 +357,9 @@ def test_a_configuration_of_nothing_but_brackets_is_refused(whole: Path, tmp_pat
     made = tmp_path / "runtime"
     shutil.copytree(whole, made)
     (made / "model.json").write_text("[" * 100_000)
-    with pytest.raises(econmt_runtime.RuntimeInputError, match="not what econmt export --runtime writes"):
+    with pytest.raises(
+        econmt_runtime.RuntimeInputError, match="not a file written by econmt export --runtime"
+    ):
         econmt_runtime.load(made)
 
 
