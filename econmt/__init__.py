@@ -1,4 +1,4 @@
-"""econmt: trains attention-LSTM translation models in little memory."""
+"""Training of attention-LSTM translation models in little memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> object:
-        """The Python interface of :mod:`econmt.api`, which imports torch only when it is asked for."""
+        """Imports the Python interface of :mod:`econmt.api`, and with it torch, on first use."""
         if name not in __all__:
             raise AttributeError(f"module 'econmt' has no attribute '{name}'")
         from econmt import api

@@ -1,4 +1,4 @@
-"""The ``econmt`` command; ``python -m econmt`` is the same."""
+"""Entry point of the ``econmt`` command and of ``python -m econmt``."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import sys
 from typing import NoReturn
 
 INTERRUPTED = 130
-"""Exit code after Ctrl-C."""
+"""Exit code after Ctrl-C (128 + SIGINT)."""
 
 
 def main() -> NoReturn:
-    """Runs the command line; Ctrl-C while it is imported leaves as quietly as later."""
+    """Runs the command line; Ctrl-C exits without a traceback, also during imports."""
     try:
         from econmt.cli import main as command
 
@@ -22,8 +22,8 @@ def main() -> NoReturn:
     except SystemExit as end:
         code = end.code
     if code == INTERRUPTED:
-        # Python kills itself by SIGINT at its end if Ctrl-C ever met text that is being executed, as in the making of a
-        # namedtuple, though it was handled (_Py_UnhandledKeyboardInterrupt).
+        # If Ctrl-C interrupted exec() of source text (namedtuple uses it), Python kills itself with SIGINT at exit even
+        # though the exception was handled (_Py_UnhandledKeyboardInterrupt). os._exit avoids that.
         atexit._run_exitfuncs()
         os._exit(INTERRUPTED)
     sys.exit(code)  # type: ignore[arg-type]

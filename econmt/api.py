@@ -1,4 +1,4 @@
-"""econmt from Python: train a recipe, load what it left, translate with it.
+"""Python interface: train a recipe, load a trained model, translate with it.
 
 Example::
 
@@ -9,7 +9,7 @@ Example::
     best = model.translate(["A dog."], beam_size=5, nbest_size=3)[0]
     print(best.text, best.score, [other.text for other in best.hypotheses], best.attention)
 
-What a caller gave wrong raises :class:`econmt.errors.InputError`.
+Invalid arguments raise :class:`econmt.errors.InputError`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from econmt.model import IncrementalModel
 from econmt.training.run import Outcome, run_recipe
 
 Checkpoint = Union[str, int, Path]
-"""The words "best" or "last", the update of a checkpoint, or the path of a parameter file."""
+"""Checkpoint to load: "best", "last", the number of its update, or the path of a parameter file."""
 
 
 def train(
@@ -59,33 +59,37 @@ def train(
     verify: bool = False,
     quiet: bool = False,
 ) -> Outcome:
-    """Train a recipe, or go on where its model folder stands, as ``econmt train`` does.
+    """Trains a recipe, or resumes the run in its model folder, like ``econmt train``.
 
     Args:
-        recipe: a YAML file or the name of a shipped recipe.
-        overrides: what to change in it, as ``["training.seed=2"]`` or ``{"training.seed": 2}``.
-        data_dir: the folder in which its text is looked for first.
-        overwrite_output: start anew, whatever is in the model folder.
-        resume_with_changes: go on although the recipe differs from the one that the run began with.
-        verify: read all of the text and of the prepared data to see whether they have changed, not only a sample.
-        quiet: report nothing on standard error; the log is in the model folder either way.
+        recipe: YAML file, or name of a shipped recipe.
+        overrides: changes to the recipe, as ``["training.seed=2"]`` or ``{"training.seed": 2}``.
+        data_dir: folder in which the text is searched first.
+        overwrite_output: if True, starts a new run even if the model folder holds one.
+        resume_with_changes: if True, resumes even if the recipe differs from that of the run.
+        verify: if True, reads the text and the prepared data completely to detect changes, instead of a sample.
+        quiet: if True, prints nothing on standard error; the model folder always has the log.
 
     Returns:
-        How training ended, and the results of the best checkpoint; no results if the run was complete before.
+        How training ended and the results of the best checkpoint, without results if the run was already complete.
 
     Raises:
         InputError: if the recipe, an override or the text cannot be used.
         TrainingError: if training had to stop.
-        Interrupted: after SIGTERM or Ctrl-C, with everything saved.
+        Interrupted: after SIGTERM or Ctrl-C, once everything is saved.
+
+    Example::
+
+        outcome = econmt.train("multi30k", {"training.max_updates": 3000, "output": "runs/short"})
     """
     if not isinstance(recipe, (str, Path)):
-        raise InputError(f"recipe {recipe!r}: give a file or the name of a shipped recipe")
+        raise InputError(f"recipe {recipe!r}: expected a file or the name of a shipped recipe")
     if data_dir is not None and not isinstance(data_dir, (str, Path)):
-        raise InputError(f"data_dir {data_dir!r}: give a folder")
+        raise InputError(f"data_dir {data_dir!r}: expected a folder")
     if not isinstance(overrides, Mapping) and not _is_list_of(overrides, str):
-        raise InputError(f"overrides {overrides!r}: give a list of key=value, or a dictionary")
+        raise InputError(f"overrides {overrides!r}: expected a list of key=value, or a dictionary")
     if isinstance(overrides, Mapping):
-        # The value of an override is read as YAML, and JSON is YAML.
+        # Overrides are parsed as YAML, of which JSON is a subset.
         values = {key: json.dumps(value, ensure_ascii=False, default=str) for key, value in overrides.items()}
         overrides = [f"{key}={value}" for key, value in values.items()]
     return run_recipe(
@@ -106,39 +110,51 @@ def load(
     precision: str = "auto",
     threads: int | Literal["auto"] | None = None,
 ) -> TrainedModel:
-    """Load a trained model, or several that translate as one.
+    """Loads a trained model, or several as an ensemble.
 
     Args:
-        model: a model folder, or those of an ensemble, which must share their vocabularies; ``hf://OWNER/NAME`` is one
-            of the Hugging Face Hub.
-        checkpoint: one for all models, or one for each.
+        model: model folder, or a list of them for an ensemble, which must share their vocabularies;
+            ``hf://OWNER/NAME`` loads a model from the Hugging Face Hub.
+        checkpoint: checkpoint of all models, or a list with one for each.
         device: auto, cpu, cuda or cuda:N.
-        precision: of products: float32, bfloat16, on a CPU int8, or auto for what is faster on the device, which for
-            models that ``econmt quantize`` made is int8.
-        threads: of the CPU, for all of torch; auto: as many as are fastest here; None: as many as torch has already.
+        precision: precision of matrix products: float32, bfloat16, int8 (CPU only), or auto for the faster one on this
+            device; for models from ``econmt quantize`` that is int8 on a CPU.
+        threads: number of CPU threads, set for all of torch; "auto" for the fastest number; None leaves it unchanged.
+
+    Returns:
+        The model, ready to translate.
 
     Raises:
-        InputError: naming the folder, if a model cannot be loaded, or if its vocabularies are not the first one's.
+        InputError: if a model cannot be loaded, or the vocabularies of an ensemble differ.
+
+    Example::
+
+        model = econmt.load("runs/multi30k", device="cpu")
+        ensemble = econmt.load(["runs/a", "runs/b"], ["best", 3000])
     """
     if not _is_list_of([model] if isinstance(model, (str, Path)) else model, (str, Path)):
-        raise InputError(f"model {model!r}: give a model folder, or a list of them")
-    given = [checkpoint] if isinstance(checkpoint, (str, int, Path)) else checkpoint
-    if isinstance(checkpoint, bool) or not _is_list_of(given, (str, int, Path)):
-        raise InputError(f"checkpoint {checkpoint!r}: give best, last, the number of an update, or a file")
+        raise InputError(f"model {model!r}: expected a model folder, or a list of them")
+    checkpoints = [checkpoint] if isinstance(checkpoint, (str, int, Path)) else checkpoint
+    if isinstance(checkpoint, bool) or not _is_list_of(checkpoints, (str, int, Path)):
+        raise InputError(
+            f"checkpoint {checkpoint!r}: expected best, last, the number of an update, or a file"
+        )
     folders = [local_model(name) for name in ([model] if isinstance(model, (str, Path)) else model)]
     chosen = [checkpoint] if isinstance(checkpoint, (str, int, Path)) else list(checkpoint)
     if not folders:
         raise InputError("no model folder is given; give at least one")
     if len(chosen) not in (1, len(folders)):
         raise InputError(
-            f"checkpoint is given {len(chosen)} times for {len(folders)} models; give it once, or once for each"
+            f"{len(chosen)} checkpoints are given for {len(folders)} models; give one, or one for each model"
         )
     chosen *= len(folders) // len(chosen)
     limits.check_whole("threads", None if threads == "auto" else threads, limits.THREADS)
-    place = resolve_device(str(device))
+    resolved = resolve_device(str(device))
     loaded = [
         load_model(
-            folder, Path(which) if isinstance(which, str) and which.endswith(".safetensors") else which, place
+            folder,
+            Path(which) if isinstance(which, str) and which.endswith(".safetensors") else which,
+            resolved,
         )
         for folder, which in zip(folders, chosen, strict=True)
     ]
@@ -149,19 +165,19 @@ def load(
             )
     if threads is not None:
         widest = max(each.recipe.model.widest for each in loaded)
-        wanted = None if threads == "auto" else threads
-        torch.set_num_threads(threads_for(wanted, place, widest).number)
-    return TrainedModel(loaded, place, precision, fingerprint(folders[0]))
+        thread_count = None if threads == "auto" else threads
+        torch.set_num_threads(threads_for(thread_count, resolved, widest).number)
+    return TrainedModel(loaded, resolved, precision, fingerprint(folders[0]))
 
 
-def _is_list_of(given: Any, kinds: type | tuple[type, ...]) -> bool:
-    """Whether a value is a sequence, not a text, of such values."""
-    whole = isinstance(given, Sequence) and not isinstance(given, (str, bytes))
-    return whole and all(isinstance(each, kinds) for each in given)
+def _is_list_of(value: Any, kinds: type | tuple[type, ...]) -> bool:
+    """Returns True if a value is a sequence, but not a text, of instances of ``kinds``."""
+    is_sequence = isinstance(value, Sequence) and not isinstance(value, (str, bytes))
+    return is_sequence and all(isinstance(each, kinds) for each in value)
 
 
 class TrainedModel:
-    """A trained model, or an ensemble, on one device; it serves any number of calls. :func:`load` makes it."""
+    """Trained model or ensemble on one device, loaded by :func:`load`; can be used any number of times."""
 
     def __init__(
         self,
@@ -170,16 +186,16 @@ class TrainedModel:
         precision: str,
         vocabulary: str | None = None,
     ) -> None:
-        """``vocabulary``: the fingerprint of the vocabulary files, which lexicons must have."""
+        """Initializes the model; ``vocabulary`` is the fingerprint of the vocabulary files that lexicons must match."""
         if precision not in ("auto", "float32", "bfloat16", "int8"):
-            raise InputError(f"precision '{precision}': give auto, float32, bfloat16 or int8")
+            raise InputError(f"precision '{precision}': expected auto, float32, bfloat16 or int8")
         self.loaded = list(loaded)
         self.vocabularies, self.recipe = loaded[0].vocabularies, loaded[0].recipe
-        self._wanted, self.vocabulary = precision, vocabulary
+        self._requested_precision, self.vocabulary = precision, vocabulary
         self.to(device)
 
     def to(self, device: torch.device | str) -> TrainedModel:
-        """Move to a device, auto, cpu, cuda or cuda:N; returns itself."""
+        """Moves the model to a device: auto, cpu, cuda or cuda:N; returns itself."""
         self.device = resolve_device(str(device))
         self.models = [each.model.to(self.device) for each in self.loaded]
         recipes = [each.recipe for each in self.loaded]
@@ -189,14 +205,16 @@ class TrainedModel:
         return self
 
     def _precision(self, recipes: Sequence[Recipe]) -> torch.dtype:
-        """That of products."""
+        """Returns the precision of matrix products on the current device."""
         on_cpu = self.device.type == "cpu"
-        if self._wanted == "int8" and not on_cpu:
-            raise InputError(f"precision int8 is for a CPU; on {self.device} give auto, float32 or bfloat16")
+        if self._requested_precision == "int8" and not on_cpu:
+            raise InputError(
+                f"precision int8 is supported on a CPU only; on {self.device} use auto, float32 or bfloat16"
+            )
         stored = on_cpu and all(each.stored == "int8" for each in self.loaded)
-        if self._wanted == "int8" or (self._wanted == "auto" and stored):
+        if self._requested_precision == "int8" or (self._requested_precision == "auto" and stored):
             return torch.int8
-        return precision_of(self._wanted, self.device, recipes).dtype
+        return precision_of(self._requested_precision, self.device, recipes).dtype
 
     def translate(
         self,
@@ -212,40 +230,46 @@ class TrainedModel:
         device: torch.device | str | None = None,
         **search: Any,
     ) -> list[Translation]:
-        """Translate raw text, one sentence a line.
+        """Translates raw text, one sentence per line.
 
         Args:
-            lines: the sentences; a blank one is translated by an empty line without hypotheses. An
-                :class:`econmt.Request` instead says what is wished of its translation.
-            avoid: phrases that no translation may hold.
-            glossary: terms and their translations, which are constraints where the terms occur; or its file.
-            restrict_lexicon: a file of ``econmt lexicon``: no words are computed but those that it has for the words of
-                a sentence.
-            restrict_lexicon_topk: so many of the most probable for each word; None: all that the file has.
-            beam_size: hypotheses kept at each position; None: the recipe's.
-            nbest_size: how many hypotheses of a sentence are returned.
-            batch_size: sentences translated together; None: the recipe's.
-            device: where to move before; None: where the models are.
+            lines: sentences as text, or as :class:`econmt.Request` with decoding constraints. A blank sentence gets an
+                empty translation without hypotheses.
+            avoid: phrases that no translation may contain.
+            glossary: terms with their translations, or a glossary file; a term that occurs in a sentence becomes a
+                constraint.
+            restrict_lexicon: lexicon file from ``econmt lexicon``; limits the output vocabulary to the words that it
+                lists for the words of a sentence (faster).
+            restrict_lexicon_topk: number of most probable words used per source word; None: all in the file.
+            beam_size: number of hypotheses kept at each position; None: the recipe's value.
+            nbest_size: number of hypotheses returned per sentence.
+            batch_size: number of sentences translated together; None: the recipe's value.
+            device: device to move to first; None: the current one.
             search: other fields of :class:`~econmt.decoding.search.beam.SearchOptions`, such as ``sample`` and ``seed``.
 
         Returns:
-            A :class:`~econmt.decoding.translator.Translation` for each line: its text, score, tokens and ``attention``
-            (target tokens + 1, source tokens + 1), whose rows add up to one, and the n best as ``hypotheses``.
+            A :class:`~econmt.decoding.translator.Translation` for each line, with text, score, tokens, ``attention``
+            of shape (target tokens + 1, source tokens + 1), whose rows sum to 1, and the n best ``hypotheses``.
 
         Raises:
-            InputError: if the lines are not a list of text, an option is out of range, there is no such device, or what
-                is wished of a line cannot be had.
+            InputError: if the lines are not a list of text, an option is out of range, the device does not exist, or a
+                constraint cannot be satisfied.
+
+        Example::
+
+            best = model.translate(["A dog."], beam_size=10, nbest_size=3)[0]
+            print(best.text, best.score, [other.text for other in best.hypotheses])
         """
         texts: list[Any] = (
             list(lines) if isinstance(lines, Iterable) and not isinstance(lines, str) else [None]
         )
         if not _is_list_of(texts, (str, Request)):
-            raise InputError("translate takes a list of lines of text, for example translate(['A dog.'])")
+            raise InputError("translate expects a list of lines of text, for example translate(['A dog.'])")
         if device is not None and resolve_device(str(device)) != self.device:
             self.to(device)
-        given = {"beam_size": beam_size, "nbest_size": nbest_size, **search}
+        options = {"beam_size": beam_size, "nbest_size": nbest_size, **search}
         translator = self.translator(
-            given,
+            options,
             batch_size=batch_size,
             avoid=avoid,
             glossary=glossary,
@@ -269,28 +293,35 @@ class TrainedModel:
         restrict_lexicon_topk: int | None = None,
         warn: Callable[[str], None] | None = None,
     ) -> Translator:
-        """What translates a stream of lines.
+        """Returns a translator for a stream of lines.
 
         Args:
-            search: as for :meth:`search_options`.
-            batch_size, max_input_length: None: the recipe's.
-            avoid, glossary, restrict_lexicon, restrict_lexicon_topk: as for :meth:`translate`.
+            search: search options by name, see :meth:`search_options`.
+            batch_size, max_input_length: sentences translated together, and maximum number of source tokens; None: the
+                recipe's values.
+            avoid, glossary, restrict_lexicon, restrict_lexicon_topk: see :meth:`translate`.
             chunk_size, long_lines, warn: see :class:`~econmt.decoding.translator.Translator`.
+
+        Example::
+
+            translator = model.translator({"beam_size": 5}, batch_size=32)
+            for translation in translator.translate(["A dog.", "Two cats."]):
+                print(translation.text)
         """
         if isinstance(avoid, str) or not all(
             isinstance(phrase, str) and normalized(phrase) for phrase in avoid
         ):
-            raise InputError("avoid takes a list of phrases, for example ['Hund', 'der Mann']")
+            raise InputError("avoid expects a list of phrases, for example ['Hund', 'der Mann']")
         limits.check_whole("batch_size", batch_size, limits.TRANSLATED)
         limits.check_whole("chunk_size", chunk_size, limits.LINES)
         limits.check_whole("max_input_length", max_input_length, limits.INPUT_LENGTH)
         if long_lines not in ("cut", "skip"):
-            raise InputError(f"long_lines {long_lines!r}: give cut or skip")
+            raise InputError(f"long_lines {long_lines!r}: expected cut or skip")
         options = self.search_options(search)
         self._incremental = self._incremental or [
             IncrementalModel(each, self.precision) for each in self.models
         ]
-        asked = (
+        settings = (
             options,
             batch_size := batch_size or self.recipe.decoding.batch_size,
             chunk_size,
@@ -301,9 +332,9 @@ class TrainedModel:
             restrict_lexicon,
             restrict_lexicon_topk,
         )
-        # Whoever asks the same again gets the one whose graphs are captured.
-        if self._translator is None or self._translator[0] != asked:
-            self._translator = None  # and with it the memory of its graphs, before another takes some
+        # A call with the same options reuses the translator, whose CUDA graphs are already captured.
+        if self._translator is None or self._translator[0] != settings:
+            self._translator = None  # frees the memory of its graphs before the next one allocates
             made = Translator(
                 self._incremental,
                 self.vocabularies,
@@ -319,32 +350,37 @@ class TrainedModel:
                 shortlists=self._shortlists(restrict_lexicon, restrict_lexicon_topk),
                 warn=warn,
             )
-            self._translator = asked, made
+            self._translator = settings, made
         translator = self._translator[1]
         translator.warn = warn
         return translator
 
     def _shortlists(self, path: Path | str | None, top: int | None) -> Shortlists | None:
-        """Those of a lexicon's file, if one is given."""
+        """Loads the shortlists of a lexicon file; None if ``path`` is None."""
         limits.check_whole("restrict_lexicon_topk", top, limits.SHORTLIST)
         if path is None:
             return None
         if self.vocabulary is None:
             raise InputError(
-                f"{path}: this model was not loaded from a folder, so nobody knows whether it fits"
+                f"{path}: cannot be used, because this model was not loaded from a folder and the lexicon cannot be "
+                "checked against its vocabulary"
             )
         source, target = self.vocabularies.sides
         table = read_lexicon(Path(path), self.vocabulary, self.vocabularies)
         return Shortlists(table, target.size, top or table.shape[1], source is target)
 
     def search_options(self, given: Mapping[str, Any]) -> SearchOptions:
-        """The recipe's search with what a caller gave by name; None stands for what was not given.
+        """Returns the recipe's search options, changed by those given by name; None leaves a value unchanged.
 
         Raises:
             InputError: if a name is unknown or a value is out of range.
+
+        Example::
+
+            options = model.search_options({"beam_size": 10, "length_penalty_alpha": 0.8})
         """
         if not isinstance(given, Mapping):
-            raise InputError(f"search {given!r}: give options by name, as {{'beam_size': 5}}")
+            raise InputError(f"search {given!r}: expected options by name, as {{'beam_size': 5}}")
         changes = {name: value for name, value in given.items() if value is not None}
         try:
             made = replace(SearchOptions.from_recipe(self.recipe.decoding), **changes)
@@ -356,24 +392,28 @@ class TrainedModel:
         for each in self.loaded if made.brevity_penalty_type == "learned" else ():
             if each.recipe.translation_model.length_task == "none":
                 raise InputError(
-                    f"brevity_penalty_type learned: the model '{each.recipe.name}' has learnt no lengths (its "
-                    "model.length_task is none); give constant or none"
+                    f"brevity_penalty_type learned: the model '{each.recipe.name}' predicts no lengths (its "
+                    "model.length_task is none); use constant or none"
                 )
         return made
 
 
 def _refuse_idle_penalties(given: Mapping[str, Any], made: SearchOptions) -> None:
-    """Refuses penalties that a caller gave and the search has no use for.
+    """Rejects given penalty options that would have no effect.
 
     Raises:
-        InputError: naming the option and what it would need.
+        InputError: if there is one; the message names it and the option that it needs.
     """
     kind, weight = made.brevity_penalty_type, "brevity_penalty_weight"
     if given.get(weight) and kind == "none":
-        raise InputError(f"{weight}: brevity_penalty_type is none; give constant or learned, too")
+        raise InputError(
+            f"{weight} has no effect with brevity_penalty_type none; set the type to constant or learned"
+        )
     ratio = "brevity_penalty_constant_length_ratio"
     if ratio in given and kind != "constant":
-        raise InputError(f"{ratio}: brevity_penalty_type is {kind}; give constant, too, or leave it out")
+        raise InputError(
+            f"{ratio} has no effect with brevity_penalty_type {kind}; set the type to constant, or remove it"
+        )
     for name in (weight, ratio, "brevity_penalty_type", "coverage_penalty_weight"):
         if given.get(name) and made.sample is not None:
-            raise InputError(f"{name}: a penalty of searching; leave it or sample out")
+            raise InputError(f"{name} cannot be combined with sample; remove one of them")

@@ -1,4 +1,4 @@
-"""The errors a user can mend: one clear line each, printed by the command line without a traceback."""
+"""Exceptions with one-line messages for users, which the command line prints without a traceback."""
 
 from __future__ import annotations
 
@@ -14,23 +14,20 @@ _NAMED = {"\t": "\\t", "\n": "\\n", "\r": "\\r"}
 
 
 def printable(text: object) -> str:
-    r"""Text of unknown origin for a person to read: one line that cannot steer a terminal.
+    r"""Returns untrusted text as one line without characters that control a terminal.
 
-    Control characters, marks that turn the direction of what follows, and bytes that were no UTF-8 are written as
-    Python writes them: ``\n``, ``\x1b``, ``\u202e``.
+    Control characters, marks of text direction and undecodable bytes become Python escapes: ``\n``, ``\x1b``,
+    ``\u202e``.
     """
     return _UNPRINTABLE.sub(_escaped, str(text))
 
 
 def talk(line: str) -> None:
-    """Prints a line that is :func:`printable` on standard error.
-
-    On a terminal it is broken between words; elsewhere one message stays one line.
-    """
+    """Prints a line, already :func:`printable`, on standard error; wraps it between words on a terminal."""
     if sys.stderr.isatty():
         try:
             width = os.get_terminal_size(sys.stderr.fileno()).columns
-        except (OSError, ValueError):  # something that only stands for a terminal
+        except (OSError, ValueError):  # a replaced sys.stderr that has no terminal size
             width = 0
         line = textwrap.fill(
             line, width or 80, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
@@ -40,17 +37,17 @@ def talk(line: str) -> None:
 
 def _escaped(found: re.Match[str]) -> str:
     code = ord(found[0])
-    if 0xDC80 <= code <= 0xDCFF:  # how Python keeps a byte that is no UTF-8
+    if 0xDC80 <= code <= 0xDCFF:  # surrogateescape: Python's form of an undecodable byte
         code -= 0xDC00
-    wide = f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
-    return _NAMED.get(found[0], f"\\x{code:02x}" if code < 0x100 else wide)
+    escape = f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+    return _NAMED.get(found[0], f"\\x{code:02x}" if code < 0x100 else escape)
 
 
 class EconmtError(Exception):
-    """A failure told in lines written for the user, mostly one; the command line exits with ``exit_code``.
+    """Base class of errors whose message is written for users; the command line exits with ``exit_code``.
 
     Args:
-        lines: what to tell; names and data in them may hold any character, see :func:`printable`.
+        lines: the message, mostly one line; each is made :func:`printable`.
     """
 
     exit_code = 1
@@ -61,10 +58,10 @@ class EconmtError(Exception):
 
 
 class InputError(EconmtError):
-    """Something the user gave cannot be used; the message names file, line, key or shape, and what to do."""
+    """Unusable input of the user; the message names file, line, key or shape, and what to do."""
 
     exit_code = 2
 
 
 class TrainingError(EconmtError):
-    """Training had to stop (a loss that is not finite, no memory, a full disk); what was saved stays whole."""
+    """Training had to stop (loss not finite, out of memory, disk full); saved checkpoints stay intact."""

@@ -1,7 +1,7 @@
-"""Source words and their factors as one number each, so that what holds, sorts and pads ids need not know of factors.
+"""Joint ids: a source word and its factors as one integer, so that storing, sorting and padding need not know factors.
 
-The number is word + V (factor 1 + F1 (factor 2 + ...)), where V is the size of the source vocabulary and Fn that of the
-n-th stream's. Padding is 0 that way, and the end of a sentence, which has no factors, is the id that it has without.
+The joint id is word + V (factor 1 + F1 (factor 2 + ...)), where V is the size of the source vocabulary and Fn the size
+of the n-th stream's vocabulary. Padding stays 0, and the end of a sentence, which has no factors, keeps its id.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ Ids = TypeVar("Ids", int, "Tensor", "npt.NDArray[np.integer[Any]]")
 
 
 def joined_ids(words: Ids, factors: Sequence[Ids], sizes: Sequence[int]) -> Ids:
-    """The numbers of words with their factors, from the ids of both, all of one shape.
+    """Returns the joint ids of words and their factors.
 
     Args:
-        words: ids of the source vocabulary. factors: of each stream.
-        sizes: of the source vocabulary and of each stream's.
+        words: word ids, of any shape. factors: factor ids of each stream, each of the shape of ``words``.
+        sizes: sizes of the source vocabulary and of each stream's vocabulary.
     """
     scale = 1
     for ids, size in zip(factors, sizes, strict=False):
@@ -34,7 +34,7 @@ def joined_ids(words: Ids, factors: Sequence[Ids], sizes: Sequence[int]) -> Ids:
 
 
 def separate_ids(ids: Ids, sizes: Sequence[int]) -> list[Ids]:
-    """The opposite of :func:`joined_ids`: the ids of words, and those of each stream."""
+    """Splits joint ids into word ids and the factor ids of each stream; the inverse of :func:`joined_ids`."""
     parts: list[Ids] = []
     for size in sizes[:-1]:
         parts.append(ids % size)

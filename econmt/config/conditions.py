@@ -1,7 +1,7 @@
-"""Recipe keys that act only together with another key, and the check that finds those that cannot act.
+"""Recipe keys that have an effect only together with other keys, and the check for values without effect.
 
-:data:`RULES` has one entry for each such key. A key that is not in it acts always, or a validator of its section
-checks it.
+:data:`RULES` has one entry for each such key. Other keys always have an effect, or a validator of their section checks
+them.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from typing import Any, NamedTuple
 from econmt.config.yaml_reader import Finding, leaves, plain_text
 
 PROCESSES = "--processes"
-"""The number of processes in conditions. It is not part of a recipe: a run knows it, the file does not."""
+"""Name of the number of processes in conditions; an option of the command, not a key of the recipe."""
 
 
 class Condition(NamedTuple):
     """A condition on the values of a recipe.
 
     Attributes:
-        holds: gets the values by dotted key.
-        text: the condition in words, for messages and the reference.
+        holds: function from the values by dotted key to True if they satisfy the condition.
+        text: the condition in words, for messages and the reference documentation.
     """
 
     holds: Callable[[Mapping[str, Any]], bool]
@@ -28,13 +28,13 @@ class Condition(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """The condition under which a key acts.
+    """Condition under which a key has an effect.
 
     Attributes:
         needs: the condition.
-        refused: True if a recipe is refused that sets the key to no effect: it switches something on that the run then
-            would not have. False if there is a note only: the key tunes something that the recipe has switched off,
-            as happens when one key is changed on the command line.
+        refused: True if setting the key without effect is an error, because it would enable something that the run
+            then lacks. False if it prints a note only, because it tunes something that is disabled, for example by an
+            override on the command line.
     """
 
     needs: Condition
@@ -42,19 +42,19 @@ class Rule(NamedTuple):
 
 
 def one_of(key: str, *accepted: Any) -> Condition:
-    """Holds if a key has one of some values."""
+    """Returns the condition that a key has one of the ``accepted`` values."""
     words = " or ".join(map(plain_text, accepted))
     return Condition(lambda values: values.get(key) in accepted, f"{key}: {words}")
 
 
 def other_than(key: str, *refused: Any) -> Condition:
-    """Holds if a key has none of some values."""
+    """Returns the condition that a key has none of the ``refused`` values."""
     words = " or ".join(map(plain_text, refused))
     return Condition(lambda values: values.get(key) not in refused, f"{key} other than {words}")
 
 
 def at_least(key: str, least: int | str) -> Condition:
-    """Holds if a key has at least a value, given as a number or as the name of the key that has it."""
+    """Returns the condition that a key is at least ``least``, a number or the name of another key."""
     return Condition(
         lambda values: values.get(key, 0) >= (values[least] if isinstance(least, str) else least),
         f"{key} of at least {least}",
@@ -62,12 +62,12 @@ def at_least(key: str, least: int | str) -> Condition:
 
 
 def above_zero(key: str) -> Condition:
-    """Holds if a key has a value above 0."""
+    """Returns the condition that a key is above 0."""
     return Condition(lambda values: values.get(key, 0) > 0, f"{key} above 0")
 
 
 def any_of(*conditions: Condition) -> Condition:
-    """Holds if one of some conditions holds."""
+    """Returns the condition that at least one of ``conditions`` holds."""
     return Condition(
         lambda values: any(each.holds(values) for each in conditions),
         ", or ".join(each.text for each in conditions),
@@ -75,7 +75,7 @@ def any_of(*conditions: Condition) -> Condition:
 
 
 def all_of(*conditions: Condition) -> Condition:
-    """Holds if all of some conditions hold."""
+    """Returns the condition that all ``conditions`` hold."""
     return Condition(
         lambda values: all(each.holds(values) for each in conditions),
         " with ".join(each.text for each in conditions),
@@ -165,22 +165,22 @@ RULES: dict[str, Rule] = {
     "parallel.shard_optimizer": Rule(_SEVERAL, refused=False),
     "parallel.timeout": Rule(_SEVERAL, refused=False),
 }
-"""By dotted key the condition under which it acts, for each key that does not act always."""
+"""Conditions of all keys that do not always have an effect, by dotted key."""
 
 
 def keys_without_effect(recipe: Any, processes: int = 2) -> frozenset[str]:
-    """Returns the keys of :data:`RULES` that cannot act, whatever their values.
+    """Returns the keys of :data:`RULES` whose condition does not hold.
 
     Args:
         recipe: the recipe.
-        processes: of the run; a recipe alone is checked as if there were several.
+        processes: number of processes of the run; 2 stands for several, when only the recipe is known.
     """
     values = {**dict(leaves(recipe)), PROCESSES: processes}
     return frozenset(key for key, rule in RULES.items() if key in values and not rule.needs.holds(values))
 
 
 def idle_values(recipe: Any, processes: int = 2) -> Iterator[Finding]:
-    """Yields the values that differ from their defaults and have no effect.
+    """Yields a finding for each value that differs from its default and has no effect.
 
     Args:
         recipe, processes: see :func:`keys_without_effect`.
@@ -189,7 +189,7 @@ def idle_values(recipe: Any, processes: int = 2) -> Iterator[Finding]:
     for key, value in leaves(recipe, changed_only=True):
         if key in without_effect:
             rule = RULES[key]
-            remedy = "; set that, or leave this key out" if rule.refused else ""
+            remedy = "; set that, or remove this key" if rule.refused else ""
             yield Finding(
                 key, rule.refused, f"{plain_text(value)} has no effect without {rule.needs.text}{remedy}"
             )

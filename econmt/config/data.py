@@ -1,4 +1,4 @@
-"""The data section of a recipe; :mod:`econmt.config.recipe` has the whole recipe."""
+"""Data section of a translation recipe: corpora, subwords, filters, mixing and noise."""
 
 from __future__ import annotations
 
@@ -17,21 +17,23 @@ VocabularySize = Annotated[int, Field(ge=5, le=limits.WORDS)]
 
 def _check_language(name: str) -> str:
     if re.search(r"[/\\]", name):
-        raise ValueError(f"a language is the suffix of a file's name, so it holds no slash; found {name!r}")
+        raise ValueError(
+            f"a language is the suffix of a file name and cannot contain a slash; found {name!r}"
+        )
     return name
 
 
 def _check_prefix(name: str) -> str:
     if Path(name).name in ("", "..") or name.endswith("/"):
         raise ValueError(
-            f"expected the beginning of a file's name, as corpus/train for corpus/train.en; found {name!r}"
+            f"expected a path without the language suffix, as corpus/train for corpus/train.en; found {name!r}"
         )
     if name.startswith("~"):
         try:
             Path(name).expanduser()
         except RuntimeError:
             raise ValueError(
-                f"there is no home folder {Path(name).parts[0]}; write the whole path, found {name!r}"
+                f"home folder {Path(name).parts[0]} does not exist; write the full path, found {name!r}"
             ) from None
     return name
 
@@ -48,40 +50,42 @@ class SentencePieceSubwords(Section):
         8000,
         ge=16,
         le=limits.SUBWORDS,
-        description="number of subwords, special symbols included (of each side if separate)",
+        description="number of subwords, special tokens included; per language if joint is false",
     )
-    joint: bool = Field(True, description="one model for both languages; false: one a language")
+    joint: bool = Field(
+        True, description="true: one subword model for both languages; false: one per language"
+    )
     dropout: Probability = Field(
-        0.0, description="BPE-dropout: probability that a merge is skipped, drawn anew every epoch (bpe only)"
+        0.0, description="BPE-dropout: probability of skipping a merge, drawn again in every epoch (bpe only)"
     )
     character_coverage: float = Field(
         1.0,
         ge=0.98,
         le=1.0,
-        description="share of characters that subwords cover (0.9995: Chinese, Japanese)",
+        description="share of the characters in the text that subwords cover; 0.9995 suits Chinese and Japanese",
     )
 
     @model_validator(mode="after")
     def _dropout_needs_bpe(self) -> SentencePieceSubwords:
         if self.dropout > 0.0 and self.type != "bpe":
-            raise ValueError("dropout is BPE-dropout and needs type: bpe")
+            raise ValueError("dropout (BPE-dropout) needs type: bpe")
         return self
 
 
 class WordSubwords(Section):
-    """No subwords: words between spaces, for text that is tokenised already."""
+    """Whole words between spaces instead of subwords, for text that is already tokenised."""
 
-    type: Literal["words"] = Field(description="whole words of pre-tokenised text")
+    type: Literal["words"] = Field(description="words: whole words of tokenised text")
     source: VocabularySize = Field(
-        50000, description="most frequent source words kept; the others become <unk>"
+        50000, description="size of the source vocabulary, special tokens included; rarer words become <unk>"
     )
     target: VocabularySize = Field(
-        50000, description="most frequent target words kept; the others become <unk>"
+        50000, description="size of the target vocabulary, special tokens included; rarer words become <unk>"
     )
 
 
 def subword_type(value: Any) -> str:
-    """The type that a section of subwords names."""
+    """Returns the type of a subwords section, which selects its schema."""
     return str(value.get("type", "bpe") if isinstance(value, dict) else getattr(value, "type", "bpe"))
 
 
@@ -96,74 +100,81 @@ Subwords = Annotated[
 
 
 class Filters(Section):
-    """Which pairs of the training text are left out, beside those longer than ``data.max_length``."""
+    """Filters that leave out training pairs, besides ``data.max_length``."""
 
     min_words: int = Field(
-        0, ge=0, le=limits.POSITIONS, description="pairs with fewer words between spaces than this on a side"
+        0,
+        ge=0,
+        le=limits.POSITIONS,
+        description="leave out pairs with fewer space-separated words than this on a side",
     )
     max_words: Positions | None = Field(
-        None, description="pairs with more words between spaces than this on a side; null: none"
+        None,
+        description="leave out pairs with more space-separated words than this on a side; null: no limit",
     )
     max_length_ratio: float | None = Field(
         None,
         ge=1.0,
         le=limits.OUTPUT_FACTOR,
-        description="pairs with a side that has more than this times the other's characters; null: none",
+        description="leave out pairs where one side has more than this times the characters of the other; null: no "
+        "limit",
     )
     duplicates: Literal["keep", "pairs", "source", "target"] = Field(
         "keep",
-        description="what must not come twice in all of the training text, the first of its kind is kept: pairs, or "
-        "lines of a side",
+        description="leave out repeated pairs, or pairs with a repeated source or target, in the whole training text; "
+        "the first one is kept",
     )
-    identical: Literal["keep", "drop"] = Field("keep", description="pairs whose sides are the same text")
+    identical: Literal["keep", "drop"] = Field(
+        "keep", description="leave out pairs whose two sides are the same text"
+    )
     language_certainty: float | None = Field(
         None,
         gt=0.0,
         le=1.0,
-        description="pairs with a side that py3langid, with at least this probability, finds to be in another "
-        "language than data.source or data.target says (needs the package py3langid); null: none",
+        description="leave out pairs with a side that py3langid assigns, with at least this probability, to a language "
+        "other than data.source or data.target (needs the package py3langid); null: off",
     )
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is left out."""
+        """True if no pair is left out."""
         return self == Filters()
 
 
 class Noise(Section):
-    """What becomes of training pairs, drawn anew every epoch, so that a model learns to live with it.
+    """Random changes of training pairs, drawn again in every epoch, that make a model robust to them.
 
-    Nothing of it is kept in the token store; the draws follow from seed, epoch and place alone.
+    The token store is unchanged; the changes depend on the seed, the epoch and the position of a pair only.
     """
 
-    upper: Probability = Field(0.0, description="probability of a pair whose sides are both put in capitals")
+    upper: Probability = Field(0.0, description="probability that both sides of a pair are put in capitals")
     title: Probability = Field(
-        0.0, description="probability of a pair whose words all begin with a capital, on both sides"
+        0.0, description="probability that all words of both sides of a pair are capitalized"
     )
     typos: Probability = Field(
         0.0,
-        description="probability of a source with typing errors, one in ten words, at least one: letters swapped, "
+        description="probability that a source gets typing errors in one of ten words, at least one: letters swapped, "
         "doubled, left out or replaced",
     )
     emoji: Probability = Field(
         0.0,
-        description="probability of a pair with the same emoji at the end, or the beginning, of both sides",
+        description="probability that both sides of a pair get the same emoji at the end or at the beginning",
     )
     markup: Probability = Field(
-        0.0, description="probability of a pair whose sides stand in the same tags, as <b>...</b>"
+        0.0, description="probability that both sides of a pair are enclosed in the same tags, as <b>...</b>"
     )
 
     @model_validator(mode="after")
     def _one_case(self) -> Noise:
         if self.upper + self.title > 1.0:
             raise ValueError(
-                f"upper {self.upper:g} and title {self.title:g} exclude each other: their sum must not exceed 1"
+                f"upper {self.upper:g} and title {self.title:g} exclude each other; their sum must be at most 1"
             )
         return self
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing changes."""
+        """True if pairs are not changed."""
         return self == Noise()
 
 
@@ -171,86 +182,91 @@ Weight = Annotated[float, Field(ge=0.0, le=limits.MIXED)]
 
 
 class Mixing(Section):
-    """How the prefixes of ``data.train`` are mixed, in stages one after the other.
+    """Mixing of the prefixes of ``data.train`` by weight, in consecutive stages.
 
-    An epoch has ``epoch_pairs`` pairs, of each prefix its share; each goes through its own pairs in an order of its
-    own, all of them once before any comes again.
+    An epoch has ``epoch_pairs`` pairs, divided among the prefixes by weight. Each prefix goes through its own pairs in
+    random order; none is repeated before all have been used.
     """
 
     weights: list[Annotated[list[Weight], Field(min_length=1)]] = Field(
         [],
         max_length=limits.STAGES,
-        description="by stage a list with the weight of each prefix of data.train; empty: all pairs once an epoch",
+        description="for each stage, a list with the weight of each prefix of data.train; empty: every pair once per "
+        "epoch",
     )
     epochs: list[Annotated[int, Field(ge=1, le=limits.UPDATES)]] = Field(
-        [], description="epochs of each stage but the last, which goes on to the end"
+        [], description="number of epochs of each stage except the last, which lasts until the end"
     )
     epoch_pairs: int | None = Field(
-        None, ge=1, le=2**31 - 1, description="pairs of an epoch; null: as many as the training text has"
+        None,
+        ge=1,
+        le=2**31 - 1,
+        description="number of pairs in an epoch; null: as many as the training text has",
     )
 
     @model_validator(mode="after")
     def _stages_fit(self) -> Mixing:
         if len(self.epochs) != max(0, len(self.weights) - 1):
             raise ValueError(
-                f"{len(self.weights)} stages of weights and {len(self.epochs)} of epochs: give epochs for each stage "
-                "but the last"
+                f"weights has {len(self.weights)} stages and epochs has {len(self.epochs)}: give epochs for each stage "
+                "except the last"
             )
         if self.epoch_pairs is not None and not self.weights:
-            raise ValueError("epoch_pairs is of a mixture: give weights, or leave it out")
+            raise ValueError("epoch_pairs needs weights; set them, or remove epoch_pairs")
         for number, stage in enumerate(self.weights, 1):
             if not any(stage):
-                raise ValueError(f"all weights of stage {number} are 0; give one that is not")
+                raise ValueError(f"all weights of stage {number} are 0; at least one must be positive")
         return self
 
 
 def _check_tag(tag: str) -> str:
     if tag and (not re.fullmatch(r"<[A-Za-z0-9_-]+>", tag) or tag in ("<pad>", "<unk>", "<s>")):
-        raise ValueError(f"expected a tag of letters and digits, as <BT>, or '' for none; found {tag!r}")
+        raise ValueError(f"expected a tag of letters and digits, as <BT>, or '' for no tag; found {tag!r}")
     return tag
 
 
 class Data(Section):
-    """Where the text is and how it becomes token ids."""
+    """Text of a translation run and its conversion to token ids."""
 
-    source: Language = Field(description="source language: the suffix of its files")
-    target: Language = Field(description="target language: the suffix of its files")
+    source: Language = Field(description="source language, the suffix of its files")
+    target: Language = Field(description="target language, the suffix of its files")
     train: list[TextPrefix] = Field(
         min_length=1,
-        description="prefixes of the training text: PREFIX.<source> and PREFIX.<target>, each also .gz, or one "
-        "tab-separated file PREFIX.tsv(.gz) with source and target, PREFIX.tmx(.gz), PREFIX.parquet or its shards "
-        "PREFIX-*.parquet; looked up beside the recipe, in --data-dir / "
-        "ECONMT_DATA, in the cache, then in the catalog of known data sets",
+        description="prefixes of the training text: PREFIX.<source> and PREFIX.<target>, plain or .gz, or one "
+        "tab-separated file PREFIX.tsv(.gz) with source and target, or PREFIX.tmx(.gz), PREFIX.parquet or its shards "
+        "PREFIX-*.parquet; searched beside the recipe, in --data-dir, in ECONMT_DATA, in the cache, then in the "
+        "catalog of known data sets",
     )
     source_factors: list[Language] = Field(
         [],
         max_length=limits.FACTORS,
-        description="suffixes of files with source factors, as [pos, case]: PREFIX.pos, also .gz, has one token for "
-        "each word (what stands between spaces) of the source, line by line, for data.train, data.valid and data.test "
-        "alike; each subword has the factors of its word",
+        description="suffixes of files with source factors, as [pos, case]: each line of PREFIX.pos (or .gz) has one "
+        "token for each space-separated word of the source line; needed for data.train, data.valid and data.test. A "
+        "subword gets the factors of its word",
     )
     tags: list[Annotated[str, AfterValidator(_check_tag)]] = Field(
         [],
-        description="a tag for each prefix of data.train, put before its sources as a token of its own, as ['', <BT>] "
-        "for text that was translated back; '' is none; empty: no tags",
+        description="a tag for each prefix of data.train, put before its sources as a separate token, as ['', <BT>] "
+        "for back-translated text; '': no tag for this prefix; empty list: no tags",
     )
-    mixing: Mixing = Field(Mixing(), description="how the prefixes of data.train are mixed")
-    noise: Noise = Field(Noise(), description="what becomes of training pairs, drawn anew every epoch")
-    filters: Filters = Field(Filters(), description="which training pairs are left out")
+    mixing: Mixing = Field(Mixing(), description="mixing of the prefixes of data.train by weight")
+    noise: Noise = Field(Noise(), description="random changes of training pairs")
+    filters: Filters = Field(Filters(), description="filters that leave out training pairs")
     valid: TextPrefix = Field(description="prefix of the validation text")
     test: TextPrefix | None = Field(
-        None, description="prefix of a test text, translated and scored when training ends"
+        None, description="prefix of the test text, translated and scored when training ends; null: none"
     )
-    subwords: Subwords = Field(SentencePieceSubwords(), description="how text is cut into tokens")
+    subwords: Subwords = Field(SentencePieceSubwords(), description="division of text into tokens")
     max_length: Positions = Field(
-        100, description="training pairs with more tokens than this on a side are left out"
+        100, description="leave out training pairs with more tokens than this on a side"
     )
     empty_lines: Literal["error", "skip"] = Field(
         "error",
-        description="a training pair with an empty side: stop with its line number, or leave the pair out",
+        description="training pairs with an empty side: error stops and names the line, skip leaves them out",
     )
     prepared: str | None = Field(
-        None, description="folder of the prepared token store; null: prepared/ in the model folder"
+        None,
+        description="folder of the prepared data (token ids and vocabularies); null: prepared/ in the model folder",
     )
 
     @model_validator(mode="after")
@@ -258,7 +274,7 @@ class Data(Section):
         for number, name in enumerate(self.source_factors):
             if name in (self.source, self.target, *self.source_factors[:number]):
                 raise ValueError(
-                    f"source_factors: {name!r} is the suffix of other files too; give each its own"
+                    f"source_factors: {name!r} is also the suffix of other files; each needs its own suffix"
                 )
         return self
 
@@ -266,31 +282,33 @@ class Data(Section):
     def _each_prefix_has_one(self) -> Data:
         count = len(self.train)
         if self.tags and len(self.tags) != count:
-            raise ValueError(f"tags has {len(self.tags)} entries and train {count}: give one for each prefix")
+            raise ValueError(
+                f"tags has {len(self.tags)} entries but train has {count}: give one tag for each prefix"
+            )
         for number, stage in enumerate(self.mixing.weights, 1):
             if len(stage) != count:
                 raise ValueError(
-                    f"mixing.weights has {len(stage)} weights in stage {number} and train {count} prefixes: give one "
-                    "for each"
+                    f"mixing.weights has {len(stage)} weights in stage {number} but train has {count} prefixes: give "
+                    "one weight for each"
                 )
         return self
 
     def tag(self, number: int) -> str:
-        """What stands before the sources of a prefix of ``train``, by its number; empty: nothing."""
+        """Returns the tag of a prefix of ``train``, given by its index; empty if it has none."""
         return self.tags[number] if self.tags else ""
 
 
 def check_mixing(recipe: Any) -> None:
-    """Makes sure that the batches of a mixture can be planned.
+    """Checks that mixing and noise are not combined with fixed buckets.
 
     Raises:
-        ValueError: it is to be put into fixed buckets.
+        ValueError: if they are.
     """
     data = recipe.data
     if isinstance(data, Data) and recipe.training.bucket_width is not None:
         for name, section in (("mixing", data.mixing.weights), ("noise", not data.noise.is_idle)):
             if section:
                 raise ValueError(
-                    f"data.{name} changes the lengths of each epoch's pairs and needs buckets that are derived from "
-                    "the text: leave training.bucket_width out"
+                    f"data.{name} changes the lengths of pairs in each epoch and needs buckets derived from the text; "
+                    "remove training.bucket_width"
                 )

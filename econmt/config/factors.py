@@ -1,4 +1,4 @@
-"""Source factors in a recipe: what must agree between its sections."""
+"""Checks of source factors across the sections of a recipe."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from econmt.config.model import Model
 
 
 def check_factors(recipe: Any) -> None:
-    """Makes sure that the source factors of the data are those of the model, and that all else can have them.
+    """Checks that the source factors of data and model agree and are not combined with unsupported settings.
 
     Raises:
-        ValueError: naming the keys that do not go together.
+        ValueError: if not; the message names the conflicting keys.
     """
     data, model = recipe.data, recipe.model
     if not (isinstance(data, Data) and isinstance(model, Model)):
@@ -20,26 +20,28 @@ def check_factors(recipe: Any) -> None:
     names, widths = data.source_factors, model.source_factors_num_embed
     if len(names) != len(widths):
         raise ValueError(
-            f"data.source_factors has {len(names)} entries and model.source_factors_num_embed {len(widths)}: give one "
-            "width for each factor"
+            f"data.source_factors has {len(names)} entries but model.source_factors_num_embed has {len(widths)}: give "
+            "one width for each factor"
         )
     if not names:
         if model.source_factors_combine != "concat":
-            raise ValueError("model.source_factors_combine needs data.source_factors")
+            raise ValueError("model.source_factors_combine needs data.source_factors; set them, or remove it")
         return
     if model.source_factors_combine == "sum" and set(widths) != {model.embedding}:
         raise ValueError(
-            f"model.source_factors_num_embed {widths}: source_factors_combine sum adds vectors, so each must be as "
-            f"wide as model.embedding, {model.embedding}"
+            f"model.source_factors_num_embed {widths}: source_factors_combine: sum adds embeddings, so each width must "
+            f"equal model.embedding, {model.embedding}"
         )
     if not data.noise.is_idle:
         raise ValueError(
-            "data.noise changes words, whose data.source_factors are of the words before: leave one of them out"
+            "data.noise changes words and cannot be combined with data.source_factors; remove one of them"
         )
     if any(data.tags):
         raise ValueError(
-            "data.tags puts a word before sources that data.source_factors has nothing for: leave one of them out, or "
-            "write the tags and their factors into the files"
+            "data.tags adds a word that has no data.source_factors; remove one of them, or write the tags and their "
+            "factors into the files"
         )
     if recipe.parallel.pipeline > 1:
-        raise ValueError("data.source_factors cannot be divided over ranks: give parallel.pipeline: 1")
+        raise ValueError(
+            "data.source_factors cannot be combined with parallel.pipeline above 1; set parallel.pipeline to 1"
+        )

@@ -1,4 +1,4 @@
-"""JSON files that econmt wrote, read back with every check; JSON that any terminal can show."""
+"""Validated reading of JSON files that econmt wrote, and JSON text that is safe to print on a terminal."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _UNPRINTABLE = re.compile("[\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufe
 
 
 class Record(BaseModel):
-    """Base of what such a file holds: types are strict; keys of later versions are let pass."""
+    """Base class of the schema of such a file: checks types strictly, ignores unknown keys of later versions."""
 
     model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
 
 
 def shaped_like(kind: type[BaseModel], *, may_be_empty: bool = False) -> AfterValidator:
-    """For a field that keeps plain data: checks it against ``kind`` and leaves it as it is."""
+    """Returns a validator that checks a field of plain data against ``kind`` and leaves it unchanged."""
 
     def check(value: Any) -> Any:
         if value or not may_be_empty:
@@ -34,19 +34,19 @@ def shaped_like(kind: type[BaseModel], *, may_be_empty: bool = False) -> AfterVa
 
 
 def strict_json(text: str) -> Any:
-    """The value of a JSON text from outside, by RFC 8259 alone: no key twice, no NaN, no number beyond a float's range.
+    """Parses untrusted JSON strictly by RFC 8259; duplicate keys, NaN and numbers beyond a float's range are errors.
 
     Raises:
-        ValueError: it is not valid.
+        ValueError: if the text is not valid.
     """
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        mapping: dict[str, Any] = {}
         for key, value in pairs:
-            if key in found:
+            if key in mapping:
                 raise ValueError(f"the key {shortened(key)!r} is given twice")
-            found[key] = value
-        return found
+            mapping[key] = value
+        return mapping
 
     def finite(number: str) -> float:
         if not math.isfinite(float(number)):
@@ -57,30 +57,30 @@ def strict_json(text: str) -> Any:
 
 
 def parse_json(text: str | bytes, where: str, advice: str, *, strict: bool = False) -> dict[str, Any]:
-    """The JSON object in a text; ``strict``: by :func:`strict_json`.
+    """Parses a text that contains a JSON object, with :func:`strict_json` if ``strict``.
 
     Raises:
-        InputError: one line that names ``where`` and what to do: it is none, or not valid UTF-8.
+        InputError: if it is not an object or not valid UTF-8; one line with ``where`` and ``advice``.
     """
     try:
-        found = (strict_json if strict else json.loads)(
+        value = (strict_json if strict else json.loads)(
             text if isinstance(text, str) else text.decode("utf-8")
         )
     except UnicodeDecodeError:
         raise InputError(f"{where}: broken, not valid UTF-8; {advice}") from None
     except (ValueError, RecursionError) as error:
         raise InputError(f"{where}: broken, not valid JSON ({error}); {advice}") from None
-    if not isinstance(found, dict):
-        raise InputError(f"{where}: broken, no JSON object; {advice}")
-    return found
+    if not isinstance(value, dict):
+        raise InputError(f"{where}: broken, not a JSON object; {advice}")
+    return value
 
 
 def read_json(kind: type[SectionType], path: Path, advice: str) -> SectionType:
-    """What a JSON file holds, checked against ``kind``.
+    """Reads a JSON file and validates it against ``kind``.
 
     Raises:
-        InputError: one line that names the file, the key and what to do.
-        FileNotFoundError: there is no such file.
+        InputError: if it is unreadable or invalid; one line with the file, the key and ``advice``.
+        FileNotFoundError: if there is no such file.
     """
     try:
         content = path.read_bytes()
@@ -92,6 +92,6 @@ def read_json(kind: type[SectionType], path: Path, advice: str) -> SectionType:
 
 
 def json_text(value: Any, indent: int | None = None) -> str:
-    """JSON whose text stays readable, but for characters that could steer a terminal or are none: those are escaped."""
+    """Returns a value as JSON with readable non-ASCII text; escapes characters that could control a terminal."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, indent=indent)
-    return _UNPRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return _UNPRINTABLE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)

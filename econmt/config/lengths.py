@@ -1,4 +1,4 @@
-"""The length-ratio task of a recipe, and the brevity penalty that is learnt by it."""
+"""Checks of the length-prediction task and the learned brevity penalty across the sections of a recipe."""
 
 from __future__ import annotations
 
@@ -9,28 +9,29 @@ BrevityPenaltyType = Literal["constant", "learned", "none"]
 
 
 def check_lengths(recipe: Any) -> None:
-    """Makes sure that what a recipe wants of lengths is learnt.
+    """Checks that settings which use predicted lengths have ``model.length_task``.
 
     Raises:
-        ValueError: naming both keys that do not go together.
+        ValueError: if not; the message names both keys.
     """
-    judged = recipe.training.early_stopping.metric == "length_loss"
+    stops_by_length_loss = recipe.training.early_stopping.metric == "length_loss"
     if recipe.task != "translation":
-        if judged:
+        if stops_by_length_loss:
             raise ValueError("training.early_stopping.metric length_loss needs model.length_task")
         return
     task, decoding = recipe.model.length_task, recipe.decoding
     if task == "none":
-        idle = {
-            "training.early_stopping.metric length_loss": judged,
+        settings = {
+            "training.early_stopping.metric length_loss": stops_by_length_loss,
             "training.length_task_weight": recipe.training.length_task_weight != 1.0,
             "model.length_task_layers": recipe.model.length_task_layers != 1,
         }
-        for key in (key for key, given in idle.items() if given):
+        for key in (key for key, changed in settings.items() if changed):
             raise ValueError(f"{key} needs model.length_task: ratio or length")
     if task != "none" and recipe.parallel.pipeline > 1:
         raise ValueError(
-            f"model.length_task {task} cannot be divided over ranks: give parallel.pipeline: 1, or length_task none"
+            f"model.length_task {task} cannot be combined with parallel.pipeline above 1; set parallel.pipeline to 1, "
+            "or length_task to none"
         )
     if decoding.brevity_penalty_type == "none" and decoding.brevity_penalty_weight > 0.0:
         raise ValueError(
@@ -42,12 +43,12 @@ def check_lengths(recipe: Any) -> None:
 
 
 def check_penalty(kind: BrevityPenaltyType, weight: float) -> None:
-    """Makes sure that a penalty that is asked for by its type has a weight.
+    """Checks that a learned brevity penalty has a weight.
 
     Raises:
-        ValueError: it has none.
+        ValueError: if the weight is 0.
     """
     if kind == "learned" and weight == 0.0:
         raise ValueError(
-            "brevity_penalty_type learned needs brevity_penalty_weight above 0, as 1; type none leaves it out"
+            "brevity_penalty_type learned needs brevity_penalty_weight above 0, for example 1; type none turns it off"
         )

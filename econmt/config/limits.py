@@ -1,7 +1,7 @@
-"""The largest numbers that recipes, options and programs may give: beyond them there is a typing error, not a wish.
+"""Upper bounds of numbers in recipes, command-line options and calls; larger values are taken for typing errors.
 
-They are generous: what a machine can hold is found out by memory budgets and estimates. Every check of a number reads
-its bound here, so that a recipe, an option and a call from Python agree.
+The bounds are generous; whether a model fits into memory is the matter of budgets and estimates. All checks use these
+constants, so that recipes, options and Python calls agree.
 """
 
 from __future__ import annotations
@@ -14,69 +14,69 @@ from econmt.errors import InputError
 
 LAYERS = 64
 WIDTH = 65_536
-"""Of embeddings, layers, attention and ranks."""
+"""Width of embeddings, layers and attention; rank of factorised matrices."""
 SUBWORDS = 1_000_000
 WORDS = 10_000_000
 FACTORS = 20
 """Streams of source factors."""
 POSITIONS = 10_000
-"""Tokens on a side of a training pair, and of a bucket."""
+"""Tokens on a side of a training pair or bucket."""
 STEPS = 2**24
-"""Of a sequence that is only measured."""
+"""Time steps of a sequence in a benchmark."""
 INPUT_LENGTH = 1_000_000
-"""Tokens of a line that is translated whole."""
+"""Tokens of a line to translate."""
 BUCKETS = 100
 BATCH = 1_000_000
-"""Sentences or tokens of a training batch; pairs of a shape that is profiled."""
+"""Sentences or tokens of a training batch; pairs of a profiled batch."""
 MICRO_BATCHES = 10_000
-"""Batches whose gradients are added up."""
+"""Batches whose gradients are accumulated."""
 UPDATES = 10**12
 TOKENS = 10**15
 SECONDS = 10**9
-"""Some thirty years."""
+"""About thirty years."""
 CHECKPOINTS = 1_000_000
 SENTENCES = 10**9
 LINE_BYTES = 1 << 26
-"""Of a line of text."""
+"""Bytes of a line of text."""
 JUDGED = 100_000
-"""Characters of a line that metrics compare: TER takes minutes for longer ones."""
+"""Characters of a line that metrics compare; TER takes minutes for longer lines."""
 LINES = 10_000_000
-"""Lines that are read before any is translated."""
+"""Lines read before the first is translated."""
 THREADS = 1024
 PROCESSES = 1024
 RESTARTS = 1000
 SEED = 2**31 - 1
 BEAM = 1000
 NBEST = 100_000
+"""Translations returned for a line; beam search returns at most its beam size."""
 SHORTLIST = 10_000
 ITERATIONS = 1_000
-"""Translations of a line; beam search has at most as many as its beam is wide."""
 TRANSLATED = 100_000
-"""Sentences that are translated or scored together."""
+"""Sentences translated or scored together."""
 LENGTH_PENALTY_ALPHA = 10.0
 LENGTH_PENALTY_BETA = 1000.0
 PENALTY = 100.0
-"""Weights of penalties, and scores that a pruned hypothesis may lie behind."""
+"""Weights of penalties, and the score difference of beam pruning."""
 OUTPUT_FACTOR = 100.0
 TEMPERATURE = 1000.0
 RATE = 1000.0
 """Learning rates, weight decay."""
 GRADIENT = 1e9
 WEIGHT = 100.0
-"""First values of parameters."""
+"""Initial values of parameters."""
 SAMPLES = 1_000_000
-"""Resampled test sets."""
+"""Bootstrap resamples of a test set."""
 MIXED = 1e6
-"""Weights of texts that are mixed."""
+"""Mixing weights of corpora."""
 STAGES = 1000
 PHRASES = 1000
-"""That a translation of a line must hold, or must not."""
+"""Phrases required or forbidden in the translation of a line."""
 NGRAM = 100
-"""Tokens of an n-gram that may not come twice."""
+"""Tokens of an n-gram that may not be repeated."""
 DIGITS = 15
-"""After the point: more a float does not have."""
+"""Digits after the decimal point; a float has no more."""
 REPETITIONS = 10_000
-"""Of a measurement."""
+"""Repetitions of a measurement."""
 REGEX = 1000
 """Characters of a regular expression."""
 TEXT = 4096
@@ -95,10 +95,10 @@ Seed = Annotated[int, Field(ge=0, le=SEED)]
 
 
 def check_whole(name: str, value: object, most: int) -> None:
-    """Makes sure that what a program gave is a whole number from 1 on, or None.
+    """Checks that an argument is None or an integer from 1 to ``most``.
 
     Raises:
-        InputError: it is not; the message has ``name``.
+        InputError: if not; the message contains ``name``.
     """
     if value is None or (isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most):
         return

@@ -1,4 +1,4 @@
-"""What older recipes say, under the keys of today."""
+"""Migration of recipes that earlier versions wrote: renames old keys."""
 
 from __future__ import annotations
 
@@ -6,39 +6,40 @@ from typing import Any
 
 
 def rename_ops(ops: dict[str, Any], input_feeding: bool) -> list[tuple[str, list[str]]]:
-    """Puts what older recipes say in their section ``ops`` under the keys of today; the values are not checked.
+    """Renames the keys of an older ``ops`` section in place; does not check the values.
 
-    There ``lstm`` named the LSTM layers of the encoder and of a decoder without input feeding; a decoder with input
-    feeding was named by ``attention``, and kept its gates where ``lstm`` was reference.
+    In older recipes ``lstm`` selected the implementation of the LSTM layers of the encoder and of a decoder without
+    input feeding. ``attention`` selected that of a decoder with input feeding, which kept its gates if ``lstm`` was
+    reference.
 
     Args:
-        ops: the section, which is changed.
-        input_feeding: whether the decoder has it.
+        ops: the section, changed in place.
+        input_feeding: True if the decoder uses input feeding.
 
     Returns:
-        The old keys that were found, each with the new ones that have its value.
+        Each old key that was present, with the new keys that got its value.
     """
-    moved = []
+    renamed_keys = []
     if "lstm" in ops:
         value = ops.pop("lstm")
         keys = ["encoder"] if input_feeding else ["encoder", "decoder"]
         ops.update(dict.fromkeys(keys, value))
         if input_feeding and value == "reference":
             ops["stash"] = "gates"
-        moved.append(("lstm", keys))
+        renamed_keys.append(("lstm", keys))
     value = ops.get("attention", "auto")
-    named = isinstance(value, str) and value.isidentifier() and value != "auto"
-    if input_feeding and named and ops.get("decoder", "auto") == "auto":
+    names_implementation = isinstance(value, str) and value.isidentifier() and value != "auto"
+    if input_feeding and names_implementation and ops.get("decoder", "auto") == "auto":
         ops["decoder"] = value
-        moved.append(("attention", ["decoder"]))
-    return moved
+        renamed_keys.append(("attention", ["decoder"]))
+    return renamed_keys
 
 
 def rename(tree: dict[str, Any]) -> list[tuple[str, list[str]]]:
-    """:func:`rename_ops` for a whole recipe that is not checked yet, with dotted keys."""
+    """Applies :func:`rename_ops` to the data of a recipe that is not validated yet; returns dotted keys."""
     section: Any = tree
     for key in ("model", "decoder", "input_feeding"):
         section = section.get(key) if isinstance(section, dict) else None
     ops = tree.get("ops")
-    moved = rename_ops(ops, section is not False) if isinstance(ops, dict) else []
-    return [(f"ops.{old}", [f"ops.{key}" for key in new]) for old, new in moved]
+    renamed_keys = rename_ops(ops, section is not False) if isinstance(ops, dict) else []
+    return [(f"ops.{old}", [f"ops.{key}" for key in new]) for old, new in renamed_keys]

@@ -1,4 +1,4 @@
-"""The model section of a recipe, and what all sections have in common; :mod:`econmt.config.recipe` has the whole recipe."""
+"""Model section of a translation recipe, the base class of all sections, and layer shapes derived from a recipe."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _check_regex(pattern: str) -> str:
     try:
         re.compile(pattern)
     except re.error as error:
-        raise ValueError(f"no regular expression ({error})") from None
+        raise ValueError(f"not a valid regular expression ({error})") from None
     return pattern
 
 
@@ -26,18 +26,18 @@ Regex = Annotated[str, Field(min_length=1, max_length=limits.REGEX), AfterValida
 
 
 class Section(BaseModel):
-    """Base of every section: unknown keys are errors, types are strict, values never change once loaded."""
+    """Base class of all recipe sections: rejects unknown keys, checks types strictly, immutable."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
 class CellRules(NamedTuple):
-    """What can be asked of a cell."""
+    """Features that a recurrent cell supports."""
 
     input_feeding: bool = False
-    """Whether a decoder of it can feed the attentional hidden vector into the next step."""
+    """True if a decoder with this cell can use input feeding."""
     ranks: bool = False
-    """Whether its matrices can be products of two factors."""
+    """True if its weight matrices can be factorised into two of lower rank."""
 
 
 CELLS = {
@@ -49,7 +49,7 @@ CELLS = {
     "qrnn": CellRules(),
     "gilr_lstm": CellRules(),
 }
-"""Every cell by its name."""
+"""Features of each cell, by its name."""
 
 
 class RecurrentStack(Section):
@@ -58,29 +58,27 @@ class RecurrentStack(Section):
     cell: Literal["lstm", "lnlstm", "gru", "sru", "ssru", "qrnn", "gilr_lstm"] = Field(
         "lstm",
         description="recurrent cell; lnlstm: an LSTM with layer normalisation; sru, ssru, qrnn (window 1) and "
-        "gilr_lstm are linear recurrences, all steps of which are computed at once",
+        "gilr_lstm: linear recurrences, which compute all time steps in parallel",
     )
     rank: Width | None = Field(
         None,
-        description="each layer's two weight matrices are products of two factors of this rank, which makes the model "
-        "smaller and faster (Prabhavalkar et al., 2016); null: whole matrices",
+        description="factorise each weight matrix of a layer into two matrices of this rank, which makes the model "
+        "smaller and faster (Prabhavalkar et al., 2016); null: full matrices",
     )
     layers: int = Field(1, ge=1, le=limits.LAYERS, description="number of layers")
     first_residual_layer: int = Field(
         2,
         ge=1,
         le=limits.LAYERS,
-        description="the lowest layer, counted from 1, that adds what it reads if residual is true; of the bottom one "
-        "that is embeddings of the same width. Another than 2 is computed step by step",
+        description="lowest layer, counted from 1, with a residual connection if residual is true; 1 adds the "
+        "embeddings, which need the layers' width. Values other than 2 are unfused (slower)",
     )
 
     @model_validator(mode="after")
     def _rank_has_a_cell(self) -> RecurrentStack:
         if self.rank is not None and not CELLS[self.cell].ranks:
             known = ", ".join(name for name, rules in CELLS.items() if rules.ranks)
-            raise ValueError(
-                f"rank {self.rank} needs cell: {known}; of cell {self.cell} all matrices are whole"
-            )
+            raise ValueError(f"rank {self.rank} needs cell: {known}; cell {self.cell} cannot be factorised")
         return self
 
 
@@ -89,7 +87,7 @@ class EncoderSection(RecurrentStack):
 
     size: Width = Field(
         512,
-        description="width of every layer's output; a bidirectional layer has half of it in each direction",
+        description="output width of each layer; a bidirectional layer has half of it in each direction",
     )
     bidirectional: Literal["none", "bottom", "all"] = Field(
         "bottom", description="which layers read the source in both directions"
@@ -111,31 +109,32 @@ class EncoderSection(RecurrentStack):
 class DecoderSection(RecurrentStack):
     """A stack of recurrent layers over the target, with attention."""
 
-    size: Width = Field(512, description="width of every layer and of the attentional hidden vector")
+    size: Width = Field(512, description="output width of each layer and of the attentional hidden vector")
     input_feeding: bool = Field(
         True,
-        description="feed the attentional hidden vector into the next step (Luong et al., 2015); false: GNMT style, "
-        "attention from the bottom layer, its context read by the upper ones, the whole target at once",
+        description="feed the attentional hidden vector into the next step (Luong et al., 2015); false: as in GNMT, "
+        "the bottom layer attends, the upper layers read its context, and all target positions are computed at once",
     )
     residual: bool = Field(
         False, description="add each layer's input to its output, from the second layer on"
     )
     context_gating: bool = Field(
         False,
-        description="a gate weighs state and context against one another (Tu et al., 2017), computed step by step",
+        description="weigh decoder state and context with a gate (Tu et al., 2017); unfused (slower)",
     )
     attention_in_upper_layers: bool = Field(
         False,
-        description="with input feeding: attention from the bottom layer, whose context the upper ones read too, "
-        "computed step by step",
+        description="with input feeding: the bottom layer attends, and the upper layers read its context too; unfused "
+        "(slower)",
     )
     copy_attention: bool = Field(
         False,
-        description="words of the source are copied by the attention, beside those that the output layer gives (See et "
-        "al., 2017); needs data.subwords.joint",
+        description="pointer-generator network (See et al., 2017): the attention can copy source tokens into the "
+        "translation; needs data.subwords.joint",
     )
     state_init: Literal["last", "avg", "zero"] = Field(
-        "last", description="first state from the encoder's last state, from the mean of its outputs, or zero"
+        "last",
+        description="initial decoder state: from the encoder's last state, the mean of its outputs, or zero",
     )
 
     @model_validator(mode="after")
@@ -143,57 +142,66 @@ class DecoderSection(RecurrentStack):
         if self.input_feeding and not CELLS[self.cell].input_feeding:
             known = ", ".join(name for name, rules in CELLS.items() if rules.input_feeding)
             raise ValueError(
-                f"cell {self.cell} needs input_feeding: false, or take cell: {known}; with input feeding each step "
-                "waits for the attention of the step before"
+                f"cell {self.cell} needs input_feeding: false, or use cell: {known}; with input feeding each step "
+                "depends on the attention of the step before"
             )
         return self
 
 
 class Coverage(Section):
-    """How much each source position was attended to, as an input of the attention (Tu et al., 2016)."""
+    """Coverage: the attention each source position got so far, as an input of the attention (Tu et al., 2016)."""
 
     type: Literal["none", "tanh", "sigmoid", "relu", "softrelu", "gru", "fertility", "count"] = Field(
         "none",
-        description="count: the sum of the attention; fertility: that over how often a position is expected; gru, or "
-        "an activation: a layer over the coverage before, the attention, the position and the decoder's state",
+        description="update of the coverage: count: sum of the attention; fertility: that sum divided by a predicted "
+        "fertility; gru or an activation: a layer over the previous coverage, attention, encoder output and state",
     )
-    num_hidden: Width = Field(1, description="width of the coverage of a position; of count and fertility 1")
-    max_fertility: int = Field(2, ge=1, le=limits.WIDTH, description="how often at most (fertility only)")
+    num_hidden: Width = Field(
+        1, description="width of the coverage vector of a position; 1 for count and fertility"
+    )
+    max_fertility: int = Field(
+        2, ge=1, le=limits.WIDTH, description="largest predicted fertility (fertility only)"
+    )
 
     @model_validator(mode="after")
     def _counts_are_numbers(self) -> Coverage:
         if self.type in ("count", "fertility") and self.num_hidden != 1:
-            raise ValueError(f"num_hidden {self.num_hidden}: coverage of type {self.type} is one number")
+            raise ValueError(f"num_hidden {self.num_hidden} must be 1 for coverage of type {self.type}")
         return self
 
 
 class AttentionSection(Section):
-    """How a decoder state is compared with the encoder's outputs."""
+    """Attention of the decoder over the encoder's outputs."""
 
     type: Literal["additive", "dot", "scaled_dot", "bilinear", "mhdot", "fixed", "location"] = Field(
         "additive",
-        description="additive: w . tanh(q + k) (Bahdanau et al., 2015); dot: h . v; "
-        "scaled_dot: h . v / sqrt(size of h); bilinear: h . W v (Luong et al., 2015). Computed step by step: mhdot: "
-        "several scaled products (Vaswani et al., 2017); fixed: the last position, always; location: by the position's "
-        "number, from the decoder's state alone (Luong et al., 2015)",
+        description="score function: additive: w . tanh(q + k) (Bahdanau et al., 2015); dot: h . v; scaled_dot: h . v "
+        "/ sqrt(size of h); bilinear: h . W v (Luong et al., 2015). Unfused (slower): mhdot: multi-head scaled dot "
+        "product (Vaswani et al., 2017); fixed: always the last source position; location: predicted from the decoder "
+        "state alone (Luong et al., 2015)",
     )
     size: Width = Field(
         512,
-        description="width of the comparison (additive, mhdot), most positions looked at (location); the others use "
-        "the decoder's size",
+        description="width of queries and keys (additive, mhdot) or maximum number of source positions (location); the "
+        "other types use the decoder's size",
     )
-    mhdot_heads: int = Field(8, ge=1, le=limits.WIDTH, description="products (mhdot only)")
+    mhdot_heads: int = Field(8, ge=1, le=limits.WIDTH, description="number of heads (mhdot only)")
     function: Literal["softmax", "sparsemax"] = Field(
         "softmax",
-        description="what makes weights of scores; sparsemax: many of them are 0 (Martins and Astudillo, 2016), "
-        "computed step by step",
+        description="function from scores to attention weights; sparsemax gives sparse weights (Martins and Astudillo, "
+        "2016), unfused (slower)",
     )
     use_prev_word: bool = Field(
         False,
-        description="the query is of the word before, too (additive, bilinear, mhdot, location), computed step by step",
+        description="compute the query also from the previous target word (additive, bilinear, mhdot, location); "
+        "unfused (slower)",
     )
-    coverage: Coverage = Field(Coverage(), description="additive only, computed step by step")
-    layer_norm: bool = Field(False, description="layer normalisation of q + k before tanh (additive only)")
+    coverage: Coverage = Field(
+        Coverage(), description="coverage of source positions (additive only); unfused (slower)"
+    )
+    layer_norm: bool = Field(
+        False, description="apply layer normalisation to q + k before tanh (additive only)"
+    )
 
     @model_validator(mode="after")
     def _norm_needs_additive(self) -> AttentionSection:
@@ -203,36 +211,48 @@ class AttentionSection(Section):
             raise ValueError(f"coverage needs type: additive, not {self.type}")
         if self.use_prev_word and self.type in ("dot", "scaled_dot", "fixed"):
             raise ValueError(
-                f"use_prev_word: type {self.type} makes no query; give additive, bilinear, mhdot or location"
+                f"use_prev_word is not supported by type {self.type}; use additive, bilinear, mhdot or location"
             )
         if self.function != "softmax" and self.type == "fixed":
-            raise ValueError(f"function {self.function}: type fixed has no scores")
+            raise ValueError(
+                f"function {self.function} cannot be combined with type fixed, which has no scores; use softmax"
+            )
         if self.type == "mhdot" and self.size % self.mhdot_heads:
             raise ValueError(f"size {self.size} must be a multiple of mhdot_heads {self.mhdot_heads}")
         return self
 
 
 class Dropout(Section):
-    """Where units are dropped in training."""
+    """Dropout probabilities by place."""
 
-    embedding: Probability = Field(0.0, description="on source and target embeddings")
-    layers: Probability = Field(0.0, description="between recurrent layers and on the encoder's outputs")
-    output: Probability = Field(0.0, description="on the attentional hidden vector, before the output layer")
+    embedding: Probability = Field(0.0, description="dropout of source and target embeddings")
+    layers: Probability = Field(
+        0.0, description="dropout between recurrent layers and of the encoder's outputs"
+    )
+    output: Probability = Field(
+        0.0, description="dropout of the attentional hidden vector, before the output layer"
+    )
     variational: bool = Field(
-        False, description="one mask a sentence for all its positions (Gal and Ghahramani, 2016)"
+        False, description="use the same mask at all positions of a sentence (Gal and Ghahramani, 2016)"
     )
     states: Probability = Field(
         0.0,
-        description="on what layers multiply of their own state, one mask a sentence (Gal and Ghahramani, 2016), "
-        "computed step by step, as the next three",
+        description="dropout of the hidden state in the recurrent product, one mask per sentence (Gal and Ghahramani, "
+        "2016); unfused (slower)",
     )
     recurrent: Probability = Field(
-        0.0, description="on what a step adds to the cell, without loss of memory (Semeniuta et al., 2016)"
+        0.0,
+        description="dropout of the update that a step adds to the cell state (Semeniuta et al., 2016); unfused "
+        "(slower)",
     )
     zoneout_hidden: Probability = Field(
-        0.0, description="values of the hidden state that stay as they were (Krueger et al., 2017)"
+        0.0,
+        description="probability that a value of the hidden state keeps its previous value (zoneout, Krueger et al., "
+        "2017); unfused (slower)",
     )
-    zoneout_cell: Probability = Field(0.0, description="the same of the cell state")
+    zoneout_cell: Probability = Field(
+        0.0, description="zoneout probability of the cell state; unfused (slower)"
+    )
 
 
 def _dropout_kind(value: Any) -> str:
@@ -246,85 +266,90 @@ DropoutChoice = Annotated[
 
 
 class Initialization(Section):
-    """First values of the parameters."""
+    """Initial values of the parameters."""
 
     weights: Literal["uniform", "xavier"] = Field(
         "xavier",
-        description="uniform in [-scale, scale], or uniform by fan-in and fan-out (Glorot and Bengio, 2010)",
+        description="uniform: in [-scale, scale]; xavier: uniform, scaled by fan-in and fan-out (Glorot and Bengio, "
+        "2010)",
     )
     rnn_h2h: Literal["default", "orthogonal", "orthogonal_stacked"] = Field(
         "default",
-        description="matrices that layers multiply their own state with: default: as weights says; orthogonal: all "
-        "gates together have orthonormal columns (Saxe et al., 2014); orthogonal_stacked: each gate's own",
+        description="recurrent (hidden-to-hidden) matrices: default: as weights; orthogonal: orthonormal columns over "
+        "all gates together (Saxe et al., 2014); orthogonal_stacked: a separate orthogonal matrix for each gate",
     )
     scale: float = Field(
-        0.1, gt=0.0, le=limits.WEIGHT, description="half width of the uniform distribution (uniform only)"
+        0.1, gt=0.0, le=limits.WEIGHT, description="bound of the uniform distribution (uniform only)"
     )
     source_embedding: Annotated[str, Field(min_length=1, max_length=limits.TEXT)] | None = Field(
         None,
-        description="file of vectors for the source embeddings: text (word2vec, GloVe, fastText), .npz or .safetensors "
-        "with tokens and vectors, as econmt embeddings writes them; tokens that it lacks are drawn; relative to the "
-        "working directory",
+        description="file of pretrained source embeddings: text (word2vec, GloVe, fastText), or .npz or .safetensors "
+        "as econmt embeddings writes them; tokens not in it are initialized randomly; relative to the working "
+        "directory",
     )
     target_embedding: Annotated[str, Field(min_length=1, max_length=limits.TEXT)] | None = Field(
-        None, description="the same for the target embeddings"
+        None, description="file of pretrained target embeddings, see source_embedding"
     )
     forget_bias: float = Field(
-        0.0, ge=-limits.WEIGHT, le=limits.WEIGHT, description="first value of the forget gates' bias"
+        0.0, ge=-limits.WEIGHT, le=limits.WEIGHT, description="initial bias of the forget gates"
     )
 
 
 class Model(Section):
-    """The attention-LSTM translation model."""
+    """Attention-LSTM translation model."""
 
     embedding: Width = Field(512, description="width of source and target embeddings")
     source_factors_num_embed: list[Width] = Field(
-        [], max_length=limits.FACTORS, description="width of the embedding of each of data.source_factors"
+        [], max_length=limits.FACTORS, description="embedding width of each of data.source_factors"
     )
     source_factors_combine: Literal["concat", "sum"] = Field(
         "concat",
-        description="whether a source word's embedding and those of its factors are put side by side or added up",
+        description="combination of a source word's embedding with those of its factors: concatenation or sum",
     )
-    encoder: EncoderSection = Field(EncoderSection(), description="the encoder")
-    decoder: DecoderSection = Field(DecoderSection(), description="the decoder")
-    attention: AttentionSection = Field(AttentionSection(), description="the attention")
+    encoder: EncoderSection = Field(EncoderSection(), description="recurrent layers over the source")
+    decoder: DecoderSection = Field(DecoderSection(), description="recurrent layers over the target")
+    attention: AttentionSection = Field(
+        AttentionSection(), description="attention over the encoder's outputs"
+    )
     dropout: DropoutChoice = Field(
-        0.0, description="one probability for embedding, layers and output, or a section with one a place"
+        0.0,
+        description="one probability for embedding, layers and output, or a section with a value for each place",
     )
     layer_normalization: bool = Field(
         False,
-        description="of the attentional hidden vector before tanh and of the decoder's first states, computed step by "
-        "step; cells and attention have their own",
+        description="apply layer normalisation to the attentional hidden vector before tanh and to the decoder's "
+        "initial states; unfused (slower). Cells and attention have settings of their own",
     )
     lhuc: Literal["none", "encoder", "decoder", "state_init", "all"] = Field(
         "none",
-        description="scale every unit of the layers, or of the decoder's first states, by a factor from 0 to 2 that is "
-        "learnt when a model is tuned (Vilar, 2018), computed step by step; training.initialize_from may name a model "
-        "without, and fixed_param_names '(?!.*lhuc).*' learns nothing else",
+        description="scale each unit of these layers, or of the decoder's initial states, by a learnt factor from 0 "
+        "to 2, for fine-tuning (Vilar, 2018); unfused (slower). training.initialize_from accepts a model without it; "
+        "fixed_param_names '(?!.*lhuc).*' freezes all other parameters",
     )
     length_task: LengthTask = Field(
         "none",
-        description="a small network over the mean of the encoder's outputs learns how long translations are, for a "
-        "learned brevity penalty: ratio: target over source length, by squared error; length: the same ratio by the "
-        "Poisson loss of the length",
+        description="train a small network on the mean of the encoder's outputs to predict the ratio of target to "
+        "source length, for a learned brevity penalty: ratio: by squared error of the ratio; length: by Poisson loss "
+        "of the length",
     )
     length_task_layers: int = Field(
         1,
         ge=1,
         le=limits.LAYERS,
-        description="layers of that network; all but the last have the encoder's size",
+        description="number of layers of the length_task network; all but the last have the encoder's size",
     )
     weight_tying: Literal["none", "src_trg", "trg_softmax", "src_trg_softmax"] = Field(
-        "none", description="which of source embedding, target embedding and output layer share one matrix"
+        "none",
+        description="matrices to share: source embedding (src), target embedding (trg), output layer (softmax)",
     )
-    initialization: Initialization = Field(Initialization(), description="first values of the parameters")
+    initialization: Initialization = Field(Initialization(), description="initial values of the parameters")
 
     @model_validator(mode="after")
     def _sizes_fit(self) -> Model:
         if self.attention.type in ("dot", "scaled_dot") and self.encoder.size != self.decoder.size:
             raise ValueError(
                 f"attention.type {self.attention.type} needs encoder.size ({self.encoder.size}) equal to decoder.size "
-                f"({self.decoder.size}); use bilinear or additive otherwise"
+                f"({self.decoder.size}); change one of them, or use bilinear or additive"
             )
         return self
 
@@ -343,12 +368,12 @@ class Model(Section):
             width = self.source_width if part == "encoder" else self.embedding
             if stack.residual and stack.first_residual_layer == 1 and width != stack.size:
                 raise ValueError(
-                    f"{part}.first_residual_layer 1 adds embeddings: embedding {width}"
-                    f"{'' if width == self.embedding else ' with source factors'} must be {part}.size {stack.size}"
+                    f"{part}.first_residual_layer 1 adds embeddings: embedding width {width}"
+                    f"{'' if width == self.embedding else ' with source factors'} must equal {part}.size {stack.size}"
                 )
         if self.lhuc in ("state_init", "all") and self.decoder.state_init == "zero":
             raise ValueError(
-                f"lhuc {self.lhuc} scales the decoder's first states: give decoder.state_init last or avg"
+                f"lhuc {self.lhuc} scales the decoder's initial states; set decoder.state_init to last or avg"
             )
         return self
 
@@ -356,8 +381,8 @@ class Model(Section):
     def _tables_get_vectors_once(self) -> Model:
         if self.weight_tying.startswith("src_trg") and self.initialization.target_embedding is not None:
             raise ValueError(
-                f"weight_tying {self.weight_tying} makes one matrix of both embeddings: give "
-                "initialization.source_embedding alone"
+                f"weight_tying {self.weight_tying} shares both embeddings; set initialization.source_embedding only, "
+                "and remove initialization.target_embedding"
             )
         return self
 
@@ -368,13 +393,13 @@ class Model(Section):
             for part, stack in (("encoder", self.encoder), ("decoder", self.decoder)):
                 if stack.cell in ("sru", "ssru", "qrnn"):
                     raise ValueError(
-                        f"initialization.rnn_h2h {how}: {part}.cell {stack.cell} multiplies its state with no matrix; "
-                        "leave it at default"
+                        f"initialization.rnn_h2h {how}: {part}.cell {stack.cell} has no recurrent matrix; set "
+                        "rnn_h2h to default"
                     )
                 if stack.rank is not None:
                     raise ValueError(
-                        f"initialization.rnn_h2h {how}: {part}.rank {stack.rank} makes products of two factors of "
-                        "these matrices; leave it at default, or rank at null"
+                        f"initialization.rnn_h2h {how}: {part}.rank {stack.rank} factorises these matrices; set "
+                        "rnn_h2h to default, or rank to null"
                     )
         return self
 
@@ -388,25 +413,25 @@ class Model(Section):
 
     @property
     def source_width(self) -> int:
-        """The width of what the encoder reads: the source embeddings with their factors."""
-        beside = self.source_factors_num_embed if self.source_factors_combine == "concat" else []
-        return self.embedding + sum(beside)
+        """Width of the encoder's input: source embeddings with their factors."""
+        factor_widths = self.source_factors_num_embed if self.source_factors_combine == "concat" else []
+        return self.embedding + sum(factor_widths)
 
     @property
     def widest(self) -> int:
-        """The width of its widest layer."""
+        """Width of the widest layer."""
         return max(self.encoder.size, self.decoder.size)
 
     @property
     def dropouts(self) -> Dropout:
-        """The dropout section, also where the recipe gives one probability for all places."""
+        """Dropout section; built from the single probability if the recipe gives one."""
         if isinstance(self.dropout, Dropout):
             return self.dropout
         return Dropout(embedding=self.dropout, layers=self.dropout, output=self.dropout)
 
 
 class LayerShape(NamedTuple):
-    """A recurrent layer of a model: what it reads, how wide it is in each direction, and in how many it runs."""
+    """Recurrent layer: input width, output width per direction, number of directions."""
 
     inputs: int
     size: int
@@ -414,14 +439,16 @@ class LayerShape(NamedTuple):
 
 
 def layer_shapes(model: Model) -> tuple[list[LayerShape], list[LayerShape]]:
-    """The recurrent layers of encoder and decoder, bottom first."""
+    """Returns the shapes of the recurrent layers of encoder and decoder, bottom first."""
     encoder, decoder = model.encoder, model.decoder
-    below, above = [], []
+    encoder_layers, decoder_layers = [], []
     for layer in range(encoder.layers):
         inputs = model.source_width if layer == 0 else encoder.size
-        both = encoder.bidirectional == "all" or (encoder.bidirectional == "bottom" and layer == 0)
-        below.append(
-            LayerShape(inputs, encoder.size // 2, 2) if both else LayerShape(inputs, encoder.size, 1)
+        two_directions = encoder.bidirectional == "all" or (encoder.bidirectional == "bottom" and layer == 0)
+        encoder_layers.append(
+            LayerShape(inputs, encoder.size // 2, 2)
+            if two_directions
+            else LayerShape(inputs, encoder.size, 1)
         )
     for layer in range(decoder.layers):
         if decoder.input_feeding:
@@ -429,19 +456,19 @@ def layer_shapes(model: Model) -> tuple[list[LayerShape], list[LayerShape]]:
             inputs += encoder.size if layer and decoder.attention_in_upper_layers else 0
         else:
             inputs = model.embedding if layer == 0 else decoder.size + encoder.size
-        above.append(LayerShape(inputs, decoder.size, 1))
-    return below, above
+        decoder_layers.append(LayerShape(inputs, decoder.size, 1))
+    return encoder_layers, decoder_layers
 
 
 class RankLimit(NamedTuple):
-    """The largest rank of a part of a model at which all factors have fewer values than their matrix, and why."""
+    """Largest rank at which factorised matrices have fewer values than full ones, and the matrix that limits it."""
 
     rank: int
     reason: str
 
 
 def rank_limit(model: Model, part: str) -> RankLimit:
-    """The limit for the LSTM matrices of the encoder or the decoder; 0 if no rank saves anything."""
+    """Returns the limit for the LSTM matrices of the encoder or decoder (``part``); 0 if no rank saves memory."""
     layers = layer_shapes(model)[("encoder", "decoder").index(part)]
     matrices = [
         (largest_rank(4 * shape.size, width), number, name, f"{4 * shape.size} x {width}")
@@ -451,10 +478,10 @@ def rank_limit(model: Model, part: str) -> RankLimit:
     rank, number, name, size = min(matrices)
     return RankLimit(
         rank,
-        f"the {name} matrix of layer {number} is {size}, and factors of a higher rank have no fewer values than it",
+        f"the {name} matrix of layer {number} is {size}, and factors of a higher rank are not smaller than it",
     )
 
 
 def largest_rank(rows: int, columns: int) -> int:
-    """The largest rank at which two factors have fewer values than their product; 0 if there is none."""
+    """Returns the largest rank at which two factors have fewer values than their product; 0 if there is none."""
     return (rows * columns - 1) // (rows + columns)

@@ -1,4 +1,4 @@
-"""How gradients become updates: sections of a recipe that belong to the optimizer."""
+"""Recipe sections of batches, optimizer, learning-rate schedule, clipping, averaging and early stopping."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ Checkpoints = Annotated[int, Field(ge=1, le=limits.CHECKPOINTS)]
 
 
 class StopMetric(NamedTuple):
-    """What a checkpoint can be judged by.
+    """Metric that selects the best checkpoint.
 
     Attributes:
-        title: its name in a sentence.
-        column: of metrics.tsv.
-        higher: whether more of it is better.
-        of_translations: whether the validation text must be translated for it.
+        title: its name in messages.
+        column: its column in metrics.tsv.
+        higher: True if higher values are better.
+        of_translations: True if it needs translations of the validation text.
     """
 
     title: str
@@ -39,34 +39,35 @@ METRICS = {
 
 
 class BatchSize(Section):
-    """How many sentences go into one update."""
+    """Size of a batch."""
 
     type: Literal["sentence", "word"] = Field(
-        "sentence", description="count sentences, or padded target tokens"
+        "sentence", description="unit of size: sentence pairs, or padded target tokens (word)"
     )
     size: int = Field(
         64,
         ge=1,
         le=limits.BATCH,
-        description="sentences, or target tokens, a batch; of a language model the rows into which its text is cut",
+        description="sentence pairs or padded target tokens per batch; for a language model, the number of rows into "
+        "which its text is cut",
     )
 
 
 class EarlyStopping(Section):
-    """When training has learnt enough."""
+    """Choice of the best checkpoint, and the criterion for stopping."""
 
     metric: Literal["perplexity", "bleu", "chrf", "ter", "length_loss"] = Field(
         "perplexity",
-        description="what decides which checkpoint is best; chrf and ter are sacreBLEU's and stand in metrics.tsv if "
-        "they decide; length_loss is that of model.length_task",
+        description="validation metric that selects the best checkpoint; chrf and ter are computed by sacreBLEU, only "
+        "if chosen here; length_loss is the loss of model.length_task",
     )
     max_num_checkpoint_not_improved: Checkpoints | None = Field(
-        8, description="stop after this many checkpoints without improvement; null: never"
+        8, description="stop after this many checkpoints without improvement; null: do not stop early"
     )
 
 
 class OptimizerSection(Section):
-    """The optimizer."""
+    """Optimizer and learning rate."""
 
     name: Literal[
         "adam",
@@ -83,61 +84,71 @@ class OptimizerSection(Section):
         "adamw8bit",
     ] = Field(
         "adam",
-        description="algorithm, as of torch.optim; nag: sgd with Nesterov's momentum; adam8bit, adamw8bit: a moment of "
-        "a matrix's value takes a byte, not four (after Dettmers et al., 2022); adafactor keeps a mean square of each "
-        "row and column and no more, and its learning rate counts in shares of a matrix's root mean square",
+        description="algorithm, as in torch.optim; nag: sgd with Nesterov momentum; adam8bit, adamw8bit: moments of "
+        "matrices in 8 bits instead of 32 (after Dettmers et al., 2022); adafactor: one mean square per row and "
+        "column, learning rate relative to the root mean square of a matrix",
     )
-    learning_rate: float = Field(3.0e-4, gt=0.0, le=limits.RATE, description="learning rate after warm-up")
+    learning_rate: float = Field(3.0e-4, gt=0.0, le=limits.RATE, description="learning rate after warmup")
     betas: tuple[float, float] = Field(
         (0.9, 0.999),
-        description="decay of Adam's first and second moment; of rmsprop and adadelta the second alone",
+        description="decay rates of Adam's first and second moments; rmsprop and adadelta use only the second",
         strict=False,
     )
     eps: float = Field(
         1.0e-8,
         gt=0.0,
         le=1.0,
-        description="what is added to the root of the mean square; of adafactor its least",
+        description="term added to the root of the mean square for numerical stability; for adafactor, the lower "
+        "bound of the mean square",
     )
     weight_decay: float = Field(
         0.0,
         ge=0.0,
         le=limits.RATE,
-        description="decoupled weight decay (adamw, adamw8bit, adafactor), L2 penalty (all others)",
+        description="weight decay: decoupled (adamw, adamw8bit, adafactor) or as an L2 penalty (all others)",
     )
     momentum: float = Field(0.0, ge=0.0, lt=1.0, description="momentum (sgd, nag, rmsprop)")
 
     @property
     def moments(self) -> float:
-        """Values of state in float32 that it keeps for each of a matrix; Adafactor's of rows and columns are few."""
+        """Number of float32 state values per matrix element; 0 for Adafactor, whose row and column means are few."""
         with_momentum = int(self.momentum > 0.0)
         if self.name in ("adam8bit", "adamw8bit"):
             return 0.5
-        few = {"sgd": with_momentum, "nag": 1, "adagrad": 1, "rmsprop": 1 + with_momentum, "adafactor": 0}
-        return few.get(self.name, 2)
+        state_values = {
+            "sgd": with_momentum,
+            "nag": 1,
+            "adagrad": 1,
+            "rmsprop": 1 + with_momentum,
+            "adafactor": 0,
+        }
+        return state_values.get(self.name, 2)
 
     @model_validator(mode="after")
     def _betas_in_range(self) -> OptimizerSection:
         if not all(0.0 <= beta < 1.0 for beta in self.betas):
             raise ValueError(f"betas {list(self.betas)} must be at least 0 and less than 1")
         if self.name == "nag" and self.momentum == 0.0:
-            raise ValueError("name: nag needs momentum above 0; without it is sgd")
+            raise ValueError("name: nag needs momentum above 0; without momentum, use sgd")
         return self
 
 
 class ScheduleSection(Section):
-    """How the learning rate changes."""
+    """Schedule of the learning rate."""
 
     name: Literal["constant", "inverse-sqrt", "plateau-reduce"] = Field(
         "constant",
-        description="constant; inverse-sqrt: falls with the square root of updates after warm-up; plateau-reduce: "
-        "multiplied by reduce_factor when the early-stopping metric stalls, going back to the best parameters and "
-        "optimizer state",
+        description="constant; inverse-sqrt: decays with the inverse square root of the updates after warmup; "
+        "plateau-reduce: multiplied by reduce_factor when the early-stopping metric stalls, restoring the best "
+        "parameters and optimizer state",
     )
     warmup: int = Field(
-        0, ge=0, le=limits.UPDATES, description="updates over which the rate rises linearly from zero"
+        0,
+        ge=0,
+        le=limits.UPDATES,
+        description="number of updates over which the learning rate rises linearly from 0",
     )
-    reduce_factor: float = Field(0.7, gt=0.0, lt=1.0, description="factor of one reduction (plateau-reduce)")
+    reduce_factor: float = Field(0.7, gt=0.0, lt=1.0, description="factor of each reduction (plateau-reduce)")
     reduce_num_not_improved: Checkpoints = Field(
         3, description="checkpoints without improvement before a reduction (plateau-reduce)"
     )
@@ -150,34 +161,35 @@ class ScheduleSection(Section):
 
 
 class GradientClipping(Section):
-    """Bound on the gradient."""
+    """Clipping of gradients."""
 
     type: Literal["norm", "value", "none"] = Field(
-        "norm", description="global norm, each value, or no clipping"
+        "norm", description="clip the global norm, clip each value, or do not clip"
     )
-    threshold: float = Field(1.0, gt=0.0, le=limits.GRADIENT, description="largest norm or value")
+    threshold: float = Field(1.0, gt=0.0, le=limits.GRADIENT, description="largest norm or absolute value")
 
 
 class Averaging(Section):
-    """The mean of the parameters over the updates, which is validated and saved in their place."""
+    """Averaging of the parameters over updates; the mean is validated and saved instead of the parameters."""
 
     start: Literal["never", "non-monotone", "at-once"] = Field(
         "never",
-        description="never; non-monotone: when validation has not improved for some checkpoints (NT-ASGD, Merity et "
-        "al., 2018); at-once: from the first update on",
+        description="start of averaging: never; non-monotone: when validation stops improving (NT-ASGD, Merity et al., "
+        "2018); at-once: from the first update",
     )
     non_monotone_interval: Checkpoints = Field(
         5,
-        description="checkpoints: averaging begins when a perplexity is above the best of all but so many before it",
+        description="number of newest checkpoints to ignore: averaging begins when the perplexity is worse than the "
+        "best of all earlier ones",
     )
     decay: Probability | None = Field(
         None,
-        description="of an exponential moving average: each update keeps this share of the mean before, or less while "
-        "there are few, 1 - 1 / updates; null: a mean in which all updates weigh the same",
+        description="decay of an exponential moving average, at first limited to 1 - 1 / updates; null: an arithmetic "
+        "mean of all updates",
     )
 
     @model_validator(mode="after")
     def _decay_has_a_mean(self) -> Averaging:
         if self.decay is not None and self.start == "never":
-            raise ValueError("decay needs start: at-once or non-monotone")
+            raise ValueError("decay needs start: at-once or non-monotone; set it, or remove decay")
         return self

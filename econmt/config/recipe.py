@@ -1,9 +1,9 @@
-"""Recipes: the typed schema of one training run, whole.
+"""Recipe: the typed schema of one training run.
 
 A recipe is a YAML file. ``load_recipe`` reads it, applies ``key.sub=value`` overrides and returns a frozen
-:class:`Recipe`; everything wrong with it is an :class:`~econmt.errors.InputError` that names the file, the line,
-the key and, for an unknown key, the nearest valid one. Field descriptions here are the reference documentation:
-the list of every key is generated from them.
+:class:`Recipe`; every mistake in it raises an :class:`~econmt.errors.InputError` that names the file, the line,
+the key and, for an unknown key, the nearest valid one. ``docs/recipes.md``, the reference of all keys, is generated
+from the field descriptions here.
 """
 
 from __future__ import annotations
@@ -60,12 +60,14 @@ OPS = {
     "attention": ("additive_attention",),
     "output": ("linear_cross_entropy",),
 }
-"""By key of the section ``ops`` the functions of ``econmt_ops`` whose implementation it names."""
+"""Functions of ``econmt_ops`` whose implementation each key of the section ``ops`` selects."""
 
 
 def implementation_names(key: str) -> list[str]:
-    """The names that a key of :data:`OPS` may have: "auto", and those of its functions' implementations."""
-    from econmt_ops.dispatch.traits import names_of  # PyTorch with it, which not every recipe needs
+    """Returns the values that a key of :data:`OPS` accepts: "auto" and the implementations of its functions."""
+    from econmt_ops.dispatch.traits import (
+        names_of,
+    )  # imported here: it needs PyTorch, reading a recipe does not
 
     return ["auto", *names_of(*OPS[key])]
 
@@ -82,137 +84,158 @@ Implementation = Annotated[str, AfterValidator(_check_implementation)]
 
 
 class Ops(Section):
-    """How the large operations treat their feature maps: memory and time change, not what is learnt.
+    """Implementation of each large operation: affects memory and speed, not the result of training.
 
-    reference: as plain autograd. recompute: small inputs are kept, the rest is made again in the backward pass.
-    compiled: the same with its inner steps compiled, which needs a C++ compiler. triton: kernels for a GPU.
+    reference: plain autograd, keeps every feature map. recompute: keeps small inputs and recomputes the rest in the
+    backward pass. compiled: recompute with compiled inner steps (needs a C++ compiler). triton: GPU kernels.
     """
 
-    encoder: Implementation = Field("auto", description="LSTM layers of the encoder, or of a language model")
+    encoder: Implementation = Field(
+        "auto", description="implementation of the encoder's, or the language model's, recurrent layers"
+    )
     decoder: Implementation = Field(
         "auto",
-        description="the decoder: with input feeding its whole loop, attention included; without, its LSTM layers",
+        description="implementation of the decoder: of its whole loop, attention included, with input feeding; of its "
+        "recurrent layers only, without",
     )
-    attention: Implementation = Field("auto", description="attention of a decoder without input feeding")
-    output: Implementation = Field("auto", description="output layer and loss")
+    attention: Implementation = Field(
+        "auto", description="implementation of the attention of a decoder without input feeding"
+    )
+    output: Implementation = Field("auto", description="implementation of the output layer and the loss")
     stash: Literal["auto", "outputs", "attention", "cells", "gates"] = Field(
         "auto",
-        description="what recomputing LSTMs keep: outputs, also attention weights, also cell states, also gates",
+        description="what recompute keeps for the backward pass, from least to most memory: outputs; also attention "
+        "weights; also cell states; also gates. auto: chosen by the implementation, or by the plan for memory_budget",
     )
 
 
 class Training(Section):
-    """How the parameters are learnt."""
+    """Optimization, batches, precision, checkpoints and the end of training."""
 
-    batch: BatchSize = Field(BatchSize(), description="how many sentences go into one update")
+    batch: BatchSize = Field(BatchSize(), description="size of a batch")
     bptt: Positions = Field(
         35,
-        description="tokens of each row that a batch of a language model has; its state goes on to the next",
+        description="tokens of each row in one batch of a language model (truncated backpropagation through time); the "
+        "state is carried to the next batch",
     )
     bptt_jitter: bool = Field(
         False,
-        description="draw bptt anew for each batch, in steps of 5, the learning rate in proportion (Merity et al., "
-        "2018)",
+        description="draw a random bptt for each batch, in multiples of 5, and scale the learning rate with it "
+        "(Merity et al., 2018)",
     )
     valid_rows: int = Field(
         1,
         ge=1,
         le=limits.TRANSLATED,
-        description="rows into which a language model's validation text is cut at checkpoints; more are faster, and "
-        "each begins without what stands before it; for the figures at the end each word is given at least the 1,000 "
-        "tokens before it",
+        description="rows into which a language model's validation text is cut at checkpoints: more rows are faster, "
+        "but each starts without context; the final figures always give every word at least 1,000 tokens of context",
     )
     max_buckets: int = Field(
         12,
         ge=1,
         le=limits.BUCKETS,
-        description="most buckets: shapes to which pairs are padded, chosen from the text to pad it least",
+        description="maximum number of buckets; their shapes, to which pairs are padded, are derived from the text so "
+        "that padding costs least",
     )
     bucket_width: Positions | None = Field(
-        None, description="fixed buckets instead: lengths are rounded up to multiples of this"
+        None, description="use fixed buckets instead, rounding lengths up to multiples of this many tokens"
     )
     trim_batches: Literal["auto", "always", "never"] = Field(
-        "auto", description="cut batches to their own longest pair; never: few shapes; auto: on the CPU only"
+        "auto",
+        description="trim each batch to its longest pair; never: keep the few bucket shapes; auto: trim on the CPU "
+        "only",
     )
     cuda_graphs: Literal["auto", "off"] = Field(
         "auto",
-        description="on a GPU, capture a step for each shape of batches and replay it; off: launch every kernel",
+        description="auto: on a GPU, capture the training step of each batch shape in a CUDA graph and replay it; off: "
+        "launch every kernel from Python",
     )
     memory_budget: SizeOrAuto | None = Field(
         None,
-        description="bytes training may take, as 4GiB, 512MiB or a number; auto: what the device has; null: any",
+        description="maximum memory of training, as 4GiB, 512MiB or a number of bytes; auto: the memory of the device; "
+        "null: unlimited",
     )
     update_interval: int = Field(
         1,
         ge=1,
         le=limits.MICRO_BATCHES,
-        description="batches whose gradients are added up before one update",
+        description="number of batches whose gradients are accumulated for one update",
     )
-    optimizer: OptimizerSection = Field(OptimizerSection(), description="the optimizer")
-    averaging: Averaging = Field(Averaging(), description="the mean of the parameters over the updates")
-    schedule: ScheduleSection = Field(ScheduleSection(), description="how the learning rate changes")
-    gradient_clipping: GradientClipping = Field(GradientClipping(), description="bound on the gradient")
-    label_smoothing: Probability = Field(0.0, description="probability mass spread over all tokens")
+    optimizer: OptimizerSection = Field(OptimizerSection(), description="optimizer and learning rate")
+    averaging: Averaging = Field(Averaging(), description="averaging of the parameters over updates")
+    schedule: ScheduleSection = Field(ScheduleSection(), description="schedule of the learning rate")
+    gradient_clipping: GradientClipping = Field(GradientClipping(), description="clipping of gradients")
+    label_smoothing: Probability = Field(
+        0.0, description="probability mass that label smoothing spreads over all tokens"
+    )
     length_task_weight: float = Field(
         1.0,
         gt=0.0,
         le=limits.PENALTY,
-        description="this times the loss of model.length_task, a target token, is added to the cross-entropy",
+        description="weight of the loss of model.length_task per target token, relative to the cross-entropy",
     )
     precision: Literal["auto", "float32", "tf32", "bfloat16"] = Field(
         "auto",
-        description="of products and feature maps; weights, optimizer, cell state and softmax stay float32. auto: "
-        "bfloat16 on a GPU that has it, and on a CPU that multiplies it clearly faster, measured when the run begins "
-        "and kept; else float32. On a GPU float32 means IEEE products everywhere, tf32 allows TF32 everywhere",
+        description="precision of matrix products and feature maps; weights, optimizer state, cell state and softmax "
+        "stay float32. auto: bfloat16 on a GPU that supports it and on a CPU that is clearly faster with it (measured "
+        "when the run begins, then kept), else float32. On a GPU, float32 means IEEE products, tf32 allows TF32",
     )
     max_updates: Updates | None = Field(None, description="stop after this many updates")
-    max_epochs: Updates | None = Field(None, description="stop after this many passes over the data")
+    max_epochs: Updates | None = Field(None, description="stop after this many epochs")
     max_tokens: int | None = Field(
         None, ge=1, le=limits.TOKENS, description="stop after this many target tokens"
     )
     max_seconds: int | None = Field(
-        None, ge=1, le=limits.SECONDS, description="stop after this much training time of all runs"
+        None,
+        ge=1,
+        le=limits.SECONDS,
+        description="stop after this many seconds of training, summed over resumed runs",
     )
-    checkpoint_interval: Updates = Field(500, description="updates between checkpoints: validate, save")
+    checkpoint_interval: Updates = Field(
+        500, description="updates between two checkpoints; each validates and saves"
+    )
     decode_and_evaluate: int = Field(
         -1,
         ge=-1,
         le=limits.SENTENCES,
-        description="validation sentences translated at a checkpoint for BLEU; -1: all, 0: none",
+        description="number of validation sentences translated at each checkpoint for BLEU; -1: all, 0: none",
     )
     decode_and_evaluate_device: str | None = Field(
         None,
-        description="where those are translated: cpu, cuda or cuda:N; null: where the model is trained",
+        description="device of that translation: cpu, cuda or cuda:N; null: the device of training",
     )
     monitor_pattern: Regex | None = Field(
         None,
-        description="regular expression: of parameters whose whole name it matches, metrics.tsv has at each checkpoint "
-        "the norm, and that of the gradient before norms are clipped; steps are then not captured in CUDA graphs",
+        description="regular expression; metrics.tsv records the norms of the parameters whose full name it matches, "
+        "and of their gradients before norm clipping, at each checkpoint. Disables CUDA graphs",
     )
     bleu_tokenizer: Literal["auto", "13a", "intl", "zh", "ja-mecab", "ko-mecab", "char", "none"] = Field(
         "auto",
-        description="how sacreBLEU cuts text into words; auto: by data.target, zh for Chinese, ja-mecab and ko-mecab "
-        "if they are installed, else char for languages without blanks, 13a for all others; BLEU's signature says it",
+        description="sacreBLEU's tokenizer; auto: by data.target: zh for Chinese, ja-mecab or ko-mecab if installed, "
+        "char for other languages without spaces, else 13a. BLEU's signature names it",
     )
-    early_stopping: EarlyStopping = Field(EarlyStopping(), description="when training has learnt enough")
+    early_stopping: EarlyStopping = Field(
+        EarlyStopping(), description="criterion for the best checkpoint and for stopping"
+    )
     keep_last_params: Checkpoints = Field(
         3,
-        description="newest parameter files kept, beside the best and those that going back one checkpoint needs",
+        description="number of newest parameter files to keep, besides the best and those needed to go back one "
+        "checkpoint",
     )
     initialize_from: str | None = Field(
         None,
         min_length=1,
-        description="first parameters of a new run instead of random ones: a model folder (its best checkpoint) or a "
-        "parameter file of a model with the same vocabulary and the same model section; relative to the working "
-        "directory, as output is",
+        description="start a new run from these parameters instead of random ones: a model folder (its best "
+        "checkpoint) or a parameter file of a model with the same vocabulary and model section; relative to the "
+        "working directory",
     )
     update_vocab: bool = Field(
         False,
-        description="let initialize_from have another vocabulary, whose files lie beside it: rows of tokens that both "
-        "have are taken over, those of the others are drawn",
+        description="allow initialize_from a different vocabulary (its files are beside it): embeddings of shared "
+        "tokens are copied, the others are initialized randomly",
     )
     fixed_param_names: list[Regex] = Field(
-        [], description="regular expressions: parameters whose whole name one of them matches are not learnt"
+        [], description="regular expressions; parameters whose full name matches one of them are frozen"
     )
     fixed_param_strategy: (
         Literal[
@@ -226,24 +249,26 @@ class Training(Section):
         | None
     ) = Field(
         None,
-        description="what else is not learnt: of all but something, or what is named; of a matrix that is tied to "
-        "another one, both are learnt or neither",
+        description="predefined sets of parameters to freeze besides; tied matrices are frozen together",
     )
     seed: int = Field(
-        1, ge=0, le=limits.SEED, description="of initial parameters, dropout and the order of the data"
+        1,
+        ge=0,
+        le=limits.SEED,
+        description="random seed of initial parameters, dropout and the order of the data",
     )
-    device: str = Field("auto", description="auto, cpu, cuda or cuda:N; auto takes a GPU if there is one")
+    device: str = Field("auto", description="device: cpu, cuda, cuda:N, or auto for a GPU if there is one")
     threads: int | None = Field(
         None,
         ge=1,
         le=limits.THREADS,
-        description="CPU threads; null: as many as are fastest here, measured when the run begins and kept",
+        description="number of CPU threads; null: the fastest number, measured when the run begins and then kept",
     )
-    log_interval: Updates = Field(50, description="updates between lines of the log")
+    log_interval: Updates = Field(50, description="updates between two lines of the log")
 
     @property
     def in_graphs(self) -> bool:
-        """Whether a GPU's steps are captured in CUDA graphs, which show no gradient to a monitor."""
+        """True if training steps on a GPU are captured in CUDA graphs; monitoring gradients rules them out."""
         return self.cuda_graphs == "auto" and self.monitor_pattern is None
 
     @model_validator(mode="after")
@@ -254,102 +279,118 @@ class Training(Section):
             and self.early_stopping.max_num_checkpoint_not_improved is None
         ):
             raise ValueError(
-                "the run would never end: give max_updates, max_epochs, max_tokens, max_seconds or "
+                "the run would never end: set max_updates, max_epochs, max_tokens, max_seconds or "
                 "early_stopping.max_num_checkpoint_not_improved"
             )
         budget = self.memory_budget
         if budget is not None and budget != "auto" and parse_size(str(budget)) < 1024:
             raise ValueError(
-                f"memory_budget {self.memory_budget}: these are bytes, too few for any model; give a unit, as 4GiB"
+                f"memory_budget {self.memory_budget} means bytes, too few for any model; add a unit, as in 4GiB"
             )
         if self.update_vocab and self.initialize_from is None:
-            raise ValueError("update_vocab needs initialize_from: the model whose vocabulary is another one")
+            raise ValueError(
+                "update_vocab needs initialize_from, the model with the other vocabulary; set it or remove update_vocab"
+            )
         if self.averaging.start != "never" and self.schedule.name == "plateau-reduce":
             raise ValueError(
-                "averaging keeps one learning rate, and schedule plateau-reduce goes back: give one of them"
+                "averaging cannot be combined with schedule plateau-reduce, which restores earlier parameters; remove "
+                "one of them"
             )
         metric = self.early_stopping.metric
         if METRICS[metric].of_translations and self.decode_and_evaluate == 0:
-            raise ValueError(f"early_stopping.metric {metric} needs decode_and_evaluate other than 0")
+            raise ValueError(
+                f"early_stopping.metric {metric} needs translations; set decode_and_evaluate to a value other than 0"
+            )
         return self
 
 
 class Decoding(Section):
-    """How validation, and by default ``econmt translate``, searches for a translation."""
+    """Search for translations, in validation and by default in ``econmt translate``."""
 
-    beam_size: limits.BeamSize = Field(5, description="hypotheses kept at each step; 1 is greedy search")
-    length_penalty_alpha: limits.LengthPenaltyAlpha = Field(
-        1.0, description="scores are divided by ((beta + length) / (beta + 1)) ** alpha"
+    beam_size: limits.BeamSize = Field(
+        5, description="number of hypotheses kept at each step; 1 is greedy search"
     )
-    length_penalty_beta: limits.LengthPenaltyBeta = Field(0.0, description="see length_penalty_alpha")
+    length_penalty_alpha: limits.LengthPenaltyAlpha = Field(
+        1.0,
+        description="alpha of the length penalty ((beta + length) / (beta + 1)) ** alpha, by which scores are divided; "
+        "larger values favour longer translations",
+    )
+    length_penalty_beta: limits.LengthPenaltyBeta = Field(
+        0.0, description="beta of the length penalty, see length_penalty_alpha"
+    )
     max_output_factor: limits.OutputFactor = Field(
-        2.0, description="longest output: this times the source length, plus 10"
+        2.0, description="maximum length of a translation: this times the source length, plus 10 tokens"
     )
     brevity_penalty_type: BrevityPenaltyType = Field(
         "constant",
-        description="what lengths the brevity penalty wants: constant: a ratio to the source's; learned: what "
-        "model.length_task expects of each sentence, of an ensemble the mean; none: there is no penalty",
+        description="reference length of the brevity penalty: constant: a fixed ratio to the source length; learned: "
+        "the prediction of model.length_task (mean over an ensemble); none: no penalty",
     )
     brevity_penalty_weight: limits.PenaltyWeight = Field(
-        0.0, description="this times the logarithm of BLEU's brevity penalty is added to scores; 0: off"
+        0.0, description="weight of the logarithm of BLEU's brevity penalty in scores; 0: off"
     )
     brevity_penalty_constant_length_ratio: limits.OutputFactor = Field(
         1.0,
-        description="for the brevity penalty of type constant a translation should have this times the source's tokens",
+        description="expected target length over source length, in tokens, for brevity_penalty_type constant",
     )
     coverage_penalty_weight: limits.PenaltyWeight = Field(
         0.0,
-        description="this times the sum of log(min(attention, 1)) over source tokens, attention summed over the "
-        "translation, is added to scores (Wu et al., 2016); 0: off",
+        description="weight of the coverage penalty (Wu et al., 2016): the sum over source tokens of log(min(a, 1)), "
+        "where a is the attention that a token gets over the translation; 0: off",
     )
     beam_search_stop: Literal["all", "first"] = Field(
         "all",
-        description="all: when nothing better can come; first: as soon as a sentence has one whole translation",
+        description="all: stop when no hypothesis can become better than the finished ones; first: stop as soon as one "
+        "translation is finished (faster)",
     )
     beam_prune: limits.PenaltyWeight = Field(
         0.0,
-        description="hypotheses whose score is so far below the best whole translation's are given up; 0: off",
+        description="drop hypotheses whose score is this much below that of the best finished translation; 0: off",
     )
     block_ngram_repeat: limits.NGram = Field(
-        0, description="no translation holds so many tokens in a row twice; 0: it may"
+        0, description="forbid that any n-gram of this many tokens occurs twice in a translation; 0: off"
     )
-    batch_size: int = Field(64, ge=1, le=limits.TRANSLATED, description="sentences translated together")
+    batch_size: int = Field(
+        64, ge=1, le=limits.TRANSLATED, description="number of sentences translated together"
+    )
     max_input_length: int = Field(
         1000,
         ge=1,
         le=limits.INPUT_LENGTH,
-        description="longest source, in tokens, that is translated whole: longer ones are cut, and validation pairs "
-        "with a longer side do not count for the perplexity",
+        description="maximum number of source tokens: longer sources are cut, and validation pairs with a longer side "
+        "are left out of the perplexity",
     )
 
 
 class Recipe(Section):
-    """One training run, whole."""
+    """Settings of one training run."""
 
     name: str = Field(description="name of the run", min_length=1)
-    task: Literal["translation", "language_model"] = Field("translation", description="what is learnt")
-    output: str = Field(description="model folder; the same command again resumes from it", min_length=1)
+    task: Literal["translation", "language_model"] = Field(
+        "translation", description="kind of model: translation, or a language model of one text"
+    )
+    output: str = Field(description="model folder; training resumes from it if it exists", min_length=1)
     data: Annotated[
         Union[Annotated[Data, Tag("pairs")], Annotated[TextData, Tag("text")]], Discriminator(data_kind)
-    ] = Field(description="where the text is and how it becomes token ids")
+    ] = Field(description="text, subwords and filters")
     model: Annotated[
         Union[Annotated[Model, Tag("pairs")], Annotated[LanguageModelSection, Tag("text")]],
         Discriminator(model_kind),
-    ] = Field(Model(), description="the translation model, or the language model")
-    ops: Ops = Field(Ops(), description="how the large operations keep their feature maps")
-    training: Training = Field(description="how the parameters are learnt")
-    parallel: ParallelSection = Field(ParallelSection(), description="how several processes share one run")
-    decoding: Decoding = Field(Decoding(), description="how translations are searched for")
+    ] = Field(Model(), description="architecture of the model")
+    ops: Ops = Field(Ops(), description="implementation of each large operation")
+    training: Training = Field(description="optimization, batches and checkpoints")
+    parallel: ParallelSection = Field(ParallelSection(), description="division of one run among processes")
+    decoding: Decoding = Field(Decoding(), description="search for translations")
 
     @property
     def pairs(self) -> Data:
-        """The data section of a translation recipe."""
+        """Data section of a translation recipe."""
         assert isinstance(self.data, Data)
         return self.data
 
     @property
     def translation_model(self) -> Model:
-        """The model section of a translation recipe."""
+        """Model section of a translation recipe."""
         assert isinstance(self.model, Model)
         return self.model
 
@@ -367,8 +408,8 @@ class Recipe(Section):
     def _shares_fit(self) -> Recipe:
         if self.parallel.shard_optimizer and self.training.averaging.start != "never":
             raise ValueError(
-                "parallel.shard_optimizer has no share of the mean of the parameters: give training.averaging.start "
-                "never, or shard_optimizer false"
+                "parallel.shard_optimizer cannot be combined with training.averaging; set training.averaging.start to "
+                "never, or shard_optimizer to false"
             )
         return self
 
@@ -385,18 +426,18 @@ class Recipe(Section):
             )
         if self.model.decoder.copy_attention and (isinstance(words, WordSubwords) or not words.joint):
             raise ValueError(
-                "model.decoder.copy_attention takes source words for target words and needs data.subwords.joint: true"
+                "model.decoder.copy_attention copies source tokens into the target and needs data.subwords.joint: true"
             )
         return self
 
 
 def model_folder(recipe: Recipe) -> Path:
-    """The folder of the recipe's run, relative to the working directory."""
+    """Returns the model folder of a recipe, relative to the working directory."""
     return Path(recipe.output)
 
 
 def shipped_recipes() -> dict[str, Path]:
-    """The recipes that come with econmt, by name; from a checkout or from an installed wheel."""
+    """Returns the recipes that come with econmt by name, from a checkout or an installed wheel."""
     package = Path(__file__).parents[1]
     installed, checkout = package / "_recipes", package.parent / "recipes"
     return {
@@ -405,14 +446,14 @@ def shipped_recipes() -> dict[str, Path]:
 
 
 LARGEST_RECIPE = 1_000_000
-"""Bytes; reading YAML takes a minute for a few megabytes."""
+"""Maximum size of a recipe in bytes; parsing a few megabytes of YAML takes a minute."""
 
 
 def find_recipe(name: Path | str) -> Path:
-    """The file of a recipe given by path or by shipped name.
+    """Returns the file of a recipe given by path or by shipped name.
 
     Raises:
-        InputError: there is no such file and no such name; the message lists the names.
+        InputError: if there is neither such a file nor such a name; the message lists the shipped names.
     """
     path, shipped = Path(name), shipped_recipes()
     if path.is_file():
@@ -420,10 +461,10 @@ def find_recipe(name: Path | str) -> Path:
     if str(name) in shipped:
         return shipped[str(name)]
     if path.is_dir():
-        raise InputError(f"{path}: a folder; a recipe is a YAML file")
+        raise InputError(f"{path}: is a folder; give a recipe, which is a YAML file")
     if path.exists():
         raise InputError(
-            f"{path}: not a file that can be read again, as a pipe is not; a recipe is a YAML file"
+            f"{path}: not a regular file (a pipe cannot be read twice); give a recipe, which is a YAML file"
         )
     near = difflib.get_close_matches(path.stem, shipped, n=1)
     advice = (
@@ -435,10 +476,11 @@ def find_recipe(name: Path | str) -> Path:
 def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
     """Reads a recipe given by path or by shipped name and applies ``key.sub=value`` overrides.
 
-    Values without effect are refused or noted on standard error (:mod:`econmt.config.conditions`).
+    Values without effect are errors or print a note on standard error (:mod:`econmt.config.conditions`).
 
     Raises:
-        InputError: one line for each thing that is wrong, each naming file and line (or the override) and the key.
+        InputError: if anything is wrong, with one line for each mistake that names file and line (or the override) and
+            the key.
     """
     file = find_recipe(path)
     text = _text_of(file)
@@ -446,7 +488,7 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
 
 
 def read_recipe(file: Path) -> Recipe:
-    """Reads the ``recipe.yaml`` of a model folder; an earlier version may have written values without effect.
+    """Reads the ``recipe.yaml`` of a model folder; accepts values without effect, which earlier versions wrote.
 
     Raises:
         InputError: as :func:`load_recipe`; also if there is no such file.
@@ -455,7 +497,7 @@ def read_recipe(file: Path) -> Recipe:
 
 
 def parse_recipe(text: str, where: str) -> Recipe:
-    """Reads a recipe from text; ``where`` is what errors call it."""
+    """Reads a recipe from text; errors name it ``where``."""
     return load_section(Recipe, text, where, rename=rename)
 
 
@@ -464,7 +506,7 @@ def _text_of(file: Path) -> str:
         size = file.stat().st_size
         if size > LARGEST_RECIPE:
             raise InputError(
-                f"{file}: {size / 1e6:,.1f} MB; a recipe has some kilobytes, at most 1 MB: is this the right file?"
+                f"{file}: {size / 1e6:,.1f} MB is too large for a recipe (at most 1 MB); is this the right file?"
             )
         return file.read_bytes().decode("utf-8")
     except UnicodeDecodeError as error:
@@ -479,17 +521,17 @@ def _note(text: str) -> None:
 
 
 def recipe_text(recipe: Recipe, *, changed_only: bool = False) -> str:
-    """The resolved recipe as YAML in the schema's order; :func:`parse_recipe` reads it back unchanged.
+    """Returns the resolved recipe as YAML in the order of the schema; :func:`parse_recipe` reads it back unchanged.
 
     Args:
-        recipe: what to write.
-        changed_only: leave out what equals the defaults.
+        recipe: the recipe.
+        changed_only: leave out values that equal the defaults.
     """
     return dump_yaml(changed_values(recipe) if changed_only else recipe.model_dump(mode="json"))
 
 
 def differing_keys(old: Recipe, new: Recipe) -> list[tuple[str, object, object]]:
-    """Where two recipes differ: dotted key, old value, new value; None where a recipe lacks the key."""
+    """Returns the differences of two recipes: dotted key, old value, new value; None where a recipe lacks the key."""
     before, after = dict(leaves(old)), dict(leaves(new))
     keys = [*before, *(key for key in after if key not in before)]
     return [(k, before.get(k), after.get(k)) for k in keys if before.get(k) != after.get(k)]

@@ -1,4 +1,4 @@
-"""The sections of a language model's recipe: one text, and the stack of layers that reads it."""
+"""Data and model sections of a language-model recipe, and the checks that a recipe fits its task."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from econmt.config.model import Initialization, Probability, Section, Width
 
 
 class TextWords(Section):
-    """No subwords: words between spaces, for text that is tokenised already."""
+    """Whole words between spaces instead of subwords, for text that is already tokenised."""
 
-    type: Literal["words"] = Field(description="whole words of pre-tokenised text")
+    type: Literal["words"] = Field(description="words: whole words of tokenised text")
     size: VocabularySize = Field(
-        50000, description="most frequent words kept, special symbols included; the others become <unk>"
+        50000, description="size of the vocabulary, special tokens included; rarer words become <unk>"
     )
 
 
@@ -25,28 +25,29 @@ class TextSubwords(Section):
 
     type: Literal["bpe", "unigram"] = Field("bpe", description="segmentation model")
     size: int = Field(
-        8000, ge=16, le=limits.SUBWORDS, description="number of subwords, special symbols included"
+        8000, ge=16, le=limits.SUBWORDS, description="number of subwords, special tokens included"
     )
     character_coverage: float = Field(
         1.0,
         ge=0.98,
         le=1.0,
-        description="share of characters that subwords cover (0.9995: Chinese, Japanese)",
+        description="share of the characters in the text that subwords cover; 0.9995 suits Chinese and Japanese",
     )
 
 
 class TextData(Section):
-    """Where the text of a language model is and how it becomes token ids."""
+    """Text of a language-model run and its conversion to token ids."""
 
-    text: Language = Field(description="the suffix of its files: txt for PREFIX.txt")
+    text: Language = Field(description="suffix of the text files, as txt for PREFIX.txt")
     train: list[TextPrefix] = Field(
         min_length=1,
-        description="prefixes of the training text: PREFIX.<text>, also .gz, read one after the other; looked up as "
-        "those of a translation recipe",
+        description="prefixes of the training text, PREFIX.<text>, plain or .gz, read one after the other; searched "
+        "in the same folders as those of a translation recipe",
     )
     valid: TextPrefix = Field(description="prefix of the validation text")
     test: TextPrefix | None = Field(
-        None, description="prefix of a test text, whose perplexity is told when training ends"
+        None,
+        description="prefix of the test text, whose perplexity is reported when training ends; null: none",
     )
     subwords: Annotated[
         Union[
@@ -55,28 +56,30 @@ class TextData(Section):
             Annotated[TextWords, Tag("words")],
         ],
         Discriminator(subword_type),
-    ] = Field(TextSubwords(), description="how text is cut into tokens; each line's end is one more")
+    ] = Field(TextSubwords(), description="division of text into tokens; the end of a line is one more token")
     prepared: str | None = Field(
-        None, description="folder of the prepared token store; null: prepared/ in the model folder"
+        None,
+        description="folder of the prepared data (token ids and vocabularies); null: prepared/ in the model folder",
     )
 
 
 class TextDropout(Section):
-    """What a language model drops in training."""
+    """Dropout probabilities of a language model."""
 
     embedding: Probability = Field(
-        0.0, description="whole words: every occurrence in a batch (Gal and Ghahramani, 2016)"
+        0.0,
+        description="dropout of whole words: all occurrences in a batch together (Gal and Ghahramani, 2016)",
     )
-    inputs: Probability = Field(0.0, description="values of embeddings, as the bottom layer reads them")
-    layers: Probability = Field(0.0, description="values between layers")
-    output: Probability = Field(0.0, description="values of the top layer, before the output layer")
+    inputs: Probability = Field(0.0, description="dropout of the embeddings, the inputs of the bottom layer")
+    layers: Probability = Field(0.0, description="dropout between layers")
+    output: Probability = Field(0.0, description="dropout of the top layer's outputs")
     weights: Probability = Field(
         0.0,
-        description="values of the recurrent matrices, one mask a batch (weight-drop; Merity et al., 2018)",
+        description="dropout of the recurrent matrices, one mask per batch (weight-drop; Merity et al., 2018)",
     )
     variational: bool = Field(
         False,
-        description="one mask a row for all positions of a batch (locked dropout) in inputs, layers and output",
+        description="use the same mask at all positions of a row in inputs, layers and output (locked dropout)",
     )
 
 
@@ -85,7 +88,7 @@ def _dropout_kind(value: Any) -> str:
 
 
 class LanguageModelSection(Section):
-    """The language model: an embedding, a stack of layers, an output layer."""
+    """Language model: an embedding, a stack of LSTM layers, an output layer."""
 
     embedding: Width = Field(512, description="width of the embedding")
     cell: Literal["lstm"] = Field("lstm", description="recurrent cell")
@@ -94,42 +97,45 @@ class LanguageModelSection(Section):
     dropout: Annotated[
         Union[Annotated[Probability, Tag("number")], Annotated[TextDropout, Tag("section")]],
         Discriminator(_dropout_kind),
-    ] = Field(0.0, description="one probability for inputs, layers and output, or a section with one a place")
+    ] = Field(
+        0.0, description="one probability for inputs, layers and output, or a section with a value for each"
+    )
     weight_tying: Literal["none", "softmax"] = Field(
         "none",
-        description="softmax: embedding and output layer share one matrix; layers of another width are mapped to it",
+        description="softmax: embedding and output layer share one matrix; a projection is added if size differs from "
+        "embedding",
     )
-    initialization: Initialization = Field(Initialization(), description="first values of the parameters")
+    initialization: Initialization = Field(Initialization(), description="initial values of the parameters")
 
     @property
     def widest(self) -> int:
-        """The width of its widest layer."""
+        """Width of the widest layer."""
         return max(self.size, self.embedding)
 
     @property
     def dropouts(self) -> TextDropout:
-        """The dropout section, also where the recipe gives one probability."""
+        """Dropout section; built from the single probability if the recipe gives one."""
         if isinstance(self.dropout, TextDropout):
             return self.dropout
         return TextDropout(inputs=self.dropout, layers=self.dropout, output=self.dropout)
 
 
 def model_kind(value: Any) -> str:
-    """Which model section a recipe has: "text" if it has a key that only a language model has."""
+    """Returns "text" for the model section of a language model, "pairs" for that of a translation model."""
     if isinstance(value, dict):
-        of_pairs = value.keys() & {"encoder", "decoder", "attention"}
-        return "text" if value.keys() & {"size", "layers", "cell"} and not of_pairs else "pairs"
+        translation_keys = value.keys() & {"encoder", "decoder", "attention"}
+        return "text" if value.keys() & {"size", "layers", "cell"} and not translation_keys else "pairs"
     return "text" if isinstance(value, LanguageModelSection) else "pairs"
 
 
 def data_kind(value: Any) -> str:
-    """Which data section a recipe has: "text" or "pairs"."""
+    """Returns "text" for the data section of a language model, "pairs" for that of a translation model."""
     if isinstance(value, dict):
         return "text" if "text" in value else "pairs"
     return "text" if isinstance(value, TextData) else "pairs"
 
 
-_OF_PAIRS = (
+_TRANSLATION_KEYS = (
     "decoding",
     "ops.decoder",
     "ops.attention",
@@ -143,36 +149,36 @@ _OF_PAIRS = (
     "training.bleu_tokenizer",
     "training.early_stopping.metric",
 )
-_OF_TEXT = ("training.bptt", "training.bptt_jitter", "training.valid_rows")
+_LANGUAGE_MODEL_KEYS = ("training.bptt", "training.bptt_jitter", "training.valid_rows")
 
 
 def check_task(recipe: Any) -> None:
-    """Makes sure that a recipe's sections and keys are those of its task.
+    """Checks that the sections and keys of a recipe belong to its task.
 
     Raises:
-        ValueError: naming the first that is not.
+        ValueError: if not; the message names the first key that does not.
     """
     text = recipe.task == "language_model"
     kinds = {"data": data_kind(recipe.data), "model": model_kind(recipe.model)}
     for section, kind in kinds.items():
         if (kind == "text") != text:
-            wanted = {
+            needed_keys = {
                 ("data", True): "data.text, data.train and data.valid",
                 ("data", False): "data.source and data.target",
                 ("model", True): "model.size and model.layers, and no encoder and decoder",
                 ("model", False): "model.encoder and model.decoder",
             }[section, text]
-            raise ValueError(f"task: {recipe.task} needs {wanted}")
+            raise ValueError(f"task: {recipe.task} needs {needed_keys}")
     if text and (
         recipe.model.initialization.source_embedding or recipe.model.initialization.target_embedding
     ):
         raise ValueError(
-            "model.initialization has files of vectors for task: translation only; leave them out"
+            "model.initialization.source_embedding and target_embedding need task: translation; remove them"
         )
-    for key in _OF_PAIRS if text else _OF_TEXT:
+    for key in _TRANSLATION_KEYS if text else _LANGUAGE_MODEL_KEYS:
         section, _, name = key.rpartition(".")
-        holder: BaseModel = recipe
+        owner: BaseModel = recipe
         for part in filter(None, section.split(".")):
-            holder = getattr(holder, part)
-        if getattr(holder, name) != type(holder).model_fields[name].get_default(call_default_factory=True):
-            raise ValueError(f"{key} means nothing with task: {recipe.task}; leave it out")
+            owner = getattr(owner, part)
+        if getattr(owner, name) != type(owner).model_fields[name].get_default(call_default_factory=True):
+            raise ValueError(f"{key} has no effect with task: {recipe.task}; remove it")

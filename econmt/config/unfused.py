@@ -1,4 +1,4 @@
-"""What makes a decoder or an encoder walk step by step in PyTorch: options that no fused operation has."""
+"""Model options that no fused operation supports; they are computed one time step at a time in PyTorch (unfused)."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 from econmt.config.model import Model
 
 STEPPED = ("auto", "reference", "recompute")
-"""Implementations of what is computed step by step: recompute keeps the state before each step and no more."""
+"""Implementations of unfused models; recompute keeps only the state before each step."""
 
 
 def decoder_steps(model: Model) -> str:
-    """The first option of a model's decoder that no fused operation has, by its key; empty if there is none."""
+    """Returns the key of the first decoder option that no fused operation supports; empty if there is none."""
     decoder, attention = model.decoder, model.attention
-    found = {
+    options = {
         "decoder.context_gating": decoder.context_gating,
         "decoder.attention_in_upper_layers": decoder.attention_in_upper_layers,
         f"attention.type {attention.type}": attention.type in ("mhdot", "fixed", "location"),
@@ -21,17 +21,17 @@ def decoder_steps(model: Model) -> str:
         f"attention.function {attention.function}": attention.function != "softmax",
         f"attention.coverage.type {attention.coverage.type}": attention.coverage.type != "none",
         "layer_normalization": model.layer_normalization,
-        **_of_layers(model, "decoder"),
+        **_layer_options(model, "decoder"),
     }
-    return next((key for key, wanted in found.items() if wanted), "")
+    return next((key for key, used in options.items() if used), "")
 
 
 def encoder_steps(model: Model) -> str:
-    """The first option of a model's encoder that no fused operation has, by its key; empty if there is none."""
-    return next((key for key, wanted in _of_layers(model, "encoder").items() if wanted), "")
+    """Returns the key of the first encoder option that no fused operation supports; empty if there is none."""
+    return next((key for key, used in _layer_options(model, "encoder").items() if used), "")
 
 
-def _of_layers(model: Model, part: str) -> dict[str, bool]:
+def _layer_options(model: Model, part: str) -> dict[str, bool]:
     stack = model.encoder if part == "encoder" else model.decoder
     dropout = model.dropouts
     return {
@@ -47,17 +47,17 @@ def _of_layers(model: Model, part: str) -> dict[str, bool]:
 
 
 def check_stepped(recipe: Any) -> None:
-    """Makes sure that what walks step by step can, and names its implementation where a recipe leaves it at auto.
+    """Checks that the other settings allow unfused options, and replaces implementation auto by recompute for them.
 
     Raises:
-        ValueError: naming the option and what it needs.
+        ValueError: if not; the message names the option and what it needs.
     """
     model = recipe.model
     if not isinstance(model, Model):
         return
-    names = {}
+    updates = {}
     for part, key in (("encoder", encoder_steps(model)), ("decoder", decoder_steps(model))):
-        stack, given = getattr(model, part), getattr(recipe.ops, part)
+        stack, implementation = getattr(model, part), getattr(recipe.ops, part)
         if not key:
             continue
         if stack.cell != "lstm" or stack.rank is not None:
@@ -65,12 +65,14 @@ def check_stepped(recipe: Any) -> None:
         if part == "decoder" and not model.decoder.input_feeding:
             raise ValueError(f"model.{key} needs model.decoder.input_feeding: true")
         if recipe.parallel.pipeline > 1:
-            raise ValueError(f"model.{key} cannot be divided over ranks: give parallel.pipeline: 1")
-        if given not in STEPPED:
             raise ValueError(
-                f"ops.{part} {given} cannot compute model.{key}: give one of {', '.join(STEPPED)}"
+                f"model.{key} cannot be combined with parallel.pipeline above 1; set parallel.pipeline to 1"
             )
-        if given == "auto":
-            names[part] = "recompute"
-    if names:
-        recipe.__dict__["ops"] = recipe.ops.model_copy(update=names)
+        if implementation not in STEPPED:
+            raise ValueError(
+                f"ops.{part} {implementation} does not support model.{key}; choose one of {', '.join(STEPPED)}"
+            )
+        if implementation == "auto":
+            updates[part] = "recompute"
+    if updates:
+        recipe.__dict__["ops"] = recipe.ops.model_copy(update=updates)

@@ -1,8 +1,8 @@
-"""YAML text to a checked, typed section, with errors that name file, line and key.
+"""Loading of YAML into a validated pydantic model, with errors that name file, line and key.
 
-Knows nothing of recipes: :func:`load_section` works for any pydantic model that forbids unknown keys. YAML is read by
-the rules of version 1.2 (only ``true`` and ``false`` are booleans, so ``no`` is Norwegian; ``3e-4`` is a number), a
-key given twice is an error, and tags that would make objects are refused.
+:func:`load_section` works for any pydantic model that forbids unknown keys. YAML is read by the rules of version 1.2
+(only ``true`` and ``false`` are booleans, so ``no`` is Norwegian; ``3e-4`` is a number). Duplicate keys, aliases and
+tags that would create objects are errors.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ _TAGS = {*_SCALARS, *(f"tag:yaml.org,2002:{name}" for name in ("str", "seq", "ma
 
 
 class _Reader(yaml.SafeLoader):
-    """The safe loader with the scalars of YAML 1.2 and without aliases, which can make much of a little text."""
+    """Safe loader with the scalars of YAML 1.2 and without aliases, which can expand a short text without bound."""
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """The next node; an alias of another node is an error."""
+        """Returns the next node; raises an error if it is an alias."""
         if self.check_event(yaml.AliasEvent):
             event = self.peek_event()  # type: ignore[no-untyped-call]
             raise yaml.composer.ComposerError(None, None, "aliases are not allowed", event.start_mark)
@@ -49,7 +49,7 @@ class _Reader(yaml.SafeLoader):
 
 
 class _Writer(yaml.SafeDumper):
-    """The safe dumper that quotes what :class:`_Reader` would not read back as text."""
+    """Safe dumper that quotes all texts which :class:`_Reader` would not read back as text."""
 
     def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:  # noqa: ARG002
         """Indents lists inside mappings too."""
@@ -72,23 +72,23 @@ _Reader.add_constructor("tag:yaml.org,2002:int", _integer)
 
 
 def dump_yaml(value: Any) -> str:
-    """The YAML text of plain data, keys in their own order; :func:`load_section` reads it back unchanged."""
+    """Returns plain data as YAML, keys in their given order; :func:`load_section` reads it back unchanged."""
     return yaml.dump(
         value, Dumper=_Writer, sort_keys=False, allow_unicode=True, default_flow_style=False, width=10**6
     )
 
 
 MOST_ERRORS = 50
-"""How many errors of a text are told one by one."""
+"""Maximum number of errors listed for one text."""
 
 
 class Finding(NamedTuple):
-    """A value that is valid by itself and that the user should know of.
+    """Valid value that the user is warned about.
 
     Attributes:
         key: the dotted key.
         refused: True if the section cannot be used with it.
-        problem: what follows the key in the message.
+        problem: text after the key in the message.
     """
 
     key: str
@@ -106,39 +106,38 @@ def load_section(
     check: Callable[[SectionType], Iterable[Finding]] = lambda _: (),
     note: Callable[[str], object] = lambda _: None,
 ) -> SectionType:
-    """Reads ``text``, applies ``key.sub=value`` overrides and checks the result against ``kind``.
+    """Reads YAML text, applies ``key.sub=value`` overrides and validates the result.
 
     Args:
-        kind: the pydantic model to make.
-        text: YAML with a mapping on top.
-        where: what to call the text in errors, usually its file.
-        overrides: command-line arguments, applied in order; a value is read as YAML.
-        rename: changes the tree where it has keys of earlier versions; returns these keys, each with the new ones.
-        check: finds values of a valid section that are refused or worth a note; not asked about keys of earlier
-            versions.
-        note: is told of each key of earlier versions and of each finding that is not refused, with its place.
+        kind: pydantic model to create.
+        text: YAML text, a mapping at the top level.
+        where: name of the text in errors, usually its file.
+        overrides: command-line arguments, applied in order; values are read as YAML.
+        rename: function that renames keys of earlier versions in place; returns each with its new keys.
+        check: function that yields findings about a valid section; those about renamed keys are dropped.
+        note: receives a line for each renamed key and each finding that is not refused, with its location.
 
     Raises:
-        InputError: one line for each thing that is wrong, each with its place and key.
+        InputError: if anything is wrong, with one line for each mistake that names its location and key.
     """
     tree, places = _read(text, where)
     if not isinstance(tree, dict):
-        found = "the file is empty" if tree is None else f"found {_describe(tree)} at the top"
-        raise InputError(f"{where}:1: expected keys and values ({', '.join(kind.model_fields)}), {found}")
+        actual = "the file is empty" if tree is None else f"found {_describe(tree)} at the top"
+        raise InputError(f"{where}:1: expected keys and values ({', '.join(kind.model_fields)}), {actual}")
     for argument in overrides:
         _override(tree, places, argument)
     renamed = rename(tree)
     for old, new in renamed:
-        place = places[tuple(old.split("."))]
-        places.update({tuple(key.split(".")): place for key in new})
-        note(f"note: {place}: {old} is {' and '.join(new)} now")
+        location = places[tuple(old.split("."))]
+        places.update({tuple(key.split(".")): location for key in new})
+        note(f"note: {location}: {old} was renamed to {' and '.join(new)}")
     try:
         section = kind.model_validate(tree)
     except ValidationError as failure:
         errors = failure.errors(include_url=False)
         lines = [_explain(kind, error, places) for error in errors[:MOST_ERRORS]]
-        more = [f"{where}: and {len(errors) - MOST_ERRORS:,} more"] if len(errors) > MOST_ERRORS else []
-        raise InputError(*dict.fromkeys(lines), *more) from None
+        rest = [f"{where}: and {len(errors) - MOST_ERRORS:,} more"] if len(errors) > MOST_ERRORS else []
+        raise InputError(*dict.fromkeys(lines), *rest) from None
     earlier = {old for old, _ in renamed}
     findings = [each for each in check(section) if each.key not in earlier]
     lines = [
@@ -152,31 +151,31 @@ def load_section(
 
 
 def check_section(
-    kind: type[SectionType], tree: Any, where: str, advice: str, places: Places | None = None
+    kind: type[SectionType], tree: Any, where: str, advice: str, locations: Places | None = None
 ) -> SectionType:
-    """Checks plain data that no person has written, such as a JSON file of a run, against ``kind``.
+    """Validates machine-written data, such as a JSON file of a run, against ``kind``.
 
     Raises:
-        InputError: one line that names ``where``, the first key that is wrong, and what to do.
+        InputError: if it is invalid; one line with ``where``, the first wrong key and ``advice``.
     """
     try:
         return kind.model_validate(tree)
     except ValidationError as failure:
-        found = _explain(kind, failure.errors(include_url=False)[0], places or {(): where})
-        raise InputError(f"{found}; {advice}") from None
+        explanation = _explain(kind, failure.errors(include_url=False)[0], locations or {(): where})
+        raise InputError(f"{explanation}; {advice}") from None
 
 
 def complaints(failure: ValidationError) -> list[str]:
-    """What is wrong with values that a program gave by name: a line each."""
+    """Returns one line for each error in the keyword arguments of a call."""
     lines = []
     for error in failure.errors(include_url=False):
-        place = dotted([shortened(part) if isinstance(part, str) else part for part in error["loc"]])
-        lines.append(": ".join(filter(None, (place, _complaint(error, error.get("ctx", {}))))))
+        name = dotted([shortened(part) if isinstance(part, str) else part for part in error["loc"]])
+        lines.append(": ".join(filter(None, (name, _complaint(error, error.get("ctx", {}))))))
     return lines
 
 
 def _read(text: str, where: str) -> tuple[Any, Places]:
-    """The plain data of a YAML text and, for every path into it, the place that an error should name."""
+    """Parses YAML; returns its plain data and, for every path into it, the location that errors name."""
     places: Places = {(): f"{where}:1"}
     text = text.removeprefix("\ufeff")
     try:
@@ -197,7 +196,7 @@ def _read(text: str, where: str) -> tuple[Any, Places]:
     except (
         ValueError,
         OverflowError,
-    ) as error:  # the reader makes characters of escapes before it looks at them
+    ) as error:  # from escapes that are not valid characters
         raise InputError(f"{where}:1: not valid YAML: {error}") from None
 
 
@@ -223,36 +222,38 @@ def _plain(reader: _Reader, node: yaml.Node, path: Path, places: Places, where: 
             places[inner] = f"{where}:{line}"
             mapping[key] = _plain(reader, value_node, inner, places, where)
         return mapping
-    place = ": ".join(filter(None, (f"{where}:{line}", dotted(path))))
+    location = ": ".join(filter(None, (f"{where}:{line}", dotted(path))))
     if node.tag in _SCALARS and not re.fullmatch(
         _SCALARS[node.tag][0], node.value
-    ):  # a tag says what it is not
+    ):  # an explicit tag that does not fit the value
         name = node.tag.rpartition(":")[2]
-        raise InputError(f"{place}: {shortened(node.value)!r} is no {name}; leave the tag !!{name} out")
+        raise InputError(
+            f"{location}: {shortened(node.value)!r} is not a valid {name}; remove the tag !!{name}"
+        )
     try:
         value = reader.construct_object(node)
-    except ValueError as error:  # a number of too many digits
-        raise InputError(f"{place}: {error}") from None
+    except ValueError as error:  # an integer with too many digits
+        raise InputError(f"{location}: {error}") from None
     if isinstance(value, str):
-        _check_text(value, place)
+        _check_text(value, location)
     return value
 
 
-def _check_text(text: str, place: str) -> None:
-    """Refuses characters that no name has, and that files or messages made with it could not hold.
+def _check_text(text: str, location: str) -> None:
+    """Checks that a text is not too long and has no control characters, which file names and messages cannot hold.
 
     Raises:
-        InputError: naming the place and the first of them.
+        InputError: if not; the message names the location and the first such character.
     """
     if len(text) > limits.TEXT:
-        raise InputError(f"{place}: text of {len(text):,} characters; at most {limits.TEXT:,} are allowed")
+        raise InputError(f"{location}: text of {len(text):,} characters; at most {limits.TEXT:,} are allowed")
     for character in text:
         if printable(character) != character:
-            raise InputError(f"{place}: the character U+{ord(character):04X} is not allowed in a recipe")
+            raise InputError(f"{location}: the character U+{ord(character):04X} is not allowed in a recipe")
 
 
 def _override(tree: dict[str, Any], places: Places, argument: str) -> None:
-    """Sets what ``key.sub=value`` says in ``tree`` and makes errors below that key name the argument."""
+    """Applies ``key.sub=value`` to ``tree``; records the argument as the location of that key for errors."""
     where = f"override {argument if len(argument) <= 200 else argument[:197] + '...'!r}"
     key, equals, text = argument.partition("=")
     names = key.split(".")
@@ -273,15 +274,15 @@ def _override(tree: dict[str, Any], places: Places, argument: str) -> None:
             )
         section = inner
     section[names[-1]] = value
-    whole: Path = tuple(names)
-    for old in [old for old in places if old[: len(whole)] == whole]:
+    target_path: Path = tuple(names)
+    for old in [old for old in places if old[: len(target_path)] == target_path]:
         del places[old]
     for inner_path in inner_places:
-        places[(*whole, *inner_path)] = where
+        places[(*target_path, *inner_path)] = where
 
 
 def dotted(path: Sequence[str | int]) -> str:
-    """A path as people write it: ``data.train[0]``."""
+    """Returns a path in dotted notation, such as ``data.train[0]``."""
     text = ""
     for part in path:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
@@ -289,20 +290,20 @@ def dotted(path: Sequence[str | int]) -> str:
 
 
 def members(annotation: Any) -> tuple[Any, ...]:
-    """The choices of a type: the members of a union without None, each with its tag, or the type alone."""
+    """Returns the members of a union without None (tagged ones as Annotated), or a tuple of the type itself."""
     if get_origin(annotation) in (Union, UnionType):
         return tuple(member for member in get_args(annotation) if member is not type(None))
     return (annotation,)
 
 
 def section_kinds(annotation: Any) -> list[type[BaseModel]]:
-    """The sections that a type allows, each once."""
+    """Returns the pydantic models that a type annotation allows, without duplicates."""
     bare = [get_args(m)[0] if get_origin(m) is Annotated else m for m in members(annotation)]
     return list(dict.fromkeys(m for m in bare if isinstance(m, type) and issubclass(m, BaseModel)))
 
 
 def _locate(kind: type[BaseModel], location: Sequence[str | int]) -> tuple[Path, list[type[BaseModel]]]:
-    """pydantic's location without the tags of unions, and the sections that hold its last part."""
+    """Converts pydantic's error location to a path without union tags; also returns the models owning its last key."""
     path: list[str | int] = []
     current: Any = kind
     owners: list[type[BaseModel]] = [kind]
@@ -329,20 +330,20 @@ def _tag_of(choice: Any) -> str | None:
 
 
 def _place_of(path: Path, places: Places) -> str:
-    """Returns the place of a path, or of the innermost section around it that has one."""
+    """Returns the location of a path, or of the innermost enclosing section that has one."""
     return next(places[path[:depth]] for depth in range(len(path), -1, -1) if path[:depth] in places)
 
 
 def _explain(kind: type[BaseModel], error: ErrorDetails, places: Places) -> str:
-    """One line for one of pydantic's errors."""
+    """Formats one of pydantic's errors as one line."""
     path, owners = _locate(kind, error["loc"])
     context = error.get("ctx", {})
     if error["type"] == "union_tag_invalid":
         path = (*path, "type")
         error = {**error, "type": "literal_error", "input": context["tag"]}
         context = {"expected": context["expected_tags"]}
-    place = _place_of(path, places)
-    where = f"{place}: {dotted(path)}" if path else place
+    location = _place_of(path, places)
+    where = f"{location}: {dotted(path)}" if path else location
     if error["type"] == "missing":
         field = owners[0].model_fields.get(str(path[-1]))
         what = "" if field is None or field.description is None else f"; {field.description}"
@@ -353,20 +354,20 @@ def _explain(kind: type[BaseModel], error: ErrorDetails, places: Places) -> str:
 
 
 def _advice(kind: type[BaseModel], path: Path, owners: list[type[BaseModel]]) -> str:
-    """What to write in place of an unknown key."""
+    """Returns a suggestion for an unknown key."""
     wrong = shortened(str(path[-1]))
     valid = [name for owner in owners for name in owner.model_fields]
-    near = difflib.get_close_matches(wrong.lower(), valid, n=1, cutoff=0.65)
-    if near:
-        return f"did you mean {dotted((*path[:-1], near[0]))}?"
-    elsewhere = [key for key, _, _ in walk(kind) if key.rpartition(".")[2] == wrong and key != dotted(path)]
-    if 1 <= len(elsewhere) <= 2:  # more are no advice
-        return f"did you mean {' or '.join(elsewhere)}?"
+    similar = difflib.get_close_matches(wrong.lower(), valid, n=1, cutoff=0.65)
+    if similar:
+        return f"did you mean {dotted((*path[:-1], similar[0]))}?"
+    same_name = [key for key, _, _ in walk(kind) if key.rpartition(".")[2] == wrong and key != dotted(path)]
+    if 1 <= len(same_name) <= 2:  # a longer list would not help
+        return f"did you mean {' or '.join(same_name)}?"
     return f"valid keys {'in ' + dotted(path[:-1]) if path[:-1] else 'here'}: {', '.join(valid)}"
 
 
 def walk(kind: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, type[BaseModel], FieldInfo]]:
-    """Every key below a section, in order: dotted key, the section that holds it, its field."""
+    """Yields every key below a section in order: dotted key, owning model, field."""
     for name, field in kind.model_fields.items():
         yield prefix + name, kind, field
         for inner in section_kinds(field.annotation):
@@ -374,7 +375,7 @@ def walk(kind: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, type[Ba
 
 
 def changed_values(section: BaseModel) -> dict[str, Any]:
-    """The plain data of a section without what equals the defaults."""
+    """Returns a section as plain data without the values that equal their defaults."""
     values: dict[str, Any] = {}
     for name, field in type(section).model_fields.items():
         value = getattr(section, name)
@@ -386,7 +387,7 @@ def changed_values(section: BaseModel) -> dict[str, Any]:
 def leaves(
     section: BaseModel, prefix: str = "", *, changed_only: bool = False
 ) -> Iterator[tuple[str, object]]:
-    """Yields every value below a section with its dotted key; with ``changed_only`` those that are not defaults."""
+    """Yields dotted key and value of everything below a section, or, if ``changed_only``, of what is not default."""
     for name, field in type(section).model_fields.items():
         value = getattr(section, name)
         if isinstance(value, BaseModel):
@@ -396,7 +397,7 @@ def leaves(
 
 
 def plain_text(value: object) -> str:
-    """Returns a value in one line, for messages: null, true and false as in YAML."""
+    """Formats a value for messages, with null, true and false as in YAML."""
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -408,10 +409,10 @@ _UNITS = {
 
 
 def parse_size(text: str) -> int:
-    """Bytes of a size as people write it: 4GiB, 512 MiB, 2GB, 1.5GB or a plain number of bytes.
+    """Converts a size such as 4GiB, 512 MiB, 1.5GB or a plain number to bytes.
 
     Raises:
-        ValueError: it is none, or less than one byte.
+        ValueError: if the text is not a size or less than one byte.
     """
     found = re.fullmatch(r"([0-9]{1,18}(?:\.[0-9]{1,18})?) *([A-Za-z]*)", text.strip())
     unit = "" if found is None else found[2].lower()
@@ -433,7 +434,7 @@ def _check_size(value: Any) -> Any:
 
 
 SizeOrAuto = Annotated[str, BeforeValidator(_check_size)]
-"""The type of a key that holds a size that :func:`parse_size` reads, or auto."""
+"""Type of a key that holds auto or a size for :func:`parse_size`."""
 
 _EXPECTED = {
     "string_type": "text",
@@ -456,7 +457,7 @@ _BOUNDS = {
 
 
 def _complaint(error: ErrorDetails, context: dict[str, Any]) -> str:
-    """What was expected and what was found."""
+    """Formats what one of pydantic's errors expected and what it found."""
     name, found = error["type"], _describe(error["input"])
     if name in _EXPECTED:
         return f"expected {_EXPECTED[name]}, found {found}"
@@ -471,14 +472,14 @@ def _complaint(error: ErrorDetails, context: dict[str, Any]) -> str:
     if name == "value_error":
         return str(context["error"])
     if name == "unexpected_keyword_argument":
-        return "there is no option of this name"
+        return "unknown option"
     if name in ("too_short", "string_too_short"):
         return f"must not be empty, found {found}"
     return f"{error['msg'][0].lower()}{error['msg'][1:]}, found {found}"
 
 
 def _describe(value: Any) -> str:
-    """A value as the user sees it in the file."""
+    """Describes a value as it appears in the file."""
     if value is None:
         return "nothing"
     if isinstance(value, bool):
@@ -495,5 +496,5 @@ def _describe(value: Any) -> str:
 
 
 def shortened(text: str, most: int = 40) -> str:
-    """A text for a message, cut to at most ``most`` characters."""
+    """Returns a text cut to at most ``most`` characters, for messages."""
     return text if len(text) <= most else text[: most - 3] + "..."

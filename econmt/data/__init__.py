@@ -1,1 +1,1 @@
-"""Text -> ids -> buckets -> batches: corpora, vocabularies, the token store, the batch iterator, the catalog."""
+"""Data pipeline: corpora, filters, vocabularies, token store, buckets, batches, and the catalog of data sets."""

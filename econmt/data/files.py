@@ -1,4 +1,4 @@
-"""Small helpers around files: locations, notices, files and folders that are whole or absent, errors in plain words."""
+"""File helpers: cache location, notices, atomic writing of files and folders, translation of system errors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from econmt.errors import InputError, printable, talk
 
 
 def notice(text: str) -> None:
-    """Print one line of talk on stderr, see :func:`~econmt.errors.printable`; stdout belongs to results."""
+    """Prints one line for the user on stderr; stdout is for results."""
     talk(f"econmt: {printable(text)}")
 
 
@@ -27,16 +27,16 @@ def cache_folder() -> Path:
 
 
 def data_cache() -> Path:
-    """The folder of downloaded and generated text inside the cache folder."""
+    """Returns the folder of downloaded and generated text in the cache folder."""
     return cache_folder() / "data"
 
 
 @contextlib.contextmanager
 def writing(place: Path) -> Iterator[None]:
-    """Turn the operating system's errors while ``place`` is written into one clear line.
+    """Translates operating system errors while ``place`` is written.
 
     Raises:
-        InputError: no permission, no space, a file where a folder is needed, a read-only or broken disk.
+        InputError: if there is no permission or space, a file is where a folder is needed, or the disk fails.
     """
     try:
         yield
@@ -50,7 +50,7 @@ def writing(place: Path) -> Iterator[None]:
             raise InputError(f"{place}: no permission to write {where}; choose another folder") from error
         if error.errno in (errno.ENOTDIR, errno.EEXIST):
             raise InputError(
-                f"{place}: cannot make this folder, {where} is a file; choose another name"
+                f"{place}: cannot create this folder, because {where} is a file; choose another name"
             ) from error
         if error.errno == errno.EPIPE:
             raise
@@ -58,19 +58,19 @@ def writing(place: Path) -> Iterator[None]:
 
 
 def refuse_pipe(path: Path) -> None:
-    """Refuse a named pipe where a file is wanted: opening one waits for a writer, who may never come.
+    """Rejects a named pipe, because opening one blocks until a writer appears.
 
-    The pipes that a shell makes for ``<(command)`` have a writer, and no name in a folder.
+    Pipes that a shell creates for ``<(command)`` have a writer, and no name in a folder; they are accepted.
 
     Raises:
-        InputError: it is one.
+        InputError: if ``path`` is a named pipe.
     """
     if path.is_fifo() and Path(os.path.realpath(path)).exists():
-        raise InputError(f"{path}: a named pipe, not a file; give a file, or its text on standard input")
+        raise InputError(f"{path}: is a named pipe, not a file; give a file, or its text on standard input")
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names inside ``folder`` durable (a no-op where folders cannot be opened)."""
+    """Syncs a folder, so that its file names survive a crash (a no-op except on POSIX systems)."""
     if os.name != "posix":
         return
     descriptor = os.open(folder, os.O_RDONLY)
@@ -80,39 +80,39 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-_OPEN_ALREADY = ("/dev/stdout", "/dev/stderr", "/dev/fd/", "/proc/")
+_OPEN_FILES = ("/dev/stdout", "/dev/stderr", "/dev/fd/", "/proc/")
 
 
 @contextlib.contextmanager
 def whole_file(path: Path) -> Iterator[IO[bytes]]:
-    """A file to write, which is at ``path`` only once the context has ended without an error, whole and synced.
+    """Opens a file for writing that appears at ``path``, complete and synced, only if the context ends without error.
 
-    A file that is there keeps its permissions, and a link goes on leading where it leads. What is no file, such as a
-    device or a pipe, is written directly, as are the names that the system gives to what is open already.
+    An existing file keeps its permissions, and a symbolic link is followed. Devices, pipes and names of open files such
+    as ``/dev/stdout`` are written directly.
     """
     mode = _mode(path)
-    if (mode is not None and not stat.S_ISREG(mode)) or str(path).startswith(_OPEN_ALREADY):
+    if (mode is not None and not stat.S_ISREG(mode)) or str(path).startswith(_OPEN_FILES):
         with path.open("wb") as stream:
             yield stream
         return
-    place = Path(os.path.realpath(path))
-    partial = place.with_name(f".{place.name}.{os.getpid()}.partial")
+    target = Path(os.path.realpath(path))
+    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
     try:
         with partial.open("wb") as stream:
             if mode is not None:
-                with contextlib.suppress(OSError):  # of another user's file, or on a disk without permissions
+                with contextlib.suppress(OSError):  # not permitted, or not supported by the file system
                     partial.chmod(stat.S_IMODE(mode))
             yield stream
             stream.flush()
             os.fsync(stream.fileno())
-        partial.replace(place)
-        sync_folder(place.parent)
+        partial.replace(target)
+        sync_folder(target.parent)
     finally:
         partial.unlink(missing_ok=True)
 
 
 def _mode(path: Path) -> int | None:
-    """Kind and permissions of what a name leads to; None if that is nothing."""
+    """Returns ``st_mode`` of a path; None if it does not exist."""
     try:
         return path.stat().st_mode
     except FileNotFoundError:
@@ -120,10 +120,10 @@ def _mode(path: Path) -> int | None:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file under a temporary name, sync it, rename it; its folder is made if need be.
+    """Writes a file under a temporary name, syncs and renames it; creates its folder if needed.
 
     Raises:
-        InputError: the operating system refused (see :func:`writing`).
+        InputError: if the operating system refuses, see :func:`writing`.
     """
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -133,12 +133,12 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 @contextlib.contextmanager
 def whole_folder(folder: Path) -> Iterator[Path]:
-    """A new folder to fill, which is at ``folder`` only once the context has ended without an error, whole and synced.
+    """Creates a folder to fill that appears at ``folder``, complete and synced, only if the context ends without error.
 
-    A folder that was there goes away then, with all in it: the caller has seen to it that it may. What processes that
-    were killed left of theirs is removed first.
+    An existing folder is then deleted; the caller checks that this is allowed. Leftovers of killed processes are
+    removed first.
     """
-    folder = Path(os.path.realpath(folder))  # the folder that a link leads to is written anew, beside itself
+    folder = Path(os.path.realpath(folder))  # follow a link and replace the folder that it points to
     folder.parent.mkdir(parents=True, exist_ok=True)
     _remove_leftovers(folder)
     partial, old = (folder.with_name(f".{folder.name}.{os.getpid()}.{kind}") for kind in ("partial", "old"))
@@ -181,7 +181,7 @@ def _is_running(process: int) -> bool:
     if os.name != "posix":
         return process != os.getpid()
     try:
-        os.kill(process, 0)  # signal 0 only asks
+        os.kill(process, 0)  # signal 0 only checks for existence
     except ProcessLookupError:
         return False
     except PermissionError:

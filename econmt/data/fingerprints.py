@@ -1,8 +1,8 @@
-"""Whether a file is the one that was written down: by size and time and a sample at every start, by all of it if asked.
+"""Detection of changed files: by size, time and a sample at every start, by the whole content on request.
 
-A description has the file's size, time of change (ns), SHA-256, and the SHA-256 of a sample of it: all of a file of up
-to 4 MiB, else 256 blocks of 16 KiB, the first, the last and others at places drawn with the file's own SHA-256 as a
-key. A description that an earlier version wrote has no sample.
+A description holds a file's size, modification time (ns), SHA-256, and the SHA-256 of a sample: the whole file up to
+4 MiB, else 256 blocks of 16 KiB, the first, the last and others at offsets drawn with the file's SHA-256 as seed.
+Descriptions from earlier versions have no sample.
 """
 
 from __future__ import annotations
@@ -21,53 +21,53 @@ _BLOCKS = 256
 
 
 def describe(path: Path) -> dict[str, Any]:
-    """Reads all of a file.
+    """Returns the description of a file; reads it completely.
 
     Raises:
-        InputError: it cannot be read.
+        InputError: if it cannot be read.
     """
     try:
         status = path.stat()
-        whole = text_checksum(path, "sha256", compressed=False)
+        checksum = text_checksum(path, "sha256", compressed=False)
         return {
             "size": status.st_size,
             "time": status.st_mtime_ns,
-            "sha256": whole,
-            "sample": sample(path, whole),
+            "sha256": checksum,
+            "sample": sample(path, checksum),
         }
     except OSError as error:
         raise InputError(f"{path}: cannot read: {error.strerror or error}") from error
 
 
 def sample(path: Path, key: str) -> str:
-    """SHA-256 of the blocks of a file that ``key`` chooses."""
+    """Returns the SHA-256 of blocks of a file, drawn with the seed ``key``."""
     size = path.stat().st_size
-    places = [0]
+    offsets = [0]
     length = size
     if size > _BLOCK * _BLOCKS:
         draw = random.Random(key)
         length = _BLOCK
         last = size - _BLOCK
-        places = sorted({0, last, *(draw.randrange(last) for _ in range(_BLOCKS - 2))})
+        offsets = sorted({0, last, *(draw.randrange(last) for _ in range(_BLOCKS - 2))})
     digest = hashlib.sha256()
     with path.open("rb", buffering=0) as stream:
-        for place in places:
-            stream.seek(place)
+        for offset in offsets:
+            stream.seek(offset)
             digest.update(stream.read(length))
     return digest.hexdigest()
 
 
 def is_as_described(path: Path, description: Mapping[str, Any], *, verify: bool) -> bool:
-    """Whether a file has the content that its description was made of.
+    """Returns True if a file still has the described content.
 
     Args:
         path: the file.
-        description: see :func:`describe`.
-        verify: read all of it even if size, time and sample are the same. With another time it is read in any case:
-            a copy has one.
+        description: description from :func:`describe`.
+        verify: True reads the whole file even if size, time and sample are equal. A file with another time, such as a
+            copy, is always read.
 
     Raises:
-        InputError: it cannot be read.
+        InputError: if it cannot be read.
     """
     try:
         status = path.stat()

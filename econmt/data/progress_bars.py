@@ -1,7 +1,6 @@
-"""What is being done and how far it is, on stderr.
+"""Progress bars and status lines on stderr, which vanish when the work is done; stdout is for results.
 
-A bar or a line is gone when its work is done; standard output, where results go, is left alone. Where nobody looks,
-what takes long is still told now and then.
+Without a terminal, long work prints a line from time to time.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _BAR_WIDTH = 20
 
 
 def seen() -> bool:
-    """Whether someone looks at stderr."""
+    """Returns True if stderr is a terminal."""
     return Console(stderr=True).is_terminal
 
 
@@ -42,10 +41,10 @@ def _bar(*columns: progress.ProgressColumn, show: bool, transient: bool) -> prog
 
 
 class _Rate(progress.ProgressColumn):
-    """How many a second, as far as that is known."""
+    """Progress column with the number of items per second."""
 
     def render(self, task: progress.Task) -> str:
-        """The rate of the last seconds."""
+        """Formats the recent rate; empty if it is not known yet."""
         speed = task.finished_speed or task.speed
         if speed is None:
             return ""
@@ -56,7 +55,7 @@ class _Rate(progress.ProgressColumn):
 def counting(
     title: str, total: int | None, unit: str, *, show: bool = True
 ) -> Iterator[Callable[[int], None]]:
-    """A function that is told how many more of ``total`` things (None: unknown) are done, in plural a ``unit``."""
+    """Shows a bar of ``total`` items (None: unknown), named ``unit``; yields a function that advances it."""
     columns: tuple[progress.ProgressColumn, ...]
     if total is None:
         number = progress.TextColumn(f"{{task.completed:,.0f}} {unit}")
@@ -72,13 +71,13 @@ def counting(
 def counted(
     title: str, items: Iterable[_Item], *, show: bool, unit: str = "pairs", step: int = _STEP
 ) -> Iterator[_Item]:
-    """Pass pairs of text, or others, on and, if ``show`` and stderr is a terminal, say how many there have been."""
+    """Yields the items and counts them in a bar if ``show`` and stderr is a terminal."""
     with counting(title, None, unit, show=show) as more:
         yield from told(items, more, step)
 
 
 def told(items: Iterable[_Item], more: Callable[[int], None], step: int = _STEP) -> Iterator[_Item]:
-    """Pass items on and tell a function of :func:`counting` of them, ``step`` at a time."""
+    """Yields the items and calls ``more``, from :func:`counting`, after every ``step`` of them."""
     for number, item in enumerate(items, start=1):
         if number % step == 0:
             more(step)
@@ -87,7 +86,7 @@ def told(items: Iterable[_Item], more: Callable[[int], None], step: int = _STEP)
 
 @contextmanager
 def download_bar(title: str, total: int | None, *, show: bool) -> Iterator[Callable[[int], None]]:
-    """A function that is told how many more of ``total`` bytes (None: unknown) have arrived; see :func:`counted`."""
+    """Shows a bar of ``total`` bytes (None: unknown); yields a function that advances it."""
     columns = (
         progress.BarColumn(_BAR_WIDTH),
         progress.DownloadColumn(),
@@ -100,17 +99,17 @@ def download_bar(title: str, total: int | None, *, show: bool) -> Iterator[Calla
 
 
 QUIET_SECONDS = 10.0
-"""Where there is no terminal, what takes longer is told as often as that."""
+"""Seconds between two status lines if stderr is not a terminal."""
 
 
 @contextmanager
 def status_line() -> Iterator[Callable[[str], None]]:
-    """A function that says what is being done: on a terminal in one line that the next text replaces, with its time.
+    """Yields a function that shows the current activity: on a terminal in one line that is replaced by the next.
 
-    Elsewhere, such as in a pipe, in a line on standard error every :data:`QUIET_SECONDS`.
+    Without a terminal, the latest activity is printed every :data:`QUIET_SECONDS`.
     """
     if not seen():
-        with _told_now_and_then() as say:
+        with _periodic_lines() as say:
             yield say
         return
     with _bar(progress.SpinnerColumn(), progress.TimeElapsedColumn(), show=True, transient=True) as bar:
@@ -119,21 +118,21 @@ def status_line() -> Iterator[Callable[[str], None]]:
 
 
 @contextmanager
-def _told_now_and_then() -> Iterator[Callable[[str], None]]:
-    doing, ended = "at work", threading.Event()
+def _periodic_lines() -> Iterator[Callable[[str], None]]:
+    doing, finished = "working", threading.Event()
 
-    def tell() -> None:
-        while not ended.wait(QUIET_SECONDS):
+    def print_periodically() -> None:
+        while not finished.wait(QUIET_SECONDS):
             notice(doing)
 
     def say(text: str) -> None:
         nonlocal doing
         doing = text
 
-    teller = threading.Thread(target=tell, daemon=True)
-    teller.start()
+    thread = threading.Thread(target=print_periodically, daemon=True)
+    thread.start()
     try:
         yield say
     finally:
-        ended.set()
-        teller.join()
+        finished.set()
+        thread.join()

@@ -1,4 +1,4 @@
-"""Tables that fit where they are printed, whatever their columns are."""
+"""Layout of tables that fit the width of a terminal or page."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from rich.table import Table
 from rich.text import Text
 
 WIDTH = 80
-"""Columns of what is printed where there is no terminal."""
+"""Width in columns of output without a terminal."""
 
 
 def fitted(table: Table, width: int = WIDTH) -> RenderableType:
-    """A table in at most ``width`` columns, of which no cell is cut or left out.
+    """Lays out a table in at most ``width`` columns without cutting cells.
 
-    One that is too wide tells what all rows share in its title, and gets its heads in several lines and no frame; if
-    that is not enough, its rows become blocks of names and values.
+    In a table that is too wide, values shared by all rows move to the title, and headings wrap; if that is not enough,
+    each row becomes a block of names and values.
 
     Args:
-        table: its cells and heads are strings.
-        width: columns.
+        table: table with cells and headings as strings.
+        width: maximum number of columns.
     """
     if _width_of(table) <= width:
         return table
     columns = [(column, list(map(str, column.cells))) for column in table.columns]
     title = [str(table.title or "")]
-    if len(table.rows) > 1:  # what all rows share is told once
+    if len(table.rows) > 1:  # shared values go into the title
         shared = [(str(column.header), cells[0]) for column, cells in columns if len({*cells}) == 1]
         title += [f"{head} {cell}" for head, cell in shared if cell]
         columns = [(column, cells) for column, cells in columns if len({*cells}) > 1] or columns[:1]
@@ -39,7 +39,7 @@ def fitted(table: Table, width: int = WIDTH) -> RenderableType:
         narrow.add_column(head.replace(" ", "\n"), justify=column.justify)
     rows = [list(cells) for cells in zip(*(cells for _, cells in columns), strict=True)]
     for cells, row in zip(rows, table.rows, strict=True):
-        # What stands apart in a cell stands on lines of its own.
+        # Parts of a cell that are separated by several spaces get lines of their own.
         narrow.add_row(*(re.sub(" {2,}", "\n", cell) for cell in cells), end_section=row.end_section)
     if _width_of(narrow) <= width:
         return narrow
@@ -48,18 +48,18 @@ def fitted(table: Table, width: int = WIDTH) -> RenderableType:
 
 
 def print_table(console: Console, table: Table) -> None:
-    """Print a table so that it fits the console."""
+    """Prints a table so that it fits the console."""
     console.print(fitted(table, console.width))
 
 
 def _width_of(table: Table) -> int:
-    """Columns that a table takes if no cell is wrapped."""
+    """Returns the width of a table without wrapping."""
     console = Console(width=10_000)
     return console.measure(table).maximum
 
 
 def _block(heads: Iterable[str], cells: Iterable[str], width: int) -> list[str]:
-    """A row as lines: the first cell, then names and values; empty cells are left out."""
+    """Formats a row as lines: the first cell, then names and values without empty cells."""
     (_, first), *rest = zip(heads, cells, strict=True)
     words = [f"{head} {re.sub(' +', ' ', cell).strip()}" for head, cell in rest if cell]
     lines = [f"{first}:"]

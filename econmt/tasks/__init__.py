@@ -1,1 +1,1 @@
-"""What there is to learn: all that training, measuring and planning know of a task."""
+"""Tasks: model, batches and loss of translation and of language modelling, behind one interface."""

@@ -1,4 +1,4 @@
-"""Language modelling: one text, a stack of layers, the cross-entropy of each token given those before it."""
+"""Language-model task: one text, a stack of LSTM layers, cross-entropy of each token given the previous ones."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from econmt.model.language_model import LanguageModel, build_language_model
 from econmt.tasks.protocol import Evaluation, Shape, Split, random_ids
 
 CONTEXT = 1000
-"""Number of tokens before its own that each row of a text reads first, for a final figure."""
+"""Number of context tokens that each row of a text reads first, for a final figure."""
 
 MOST_ROWS = 32
-"""Most rows that a text is cut into for a final figure; each has at least four times :data:`CONTEXT` of its own."""
+"""Maximum number of rows of a text for a final figure; each row has at least four times :data:`CONTEXT` tokens."""
 
 
 MOST_TOKENS = 1024
-"""Most tokens of all rows together that are evaluated at once: each takes a float of every word of the vocabulary."""
+"""Maximum number of tokens evaluated at once; each needs memory for a float per vocabulary entry."""
 
 
 @dataclass(frozen=True)
 class LanguageModelTask:
-    """See :class:`econmt.tasks.protocol.Task`.
+    """Task of language modelling, see :class:`econmt.tasks.protocol.Task`.
 
-    A batch is a window over the rows of the text (:mod:`econmt.data.batching.text_batches`); the state that each row leaves is
-    carried to the next batch inside the model (:class:`econmt.model.language_model.LanguageModel`), on the device and
-    always at the same place: a step asks nothing of the processor and can be captured in a CUDA graph.
+    A batch is a window over the rows of the text (:mod:`econmt.data.batching.text_batches`). The state of each row is carried to
+    the next batch in buffers of the model (:class:`econmt.model.language_model.LanguageModel`), whose fixed addresses
+    allow a step to be captured in a CUDA graph.
 
     Args:
-        recipe: the run.
-        size: of the vocabulary, special symbols counted.
+        recipe: recipe of the run.
+        size: size of the vocabulary, special tokens included.
     """
 
     recipe: Recipe
@@ -48,12 +48,12 @@ class LanguageModelTask:
 
     @classmethod
     def of(cls, recipe: Recipe, vocabularies: Vocabularies) -> LanguageModelTask:
-        """The task of a recipe with its vocabulary."""
+        """Creates the task of a recipe with its vocabulary."""
         return cls(recipe, vocabularies.target.size)
 
     @property
     def sizes(self) -> tuple[int]:
-        """Entries of the vocabulary."""
+        """Size of the vocabulary."""
         return (self.size,)
 
     def build_model(self) -> LanguageModel:
@@ -74,8 +74,8 @@ class LanguageModelTask:
     def evaluation(self, prepared: PreparedData, split: Split, *, exact: bool = False) -> Evaluation:
         """See :meth:`econmt.tasks.protocol.Task.evaluation`.
 
-        Windows take no more memory than a training batch. Perplexity is per word, ends of lines counted, whatever the
-        subwords. Rows begin without what stands before them, or, if ``exact``, after :data:`CONTEXT` tokens of it.
+        Windows need no more memory than a training batch. Perplexity is per word, including ends of lines, whatever
+        the subwords. Rows start without context, or, if ``exact``, with :data:`CONTEXT` tokens of it.
         """
         training = self.recipe.training
         store = prepared.valid if split == "valid" else prepared.test
@@ -88,7 +88,7 @@ class LanguageModelTask:
         return Evaluation(whole_text(store, rows, window, context), words, consecutive=True)
 
     def example(self, shape: Shape) -> TextBatch:
-        """See :meth:`econmt.tasks.protocol.Task.example`; the source positions are not looked at."""
+        """See :meth:`econmt.tasks.protocol.Task.example`; ignores the source positions."""
         rows, _, tokens = shape
         return TextBatch(
             indices=torch.arange(rows),
@@ -106,7 +106,7 @@ class LanguageModelTask:
         implementations: Implementations,
         label_smoothing: float = 0.0,
     ) -> Tensor:
-        """See :meth:`econmt.tasks.protocol.Task.loss`; each row's state is read and left in the model."""
+        """See :meth:`econmt.tasks.protocol.Task.loss`; reads and updates the state of each row in the model."""
         assert isinstance(model, LanguageModel)
         assert isinstance(batch, TextBatch)
         return model.loss(

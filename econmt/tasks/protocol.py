@@ -1,4 +1,4 @@
-"""What a trainer, a ledger, an estimate and a bench need to know of a task, and no more."""
+"""Interface of a task, as used by training, memory profiling, memory planning and benchmarks."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from econmt.model import Implementations
 from econmt.model.translation import most_distinct
 
 FIRST_ID = 4
-"""Ids below are special symbols."""
+"""First id that is not a special token."""
 
 Split = Literal["valid", "test"]
 
 
 class Shape(NamedTuple):
-    """Of a batch: rows, source positions, target positions; 1 source position where there is no source."""
+    """Shape of a batch: rows, source positions (1 if there is no source), target positions."""
 
     rows: int
     source: int
@@ -32,12 +32,12 @@ class Shape(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """What a perplexity is measured with.
+    """Batches for measuring a perplexity.
 
     Attributes:
-        batches: in order, for a model in evaluation mode: :meth:`Task.loss` of each is added up.
-        words: of all of them, by which the sum is divided; None: their target tokens.
-        consecutive: whether each batch goes on, row by row, with the state that the one before has left.
+        batches: batches in order, whose :meth:`Task.loss` is summed with the model in evaluation mode.
+        words: number of words by which the sum is divided; None: the number of target tokens.
+        consecutive: True if each batch continues with the states that the previous batch left in the model.
     """
 
     batches: Iterator[AnyBatch]
@@ -46,38 +46,38 @@ class Evaluation(NamedTuple):
 
 
 class Task(Protocol):
-    """Something that a model learns from batches.
+    """Interface of a task: builds the model and its batches, and computes the loss.
 
-    What a model's buffers hold is carried from one training step to the next: checkpoints have it.
+    Model buffers carry state from one training step to the next and are saved in checkpoints.
     """
 
     @property
     def name(self) -> str:
-        """As the key ``task`` of a recipe has it."""
+        """Name of the task, the value of a recipe's key ``task``."""
 
     @property
     def translates(self) -> bool:
-        """Whether its model is searched for translations, in validation and afterwards."""
+        """True if its model produces translations by search, in validation and afterwards."""
 
     @property
     def recipe(self) -> Recipe:
-        """The run."""
+        """Recipe of the run."""
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Entries of its vocabularies, special symbols counted."""
+        """Sizes of the vocabularies, special tokens included."""
 
     def build_model(self) -> nn.Module:
-        """A model with first parameters, drawn from torch's default generator, on the default device."""
+        """Builds a model on the default device with parameters initialized by torch's default generator."""
 
     def batches(self, prepared: PreparedData) -> Batches:
-        """The endless stream of training batches, the same on each rank; its state can be saved."""
+        """Returns the endless stream of training batches, the same on each rank; its position can be saved."""
 
     def evaluation(self, prepared: PreparedData, split: Split, *, exact: bool = False) -> Evaluation:
-        """What the perplexity of a split is measured with; ``exact``: for a final figure, though it takes longer."""
+        """Returns the batches for the perplexity of a split; ``exact`` gives the final figure, but takes longer."""
 
     def example(self, shape: Shape) -> AnyBatch:
-        """A batch of full rows of random ids: what a step takes does not depend on the text."""
+        """Returns a batch of full rows of random ids, for measurements that do not depend on the text."""
 
     def loss(
         self,
@@ -86,34 +86,34 @@ class Task(Protocol):
         implementations: Implementations,
         label_smoothing: float = 0.0,
     ) -> Tensor:
-        """The loss summed over a batch's target tokens, padding not counted.
+        """Computes the loss of a batch, summed over its target tokens without padding.
 
-        The sum, not the mean: whoever accumulates several batches divides by the target tokens of all of them, so that
-        the size of one batch makes no difference to the update. How many they are a batch knows.
+        The caller divides the sum by the target tokens of all batches of an update, so that each token has the same
+        weight.
 
         Args:
-            model: what :meth:`build_model` made, in training or evaluation mode.
-            batch: on the model's device.
-            implementations: of the ops.
+            model: model from :meth:`build_model`, in training or evaluation mode.
+            batch: batch on the model's device.
+            implementations: implementations of the operations.
             label_smoothing: probability mass spread evenly over all target tokens.
 
         Returns:
-            A float32 scalar in nats on the model's device, which nothing here waits for.
+            Loss in nats, a float32 scalar on the model's device, without synchronisation.
         """
 
     def description(self) -> dict[str, Any]:
-        """What tells its models apart, as JSON values: the recipe's model section and the sizes of vocabularies."""
+        """Returns the model section of the recipe and the vocabulary sizes as JSON values, which identify the model."""
 
     def layers(self, model: nn.Module) -> dict[str, str]:
-        """The ledger's layer (embedding, encoder, attention, decoder, output) of every parameter name of a model."""
+        """Returns the layer (embedding, encoder, attention, decoder or output) of each parameter, by parameter name."""
 
 
 def random_ids(vocabulary: int, rows: int, positions: int) -> torch.Tensor:
-    """Ids (rows, positions) of no more different words than text has."""
+    """Draws ids (rows, positions) with as many distinct words as natural text of this size has at most."""
     words = min(vocabulary - FIRST_ID, most_distinct(rows * positions) or vocabulary)
     return torch.randint(FIRST_ID, FIRST_ID + max(1, words), (rows, positions))
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Where a model's parameters are."""
+    """Returns the device of a model's parameters."""
     return next(model.parameters()).device

@@ -1,4 +1,4 @@
-"""Which task the key ``task`` of a recipe means."""
+"""Registry of tasks by the recipe's key ``task``."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ TASKS: dict[str, Callable[[Recipe, Vocabularies], Task]] = {
     "translation": TranslationTask.of,
     "language_model": LanguageModelTask.of,
 }
-"""How each is made from a recipe and its vocabularies."""
+"""Factory of each task from a recipe and its vocabularies."""
 
-_OF_SIZES: dict[str, Callable[..., Task]] = {
+_FACTORIES_BY_SIZES: dict[str, Callable[..., Task]] = {
     "translation": TranslationTask.of_sizes,
     "language_model": LanguageModelTask,
 }
 
 
 def make_task(recipe: Recipe, prepared: PreparedData) -> Task:
-    """The task of a recipe over its prepared text."""
+    """Creates the task of a recipe with the vocabularies of its prepared data."""
     return TASKS[recipe.task](recipe, prepared.vocabularies)
 
 
 def task_of_sizes(recipe: Recipe, sizes: Sequence[int]) -> Task:
-    """The task of a recipe whose vocabularies have so many entries, see :attr:`econmt.tasks.protocol.Task.sizes`."""
-    return _OF_SIZES[recipe.task](recipe, *sizes)
+    """Creates the task of a recipe with vocabulary sizes, see :attr:`econmt.tasks.protocol.Task.sizes`."""
+    return _FACTORIES_BY_SIZES[recipe.task](recipe, *sizes)

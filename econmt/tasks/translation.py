@@ -1,4 +1,4 @@
-"""Translation: sentence pairs, an attention-LSTM model, the cross-entropy of the target tokens."""
+"""Translation task: sentence pairs, an attention-LSTM model, cross-entropy of the target tokens."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from econmt.tasks.protocol import Evaluation, Shape, Split, random_ids
 
 @dataclass(frozen=True)
 class TranslationTask:
-    """See :class:`econmt.tasks.protocol.Task`.
+    """Task of translation, see :class:`econmt.tasks.protocol.Task`.
 
     Args:
-        recipe: the run.
-        source_size: source vocabulary, special symbols counted.
-        target_size: target vocabulary.
-        factor_sizes: vocabularies of the source factors.
+        recipe: recipe of the run.
+        source_size: size of the source vocabulary, special tokens included.
+        target_size: size of the target vocabulary, special tokens included.
+        factor_sizes: vocabulary size of each stream of source factors.
     """
 
     recipe: Recipe
@@ -38,7 +38,7 @@ class TranslationTask:
 
     @classmethod
     def of(cls, recipe: Recipe, vocabularies: Vocabularies) -> TranslationTask:
-        """The task of a recipe with its vocabularies."""
+        """Creates the task of a recipe with its vocabularies."""
         return cls.of_sizes(
             recipe, vocabularies.source.size, vocabularies.target.size, *vocabularies.factor_sizes
         )
@@ -47,12 +47,12 @@ class TranslationTask:
     def of_sizes(
         cls, recipe: Recipe, source_size: int, target_size: int, *factor_sizes: int
     ) -> TranslationTask:
-        """The task of a recipe by the numbers of :attr:`sizes`."""
+        """Creates the task of a recipe from its :attr:`sizes`."""
         return cls(recipe, source_size, target_size, factor_sizes=factor_sizes)
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Entries of the source and of the target vocabulary, and of each stream of source factors."""
+        """Sizes of the source vocabulary, the target vocabulary and each stream of source factors."""
         return self.source_size, self.target_size, *self.factor_sizes
 
     def build_model(self) -> TranslationModel:
@@ -68,9 +68,9 @@ class TranslationTask:
         prepared: PreparedData,
         split: Split,
         *,
-        exact: bool = False,  # noqa: ARG002  it always is
+        exact: bool = False,  # noqa: ARG002  always exact
     ) -> Evaluation:
-        """See :meth:`econmt.tasks.protocol.Task.evaluation`; pairs that are too long are left out."""
+        """See :meth:`econmt.tasks.protocol.Task.evaluation`; leaves out pairs that are too long."""
         store = prepared.valid if split == "valid" else prepared.test
         assert store is not None
         decoding = self.recipe.decoding
@@ -80,7 +80,7 @@ class TranslationTask:
         """See :meth:`econmt.tasks.protocol.Task.example`."""
         rows, source, target = shape
         words = random_ids(self.source_size, rows, source)
-        # A word with the same factors wherever it is: no more different numbers than there are words.
+        # Factors are a function of the word, so that there are no more distinct joint ids than words.
         factors = [words % size for size in self.factor_sizes]
         return Batch(
             source=joined_ids(words, factors, (self.source_size, *self.factor_sizes)),
@@ -100,15 +100,15 @@ class TranslationTask:
         implementations: Implementations,
         label_smoothing: float = 0.0,
     ) -> Tensor:
-        """See :meth:`econmt.tasks.protocol.Task.loss`; the end of a sentence is a target token too.
+        """See :meth:`econmt.tasks.protocol.Task.loss`; the end of a sentence counts as a target token.
 
-        Of a model in training mode the loss of the length task is added.
+        Adds the loss of the length task if the model is in training mode.
         """
         assert isinstance(model, TranslationModel)
         assert isinstance(batch, Batch)
-        also: dict[str, float] = {}
+        length_options: dict[str, float] = {}
         if model.training and model.length_ratio is not None:
-            also["length_task_weight"] = self.recipe.training.length_task_weight
+            length_options["length_task_weight"] = self.recipe.training.length_task_weight
         return model.loss(
             batch.source,
             batch.source_lengths,
@@ -116,7 +116,7 @@ class TranslationTask:
             batch.target_output,
             label_smoothing,
             implementations,
-            **also,
+            **length_options,
         )
 
     def description(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What every task's batches have in common: who trains knows rows, their places and how many tokens are learnt."""
+"""Interfaces of batches and batch streams that all tasks share."""
 
 from __future__ import annotations
 
@@ -19,64 +19,64 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AnyBatch(ABC):
-    """Rows of token ids; every tensor is int64 with B rows."""
+    """Base class of batches: B rows of token ids, all tensors int64."""
 
     filler: ClassVar[Mapping[str, int]] = MappingProxyType({"indices": -1})
-    """What a row that stands in holds, by the name of a tensor; padding in all others."""
+    """Values of padding rows by tensor name; other tensors are filled with ``<pad>``."""
 
     indices: torch.Tensor
-    """(B,): where each row is in its store, for a person; it stays on the CPU. -1 in a row that stands in."""
+    """Index of each row in its token store, for messages, (B,); -1 for padding rows."""
     target_tokens: int
-    """Tokens that are learnt, padding not counted."""
+    """Number of target tokens that contribute to the loss, padding excluded."""
 
     @property
     @abstractmethod
     def positions(self) -> tuple[int, int]:
-        """Padded source and target positions; batches alike in both have the same shape but for rows."""
+        """Padded numbers of source and target positions."""
 
     @property
     @abstractmethod
     def size_text(self) -> str:
-        """Its size, for a person."""
+        """Size of the batch in words, for messages."""
 
     @property
     def rate(self) -> float:
-        """What the learning rate of its update is multiplied by."""
+        """Factor of the learning rate for this batch."""
         return 1.0
 
     def to(self, device: torch.device | str) -> Self:
-        """The same batch with all tensors on ``device``; what a GPU has to do before is not waited for."""
+        """Copies all tensors to ``device``, asynchronously to a GPU."""
         pinned = torch.device(device).type == "cuda"
 
-        def there(value: Any) -> Any:
+        def copied(value: Any) -> Any:
             if not isinstance(value, torch.Tensor):
                 return value
-            # A copy of what may be paged out, once it is large, begins when the GPU has done all else.
+            # Without pinning, a large copy waits until the GPU has finished its queued work.
             if pinned and not value.is_cuda:
                 value = value.pin_memory()
             return value.to(device, non_blocking=True)
 
-        return type(self)(**{name: there(value) for name, value in vars(self).items()})
+        return type(self)(**{name: copied(value) for name, value in vars(self).items()})
 
     def split(self, rows: int) -> list[Self]:
-        """The same rows in the fewest parts of at most ``rows`` rows, as even as can be, padded as before."""
+        """Splits the batch into the fewest parts of at most ``rows`` rows, nearly equal in size, same padding."""
         count = -(-len(self.indices) // rows)
         return [self] if count == 1 else [self.part(part) for part in _even_parts(len(self.indices), count)]
 
     def first(self, rows: int) -> Self:
-        """The first ``rows`` rows, or all if there are fewer, padded as before."""
+        """Returns the first ``rows`` rows, or all if there are fewer, with the same padding."""
         return self if rows >= len(self.indices) else self.part(slice(0, rows))
 
     def trimmed(self) -> Self:
-        """The same rows without the columns in which all have padding."""
+        """Returns the batch without the columns in which all rows have padding."""
         return self
 
     def share(self, rank: int, size: int, rows: int | None = None) -> Self:
-        """The rows of one of ``size`` ranks: neighbours, as many on each, with rows that stand in where there are none.
+        """Returns the contiguous rows of one rank, padded so that all ranks have equally many.
 
         Args:
-            rank: whose. size: how many ranks.
-            rows: of each rank, enough for all together; None: the fewest.
+            rank: the rank. size: number of ranks.
+            rows: rows per rank, enough for the whole batch; None: the fewest possible.
         """
         if size == 1:
             return self
@@ -85,11 +85,11 @@ class AnyBatch(ABC):
         return part.filled(rows)
 
     def renumbered(self) -> Self:
-        """The same rows where no others have carried states: these then go by the places of the rows here."""
+        """Renumbers carried states by the positions of the rows in this batch, for a model that holds only these."""
         return self
 
     def filled(self, rows: int) -> Self:
-        """The same rows, and after them so many that stand in that there are ``rows``: no token of them is learnt."""
+        """Pads the batch to ``rows`` rows. Padding rows contribute no loss."""
         missing = rows - len(self.indices)
         if missing <= 0:
             return self
@@ -102,20 +102,20 @@ class AnyBatch(ABC):
 
     @abstractmethod
     def part(self, rows: slice) -> Self:
-        """Some rows, padded as before."""
+        """Returns some rows, with the same padding."""
 
     def _tensors(self, rows: slice) -> dict[str, torch.Tensor]:
         return {name: value[rows] for name, value in vars(self).items() if isinstance(value, torch.Tensor)}
 
 
 def _even_parts(rows: int, count: int) -> list[slice]:
-    """``count`` neighbouring slices of ``rows`` rows, the first ones a row longer where it does not go evenly."""
+    """Divides ``rows`` rows into ``count`` contiguous slices whose lengths differ by at most one."""
     ends = [-(-rows * number // count) for number in range(count + 1)]
     return [slice(begin, end) for begin, end in pairwise(ends)]
 
 
 class BatchShape(NamedTuple):
-    """A padded shape of batches: source and target positions, the most rows of any of them, how many there are."""
+    """Padded shape: source and target positions, largest number of rows, and number of batches with this shape."""
 
     source: int
     target: int
@@ -124,7 +124,7 @@ class BatchShape(NamedTuple):
 
 
 class Batches(Protocol):
-    """An endless stream of batches, epoch after epoch; the same (seed, epoch, position) gives the same batch."""
+    """Endless stream of batches over epochs; a batch depends on seed, epoch and position only."""
 
     @property
     def epoch(self) -> int:
@@ -132,23 +132,23 @@ class Batches(Protocol):
 
     @property
     def batches_per_epoch(self) -> int:
-        """Number of batches in the running epoch, the same on each rank."""
+        """Number of batches in the current epoch, the same on every rank."""
 
     def state_dict(self) -> dict[str, int]:
-        """Where the stream stands; JSON-able."""
+        """Returns the position of the stream, JSON-serialisable."""
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Go to where :meth:`state_dict` was taken."""
+        """Restores the position that :meth:`state_dict` returned."""
 
     def __iter__(self) -> Iterator[AnyBatch]: ...
 
     def __next__(self) -> AnyBatch: ...
 
     def shapes(self) -> list[BatchShape]:
-        """Every padded shape that batches of an epoch have, by rising target, then source positions."""
+        """Returns all padded shapes of the batches of an epoch, sorted by target, then source positions."""
 
     def worst_batch(self) -> AnyBatch:
-        """The batch that needs the most memory."""
+        """Returns the batch that needs the most memory."""
 
     def largest_batch(self, source: int, target: int) -> AnyBatch:
-        """The batch with the most rows of those of this padded shape, one of :meth:`shapes`."""
+        """Returns the batch with the most rows of this padded shape, one of :meth:`shapes`."""

@@ -1,26 +1,23 @@
-"""Batches: padded tensors of sentence pairs of like length, in an order fixed by seed and epoch.
+"""Batches of sentence pairs of similar length, padded to few shapes, in an order fixed by seed and epoch.
 
-An epoch is planned as a table with one row a batch, which depends only on how many pairs each bucket has:
-every bucket gives as many full batches of its own shape as it can, and what remains does not become tiny batches.
-Of derived buckets it goes into the next larger bucket; of fixed ones, which are many, it is put together, in the
-order of their shapes, into batches of mixed shape, each padded to the longest of its buckets. Tensors are padded to the
-bucket's shape, so that few shapes occur; :meth:`Batch.trimmed` cuts one to its own longest pair.
+An epoch is planned as a table with one row per batch. Every bucket gives as many full batches of its shape as it can.
+The remaining pairs of a derived bucket go into the next larger bucket; those of fixed buckets, which are many, are
+combined in the order of their shapes into batches of mixed shape, padded to the longest bucket. Padding to bucket
+shapes keeps the number of tensor shapes small; :meth:`Batch.trimmed` cuts a batch to its longest pair.
 
-An epoch then shuffles the rows of the table, and the pairs inside each bucket: of a fixed one all; of a derived one
-first those of the same two lengths among each other, then those that stand within a batch's size of each other in
-the order of lengths, counted from another place in each epoch. So batches hold pairs of nearly the same lengths, and
-which pairs share a batch changes with the epoch.
+Each epoch shuffles the rows of the table and the pairs inside each bucket: all pairs of a fixed bucket; in a derived
+one, first pairs of equal lengths, then pairs within windows of one batch in the order of lengths, with a window offset
+that differs between epochs. Batches so hold pairs of nearly equal lengths, but different ones in each epoch.
 
-The stream knows nothing of ranks: each of several makes the same batches and takes its rows of them
-(:meth:`econmt.data.batching.batch.AnyBatch.share`), so that the recipe's batch is that of one update over all ranks.
+The stream is the same on every rank; each rank takes its rows of a batch (:meth:`econmt.data.batching.batch.AnyBatch.share`), so
+that the recipe's batch size is that of one update over all ranks.
 
-With BPE-dropout a pair is cut anew in every epoch, from a generator seeded by (seed, epoch, pair): neither
-the batch, the rank nor the history matters, so a resumed run sees what an uninterrupted one sees. Buckets are
-then made for the longer cut (see :func:`dropout_capacity`), and a cut that would not fit its bucket is drawn
-again.
+With BPE-dropout a pair is segmented again in every epoch by a generator seeded with (seed, epoch, pair), so that
+neither batch, rank nor a resumed run changes the result. Buckets then have room for longer segmentations (see
+:func:`dropout_capacity`), and a segmentation that does not fit is drawn again.
 
-Where corpora are mixed by weight, or pairs get noise, each epoch has pairs and lengths of its own: it is planned anew,
-with the same shapes, from seed and epoch.
+With mixing or noise, the pairs and lengths of each epoch differ; it is planned again from seed and epoch, with the same
+shapes.
 """
 
 from __future__ import annotations
@@ -53,37 +50,37 @@ from econmt.data.text.subwords import BOS, EOS, PAD
 
 @dataclass(frozen=True)
 class Batch(AnyBatch):
-    """Padded sentence pairs; B rows, S source positions, T target positions, all tensors int64."""
+    """Padded sentence pairs: B rows, S source positions, T target positions, all tensors int64."""
 
     filler: ClassVar[Mapping[str, int]] = MappingProxyType({"indices": -1, "source_lengths": 1})
-    """A row that stands in has one source position, since an attention cannot attend to none."""
+    """Values of padding rows; they have one source position, because attention over none is undefined."""
 
     source: torch.Tensor
-    """(B, S): tokens, ``</s>``, padding."""
+    """Source tokens, ``</s>``, padding, (B, S)."""
     source_lengths: torch.Tensor
-    """(B,): ``</s>`` counted."""
+    """Source lengths including ``</s>``, (B,)."""
     target_input: torch.Tensor
-    """(B, T): ``<s>``, tokens, padding."""
+    """Decoder input: ``<s>``, tokens, padding, (B, T)."""
     target_output: torch.Tensor
-    """(B, T): tokens, ``</s>``, padding."""
+    """Tokens to predict: tokens, ``</s>``, padding, (B, T)."""
     target_lengths: torch.Tensor
-    """(B,): ``</s>`` counted; 0 in a row that stands in."""
+    """Target lengths including ``</s>``, (B,); 0 for padding rows."""
     source_tokens: int
-    """Sum of ``source_lengths`` over real pairs: tokens that are not padding."""
+    """Number of source tokens, padding excluded."""
 
     @property
     def positions(self) -> tuple[int, int]:
-        """S and T."""
+        """Padded numbers of source and target positions, S and T."""
         return self.source.shape[1], self.target_output.shape[1]
 
     @property
     def size_text(self) -> str:
-        """As "64 pairs, 20 source and 25 target positions"."""
+        """Size of the batch, as "64 pairs, 20 source and 25 target positions"."""
         source, target = self.positions
         return f"{len(self.indices)} pairs, {source} source and {target} target positions"
 
     def trimmed(self) -> Batch:
-        """The same pairs without the columns in which all have padding."""
+        """Returns the batch without the columns in which all pairs have padding."""
         source = max(1, int(self.source_lengths.max()))
         target = max(1, int(self.target_lengths.max()))
         return replace(
@@ -94,7 +91,7 @@ class Batch(AnyBatch):
         )
 
     def part(self, rows: slice) -> Batch:
-        """Some pairs, padded as before."""
+        """Returns some pairs, with the same padding."""
         tensors = self._tensors(rows)
         real = tensors["indices"] >= 0
         return Batch(
@@ -112,13 +109,13 @@ def pad_batch(
     target_lengths: IntArray,
     shape: tuple[int, int],
 ) -> Batch:
-    """Make a batch from ids without sentence marks.
+    """Builds a batch from token ids without ``<s>`` and ``</s>``.
 
     Args:
-        indices: (B,).
-        source, target: (B, at least the longest row) ids; what lies past a row's length is not read.
-        source_lengths, target_lengths: (B,), ``</s>`` not counted.
-        shape: source and target positions of the result; each side has room for ``</s>``.
+        indices: indices of the pairs in the store, (B,).
+        source, target: ids, (B, at least the longest row); values past a row's length are ignored.
+        source_lengths, target_lengths: lengths without ``</s>``, (B,).
+        shape: source and target positions of the batch; each has room for ``</s>``.
     """
     rows = len(indices)
     padded_source = _with_end(source, source_lengths, shape[0])
@@ -139,7 +136,7 @@ def pad_batch(
 
 
 def _with_end(ids: IntArray, lengths: IntArray, width: int) -> npt.NDArray[np.int64]:
-    """Copy rows into a (B, width) array, ``</s>`` after each, padding after that."""
+    """Copies rows into a (B, width) array, each followed by ``</s>`` and padding."""
     padded = np.full((len(lengths), width), PAD, dtype=np.int64)
     columns = np.arange(ids.shape[1])
     inside = columns < lengths[:, None]
@@ -149,12 +146,12 @@ def _with_end(ids: IntArray, lengths: IntArray, width: int) -> npt.NDArray[np.in
 
 
 def rows_of_batch(batch: BatchSize, target_positions: int) -> int:
-    """Rows of a full batch with ``target_positions`` padded target positions: at least one."""
+    """Returns the number of rows of a full batch with ``target_positions`` padded target positions, at least 1."""
     return batch.size if batch.type == "sentence" else max(1, batch.size // target_positions)
 
 
 class BatchIterator:
-    """An endless stream of batches, epoch after epoch; the same (seed, epoch, position) gives the same batch."""
+    """Endless stream of batches over epochs; a batch depends on seed, epoch and position only."""
 
     def __init__(
         self,
@@ -167,16 +164,16 @@ class BatchIterator:
         mixture: Mixture | None = None,
         noise: NoiseMaker | None = None,
     ) -> None:
-        """Plan the epochs.
+        """Plans the first epoch.
 
         Args:
-            data: prepared data, of which the training split is read, with BPE-dropout if its recipe asks for
-                it; or a token store, without.
-            batch: how many pairs an update takes.
-            rule: a width, of which lengths are rounded up to multiples; or how buckets are derived.
-            seed: of the order and of BPE-dropout.
-            max_length: no side of a pair is longer than this many tokens, BPE-dropout and noise or not.
-            mixture: which pairs an epoch has; None: all. noise: what becomes of them. Both need derived buckets.
+            data: prepared data, whose training split is read, with BPE-dropout if the recipe has it; or a token store
+                without BPE-dropout.
+            batch: size of a batch.
+            rule: width to whose multiples lengths are rounded up, or the rule that derives buckets.
+            seed: seed of the order and of BPE-dropout.
+            max_length: maximum number of tokens on a side, also after BPE-dropout and noise.
+            mixture: selects the pairs of an epoch; None: all. noise: changes them. Both need derived buckets.
         """
         self._store = data.train if isinstance(data, PreparedData) else data
         assert len(self._store) > 0, "an empty store is refused when it is made"
@@ -211,7 +208,7 @@ class BatchIterator:
         return buckets, plan_epoch(buckets.shapes, buckets.counts, rows, self._rule)
 
     def _go_to_epoch(self) -> None:
-        """Plan the current epoch, if it is not planned and differs from the one that is."""
+        """Plans the current epoch if epochs differ and another one is planned."""
         if self._changing is not None and self._planned_epoch != self._epoch:
             self._buckets, self._table = self._plan(self._changing.buckets(self._epoch))
             self._order = self._buckets.order.copy()
@@ -219,7 +216,7 @@ class BatchIterator:
 
     @property
     def store(self) -> TokenStore:
-        """The pairs."""
+        """Token store of the pairs."""
         return self._store
 
     @property
@@ -229,19 +226,18 @@ class BatchIterator:
 
     @property
     def batches_per_epoch(self) -> int:
-        """Number of batches in the current epoch: the same in each, but for mixtures and noise."""
+        """Number of batches in the current epoch; differs between epochs only with mixing or noise."""
         self._go_to_epoch()
         return len(self._table.rows)
 
     def state_dict(self) -> dict[str, int]:
-        """Where the stream stands; JSON-able."""
+        """Returns the position of the stream, JSON-serialisable."""
         return {"epoch": self._epoch, "position": self._position, "batches_per_epoch": self.batches_per_epoch}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Go to where :meth:`state_dict` was taken.
+        """Restores the position that :meth:`state_dict` returned.
 
-        If an epoch has another number of batches now (another batch size was asked for), the stream goes on
-        at the same share of the epoch.
+        If the number of batches in an epoch has changed since, continues at the same fraction of the epoch.
         """
         self._epoch = int(state["epoch"])
         then, now = int(state["batches_per_epoch"]), self.batches_per_epoch
@@ -254,70 +250,69 @@ class BatchIterator:
     def __next__(self) -> Batch:
         self._shuffle()
         row = int(self._permutation[self._position])
-        batch = self._build(self._places_of(row, self._order), self._shape_of(row), self._epoch)
+        batch = self._build(self._positions_of(row, self._order), self._shape_of(row), self._epoch)
         self._position += 1
         if self._position == self.batches_per_epoch:
             self._epoch, self._position = self._epoch + 1, 0
         return batch
 
     def plan(self) -> Iterator[tuple[npt.NDArray[np.int32], tuple[int, int]]]:
-        """The pairs and the shape of each batch of the current epoch, from its first; reads no text."""
+        """Yields the pairs and the shape of each batch of the current epoch, without reading text."""
         self._shuffle()
         for row in self._permutation.tolist():
-            yield self._stored(self._places_of(row, self._order)), self._shape_of(row)
+            yield self._store_indices(self._positions_of(row, self._order)), self._shape_of(row)
 
     def shapes(self) -> list[BatchShape]:
-        """Every padded shape that batches of an epoch have, by rising target, then source positions.
+        """Returns all padded shapes of the batches of an epoch, sorted by target, then source positions.
 
-        With BPE-dropout a batch may come out smaller than its shape here, never larger. Where epochs differ these are
-        the shapes of all of them, each with the rows of a full batch, and with how many the current epoch has, at
-        least 1.
+        With BPE-dropout a batch can be smaller than its shape here, never larger. With mixing or noise these are the
+        shapes of all epochs, each with the rows of a full batch and its count in the current epoch, at least 1.
         """
         self._go_to_epoch()
         if self._changing is not None:
-            there = Counter(map(tuple, self._table.shapes.tolist()))
+            counts = Counter(map(tuple, self._table.shapes.tolist()))
             return [
-                BatchShape(source, target, rows_of_batch(self._batch, target), max(1, there[source, target]))
+                BatchShape(source, target, rows_of_batch(self._batch, target), max(1, counts[source, target]))
                 for source, target in self._buckets.shapes.tolist()
             ]
-        found: dict[tuple[int, int], list[int]] = {}
+        rows_by_shape: dict[tuple[int, int], list[int]] = {}
         for row, rows in enumerate(self._table.rows.tolist()):
-            found.setdefault(self._shape_of(row), []).append(rows)
+            rows_by_shape.setdefault(self._shape_of(row), []).append(rows)
         return [
             BatchShape(source, target, max(rows), len(rows))
-            for (source, target), rows in sorted(found.items(), key=lambda item: item[0][::-1])
+            for (source, target), rows in sorted(rows_by_shape.items(), key=lambda item: item[0][::-1])
         ]
 
     def worst_batch(self) -> Batch:
-        """The batch that needs the most memory: the most rows x source x target positions of any in an epoch."""
+        """Returns the batch that needs the most memory: the largest rows x source x target positions of an epoch."""
         if self._changing is not None:
             worst = max(self.shapes(), key=lambda each: (each.rows * each.source * each.target, each.rows))
             return self.largest_batch(worst.source, worst.target)
         volume = self._table.rows * self._table.shapes[:, 0] * self._table.shapes[:, 1]
         positions = self._table.rows * self._table.shapes.sum(axis=1)
-        return self._plain_batch(int(np.lexsort((positions, volume))[-1]))
+        return self._unshuffled_batch(int(np.lexsort((positions, volume))[-1]))
 
     def largest_batch(self, source: int, target: int) -> Batch:
-        """The batch with the most rows of those of this padded shape, one of :meth:`shapes`."""
-        if self._changing is not None:  # some epoch may have it
+        """Returns the batch with the most rows of this padded shape, one of :meth:`shapes`."""
+        if self._changing is not None:  # epochs differ; any of them may contain this batch
             indices = self._changing.pairs_within(source, target, rows_of_batch(self._batch, target))
             return pad_batch(indices, *self._store.gather(indices), (source, target))
         alike = np.flatnonzero((self._table.shapes == (source, target)).all(axis=1))
-        return self._plain_batch(int(alike[np.argmax(self._table.rows[alike])]))
+        return self._unshuffled_batch(int(alike[np.argmax(self._table.rows[alike])]))
 
-    def _plain_batch(self, row: int) -> Batch:
-        """A batch as the table has it: no epoch's order, no BPE-dropout."""
-        indices = self._places_of(row, self._buckets.order)
+    def _unshuffled_batch(self, row: int) -> Batch:
+        """Builds batch ``row`` of the table in stored order and without BPE-dropout."""
+        indices = self._positions_of(row, self._buckets.order)
         return pad_batch(indices, *self._store.gather(indices), self._shape_of(row))
 
     def _shape_of(self, row: int) -> tuple[int, int]:
         return int(self._table.shapes[row, 0]), int(self._table.shapes[row, 1])
 
-    def _stored(self, places: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-        """The pairs in the store that stand at places of the current epoch."""
-        return places if self._changing is None else self._changing.epoch.pairs[places]
+    def _store_indices(self, positions: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+        """Maps positions in the current epoch to pairs of the store."""
+        return positions if self._changing is None else self._changing.epoch.pairs[positions]
 
-    def _places_of(self, row: int, order: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+    def _positions_of(self, row: int, order: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
         start, end = int(self._table.starts[row]), int(self._table.starts[row] + self._table.rows[row])
         pairs = len(order)
         if start < pairs:
@@ -325,7 +320,7 @@ class BatchIterator:
         return order[self._table.remainders[start - pairs : end - pairs]]
 
     def _shuffle(self) -> None:
-        """Bring pairs and batches into the order of the current epoch."""
+        """Shuffles pairs and batches for the current epoch."""
         self._go_to_epoch()
         if self._shuffled_epoch == self._epoch:
             return
@@ -340,22 +335,22 @@ class BatchIterator:
         self._permutation = draw.permutation(len(self._table.rows))
         self._shuffled_epoch = self._epoch
 
-    def _build(self, places: npt.NDArray[np.int32], shape: tuple[int, int], epoch: int) -> Batch:
-        indices = self._stored(places)
+    def _build(self, positions: npt.NDArray[np.int32], shape: tuple[int, int], epoch: int) -> Batch:
+        indices = self._store_indices(positions)
         pairs = self._store.gather(indices)
-        room = min(shape[0] - 1, self._max_length), min(shape[1] - 1, self._max_length)
+        max_lengths = min(shape[0] - 1, self._max_length), min(shape[1] - 1, self._max_length)
         if self._changing is not None and self._changing.noise is not None:
-            kinds = self._changing.epoch.kinds[places]
-            pairs = self._changing.noise.apply(kinds, places, pairs, room, (self._seed, epoch))
+            kinds = self._changing.epoch.kinds[positions]
+            pairs = self._changing.noise.apply(kinds, positions, pairs, max_lengths, (self._seed, epoch))
         if self._dropout is not None:
-            pairs = self._dropout.resample(indices, pairs, room, (self._seed, epoch))
+            pairs = self._dropout.resample(indices, pairs, max_lengths, (self._seed, epoch))
         if self._dropout is not None or self._changing is not None:
             longest = int(pairs.source_lengths.max()) + 1, int(pairs.target_lengths.max()) + 1
             shape = self._shape_for(*longest, shape)
         return pad_batch(indices, *pairs, shape)
 
     def _shape_for(self, source: int, target: int, largest: tuple[int, int]) -> tuple[int, int]:
-        """The shape for a batch whose pairs turned out shorter than they might have: no larger than ``largest``."""
+        """Returns the smallest shape for the actual lengths of a batch, at most ``largest``."""
         if not isinstance(self._rule, Derived):
             positions = round_up(np.array([source, target]), self._rule)
             return int(positions[0]), int(positions[1])
@@ -368,11 +363,11 @@ class BatchIterator:
 
 
 def bucket_rule(recipe: Recipe, target_vocabulary: int) -> int | Derived:
-    """How a recipe's pairs are put into buckets: a width, or that they are derived.
+    """Returns the bucket rule of a recipe: the width of fixed buckets, or the rule that derives buckets.
 
     Args:
-        recipe: the run.
-        target_vocabulary: entries of the output layer, on which the work of a target position depends.
+        recipe: the recipe.
+        target_vocabulary: size of the output layer, on which the cost of a target position depends.
     """
     training = recipe.training
     if training.bucket_width is not None:
@@ -381,10 +376,10 @@ def bucket_rule(recipe: Recipe, target_vocabulary: int) -> int | Derived:
 
 
 def training_batches(recipe: Recipe, prepared: PreparedData) -> BatchIterator:
-    """The batches of a recipe's training; see :class:`BatchIterator`.
+    """Returns the training batches of a recipe.
 
     Raises:
-        InputError: a corpus that is to be mixed is empty.
+        InputError: if a corpus with a mixing weight is empty.
     """
     training, data = recipe.training, recipe.pairs
     store, mixture, noise = prepared.train, None, None
@@ -404,15 +399,15 @@ def training_batches(recipe: Recipe, prepared: PreparedData) -> BatchIterator:
 
 
 def longer_than(store: TokenStore, longest_side: int) -> npt.NDArray[np.bool_]:
-    """Which pairs have more tokens than ``longest_side`` on a side."""
+    """Returns a mask (N,) of the pairs with more than ``longest_side`` tokens on a side."""
     longest: npt.NDArray[np.bool_] = np.maximum(store.source_lengths, store.target_lengths) > longest_side
     return longest
 
 
 def valid_batches(store: TokenStore, batch_size: int, longest_side: int | None = None) -> Iterator[Batch]:
-    """Every pair once, without shuffling, pairs of like length together, padded to the longest of the batch.
+    """Yields every pair once, sorted by length and padded to the longest pair of its batch.
 
-    Pairs with more tokens than ``longest_side`` on a side are left out: one line of a million would hold up all others.
+    Leaves out pairs with more than ``longest_side`` tokens on a side; a single huge line would delay all others.
     """
     order = np.lexsort((store.source_lengths, store.target_lengths))
     if longest_side is not None:

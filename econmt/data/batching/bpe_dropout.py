@@ -1,13 +1,12 @@
-"""BPE-dropout (Provilkov et al., 2020): every epoch cuts words anew, each merge skipped with probability p.
+"""BPE-dropout (Provilkov et al., 2020): every epoch segments words again, skipping each merge with probability p.
 
-SentencePiece has a sampler of its own, but its generator is local to a thread and cannot be saved, so a
-resumed run could not see what an uninterrupted one sees. This encoder makes the same choices (a merge whose
-turn it is is dropped with probability p) from any numpy generator, and agrees with SentencePiece where nothing
-is dropped.
+SentencePiece has a sampler too, but its thread-local generator cannot be saved, so that a resumed run would differ from
+an uninterrupted one. This encoder makes the same choices with any NumPy generator and equals SentencePiece where no
+merge is skipped.
 
-A word's cut follows from which of its merges are skipped. Most words lose none or one, so cuts are remembered
-by (word, skipped merges), and the number of merges until the next skip is drawn at once from a geometric
-distribution: a word costs little more than a look-up.
+The segmentation of a word is determined by its skipped merges. Most words have none or one, so segmentations are cached
+by (word, skipped merges), and the number of merges until the next skip is drawn from a geometric distribution: a word
+costs little more than a look-up.
 """
 
 from __future__ import annotations
@@ -22,30 +21,30 @@ from econmt.data.batching.token_store import IntArray, PairIds, rectangle
 from econmt.data.text.source_factors import with_factors_of
 from econmt.data.text.subwords import UNK, WORD_START, SentencePieceVocabulary, Vocabularies, Vocabulary
 
-_MOST_REMEMBERED = 500_000
+_MAX_CACHED = 500_000
 _DRAWS = 16
 _TRIES = 4
 
 
 class Cut(NamedTuple):
-    """One way to cut a word."""
+    """Segmentation of a word."""
 
     ids: tuple[int, ...]
     merges: int
-    """Merges whose turn came, the skipped ones included."""
+    """Number of merges tried, including skipped ones."""
 
 
 def gaps_between_skips(draw: np.random.Generator, dropout: float) -> Iterator[int]:
-    """Without end: how many merges are done before the next one is skipped, drawn in blocks."""
+    """Yields without end the number of merges before the next skipped one, drawn in blocks."""
     while True:
         yield from (draw.geometric(dropout, size=_DRAWS)[::-1] - 1).tolist()
 
 
 class BpeSampler:
-    """Cuts the words of one vocabulary at random."""
+    """Random segmentation of words with one vocabulary."""
 
     def __init__(self, vocabulary: Vocabulary, dropout: float) -> None:
-        """``vocabulary`` must be a SentencePiece BPE model; ``dropout`` is the probability p of skipping a merge."""
+        """Initializes the sampler of a SentencePiece BPE model; ``dropout`` is the probability of skipping a merge."""
         assert isinstance(vocabulary, SentencePieceVocabulary)
         assert 0.0 < dropout < 1.0
         processor = vocabulary.processor
@@ -59,20 +58,20 @@ class BpeSampler:
         self._cuts: dict[tuple[tuple[int, ...], tuple[int, ...]], Cut] = {}
 
     def cut(self, word: tuple[int, ...], skipped: tuple[int, ...]) -> Cut:
-        """Cut a word (given as ids of any of its cuts) with its merges number ``skipped`` (from 0, rising) left out."""
+        """Segments a word, given as ids of any segmentation, without the merges ``skipped`` (from 0, sorted)."""
         key = (word, skipped)
-        known = self._cuts.get(key)
-        if known is None:
-            if len(self._cuts) >= _MOST_REMEMBERED:
+        segmentation = self._cuts.get(key)
+        if segmentation is None:
+            if len(self._cuts) >= _MAX_CACHED:
                 self._cuts.clear()
-            known = self._merge(word, skipped)
-            if not skipped and len(word) == 1 and known.ids != word:  # no merges make it: it is a tag
-                known = Cut(word, 0)
-            self._cuts[key] = known
-        return known
+            segmentation = self._merge(word, skipped)
+            if not skipped and len(word) == 1 and segmentation.ids != word:  # not the result of merges: a tag
+                segmentation = Cut(word, 0)
+            self._cuts[key] = segmentation
+        return segmentation
 
     def _merge(self, word: tuple[int, ...], skipped: tuple[int, ...]) -> Cut:
-        if UNK in word:  # what an unknown id stood for is not known any more
+        if UNK in word:  # the characters of <unk> are lost
             return Cut(word, 0)
         symbols = list("".join(self._pieces[i] for i in word))
         before = list(range(-1, len(symbols) - 1))
@@ -92,7 +91,7 @@ class BpeSampler:
         while agenda:
             _, left, right, merged = heapq.heappop(agenda)
             if not symbols[left] or not symbols[right] or symbols[left] + symbols[right] != merged:
-                continue  # one of the two has been merged with something else meanwhile
+                continue  # one of the two was merged with another symbol meanwhile
             turn += 1
             if turn - 1 in skipped:
                 continue
@@ -105,11 +104,11 @@ class BpeSampler:
         return Cut(tuple(self._ids.get(symbol, UNK) for symbol in symbols if symbol), turn)
 
     def sample(self, ids: Sequence[int], gaps: Iterator[int]) -> list[int]:
-        """Cut a sentence anew.
+        """Segments a sentence at random.
 
         Args:
-            ids: the sentence, as the vocabulary encodes it.
-            gaps: where the randomness comes from, see :func:`gaps_between_skips`.
+            ids: the sentence as the vocabulary encodes it.
+            gaps: source of randomness, see :func:`gaps_between_skips`.
         """
         result: list[int] = []
         gap = next(gaps)
@@ -133,10 +132,10 @@ class BpeSampler:
 
 
 def dropout_capacity(dropout: float, max_length: int) -> IntArray:
-    """(max_length + 1,): how many tokens a side of 0, 1, ... tokens may have once it is cut anew.
+    """Returns the room for the random segmentation of a side of 0, 1, ... tokens, (max_length + 1,) tokens.
 
-    On German and English the mean growth is about 3 p for small p, so that 1 + 5 p and a few more hold nearly
-    all cuts; the rare longer one is drawn again. No capacity exceeds ``max_length``.
+    On German and English the mean growth is about 3 p for small p, so that 1 + 5 p and a few tokens more suffice for
+    nearly all; a longer segmentation is drawn again. No capacity exceeds ``max_length``.
     """
     lengths = np.arange(max_length + 1)
     stretched: IntArray = np.ceil(lengths * (1.0 + 5.0 * dropout)).astype(np.int64) + 4
@@ -144,7 +143,7 @@ def dropout_capacity(dropout: float, max_length: int) -> IntArray:
 
 
 class BpeDropout:
-    """BPE-dropout on both sides of the pairs of a batch."""
+    """BPE-dropout of both sides of the pairs of a batch."""
 
     def __init__(self, vocabularies: Vocabularies, dropout: float) -> None:
         self._source = BpeSampler(vocabularies.source, dropout)
@@ -156,13 +155,13 @@ class BpeDropout:
     def resample(
         self, indices: IntArray, pairs: PairIds, room: tuple[int, int], seed: tuple[int, int]
     ) -> PairIds:
-        """Cut the pairs of a batch anew.
+        """Segments the pairs of a batch at random.
 
         Args:
-            indices: (B,) of the pairs; each has a generator of its own, seeded by ``seed`` and its index.
-            pairs: as :meth:`TokenStore.gather` gives them.
-            room: most source and target tokens of a cut; the pair itself has no more.
-            seed: run's seed and epoch.
+            indices: indices of the pairs, (B,); the generator of a pair is seeded with ``seed`` and its index.
+            pairs: token ids from :meth:`TokenStore.gather`.
+            room: maximum numbers of source and target tokens; the pairs themselves fit.
+            seed: seed of the run and epoch.
         """
         sources: list[list[int]] = []
         targets: list[list[int]] = []
@@ -172,16 +171,16 @@ class BpeDropout:
             source = pairs.source[row, : pairs.source_lengths[row]].tolist()
             target = pairs.target[row, : pairs.target_lengths[row]].tolist()
             if self._factored is None:
-                sources.append(_fitting(self._source, source, gaps, room[0]))
+                sources.append(_sample_within(self._source, source, gaps, room[0]))
             else:
                 words = [token % self._factored.size for token in source]
-                cut = _fitting(self._source, words, gaps, room[0])
+                cut = _sample_within(self._source, words, gaps, room[0])
                 sources.append(with_factors_of(source, cut, self._factored))
-            targets.append(_fitting(self._target, target, gaps, room[1]))
+            targets.append(_sample_within(self._target, target, gaps, room[1]))
         return PairIds(*rectangle(sources), *rectangle(targets))
 
 
-def _fitting(sampler: BpeSampler, ids: list[int], gaps: Iterator[int], room: int) -> list[int]:
+def _sample_within(sampler: BpeSampler, ids: list[int], gaps: Iterator[int], room: int) -> list[int]:
     for _ in range(_TRIES):
         cut = sampler.sample(ids, gaps)
         if len(cut) <= room:

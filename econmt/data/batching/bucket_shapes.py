@@ -1,15 +1,13 @@
-"""The few shapes to which sentence pairs are padded, derived from the lengths of a text.
+"""Bucket shapes: the few shapes to which sentence pairs are padded, derived from the lengths of a text.
 
-A shape (S, T) holds the pairs of at most S source and T target positions, and each of them costs work(S, T). Given
-how many shapes there may be, which ones cost least? Shapes that lie within each other, R_1 in R_2 in ... in R_k, are
-found exactly: with C(R) the number of pairs that R holds,
+A shape (S, T) holds pairs of at most S source and T target positions; each of them costs work(S, T). The best nested
+shapes, R_1 in R_2 in ... in R_k, are found exactly by dynamic programming: with C(R) the number of pairs that R holds,
 
     cost_j(R) = min over R' in R of  cost_{j-1}(R') + (C(R) - C(R')) work(R),        cost_1(R) = C(R) work(R)
 
-and cost_k of the shape that holds all pairs is the least possible. The two sides of a translation are about as long
-as each other, so that shapes which do not lie within each other have little to add: a search over all sets of shapes
-found none better on any text that was tried. Where they do, because the two lengths have nothing to
-do with each other, a grid of fixed buckets that needs no more shapes may be better and is taken instead.
+and cost_k of the shape that holds all pairs is the minimum. The two sides of a translation have similar lengths, so
+that shapes which are not nested hardly help: an exhaustive search found none better on any text tried. For texts whose
+lengths are unrelated, a grid of fixed buckets with no more shapes is taken instead if it costs less.
 """
 
 from __future__ import annotations
@@ -23,31 +21,31 @@ from econmt.data.batching.pair_flops import PairFlops
 from econmt.data.batching.token_store import IntArray
 
 _MOST_LENGTHS = 100
-"""Different lengths of a side that are looked at: of more, half of them evenly by pairs and half evenly by length."""
+"""Maximum number of candidate lengths per side; of more, half are spaced evenly by pairs and half by length."""
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
-"""(S + 1, T + 1): how many pairs have s source and t target positions, ``</s>`` counted."""
+"""Number of pairs with s source and t target positions including ``</s>``, (S + 1, T + 1)."""
 
 
 class Derived(NamedTuple):
-    """A rule for buckets: at most ``most`` shapes, those that pad the least work."""
+    """Bucket rule: at most ``most`` shapes, those with the least padded work."""
 
     most: int
     work: PairFlops
 
 
 def derive_shapes(counts: Counts, rule: Derived) -> npt.NDArray[np.int64]:
-    """The shapes with which a text costs least.
+    """Returns the shapes with the least padded work for a text.
 
     Args:
-        counts: how many pairs each length has.
-        rule: how many shapes there may be, and what a position costs.
+        counts: number of pairs of each length.
+        rule: maximum number of shapes, and the work of a pair.
 
     Returns:
-        (K, 2), K <= ``rule.most``: source and target positions, by rising target, then source positions. Every pair
-        fits the last one.
+        Source and target positions of K <= ``rule.most`` shapes, (K, 2), sorted by target, then source positions. The
+        last one holds all pairs.
     """
     assert counts.any()
     work = rule.work.scaled()
@@ -62,19 +60,19 @@ def derive_shapes(counts: Counts, rule: Derived) -> npt.NDArray[np.int64]:
 
 
 def grid_shapes(counts: Counts, width: int) -> npt.NDArray[np.int64]:
-    """(K, 2): the fixed buckets of a width that hold a pair, by rising target, then source positions."""
+    """Returns the non-empty fixed buckets of a width, (K, 2), sorted by target, then source positions."""
     cells = np.unique(-(-np.argwhere(counts.T) // width) * width, axis=0)
     shapes: Ints = np.ascontiguousarray(cells[:, ::-1])
     return shapes
 
 
 def nested_shapes(counts: Counts, rule: Derived) -> npt.NDArray[np.int64]:
-    """(K, 2): the best shapes of those that lie within each other, smallest first; see the module's text."""
+    """Returns the best nested shapes, (K, 2), smallest first; see the module docstring."""
     sources, targets = _candidates(counts.sum(axis=1)), _candidates(counts.sum(axis=0))
     held = counts.cumsum(axis=0).cumsum(axis=1)[np.ix_(sources, targets)].astype(np.float64)
     work = rule.work.of(sources[:, None], targets[None, :]).astype(np.float64)
     rows, columns = held.shape
-    # A smaller shape would hold the same pairs if none had the shape's own length on a side.
+    # Shapes of which no pair has the full length on a side are skipped: a smaller shape holds the same pairs.
     same_above = np.zeros_like(held, dtype=bool)
     same_above[1:] |= held[1:] == held[:-1]
     same_above[:, 1:] |= held[:, 1:] == held[:, :-1]
@@ -89,30 +87,30 @@ def nested_shapes(counts: Counts, rule: Derived) -> npt.NDArray[np.int64]:
             inner = costs[:-1, : row + 1, : column + 1] - held[: row + 1, : column + 1] * price
             flat = inner.reshape(rule.most - 1, (row + 1) * (column + 1))
             flat[:, -1] = np.inf  # the shape itself
-            places = flat.argmin(axis=1)
-            found = everything + np.append(0.0, flat[np.arange(len(flat)), places])
-            costs[:, row, column] = np.minimum.accumulate(found)
-            # Where one more shape is of no use, the step back stays at this one.
-            origins = np.append(0, places // (column + 1) * columns + places % (column + 1))
-            here = row * columns + column
-            before[:, row, column] = np.where(costs[:, row, column] < found, here, origins)
+            positions = flat.argmin(axis=1)
+            candidates = everything + np.append(0.0, flat[np.arange(len(flat)), positions])
+            costs[:, row, column] = np.minimum.accumulate(candidates)
+            # Where one more shape does not help, the backpointer stays at this shape.
+            origins = np.append(0, positions // (column + 1) * columns + positions % (column + 1))
+            position = row * columns + column
+            before[:, row, column] = np.where(costs[:, row, column] < candidates, position, origins)
     return _trace(costs, before, sources, targets)
 
 
 def _trace(costs: Floats, before: Ints, sources: IntArray, targets: IntArray) -> Ints:
-    """The shapes that the table of costs chose, smallest first."""
+    """Follows the backpointers ``before`` from the shape of all pairs; returns the shapes, smallest first."""
     row, column = len(sources) - 1, len(targets) - 1
-    found: list[tuple[int, int]] = []
+    shapes: list[tuple[int, int]] = []
     for number in range(len(costs) - 1, -1, -1):
         shape = int(sources[row]), int(targets[column])
-        if not found or found[-1] != shape:
-            found.append(shape)
+        if not shapes or shapes[-1] != shape:
+            shapes.append(shape)
         row, column = divmod(int(before[number, row, column]), len(targets))
-    return np.array(found[::-1], dtype=np.int64)
+    return np.array(shapes[::-1], dtype=np.int64)
 
 
 def _candidates(pairs: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """The lengths at which shapes may end: all that occur or, of many, some."""
+    """Returns the candidate lengths of shapes: all that occur, or a selection if they are many."""
     lengths = np.flatnonzero(pairs)
     if len(lengths) <= _MOST_LENGTHS:
         return lengths
@@ -124,26 +122,26 @@ def _candidates(pairs: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
 
 def choose(shape: tuple[int, int], shapes: npt.NDArray[np.int64], work: PairFlops) -> npt.NDArray[np.int32]:
-    """For every pair of lengths the shape that holds it with the least work.
+    """Returns, for every pair of lengths, the shape with the least work that holds it.
 
     Args:
-        shape: (S + 1, T + 1), lengths looked at on both sides.
-        shapes: (K, 2).
-        work: of a pair.
+        shape: (S + 1, T + 1), numbers of lengths on both sides.
+        shapes: bucket shapes, (K, 2).
+        work: work of a pair.
 
     Returns:
-        (S + 1, T + 1): a row of ``shapes``; -1 where none holds the pair.
+        Row indices into ``shapes``, (S + 1, T + 1); -1 where no shape is large enough.
     """
-    found = np.full(shape, -1, dtype=np.int32)
+    chosen = np.full(shape, -1, dtype=np.int32)
     prices = work.of(shapes[:, 0], shapes[:, 1])
     for index in np.argsort(-prices, kind="stable").tolist():
         source, target = shapes[index].tolist()
-        found[: source + 1, : target + 1] = index
-    return found
+        chosen[: source + 1, : target + 1] = index
+    return chosen
 
 
 def padded_work(counts: Counts, shapes: npt.NDArray[np.int64], work: PairFlops) -> float:
-    """Work of all pairs, each padded to the cheapest of ``shapes`` (K, 2) that holds it."""
+    """Returns the work of all pairs, each padded to the cheapest of ``shapes`` (K, 2) that holds it."""
     prices = work.of(shapes[:, 0], shapes[:, 1]).astype(np.float64)
     chosen = choose(counts.shape, shapes, work)
     assert (chosen[counts > 0] >= 0).all()

@@ -1,9 +1,8 @@
-"""Buckets: pairs of like shape, so that batches hold little padding and few different shapes.
+"""Buckets: groups of pairs of similar lengths, so that batches have little padding and few different shapes.
 
-There are two rules. Fixed buckets round each side, ``</s>`` counted, up to a multiple of a width. Derived buckets are
-the few shapes that :mod:`econmt.data.batching.bucket_shapes` finds for the lengths of a text. Pairs are put in the order of
-their buckets by a counting sort in chunks: 10 million pairs need 40 MB for the order and little else, where one
-``argsort`` over all would need several times that.
+Fixed buckets round each side, including ``</s>``, up to a multiple of a width. Derived buckets are the few shapes that
+:mod:`econmt.data.batching.bucket_shapes` computes from the lengths of a text. Pairs are sorted by bucket with a counting sort in
+chunks, which needs 40 MB for 10 million pairs; one ``argsort`` would need several times that.
 """
 
 from __future__ import annotations
@@ -21,40 +20,40 @@ _CHUNK = 1 << 18
 
 
 class BucketRow(NamedTuple):
-    """One derived bucket, or all fixed ones of one target length, for reports."""
+    """Statistics of one derived bucket, or of all fixed buckets of one target length, for reports."""
 
     target: int
-    """Target positions, ``</s>`` counted."""
+    """Target positions, including ``</s>``."""
     smallest_source: int
     largest_source: int
     """Source positions of the narrowest and the widest bucket."""
     pairs: int
     tokens: int
-    """Source and target tokens, ``</s>`` counted."""
+    """Source and target tokens, including ``</s>``."""
     padded: int
-    """Source and target positions of the bucket's shape."""
+    """Source and target positions after padding, over all pairs."""
 
 
 class Buckets(NamedTuple):
-    """All buckets of a store."""
+    """Assignment of all pairs of a store to buckets."""
 
     shapes: npt.NDArray[np.int64]
-    """(K, 2): source and target positions of each bucket, ``</s>`` counted; sorted by target, then source."""
+    """Source and target positions of each bucket, including ``</s>``, (K, 2); sorted by target, then source."""
     counts: npt.NDArray[np.int64]
-    """(K,): number of pairs in each."""
+    """Number of pairs in each bucket, (K,)."""
     order: npt.NDArray[np.int32]
-    """(N,): indices of the pairs, bucket after bucket, inside a bucket those of like lengths beside each other."""
+    """Indices of the pairs, sorted by bucket, inside a bucket by similar lengths, (N,)."""
     alike: npt.NDArray[np.int64]
-    """(C,): how many neighbours in ``order`` count as being of the same lengths: of each fixed bucket, all."""
+    """Sizes of the groups in ``order`` that are shuffled freely: pairs of equal lengths, or fixed buckets, (C,)."""
 
     @property
     def starts(self) -> npt.NDArray[np.int64]:
-        """(K,): where each bucket begins in ``order``."""
+        """Start of each bucket in ``order``, (K,)."""
         return np.cumsum(self.counts) - self.counts
 
 
 def round_up(values: IntArray, width: int) -> npt.NDArray[np.int64]:
-    """``values``, of any shape, rounded up to multiples of ``width``."""
+    """Rounds an array up to multiples of ``width``."""
     return (values.astype(np.int64) + (width - 1)) // width * width
 
 
@@ -64,12 +63,12 @@ def count_lengths(
     capacity: IntArray | None = None,
     release: Callable[[], None] | None = None,
 ) -> Counts:
-    """Count the pairs of each shape, in chunks.
+    """Counts the pairs of each pair of lengths, in chunks.
 
     Args:
-        source_lengths, target_lengths: (N,) ids of each side, ``</s>`` not counted.
-        capacity: (longest + 1,) the length to make room for instead of each length; None: the length itself.
-        release: called after each chunk, to give mapped memory pages back.
+        source_lengths, target_lengths: number of ids of each side without ``</s>``, (N,).
+        capacity: length to reserve for each length, (longest + 1,); None: the length itself.
+        release: called after each chunk to release mapped memory pages.
     """
     counts = np.zeros((1, 1), dtype=np.int64)
     for first in range(0, len(source_lengths), _CHUNK):
@@ -95,12 +94,12 @@ def assign_buckets(
     release: Callable[[], None] | None = None,
     shapes: npt.NDArray[np.int64] | None = None,
 ) -> Buckets:
-    """Sort pairs into buckets.
+    """Assigns pairs to buckets.
 
     Args:
         source_lengths, target_lengths, capacity, release: see :func:`count_lengths`.
-        rule: a width, of which lengths, ``</s>`` counted, are rounded up to multiples; or how shapes are derived.
-        shapes: (K, 2) of derived buckets that are there already, each pair in one of them.
+        rule: width to whose multiples lengths, including ``</s>``, are rounded up; or the rule that derives shapes.
+        shapes: existing derived shapes that hold all pairs, (K, 2); None: derive them.
     """
     assert len(source_lengths) == len(target_lengths) < 1 << 31
     counts = count_lengths(source_lengths, target_lengths, capacity, release)
@@ -112,12 +111,12 @@ def assign_buckets(
     cells = np.argwhere(counts)
     by_bucket = np.lexsort(_sort_keys(cells, buckets, rule))
     cells = cells[by_bucket]
-    of_cells, in_cells = buckets[cells[:, 0], cells[:, 1]], counts[cells[:, 0], cells[:, 1]]
-    in_buckets = np.bincount(of_cells, in_cells, len(shapes)).astype(np.int64)
+    cell_buckets, cell_counts = buckets[cells[:, 0], cells[:, 1]], counts[cells[:, 0], cells[:, 1]]
+    bucket_counts = np.bincount(cell_buckets, cell_counts, len(shapes)).astype(np.int64)
     if isinstance(rule, Derived):
-        alike, ranks = in_cells, np.arange(len(cells), dtype=np.int32)
+        alike, ranks = cell_counts, np.arange(len(cells), dtype=np.int32)
     else:
-        alike, ranks = in_buckets, of_cells
+        alike, ranks = bucket_counts, cell_buckets
     rank_of = np.zeros(counts.shape, dtype=np.uint16 if len(alike) <= 1 << 16 else np.int32)
     rank_of[cells[:, 0], cells[:, 1]] = ranks
 
@@ -125,15 +124,15 @@ def assign_buckets(
         source, target = source_lengths[chunk], target_lengths[chunk]
         if capacity is not None:
             source, target = capacity[source], capacity[target]
-        found: npt.NDArray[Any] = rank_of[source + 1, target + 1]
-        return found
+        chunk_ranks: npt.NDArray[Any] = rank_of[source + 1, target + 1]
+        return chunk_ranks
 
     order = _counting_sort(len(source_lengths), alike, ranks_of, release)
-    return Buckets(shapes, in_buckets, order, alike)
+    return Buckets(shapes, bucket_counts, order, alike)
 
 
 def place(counts: Counts, rule: int | Derived) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
-    """The shapes of a rule, (K, 2), and for every pair of lengths, as ``counts`` has them, its shape's row."""
+    """Returns the shapes of a rule, (K, 2), and the shape's row index for every pair of lengths in ``counts``."""
     if isinstance(rule, Derived):
         shapes = derive_shapes(counts, rule) if counts.any() else np.zeros((0, 2), dtype=np.int64)
         return shapes, choose(counts.shape, shapes, rule.work)
@@ -149,13 +148,13 @@ def place(counts: Counts, rule: int | Derived) -> tuple[npt.NDArray[np.int64], n
 def _sort_keys(
     cells: npt.NDArray[Any], buckets: npt.NDArray[np.int32], rule: int | Derived
 ) -> tuple[npt.NDArray[Any], ...]:
-    """Keys of ``np.lexsort`` that put pairs of lengths in the order of their buckets, the last key first."""
+    """Returns keys for ``np.lexsort`` that sort pairs of lengths by bucket."""
     sources, targets = cells[:, 0], cells[:, 1]
-    of_cells = buckets[sources, targets]
+    cell_buckets = buckets[sources, targets]
     if not isinstance(rule, Derived):
-        return (of_cells,)
-    # Along the source lengths of one target length, back along those of the next: neighbours stay alike.
-    return np.where(targets % 2 == 0, sources, -sources), targets, of_cells
+        return (cell_buckets,)
+    # Boustrophedon order: source lengths rise for one target length and fall for the next, so neighbours stay similar.
+    return np.where(targets % 2 == 0, sources, -sources), targets, cell_buckets
 
 
 def _counting_sort(
@@ -164,39 +163,39 @@ def _counting_sort(
     ranks_of: Callable[[slice], npt.NDArray[Any]],
     release: Callable[[], None] | None,
 ) -> npt.NDArray[np.int32]:
-    """Indices of pairs by rising rank, those of one rank in the order of the store; ``counts`` pairs a rank."""
+    """Returns the indices of pairs sorted by rank, stable, given the number of pairs of each rank."""
     order = np.empty(pairs, dtype=np.int32)
-    free = np.cumsum(counts) - counts
+    next_slot = np.cumsum(counts) - counts
     for first in range(0, pairs, _CHUNK):
         ranks = ranks_of(slice(first, min(first + _CHUNK, pairs)))
         by_rank = np.argsort(ranks, kind="stable")  # a radix sort for 16-bit ranks
-        here = np.bincount(ranks, minlength=len(counts))
-        within = np.arange(len(ranks)) - np.repeat(np.cumsum(here) - here, here)
-        order[free[ranks[by_rank]] + within] = by_rank + first
-        free += here
+        chunk_counts = np.bincount(ranks, minlength=len(counts))
+        within = np.arange(len(ranks)) - np.repeat(np.cumsum(chunk_counts) - chunk_counts, chunk_counts)
+        order[next_slot[ranks[by_rank]] + within] = by_rank + first
+        next_slot += chunk_counts
         if release is not None:
             release()
     return order
 
 
 def bucket_table(counts: Counts, rule: int | Derived) -> list[BucketRow]:
-    """How much of the positions of buckets is real text: a row a derived bucket, or a target length of fixed ones.
+    """Returns statistics for each derived bucket, or for each target length of fixed buckets.
 
     Args:
-        counts: of the pairs, as :func:`count_lengths` gives them.
-        rule: as in :func:`assign_buckets`.
+        counts: number of pairs of each length, see :func:`count_lengths`.
+        rule: bucket rule, see :func:`assign_buckets`.
     """
     shapes, buckets = place(counts, rule)
     cells = np.argwhere(counts)
     pairs = counts[cells[:, 0], cells[:, 1]]
-    of_cells = buckets[cells[:, 0], cells[:, 1]]
+    cell_buckets = buckets[cells[:, 0], cells[:, 1]]
     rows: list[BucketRow] = []
     for group in _groups(shapes, rule):
-        inside = np.isin(of_cells, group)
-        held, sources = pairs[inside], shapes[group, 0]
-        tokens = (cells[inside].sum(axis=1) * held).sum()
-        padded = (shapes[of_cells[inside]].sum(axis=1) * held).sum()
-        figures = (shapes[group[0], 1], sources.min(), sources.max(), held.sum(), tokens, padded)
+        inside = np.isin(cell_buckets, group)
+        inside_counts, sources = pairs[inside], shapes[group, 0]
+        tokens = (cells[inside].sum(axis=1) * inside_counts).sum()
+        padded = (shapes[cell_buckets[inside]].sum(axis=1) * inside_counts).sum()
+        figures = (shapes[group[0], 1], sources.min(), sources.max(), inside_counts.sum(), tokens, padded)
         rows.append(BucketRow(*map(int, figures)))
     return rows
 

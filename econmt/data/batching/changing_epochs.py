@@ -1,7 +1,7 @@
-"""Epochs whose pairs, or the lengths of these, are not those of the epoch before: mixtures and noise.
+"""Epochs whose pairs or lengths differ from epoch to epoch, because of mixing or noise.
 
-Their buckets have the same shapes in every epoch, those that suit all pairs of the store as they are and once more with
-noise, so that training sees few shapes and memory can be planned.
+Bucket shapes are the same in every epoch, derived from all pairs of the store with and without noise, so that shapes
+stay few and memory can be planned.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from econmt.data.batching.noise import Kinds, NoiseMaker
 from econmt.data.batching.token_store import IntArray, TokenStore
 
 _SHAPES = 2**32 - 1
-"""The epoch whose noise stands for that of all when shapes are derived."""
+"""Epoch number whose noise is used to derive the shapes."""
 
 
 class Epoch(NamedTuple):
-    """What stands at the M places of an epoch."""
+    """Pairs of one epoch, M positions."""
 
     pairs: npt.NDArray[np.int32]
-    """(M,): the pair of the store."""
+    """Index of the pair in the store, (M,)."""
     kinds: Kinds
-    """(M,): bits of :mod:`econmt.data.batching.noise`."""
+    """Bits of the noise that the pair gets, see :mod:`econmt.data.batching.noise`, (M,)."""
 
 
 class ChangingEpochs:
-    """Makes epochs from seed and epoch.
+    """Generator of epochs with mixing or noise, deterministic by seed and epoch number.
 
     Args:
-        store: the pairs. mixture: which of them an epoch has; None: all of them.
-        noise: what becomes of them; None: nothing.
-        rule: how buckets are derived. capacity: see :func:`econmt.data.batching.buckets.count_lengths`.
-        max_length: no side is longer than this many tokens. seed: of noise.
+        store: token store of the pairs. mixture: selects the pairs of an epoch; None: all.
+        noise: changes pairs; None: no noise.
+        rule: bucket rule. capacity: see :func:`econmt.data.batching.buckets.count_lengths`.
+        max_length: maximum number of tokens on a side. seed: seed of the noise.
     """
 
     def __init__(
@@ -59,10 +59,10 @@ class ChangingEpochs:
         self._shapes = place(count_lengths(*lengths, capacity), rule)[0]
         store.release()
         self.epoch = Epoch(np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.uint8))
-        """The one of which :meth:`buckets` were asked for last."""
+        """Epoch of the latest call of :meth:`buckets`."""
 
     def buckets(self, epoch: int) -> Buckets:
-        """The places of an epoch, put into buckets."""
+        """Draws an epoch and assigns its positions to buckets."""
         pairs = (
             np.arange(len(self._store), dtype=np.int32)
             if self._mixture is None
@@ -72,16 +72,19 @@ class ChangingEpochs:
         kinds = np.zeros(len(pairs), dtype=np.uint8)
         if self.noise is not None:
             kinds = self.noise.draw(len(pairs), (self._seed, epoch))
-            wanted = self.noise.lengths(kinds, source, target, self._max_length)
-            too_long = ~self._fit(*wanted)
+            noisy_lengths = self.noise.lengths(kinds, source, target, self._max_length)
+            too_long = ~self._fit(*noisy_lengths)
             kinds[too_long] = 0
-            source, target = np.where(too_long, source, wanted[0]), np.where(too_long, target, wanted[1])
+            source, target = (
+                np.where(too_long, source, noisy_lengths[0]),
+                np.where(too_long, target, noisy_lengths[1]),
+            )
         self._store.release()
         self.epoch = Epoch(pairs, kinds)
         return assign_buckets(source, target, self._rule, self._capacity, shapes=self._shapes)
 
     def _fit(self, source: IntArray, target: IntArray) -> npt.NDArray[np.bool_]:
-        """Which lengths (M,) some shape has room for."""
+        """Returns a mask (M,) of the lengths that some shape has room for."""
         if self._capacity is not None:
             source, target = self._capacity[source], self._capacity[target]
         grid = choose((int(source.max()) + 2, int(target.max()) + 2), self._shapes, self._rule.work)
@@ -89,8 +92,8 @@ class ChangingEpochs:
         return fits
 
     def pairs_within(self, source: int, target: int, count: int) -> npt.NDArray[np.int32]:
-        """(count,) pairs of the store that a shape has room for, ``</s>`` counted; again and again if they are few."""
-        fit = (self._store.source_lengths < source) & (self._store.target_lengths < target)
-        found = np.flatnonzero(fit)[-count:].astype(np.int32)
+        """Returns pairs of the store that fit a shape, including ``</s>``, (count,); repeated if there are too few."""
+        fits = (self._store.source_lengths < source) & (self._store.target_lengths < target)
+        indices = np.flatnonzero(fits)[-count:].astype(np.int32)
         self._store.release()
-        return np.resize(found, count)
+        return np.resize(indices, count)

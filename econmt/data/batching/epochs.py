@@ -1,4 +1,4 @@
-"""The batches of an epoch, as a table: which places in the order of pairs each one has, and its shape."""
+"""Table of the batches of an epoch: the range of pairs and the shape of each batch."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from econmt.data.batching.bucket_shapes import Derived
 
 
 class EpochTable(NamedTuple):
-    """The batches of an epoch, before shuffling. P batches."""
+    """Batches of an epoch before shuffling, P batches over N pairs in bucket order."""
 
     starts: npt.NDArray[np.int64]
-    """(P,): first place of each batch in the order of pairs; places from N on are in the list of remainders."""
+    """First position of each batch in the order of pairs, (P,); positions from N on index ``remainders``."""
     rows: npt.NDArray[np.int64]
-    """(P,): pairs in each batch."""
+    """Number of pairs in each batch, (P,)."""
     shapes: npt.NDArray[np.int64]
-    """(P, 2): source and target positions of each batch."""
+    """Source and target positions of each batch, (P, 2)."""
     remainders: npt.NDArray[np.int64]
-    """(R,): places, in the order of pairs, of those that do not fill a batch of their fixed bucket."""
+    """Positions, in the order of pairs, of the pairs that do not fill a batch of their fixed bucket, (R,)."""
     windows: npt.NDArray[np.int64]
-    """(W, 3): first place, end and rows a batch of each derived bucket, within which pairs are mixed; none if fixed."""
+    """First position, end and rows per batch of each derived bucket, for :func:`mix`, (W, 3); W = 0 if fixed."""
 
 
 def plan_epoch(
     shapes: npt.NDArray[np.int64], counts: npt.NDArray[np.int64], rows: Sequence[int], rule: int | Derived
 ) -> EpochTable:
-    """Divide buckets into batches.
+    """Divides buckets into batches.
 
     Args:
-        shapes: (K, 2) of the buckets, by rising target, then source positions.
-        counts: (K,) pairs in each.
-        rows: K, of a full batch of each.
-        rule: whether they are fixed or derived.
+        shapes: shapes of the buckets, (K, 2), sorted by target, then source positions.
+        counts: number of pairs in each bucket, (K,).
+        rows: rows of a full batch of each bucket, length K.
+        rule: bucket rule, which tells derived from fixed buckets.
     """
     divide = _divide_derived if isinstance(rule, Derived) else _divide_fixed
     batches, remainders, windows = divide(shapes.tolist(), counts.tolist(), rows)
@@ -50,11 +50,11 @@ def plan_epoch(
 
 
 _Divided = tuple[list[tuple[int, int, int, int]], list[int], list[tuple[int, int, int]]]
-"""Start, rows, source and target positions of each batch; remainders; windows."""
+"""Start, rows, source and target positions of each batch; remainders; windows, as in :class:`EpochTable`."""
 
 
 def _divide_derived(buckets: list[list[int]], counts: list[int], sizes: Sequence[int]) -> _Divided:
-    """Full batches of each bucket; the longest pairs, which do not fill one, go into the next bucket if it has room."""
+    """Makes full batches of each bucket; the remaining longest pairs go into the next bucket if they fit there."""
     batches = []
     windows = []
     first = end = 0
@@ -70,21 +70,21 @@ def _divide_derived(buckets: list[list[int]], counts: list[int], sizes: Sequence
 
 
 def _divide_fixed(buckets: list[list[int]], counts: list[int], sizes: Sequence[int]) -> _Divided:
-    """Full batches of each bucket, and the remainders of all buckets in batches of mixed shape."""
+    """Makes full batches of each bucket, and batches of mixed shape from the remainders of all buckets."""
     pairs, first = sum(counts), 0
     batches = []
     remainders: list[int] = []
     mixed_start, mixed_source, mixed_target = 0, 0, 0
     for full, count, (source, target) in zip(sizes, counts, buckets, strict=True):
-        whole = count // full * full
-        batches += [(start, full, source, target) for start in range(first, first + whole, full)]
-        for place in range(first + whole, first + count):
+        in_full_batches = count // full * full
+        batches += [(start, full, source, target) for start in range(first, first + in_full_batches, full)]
+        for position in range(first + in_full_batches, first + count):
             # Buckets come by rising target length, so the newest pair has the longest target of its batch.
             mixed = len(remainders) - mixed_start
             if mixed >= full:
                 batches.append((pairs + mixed_start, mixed, mixed_source, mixed_target))
                 mixed_start, mixed_source = len(remainders), 0
-            remainders.append(place)
+            remainders.append(position)
             mixed_source, mixed_target = max(mixed_source, source), target
         first += count
     if len(remainders) > mixed_start:
@@ -93,7 +93,7 @@ def _divide_fixed(buckets: list[list[int]], counts: list[int], sizes: Sequence[i
 
 
 def mix(pairs: npt.NDArray[np.int32], rows: int, draw: np.random.Generator) -> None:
-    """Shuffle ``pairs`` (N,) that stand in the order of their lengths, each within ``rows`` neighbours, in place."""
+    """Shuffles ``pairs`` (N,), sorted by length, in place within windows of ``rows`` and a random offset."""
     first = min(int(draw.integers(rows)), len(pairs))
     last = len(pairs) - (len(pairs) - first) % rows
     draw.shuffle(pairs[:first])

@@ -1,4 +1,4 @@
-"""Which pairs an epoch has when corpora are mixed by weight, in stages."""
+"""Mixing of corpora by weight, in stages: selection of the pairs of each epoch."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from econmt.config.recipe import Mixing
 from econmt.errors import InputError
 
 _DRAWS = 0x6D6978
-"""Ends the seeds of these draws, so that no others have them."""
+"""Last element of the seeds used here, which makes them differ from other seeds."""
 
 
 class Mixture:
-    """The pairs of each epoch; they follow from the seed and the epoch alone.
+    """Selection of the pairs of each epoch, which depends on seed and epoch only.
 
-    Each corpus is a stream of its own: all of its pairs in a random order, then all of them in another. An epoch takes
-    up each stream where the epoch before has left it: no pair comes again before all others of its corpus have.
+    Each corpus is an endless stream: all its pairs in random order, then again in another order. An epoch continues
+    each stream where the previous epoch stopped, so that no pair is repeated before all others of its corpus were used.
 
     Args:
         mixing: weights and epochs of the stages.
-        firsts: the first pair of each corpus in the store. pairs: of the store.
-        seed: of the orders.
-        names: of the corpora, for messages.
+        firsts: index of the first pair of each corpus in the store. pairs: number of pairs in the store.
+        seed: seed of the orders.
+        names: names of the corpora, for messages.
 
     Raises:
-        InputError: a corpus that has a weight is empty.
+        InputError: if a corpus with a weight above 0 is empty.
     """
 
     def __init__(
@@ -44,11 +44,11 @@ class Mixture:
         for corpus, (first, end) in enumerate(self._spans):
             if first == end and any(counts[corpus] for counts in self._counts):
                 raise InputError(
-                    f"data.mixing.weights: nothing of {names[corpus]} is left to train with; give it the weight 0"
+                    f"data.mixing.weights: {names[corpus]} has no training pairs left; set its weight to 0"
                 )
 
     def counts(self, epoch: int) -> list[int]:
-        """Pairs of each corpus in an epoch."""
+        """Returns the number of pairs of each corpus in an epoch."""
         for stage, epochs in zip(self._counts, self._epochs, strict=False):
             if epoch < epochs:
                 return stage
@@ -56,7 +56,7 @@ class Mixture:
         return self._counts[-1]
 
     def _taken(self, epoch: int) -> list[int]:
-        """Pairs that all epochs before have taken of each corpus."""
+        """Returns the number of pairs of each corpus that all previous epochs have used."""
         taken = [0] * len(self._spans)
         for number, stage in enumerate(self._counts):
             epochs = min(epoch, self._epochs[number]) if number < len(self._epochs) else epoch
@@ -65,23 +65,23 @@ class Mixture:
         return taken
 
     def pairs(self, epoch: int) -> npt.NDArray[np.int32]:
-        """(M,) the pairs of an epoch, corpus after corpus."""
+        """Returns the pairs of an epoch, corpus after corpus, (M,)."""
         parts = [np.zeros(0, dtype=np.int32)]
-        for corpus, (count, place) in enumerate(zip(self.counts(epoch), self._taken(epoch), strict=True)):
+        for corpus, (count, offset) in enumerate(zip(self.counts(epoch), self._taken(epoch), strict=True)):
             first, end = self._spans[corpus]
             while count:
-                number, inside = divmod(place, end - first)
+                number, inside = divmod(offset, end - first)
                 draw = np.random.Generator(np.random.PCG64([self._seed, number, corpus, _DRAWS]))
                 part = draw.permutation(end - first)[inside : inside + count]
                 parts.append((part + first).astype(np.int32))
-                count, place = count - len(part), place + len(part)
+                count, offset = count - len(part), offset + len(part)
         return np.concatenate(parts)
 
 
 def _shares(weights: Sequence[float], total: int) -> list[int]:
-    """``total`` divided by weights, what is left over going to the largest remainders."""
-    whole = sum(weights)
-    exact = [total * weight / whole for weight in weights]
+    """Divides ``total`` by weights with the largest remainder method."""
+    weight_sum = sum(weights)
+    exact = [total * weight / weight_sum for weight in weights]
     counts = [int(share) for share in exact]
     by_rest = sorted(range(len(weights)), key=lambda corpus: counts[corpus] - exact[corpus])
     for corpus in by_rest[: total - sum(counts)]:

@@ -1,12 +1,11 @@
-"""Noise on training pairs, drawn anew every epoch: capitals, typing errors, emoji, markup.
+"""Noise on training pairs, drawn again in every epoch: capitals, typing errors, emoji, markup.
 
-What it makes of a pair follows from (seed, epoch, place in the epoch) alone, so that a resumed run, and each of
-several processes, see what an uninterrupted one sees. The store holds ids: a pair is written as text, changed, and cut
-anew. One that holds unknown tokens, which no text stands for, is left as it is.
+The noise of a pair depends on (seed, epoch, position in the epoch) only, so that resumed runs and all ranks get the
+same. Pairs are stored as ids: a pair is decoded to text, changed and segmented again. Pairs with unknown tokens, which
+cannot be decoded, stay unchanged.
 
-Capitals make sentences longer, to twice their tokens and more. Which pairs get them is therefore drawn before an
-epoch's pairs are put into buckets, by the length that nine of ten come to have; one that comes out longer than its
-bucket is left as it is.
+Capitals can double the number of tokens of a sentence and more. The noise is therefore drawn before an epoch's pairs
+are assigned to buckets, with room for the 90 % quantile of the new length; a pair that does not fit stays unchanged.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ from econmt.data.batching.token_store import IntArray, PairIds, TokenStore, rect
 from econmt.data.text.subwords import UNK, Vocabularies
 
 UPPER, TITLE, TYPOS, EMOJI, MARKUP = (1 << bit for bit in range(5))
-"""Bits of what a pair gets."""
+"""Bits of the kinds of noise that a pair gets."""
 
 _DRAWS = 0x6E6F6973
-"""Ends the seeds of these draws, so that no others have them."""
+"""Last element of the seeds used here, which makes them differ from other seeds."""
 _SAMPLE = 400
 _QUANTILE = 0.9
 
@@ -35,12 +34,12 @@ Kinds = npt.NDArray[np.uint8]
 
 
 class NoiseMaker:
-    """Changes pairs of one store.
+    """Noise generator for the pairs of one store.
 
     Args:
-        noise: how often. vocabularies: of the store.
-        tags: with which sources may begin, which stay as they are.
-        store: by which the lengths of changed pairs are measured.
+        noise: probabilities. vocabularies: vocabularies of the store.
+        tags: tags with which sources can begin; they stay unchanged.
+        store: token store, on a sample of which the growth of lengths is measured.
     """
 
     def __init__(
@@ -59,19 +58,19 @@ class NoiseMaker:
         }
 
     def _measure(self, store: TokenStore, kind: int) -> npt.NDArray[np.float64]:
-        """(2,) of both sides: of capitals the quotient of lengths, of others their difference."""
+        """Measures the growth of both sides, (2,): a factor for capitals, a difference in tokens for other noise."""
         indices = np.unique(np.linspace(0, len(store) - 1, _SAMPLE).astype(np.int64))
         before = store.gather(indices)
         rows = zip(*_sides(before), strict=True)
-        after = [self._changed(kind, *row, [0, 0, place]) for place, row in enumerate(rows)]
+        after = [self._changed(kind, *row, [0, 0, position]) for position, row in enumerate(rows)]
         lengths = np.array([[len(source), len(target)] for source, target in after], dtype=np.float64)
         old = np.stack([before.source_lengths, before.target_lengths], axis=1)
         growth = lengths / old if kind in (UPPER, TITLE) else lengths - old
-        found: npt.NDArray[np.float64] = np.quantile(growth, _QUANTILE, axis=0)
-        return np.maximum(found, 1.0 if kind in (UPPER, TITLE) else 0.0)
+        quantiles: npt.NDArray[np.float64] = np.quantile(growth, _QUANTILE, axis=0)
+        return np.maximum(quantiles, 1.0 if kind in (UPPER, TITLE) else 0.0)
 
     def draw(self, count: int, seed: tuple[int, int]) -> Kinds:
-        """(count,) bits of what each of an epoch's pairs gets; ``seed``: run's seed and epoch."""
+        """Draws the noise bits of the pairs of an epoch, (count,); ``seed`` is the seed of the run and the epoch."""
         draw = np.random.Generator(np.random.PCG64([*seed, 0, _DRAWS]))
         noise, kinds = self._noise, np.zeros(count, dtype=np.uint8)
         case = draw.random(count)
@@ -84,35 +83,35 @@ class NoiseMaker:
     def lengths(
         self, kinds: Kinds, source: IntArray, target: IntArray, most: int
     ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-        """The lengths (M,) for which pairs need room; none over ``most``."""
-        found = []
+        """Returns the lengths to reserve for pairs with noise, (M,), at most ``most``."""
+        sides = []
         for column, lengths in enumerate((source, target)):
-            wanted = lengths.astype(np.float64)
+            new_lengths = lengths.astype(np.float64)
             for kind, growth in self._growth.items():
                 chosen = (kinds & kind) != 0
-                wanted[chosen] = (
-                    wanted[chosen] * growth[column]
+                new_lengths[chosen] = (
+                    new_lengths[chosen] * growth[column]
                     if kind in (UPPER, TITLE)
-                    else wanted[chosen] + growth[column]
+                    else new_lengths[chosen] + growth[column]
                 )
-            found.append(np.minimum(np.ceil(wanted), most).astype(np.int32))
-        return found[0], found[1]
+            sides.append(np.minimum(np.ceil(new_lengths), most).astype(np.int32))
+        return sides[0], sides[1]
 
     def apply(
         self, kinds: Kinds, places: IntArray, pairs: PairIds, room: tuple[int, int], seed: tuple[int, int]
     ) -> PairIds:
-        """The pairs of a batch, changed.
+        """Returns the pairs of a batch with noise.
 
         Args:
-            kinds, places: (B,) what each gets, and its place in the epoch, of which each has a generator of its own.
-            pairs: as :meth:`TokenStore.gather` gives them.
-            room: most source and target tokens; the pairs themselves have no more.
-            seed: run's seed and epoch.
+            kinds, places: noise bits and positions in the epoch, (B,); the position seeds the generator of a pair.
+            pairs: token ids from :meth:`TokenStore.gather`.
+            room: maximum numbers of source and target tokens; the pairs themselves fit.
+            seed: seed of the run and epoch.
         """
         sources, targets = _sides(pairs)
-        for row, (kind, place) in enumerate(zip(kinds.tolist(), places.tolist(), strict=True)):
+        for row, (kind, position) in enumerate(zip(kinds.tolist(), places.tolist(), strict=True)):
             if kind:
-                source, target = self._changed(kind, sources[row], targets[row], [*seed, place])
+                source, target = self._changed(kind, sources[row], targets[row], [*seed, position])
                 if len(source) <= room[0] and len(target) <= room[1]:
                     sources[row], targets[row] = source, target
         return PairIds(*rectangle(sources), *rectangle(targets))
@@ -127,19 +126,19 @@ class NoiseMaker:
         tag, _, rest = text.partition(" ")
         tag, text = (f"{tag} ", rest) if tag in self._tags else ("", text)
         first, second = changed_text(kind, text, self._vocabularies.target.decode(target), draw)
-        found = self._vocabularies.source.encode(tag + first), self._vocabularies.target.encode(second)
-        return found if all(found) else (source, target)
+        ids = self._vocabularies.source.encode(tag + first), self._vocabularies.target.encode(second)
+        return ids if all(ids) else (source, target)
 
 
 def _sides(pairs: PairIds) -> tuple[list[list[int]], list[list[int]]]:
-    """Both sides of pairs as lists."""
+    """Returns both sides of pairs as lists of ids without padding."""
     sources = [row[:end].tolist() for row, end in zip(pairs.source, pairs.source_lengths, strict=True)]
     targets = [row[:end].tolist() for row, end in zip(pairs.target, pairs.target_lengths, strict=True)]
     return sources, targets
 
 
 def changed_text(kind: int, source: str, target: str, draw: np.random.Generator) -> tuple[str, str]:
-    """A pair as text with all that the bits of ``kind`` ask for."""
+    """Applies all kinds of noise in the bits ``kind`` to a pair of texts."""
     if kind & UPPER:
         source, target = source.upper(), target.upper()
     if kind & TITLE:
@@ -148,8 +147,8 @@ def changed_text(kind: int, source: str, target: str, draw: np.random.Generator)
         source = mistyped(source, draw)
     if kind & EMOJI:
         sign = _EMOJI[int(draw.integers(len(_EMOJI)))]
-        ends = draw.random() < 0.75
-        source, target = (f"{text} {sign}" if ends else f"{sign} {text}" for text in (source, target))
+        at_end = draw.random() < 0.75
+        source, target = (f"{text} {sign}" if at_end else f"{sign} {text}" for text in (source, target))
     if kind & MARKUP:
         tag = _TAGS[int(draw.integers(len(_TAGS)))]
         end = f"</{tag[1:-1].partition(' ')[0]}>"
@@ -162,15 +161,15 @@ def _titled(text: str) -> str:
 
 
 def mistyped(text: str, draw: np.random.Generator) -> str:
-    """A text with an error in one of ten words, at least in one, if it has a word of three letters or more."""
+    """Returns a text with a typing error in one of ten words, at least one; words of under three letters are spared."""
     words = text.split(" ")
-    open_to = [place for place, word in enumerate(words) if sum(map(str.isalpha, word)) >= 3]
-    if not open_to:
+    candidates = [position for position, word in enumerate(words) if sum(map(str.isalpha, word)) >= 3]
+    if not candidates:
         return text
-    wanted = min(len(open_to), max(1, round(len(words) / 10)))
+    errors = min(len(candidates), max(1, round(len(words) / 10)))
     letters = [letter for letter in text if letter.isalpha()]
-    for place in draw.permutation(open_to)[:wanted].tolist():
-        word = words[place]
+    for position in draw.permutation(candidates)[:errors].tolist():
+        word = words[position]
         at = int(draw.choice([at for at, letter in enumerate(word) if letter.isalpha()]))
         other = letters[int(draw.integers(len(letters)))]
         following = word[at + 1 : at + 2]
@@ -180,7 +179,7 @@ def mistyped(text: str, draw: np.random.Generator) -> str:
             word[at + 1 :],
             other + word[at + 1 :],
         )
-        # Letters that are swapped or replaced may be the same ones.
-        made = [word[:at] + end for end in ends if end != word[at:]]
-        words[place] = made[int(draw.integers(len(made)))]
+        # Swapping or replacing equal letters changes nothing; such results are discarded.
+        variants = [word[:at] + end for end in ends if end != word[at:]]
+        words[position] = variants[int(draw.integers(len(variants)))]
     return " ".join(words)

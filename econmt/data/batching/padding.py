@@ -1,4 +1,4 @@
-"""What padding costs: the work of a text's batches over the work of its pairs at their own lengths."""
+"""Cost of padding: work of the padded batches of a text relative to that of its pairs without padding."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from econmt.data.batching.pair_flops import PairFlops
 from econmt.data.batching.token_store import IntArray
 
 _SAMPLE = 2000
-"""Batches of an epoch that are looked at; they come in random order."""
+"""Number of batches of an epoch to measure; they are in random order."""
 
 
 class Padding(NamedTuple):
-    """Batches of one kind."""
+    """Padding cost of a set of batches."""
 
     shapes: int
-    """Different (source, target) shapes to which they are padded."""
+    """Number of distinct padded (source, target) shapes."""
     padded: float
-    """Work at these shapes, over that of the pairs at their own lengths."""
+    """Work at the padded shapes relative to that without padding."""
     trimmed: float
-    """Work once each batch is cut to its own longest source and target, over the same."""
+    """Work with each batch trimmed to its longest source and target, relative to that without padding."""
     trimmed_shapes: int
-    """Different (source, target) shapes of batches that are cut."""
+    """Number of distinct (source, target) shapes of trimmed batches."""
 
 
 class PlannedBatch(NamedTuple):
-    """The lengths of a batch: source and target positions of its pairs, and the shape to which they are padded."""
+    """Lengths of a batch: source and target positions of its pairs, and the padded shape."""
 
     sources: IntArray
     targets: IntArray
@@ -43,7 +43,7 @@ class PlannedBatch(NamedTuple):
 
 
 def measure_padding(batches: Iterable[PlannedBatch], work: PairFlops) -> Padding:
-    """Add up the work of some batches."""
+    """Measures the padding cost of batches."""
     real = padded = trimmed = 0
     shapes: set[tuple[int, int]] = set()
     trimmed_shapes: set[tuple[int, int]] = set()
@@ -58,7 +58,7 @@ def measure_padding(batches: Iterable[PlannedBatch], work: PairFlops) -> Padding
 
 
 def planned(batches: BatchIterator, most: int = _SAMPLE) -> Iterator[PlannedBatch]:
-    """Lengths of the batches of an epoch, of at most so many."""
+    """Yields the lengths of the batches of an epoch, at most ``most``."""
     store = batches.store
     for pairs, shape in islice(batches.plan(), most):
         yield PlannedBatch(store.source_lengths[pairs] + 1, store.target_lengths[pairs] + 1, shape)
@@ -68,10 +68,10 @@ def planned(batches: BatchIterator, most: int = _SAMPLE) -> Iterator[PlannedBatc
 def random_batches(
     sources: IntArray, targets: IntArray, batch: BatchSize, most: int = _SAMPLE
 ) -> Iterator[PlannedBatch]:
-    """Batches without buckets: pairs in random order, each batch padded to its longest pair; at most ``most``.
+    """Yields at most ``most`` batches without buckets: pairs in random order, padded to the longest of a batch.
 
     Args:
-        sources, targets: (N,) ids of each side, ``</s>`` not counted. batch: how many pairs.
+        sources, targets: number of ids of each side without ``</s>``, (N,). batch: size of a batch.
     """
     order = np.random.default_rng(1).permutation(len(sources))
     first = 0
@@ -81,12 +81,12 @@ def random_batches(
         rows = _rows(targets[order[first : first + batch.size]] + 1, batch)
         pairs = order[first : first + rows]
         first += rows
-        own = sources[pairs] + 1, targets[pairs] + 1
-        yield PlannedBatch(*own, (int(own[0].max()), int(own[1].max())))
+        lengths = sources[pairs] + 1, targets[pairs] + 1
+        yield PlannedBatch(*lengths, (int(lengths[0].max()), int(lengths[1].max())))
 
 
 def _rows(targets: IntArray, batch: BatchSize) -> int:
-    """How many of the first pairs make a batch."""
+    """Returns the number of leading pairs that make a batch."""
     if batch.type == "sentence":
         return len(targets)
     positions = np.maximum.accumulate(targets.astype(np.int64)) * np.arange(1, len(targets) + 1)
@@ -96,23 +96,23 @@ def _rows(targets: IntArray, batch: BatchSize) -> int:
 def padded_to_buckets(
     counts: Counts, rule: int | Derived, batch: BatchSize, work: PairFlops
 ) -> tuple[int, float]:
-    """How many shapes the batches of a rule have, and their work over that of the pairs; from the lengths alone.
+    """Returns the number of shapes of a bucket rule, and the padded work relative to that without padding.
 
     Args:
-        counts: of the pairs, as :func:`econmt.data.batching.buckets.count_lengths` gives them.
-        rule: as :func:`econmt.data.batching.buckets.assign_buckets` has it. batch: how many pairs. work: of a pair.
+        counts: number of pairs of each length, see :func:`econmt.data.batching.buckets.count_lengths`.
+        rule: bucket rule. batch: size of a batch. work: work of a pair.
     """
     shapes, buckets = place(counts, rule)
     cells = np.argwhere(counts)
-    of_cells = buckets[cells[:, 0], cells[:, 1]]
-    in_buckets = np.bincount(of_cells, counts[cells[:, 0], cells[:, 1]], len(shapes)).astype(np.int64)
+    cell_buckets = buckets[cells[:, 0], cells[:, 1]]
+    bucket_counts = np.bincount(cell_buckets, counts[cells[:, 0], cells[:, 1]], len(shapes)).astype(np.int64)
     rows = [rows_of_batch(batch, target) for target in shapes[:, 1].tolist()]
-    table = plan_epoch(shapes, in_buckets, rows, rule)
+    table = plan_epoch(shapes, bucket_counts, rows, rule)
     padded = (table.rows * work.of(table.shapes[:, 0], table.shapes[:, 1]).astype(np.float64)).sum()
     return len(np.unique(table.shapes, axis=0)), float(padded) / real_work(counts, work)
 
 
 def real_work(counts: Counts, work: PairFlops) -> float:
-    """Work of all pairs at their own lengths."""
+    """Returns the work of all pairs without padding."""
     sides: list[npt.NDArray[np.int64]] = [np.arange(size) for size in counts.shape]
     return float((counts * work.of(sides[0][:, None], sides[1][None, :]).astype(np.float64)).sum())

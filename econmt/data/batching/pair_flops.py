@@ -1,8 +1,8 @@
-"""The work of a sentence pair: how many operations a model spends on it, as a function of its two lengths.
+"""Work of a sentence pair: number of operations of a model as a function of the two lengths.
 
-A model of :mod:`econmt.model` does so many operations for each source position, so many for each target position and
-so many for each pair of positions that the attention compares. Padding is judged by it, because a padded target
-position, with its row of the output layer, costs several times what a padded source position costs.
+A model needs a fixed number of operations per source position, per target position and per pair of positions that the
+attention compares. The cost of padding is measured in this work, because a target position, with its output layer,
+costs several times as much as a source position.
 """
 
 from __future__ import annotations
@@ -16,59 +16,65 @@ from econmt.config.model import LayerShape, Model, RecurrentStack, layer_shapes
 
 
 class PairFlops(NamedTuple):
-    """Coefficients of the work of a pair of S source and T target positions, ``</s>`` counted."""
+    """Coefficients of the work of a pair of S source and T target positions, including ``</s>``."""
 
     source: int
-    """Operations a source position."""
+    """Operations per source position."""
     target: int
-    """Operations a target position."""
+    """Operations per target position."""
     pair: int
-    """Operations a source and target position."""
+    """Operations per pair of a source and a target position."""
 
     def of(self, source: npt.ArrayLike, target: npt.ArrayLike) -> npt.NDArray[np.int64]:
-        """Work of pairs: source S + target T + pair S T; the two arrays are broadcast against each other."""
+        """Returns the work source S + target T + pair S T; the arrays are broadcast against each other."""
         s, t = np.asarray(source, np.int64), np.asarray(target, np.int64)
         return self.source * s + self.target * t + self.pair * s * t
 
     def scaled(self) -> PairFlops:
-        """The same ratios in small numbers, so that sums over many millions of pairs are exact in float64."""
+        """Returns the coefficients scaled down, so that sums over many millions of pairs are exact in float64."""
         unit = max(1, sum(self) >> 20)
         return PairFlops(*(-(-value // unit) for value in self))
 
 
 def pair_flops(model: Model, target_vocabulary: int) -> PairFlops:
-    """Operations of a model's forward pass: those of matrix products, a multiplication and an addition counting two.
+    """Returns the operations of matrix products in a model's forward pass; a multiply-add counts as two.
 
-    The backward pass does twice as many of each kind, so that the ratios are those of training.
+    The backward pass needs twice as many of each kind, so that the ratios also hold for training.
 
     Args:
-        model: the model section of a recipe.
-        target_vocabulary: entries of the output layer.
+        model: model section of a recipe.
+        target_vocabulary: size of the output layer.
     """
     encoder, decoder = model.encoder, model.decoder
     comparison = model.attention.size if model.attention.type in ("additive", "mhdot") else decoder.size
-    below, above = layer_shapes(model)
-    source = sum(_layer(shape, encoder) for shape in below)
+    encoder_layers, decoder_layers = layer_shapes(model)
+    source = sum(_layer(shape, encoder) for shape in encoder_layers)
     if model.attention.type in ("additive", "bilinear", "mhdot"):
         source += 2 * encoder.size * comparison  # the keys
-    target = sum(_layer(shape, decoder) for shape in above)
+    target = sum(_layer(shape, decoder) for shape in decoder_layers)
     if model.attention.type == "additive":
         target += 2 * decoder.size * comparison  # the query
     target += 2 * (decoder.size + encoder.size) * decoder.size  # [h ; context] to the attentional vector
     tied = model.weight_tying in ("trg_softmax", "src_trg_softmax")
     if tied and decoder.size != model.embedding:
         target += 2 * decoder.size * model.embedding
-    read = model.embedding if tied else decoder.size
-    target += 2 * read * target_vocabulary
+    output_inputs = model.embedding if tied else decoder.size
+    target += 2 * output_inputs * target_vocabulary
     pair = 2 * comparison + 2 * encoder.size
     if decoder.copy_attention:  # its gate
-        source, target, pair = source + 2 * encoder.size, target + 2 * (read + model.embedding), pair + 2
+        source, target, pair = (
+            source + 2 * encoder.size,
+            target + 2 * (output_inputs + model.embedding),
+            pair + 2,
+        )
     return PairFlops(source, target, pair)
 
 
 def _layer(shape: LayerShape, stack: RecurrentStack) -> int:
-    """Operations of a position of a recurrent layer; of factorised gates two products with thin factors."""
-    from econmt_ops.cells.table import CELLS  # PyTorch with it, which not every reader of this module needs
+    """Returns the operations per position of a recurrent layer, with factorised matrices if it has a rank."""
+    from econmt_ops.cells.table import (
+        CELLS,
+    )  # imported here: it needs PyTorch, other users of this module do not
 
     inputs, size, directions = shape
     rank = stack.rank

@@ -1,4 +1,4 @@
-"""Writing one split of prepared data: what is left out, what becomes ids, and the raw lines of validation and test."""
+"""Writer of one split of prepared data: token ids, and the raw lines of validation and test."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _CHUNK_PAIRS = 10_000
 
 
 def _read(data: Data | TextData, corpus: Corpus, tag: str = "") -> Iterator[tuple[str, ...]]:
-    """The pairs of a corpus, source factors after both sides, and a tag before each source that is not blank.
+    """Yields the pairs of a corpus followed by their source factors; adds the tag to sources that are not blank.
 
-    A language model's lines have no source.
+    Lines of a language model have an empty source.
     """
     if isinstance(data, TextData):
         return (("", line) for line in read_lines(corpus.source))
@@ -37,22 +37,22 @@ def _read(data: Data | TextData, corpus: Corpus, tag: str = "") -> Iterator[tupl
 
 
 class TrainingSplit(NamedTuple):
-    """A training corpus, its tag, and why pairs of it are left out, None where nothing looked at them."""
+    """Training corpus with its tag and filter codes; ``codes`` is None without filters."""
 
     corpus: Corpus
     tag: str = ""
     codes: Codes | None = None
 
     def kept(self, data: Data | TextData) -> Iterator[tuple[str, ...]]:
-        """The pairs, with their source factors, that vocabularies are learnt from."""
+        """Yields the pairs that filters keep, with their source factors; vocabularies are learnt from them."""
         pairs = _read(data, self.corpus, self.tag)
         return pairs if self.codes is None else compress(pairs, self.codes == KEPT)
 
 
 class SplitWriter:
-    """Encodes and writes one split: training pairs are filtered, valid and test keep all, and their raw lines.
+    """Encoder and writer of one split; training pairs are filtered, validation and test keep all pairs and raw lines.
 
-    Of a language model's text all lines are kept, and each one's end is a token of it.
+    A language model's text keeps all lines, and the end of each line is a token.
     """
 
     COUNTS = (
@@ -80,25 +80,25 @@ class SplitWriter:
         self._counts = dict.fromkeys(self.COUNTS, 0)
 
     def close(self) -> None:
-        """Close the files, finished or not."""
+        """Closes the files, also if they are incomplete."""
         self._opened.close()
 
-    def write(self, given: TrainingSplit, progress: bool) -> None:
-        """Append all pairs of a corpus."""
+    def write(self, training: TrainingSplit, progress: bool) -> None:
+        """Appends all pairs of a corpus."""
         self._store.begin_corpus()
-        done = 0
-        for part in given.corpus.parts:
+        pairs_done = 0
+        for part in training.corpus.parts:
             self._store.begin_file(part.source, part.target)
             self._files.append(str(part.source))
-            pairs = counted(f"writing {self._split}", _read(self._data, part, given.tag), show=progress)
+            pairs = counted(f"writing {self._split}", _read(self._data, part, training.tag), show=progress)
             first_line = 1
             while chunk := list(islice(pairs, _CHUNK_PAIRS)):
                 codes = [KEPT] * len(chunk)
-                if given.codes is not None:
-                    codes = given.codes[done : done + len(chunk)].tolist()
+                if training.codes is not None:
+                    codes = training.codes[pairs_done : pairs_done + len(chunk)].tolist()
                 self._write_chunk(part, chunk, first_line, codes)
                 first_line += len(chunk)
-                done += len(chunk)
+                pairs_done += len(chunk)
 
     def _write_chunk(
         self, corpus: Corpus, chunk: Sequence[tuple[str, ...]], first_line: int, codes: Sequence[int]
@@ -118,18 +118,18 @@ class SplitWriter:
         for column, stream in enumerate(self._raw):
             stream.write("".join(row[column] + "\n" for row in chunk).encode())
         if self._split == "train" and isinstance(self._data, Data):
-            keep = []
+            kept_flags = []
             for source, target, line, code, row in zip(sources, targets, lines, codes, chunk, strict=True):
                 reason = (
                     self._reason(self._data, corpus, source, target, line)
                     if code == KEPT
                     else REASONS[code - 1]
                 )
-                keep.append(reason is None)
+                kept_flags.append(reason is None)
                 if reason is not None:
                     self._dropped.add(reason, f"{corpus.source}:{line}", (row[0], row[1]))
-            sources, targets = list(compress(sources, keep)), list(compress(targets, keep))
-            lines = list(compress(lines, keep))
+            sources, targets = list(compress(sources, kept_flags)), list(compress(targets, kept_flags))
+            lines = list(compress(lines, kept_flags))
         for side, sentences in (("source", sources), ("target", targets)):
             self._counts[f"{side}_tokens"] += sum(map(len, sentences))
             if side == "source" and self._vocabularies.factors:
@@ -140,23 +140,23 @@ class SplitWriter:
     def _reason(
         self, data: Data, corpus: Corpus, source: Sequence[int], target: Sequence[int], line: int
     ) -> str | None:
-        """Why a pair that no filter took is left out all the same."""
+        """Returns why a pair that passed the filters is left out; None if it is kept."""
         if not source or not target:
             if data.empty_lines == "error":
                 side = "target" if source else "source"
                 path = corpus.target or corpus.source if source else corpus.source
                 raise InputError(
-                    f"{path}:{line}: the {side} side of this training pair is empty; mend the text, or leave such "
-                    "pairs out with data.empty_lines: skip"
+                    f"{path}:{line}: the {side} side of this training pair is empty; correct the text, or leave out "
+                    "such pairs with data.empty_lines: skip"
                 )
             return "empty"
         return "too_long" if max(len(source), len(target)) > data.max_length else None
 
     def finish(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Sync the files; returns the store's description and the split's statistics.
+        """Syncs the files; returns the store's description and the split's statistics.
 
         Raises:
-            InputError: no training pair is left.
+            InputError: if no training pair is left.
         """
         for stream in self._raw:
             stream.flush()
@@ -165,7 +165,9 @@ class SplitWriter:
         counts = self._counts
         if self._split == "train" and isinstance(self._data, Data):
             counts |= self._dropped.counts
-            if not description["pairs"]:  # a language model's text without lines is refused when it is read
+            if not description[
+                "pairs"
+            ]:  # an empty text of a language model is an error earlier, when it is read
                 raise no_pair_left(self._files, counts, self._data)
             self._dropped.write(self._folder, self._data, counts["lines"])
         return description, {"pairs": description["pairs"], **counts}

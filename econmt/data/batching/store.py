@@ -1,4 +1,4 @@
-"""Prepared data: a recipe's text as a folder of token stores, vocabularies and raw lines, made once and reused."""
+"""Prepared data: a recipe's text as a folder of token stores, vocabularies and raw lines, created once and reused."""
 
 from __future__ import annotations
 
@@ -34,62 +34,62 @@ from econmt.errors import InputError
 
 FORMAT = "econmt-data-1"
 META_FILE = "meta.json"
-_OWN = re.compile(
+_STORE_FILES = re.compile(
     r"meta\.json|left-out\.txt|(train|valid|test)\.(tokens|index|lines|(source|target|factor[0-9]+)\.txt)"
     r"|(subwords|vocab)(\.source|\.target|\.factor[0-9]+)?\.(model|txt)"
 )
-"""Names of the files of a store; a folder that holds others is never written anew."""
+"""Names of a store's files; a folder with other files is never overwritten."""
 
 
 @dataclasses.dataclass(frozen=True)
 class PreparedData:
-    """What training reads."""
+    """Prepared data of one run, opened for reading."""
 
     folder: Path
     vocabularies: Vocabularies
     train: TokenStore
     valid: TokenStore
     valid_source: list[str]
-    """Raw source lines of the validation text, as read."""
+    """Raw source lines of the validation text."""
     valid_target: list[str]
-    """Raw target lines: the references."""
+    """Raw target lines of the validation text, the references."""
     test: TokenStore | None
     test_source: list[str]
     test_target: list[str]
     valid_factors: list[list[str]]
-    """Raw lines of each stream of source factors of the validation text."""
+    """Raw source factors of the validation text: for each stream, its lines."""
     test_factors: list[list[str]]
     vocabulary_files: list[Path]
     subword_dropout: float
-    """Probability of BPE-dropout; 0: none."""
+    """Probability of BPE-dropout; 0 if disabled."""
     statistics: dict[str, Any]
-    """Counts of pairs, tokens, unknown tokens and pairs left out, by split, and of a language model's text its words,
-    ends of lines counted; see ``econmt prepare``."""
+    """Counts of pairs, tokens, unknown tokens and left-out pairs by split, and the words of a language model's text
+    including line ends; see ``econmt prepare``."""
     checksums: dict[str, str]
     """SHA-256 of each file of the store, by name."""
 
 
 _Input = tuple[str, Corpus]
-"""A text and the split that it belongs to."""
+"""Split and corpus."""
 
 
 def prepare(
     recipe: Recipe, folder: Path, search: Sequence[Path], *, show_progress: bool, verify: bool = False
 ) -> PreparedData:
-    """Turn the recipe's text into a store in ``folder``, or reuse the one there if nothing has changed.
+    """Prepares a recipe's text in ``folder``, or reuses the store there if nothing has changed.
 
-    A store is reused when the recipe's data section and the contents of all text files are those it was made
-    from. A new one is written under a temporary name, synced and renamed, so that ``folder`` is always whole.
+    A store is reused if it was made from the same data section and the same text. A new one is written under a
+    temporary name, synced and renamed, so that ``folder`` is always complete.
 
     Args:
-        recipe: its data section says which text and how it becomes tokens.
-        folder: where the store lies. search: see :func:`econmt.data.text.corpus.search_path`.
-        show_progress: show bars on stderr if it is a terminal.
-        verify: read all of the text and of the store to see whether they are what they were; otherwise their sizes,
-            times and a sample are compared, see :mod:`econmt.data.fingerprints`.
+        recipe: recipe, whose data section is used.
+        folder: folder of the store. search: folders of the text, see :func:`econmt.data.text.corpus.search_path`.
+        show_progress: True shows bars on stderr if it is a terminal.
+        verify: True reads the whole text and store to detect changes; otherwise sizes, times and a sample are compared,
+            see :mod:`econmt.data.fingerprints`.
 
     Raises:
-        InputError: text that is missing or unusable, or a folder that cannot be written.
+        InputError: if the text is missing or unusable, or the folder cannot be written.
     """
     data = recipe.data
     meta = _read_meta(folder)
@@ -100,7 +100,7 @@ def prepare(
         if not fits:
             raise
         notice(
-            f"using the prepared data in {folder}; its text is not here, so it was not looked at for changes"
+            f"using the prepared data in {folder}; its text was not found, so it was not checked for changes"
         )
         return dataclasses.replace(
             open_prepared(folder, verify=verify), subword_dropout=_subword_dropout(data)
@@ -121,12 +121,12 @@ def prepare(
 
 
 def reopen(recipe: Recipe, folder: Path) -> PreparedData:
-    """What :func:`prepare` has just left in ``folder``, for another process of the same run."""
+    """Opens the store that :func:`prepare` has just made, in another process of the same run."""
     return dataclasses.replace(open_prepared(folder), subword_dropout=_subword_dropout(recipe.data))
 
 
 def holds_text_of(recipe: Recipe, folder: Path) -> bool:
-    """Whether ``folder`` holds a store of the recipe's text, cut as the recipe says; the text is not looked at."""
+    """Returns True if ``folder`` holds a store made with the recipe's data section; does not check the text."""
     try:
         meta = _read_meta(folder)
     except InputError:
@@ -135,22 +135,22 @@ def holds_text_of(recipe: Recipe, folder: Path) -> bool:
 
 
 def store_folder(recipe: Recipe) -> Path:
-    """Where a recipe's store lies: ``data.prepared``, or ``prepared`` in the model folder."""
+    """Returns the folder of a recipe's store: ``data.prepared``, or ``prepared`` in the model folder."""
     return model_folder(recipe) / "prepared" if recipe.data.prepared is None else Path(recipe.data.prepared)
 
 
 def open_prepared(folder: Path, *, verify: bool = False) -> PreparedData:
-    """Open a store that :func:`prepare` made; ``verify``: read all of it to see whether it is as it was written.
+    """Opens a store that :func:`prepare` made; ``verify`` reads it completely to detect damage.
 
     Raises:
-        InputError: ``folder`` holds none, or it is damaged.
+        InputError: if ``folder`` holds no store, or it is damaged.
     """
     meta = _read_meta(folder)
     if meta is None:
         raise InputError(f"{folder}: no prepared data here; run econmt prepare")
     if fingerprint(folder) != meta["vocabulary"]:
         raise InputError(
-            f"{folder}: the vocabulary files are not those of the token store; remove the folder"
+            f"{folder}: the vocabulary files do not belong to the token store; remove the folder"
         )
     vocabularies = load_vocabularies(folder)
     streams = len(vocabularies.factors)
@@ -160,10 +160,12 @@ def open_prepared(folder: Path, *, verify: bool = False) -> PreparedData:
     stores = {split: TokenStore(folder, split, description) for split, description in meta["splits"].items()}
     for split, sides in lines.items():
         if {len(side) for side in sides} != {len(stores[split])}:
-            raise InputError(f"{folder}: the {split} text is not that of the token store; remove the folder")
+            raise InputError(
+                f"{folder}: the {split} text does not belong to the token store; remove the folder"
+            )
     for name, description in meta.get("store", {}).items():
         if not is_as_described(folder / name, description, verify=verify):
-            raise InputError(f"{folder / name}: is not as it was written; remove {folder}")
+            raise InputError(f"{folder / name}: has changed since it was written; remove {folder}")
     return PreparedData(
         folder=folder,
         vocabularies=vocabularies,
@@ -184,20 +186,20 @@ def open_prepared(folder: Path, *, verify: bool = False) -> PreparedData:
 
 
 def _described(folder: Path, meta: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """The descriptions of a store's files; one of an earlier version has none, so that they are made."""
+    """Returns the descriptions of a store's files; creates them for stores of earlier versions, which have none."""
     if "store" in meta:
-        found: dict[str, dict[str, Any]] = meta["store"]
-        return found
-    own = (path for path in folder.iterdir() if _OWN.fullmatch(path.name))
-    return {path.name: describe(path) for path in own if path.name != META_FILE}
+        descriptions: dict[str, dict[str, Any]] = meta["store"]
+        return descriptions
+    paths = (path for path in folder.iterdir() if _STORE_FILES.fullmatch(path.name))
+    return {path.name: describe(path) for path in paths if path.name != META_FILE}
 
 
 def _read_meta(folder: Path) -> dict[str, Any] | None:
-    """The store's description; None if ``folder`` holds no store of this format."""
+    """Reads the store's description; None if ``folder`` holds no store of this format."""
     path = folder / META_FILE
-    advice = f"it describes no prepared data, or is damaged: choose another folder or remove {folder}"
+    advice = f"not a description of prepared data, or damaged; choose another folder or remove {folder}"
     for each in folder.iterdir() if folder.is_dir() else ():
-        if _OWN.fullmatch(each.name):
+        if _STORE_FILES.fullmatch(each.name):
             refuse_pipe(each)
     try:
         meta = parse_json(path.read_bytes(), str(path), advice)
@@ -212,18 +214,18 @@ def _read_meta(folder: Path) -> dict[str, Any] | None:
 
 
 def _data_settings(data: Data | TextData) -> dict[str, Any]:
-    """What the store depends on: all of the section but its own place and what is drawn while training."""
+    """Returns the settings that a store depends on: the section without its folder and what is drawn in training."""
     settings = data.model_dump(mode="json")
     del settings["prepared"]
     settings["subwords"].pop("dropout", None)
     if isinstance(data, Data):
-        # What asks for nothing is left out: a store of an earlier version does not know it.
-        idle = {
+        # Unused settings are left out, because stores of earlier versions lack them.
+        unused = {
             "tags": not any(data.tags),
             "filters": data.filters.is_idle,
             "source_factors": not data.source_factors,
         }
-        for key in ("noise", "mixing", *(key for key, asks_nothing in idle.items() if asks_nothing)):
+        for key in ("noise", "mixing", *(key for key, asks_nothing in unused.items() if asks_nothing)):
             del settings[key]
     return settings
 
@@ -235,15 +237,15 @@ def _subword_dropout(data: Data | TextData) -> float:
 def _find_inputs(
     data: Data | TextData, search: Sequence[Path], progress: bool, *, fetch: bool
 ) -> list[_Input]:
-    wanted = [*(("train", prefix) for prefix in data.train), ("valid", data.valid)]
-    wanted += [] if data.test is None else [("test", data.test)]
+    prefixes = [*(("train", prefix) for prefix in data.train), ("valid", data.valid)]
+    prefixes += [] if data.test is None else [("test", data.test)]
     if isinstance(data, TextData):
         return [
             (split, Corpus(find_text(f"{prefix}.{data.text}", search, progress, fetch=fetch), None))
-            for split, prefix in wanted
+            for split, prefix in prefixes
         ]
     inputs = []
-    for split, prefix in wanted:
+    for split, prefix in prefixes:
         corpus = find_corpus(prefix, data.source, data.target, search, progress, fetch=fetch)
         inputs.append((split, find_factors(corpus, prefix, data.source_factors, search)))
     return inputs
@@ -252,16 +254,16 @@ def _find_inputs(
 def _describe_inputs(
     inputs: Sequence[_Input], meta: dict[str, Any] | None, verify: bool
 ) -> list[dict[str, Any]]:
-    """Each text file and what it holds; as ``meta`` says where the file is still the same."""
-    known = {entry["path"]: entry for entry in (meta or {}).get("files", [])}
+    """Returns descriptions of all text files; takes those of unchanged files from ``meta``."""
+    known_entries = {entry["path"]: entry for entry in (meta or {}).get("files", [])}
     described = []
     for split, corpus in inputs:
         for path in corpus.files:
-            place = str(path.resolve())
-            entry = known.get(place)
+            resolved = str(path.resolve())
+            entry = known_entries.get(resolved)
             if entry is None or not is_as_described(path, entry, verify=verify):
                 entry = describe(path)
-            described.append({**entry, "split": split, "path": place})
+            described.append({**entry, "split": split, "path": resolved})
     return described
 
 
@@ -270,9 +272,9 @@ def _why_outdated(meta: dict[str, Any], data: Data | TextData, files: Sequence[d
     for key in dict.fromkeys((*settings, *meta["data"])):
         old, new = meta["data"].get(key), settings.get(key)
         if old != new:
-            return f"data.{key} was {old!r} and is {new!r} now"
+            return f"data.{key} changed from {old!r} to {new!r}"
     if len(meta["files"]) != len(files):
-        return "the text has another number of files now"
+        return "the number of text files has changed"
     for old, new in zip(meta["files"], files, strict=True):
         if (old["split"], old["sha256"]) != (new["split"], new["sha256"]):
             return f"{new['path']} has changed"
@@ -288,14 +290,16 @@ def _build(
 ) -> None:
     began = time.monotonic()
     if folder.exists() and not folder.is_dir():
-        raise InputError(f"{folder}: is a file; the prepared data needs a folder of this name")
-    foreign = (
-        [path.name for path in folder.iterdir() if not _OWN.fullmatch(path.name)] if folder.is_dir() else []
+        raise InputError(f"{folder}: is a file; prepared data needs a folder")
+    other_files = (
+        [path.name for path in folder.iterdir() if not _STORE_FILES.fullmatch(path.name)]
+        if folder.is_dir()
+        else []
     )
-    if foreign or (folder.is_dir() and any(folder.iterdir()) and not (folder / META_FILE).is_file()):
-        named = f" ({', '.join(sorted(foreign)[:3])})" if foreign else ""
+    if other_files or (folder.is_dir() and any(folder.iterdir()) and not (folder / META_FILE).is_file()):
+        examples = f" ({', '.join(sorted(other_files)[:3])})" if other_files else ""
         raise InputError(
-            f"{folder}: the folder holds other files{named}; move them, or choose an empty or new one for prepared data"
+            f"{folder}: the folder contains other files{examples}; move them, or choose an empty or new folder"
         )
     with writing(folder), whole_folder(folder) as partial:
         meta = _write_store(data, partial, inputs, progress)
@@ -315,8 +319,8 @@ def _training(data: Data | TextData, corpora: Sequence[Corpus], progress: bool) 
         with counting("filtering the text", None, "pairs read", show=progress) as more:
             codes = Selection(data, corpora, more).codes
     return [
-        TrainingSplit(corpus, data.tag(number), own)
-        for number, (corpus, own) in enumerate(zip(corpora, codes, strict=True))
+        TrainingSplit(corpus, data.tag(number), corpus_codes)
+        for number, (corpus, corpus_codes) in enumerate(zip(corpora, codes, strict=True))
     ]
 
 
@@ -358,7 +362,7 @@ def _write_store(
 
 
 def _read_raw(folder: Path, split: str, streams: int) -> list[list[str]]:
-    """The raw lines of a split: sources, targets, and of each stream of source factors."""
+    """Reads the raw lines of a split: sources, targets, and each stream of source factors."""
     sides = []
     for side in ("source", "target", *(f"factor{number}" for number in range(1, streams + 1))):
         path = folder / f"{split}.{side}.txt"

@@ -1,4 +1,4 @@
-"""What the description of prepared data must look like, so that a damaged one is told and never followed."""
+"""Schema of the description of prepared data (meta.json), by which damaged ones are detected."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Count = Annotated[int, Field(ge=0, le=limits.TOKENS)]
 
 
 class SplitCounts(Record):
-    """What ``econmt prepare`` tells of a split."""
+    """Statistics of a split, printed by ``econmt prepare``."""
 
     pairs: Count
     lines: Count
@@ -42,7 +42,7 @@ class SplitCounts(Record):
 
 
 class SplitDescription(Record):
-    """What :meth:`econmt.data.batching.token_store.TokenStoreWriter.finish` tells of a split."""
+    """Description of a split from :meth:`econmt.data.batching.token_store.TokenStoreWriter.finish`."""
 
     pairs: Count
     tokens: Count
@@ -52,7 +52,7 @@ class SplitDescription(Record):
 
 
 class StoreStatistics(Record):
-    """Sizes of the vocabularies, seconds of preparing, and the counts of each split."""
+    """Vocabulary sizes, seconds of preparation, and statistics of each split."""
 
     source_vocabulary: Count
     target_vocabulary: Count
@@ -64,7 +64,7 @@ class StoreStatistics(Record):
 
 
 class StoredFile(Record):
-    """A file as :func:`econmt.data.fingerprints.describe` describes it; those of earlier versions have no sample."""
+    """Description of a file by :func:`econmt.data.fingerprints.describe`; earlier versions have no sample."""
 
     size: Count
     time: int
@@ -73,14 +73,14 @@ class StoredFile(Record):
 
 
 class TextFile(StoredFile):
-    """A file of text that a store was made from."""
+    """Description of a text file that a store was made from."""
 
     split: str
     path: str
 
 
 class Splits(Record):
-    """The splits of a store."""
+    """Splits of a store."""
 
     train: SplitDescription
     valid: SplitDescription
@@ -88,7 +88,7 @@ class Splits(Record):
 
 
 class StoreDescription(Record):
-    """What meta.json holds."""
+    """Content of meta.json."""
 
     format: str
     data: dict[str, Any]

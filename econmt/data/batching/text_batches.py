@@ -1,12 +1,11 @@
 """Batches of one long text for truncated backpropagation through time.
 
-The text is cut into B rows of equal length, which stand below each other. A batch is a window over all rows: the next
-``bptt`` tokens of each, to be predicted from the tokens one before. The next batch is the window after it, so that the
-model can go on with the state that it had at the end of the one before: ``carries`` says whether it does, and ``rows``
-which state is whose. At the beginning of the text, once an epoch, it does not.
+The text is cut into B rows of equal length. A batch is a window of the next ``bptt`` tokens of every row, each
+predicted from the tokens before it. The next batch is the following window, and the model continues with the state at the end of
+the previous one: ``carries`` tells whether a row does (not at the beginning of an epoch), ``rows`` which state is its.
 
-The first token is predicted from an end of line, as every line's first is. What does not fill B rows, fewer than B
-tokens at the end of the text, is not learnt; in evaluation it is read too.
+The first token is predicted from an end of line, like the first token of every line. Fewer than B tokens at the end of
+the text, which do not fill all rows, are left out in training but not in evaluation.
 """
 
 from __future__ import annotations
@@ -25,43 +24,43 @@ from econmt.data.text.subwords import EOS, PAD
 from econmt.errors import InputError
 
 JITTER = 5
-"""Jittered windows are multiples of this long, so that few shapes occur; also their standard deviation."""
+"""Standard deviation of the length of jittered windows in tokens; their lengths are multiples of it (few shapes)."""
 
 _MOST_JITTER = 20
-"""How much longer than ``bptt`` a jittered window is at most."""
+"""Maximum number of tokens by which a jittered window exceeds ``bptt``."""
 
 _HALVED = 0.05
-"""The share of jittered windows whose mean is half of ``bptt`` (Merity et al., 2018, section 4.1)."""
+"""Fraction of jittered windows whose mean length is half of ``bptt`` (Merity et al., 2018, section 4.1)."""
 
 
 @dataclass(frozen=True)
 class TextBatch(AnyBatch):
-    """A window of a text: B rows, T tokens, all tensors int64."""
+    """Window of a text: B rows of T tokens, all tensors int64."""
 
     inputs: torch.Tensor
-    """(B, T): tokens to read."""
+    """Input tokens, (B, T)."""
     targets: torch.Tensor
-    """(B, T): the token after each; padding where a row has ended."""
+    """Tokens to predict, the next token of each input, (B, T); padding where a row has ended."""
     rows: torch.Tensor
-    """(B,): which carried state each row goes on with, from 1; padding rows have that of no row, 0."""
+    """Number of the carried state of each row, from 1, (B,); 0 for padding rows."""
     carries: torch.Tensor
-    """(B,): 1 if the row goes on with its state, 0 if it begins anew."""
+    """1 if a row continues with its state, 0 if it starts without one, (B,)."""
     rate_factor: float = 1.0
-    """See :attr:`rate`."""
+    """Value of :attr:`rate`."""
 
     @property
     def positions(self) -> tuple[int, int]:
-        """1 and T: there is no source."""
+        """Padded numbers of source and target positions, 1 and T; there is no source."""
         return 1, self.inputs.shape[1]
 
     @property
     def size_text(self) -> str:
-        """As "20 rows of 35 tokens"."""
+        """Size of the batch, as "20 rows of 35 tokens"."""
         return f"{len(self.indices)} rows of {self.inputs.shape[1]} tokens"
 
     @property
     def rate(self) -> float:
-        """T by ``bptt`` where windows are drawn, so that a short one moves the parameters less."""
+        """Factor of the learning rate: T / ``bptt`` with jitter, so that short windows change the parameters less."""
         return self.rate_factor
 
     def renumbered(self) -> TextBatch:
@@ -69,51 +68,53 @@ class TextBatch(AnyBatch):
         return replace(self, rows=torch.arange(1, len(self.rows) + 1))
 
     def part(self, rows: slice) -> TextBatch:
-        """Some rows."""
+        """Returns some rows."""
         tensors = self._tensors(rows)
         count = int((tensors["targets"] != PAD).sum())
         return TextBatch(**tensors, target_tokens=count, rate_factor=self.rate_factor)
 
 
 class TextRows:
-    """A text as one row of tokens, read where it is needed.
+    """Text cut into rows of tokens, read on demand.
 
     Args:
-        store: its lines, an end of line after each.
-        rows: B, into which it is cut.
-        whole: the last row may be shorter than the others; else fewer than B tokens at the end are left out.
+        store: token store of its lines, each followed by an end of line.
+        rows: number of rows, B.
+        whole: if True, keeps all tokens, with a shorter last row; else leaves out fewer than B tokens at the end.
     """
 
     def __init__(self, store: TokenStore, rows: int, *, whole: bool = False) -> None:
         self.store = store
         self.rows = rows
         self.length = -(-store.total_tokens // rows) if whole else store.total_tokens // rows
-        """Tokens of a row."""
+        """Number of tokens of a row."""
 
     def window(self, first: int, count: int, rows: range, rate: float = 1.0, *, start: int = 0) -> TextBatch:
-        """Tokens ``first`` to ``first + count`` of some rows, counted from 0.
+        """Returns the window of tokens ``first`` to ``first + count`` of some rows.
 
         Args:
-            first: below 0 for tokens before a row's own, which are read and not predicted; the first row has none.
+            first: offset in each row; below 0 for context tokens before a row, which are not predicted.
             count: number of tokens of each row.
-            rows: the rows.
+            rows: indices of the rows.
             rate: factor of the learning rate.
             start: value of ``first`` at which rows begin without a state.
         """
         ids = np.full((len(rows), count + 1), PAD, dtype=np.int64)
-        places = np.array([row * self.length + first for row in rows], dtype=np.int64)
-        for row, place in zip(ids, places.tolist(), strict=True):
-            if place < 0:
+        positions = np.array([row * self.length + first for row in rows], dtype=np.int64)
+        for row, position in zip(ids, positions.tolist(), strict=True):
+            if position < 0:
                 continue
-            begin = max(place - 1, 0)
-            found = self.store.tokens(begin, max(0, min(place + count, self.store.total_tokens) - begin))
-            row[begin - place + 1 :][: len(found)] = found
-            if place == 0:
+            begin = max(position - 1, 0)
+            row_tokens = self.store.tokens(
+                begin, max(0, min(position + count, self.store.total_tokens) - begin)
+            )
+            row[begin - position + 1 :][: len(row_tokens)] = row_tokens
+            if position == 0:
                 row[0] = EOS
         targets = np.full_like(ids[:, 1:], PAD) if first < 0 else ids[:, 1:].copy()
-        carries = (places > 0) & (first > start)
+        carries = (positions > 0) & (first > start)
         return TextBatch(
-            indices=torch.from_numpy(self.store.pairs_at(np.maximum(places, 0)).astype(np.int64)),
+            indices=torch.from_numpy(self.store.pairs_at(np.maximum(positions, 0)).astype(np.int64)),
             inputs=torch.from_numpy(ids[:, :-1].copy()),
             targets=torch.from_numpy(targets),
             rows=torch.tensor(rows, dtype=torch.int64) + 1,
@@ -124,17 +125,17 @@ class TextRows:
 
 
 class TextBatches:
-    """The endless stream of windows over a text, epoch after epoch; see :class:`econmt.data.batching.batch.Batches`.
+    """Endless stream of windows over a text, see :class:`econmt.data.batching.batch.Batches`.
 
     Args:
-        store: the text.
-        rows: B.
-        bptt: tokens of a window.
-        jitter: draw each window's length around that.
-        seed: of the draws.
+        store: token store of the text.
+        rows: number of rows, B.
+        bptt: number of tokens of a window in each row.
+        jitter: True draws the length of each window at random around ``bptt``.
+        seed: seed of the lengths.
 
     Raises:
-        InputError: the text has fewer tokens than there are rows.
+        InputError: if the text has fewer tokens than rows.
     """
 
     def __init__(
@@ -161,7 +162,7 @@ class TextBatches:
         self._begins = self._cut(epoch)
 
     def _cut(self, epoch: int) -> list[int]:
-        """Where the windows of an epoch begin, and the end."""
+        """Returns the offsets at which the windows of an epoch begin, and the end."""
         length = self._text.length
         if not self._jitter:
             return [*range(0, length, self._bptt), length]
@@ -180,15 +181,15 @@ class TextBatches:
 
     @property
     def batches_per_epoch(self) -> int:
-        """Number of windows in the running epoch."""
+        """Number of windows in the current epoch."""
         return len(self._begins) - 1
 
     def state_dict(self) -> dict[str, int]:
-        """Where the stream stands; JSON-able."""
+        """Returns the position of the stream, JSON-serialisable."""
         return {"epoch": self._epoch, "position": self._position, "batches_per_epoch": self.batches_per_epoch}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Go to where :meth:`state_dict` was taken, or to the same share of the epoch if it is cut otherwise now."""
+        """Restores the position of :meth:`state_dict`, or the same fraction of a changed epoch."""
         self._go_to(int(state["epoch"]), 0)
         then, now = int(state["batches_per_epoch"]), self.batches_per_epoch
         position = int(state["position"])
@@ -208,32 +209,32 @@ class TextBatches:
         return batch
 
     def shapes(self) -> list[BatchShape]:
-        """Every length of a window that the running epoch has, the longest possible one included."""
-        found = Counter(end - begin for begin, end in pairwise(self._begins))
-        found.setdefault(self._longest, 0)
-        return [BatchShape(1, length, len(self._rows), count) for length, count in sorted(found.items())]
+        """Returns all window lengths of the current epoch, and the longest possible one."""
+        counts = Counter(end - begin for begin, end in pairwise(self._begins))
+        counts.setdefault(self._longest, 0)
+        return [BatchShape(1, length, len(self._rows), count) for length, count in sorted(counts.items())]
 
     @property
     def _longest(self) -> int:
         return min(self._text.length, self._bptt + (_MOST_JITTER if self._jitter else 0))
 
     def worst_batch(self) -> TextBatch:
-        """A window of the longest length."""
+        """Returns a window of the longest possible length."""
         return self.largest_batch(1, self._longest)
 
     def largest_batch(self, source: int, target: int) -> TextBatch:  # noqa: ARG002  there is no source
-        """A window of ``target`` tokens, at the beginning of the text."""
+        """Returns a window of ``target`` tokens at the beginning of the text."""
         return self._text.window(0, target, self._rows)
 
 
 def whole_text(store: TokenStore, rows: int, window: int, context: int = 0) -> Iterator[TextBatch]:
-    """Yields windows of at most ``window`` tokens in which every token of a text is predicted once, in order.
+    """Yields windows in which every token of a text is predicted once, in order.
 
     Args:
-        store: the text.
-        rows: number of rows that it is cut into.
-        window: most tokens of a row at once.
-        context: number of tokens before its own that each row but the first reads first, at most a row.
+        store: token store of the text.
+        rows: number of rows.
+        window: maximum number of tokens of a row in one window.
+        context: number of tokens before a row, at most its length, that it reads first; the first row has none.
     """
     text = TextRows(store, rows, whole=True)
     start = -min(context, text.length) if rows > 1 else 0

@@ -1,7 +1,7 @@
-"""Token ids of many sentence pairs in flat files: opening is instant, and reading leaves no memory behind.
+"""Token store: ids of sentence pairs in flat files that open instantly and occupy no memory.
 
-One split NAME is three little-endian files without headers; their sizes follow from the number of pairs and of
-tokens and are checked on opening. A pair's target ids directly follow its source ids.
+A split NAME consists of three little-endian files without headers, whose sizes are checked on opening. The target ids
+of a pair directly follow its source ids.
 
 | file | type | values |
 |---|---|---|
@@ -9,10 +9,9 @@ tokens and are checked on opening. A pair's target ids directly follow its sourc
 | NAME.index | int64, int32, int32 | where each pair starts in NAME.tokens, its source length, its target length |
 | NAME.lines | uint32 | line of the pair in its file, from 1 |
 
-The index is memory-mapped for passes over all lengths. Single pairs, which training fetches from all over the
-file, are read by position instead: a mapped page counts as resident memory of the process once touched, and
-kernels map from 64 KiB to 2 MiB around each touched place, so that a batch of random pairs would cost hundreds of
-megabytes. The kernel's page cache serves both.
+The index is memory-mapped for passes over all lengths. Single pairs, which training reads at random, are read with
+``pread`` instead: touched pages of a mapping count as resident memory, and kernels map 64 KiB to 2 MiB around each
+access, so that random pairs would cost hundreds of megabytes. Both use the kernel's page cache.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ LINE_TYPE = np.dtype("<u4")
 
 
 class StoreFile(NamedTuple):
-    """A file pair of the text and the first of its pairs in the store."""
+    """Text files of a part of the store, and the index of its first pair."""
 
     source: str
     target: str | None
@@ -45,7 +44,7 @@ class StoreFile(NamedTuple):
 
 
 class PairIds(NamedTuple):
-    """Ids of B pairs without sentence marks; what lies past a row's length is zero."""
+    """Ids of B pairs without ``<s>`` and ``</s>``, padded with zeros."""
 
     source: IntArray
     """(B, longest) int64."""
@@ -58,7 +57,7 @@ class PairIds(NamedTuple):
 
 
 def rectangle(rows: Sequence[Sequence[int]]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Rows of ids with zeros after each (B, longest), and their lengths (B,)."""
+    """Returns rows of ids padded with zeros, (B, longest), and their lengths, (B,)."""
     lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
     ids = np.zeros((len(rows), int(lengths.max(initial=0))), dtype=np.int64)
     ids[np.arange(ids.shape[1]) < lengths[:, None]] = [i for row in rows for i in row]
@@ -66,20 +65,20 @@ def rectangle(rows: Sequence[Sequence[int]]) -> tuple[npt.NDArray[np.int64], npt
 
 
 def token_type(vocabulary_size: int) -> np.dtype[Any]:
-    """Smallest type that holds every id of a vocabulary, or of a vocabulary together with its factors."""
+    """Returns the smallest integer type for the ids of a vocabulary, or for joint ids with factors."""
     sizes = {1 << 16: "<u2", 1 << 32: "<u4"}
     return np.dtype(next((name for most, name in sizes.items() if vocabulary_size <= most), "<u8"))
 
 
 def length_quantiles(lengths: IntArray) -> list[int]:
-    """Smallest, 25 %, 50 %, 75 %, 95 %, 99 % and largest of the lengths (N,) of a split's sentences."""
+    """Returns the minimum, 25 %, 50 %, 75 %, 95 % and 99 % quantiles, and maximum of lengths (N,)."""
     return [
         int(value) for value in np.quantile(lengths, [0, 0.25, 0.5, 0.75, 0.95, 0.99, 1], method="higher")
     ]
 
 
 class _PositionalFile:
-    """A file of ``count`` values of one type, read by position; threads and forked processes may share it."""
+    """File of ``count`` values of one type, read by position; can be shared by threads and forked processes."""
 
     def __init__(self, path: Path, dtype: np.dtype[Any], count: int) -> None:
         self.path, self.dtype, self.count = path, dtype, count
@@ -93,35 +92,35 @@ class _PositionalFile:
             raise InputError(f"{path}: {actual} bytes instead of {expected}; the prepared data is damaged")
 
     def read(self, first: int, count: int) -> bytes:
-        """Values ``first`` to ``first + count``, as bytes."""
+        """Reads the values ``first`` to ``first + count`` as bytes."""
         size = self.dtype.itemsize
         content = _read_at(self.descriptor, count * size, first * size)
         if len(content) != count * size:
-            raise InputError(f"{self.path}: the file has been cut short while it was in use")
+            raise InputError(f"{self.path}: the file was truncated while in use; prepare the data again")
         return content
 
 
-def _read_at(descriptor: int, size: int, place: int) -> bytes:
+def _read_at(descriptor: int, size: int, offset: int) -> bytes:
     if hasattr(os, "pread"):
-        return os.pread(descriptor, size, place)
-    os.lseek(descriptor, place, os.SEEK_SET)
+        return os.pread(descriptor, size, offset)
+    os.lseek(descriptor, offset, os.SEEK_SET)
     return os.read(descriptor, size)
 
 
 class TokenStore:
-    """Sentence pairs as ids, without ``<s>`` and ``</s>``."""
+    """Sentence pairs of one split as ids, without ``<s>`` and ``</s>``."""
 
     def __init__(self, folder: Path, name: str, description: dict[str, Any]) -> None:
-        """Open a split that :class:`TokenStoreWriter` wrote; ``description`` is what its ``finish`` returned.
+        """Opens a split; ``description`` comes from :meth:`TokenStoreWriter.finish`.
 
         Raises:
-            InputError: files are missing or damaged.
+            InputError: if files are missing or damaged.
         """
         self.name = name
         self._files = [StoreFile(*entry) for entry in description["files"]]
-        # A store of an earlier version has one file, or two sides of one, for each corpus.
+        # Stores of earlier versions have no list of corpora, but one entry in ``files`` per corpus.
         self.corpora: list[int] = description.get("corpora") or [file.first_pair for file in self._files]
-        """The first pair of each corpus of the split, in the order of the recipe."""
+        """Index of the first pair of each corpus, in the order of the recipe."""
         self._count, self.total_tokens = int(description["pairs"]), int(description["tokens"])
         self._tokens = _PositionalFile(
             folder / f"{name}.tokens", np.dtype(description["type"]), self.total_tokens
@@ -136,35 +135,35 @@ class TokenStore:
 
     @property
     def source_lengths(self) -> IntArray:
-        """(N,) int32: ids of each source side, mapped from the index."""
+        """Number of source ids of each pair, (N,) int32, mapped from the index."""
         lengths: IntArray = self._mapped["source"]
         return lengths
 
     @property
     def target_lengths(self) -> IntArray:
-        """(N,) int32: ids of each target side, mapped from the index."""
+        """Number of target ids of each pair, (N,) int32, mapped from the index."""
         lengths: IntArray = self._mapped["target"]
         return lengths
 
     def release(self) -> None:
-        """Give the memory pages of the lengths touched so far back to the kernel."""
+        """Returns the touched memory pages of the lengths to the kernel."""
         if self._map is not None and hasattr(mmap, "MADV_DONTNEED"):
             self._map.madvise(mmap.MADV_DONTNEED)
 
     def pair(self, index: int) -> tuple[IntArray, IntArray]:
-        """Source and target ids of one pair."""
+        """Reads the source and target ids of one pair."""
         ids = self.gather(np.array([index]))
         return ids.source[0], ids.target[0]
 
     def gather(self, indices: IntArray) -> PairIds:
-        """Many pairs at once, those of ``indices`` (B,)."""
+        """Reads the pairs with these indices (B,)."""
         records = np.frombuffer(
             b"".join([self._index.read(index, 1) for index in indices.tolist()]), dtype=INDEX_TYPE
         )
         lengths = np.stack([records["source"], records["target"]], axis=1).astype(np.int64)
-        places = zip(records["start"].tolist(), lengths.sum(axis=1).tolist(), strict=True)
+        spans = zip(records["start"].tolist(), lengths.sum(axis=1).tolist(), strict=True)
         flat = np.frombuffer(
-            b"".join([self._tokens.read(start, count) for start, count in places]), self._tokens.dtype
+            b"".join([self._tokens.read(start, count) for start, count in spans]), self._tokens.dtype
         )
         inside = np.arange(int(lengths.max(initial=0))) < lengths[:, :, None]
         rows = np.zeros(inside.shape, dtype=np.int64)
@@ -173,25 +172,25 @@ class TokenStore:
         return PairIds(rows[:, 0, :longest_source], lengths[:, 0], rows[:, 1, :longest_target], lengths[:, 1])
 
     def tokens(self, first: int, count: int) -> IntArray:
-        """Ids ``first`` to ``first + count`` of the whole split, (count,) int64: the pairs one after the other."""
+        """Reads ids ``first`` to ``first + count`` of the concatenated split, (count,) int64."""
         return np.frombuffer(self._tokens.read(first, count), self._tokens.dtype).astype(np.int64)
 
     def pairs_at(self, places: IntArray) -> IntArray:
-        """The pairs in which tokens of the whole split lie, by their places (N,)."""
-        found: IntArray = np.searchsorted(self._mapped["start"], places, side="right") - 1
-        return found
+        """Returns the indices of the pairs that contain positions (N,) of the concatenated split, (N,)."""
+        indices: IntArray = np.searchsorted(self._mapped["start"], places, side="right") - 1
+        return indices
 
     def location(self, index: int) -> str:
-        """Where a pair comes from, as ``file:line``."""
+        """Returns the origin of a pair as ``file:line``."""
         origin = next(file for file in reversed(self._files) if file.first_pair <= index)
         return f"{origin.source}:{int(np.frombuffer(self._lines.read(index, 1), LINE_TYPE)[0])}"
 
 
 class TokenStoreWriter:
-    """Writes one split, piece by piece; nothing is held in memory. ``close`` it in the end."""
+    """Incremental writer of one split, which holds nothing in memory; call ``close`` at the end."""
 
     def __init__(self, folder: Path, name: str, vocabulary_size: int) -> None:
-        """Start the files of split ``name``; ``vocabulary_size`` is the larger one of both sides."""
+        """Creates the files of split ``name``; ``vocabulary_size`` is the larger of both sides."""
         self._type = token_type(vocabulary_size)
         self._opened = contextlib.ExitStack()
         self._streams: dict[str, IO[bytes]] = {
@@ -203,21 +202,21 @@ class TokenStoreWriter:
         self._pairs = self._tokens = 0
 
     def close(self) -> None:
-        """Close the files, finished or not."""
+        """Closes the files, also if they are incomplete."""
         self._opened.close()
 
     def begin_corpus(self) -> None:
-        """Say that the files to come are of the next corpus."""
+        """Starts the next corpus."""
         self._corpora.append(self._pairs)
 
     def begin_file(self, source: Path, target: Path | None) -> None:
-        """Say that the pairs to come are from these files."""
+        """Starts the pairs of the next text files."""
         self._files.append(StoreFile(str(source), None if target is None else str(target), self._pairs))
 
     def add(
         self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], lines: Sequence[int]
     ) -> None:
-        """Append pairs: ids of both sides, and the line of each pair in its file."""
+        """Appends pairs: ids of both sides, and the line of each pair in its file."""
         flat: list[int] = []
         for source, target in zip(sources, targets, strict=True):
             flat.extend(source)
@@ -229,10 +228,10 @@ class TokenStoreWriter:
     def add_arrays(
         self, tokens: IntArray, source_lengths: IntArray, target_lengths: IntArray, lines: IntArray
     ) -> None:
-        """Append N pairs whose ids are flat already: source, target, source, target, ...
+        """Appends N pairs whose ids are already concatenated: source, target, source, target, ...
 
         Args:
-            tokens: (all ids,). source_lengths, target_lengths, lines: (N,).
+            tokens: all ids, one-dimensional. source_lengths, target_lengths, lines: (N,).
         """
         lengths = source_lengths.astype(np.int64) + target_lengths
         index = np.empty(len(lengths), dtype=INDEX_TYPE)
@@ -248,10 +247,10 @@ class TokenStoreWriter:
         self._tokens += len(tokens)
 
     def finish(self) -> dict[str, Any]:
-        """Sync the files.
+        """Syncs the files.
 
         Returns:
-            The description (JSON-able) with which :class:`TokenStore` opens them.
+            The JSON-serialisable description with which :class:`TokenStore` opens them.
         """
         for stream in self._streams.values():
             stream.flush()

@@ -1,7 +1,7 @@
-"""Known data sets: their public addresses and checksums, and how they come into the cache folder.
+"""Catalog of known data sets: their URLs and checksums, and their download into the cache folder.
 
-The project ships no text. A prefix of a recipe such as ``multi30k/train`` that is found in no local folder is
-looked up here, downloaded (or generated) into the cache and used from there.
+The project ships no text. A recipe prefix such as ``multi30k/train`` that is in no local folder is looked up here and
+downloaded (or generated) into the cache.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ _WIKITEXT2 = "https://raw.githubusercontent.com/pytorch/examples/main/word_langu
 
 @dataclass(frozen=True)
 class DataSet:
-    """A known data set: downloaded as it is, or made by us from what is downloaded or from nothing."""
+    """Known data set: downloaded as is, converted from a download, or generated."""
 
     description: str
     origin: str
     licence: str
     files: Mapping[str, RemoteFile] = field(default_factory=dict)
-    """Files to download, by their name in the cache."""
+    """Files to download, by name in the cache."""
     made: tuple[str, ...] = ()
-    """Names of the files that ``make`` writes; empty: the downloaded files are the data set."""
+    """Names of the files that ``make`` writes; empty if the downloads are used as they are."""
     make: Callable[[Path], None] | None = None
-    """Writes ``made`` into the data set's folder, where the downloaded files lie."""
+    """Function that writes the files ``made`` into the data set's folder, next to the downloads."""
 
     @property
     def names(self) -> list[str]:
@@ -54,7 +54,7 @@ def _make_number_words(folder: Path) -> None:
 
 
 def _make_tatoeba(folder: Path) -> None:
-    """Split ``deu.txt`` (English, German, attribution) by the SHA-256 of the English sentence: 1 % valid, 1 % test.
+    """Splits ``deu.txt`` (English, German, attribution) by the SHA-256 of the English sentence: 1 % valid, 1 % test.
 
     All translations of an English sentence fall into one split, and training pairs whose German side occurs in valid
     or test are left out, so no held-out sentence is seen in training.
@@ -67,7 +67,7 @@ def _make_tatoeba(folder: Path) -> None:
         # RuntimeError: encrypted, or packed by a method that zipfile does not have.
         archive.unlink()
         raise InputError(
-            f"{archive}: not the archive it should be ({error}) and removed; run the command again"
+            f"{archive}: not a valid archive ({error}), so it was removed; run the command again"
         ) from error
     splits: dict[str, list[tuple[str, str]]] = {"train": [], "valid": [], "test": []}
     seen: set[tuple[str, str]] = set()
@@ -156,10 +156,10 @@ CATALOG: dict[str, DataSet] = {
 
 
 def fetch_pair(prefix: str, source: str, target: str, progress: bool) -> tuple[Path, Path] | None:
-    """Bring ``prefix``, such as ``multi30k/train``, in two languages into the cache; None if it is not known.
+    """Fetches ``prefix``, such as ``multi30k/train``, in two languages into the cache; None if it is not known.
 
     Raises:
-        InputError: the download failed; see :func:`econmt.data.text.download.download`.
+        InputError: if the download fails; see :func:`econmt.data.text.download.download`.
     """
     names = (f"{prefix}.{source}", f"{prefix}.{target}")
     if not all(_known(name) for name in names):
@@ -168,10 +168,10 @@ def fetch_pair(prefix: str, source: str, target: str, progress: bool) -> tuple[P
 
 
 def fetch_file(name: str, progress: bool) -> Path | None:
-    """Bring one file, such as ``wikitext-2/train.txt``, into the cache; None if the catalog does not know it.
+    """Fetches one file, such as ``wikitext-2/train.txt``, into the cache; None if it is not known.
 
     Raises:
-        InputError: the download failed.
+        InputError: if the download fails.
     """
     return _fetch(name, progress) if _known(name) else None
 
@@ -200,7 +200,7 @@ def _fetch(name: str, progress: bool) -> Path:
 
 
 def why_not(prefix: str) -> str:
-    """Half a sentence that says why the catalog has no ``prefix``."""
+    """Returns a clause for an error message on why the catalog lacks ``prefix``."""
     data_set = CATALOG.get(prefix.partition("/")[0])
     if data_set is None:
         return f"not in the catalog either (it has {', '.join(sorted(CATALOG))})"

@@ -1,4 +1,4 @@
-"""Parallel text: where its files are looked up, and how they are read, line by line and strictly."""
+"""Search for the files of parallel text, and strict reading line by line."""
 
 from __future__ import annotations
 
@@ -19,60 +19,60 @@ BYTE_ORDER_MARK = "\ufeff"
 
 
 class Corpus(NamedTuple):
-    """The files of one parallel text."""
+    """Files of one parallel text."""
 
     source: Path
-    """Source side, or the tab-separated file with both."""
+    """File of the source side, or of both sides."""
     target: Path | None
-    """Target side; None: ``source`` has both, as its name says."""
+    """File of the target side; None if ``source`` has both (.tsv, .tmx or .parquet)."""
     languages: tuple[str, str] = ("", "")
-    """Of both sides, by which a memory or a table names them."""
+    """Names of both sides in a translation memory or a Parquet file."""
     more: tuple[Path, ...] = ()
-    """Files that go on where ``source`` ends."""
+    """Further files that continue ``source``, such as shards."""
     factors: tuple[Path, ...] = ()
-    """Of the source, line by line, a file a stream."""
+    """Files of source factors, one per stream."""
 
     @property
     def files(self) -> list[Path]:
-        """All of them."""
+        """All files of the corpus."""
         return [self.source, *([] if self.target is None else [self.target]), *self.more, *self.factors]
 
     @property
     def parts(self) -> list[Corpus]:
-        """The corpora of its files, in order; most have one part, the corpus itself."""
+        """Corpora of the single files, in order; usually just the corpus itself."""
         return [self._replace(more=()), *(self._replace(source=path, more=()) for path in self.more)]
 
 
 def search_path(recipe_folder: Path | None, data_dir: Path | None) -> list[Path]:
-    """Folders in which a prefix of the recipe is looked up, first match wins.
+    """Returns the folders in which the prefixes of a recipe are searched, in order.
 
-    Beside the recipe, its parent folder, ``--data-dir``, ``$ECONMT_DATA``, the working directory, the cache.
+    These are the recipe's folder and its parent, ``--data-dir``, ``$ECONMT_DATA``, the working directory and the cache.
 
     Raises:
-        InputError: ``data_dir`` is given and is no folder.
+        InputError: if ``data_dir`` is not a folder.
     """
     if data_dir is not None and not data_dir.is_dir():
         raise InputError(f"--data-dir {data_dir}: no such folder")
     beside = [] if recipe_folder is None else [recipe_folder, recipe_folder / ".."]
-    given = [Path(place) for place in (data_dir, os.environ.get("ECONMT_DATA")) if place]
-    places = [*beside, *given, Path.cwd(), data_cache()]
-    return list(dict.fromkeys(place.resolve() for place in places))
+    configured = [Path(folder) for folder in (data_dir, os.environ.get("ECONMT_DATA")) if folder]
+    folders = [*beside, *configured, Path.cwd(), data_cache()]
+    return list(dict.fromkeys(folder.resolve() for folder in folders))
 
 
 def find_corpus(
     prefix: str, source: str, target: str, search: Sequence[Path], progress: bool, *, fetch: bool = True
 ) -> Corpus:
-    """Find the files PREFIX.source and PREFIX.target (languages), PREFIX.tsv or .tmx, each also .gz, or .parquet.
+    """Finds PREFIX.source and PREFIX.target (languages), PREFIX.tsv or PREFIX.tmx, plain or .gz, or PREFIX.parquet.
 
     Args:
-        prefix: path without the language suffix; relative ones are tried in each folder of ``search``.
+        prefix: path without the language suffix; a relative one is tried in each folder of ``search``.
         source, target: languages, the suffixes of the files.
-        search: see :func:`search_path`.
-        progress: show a bar if the catalog has to download.
-        fetch: ask the catalog, which may download, if the text is in none of the folders.
+        search: folders, see :func:`search_path`.
+        progress: True shows a bar during downloads.
+        fetch: True consults the catalog, which may download, if no folder has the text.
 
     Raises:
-        InputError: the text is nowhere; the message names every place.
+        InputError: if the text is not found; the message names all folders searched.
     """
     stem = Path(prefix).expanduser()
     bases = [stem] if stem.is_absolute() else [folder / stem for folder in search]
@@ -90,7 +90,7 @@ def find_corpus(
             return Corpus(first, None, (source, target), tuple(more))
         if found_source is not None or found_target is not None:
             present, absent = (found_source, target) if found_source is not None else (found_target, source)
-            halves.append(f"{present} is there but {base.name}.{absent}(.gz) is not")
+            halves.append(f"{present} exists but {base.name}.{absent}(.gz) does not")
     fetched = catalog.fetch_pair(prefix, source, target, progress) if fetch else None
     if fetched is not None:
         return Corpus(*fetched)
@@ -105,15 +105,14 @@ def find_corpus(
 
 
 def find_factors(corpus: Corpus, prefix: str, names: Sequence[str], search: Sequence[Path]) -> Corpus:
-    """A corpus with its files of source factors, PREFIX.NAME, each also .gz: beside its own, else as these are found.
+    """Adds the source-factor files PREFIX.NAME, plain or .gz, to a corpus; tries its own folder before ``search``.
 
     Raises:
-        InputError: one of them is nowhere, or the corpus is of a kind whose pairs have no lines.
+        InputError: if a file is not found, or the corpus is not line-based (.tmx, .parquet).
     """
     if names and corpus.target is None and not corpus.source.name.endswith((".tsv", ".tsv.gz")):
         raise InputError(
-            f"{corpus.source}: data.source_factors are of lines, and such a file has none; write its pairs as "
-            f"{prefix}.tsv"
+            f"{corpus.source}: data.source_factors needs a line-based corpus; convert the pairs to {prefix}.tsv"
         )
     beside = corpus.source.parent / Path(prefix).name
     files = (
@@ -124,10 +123,10 @@ def find_factors(corpus: Corpus, prefix: str, names: Sequence[str], search: Sequ
 
 
 def find_text(name: str, search: Sequence[Path], progress: bool, *, fetch: bool = True) -> Path:
-    """Find one monolingual file such as ``wikitext-2/train.txt``, plain or ``.gz``; as :func:`find_corpus`.
+    """Finds one monolingual file such as ``wikitext-2/train.txt``, plain or ``.gz``; see :func:`find_corpus`.
 
     Raises:
-        InputError: the file is nowhere; the message names every place.
+        InputError: if the file is not found; the message names all folders searched.
     """
     stem = Path(name).expanduser()
     bases = [stem] if stem.is_absolute() else [folder / stem for folder in search]
@@ -157,14 +156,14 @@ def _not_found(prefix: str, wanted: str, bases: Sequence[Path], halves: Sequence
 
 
 def read_lines(path: Path) -> Iterator[str]:
-    """Stream the lines of a text file (gzip if its name ends in ``.gz``), without their line ends.
+    """Yields the lines of a text file (gzip if its name ends in ``.gz``) without line ends.
 
-    Only ``\\n`` ends a line, with a ``\\r`` before it if there is one; every other character belongs to the
-    text. A byte order mark at the start of the file is dropped.
+    Only ``\\n`` or ``\\r\\n`` ends a line; all other characters belong to the text. A byte order mark at the start of
+    the file is dropped.
 
     Raises:
-        InputError: missing or unreadable file, invalid UTF-8, a NUL byte, a corrupt gzip file, or no line at
-            all; the message names file and line.
+        InputError: if the file is missing, unreadable, empty or corrupt gzip, or has invalid UTF-8 or a NUL byte; the
+            message names file and line.
     """
     number = 0
     refuse_pipe(path)
@@ -190,7 +189,7 @@ def read_lines(path: Path) -> Iterator[str]:
 
 
 def count_lines(path: Path) -> int | None:
-    """How many lines a text file has, as :func:`read_lines` would read them; None where that cannot be told before."""
+    """Counts the lines that :func:`read_lines` will read; None if the file cannot be counted in advance."""
     if not path.is_file():
         return None
     count, last = 0, b"\n"
@@ -198,27 +197,27 @@ def count_lines(path: Path) -> int | None:
         with gzip.open(path) if path.name.endswith(".gz") else path.open("rb") as stream:
             while block := stream.read(1 << 20):
                 count, last = count + block.count(b"\n"), block[-1:]
-    except (EOFError, zlib.error, OSError):  # reading tells what is wrong, and where
+    except (EOFError, zlib.error, OSError):  # read_lines reports the error with its line
         return None
     return count + (last != b"\n")
 
 
 def check_line_end(raw: bytes, where: Path | str, number: int) -> None:
-    """Refuses the beginning of a line that does not end, as devices and files that are no text have it.
+    """Checks the length of a line; devices and binary files have lines without end.
 
     Raises:
-        InputError: naming the line ``number`` of ``where``.
+        InputError: if it is too long; the message names ``where`` and the line ``number``.
     """
     if len(raw) >= limits.LINE_BYTES:
         kind = "NUL bytes" if b"\0" in raw else "a line"
-        raise InputError(f"{where}:{number}: {kind} of {len(raw):,} bytes and more; is this a text file?")
+        raise InputError(f"{where}:{number}: {kind} of {len(raw):,} bytes or more; is this a text file?")
 
 
 def decode_line(raw: bytes, where: Path | str, number: int) -> str:
-    """A line without its end (\\n or \\r\\n) as text; the first line loses a byte order mark.
+    """Decodes a line and drops its end (\\n or \\r\\n) and, in the first line, a byte order mark.
 
     Raises:
-        InputError: naming the line ``number`` of ``where``, if it is not UTF-8 or holds a NUL byte.
+        InputError: if it is not UTF-8 or has a NUL byte; the message names ``where`` and the line ``number``.
     """
     check_line_end(raw, where, number)
     raw = raw.removesuffix(b"\n").removesuffix(b"\r")
@@ -237,11 +236,11 @@ def decode_line(raw: bytes, where: Path | str, number: int) -> str:
 
 
 def read_pairs(corpus: Corpus) -> Iterator[tuple[str, str]]:
-    """Stream the sentence pairs of a corpus; nothing but the current line is held in memory.
+    """Yields the sentence pairs of a corpus, holding one line at a time in memory.
 
     Raises:
-        InputError: as :func:`read_lines`; the two sides differ in their number of lines; a tab-separated line
-            has not exactly two columns.
+        InputError: as :func:`read_lines`; if the sides have different numbers of lines, or a tab-separated line does
+            not have two columns.
     """
     for kind, read in (((".tmx", ".tmx.gz"), read_tmx), ((".parquet",), parquet.read_parquet)):
         if corpus.target is None and corpus.source.name.endswith(kind):
@@ -274,10 +273,10 @@ def _different(source: Path, source_count: int, target: Path, target_count: int)
 
 
 def split_pair(line: str, where: Path | str, number: int) -> tuple[str, str]:
-    """The two sides of a tab-separated line.
+    """Splits a tab-separated line into source and target.
 
     Raises:
-        InputError: naming the line ``number`` of ``where``, if it has not exactly two columns.
+        InputError: if it does not have two columns; the message names ``where`` and the line ``number``.
     """
     columns = line.split("\t")
     if len(columns) != 2:

@@ -1,7 +1,7 @@
-"""Downloads that can be interrupted: resumed by range requests, checked, and renamed only when whole.
+"""Resumable downloads by range requests, with checksums; files get their final name only when complete.
 
-Written on ``urllib``: pooch starts anew after every interruption, has neither git blob ids nor checksums of what a gzip
-file holds, and raises the same exceptions of the network, untranslated.
+Built on ``urllib``, because pooch cannot resume, supports neither git blob ids nor checksums of decompressed content,
+and does not translate network errors.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from econmt.data.progress_bars import download_bar
 from econmt.errors import InputError
 
 _TIMEOUT_SECONDS = 30.0
-"""For a connection to be made, and between two parts of an answer."""
+"""Timeout in seconds of connecting and of each read."""
 _SLOW_SECONDS = 60.0
 _SLOW_BYTES = 1 << 16
-"""In :data:`_SLOW_SECONDS`; a connection that brings fewer is given up."""
+"""Minimum number of bytes in :data:`_SLOW_SECONDS`; slower connections are dropped."""
 _clock = time.monotonic
 _BLOCK = 1 << 16
 _ATTEMPTS = 4
@@ -38,27 +38,27 @@ _USER_AGENT = "Mozilla/5.0 (compatible; econmt)"
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file at a public address."""
+    """File at a public URL."""
 
     url: str
     checksum: str | None
-    """``KIND:HEX`` of the text (decompressed where the file is gzip, whose headers differ between copies): ``sha256``,
-    ``sha1``, or ``git`` for a git blob id, the SHA-1 of ``blob SIZE\\0`` and the content; None: none can be given."""
+    """Checksum ``KIND:HEX`` of the decompressed text (gzip headers differ between copies): ``sha256``, ``sha1``, or
+    ``git`` for a git blob id, the SHA-1 of ``blob SIZE\\0`` and the content; None if unknown."""
 
 
 class _BrokenConnectionError(Exception):
-    """The connection ended early; another attempt can go on where this one stopped."""
+    """Connection that ended early; another attempt can resume the download."""
 
 
 def download(remote: RemoteFile, path: Path, progress: bool) -> None:
-    """Bring a file to ``path``.
+    """Downloads a file to ``path``.
 
-    What has arrived lies in ``path.part`` and is gone on with by the next call. The finished file is checked, synced
-    and renamed. ``progress``: show a bar if stderr is a terminal.
+    Partial content is kept in ``path.part`` and resumed by the next call. The complete file is checked, synced and
+    renamed. ``progress`` shows a bar if stderr is a terminal.
 
     Raises:
-        InputError: no network, a refusal by the server, an answer that cannot be read, a connection that breaks or
-            stalls, a checksum that does not match (what arrived is removed), or a folder that cannot be written.
+        InputError: if there is no network, the server refuses or sends an invalid response, the connection breaks or
+            stalls, the checksum differs (the file is removed), or the folder cannot be written.
     """
     partial = path.with_name(path.name + ".part")
     notice(f"downloading {remote.url}")
@@ -75,9 +75,9 @@ def download(remote: RemoteFile, path: Path, progress: bool) -> None:
                     raise InputError(
                         f"{remote.url}: the connection broke ({broken}); "
                         + (
-                            f"{size:,} bytes are kept in {partial}, run the same command again to go on from there"
+                            f"{size:,} bytes are kept in {partial}; run the same command again to resume"
                             if size
-                            else f"nothing has arrived; try again later, or {_by_hand(partial)}"
+                            else f"nothing was received; try again later, or {_by_hand(partial)}"
                         )
                     ) from broken
         _check(remote, partial, path.name)
@@ -92,7 +92,7 @@ def _size(path: Path) -> int:
 
 
 def _fetch(url: str, partial: Path, progress: bool) -> None:
-    """Append what is missing of ``url`` to ``partial``."""
+    """Appends the missing rest of ``url`` to ``partial``."""
     have = _size(partial)
     answer = _request(url, have, partial)
     if answer is None:
@@ -112,7 +112,7 @@ def _fetch(url: str, partial: Path, progress: bool) -> None:
 
 
 def _request(url: str, have: int, partial: Path) -> http.client.HTTPResponse | None:
-    """The answer to a request for a file from byte ``have`` on; None if ``partial`` is the whole file already."""
+    """Requests a file from byte ``have`` on; returns the response, or None if ``partial`` is already complete."""
     headers = {"User-Agent": _USER_AGENT, "Accept-Encoding": "identity"}
     if have:
         headers["Range"] = f"bytes={have}-"
@@ -134,23 +134,23 @@ def _request(url: str, have: int, partial: Path) -> http.client.HTTPResponse | N
             partial.unlink()
             raise _BrokenConnectionError("the file has changed on the server") from error
         raise InputError(
-            f"{url}: the server answers {error.code} {_told(error.reason)}; {_by_hand(partial)}"
+            f"{url}: the server answers {error.code} {_error_text(error.reason)}; {_by_hand(partial)}"
         ) from error
     except urllib.error.URLError as error:
         raise InputError(
-            f"{url}: cannot download ({_told(error.reason)}); no network? {_by_hand(partial)}"
+            f"{url}: cannot download ({_error_text(error.reason)}); no network? {_by_hand(partial)}"
         ) from error
     except OSError as error:
-        raise _BrokenConnectionError(_told(error)) from error
-    except (http.client.HTTPException, ValueError) as error:  # ValueError: a redirect to what is no address
+        raise _BrokenConnectionError(_error_text(error)) from error
+    except (http.client.HTTPException, ValueError) as error:  # ValueError: a redirect to an invalid URL
         raise InputError(
-            f"{url}: the server's answer cannot be read ({_told(error)}); try again later, or {_by_hand(partial)}"
+            f"{url}: the server's answer cannot be read ({_error_text(error)}); try again later, or {_by_hand(partial)}"
         ) from error
     return answer
 
 
-def _told(error: object) -> str:
-    """An error of the network in a few words of one line: servers choose parts of it."""
+def _error_text(error: object) -> str:
+    """Formats a network error as one short line; servers control parts of its text."""
     return shortened(" ".join(str(error).split()) or type(error).__name__, 200)
 
 
@@ -167,7 +167,7 @@ def _copy(
         try:
             block = answer.read1(_BLOCK)
         except (OSError, http.client.HTTPException, ValueError) as error:
-            raise _BrokenConnectionError(_told(error)) from error
+            raise _BrokenConnectionError(_error_text(error)) from error
         if not block:
             break
         stream.write(block)
@@ -199,18 +199,19 @@ def _check(remote: RemoteFile, partial: Path, name: str) -> None:
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         partial.unlink()
         raise InputError(
-            f"{remote.url}: what arrived is not a gzip file ({error}) and was removed"
+            f"{remote.url}: the downloaded file is not a valid gzip file ({error}) and was removed; run the command "
+            "again"
         ) from error
     if actual != expected:
         partial.unlink()
         raise InputError(
-            f"{remote.url}: the checksum of {name} does not match: expected {kind} {expected}, got {actual}; what "
-            "arrived was removed; try again later, or get the file elsewhere and set ECONMT_DATA"
+            f"{remote.url}: the checksum of {name} does not match: expected {kind} {expected}, got {actual}; the "
+            "file was removed; try again later, or get the file elsewhere and set ECONMT_DATA"
         )
 
 
 def text_checksum(path: Path, kind: str, *, compressed: bool) -> str:
-    """Hexadecimal "sha256", "sha1" or "git" (blob id) of a file, or if ``compressed`` of what its gzip holds."""
+    """Returns the hexadecimal "sha256", "sha1" or "git" (blob id) of a file, decompressed first if ``compressed``."""
     if kind == "git":
         digest = hashlib.sha1(usedforsecurity=False)
         digest.update(f"blob {sum(map(len, _blocks(path, compressed)))}\0".encode())

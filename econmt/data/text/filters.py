@@ -1,4 +1,4 @@
-"""Which training pairs are left out before a vocabulary is learnt, and the report of what was left out and why."""
+"""Filters that leave out training pairs before vocabularies are learnt, and the report of what was left out."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from econmt.errors import InputError
 
 KEPT = 0
 REASONS = ("too_long", "empty", "few_words", "many_words", "ratio", "identical", "language", "duplicate")
-"""Why a pair is left out: counts of a store's statistics. A code of :class:`Selection` is a place here, from 1."""
+"""Reasons for leaving out a pair, keys of a store's statistics. A code of :class:`Selection` is an index from 1."""
 
 REPORT_FILE = "left-out.txt"
 EXAMPLES = 3
-"""Of each reason, in the report."""
+"""Number of examples of each reason in the report."""
 _WIDTH = 80
 _NO_KEY = 0
-"""Of a pair with an empty side, which is left out when the store is written and takes no other's place."""
+"""Duplicate key of pairs with an empty side, which are not compared; they are left out when the store is written."""
 
 Codes = npt.NDArray[np.uint8]
 Classify = Callable[[str], tuple[str, float]]
-"""The language of a text and its probability."""
+"""Function from a text to its language and the probability of that."""
 
 
 def words_of(reason: str, data: Data) -> str:
-    """A reason as a person reads it."""
+    """Describes a reason in words."""
     filters = data.filters
-    what = {"pairs": "the pair", "source": "the source", "target": "the target"}
+    repeated_part = {"pairs": "the pair", "source": "the source", "target": "the target"}
     return {
         "too_long": f"longer than data.max_length {data.max_length} tokens on a side",
         "empty": "with an empty side",
@@ -44,7 +44,7 @@ def words_of(reason: str, data: Data) -> str:
         "ratio": f"with one side more than {filters.max_length_ratio or 0:g} times as long as the other",
         "identical": "with the same text on both sides",
         "language": "with a side in another language",
-        "duplicate": f"where {what.get(filters.duplicates, 'it')} came before",
+        "duplicate": f"where {repeated_part.get(filters.duplicates, 'it')} came before",
     }[reason]
 
 
@@ -68,23 +68,23 @@ def left_out(recipe: Recipe, statistics: Mapping[str, Mapping[str, int]]) -> str
 
 
 def language_classifier(languages: Iterable[str]) -> Classify:
-    """py3langid's, for all the languages that it knows.
+    """Returns py3langid's classifier over all languages that it knows.
 
     Raises:
-        InputError: it is not installed, or does not know one of ``languages``.
+        InputError: if it is not installed, or does not know one of ``languages``.
     """
     try:
         from py3langid.langid import MODEL_FILE, LanguageIdentifier
     except ImportError:
         raise InputError(
-            "data.filters.language_certainty: languages are told by py3langid, which is not installed; pip install "
-            "py3langid, or leave the key out"
+            "data.filters.language_certainty needs py3langid, which is not installed; run pip install py3langid, or "
+            "remove the key"
         ) from None
     identifier = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
     for language in languages:
         if language not in identifier.labels:
             raise InputError(
-                f"data.filters.language_certainty: py3langid knows no language {language!r}; it knows "
+                f"data.filters.language_certainty: py3langid does not know the language {language!r}; it knows "
                 f"{', '.join(sorted(identifier.labels))}"
             )
 
@@ -96,13 +96,12 @@ def language_classifier(languages: Iterable[str]) -> Classify:
 
 
 class Selection:
-    """For each training pair why it is left out, a byte each.
+    """Filter decisions for all training pairs, one byte each, made in one pass over the text.
 
-    One pass over the text. Of what must not come twice 8 bytes a pair are kept for the time of the pass, so that two
-    different texts are taken for the same once in 2**64 comparisons.
+    Duplicates are found by hashes of 8 bytes per pair, so that different texts are confused once in 2**64 comparisons.
 
     Args:
-        data: the recipe's section. corpora: the training text, as ``data.train`` has it. more: told of pairs read.
+        data: data section of the recipe. corpora: corpora of ``data.train``. more: called with numbers of pairs read.
 
     Raises:
         InputError: as :func:`econmt.data.text.corpus.read_pairs` and :func:`language_classifier`.
@@ -120,7 +119,7 @@ class Selection:
             self._classify = language_classifier(self._expected)
         codes = [self._pass(told(read_pairs(corpus), more)) for corpus in corpora]
         self.codes = [np.frombuffer(own, dtype=np.uint8).copy() for own, _ in codes]
-        """(N,) of each corpus: 0, or a place in :data:`REASONS` from 1."""
+        """Codes of each corpus, (N,): 0 if the pair is kept, else an index into :data:`REASONS` from 1."""
         if self._filters.duplicates != "keep":
             self._mark_duplicates([np.frombuffer(keys, dtype=np.uint64) for _, keys in codes])
 
@@ -156,17 +155,17 @@ class Selection:
         return None
 
     def _mark_duplicates(self, keys: Sequence[npt.NDArray[np.uint64]]) -> None:
-        """Mark all but the first of what is not left out for another reason, too many tokens set aside.
+        """Marks all but the first of equal pairs among those that are kept so far.
 
-        Tokens are counted with a vocabulary, which is learnt from what is left here.
+        Pairs with too many tokens still count as kept: tokens are counted with a vocabulary learnt from these pairs.
         """
-        codes, found = np.concatenate(self.codes), np.concatenate(keys)
-        kept = np.flatnonzero((codes == KEPT) & (found != _NO_KEY))
-        firsts = np.unique(found[kept], return_index=True)[1]
+        codes, all_keys = np.concatenate(self.codes), np.concatenate(keys)
+        kept = np.flatnonzero((codes == KEPT) & (all_keys != _NO_KEY))
+        firsts = np.unique(all_keys[kept], return_index=True)[1]
         repeated = np.ones(len(kept), dtype=bool)
         repeated[firsts] = False
         codes[kept[repeated]] = REASONS.index("duplicate") + 1
-        ends = np.cumsum([len(own) for own in self.codes])
+        ends = np.cumsum([len(corpus_codes) for corpus_codes in self.codes])
         self.codes = np.split(codes, ends[:-1])
 
 
@@ -175,25 +174,25 @@ def _key(text: str) -> int:
 
 
 class LeftOut:
-    """Counts what is left out, and keeps the first examples."""
+    """Counts of left-out pairs by reason, with the first examples of each."""
 
     def __init__(self) -> None:
         self.counts: dict[str, int] = dict.fromkeys(REASONS, 0)
         self._examples: dict[str, list[str]] = {reason: [] for reason in REASONS}
 
     def add(self, reason: str, where: str, pair: tuple[str, str]) -> None:
-        """One more pair, at ``where`` as file:line."""
+        """Adds a pair; ``where`` is its file:line."""
         self.counts[reason] += 1
         if len(self._examples[reason]) < EXAMPLES * 3:
-            most = _WIDTH - 14
-            place = where if len(where) <= most else "..." + where[3 - most :]
-            self._examples[reason] += [place, *(_cut(text) for text in pair)]
+            width = _WIDTH - 14
+            location = where if len(where) <= width else "..." + where[3 - width :]
+            self._examples[reason] += [location, *(_cut(text) for text in pair)]
 
     def write(self, folder: Path, data: Data, lines: int) -> None:
-        """The report, a text file of at most 80 columns; none if nothing is left out.
+        """Writes the report, a text file of at most 80 columns; nothing if no pair is left out.
 
         Args:
-            folder: where it goes. data: the recipe's section. lines: pairs that were read.
+            folder: folder of the report. data: data section of the recipe. lines: number of pairs read.
         """
         if not any(self.counts.values()):
             return
@@ -211,16 +210,16 @@ def _cut(text: str) -> str:
 
 
 def report_lines(folder: Path) -> list[str]:
-    """The lines of the report of a store; none if nothing was left out."""
+    """Returns the lines of a store's report; empty if nothing was left out."""
     path = folder / REPORT_FILE
     return path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
 
 
 def no_pair_left(files: Sequence[str], counts: Mapping[str, int], data: Data) -> InputError:
-    """The error of a training text of which nothing is left."""
+    """Returns the error for a training text of which no pair is left."""
     parts = [f"{counts['too_long']} {words_of('too_long', data)}"]
     parts += [f"{counts[reason]} {words_of(reason, data)}" for reason in REASONS[1:] if counts[reason]]
     return InputError(
         f"{', '.join(files)}: no training pair is left of {counts['lines']}: {', '.join(parts)}; raise "
-        "data.max_length, mend the text or filter less of it"
+        "data.max_length, correct the text or relax data.filters"
     )

@@ -1,8 +1,7 @@
-"""A generated data set: English number words to German ones, where the order of words changes.
+"""Generated data set of English and German number words, which differ in word order.
 
-German speaks the units before the tens ("einundzwanzig", one-and-twenty), so an attention picture of a
-trained model shows crossings. German compounds are cut into their words ("ein und zwanzig tausend") as they
-are spoken: one word a number would leave BLEU no 4-grams to count.
+German puts the units before the tens ("einundzwanzig", one-and-twenty), so that the attention of a trained model shows
+crossings. German compounds are split into words ("ein und zwanzig tausend"), because BLEU needs 4-grams.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ _GERMAN_WORDS = re.compile(
 
 
 def english(number: int) -> str:
-    """English words of a number, without hyphens and commas: "one thousand two hundred and thirty four"."""
+    """Returns a number in English words without hyphens and commas: "one thousand two hundred and thirty four"."""
     from num2words import num2words
 
     return str(num2words(number, lang="en")).replace("-", " ").replace(",", "")
 
 
 def german(number: int) -> str:
-    """German words of a number, compounds cut: "ein tausend zwei hundert vier und dreißig"."""
+    """Returns a number in German words, compounds split: "ein tausend zwei hundert vier und dreißig"."""
     millions, thousands = number // 1_000_000 * 1_000_000, number % 1_000_000 // 1000 * 1000
     parts = [_german_part(part) for part in (millions, thousands, number % 1000) if part]
     return " ".join(parts) if parts else _german_part(0)
@@ -37,7 +36,7 @@ def german(number: int) -> str:
 
 @functools.cache
 def _german_part(number: int) -> str:
-    """Words of a round number: the same few thousand parts make all numbers, and num2words is slow in German."""
+    """Returns the German words of a part of a number; cached, because num2words is slow in German."""
     from num2words import num2words
 
     compound = str(num2words(number, lang="de"))
@@ -47,7 +46,7 @@ def _german_part(number: int) -> str:
 
 
 def numbers(split: str) -> list[int]:
-    """The numbers of one split: always the same, none in two splits, of 1 to 9 digits.
+    """Returns the numbers of one split, with 1 to 9 digits; deterministic, and no number is in two splits.
 
     Args:
         split: "train", "valid" or "test".
@@ -55,7 +54,7 @@ def numbers(split: str) -> list[int]:
     draw = random.Random(_SEED)
     chosen: dict[int, None] = {}
     while len(chosen) < sum(SPLIT_SIZES.values()):
-        # Numbers of few digits run out quickly; the digits are drawn first so that all magnitudes occur.
+        # The number of digits is drawn first so that all magnitudes occur.
         digits = draw.randint(1, MAX_DIGITS)
         chosen.setdefault(draw.randrange(10 ** (digits - 1), 10**digits))
     shuffled = list(chosen)
@@ -69,5 +68,5 @@ def numbers(split: str) -> list[int]:
 
 
 def generate(split: str) -> list[tuple[str, str]]:
-    """English and German words of the numbers of one split."""
+    """Returns the numbers of one split in English and German words."""
     return [(english(number), german(number)) for number in numbers(split)]

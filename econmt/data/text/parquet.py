@@ -1,4 +1,4 @@
-"""Parallel text in Parquet files, as Hugging Face's data sets have it, read by pyarrow (the extra ``parquet``)."""
+"""Parallel text in Parquet files, as in Hugging Face data sets, read with pyarrow (the extra ``parquet``)."""
 
 from __future__ import annotations
 
@@ -10,36 +10,36 @@ from econmt.data.files import refuse_pipe
 from econmt.errors import InputError
 
 _ROWS = 1024
-"""Read at once."""
+"""Number of rows read at once."""
 
 
 def shards(base: Path) -> list[Path]:
-    """PREFIX.parquet, or the files PREFIX-*.parquet of a data set in parts, in their order; none if there are none."""
-    whole = base.with_name(base.name + ".parquet")
-    if whole.is_file():
-        return [whole]
+    """Returns PREFIX.parquet, or else the shards PREFIX-*.parquet in order; empty if there are none."""
+    single_file = base.with_name(base.name + ".parquet")
+    if single_file.is_file():
+        return [single_file]
     if not base.parent.is_dir():
         return []
-    beginning = f"{base.name}-"
-    return sorted(path for path in base.parent.glob("*.parquet") if path.name.startswith(beginning))
+    shard_prefix = f"{base.name}-"
+    return sorted(path for path in base.parent.glob("*.parquet") if path.name.startswith(shard_prefix))
 
 
 def read_parquet(path: Path, source: str, target: str) -> Iterator[tuple[str, str]]:
-    """Stream the pairs of a Parquet file; line breaks in a text become blanks, null is an empty text.
+    """Yields the pairs of a Parquet file; line breaks in a text become spaces, null becomes an empty text.
 
     Args:
         path: the file.
         source, target: names of the columns, or of the fields of a column ``translation``.
 
     Raises:
-        InputError: pyarrow is not installed, the file cannot be read, or it lacks these columns.
+        InputError: if pyarrow is not installed, the file cannot be read, or it lacks these columns.
     """
     try:
         import pyarrow as pa
         from pyarrow import parquet
     except ImportError:
         raise InputError(
-            f"{path}: Parquet files are read by pyarrow, which is not installed; pip install pyarrow"
+            f"{path}: reading Parquet files needs pyarrow, which is not installed; run pip install pyarrow"
         ) from None
     refuse_pipe(path)
     row = 0
@@ -53,7 +53,7 @@ def read_parquet(path: Path, source: str, target: str) -> Iterator[tuple[str, st
                 for pair in zip(*sides, strict=True):
                     row += 1
                     yield _line(pair[0], path, row), _line(pair[1], path, row)
-    except (pa.ArrowException, OSError, ValueError) as error:  # names that are no UTF-8 are the last
+    except (pa.ArrowException, OSError, ValueError) as error:  # ValueError: names that are not UTF-8
         reason = str(error).splitlines()[0]
         raise InputError(f"{path}: not a Parquet file, or damaged after row {row}: {reason}") from error
     if not row:
@@ -61,7 +61,7 @@ def read_parquet(path: Path, source: str, target: str) -> Iterator[tuple[str, st
 
 
 def _columns(path: Path, schema: Any, source: str, target: str) -> tuple[str, str]:
-    """The columns that hold both sides: their own, or ``translation``."""
+    """Returns the columns of both sides: two text columns, or ``translation`` twice."""
     from pyarrow import types
 
     def is_text(kind: Any) -> bool:
@@ -86,8 +86,8 @@ def _texts(batch: Any, column: str, side: str) -> list[str | None]:
     values = batch.column(column)
     if column == "translation":
         return [None if row is None else row[side] for row in values.to_pylist()]
-    found: list[str | None] = values.to_pylist()
-    return found
+    texts: list[str | None] = values.to_pylist()
+    return texts
 
 
 def _line(text: str | None, path: Path, row: int) -> str:

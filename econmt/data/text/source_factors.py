@@ -1,6 +1,6 @@
-"""Source factors: a token more for each source word, as its part of speech or its case, in any number of streams.
+"""Source factors: additional tokens for each source word, such as part of speech or case, in any number of streams.
 
-Subwords have the factors of their word. A word and its factors are one number: :mod:`econmt.factored_ids`.
+Subwords get the factors of their word. A token and its factors form one joint id, see :mod:`econmt.factored_ids`.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from econmt.factored_ids import joined_ids
 
 
 def count_of_ids(vocabularies: Vocabularies) -> int:
-    """How many numbers source words with their factors can have.
+    """Returns the number of joint ids of source tokens and factors.
 
     Raises:
-        InputError: more than fit into 63 bits.
+        InputError: if they do not fit into 63 bits.
     """
     sizes = vocabularies.source.size, *vocabularies.factor_sizes
     if math.prod(sizes) >= 1 << 63:
         raise InputError(
             f"data.source_factors: vocabularies of {', '.join(f'{size:,}' for size in sizes)} tokens are too large "
-            "together; give fewer factors, or such of fewer values"
+            "together; use fewer factors, or factors with fewer values"
         )
     return math.prod(sizes)
 
@@ -45,38 +45,38 @@ def encode_sources(
     most_characters: int | None = None,
     warn: Callable[[str], None] | None = None,
 ) -> list[list[int]]:
-    """The numbers of the tokens of source texts, with their factors where the model has such.
+    """Encodes source texts to ids, joint ids if the model has source factors.
 
     Args:
-        vocabularies: of the model.
-        texts: raw.
-        factors: of each text, a text a stream; none for a model without, or for a blank text.
-        place: what errors call the n-th text, and the n-th text's factors of a stream, counted from 0.
-        most_characters: of a text, which is cut there.
-        warn: Takes a line about a stream of which the model knows no token.
+        vocabularies: vocabularies of the model.
+        texts: raw source texts.
+        factors: for each text, one line per stream; empty if the model has no factors or the text is blank.
+        place: function from a text's index, and None or a stream's index, to its name in errors.
+        most_characters: maximum number of characters; longer texts are cut.
+        warn: receives a line if the model knows no token of a stream.
 
     Raises:
-        InputError: one line that names the place: there are other streams than the model has, or other words, or the
-            streams are in another order.
+        InputError: if the number of streams, the number of factors or the order of streams is wrong; one line that
+            names the text.
     """
     cut = [text[:most_characters] for text in texts]
     rows = vocabularies.source.encode_many(cut)
-    wanted = len(vocabularies.factors)
-    for number, (text, given) in enumerate(zip(texts, factors, strict=True)):
-        if len(given) != wanted and (given or text.strip()):
+    stream_count = len(vocabularies.factors)
+    for number, (text, streams_of_text) in enumerate(zip(texts, factors, strict=True)):
+        if len(streams_of_text) != stream_count and (streams_of_text or text.strip()):
             raise InputError(
-                f"{place(number, None)}: {_count(len(given), 'stream')} of source factors, and the model has "
-                f"{wanted or 'none'}; give {'each of them' if wanted else 'none'}"
+                f"{place(number, None)}: {_count(len(streams_of_text), 'stream')} of source factors, but the model has "
+                f"{stream_count or 'none'}; give {'each of them' if stream_count else 'none'}"
             )
-    if not wanted:
+    if not stream_count:
         return rows
     sizes = vocabularies.source.size, *vocabularies.factor_sizes
     _check_order(vocabularies.factors, factors, place, warn)
-    found = []
-    for number, (text, given, ids) in enumerate(zip(texts, factors, rows, strict=True)):
+    joint_rows = []
+    for number, (text, streams_of_text, ids) in enumerate(zip(texts, factors, rows, strict=True)):
         words = len(_words(text, vocabularies.source))
         streams = []
-        for stream, (line, vocabulary) in enumerate(zip(given, vocabularies.factors, strict=False)):
+        for stream, (line, vocabulary) in enumerate(zip(streams_of_text, vocabularies.factors, strict=False)):
             streams.append(vocabulary.encode(line))
             if len(streams[-1]) != words:
                 raise InputError(
@@ -86,16 +86,16 @@ def encode_sources(
         numbers = word_numbers(vocabularies.source.tokens(ids), vocabularies.source)
         if ids and numbers[-1] + 1 != len(_words(cut[number], vocabularies.source)):
             raise InputError(
-                f"{place(number, None)}: nobody can tell which of its subwords are of which word; take out "
+                f"{place(number, None)}: its subwords cannot be assigned to words; remove "
                 "the character U+2581"
             )
-        found.append(
+        joint_rows.append(
             [
                 joined_ids(token, [stream[word] for stream in streams], sizes)
                 for token, word in zip(ids, numbers, strict=True)
             ]
         )
-    return found
+    return joint_rows
 
 
 def _check_order(
@@ -104,30 +104,30 @@ def _check_order(
     place: Callable[[int, int | None], str],
     warn: Callable[[str], None] | None,
 ) -> None:
-    """Refuses streams in another order than the model's, which show by tokens that only another stream knows.
+    """Checks that streams are in the model's order.
 
     Raises:
-        InputError: the model knows no token of a stream, and another stream of the model knows all of them.
+        InputError: if a stream's vocabulary knows none of its tokens and another stream's knows all of them.
     """
-    first = next((number for number, given in enumerate(factors) if given), 0)
+    first = next((number for number, streams in enumerate(factors) if streams), 0)
     for stream, vocabulary in enumerate(vocabularies):
-        tokens = {token for given in factors if given for token in split_words(given[stream])}
+        tokens = {token for streams in factors if streams for token in split_words(streams[stream])}
         text = " ".join(tokens)
         if not tokens or any(number != UNK for number in vocabulary.encode(text)):
             continue
-        known = f"the model's stream {stream + 1} of source factors knows none of its tokens"
+        complaint = f"the model's stream {stream + 1} of source factors knows none of its tokens"
         for other, candidate in enumerate(vocabularies):
             if other != stream and UNK not in candidate.encode(text):
                 raise InputError(
-                    f"{place(first, stream)}: {known}, and stream {other + 1} knows all of them; give the streams in "
-                    "the order of data.source_factors"
+                    f"{place(first, stream)}: {complaint}, but stream {other + 1} knows all of them; give the streams "
+                    "in the order of data.source_factors"
                 )
         if warn is not None:
-            warn(f"{place(first, stream)}: {known}; is it another set of factors?")
+            warn(f"{place(first, stream)}: {complaint}; is it another set of factors?")
 
 
 def word_numbers(tokens: Sequence[str], vocabulary: Vocabulary) -> list[int]:
-    """The number, from 0, of the word that each token of a text is of."""
+    """Returns the index of the word that each token of a text belongs to."""
     if not isinstance(vocabulary, SentencePieceVocabulary):
         return list(range(len(tokens)))
     number = -1
@@ -139,30 +139,31 @@ def word_numbers(tokens: Sequence[str], vocabulary: Vocabulary) -> list[int]:
 
 
 def with_factors_of(ids: Sequence[int], cut: Sequence[int], vocabulary: Vocabulary) -> list[int]:
-    """Another cut of a sentence, each token with the factors that its word has.
+    """Adds the factors of a sentence to another segmentation of it.
 
     Args:
-        ids: the sentence, words with factors. cut: ids of ``vocabulary``, that of the source, alone.
+        ids: joint ids of the sentence. cut: ids of the new segmentation, without factors.
+        vocabulary: source vocabulary.
     """
     size = vocabulary.size
     before, after = (
         word_numbers(vocabulary.tokens(tokens), vocabulary) for tokens in ([i % size for i in ids], cut)
     )
-    known = {number: token // size for number, token in zip(before, ids, strict=True)}
-    return [token + size * known[number] for token, number in zip(cut, after, strict=True)]
+    factors = {number: token // size for number, token in zip(before, ids, strict=True)}
+    return [token + size * factors[number] for token, number in zip(cut, after, strict=True)]
 
 
 def _words(text: str, vocabulary: Vocabulary) -> list[str]:
-    """The words of a text, to which SentencePiece's sign for a blank is one."""
+    """Splits a text into words; treats U+2581 as a space if the vocabulary is SentencePiece's."""
     of_pieces = isinstance(vocabulary, SentencePieceVocabulary)
     return split_words(text.replace(WORD_START, " ") if of_pieces else text)
 
 
 def with_factors(pairs: Iterator[tuple[str, str]], corpus: Corpus) -> Iterator[tuple[str, ...]]:
-    """The pairs of a corpus, in each tuple after source and target the factors, a text a stream.
+    """Yields the pairs of a corpus as tuples of source, target and one line of factors per stream.
 
     Raises:
-        InputError: a file of factors has more or fewer lines than there are pairs.
+        InputError: if a factor file has more or fewer lines than there are pairs.
     """
     streams = [read_lines(path) for path in corpus.factors]
     number = 0

@@ -1,11 +1,10 @@
-"""Vocabularies: text to ids and back, by SentencePiece subwords or by whole words.
+"""Vocabularies: conversion of text to ids and back, with SentencePiece subwords or whole words.
 
-Text is brought to Unicode NFC first, so that composed and decomposed spellings of a letter are one; nothing
-else about it is changed (SentencePiece's ``identity`` rule, not its default ``nmt_nfkc``, which rewrites
-full-width letters, ligatures and the like). Runs of spaces become one, spaces at the ends of a line go.
-Characters that the training text does not have become ``<unk>``: byte fallback is off, its 256 entries would
-crowd out small vocabularies and no model learns to write unseen characters byte by byte from a few million
-words.
+Text is normalised to Unicode NFC, so that composed and decomposed letters are equal, and otherwise unchanged
+(SentencePiece's rule ``identity``, not its default ``nmt_nfkc``, which also rewrites full-width letters and ligatures).
+UniqueRows spaces become one, and spaces at the ends of a line are removed. Characters that do not occur in the training
+text become ``<unk>``. Byte fallback is off, because its 256 entries would crowd out small vocabularies, and a few
+million words do not teach a model to write unseen characters byte by byte.
 """
 
 from __future__ import annotations
@@ -36,56 +35,56 @@ SUBWORD_FILES = ("subwords.source.model", "subwords.target.model")
 WORD_FILES = ("vocab.source.txt", "vocab.target.txt")
 TEXT_WORD_FILES = ("vocab.txt",)
 FACTOR_FILE = "vocab.factor{}.txt"
-"""Of the tokens of a stream of source factors, by its number from 1."""
+"""File of the vocabulary of a source-factor stream, formatted with its number from 1."""
 
 SAMPLE_PAIRS = 1_000_000
-"""Subwords are learnt from at most this many pairs, drawn evenly from the whole text."""
+"""Maximum number of pairs to learn subwords from, drawn at random from the whole text."""
 
-# SentencePiece adds up counts thread by thread, so the number of threads is part of the result: it is fixed.
+# Fixed, because the result of SentencePiece depends on the number of threads.
 _TRAINING_THREADS = 4
 _LONGEST_SENTENCE_BYTES = 1 << 16
 
 WORD_START = "\u2581"
-"""How a subword shows the blank before it; a tag has one, so that it is a word of its own."""
+"""Character by which a subword marks a space before it; tags begin with it, so that they are separate words."""
 
 BLANKS = " \t\u00a0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000"
 
-# What looks like one of its marks SentencePiece takes out of the text it learns from; where the letters of one stood in
-# nothing else, they would be unknown. A blank in it makes it text like any other.
-_MARKS = re.compile(r"<(?=(?:pad|unk|s|/s)>)")
+# SentencePiece drops the text of its special tokens from training text, so that letters which occur only there would be
+# unknown. A space inserted into the text avoids that.
+_SPECIAL_TEXT = re.compile(r"<(?=(?:pad|unk|s|/s)>)")
 
 
 class Vocabulary(Protocol):
-    """Text to ids and back. Ids 0 to 3 are ``<pad>``, ``<unk>``, ``<s>`` and ``</s>``."""
+    """Interface of vocabularies. Ids 0 to 3 are ``<pad>``, ``<unk>``, ``<s>`` and ``</s>``."""
 
     @property
     def size(self) -> int:
         """Number of ids, special ones counted."""
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a line of raw text, without ``<s>`` and ``</s>``."""
+        """Encodes a line of raw text to ids, without ``<s>`` and ``</s>``."""
 
     def encode_many(self, texts: Sequence[str]) -> list[list[int]]:
         """:meth:`encode` for many lines at once."""
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Raw text of ids; padding and sentence marks are left out, unknown ids read ``<unk>``."""
+        """Decodes ids to raw text without padding and sentence marks; unknown ids become ``<unk>``."""
 
     def decode_many(self, rows: Sequence[Sequence[int]]) -> list[str]:
         """:meth:`decode` for many lines at once."""
 
     def tokens(self, ids: Sequence[int]) -> list[str]:
-        """The token of each id as it is written in the vocabulary (subwords mark a space before them by U+2581)."""
+        """Returns the vocabulary entry of each id (subwords mark a preceding space by U+2581)."""
 
 
 class SentencePieceVocabulary:
-    """Subwords of a SentencePiece model."""
+    """Vocabulary of SentencePiece subwords."""
 
     def __init__(self, model: bytes, where: str) -> None:
-        """Load a serialised model.
+        """Loads a serialised model.
 
         Raises:
-            InputError: ``model`` is no SentencePiece model, or its special ids are not those of this module.
+            InputError: if ``model`` is not a SentencePiece model, or its special ids differ from this module's.
         """
         self.model = model
         self.processor = sentencepiece.SentencePieceProcessor()
@@ -108,7 +107,7 @@ class SentencePieceVocabulary:
         return self._size
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a line of raw text."""
+        """Encodes a line of raw text to ids."""
         return list(self.processor.EncodeAsIds(normalized(text)))
 
     def encode_many(self, texts: Sequence[str]) -> list[list[int]]:
@@ -117,7 +116,7 @@ class SentencePieceVocabulary:
         return list(self.processor.EncodeAsIds(normalised)) if normalised else []
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Raw text of ids."""
+        """Decodes ids to raw text."""
         return str(self.processor.DecodeIds([int(i) for i in ids]))
 
     def decode_many(self, rows: Sequence[Sequence[int]]) -> list[str]:
@@ -125,13 +124,13 @@ class SentencePieceVocabulary:
         return list(self.processor.DecodeIds([[int(i) for i in ids] for ids in rows])) if rows else []
 
     def tokens(self, ids: Sequence[int]) -> list[str]:
-        """The piece of each id."""
+        """Returns the subword of each id."""
         pieces = self._pieces
         return [pieces[int(i)] for i in ids]
 
 
 class _Pieces(dict[int, str]):
-    """The pieces that were asked for, by id: SentencePiece takes ten times as long to tell one."""
+    """Cache of subwords by id; a look-up in SentencePiece takes ten times as long."""
 
     def __init__(self, processor: sentencepiece.SentencePieceProcessor) -> None:
         super().__init__()
@@ -143,10 +142,10 @@ class _Pieces(dict[int, str]):
 
 
 class WordVocabulary:
-    """Whole words between spaces."""
+    """Vocabulary of whole words between spaces."""
 
     def __init__(self, words: Sequence[str]) -> None:
-        """``words``: every token by id, the four special ones first."""
+        """Initializes the vocabulary from its words by id, the four special tokens first."""
         self._words = list(words)
         self._ids = {word: i for i, word in enumerate(self._words)}
         for word in SPECIAL_TOKENS:
@@ -158,7 +157,7 @@ class WordVocabulary:
         return len(self._words)
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a line of tokenised text."""
+        """Encodes a line of tokenised text to ids."""
         ids = self._ids
         return [ids.get(word, UNK) for word in split_words(text)]
 
@@ -167,7 +166,7 @@ class WordVocabulary:
         return [self.encode(text) for text in texts]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The words, joined by spaces."""
+        """Returns the words of ids, joined by spaces."""
         return " ".join(self._words[i] for i in ids if i not in (PAD, BOS, EOS))
 
     def decode_many(self, rows: Sequence[Sequence[int]]) -> list[str]:
@@ -175,54 +174,53 @@ class WordVocabulary:
         return [self.decode(ids) for ids in rows]
 
     def tokens(self, ids: Sequence[int]) -> list[str]:
-        """The word of each id."""
+        """Returns the word of each id."""
         return [self._words[i] for i in ids]
 
 
 class Vocabularies(NamedTuple):
-    """The vocabularies of both sides; one and the same object when joint."""
+    """Vocabularies of both sides, the same object if joint, and of source factors."""
 
     source: Vocabulary
     target: Vocabulary
     factors: tuple[Vocabulary, ...] = ()
-    """Of each stream of source factors."""
+    """Vocabulary of each stream of source factors."""
 
     @property
     def sides(self) -> tuple[Vocabulary, Vocabulary]:
-        """Those of source and target, one after the other."""
+        """Source and target vocabulary."""
         return self.source, self.target
 
     @property
     def factor_sizes(self) -> tuple[int, ...]:
-        """Numbers of ids of the streams of source factors."""
+        """Vocabulary size of each stream of source factors."""
         return tuple(vocabulary.size for vocabulary in self.factors)
 
 
 def normalized(text: str) -> str:
-    """A line in NFC, without blanks of any kind (tabs, no-break spaces) at its ends."""
+    """Returns a line in NFC without white space of any kind (tabs, no-break spaces) at its ends."""
     return unicodedata.normalize("NFC", text).strip(BLANKS)
 
 
 def split_words(text: str) -> list[str]:
-    """The words of a line of tokenised text: what stands between spaces, in NFC."""
+    """Splits a line of tokenised text at spaces into words in NFC."""
     return [word for word in normalized(text).split(" ") if word]
 
 
 def train_vocabularies(
     data: Data | TextData, pairs_factory: Callable[[], Iterator[tuple[str, str]]], folder: Path
 ) -> Vocabularies:
-    """Learn the vocabularies of a recipe from its training text and write them into ``folder``.
+    """Learns the vocabularies of a recipe from its training text and writes them into ``folder``.
 
-    The same text and settings give the same files, byte for byte. Writes ``subwords.model`` (joint),
-    ``subwords.source.model`` and ``subwords.target.model``, or ``vocab.source.txt`` and ``vocab.target.txt``; of a
-    language model's text, whose pairs have no source, ``subwords.model`` or ``vocab.txt``.
+    The files are deterministic: ``subwords.model`` (joint), ``subwords.source.model`` and ``subwords.target.model``, or
+    ``vocab.source.txt`` and ``vocab.target.txt``; for a language model, ``subwords.model`` or ``vocab.txt``.
 
     Args:
-        data: the recipe's data section. folder: where the files go; made if need be.
-        pairs_factory: opens the training text; called more than once, each time from the start.
+        data: data section of the recipe. folder: folder of the files; created if needed.
+        pairs_factory: returns an iterator over the training pairs; called more than once.
 
     Raises:
-        InputError: the text is unusable, or ``data.subwords.size`` is smaller than its alphabet.
+        InputError: if the text is unusable, or ``data.subwords.size`` is smaller than its alphabet.
     """
     subwords = data.subwords
     tags = list(dict.fromkeys(filter(None, data.tags))) if isinstance(data, Data) else []
@@ -257,14 +255,14 @@ def _train_subwords(
     folder: Path,
     tags: Sequence[str],
 ) -> None:
-    # The first pass also shows every fault of the text, before SentencePiece hides it in an error of its own.
+    # The first pass also detects errors in the text, which SentencePiece would hide in an error of its own.
     count = sum(1 for _ in pairs_factory())
     joint = isinstance(settings, TextSubwords) or settings.joint
     sides: list[tuple[str, tuple[int, ...]]]
     sides = [(JOINT_FILE, (0, 1))] if joint else [(SUBWORD_FILES[0], (0,)), (SUBWORD_FILES[1], (1,))]
     for name, columns in sides:
         sentences = (
-            _MARKS.sub("< ", normalized(pair[column]))
+            _SPECIAL_TEXT.sub("< ", normalized(pair[column]))
             for pair in sample_pairs(pairs_factory(), count, SAMPLE_PAIRS)
             for column in columns
             if pair[column].strip()
@@ -273,20 +271,19 @@ def _train_subwords(
 
 
 def sample_pairs(pairs: Iterator[tuple[str, str]], count: int, limit: int) -> Iterator[tuple[str, str]]:
-    """Yield ``limit`` of ``count`` pairs in their order, each subset equally likely, always the same one.
+    """Yields a deterministic uniform sample of ``limit`` of ``count`` pairs in their order.
 
-    Selection sampling (Knuth, The Art of Computer Programming 2, algorithm 3.4.2 S): nothing is held in
-    memory.
+    Uses selection sampling (Knuth, The Art of Computer Programming 2, algorithm 3.4.2 S), which needs no memory.
     """
     if count <= limit:
         yield from pairs
         return
     draw = random.Random(count)
-    wanted = limit
-    for left, pair in zip(range(count, 0, -1), pairs, strict=False):
-        if draw.random() * left < wanted:
+    still_needed = limit
+    for remaining, pair in zip(range(count, 0, -1), pairs, strict=False):
+        if draw.random() * remaining < still_needed:
             yield pair
-            wanted -= 1
+            still_needed -= 1
 
 
 def _train_model(
@@ -321,23 +318,24 @@ def _train_model(
                 "(its characters and the special symbols); raise it or lower data.subwords.character_coverage"
             ) from error
         if "sentences_.empty()" in text:
-            raise InputError("the training text has no line from which subwords could be learnt") from error
+            raise InputError("the training text has no line to learn subwords from") from error
         raise InputError(
             f"SentencePiece cannot learn subwords from the training text: {text.splitlines()[0]}"
         ) from error
     size = SentencePieceVocabulary(model.getvalue(), "the new subword model").size
     if size < settings.size:
         notice(
-            f"the training text supports only {size} subwords, not data.subwords.size {settings.size}; taking {size}"
+            f"the training text supports only {size} subwords, fewer than data.subwords.size {settings.size}; using "
+            f"{size}"
         )
     return model.getvalue()
 
 
 def train_factor_vocabularies(rows: Iterator[Sequence[str]], streams: int, folder: Path) -> None:
-    """Write the vocabulary of each stream of source factors: all of its tokens, the most frequent first.
+    """Writes the vocabulary of each stream of source factors: all of its tokens, most frequent first.
 
     Args:
-        rows: the factors of each line, a text a stream. streams: how many there are. folder: where the files go.
+        rows: factors of each line, one text per stream. streams: number of streams. folder: folder of the files.
     """
     counts = [Counter[str]() for _ in range(streams)]
     for row in rows:
@@ -348,7 +346,7 @@ def train_factor_vocabularies(rows: Iterator[Sequence[str]], streams: int, folde
 
 
 def _write_words(path: Path, counter: Counter[str], fixed: Sequence[str], limit: int) -> None:
-    """Write the ``fixed`` tokens and then the most frequent ones, ``limit`` in all."""
+    """Writes the ``fixed`` tokens and then the most frequent ones, ``limit`` in total."""
     for word in fixed:
         del counter[word]
     ranked = sorted(counter.items(), key=lambda item: (-item[1], item[0]))
@@ -357,7 +355,7 @@ def _write_words(path: Path, counter: Counter[str], fixed: Sequence[str], limit:
 
 
 def vocabulary_files(folder: Path) -> list[Path]:
-    """The vocabulary files in ``folder``: one, two, or none, and after them one for each stream of source factors."""
+    """Returns the vocabulary files in ``folder``: one or two, then one per source-factor stream; empty if none."""
     for names in ((JOINT_FILE,), SUBWORD_FILES, WORD_FILES, TEXT_WORD_FILES):
         paths = [folder / name for name in names]
         if all(path.is_file() for path in paths):
@@ -371,10 +369,10 @@ def _factor_files(folder: Path) -> list[Path]:
 
 
 def load_vocabularies(folder: Path) -> Vocabularies:
-    """Load the vocabularies that :func:`train_vocabularies` wrote.
+    """Loads the vocabularies that :func:`train_vocabularies` wrote.
 
     Raises:
-        InputError: they are absent or damaged.
+        InputError: if they are missing or damaged.
     """
     files = vocabulary_files(folder)
     if not files:
@@ -401,16 +399,17 @@ def _load(path: Path) -> Vocabulary:
         raise InputError(f"{path}: the vocabulary is not valid UTF-8") from error
     if words[-1] != "" or tuple(words[:4]) != SPECIAL_TOKENS or len(set(words)) != len(words):
         raise InputError(
-            f"{path}: damaged vocabulary; expected one word a line, {' '.join(SPECIAL_TOKENS)} first, none twice"
+            f"{path}: damaged vocabulary; expected one word a line, {' '.join(SPECIAL_TOKENS)} first, without "
+            "duplicates"
         )
     return WordVocabulary(words[:-1])
 
 
 def fingerprint(folder: Path) -> str:
-    """SHA-256 over the names and contents of the vocabulary files in ``folder``.
+    """Returns the SHA-256 of the names and contents of the vocabulary files in ``folder``.
 
     Raises:
-        InputError: there are none.
+        InputError: if there are none.
     """
     files = vocabulary_files(folder)
     if not files:

@@ -1,7 +1,7 @@
-"""Translation memories in TMX (Localization Industry Standards Association, TMX 1.4b), read as a stream.
+"""Streaming reader of translation memories in TMX (Localization Industry Standards Association, TMX 1.4b).
 
-Python's expat parses them. Declarations of entities are refused, so that no file can grow in memory, and nothing
-outside the file is read: a document type that it names is not looked at.
+Uses Python's expat. Entity declarations are errors, because they can expand a small file without bound, and external
+files such as a document type definition are not read.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from econmt.errors import InputError
 _BLOCK = 1 << 16
 
 _CODES = {"bpt", "ept", "it", "ph", "ut"}
-"""Elements of a segment whose content is the formatting of another program, not text."""
+"""Elements of a segment that contain formatting codes instead of text."""
 
 
 class _Memory:
-    """Collects the units of a memory that have both languages."""
+    """Parser state that collects the translation units with both languages."""
 
     def __init__(self, path: Path, source: str, target: str) -> None:
         self.path, self.languages = path, (source.lower(), target.lower())
@@ -45,13 +45,13 @@ class _Memory:
 
     @property
     def line(self) -> int:
-        """Where the parser is."""
+        """Current line of the parser."""
         return int(self.parser.CurrentLineNumber)
 
     def _refuse_entity(self, name: str, *_: object) -> None:
         raise InputError(
-            f"{self.path}:{self.line}: declares the entity {name!r}, which could make much of a little text; write "
-            "its characters into the text and take the declaration out"
+            f"{self.path}:{self.line}: declares the entity {name!r}, which is not allowed; write its characters "
+            "into the text and remove the declaration"
         )
 
     def _start(self, name: str, attributes: dict[str, str]) -> None:
@@ -67,7 +67,7 @@ class _Memory:
 
     def _end(self, name: str) -> None:
         if name == "seg" and self._parts is not None:
-            # Like the program that wrote the memory, a segment may break its lines anywhere.
+            # Segments may contain line breaks anywhere.
             self._unit.setdefault(self._language, " ".join("".join(self._parts).split()))
             self._parts = None
         elif name in _CODES and self._parts is not None:
@@ -77,10 +77,10 @@ class _Memory:
             if sides[0] is not None and sides[1] is not None:
                 self.found.append((sides[0], sides[1]))
 
-    def _side(self, wanted: str) -> str | None:
-        """The text in a language; in one of a country, as en-US for en, where there is no other."""
-        near = (code for code in self._unit if code.replace("_", "-").partition("-")[0] == wanted)
-        code = wanted if wanted in self._unit else next(near, None)
+    def _side(self, language: str) -> str | None:
+        """Returns the text in a language, or else in one of its country variants, such as en-US for en."""
+        variants = (code for code in self._unit if code.replace("_", "-").partition("-")[0] == language)
+        code = language if language in self._unit else next(variants, None)
         return None if code is None else self._unit[code]
 
     def _text(self, text: str) -> None:
@@ -88,34 +88,37 @@ class _Memory:
             return
         self._length += len(text)
         if self._length > limits.LINE_BYTES:
-            raise InputError(f"{self.path}:{self.line}: a segment of {self._length:,} characters and more")
+            raise InputError(
+                f"{self.path}:{self.line}: a segment of {self._length:,} characters or more; is this a translation "
+                "memory?"
+            )
         self._parts.append(text)
 
 
 def read_tmx(path: Path, source: str, target: str) -> Iterator[tuple[str, str]]:
-    """Stream the pairs of a translation memory (gzip if its name ends in ``.gz``).
+    """Yields the pairs of a translation memory (gzip if its name ends in ``.gz``).
 
-    Units that lack one of the languages are passed over, and so is another program's formatting in a segment.
+    Skips units that lack one of the languages, and formatting codes in segments.
 
     Args:
         path: the file.
-        source, target: codes of languages, as ``en``; ``en-US`` in the file is ``en``, too.
+        source, target: language codes such as ``en``, which also matches ``en-US`` in the file.
 
     Raises:
-        InputError: missing or unreadable file, no XML, declared entities, or no unit with both languages; the message
-            names the file, and the line if there is one.
+        InputError: if the file is missing, unreadable or not valid XML, declares entities, or has no unit with both
+            languages; the message names the file, and the line if there is one.
     """
     refuse_pipe(path)
     memory = _Memory(path, source, target)
     count = 0
     try:
         with gzip.open(path) if path.name.endswith(".gz") else path.open("rb") as stream:
-            for found in _units(memory, cast(BinaryIO, stream)):
+            for pair in _units(memory, cast(BinaryIO, stream)):
                 count += 1
-                yield found
+                yield pair
     except expat.ExpatError as error:
         raise InputError(f"{path}:{error.lineno}: not valid XML: {expat.ErrorString(error.code)}") from None
-    except (LookupError, ValueError) as error:  # of the encoding that the file names
+    except (LookupError, ValueError) as error:  # from the declared encoding
         raise InputError(f"{path}:{memory.line}: cannot be decoded: {error}") from None
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise InputError(
@@ -124,8 +127,8 @@ def read_tmx(path: Path, source: str, target: str) -> Iterator[tuple[str, str]]:
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror or error}") from error
     if not count:
-        there = ", ".join(sorted(memory.seen)) or "none"
-        raise InputError(f"{path}: no unit has both {source} and {target}; its languages: {there}")
+        languages = ", ".join(sorted(memory.seen)) or "none"
+        raise InputError(f"{path}: no unit has both {source} and {target}; its languages: {languages}")
 
 
 def _units(memory: _Memory, stream: BinaryIO) -> Iterator[tuple[str, str]]:

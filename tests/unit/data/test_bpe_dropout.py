@@ -165,7 +165,7 @@ def test_the_memory_of_cuts_does_not_change_results(
         return [sampler.sample(vocabulary.encode(source), gaps) for source, _ in text(20)]
 
     with_memory = run()
-    monkeypatch.setattr("econmt.data.batching.bpe_dropout._MOST_REMEMBERED", 1)
+    monkeypatch.setattr("econmt.data.batching.bpe_dropout._MAX_CACHED", 1)
     assert run() == with_memory
 
 
