@@ -11,12 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from econmt_ops import bidirectional_lstm, final_state, gilr_lstm, gru, lnlstm, lstm, qrnn, sru, ssru
+from econmt.config.model import CELLS as CELL_RULES
+from econmt_ops import bidirectional_lstm, final_state, lstm
 from econmt_ops.cells import table
 from econmt_ops.cells.protocol import Cell
 from econmt_ops.core.repeated import Inputs
 from econmt_ops.core.weights import State
 from econmt_ops.dispatch.traits import implementations_of
+from econmt_ops.layers.ops import OPS
 
 _INSTEAD = "recompute"
 """What runs where a recipe names an implementation that the op of a cell has not: less is kept, too."""
@@ -79,17 +81,9 @@ class LSTMLayers(RecipeCell):
 
 
 CELLS: dict[str, RecipeCell] = {
-    "lstm": LSTMLayers(table.CELLS["lstm"], lstm, prepacked=True),
-    **{
-        name: RecipeCell(table.CELLS[name], op)
-        for name, op in (
-            ("lnlstm", lnlstm),
-            ("gru", gru),
-            ("sru", sru),
-            ("ssru", ssru),
-            ("qrnn", qrnn),
-            ("gilr_lstm", gilr_lstm),
-        )
-    },
+    name: LSTMLayers(table.CELLS[name], lstm, prepacked=True)
+    if name == "lstm"
+    else RecipeCell(table.CELLS[name], OPS[name])
+    for name in CELL_RULES
 }
 """By the names that recipes have for them; `econmt.config.model.CELLS` has what can be asked of each there."""

@@ -24,20 +24,13 @@ from econmt_ops.core.weights import (
     LSTMState,
     LSTMWeights,
 )
-from econmt_ops.gilr_lstm import gilr_lstm
-from econmt_ops.gru import gru
 from econmt_ops.layers.modules import GILRLSTM, GRU, QRNN, SRU, SSRU, LayerNormLSTM
+from econmt_ops.layers.ops import OPS
 from econmt_ops.linear import linear
 from econmt_ops.linear_cross_entropy import linear_cross_entropy
 from econmt_ops.linear_recurrence import final_state, linear_recurrence
-from econmt_ops.lnlstm import lnlstm
 from econmt_ops.lstm import bidirectional_lstm, lstm
-from econmt_ops.min_gru import min_gru
-from econmt_ops.min_lstm import min_lstm
 from econmt_ops.modules import LSTM, AdditiveAttention, AttentionalLSTM, LinearCrossEntropy
-from econmt_ops.qrnn import qrnn
-from econmt_ops.sru import sru
-from econmt_ops.ssru import ssru
 
 __all__ = [
     "GILRLSTM",
@@ -80,3 +73,12 @@ __all__ = [
     "sru",
     "ssru",
 ]
+
+gilr_lstm = OPS["gilr_lstm"]
+gru = OPS["gru"]
+lnlstm = OPS["lnlstm"]
+min_gru = OPS["min_gru"]
+min_lstm = OPS["min_lstm"]
+qrnn = OPS["qrnn"]
+sru = OPS["sru"]
+ssru = OPS["ssru"]

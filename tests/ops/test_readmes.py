@@ -6,13 +6,17 @@ from pathlib import Path
 import pytest
 import torch
 
+from econmt_ops.cells.table import LAYER_OPS
+
 OPS = Path(__file__).parents[2] / "ops"
 READMES = sorted(OPS.rglob("README.md"))
 
 
 def test_every_op_has_one() -> None:
     folders = {path.parent.name for path in (OPS / "econmt_ops").glob("*/reference.py")}
-    assert {path.parent.name for path in READMES} == {"ops", *folders}
+    assert {path.parent.name for path in READMES} == {"ops", "cells", *folders}
+    cells = (OPS / "econmt_ops" / "cells" / "README.md").read_text(encoding="utf-8")
+    assert all(f"`{name}`" in cells for name in LAYER_OPS)
 
 
 @pytest.mark.parametrize("readme", READMES, ids=lambda path: path.parent.name)

@@ -122,6 +122,18 @@ def implementations(package: str, op: str) -> Mapping[str, Implementation]:
     return _OPS[op]
 
 
+def add_op(op: str, found: Mapping[str, tuple[Callable[..., Any], Traits]]) -> Mapping[str, Implementation]:
+    """Adds an op with its implementations by name, each a function and its traits.
+
+    Returns:
+        The implementations; those that `register` adds later appear in it.
+    """
+    _OPS[op] = {}
+    for name, (function, traits) in found.items():
+        register(op, name, function, traits)
+    return _OPS[op]
+
+
 def register(op: str, name: str, function: Callable[..., Any], traits: Traits) -> None:
     """Adds an implementation of an op from outside, or replaces one.
 

@@ -16,13 +16,8 @@ from econmt_ops.cells.scan import SRU as SRU_CELL
 from econmt_ops.cells.scan import SSRU as SSRU_CELL
 from econmt_ops.core.dropout import dropout as drop_units
 from econmt_ops.core.weights import State
-from econmt_ops.gilr_lstm import gilr_lstm
-from econmt_ops.gru import gru
 from econmt_ops.layers.op import LayerOp
-from econmt_ops.lnlstm import lnlstm
-from econmt_ops.qrnn import qrnn
-from econmt_ops.sru import sru
-from econmt_ops.ssru import ssru
+from econmt_ops.layers.ops import OPS
 
 
 class CellLayers(nn.Module):
@@ -168,7 +163,7 @@ class CellLayers(nn.Module):
 class GRU(CellLayers):
     """Stacked GRU with the parameters of a batch-first `torch.nn.GRU`; each class loads the other's state dict."""
 
-    op, cell = gru, GRU_CELL
+    op, cell = OPS["gru"], GRU_CELL
     names: ClassVar[dict[str, str]] = {
         "input": "weight_ih",
         "hidden": "weight_hh",
@@ -180,28 +175,28 @@ class GRU(CellLayers):
 class LayerNormLSTM(CellLayers):
     """Stacked LSTM with layer normalization of the products; see `econmt_ops.lnlstm`."""
 
-    op, cell = lnlstm, LNLSTM
+    op, cell = OPS["lnlstm"], LNLSTM
 
 
 class SRU(CellLayers):
     """Stacked simple recurrent units; see `econmt_ops.sru`."""
 
-    op, cell = sru, SRU_CELL
+    op, cell = OPS["sru"], SRU_CELL
 
 
 class SSRU(CellLayers):
     """Stacked simpler simple recurrent units; see `econmt_ops.ssru`."""
 
-    op, cell = ssru, SSRU_CELL
+    op, cell = OPS["ssru"], SSRU_CELL
 
 
 class QRNN(CellLayers):
     """Stacked quasi-recurrent layers with a window of two steps; see `econmt_ops.qrnn`."""
 
-    op, cell = qrnn, QRNN_OF_TWO
+    op, cell = OPS["qrnn"], QRNN_OF_TWO
 
 
 class GILRLSTM(CellLayers):
     """Stacked LSTM layers whose gates read a linear surrogate of h; see `econmt_ops.gilr_lstm`."""
 
-    op, cell = gilr_lstm, GILR_LSTM
+    op, cell = OPS["gilr_lstm"], GILR_LSTM

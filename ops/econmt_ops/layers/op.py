@@ -14,7 +14,9 @@ from econmt_ops.core.precision import accumulate_dtype, compute_dtype, explicit_
 from econmt_ops.core.repeated import Inputs, check_inputs, expanded, values_of
 from econmt_ops.core.shapes import Shapes, check_dropout, kind_of
 from econmt_ops.core.weights import State
-from econmt_ops.dispatch.select import Candidate, Problem, implementations, run
+from econmt_ops.dispatch.select import Candidate, Problem, run
+from econmt_ops.dispatch.traits import add_op
+from econmt_ops.layers.implementations import implementations_for
 
 
 class LayerOp(Protocol):
@@ -66,17 +68,19 @@ _DOCUMENT = """{summary}
     """
 
 
-def layer_op(package: str, summary: str, *cells: Cell, rounded: tuple[str, ...] = ("h", "x")) -> LayerOp:
+_ROUNDED = ("h", "x")
+"""Names of states that have the compute type; the others have the accumulate type."""
+
+
+def layer_op(cells: tuple[Cell, ...], summary: str) -> LayerOp:
     """Creates the op of a cell.
 
     Args:
-        package: Package of its implementations, named as the cell.
-        summary: Beginning of its documentation, with its equations.
         cells: Cells whose weights it takes; the first whose shapes fit the bottom layer is used.
-        rounded: Names of the states that have the compute type; the others have the accumulate type.
+        summary: Beginning of its documentation, with its equations.
     """
     name = cells[0].name
-    available = implementations(package, name)
+    available = add_op(name, implementations_for(cells))
 
     def op(
         inputs: Inputs,
@@ -101,7 +105,7 @@ def layer_op(package: str, summary: str, *cells: Cell, rounded: tuple[str, ...] 
         check_dropout(name, dropout, dropout_seed)
         like = values_of(inputs)
         dtype = compute_dtype(like)
-        types = [dtype if each in rounded else accumulate_dtype(dtype) for each in cell.states]
+        types = [dtype if each in _ROUNDED else accumulate_dtype(dtype) for each in cell.states]
         start = _prepare_state(check, cell, state, len(layers), like, types)
 
         def call(
@@ -130,7 +134,7 @@ def layer_op(package: str, summary: str, *cells: Cell, rounded: tuple[str, ...] 
         return run(problem, call, available, implementation, stash=stash)
 
     op.__name__ = op.__qualname__ = name
-    op.__module__ = package
+    op.__module__ = "econmt_ops"
     op.__doc__ = _DOCUMENT.format(summary=summary, states=", ".join(cells[0].states))
     return op
 
