@@ -1,8 +1,7 @@
 """Checks of an exported folder: checksums of its files and of model.json, and all values in model.json.
 
 A checksum detects damage, but a hand-written model.json can contain the right one. Therefore every value is also
-checked
-for its type and range.
+checked for its type and range.
 """
 
 from __future__ import annotations

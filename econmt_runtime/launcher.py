@@ -1,8 +1,7 @@
 """Translates standard input, one sentence per line: python FOLDER < text.
 
 ``econmt export --runtime`` writes this file as the ``__main__.py`` of a folder, with the checksums of the modules in
-the
-folder's ``econmt_runtime``. They are verified before any of these modules is imported.
+the folder's ``econmt_runtime``. They are verified before any of these modules is imported.
 """
 
 from __future__ import annotations

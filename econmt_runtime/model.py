@@ -45,8 +45,7 @@ class OutputLayer(NamedTuple):
 
     Attributes:
         product: Product for N words. words: Their ids, (N,), ascending, or None for all words. barred: (B, N), -inf
-            where
-            a sentence may not use a word; or None.
+            where a sentence may not use a word; or None.
     """
 
     product: RuntimeProduct

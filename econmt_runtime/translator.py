@@ -53,8 +53,7 @@ class Translator:
         folder: Folder written by ``econmt export --runtime``.
         beam_size: Number of hypotheses per sentence; None for the recipe's value.
         shortlist: Number of lexicon translations per source word that a translation may use, if the folder has a
-            lexicon;
-            None for all, 0 to ignore the lexicon.
+            lexicon; None for all, 0 to ignore the lexicon.
         threads: Number of batches translated in parallel.
         nbest_size: Number of translations per line, at most the beam size.
         warn: Called with one line of text about a source that is too long.

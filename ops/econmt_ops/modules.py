@@ -36,7 +36,7 @@ class LSTM(nn.Module):
         num_layers: L, number of stacked layers. An upper layer reads the outputs of the layer below, those of both
             directions if bidirectional.
         bias: If False, the layers have no biases.
-        batch_first: Must be True; the argument exists for compatibility with `torch.nn.LSTM`.
+        batch_first: Only True is supported; the argument exists for compatibility with `torch.nn.LSTM`.
         dropout: Dropout probability of the inputs of the upper layers during training.
         bidirectional: If True, each layer runs in both directions.
         residual: If True, each upper layer adds its input to its output.

@@ -34,10 +34,8 @@ class FusedOptimizer:
     torch's compiler, which takes 70 MB and two seconds; this class does not.
 
     On the CPU the gradient of a matrix may be a sparse tensor (``torch.sparse_coo`` with sparse rows and dense
-    columns),
-    such as the gradient of an embedding. All other rows count as zero and are updated from their momentum, as with a
-    dense
-    gradient, but no dense gradient is created.
+    columns), such as the gradient of an embedding. All other rows count as zero and are updated from their momentum, as
+    with a dense gradient, but no dense gradient is created.
 
     On a GPU no method waits for the device. `clip` and `step` may be captured in a CUDA graph if `prepare` was called
     before; with a learning rate in a tensor on the device, every replay reads its current value.
@@ -131,8 +129,7 @@ class FusedOptimizer:
         """Clips the gradients of the next step.
 
         Clipping by norm is deferred: the next step divides the gradients as it reads them, which saves one pass over
-        memory;
-        until then they are unchanged. The result is that of `torch.nn.utils.clip_grad_norm_`, up to rounding.
+        memory; until then they are unchanged. The result is that of `torch.nn.utils.clip_grad_norm_`, up to rounding.
 
         Args:
             kind: "norm" to clip the norm of all gradients together, "value" to clip each value, or "none".

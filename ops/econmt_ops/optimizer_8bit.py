@@ -4,9 +4,8 @@ The moments are stored as in Dettmers, Lewis, Shleifer and Zettlemoyer (2022, "8
 quantization"), with two differences:
 
 * A value, divided by the largest of its block, is a small float with three bits of mantissa. The second moment may be
-  as
-  small as 2^-32 of its block's largest value, and is never rounded to 0 beside a nonzero first moment, which would let
-  an update explode.
+  as small as 2^-32 of its block's largest value, and is never rounded to 0 beside a nonzero first moment, which would
+  let an update explode.
 * Rounding is dithered instead of to nearest: a second moment changes by a thousandth a step, a change that rounding to
   nearest would lose every time. The dither is the fractional part of the step times the golden ratio, so that no random
   numbers are needed and resumed runs are reproduced bit for bit.

@@ -16,15 +16,12 @@ class PlainOptimizer(FusedOptimizer):
 
     Dozat (2016); Liu et al. (2020); Duchi, Hazan and Singer (2011); Zeiler (2012); Tieleman and Hinton (2012); Shazeer
     and Stern (2018). An update takes several passes over a parameter where a fused kernel takes one. Sparse gradients
-    and
-    CUDA graphs work as in :class:`FusedOptimizer`, except that Adafactor makes sparse gradients dense, because it
-    averages
-    over whole rows and columns.
+    and CUDA graphs work as in :class:`FusedOptimizer`, except that Adafactor makes sparse gradients dense, because it
+    averages over whole rows and columns.
 
     Args: as in :class:`FusedOptimizer`, with these meanings:
         betas: Decays of nadam and radam; the second is also the decay of rmsprop's and adadelta's squares. Adagrad has
-            no
-            decay; Adafactor's is 1 - step ** -0.8.
+            no decay; Adafactor's is 1 - step ** -0.8.
         eps: Term added to the root of the mean square; for adafactor the smallest root (the root of its epsilon 1).
         weight_decay: L2 penalty; for adafactor decoupled.
         momentum: Momentum of rmsprop.

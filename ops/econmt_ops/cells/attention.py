@@ -36,8 +36,7 @@ def additive_backward(
     """Computes the gradients of :func:`additive_forward`, recomputing tanh in one workspace (B, S, A).
 
     With s = sigmoid(2 x), 1 - tanh^2 x = 4 (s - s^2). Rows of ``de`` sum to zero, as gradients of a softmax's inputs
-    do,
-    so that sum de tanh x = 2 sum de s.
+    do, so that sum de tanh x = 2 sum de s.
 
     Args:
         query: (B, A). keys: (B, S, A). score: (A,) in the accumulate type.

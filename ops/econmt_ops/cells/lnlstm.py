@@ -56,8 +56,7 @@ class LayerNormLSTMCell:
     """LSTM with layer normalization as a `econmt_ops.cells.protocol.StepCell`, whose states are h and c.
 
     The number of tensors in ``extra`` selects the normalization: three gains and two biases (all gates together), or
-    two
-    and two (gate by gate).
+    two and two (gate by gate).
     """
 
     name = "lnlstm"

@@ -45,8 +45,7 @@ _Seed = TypeVar("_Seed", int, Tensor)
 
 _LEVELS = 1 << 16
 """Number of values of the 16 random bits drawn per element. On the CPU this is six times as fast as drawing from a
-Bernoulli
-distribution, which took 7 % of a training step."""
+Bernoulli distribution, which took 7 % of a training step."""
 
 _GOLDEN = 0x9E3779B97F4A7C15
 """Increment of splitmix64's state."""
@@ -234,8 +233,7 @@ def keep_mask(shape: Sequence[int], p: float, seed: Seed, device: torch.device, 
     """Returns a bool tensor that is True, with probability 1 - p, where a value is kept.
 
     The same arguments give the same mask, except that an int seed gives different masks on the CPU and on a GPU. The
-    mask
-    does not depend on the type of the values.
+    mask does not depend on the type of the values.
 
     Args:
         shape: Shape of the mask.

@@ -22,8 +22,7 @@ _PACKING = 8
 
 _PACKING_TRANSPOSED = 50
 """Number for a transposed view, measured as 30 to 75: packing it takes five to ten times as long, and oneDNN reads the
-view
-as fast as a contiguous copy."""
+view as fast as a contiguous copy."""
 
 
 class Layouts:
@@ -73,10 +72,8 @@ class Product:
     """Product left weight^T + bias with a weight that is prepacked once.
 
     "packed" is the blocked layout of oneDNN's kernels. Without it each product of a few rows would pack the weight
-    again,
-    and in float32 PyTorch would use a slower library. If packing takes longer than it saves, oneDNN reads the weight as
-    it
-    is. Where oneDNN is not available, the layout is "transposed", or "row" if transposing does not pay.
+    again, and in float32 PyTorch would use a slower library. If packing takes longer than it saves, oneDNN reads the
+    weight as it is. Where oneDNN is not available, the layout is "transposed", or "row" if transposing does not pay.
 
     Args:
         weight: (N, K).
@@ -157,8 +154,7 @@ def add_rows(values: Tensor) -> Tensor:
     """Returns the sum over the first two axes of (K, B, N).
 
     Without the C library the sum is a matrix product: on a CPU sum() of 16-bit values takes eight times as long; on a
-    GPU
-    its workspace is larger than the values.
+    GPU its workspace is larger than the values.
     """
     rows = values.reshape(-1, values.shape[2])
     if native.serves(rows):

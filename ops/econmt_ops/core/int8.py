@@ -46,8 +46,7 @@ class Int8Product:
     """Product left weight^T + bias as :class:`econmt_ops.core.gemm.Product`, in 8 bits, for float32 on a CPU.
 
     It uses the C library if that is built, otherwise a float32 product of the rounded values, which is exact for up to
-    1,024
-    inputs.
+    1,024 inputs.
 
     Args:
         weight: (N, K), rounded to 8 bits. bias: (N,), or None.

@@ -41,8 +41,7 @@ def joined(first: Matrix, second: Matrix) -> Matrix:
     """Concatenates two matrices of the same kind side by side, (N, K + M).
 
     Of two factorized matrices the left factors are concatenated and the right factors become diagonal blocks.
-    Multiplying
-    the zeros beside the blocks takes less time than two products.
+    Multiplying the zeros beside the blocks takes less time than two products.
     """
     if isinstance(first, LowRank):
         assert isinstance(second, LowRank)
@@ -89,8 +88,7 @@ def linear_add(start: Tensor, inputs: Tensor, weight: Matrix) -> Tensor:
 _MANY_ROWS = 512
 """Number of rows from which on products with factors use prepacked weights; with fewer rows ordinary products take less
 time. Measured in float32 on a Zen 4 core with a factor of 1,024 x 32: at 16 rows oneDNN takes 33 us and a BLAS 16, at
-64
-rows both 60; with thousands of rows oneDNN is twice as fast."""
+64 rows both 60; with thousands of rows oneDNN is twice as fast."""
 
 _FEW_ROWS = 32
 """Largest number of rows for which 16-bit products on the CPU are computed in float32, because the libraries take

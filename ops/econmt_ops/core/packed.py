@@ -1,8 +1,7 @@
 """Linear layer by oneDNN, which packs the weight into blocks; on many processors it is faster than the BLAS.
 
 PyTorch's `linear` uses a BLAS such as MKL in float32 and oneDNN only in bfloat16; here both use oneDNN. B rows, I
-inputs,
-O outputs.
+inputs, O outputs.
 """
 
 from __future__ import annotations
@@ -45,8 +44,7 @@ def dense(operand: Tensor) -> Tensor:
     """Returns a weight or a bias in a layout that oneDNN handles: contiguous, or the transpose of a contiguous matrix.
 
     oneDNN ignores the stride of a bias and returns wrong numbers; for columns of a larger matrix it has no fast kernel
-    and
-    takes seconds instead of milliseconds.
+    and takes seconds instead of milliseconds.
     """
     if operand.is_contiguous() or operand.t().is_contiguous():
         return operand

@@ -29,14 +29,12 @@ class Capturer:
     """Captures graphs that run one after another and therefore share one memory pool.
 
     The workspaces of cuBLAS belong to the pool too and are freed with the graphs; outside of it, every stream that was
-    ever
-    captured on would keep its own.
+    ever captured on would keep its own.
 
     Args:
         device: CUDA device.
         threads: True if other threads may call CUDA meanwhile, as NCCL's watchdog does; calls that this thread must not
-            make
-            are still detected.
+            make are still detected.
     """
 
     def __init__(self, device: torch.device, *, threads: bool = False) -> None:

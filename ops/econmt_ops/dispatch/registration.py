@@ -5,8 +5,7 @@ gradients. `Operator` registers a forward and a backward operator from it.
 
 `torch.library.custom_op` hides kernels from torch.compile with a decorator that imports the compiler at the first call:
 70 MB and two seconds, whether anything is compiled or not. `custom_op` here hides them in the same way, but only once
-the
-compiler has been imported by someone else.
+the compiler has been imported by someone else.
 
 Kernels receive every tensor with a contiguous last axis (`rows_of`): other views, such as the expanded gradients of
 `sum`, are copied; all other tensors are passed on as they are.

@@ -139,8 +139,7 @@ def rule(
     """Returns the name of the implementation that "auto" selects where no measurements exist.
 
     Kernels come first. Otherwise an op recomputes if a backward pass follows. On a GPU the many small kernels of an op
-    that
-    loops over steps take longer to launch than to run, so there such an op recomputes only in a captured step.
+    that loops over steps take longer to launch than to run, so there such an op recomputes only in a captured step.
 
     Args:
         op: Name of the op.

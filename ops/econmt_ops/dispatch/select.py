@@ -39,10 +39,8 @@ def run(
     """Runs an op with the requested or the selected implementation.
 
     "auto" selects the fastest measured candidate, or without measurements that of `econmt_ops.dispatch.rule.rule`; an
-    op
-    with stash levels then uses its fastest level unless one is given. Small calls run the reference. A named
-    implementation
-    uses its own default level.
+    op with stash levels then uses its fastest level unless one is given. Small calls run the reference. A named
+    implementation uses its own default level.
 
     Args:
         problem: Description of the call.

@@ -204,8 +204,8 @@ def measuring(
     """Times the candidates of every op at "auto" within the context, and runs the fastest.
 
     Forward and, if gradients are kept, backward passes are timed at the shapes that the op meets. Candidates take
-    turns,
-    and clearly slower ones are dropped early. Shapes that were measured on this machine before are not measured again.
+    turns, and clearly slower ones are dropped early. Shapes that were measured on this machine before are not measured
+    again.
 
     Args:
         seconds: Total time limit; problems that are not measured by then follow the rule.

@@ -80,8 +80,7 @@ def alternate(
             others, if several remain.
         drop: True to stop sampling functions that are clearly slower than another.
         fits: Returns True if a function is eligible, asked after its first call; only eligible functions cause others
-            to
-            be dropped.
+            to be dropped.
         enough: Seconds after which no more than ``least`` samples are taken.
 
     Returns:
@@ -151,8 +150,7 @@ def ratio(own: Sequence[float], other: Sequence[float]) -> float:
     """Returns the ratio of two functions' times: the median over the rounds that both took.
 
     A slow phase of the machine affects both samples of a round. Over twenty rounds this ratio varied by 3 to 4 %
-    between
-    measurements, the ratio of the medians by 3 to 6 %, that of the shortest samples by 3 to 8 %.
+    between measurements, the ratio of the medians by 3 to 6 %, that of the shortest samples by 3 to 8 %.
     """
     return _median([mine / its for mine, its in zip(own, other, strict=False)])
 

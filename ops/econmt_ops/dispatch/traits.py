@@ -1,8 +1,7 @@
 """Traits and registry of the implementations of each op.
 
 Every op has a package of its own. Each of its modules that is listed in `NAMES` and has a function with the op's name
-is
-an implementation; the module's constant `TRAITS` describes it. The choice of an implementation, recipes, plans,
+is an implementation; the module's constant `TRAITS` describes it. The choice of an implementation, recipes, plans,
 estimates and benchmarks read the traits instead of comparing names.
 """
 
@@ -56,11 +55,9 @@ class Traits:
         needs: Module that it imports and that may be missing; "" if there is none.
         is_available: Returns True if this machine can run it.
         serves: Returns True if it supports a problem, by sizes (letters as in `Shapes`) and detail; not consulted if
-            the
-            call names the implementation.
+            the call names the implementation.
         stands_in: Implementation of the op that allocates the same bytes, to trace instead of this one on tensors
-            without
-            values; "" if this one can be traced, as kernels can: their launches do nothing there.
+            without values; "" if this one can be traced, as kernels can: their launches do nothing there.
         costs: Costs of operators of torch.library that cannot be traced, by name; called with the operator's arguments.
     """
 

@@ -100,15 +100,13 @@ class CellLayers(nn.Module):
         Args:
             inputs: Inputs, (B, T, I).
             state: Initial states, a tuple per layer, (B, H) each, the two directions of a layer one after the other;
-                None for
-                zeros.
+                None for zeros.
             lengths: Lengths of the rows, (B,) int64; None if every row has T steps.
             dropout_seed: Seed of the dropout masks; None to draw one from torch's global generator.
 
         Returns:
             Outputs (B, T, D H) with D directions, zero at and after a row's length, and the states after each row's
-            last step,
-            ordered as `state`.
+            last step, ordered as `state`.
         """
         probability = self.dropout if self.training else 0.0
         seed = dropout_seed
