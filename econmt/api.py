@@ -186,7 +186,7 @@ class TrainedModel:
         precision: str,
         vocabulary: str | None = None,
     ) -> None:
-        """Initializes the model; ``vocabulary`` is the fingerprint of the vocabulary files that lexicons must match."""
+        """Initialises the model; ``vocabulary`` is the fingerprint of the vocabulary files that lexicons must match."""
         if precision not in ("auto", "float32", "bfloat16", "int8"):
             raise InputError(f"precision '{precision}': expected auto, float32, bfloat16 or int8")
         self.loaded = list(loaded)
@@ -383,37 +383,37 @@ class TrainedModel:
             raise InputError(f"search {given!r}: expected options by name, as {{'beam_size': 5}}")
         changes = {name: value for name, value in given.items() if value is not None}
         try:
-            made = replace(SearchOptions.from_recipe(self.recipe.decoding), **changes)
+            options = replace(SearchOptions.from_recipe(self.recipe.decoding), **changes)
         except ValidationError as failure:
             raise InputError(*complaints(failure)) from None
         except TypeError as error:
             raise InputError(str(error).removeprefix("SearchOptions.__init__() ")) from None
-        _refuse_idle_penalties(changes, made)
-        for each in self.loaded if made.brevity_penalty_type == "learned" else ():
+        _refuse_idle_penalties(changes, options)
+        for each in self.loaded if options.brevity_penalty_type == "learned" else ():
             if each.recipe.translation_model.length_task == "none":
                 raise InputError(
                     f"brevity_penalty_type learned: the model '{each.recipe.name}' predicts no lengths (its "
                     "model.length_task is none); use constant or none"
                 )
-        return made
+        return options
 
 
-def _refuse_idle_penalties(given: Mapping[str, Any], made: SearchOptions) -> None:
+def _refuse_idle_penalties(changes: Mapping[str, Any], options: SearchOptions) -> None:
     """Rejects given penalty options that would have no effect.
 
     Raises:
         InputError: if there is one; the message names it and the option that it needs.
     """
-    kind, weight = made.brevity_penalty_type, "brevity_penalty_weight"
-    if given.get(weight) and kind == "none":
+    kind, weight = options.brevity_penalty_type, "brevity_penalty_weight"
+    if changes.get(weight) and kind == "none":
         raise InputError(
             f"{weight} has no effect with brevity_penalty_type none; set the type to constant or learned"
         )
     ratio = "brevity_penalty_constant_length_ratio"
-    if ratio in given and kind != "constant":
+    if ratio in changes and kind != "constant":
         raise InputError(
             f"{ratio} has no effect with brevity_penalty_type {kind}; set the type to constant, or remove it"
         )
     for name in (weight, ratio, "brevity_penalty_type", "coverage_penalty_weight"):
-        if given.get(name) and made.sample is not None:
+        if changes.get(name) and options.sample is not None:
             raise InputError(f"{name} cannot be combined with sample; remove one of them")

@@ -35,12 +35,12 @@ def talk(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def _escaped(found: re.Match[str]) -> str:
-    code = ord(found[0])
+def _escaped(match: re.Match[str]) -> str:
+    code = ord(match[0])
     if 0xDC80 <= code <= 0xDCFF:  # surrogateescape: Python's form of an undecodable byte
         code -= 0xDC00
     escape = f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
-    return _NAMED.get(found[0], f"\\x{code:02x}" if code < 0x100 else escape)
+    return _NAMED.get(match[0], f"\\x{code:02x}" if code < 0x100 else escape)
 
 
 class EconmtError(Exception):

@@ -116,16 +116,14 @@ class Filters(Section):
         None,
         ge=1.0,
         le=limits.OUTPUT_FACTOR,
-        description="leave out pairs where one side has more than this times the characters of the other; null: no "
-        "limit",
+        description="leave out pairs with one side over this times as long, in characters; null: no limit",
     )
     duplicates: Literal["keep", "pairs", "source", "target"] = Field(
         "keep",
-        description="leave out repeated pairs, or pairs with a repeated source or target, in the whole training text; "
-        "the first one is kept",
+        description="keep: no filter; else leave out all but the first of equal pairs, sources or targets",
     )
     identical: Literal["keep", "drop"] = Field(
-        "keep", description="leave out pairs whose two sides are the same text"
+        "keep", description="drop leaves out pairs whose two sides are the same text"
     )
     language_certainty: float | None = Field(
         None,
@@ -149,7 +147,7 @@ class Noise(Section):
 
     upper: Probability = Field(0.0, description="probability that both sides of a pair are put in capitals")
     title: Probability = Field(
-        0.0, description="probability that all words of both sides of a pair are capitalized"
+        0.0, description="probability that all words of both sides of a pair are capitalised"
     )
     typos: Probability = Field(
         0.0,
@@ -191,8 +189,7 @@ class Mixing(Section):
     weights: list[Annotated[list[Weight], Field(min_length=1)]] = Field(
         [],
         max_length=limits.STAGES,
-        description="for each stage, a list with the weight of each prefix of data.train; empty: every pair once per "
-        "epoch",
+        description="for each stage, the weights of the prefixes of data.train; empty: do not mix",
     )
     epochs: list[Annotated[int, Field(ge=1, le=limits.UPDATES)]] = Field(
         [], description="number of epochs of each stage except the last, which lasts until the end"

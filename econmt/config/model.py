@@ -71,7 +71,7 @@ class RecurrentStack(Section):
         ge=1,
         le=limits.LAYERS,
         description="lowest layer, counted from 1, with a residual connection if residual is true; 1 adds the "
-        "embeddings, which need the layers' width. Values other than 2 are unfused (slower)",
+        "embeddings, which need the layers' width. Values other than 2 are unfused",
     )
 
     @model_validator(mode="after")
@@ -86,8 +86,7 @@ class EncoderSection(RecurrentStack):
     """A stack of recurrent layers over the source."""
 
     size: Width = Field(
-        512,
-        description="output width of each layer; a bidirectional layer has half of it in each direction",
+        512, description="output width of each layer; a bidirectional layer has half of it in each direction"
     )
     bidirectional: Literal["none", "bottom", "all"] = Field(
         "bottom", description="which layers read the source in both directions"
@@ -119,18 +118,13 @@ class DecoderSection(RecurrentStack):
         False, description="add each layer's input to its output, from the second layer on"
     )
     context_gating: bool = Field(
-        False,
-        description="weigh decoder state and context with a gate (Tu et al., 2017); unfused (slower)",
+        False, description="weigh decoder state and context with a gate (Tu et al., 2017); unfused"
     )
     attention_in_upper_layers: bool = Field(
-        False,
-        description="with input feeding: the bottom layer attends, and the upper layers read its context too; unfused "
-        "(slower)",
+        False, description="with input feeding: the upper layers read the context too; unfused"
     )
     copy_attention: bool = Field(
-        False,
-        description="pointer-generator network (See et al., 2017): the attention can copy source tokens into the "
-        "translation; needs data.subwords.joint",
+        False, description="copy source tokens by attention (See et al., 2017); needs data.subwords.joint"
     )
     state_init: Literal["last", "avg", "zero"] = Field(
         "last",
@@ -176,28 +170,23 @@ class AttentionSection(Section):
     type: Literal["additive", "dot", "scaled_dot", "bilinear", "mhdot", "fixed", "location"] = Field(
         "additive",
         description="score function: additive: w . tanh(q + k) (Bahdanau et al., 2015); dot: h . v; scaled_dot: h . v "
-        "/ sqrt(size of h); bilinear: h . W v (Luong et al., 2015). Unfused (slower): mhdot: multi-head scaled dot "
+        "/ sqrt(size of h); bilinear: h . W v (Luong et al., 2015). Unfused: mhdot: multi-head scaled dot "
         "product (Vaswani et al., 2017); fixed: always the last source position; location: predicted from the decoder "
         "state alone (Luong et al., 2015)",
     )
     size: Width = Field(
-        512,
-        description="width of queries and keys (additive, mhdot) or maximum number of source positions (location); the "
-        "other types use the decoder's size",
+        512, description="width of queries and keys (additive, mhdot); maximum source positions (location)"
     )
     mhdot_heads: int = Field(8, ge=1, le=limits.WIDTH, description="number of heads (mhdot only)")
     function: Literal["softmax", "sparsemax"] = Field(
         "softmax",
-        description="function from scores to attention weights; sparsemax gives sparse weights (Martins and Astudillo, "
-        "2016), unfused (slower)",
+        description="attention weights from scores; sparsemax: sparse (Martins and Astudillo, 2016), unfused",
     )
     use_prev_word: bool = Field(
-        False,
-        description="compute the query also from the previous target word (additive, bilinear, mhdot, location); "
-        "unfused (slower)",
+        False, description="query also the previous word (additive, bilinear, mhdot, location); unfused"
     )
     coverage: Coverage = Field(
-        Coverage(), description="coverage of source positions (additive only); unfused (slower)"
+        Coverage(), description="coverage of source positions (additive only); unfused"
     )
     layer_norm: bool = Field(
         False, description="apply layer normalisation to q + k before tanh (additive only)"
@@ -237,22 +226,17 @@ class Dropout(Section):
     )
     states: Probability = Field(
         0.0,
-        description="dropout of the hidden state in the recurrent product, one mask per sentence (Gal and Ghahramani, "
-        "2016); unfused (slower)",
+        description="dropout of the hidden state fed to the next step, one mask per sentence (Gal and Ghahramani, "
+        "2016); unfused",
     )
     recurrent: Probability = Field(
-        0.0,
-        description="dropout of the update that a step adds to the cell state (Semeniuta et al., 2016); unfused "
-        "(slower)",
+        0.0, description="dropout of the update of the cell state (Semeniuta et al., 2016); unfused"
     )
     zoneout_hidden: Probability = Field(
         0.0,
-        description="probability that a value of the hidden state keeps its previous value (zoneout, Krueger et al., "
-        "2017); unfused (slower)",
+        description="zoneout probability of hidden values, which keep their old value (Krueger et al., 2017); unfused",
     )
-    zoneout_cell: Probability = Field(
-        0.0, description="zoneout probability of the cell state; unfused (slower)"
-    )
+    zoneout_cell: Probability = Field(0.0, description="zoneout probability of cell values; unfused")
 
 
 def _dropout_kind(value: Any) -> str:
@@ -270,8 +254,7 @@ class Initialization(Section):
 
     weights: Literal["uniform", "xavier"] = Field(
         "xavier",
-        description="uniform: in [-scale, scale]; xavier: uniform, scaled by fan-in and fan-out (Glorot and Bengio, "
-        "2010)",
+        description="uniform in [-scale, scale], or scaled by fan-in and fan-out (Glorot and Bengio, 2010)",
     )
     rnn_h2h: Literal["default", "orthogonal", "orthogonal_stacked"] = Field(
         "default",
@@ -284,7 +267,7 @@ class Initialization(Section):
     source_embedding: Annotated[str, Field(min_length=1, max_length=limits.TEXT)] | None = Field(
         None,
         description="file of pretrained source embeddings: text (word2vec, GloVe, fastText), or .npz or .safetensors "
-        "as econmt embeddings writes them; tokens not in it are initialized randomly; relative to the working "
+        "as econmt embeddings writes them; tokens not in it are initialised randomly; relative to the working "
         "directory",
     )
     target_embedding: Annotated[str, Field(min_length=1, max_length=limits.TEXT)] | None = Field(
@@ -296,7 +279,7 @@ class Initialization(Section):
 
 
 class Model(Section):
-    """Attention-LSTM translation model."""
+    """Attention-LSTM translation model; options marked unfused are computed step by step in PyTorch (slower)."""
 
     embedding: Width = Field(512, description="width of source and target embeddings")
     source_factors_num_embed: list[Width] = Field(
@@ -318,12 +301,12 @@ class Model(Section):
     layer_normalization: bool = Field(
         False,
         description="apply layer normalisation to the attentional hidden vector before tanh and to the decoder's "
-        "initial states; unfused (slower). Cells and attention have settings of their own",
+        "initial states; unfused. Cells and attention have settings of their own",
     )
     lhuc: Literal["none", "encoder", "decoder", "state_init", "all"] = Field(
         "none",
         description="scale each unit of these layers, or of the decoder's initial states, by a learnt factor from 0 "
-        "to 2, for fine-tuning (Vilar, 2018); unfused (slower). training.initialize_from accepts a model without it; "
+        "to 2, for fine-tuning (Vilar, 2018); unfused. training.initialize_from accepts a model without it; "
         "fixed_param_names '(?!.*lhuc).*' freezes all other parameters",
     )
     length_task: LengthTask = Field(

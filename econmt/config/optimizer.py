@@ -48,8 +48,7 @@ class BatchSize(Section):
         64,
         ge=1,
         le=limits.BATCH,
-        description="sentence pairs or padded target tokens per batch; for a language model, the number of rows into "
-        "which its text is cut",
+        description="sentence pairs or padded target tokens per batch; rows of text for a language model",
     )
 
 
@@ -98,8 +97,7 @@ class OptimizerSection(Section):
         1.0e-8,
         gt=0.0,
         le=1.0,
-        description="term added to the root of the mean square for numerical stability; for adafactor, the lower "
-        "bound of the mean square",
+        description="term added to the root mean square (adafactor: lower bound of the mean square)",
     )
     weight_decay: float = Field(
         0.0,
@@ -173,19 +171,14 @@ class Averaging(Section):
     """Averaging of the parameters over updates; the mean is validated and saved instead of the parameters."""
 
     start: Literal["never", "non-monotone", "at-once"] = Field(
-        "never",
-        description="start of averaging: never; non-monotone: when validation stops improving (NT-ASGD, Merity et al., "
-        "2018); at-once: from the first update",
+        "never", description="non-monotone: start when validation stops improving (Merity et al., 2018)"
     )
     non_monotone_interval: Checkpoints = Field(
-        5,
-        description="number of newest checkpoints to ignore: averaging begins when the perplexity is worse than the "
-        "best of all earlier ones",
+        5, description="begin when perplexity is worse than the best before this many checkpoints ago"
     )
     decay: Probability | None = Field(
         None,
-        description="decay of an exponential moving average, at first limited to 1 - 1 / updates; null: an arithmetic "
-        "mean of all updates",
+        description="decay of an exponential moving average (at first 1 - 1 / updates); null: plain mean",
     )
 
     @model_validator(mode="after")

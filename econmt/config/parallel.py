@@ -53,8 +53,7 @@ def check_pipeline(recipe: Any) -> None:
     name = recipe.training.optimizer.name
     if name in ("adafactor", "adam8bit", "adamw8bit"):
         raise ValueError(
-            f"parallel.pipeline {stages} cannot be combined with training.optimizer.name {name}; choose another "
-            "optimizer"
+            f"parallel.pipeline {stages} cannot be combined with optimizer {name}; choose another one"
         )
     if recipe.training.monitor_pattern is not None:
         raise ValueError(

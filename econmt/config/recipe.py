@@ -90,18 +90,13 @@ class Ops(Section):
     backward pass. compiled: recompute with compiled inner steps (needs a C++ compiler). triton: GPU kernels.
     """
 
-    encoder: Implementation = Field(
-        "auto", description="implementation of the encoder's, or the language model's, recurrent layers"
-    )
+    encoder: Implementation = Field("auto", description="recurrent layers of the encoder or language model")
     decoder: Implementation = Field(
         "auto",
-        description="implementation of the decoder: of its whole loop, attention included, with input feeding; of its "
-        "recurrent layers only, without",
+        description="decoder: its whole loop with attention if it has input feeding, else its recurrent layers",
     )
-    attention: Implementation = Field(
-        "auto", description="implementation of the attention of a decoder without input feeding"
-    )
-    output: Implementation = Field("auto", description="implementation of the output layer and the loss")
+    attention: Implementation = Field("auto", description="attention of a decoder without input feeding")
+    output: Implementation = Field("auto", description="output layer and loss")
     stash: Literal["auto", "outputs", "attention", "cells", "gates"] = Field(
         "auto",
         description="what recompute keeps for the backward pass, from least to most memory: outputs; also attention "
@@ -110,18 +105,16 @@ class Ops(Section):
 
 
 class Training(Section):
-    """Optimization, batches, precision, checkpoints and the end of training."""
+    """Optimisation, batches, precision, checkpoints and the end of training."""
 
     batch: BatchSize = Field(BatchSize(), description="size of a batch")
     bptt: Positions = Field(
         35,
-        description="tokens of each row in one batch of a language model (truncated backpropagation through time); the "
-        "state is carried to the next batch",
+        description="language model: tokens of each row in a batch; its state is carried over to the next batch",
     )
     bptt_jitter: bool = Field(
         False,
-        description="draw a random bptt for each batch, in multiples of 5, and scale the learning rate with it "
-        "(Merity et al., 2018)",
+        description="draw bptt at random for each batch and scale the learning rate with it (Merity et al., 2018)",
     )
     valid_rows: int = Field(
         1,
@@ -134,45 +127,38 @@ class Training(Section):
         12,
         ge=1,
         le=limits.BUCKETS,
-        description="maximum number of buckets; their shapes, to which pairs are padded, are derived from the text so "
-        "that padding costs least",
+        description="maximum number of buckets, the shapes to which pairs are padded; derived from the text",
     )
     bucket_width: Positions | None = Field(
-        None, description="use fixed buckets instead, rounding lengths up to multiples of this many tokens"
+        None, description="use fixed buckets instead: round lengths up to multiples of this many tokens"
     )
     trim_batches: Literal["auto", "always", "never"] = Field(
         "auto",
-        description="trim each batch to its longest pair; never: keep the few bucket shapes; auto: trim on the CPU "
-        "only",
+        description="trim each batch to its longest pair; never keeps few shapes; auto trims on the CPU only",
     )
     cuda_graphs: Literal["auto", "off"] = Field(
         "auto",
-        description="auto: on a GPU, capture the training step of each batch shape in a CUDA graph and replay it; off: "
-        "launch every kernel from Python",
+        description="replay the step of each batch shape as a CUDA graph on a GPU; off: launch each kernel",
     )
     memory_budget: SizeOrAuto | None = Field(
-        None,
-        description="maximum memory of training, as 4GiB, 512MiB or a number of bytes; auto: the memory of the device; "
-        "null: unlimited",
+        None, description="maximum bytes, as 4GiB or 512MiB; auto: the memory of the device; null: unlimited"
     )
     update_interval: int = Field(
         1,
         ge=1,
         le=limits.MICRO_BATCHES,
-        description="number of batches whose gradients are accumulated for one update",
+        description="number of batches to accumulate gradients over for one update",
     )
     optimizer: OptimizerSection = Field(OptimizerSection(), description="optimizer and learning rate")
     averaging: Averaging = Field(Averaging(), description="averaging of the parameters over updates")
     schedule: ScheduleSection = Field(ScheduleSection(), description="schedule of the learning rate")
     gradient_clipping: GradientClipping = Field(GradientClipping(), description="clipping of gradients")
-    label_smoothing: Probability = Field(
-        0.0, description="probability mass that label smoothing spreads over all tokens"
-    )
+    label_smoothing: Probability = Field(0.0, description="probability mass spread over all tokens")
     length_task_weight: float = Field(
         1.0,
         gt=0.0,
         le=limits.PENALTY,
-        description="weight of the loss of model.length_task per target token, relative to the cross-entropy",
+        description="weight of the loss of model.length_task, relative to the cross-entropy",
     )
     precision: Literal["auto", "float32", "tf32", "bfloat16"] = Field(
         "auto",
@@ -186,23 +172,17 @@ class Training(Section):
         None, ge=1, le=limits.TOKENS, description="stop after this many target tokens"
     )
     max_seconds: int | None = Field(
-        None,
-        ge=1,
-        le=limits.SECONDS,
-        description="stop after this many seconds of training, summed over resumed runs",
+        None, ge=1, le=limits.SECONDS, description="stop after this many seconds, summed over resumed runs"
     )
-    checkpoint_interval: Updates = Field(
-        500, description="updates between two checkpoints; each validates and saves"
-    )
+    checkpoint_interval: Updates = Field(500, description="updates between checkpoints (validate and save)")
     decode_and_evaluate: int = Field(
         -1,
         ge=-1,
         le=limits.SENTENCES,
-        description="number of validation sentences translated at each checkpoint for BLEU; -1: all, 0: none",
+        description="validation sentences to translate at each checkpoint for BLEU; -1: all, 0: none",
     )
     decode_and_evaluate_device: str | None = Field(
-        None,
-        description="device of that translation: cpu, cuda or cuda:N; null: the device of training",
+        None, description="device of decode_and_evaluate: cpu, cuda or cuda:N; null: as device"
     )
     monitor_pattern: Regex | None = Field(
         None,
@@ -214,25 +194,21 @@ class Training(Section):
         description="sacreBLEU's tokenizer; auto: by data.target: zh for Chinese, ja-mecab or ko-mecab if installed, "
         "char for other languages without spaces, else 13a. BLEU's signature names it",
     )
-    early_stopping: EarlyStopping = Field(
-        EarlyStopping(), description="criterion for the best checkpoint and for stopping"
-    )
+    early_stopping: EarlyStopping = Field(EarlyStopping(), description="best checkpoint, and when to stop")
     keep_last_params: Checkpoints = Field(
         3,
-        description="number of newest parameter files to keep, besides the best and those needed to go back one "
-        "checkpoint",
+        description="newest parameter files to keep, besides the best and those needed to go back one checkpoint",
     )
     initialize_from: str | None = Field(
         None,
         min_length=1,
-        description="start a new run from these parameters instead of random ones: a model folder (its best "
-        "checkpoint) or a parameter file of a model with the same vocabulary and model section; relative to the "
-        "working directory",
+        description="start a new run from these parameters: a model folder (its best checkpoint) or a parameter file, "
+        "of the same vocabulary and model section; relative to the working directory",
     )
     update_vocab: bool = Field(
         False,
         description="allow initialize_from a different vocabulary (its files are beside it): embeddings of shared "
-        "tokens are copied, the others are initialized randomly",
+        "tokens are copied, the others are initialised randomly",
     )
     fixed_param_names: list[Regex] = Field(
         [], description="regular expressions; parameters whose full name matches one of them are frozen"
@@ -248,21 +224,17 @@ class Training(Section):
         ]
         | None
     ) = Field(
-        None,
-        description="predefined sets of parameters to freeze besides; tied matrices are frozen together",
+        None, description="predefined set of parameters to freeze as well; tied matrices freeze together"
     )
     seed: int = Field(
-        1,
-        ge=0,
-        le=limits.SEED,
-        description="random seed of initial parameters, dropout and the order of the data",
+        1, ge=0, le=limits.SEED, description="seed of initial parameters, dropout and the order of the data"
     )
     device: str = Field("auto", description="device: cpu, cuda, cuda:N, or auto for a GPU if there is one")
     threads: int | None = Field(
         None,
         ge=1,
         le=limits.THREADS,
-        description="number of CPU threads; null: the fastest number, measured when the run begins and then kept",
+        description="CPU threads; null: the fastest number, measured when the run begins, then kept",
     )
     log_interval: Updates = Field(50, description="updates between two lines of the log")
 
@@ -288,36 +260,24 @@ class Training(Section):
                 f"memory_budget {self.memory_budget} means bytes, too few for any model; add a unit, as in 4GiB"
             )
         if self.update_vocab and self.initialize_from is None:
-            raise ValueError(
-                "update_vocab needs initialize_from, the model with the other vocabulary; set it or remove update_vocab"
-            )
+            raise ValueError("update_vocab needs initialize_from; set it, or remove update_vocab")
         if self.averaging.start != "never" and self.schedule.name == "plateau-reduce":
-            raise ValueError(
-                "averaging cannot be combined with schedule plateau-reduce, which restores earlier parameters; remove "
-                "one of them"
-            )
+            raise ValueError("averaging cannot be combined with schedule plateau-reduce; remove one of them")
         metric = self.early_stopping.metric
         if METRICS[metric].of_translations and self.decode_and_evaluate == 0:
-            raise ValueError(
-                f"early_stopping.metric {metric} needs translations; set decode_and_evaluate to a value other than 0"
-            )
+            raise ValueError(f"early_stopping.metric {metric} needs decode_and_evaluate other than 0")
         return self
 
 
 class Decoding(Section):
     """Search for translations, in validation and by default in ``econmt translate``."""
 
-    beam_size: limits.BeamSize = Field(
-        5, description="number of hypotheses kept at each step; 1 is greedy search"
-    )
+    beam_size: limits.BeamSize = Field(5, description="hypotheses kept at each step; 1 is greedy search")
     length_penalty_alpha: limits.LengthPenaltyAlpha = Field(
         1.0,
-        description="alpha of the length penalty ((beta + length) / (beta + 1)) ** alpha, by which scores are divided; "
-        "larger values favour longer translations",
+        description="divide scores by ((beta + length) / (beta + 1)) ** alpha; more favours longer translations",
     )
-    length_penalty_beta: limits.LengthPenaltyBeta = Field(
-        0.0, description="beta of the length penalty, see length_penalty_alpha"
-    )
+    length_penalty_beta: limits.LengthPenaltyBeta = Field(0.0, description="beta in length_penalty_alpha")
     max_output_factor: limits.OutputFactor = Field(
         2.0, description="maximum length of a translation: this times the source length, plus 10 tokens"
     )
@@ -330,8 +290,7 @@ class Decoding(Section):
         0.0, description="weight of the logarithm of BLEU's brevity penalty in scores; 0: off"
     )
     brevity_penalty_constant_length_ratio: limits.OutputFactor = Field(
-        1.0,
-        description="expected target length over source length, in tokens, for brevity_penalty_type constant",
+        1.0, description="ratio of target to source length, in tokens, for brevity_penalty_type constant"
     )
     coverage_penalty_weight: limits.PenaltyWeight = Field(
         0.0,
@@ -340,12 +299,10 @@ class Decoding(Section):
     )
     beam_search_stop: Literal["all", "first"] = Field(
         "all",
-        description="all: stop when no hypothesis can become better than the finished ones; first: stop as soon as one "
-        "translation is finished (faster)",
+        description="stop when no better translation is possible (all), or at the first finished one (first)",
     )
     beam_prune: limits.PenaltyWeight = Field(
-        0.0,
-        description="drop hypotheses whose score is this much below that of the best finished translation; 0: off",
+        0.0, description="drop hypotheses that score this much below the best finished translation; 0: off"
     )
     block_ngram_repeat: limits.NGram = Field(
         0, description="forbid that any n-gram of this many tokens occurs twice in a translation; 0: off"
@@ -378,7 +335,7 @@ class Recipe(Section):
         Discriminator(model_kind),
     ] = Field(Model(), description="architecture of the model")
     ops: Ops = Field(Ops(), description="implementation of each large operation")
-    training: Training = Field(description="optimization, batches and checkpoints")
+    training: Training = Field(description="optimisation, batches and checkpoints")
     parallel: ParallelSection = Field(ParallelSection(), description="division of one run among processes")
     decoding: Decoding = Field(Decoding(), description="search for translations")
 

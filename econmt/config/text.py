@@ -102,8 +102,7 @@ class LanguageModelSection(Section):
     )
     weight_tying: Literal["none", "softmax"] = Field(
         "none",
-        description="softmax: embedding and output layer share one matrix; a projection is added if size differs from "
-        "embedding",
+        description="softmax: embedding and output layer share one matrix, with a projection if widths differ",
     )
     initialization: Initialization = Field(Initialization(), description="initial values of the parameters")
 

@@ -414,10 +414,10 @@ def parse_size(text: str) -> int:
     Raises:
         ValueError: if the text is not a size or less than one byte.
     """
-    found = re.fullmatch(r"([0-9]{1,18}(?:\.[0-9]{1,18})?) *([A-Za-z]*)", text.strip())
-    unit = "" if found is None else found[2].lower()
+    match = re.fullmatch(r"([0-9]{1,18}(?:\.[0-9]{1,18})?) *([A-Za-z]*)", text.strip())
+    unit = "" if match is None else match[2].lower()
     factor = {"": 1, "b": 1, **_UNITS}.get(unit)
-    size = 0 if found is None or factor is None else int(float(found[1]) * factor)
+    size = 0 if match is None or factor is None else int(float(match[1]) * factor)
     if size < 1:
         raise ValueError(
             f"expected a size like 4GiB, 512MiB, 2GB or a number of bytes, found {shortened(text)!r}"
@@ -458,24 +458,24 @@ _BOUNDS = {
 
 def _complaint(error: ErrorDetails, context: dict[str, Any]) -> str:
     """Formats what one of pydantic's errors expected and what it found."""
-    name, found = error["type"], _describe(error["input"])
+    name, found_text = error["type"], _describe(error["input"])
     if name in _EXPECTED:
-        return f"expected {_EXPECTED[name]}, found {found}"
+        return f"expected {_EXPECTED[name]}, found {found_text}"
     if name in _BOUNDS:
         words, key = _BOUNDS[name]
-        return f"must be {words} {context[key]}, found {found}"
+        return f"must be {words} {context[key]}, found {found_text}"
     if name == "literal_error":
         choices = re.findall(r"'([^']*)'", str(context["expected"]))
         near = difflib.get_close_matches(str(error["input"]), choices, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
-        return f"must be one of {', '.join(choices)}, found {found}{hint}"
+        return f"must be one of {', '.join(choices)}, found {found_text}{hint}"
     if name == "value_error":
         return str(context["error"])
     if name == "unexpected_keyword_argument":
         return "unknown option"
     if name in ("too_short", "string_too_short"):
-        return f"must not be empty, found {found}"
-    return f"{error['msg'][0].lower()}{error['msg'][1:]}, found {found}"
+        return f"must not be empty, found {found_text}"
+    return f"{error['msg'][0].lower()}{error['msg'][1:]}, found {found_text}"
 
 
 def _describe(value: Any) -> str:

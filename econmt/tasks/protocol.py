@@ -68,7 +68,7 @@ class Task(Protocol):
         """Sizes of the vocabularies, special tokens included."""
 
     def build_model(self) -> nn.Module:
-        """Builds a model on the default device with parameters initialized by torch's default generator."""
+        """Builds a model on the default device with parameters initialised by torch's default generator."""
 
     def batches(self, prepared: PreparedData) -> Batches:
         """Returns the endless stream of training batches, the same on each rank; its position can be saved."""

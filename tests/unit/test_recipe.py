@@ -177,7 +177,7 @@ def test_one_line_names_file_line_key_and_remedy(
             "data.subwords.type: must be one of bpe, unigram, words, found the text 'bp'; did you mean bpe?",
         ),
         ("data.subwords={type: words, size: 3}", "data.subwords.size: unknown key; valid keys in data.subwords: type, source, target"),
-        ("data.subwords={type: unigram, dropout: 0.1}", "data.subwords: dropout is BPE-dropout and needs type: bpe"),
+        ("data.subwords={type: unigram, dropout: 0.1}", "data.subwords: dropout (BPE-dropout) needs type: bpe"),
         ("data.subwords=[bpe]", "data.subwords: expected a section (keys and values), found a list"),
         ("model.attention={type: dot, layer_norm: true}", "model.attention: layer_norm needs type: additive, not dot"),
     ],
@@ -207,7 +207,7 @@ def test_everything_wrong_is_told_at_once(tmp_path: Path) -> None:
         tmp_path, MINIMAL.replace("source: en", "sorce: en"), "model.embedding=0", "training.seed=-1"
     )
     assert sorted(lines) == [
-        "mine.yaml:3: data.source: missing; source language: the suffix of its files",
+        "mine.yaml:3: data.source: missing; source language, the suffix of its files",
         "mine.yaml:4: data.sorce: unknown key; did you mean data.source?",
         "override 'model.embedding=0': model.embedding: must be at least 1, found 0",
         "override 'training.seed=-1': training.seed: must be at least 0, found -1",
@@ -250,20 +250,20 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         load_recipe(tmp_path / "mine.yaml")
     with pytest.raises(InputError, match=r"no such recipe; did you mean the shipped recipe multi30k\?"):
         load_recipe("recipes/multi30.yaml")
-    with pytest.raises(InputError, match="a folder; a recipe is a YAML file"):
+    with pytest.raises(InputError, match="is a folder; give a recipe, which is a YAML file"):
         load_recipe(tmp_path)
     with (tmp_path / "large.yaml").open("wb") as file:
         file.truncate(100_000_000)
-    with pytest.raises(InputError, match=r"large\.yaml: 100\.0 MB; a recipe has some kilobytes"):
+    with pytest.raises(InputError, match=r"large\.yaml: 100\.0 MB is too large for a recipe"):
         load_recipe(tmp_path / "large.yaml")
     os.mkfifo(tmp_path / "pipe.yaml")
-    with pytest.raises(InputError, match=r"pipe\.yaml: not a file that can be read again"):
+    with pytest.raises(InputError, match=r"pipe\.yaml: not a regular file"):
         load_recipe(tmp_path / "pipe.yaml")
 
 
 def test_a_budget_of_some_bytes_is_refused_at_once(tmp_path: Path) -> None:
     (line,) = complaints(tmp_path, MINIMAL, "training.memory_budget=1")
-    assert "memory_budget 1: these are bytes, too few for any model; give a unit, as 4GiB" in line
+    assert "memory_budget 1 means bytes, too few for any model; add a unit, as in 4GiB" in line
 
 
 def test_find_recipe_prefers_a_file_to_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -322,7 +322,7 @@ def test_differing_keys_are_dotted_and_complete(tmp_path: Path) -> None:
 
 CHARACTERS = st.characters(exclude_categories=["Cs", "Cc", "Cf", "Zl", "Zp"], exclude_characters="/\\~.")
 TEXT = st.text(CHARACTERS, min_size=1, max_size=8)
-"""What can be printed and is the beginning of a file's name."""
+"""What can be printed and is a path without the language suffix."""
 
 
 @given(
@@ -357,13 +357,18 @@ def test_ops_are_auto_until_told_otherwise() -> None:
 @pytest.mark.parametrize(
     ("feeding", "old", "new", "moved"),
     [
-        (True, "lstm: recompute", "encoder: recompute", "lstm is ops.encoder"),
-        (True, "lstm: reference, stash: cells", "encoder: reference, stash: gates", "lstm is ops.encoder"),
+        (True, "lstm: recompute", "encoder: recompute", "lstm was renamed to ops.encoder"),
+        (
+            True,
+            "lstm: reference, stash: cells",
+            "encoder: reference, stash: gates",
+            "lstm was renamed to ops.encoder",
+        ),
         (
             True,
             "attention: recompute",
             "attention: recompute, decoder: recompute",
-            "attention is ops.decoder",
+            "attention was renamed to ops.decoder",
         ),
         (True, "attention: reference, decoder: recompute", "attention: reference, decoder: recompute", None),
         (False, "attention: recompute", "attention: recompute", None),
@@ -371,7 +376,7 @@ def test_ops_are_auto_until_told_otherwise() -> None:
             False,
             "lstm: reference",
             "encoder: reference, decoder: reference",
-            "lstm is ops.encoder and ops.decoder",
+            "lstm was renamed to ops.encoder and ops.decoder",
         ),
     ],
 )
@@ -382,7 +387,7 @@ def test_keys_of_older_recipes_are_read(
     recipe = load_recipe("quickstart", [feeds, f"ops={{{old}}}"])
     told = capsys.readouterr().err
     assert recipe == load_recipe("quickstart", [feeds, f"ops={{{new}}}"])
-    assert told == ("" if moved is None else f"note: override 'ops={{{old}}}': ops.{moved} now\n")
+    assert told == ("" if moved is None else f"note: override 'ops={{{old}}}': ops.{moved}\n")
     assert parse_recipe(recipe_text(recipe), "again") == recipe
 
 

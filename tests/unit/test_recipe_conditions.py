@@ -93,7 +93,7 @@ def test_a_value_without_effect_is_refused_or_noted(key: str, capsys: pytest.Cap
         with pytest.raises(InputError) as refused:
             load_recipe(name, idle)
         said = str(refused.value)
-        assert said.endswith("; set that, or leave this key out")
+        assert said.endswith("; set that, or remove this key")
     else:
         load_recipe(name, idle)
         said = capsys.readouterr().err.removeprefix("econmt: ").removeprefix("note: ")

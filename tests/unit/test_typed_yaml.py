@@ -63,7 +63,7 @@ def test_scalars_are_those_of_yaml_1_2(text: str, expected: object) -> None:
         ("value:\n  {[1, 2]: 3}\n", "file:2: a key must be a word, not a list or a section"),
         ("value:\n  a: 1\n  a: 2\n", "file:3: value.a: given twice; first at file:2"),
         ("value: !!python/name:os.system ''\n", "file:1: value: the tag tag:yaml.org,2002:python/name:os.system"),
-        ("value: !!int abc\n", "file:1: value: 'abc' is no int; leave the tag !!int out"),
+        ("value: !!int abc\n", "file:1: value: 'abc' is not a valid int; remove the tag !!int"),
         ("value: !!timestamp 2001-01-01\n", "file:1: value: the tag tag:yaml.org,2002:timestamp is not allowed"),
         ("value: " + "[" * 5000, "file:1: not valid YAML: nested too deeply"),
     ],

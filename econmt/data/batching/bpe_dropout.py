@@ -44,7 +44,7 @@ class BpeSampler:
     """Random segmentation of words with one vocabulary."""
 
     def __init__(self, vocabulary: Vocabulary, dropout: float) -> None:
-        """Initializes the sampler of a SentencePiece BPE model; ``dropout`` is the probability of skipping a merge."""
+        """Initialises the sampler of a SentencePiece BPE model; ``dropout`` is the probability of skipping a merge."""
         assert isinstance(vocabulary, SentencePieceVocabulary)
         assert 0.0 < dropout < 1.0
         processor = vocabulary.processor
@@ -126,7 +126,7 @@ class BpeSampler:
         return result
 
     def _words(self, ids: Sequence[int]) -> list[tuple[int, ...]]:
-        starts = [place for place, i in enumerate(ids) if place == 0 or self._starts_word[i]]
+        starts = [index for index, i in enumerate(ids) if index == 0 or self._starts_word[i]]
         ends = [*starts[1:], len(ids)]
         return [tuple(ids[start:end]) for start, end in zip(starts, ends, strict=False)]
 

@@ -69,13 +69,13 @@ def grid_shapes(counts: Counts, width: int) -> npt.NDArray[np.int64]:
 def nested_shapes(counts: Counts, rule: Derived) -> npt.NDArray[np.int64]:
     """Returns the best nested shapes, (K, 2), smallest first; see the module docstring."""
     sources, targets = _candidates(counts.sum(axis=1)), _candidates(counts.sum(axis=0))
-    held = counts.cumsum(axis=0).cumsum(axis=1)[np.ix_(sources, targets)].astype(np.float64)
+    pairs_held = counts.cumsum(axis=0).cumsum(axis=1)[np.ix_(sources, targets)].astype(np.float64)
     work = rule.work.of(sources[:, None], targets[None, :]).astype(np.float64)
-    rows, columns = held.shape
+    rows, columns = pairs_held.shape
     # Shapes of which no pair has the full length on a side are skipped: a smaller shape holds the same pairs.
-    same_above = np.zeros_like(held, dtype=bool)
-    same_above[1:] |= held[1:] == held[:-1]
-    same_above[:, 1:] |= held[:, 1:] == held[:, :-1]
+    same_above = np.zeros_like(pairs_held, dtype=bool)
+    same_above[1:] |= pairs_held[1:] == pairs_held[:-1]
+    same_above[:, 1:] |= pairs_held[:, 1:] == pairs_held[:, :-1]
     same_above[-1, -1] = False
     costs = np.full((rule.most, rows, columns), np.inf)
     before = np.zeros((rule.most, rows, columns), dtype=np.int64)
@@ -83,8 +83,8 @@ def nested_shapes(counts: Counts, rule: Derived) -> npt.NDArray[np.int64]:
         for column in range(columns):
             if same_above[row, column]:
                 continue
-            price, everything = work[row, column], held[row, column] * work[row, column]
-            inner = costs[:-1, : row + 1, : column + 1] - held[: row + 1, : column + 1] * price
+            price, everything = work[row, column], pairs_held[row, column] * work[row, column]
+            inner = costs[:-1, : row + 1, : column + 1] - pairs_held[: row + 1, : column + 1] * price
             flat = inner.reshape(rule.most - 1, (row + 1) * (column + 1))
             flat[:, -1] = np.inf  # the shape itself
             positions = flat.argmin(axis=1)

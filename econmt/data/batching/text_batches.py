@@ -1,8 +1,8 @@
 """Batches of one long text for truncated backpropagation through time.
 
 The text is cut into B rows of equal length. A batch is a window of the next ``bptt`` tokens of every row, each
-predicted from the tokens before it. The next batch is the following window, and the model continues with the state at the end of
-the previous one: ``carries`` tells whether a row does (not at the beginning of an epoch), ``rows`` which state is its.
+predicted from the tokens before it. The next batch is the following window, and the model continues with the state at
+the end of the previous one: ``carries`` tells whether a row does (not at the start of an epoch), ``rows`` which state.
 
 The first token is predicted from an end of line, like the first token of every line. Fewer than B tokens at the end of
 the text, which do not fill all rows, are left out in training but not in evaluation.

@@ -188,12 +188,12 @@ def _fetch(name: str, progress: bool) -> Path:
         if cached.is_file():
             return cached
     if data_set.make is None:
-        wanted = file if file in data_set.files else f"{file}.gz"
-        download(data_set.files[wanted], folder / wanted, progress)
-        return folder / wanted
-    for wanted, remote in data_set.files.items():
-        if not (folder / wanted).is_file():
-            download(remote, folder / wanted, progress)
+        cached_name = file if file in data_set.files else f"{file}.gz"
+        download(data_set.files[cached_name], folder / cached_name, progress)
+        return folder / cached_name
+    for cached_name, remote in data_set.files.items():
+        if not (folder / cached_name).is_file():
+            download(remote, folder / cached_name, progress)
     notice(f"making the text of {data_set_name} in {folder}")
     data_set.make(folder)
     return folder / file

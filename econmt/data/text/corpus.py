@@ -148,11 +148,13 @@ def _existing(base: Path, suffix: str) -> Path | None:
     return None
 
 
-def _not_found(prefix: str, wanted: str, bases: Sequence[Path], halves: Sequence[str]) -> str:
+def _not_found(prefix: str, expected_files: str, bases: Sequence[Path], halves: Sequence[str]) -> str:
     folders = dict.fromkeys(base.parent for base in bases)
     looked = ", ".join(str(folder) if folder.is_dir() else f"{folder} (no such folder)" for folder in folders)
     half = "".join(f" {sentence};" for sentence in halves)
-    return f"text {prefix} not found: looked for {wanted} in {looked};{half} {catalog.why_not(prefix)}"
+    return (
+        f"text {prefix} not found: looked for {expected_files} in {looked};{half} {catalog.why_not(prefix)}"
+    )
 
 
 def read_lines(path: Path) -> Iterator[str]:

@@ -145,7 +145,7 @@ class WordVocabulary:
     """Vocabulary of whole words between spaces."""
 
     def __init__(self, words: Sequence[str]) -> None:
-        """Initializes the vocabulary from its words by id, the four special tokens first."""
+        """Initialises the vocabulary from its words by id, the four special tokens first."""
         self._words = list(words)
         self._ids = {word: i for i, word in enumerate(self._words)}
         for word in SPECIAL_TOKENS:

@@ -128,7 +128,7 @@ def test_what_cannot_be_used_is_one_clear_line(
         econmt.load(str(word_model), 7)
     with refused("at least one"):
         econmt.load([])
-    with refused("given 2 times for 1 models"):
+    with refused("2 checkpoints are given for 1 models"):
         econmt.load(word_model, [6, 8])
     with refused("vocabularies differ"):
         econmt.load([word_model, subword_model])

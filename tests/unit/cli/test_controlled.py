@@ -149,16 +149,16 @@ def test_penalties_reach_the_search(call: Call, word_model: Path) -> None:
     assert none == call("translate", "-m", word_model, "--output-type", "score", text=TEXT).lines
     failure(
         call(*kind, "learned", "--brevity-penalty-weight", 1, text="a\n"),
-        "'reverse' has learnt no lengths (its model.length_task is none); give constant or none",
+        "'reverse' predicts no lengths (its model.length_task is none); use constant or none",
     )
     failure(call(*kind, "learned", text="a\n"), "needs brevity_penalty_weight above 0")
     failure(
         call(*kind, "none", "--brevity-penalty-weight", 1, text="a\n"),
-        "brevity_penalty_weight: brevity_penalty_type is none",
+        "brevity_penalty_weight has no effect with brevity_penalty_type none",
     )
     failure(
         call(*kind, "none", "--brevity-penalty-constant-length-ratio", 1, text="a\n"),
-        "brevity_penalty_constant_length_ratio: brevity_penalty_type is none",
+        "brevity_penalty_constant_length_ratio has no effect with brevity_penalty_type none",
     )
 
 
@@ -197,7 +197,7 @@ def test_from_python(word_model: Path, tmp_path: Path) -> None:
     assert all("G" in found[number].text.split() for number in (0, 1))
     assert found[2].text.startswith("E")
     assert "B" not in " ".join(each.text for each in found).split()
-    with pytest.raises(InputError, match="avoid takes a list"):
+    with pytest.raises(InputError, match="avoid expects a list"):
         model.translate(["a"], avoid="B")
     with pytest.raises(InputError, match="drawn"):
         model.translate(["a"], avoid=["B"], sample=0)

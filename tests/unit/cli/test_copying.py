@@ -50,15 +50,15 @@ def test_a_model_that_copies_goes_on_and_is_used(text: Path, tmp_path: Path, cal
 
 def test_copying_is_refused_where_it_cannot_be(text: Path, tmp_path: Path) -> None:
     for keys, message in {
-        (): "model.decoder.copy_attention takes source words for target words and needs data.subwords.joint: true",
+        (): "model.decoder.copy_attention copies source tokens into the target and needs data.subwords.joint: true",
         (
             "data.subwords={type: bpe, size: 34, joint: false}",
-        ): "model.decoder.copy_attention takes source words for target words and needs data.subwords.joint: true",
+        ): "model.decoder.copy_attention copies source tokens into the target and needs data.subwords.joint: true",
         (
             *SUBWORDS,
             "parallel.pipeline=2",
             "model.encoder.layers=2",
-        ): "parallel.pipeline 2: no rank has the attention and the output layer, leave model.decoder.copy_attention",
+        ): "parallel.pipeline 2 cannot be combined with model.decoder.copy_attention",
     }.items():
         with pytest.raises(InputError, match=re.escape(message)):
             Run(text, tmp_path / "run", (*keys, COPIES))

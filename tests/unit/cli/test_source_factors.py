@@ -112,7 +112,7 @@ def test_from_python(model: Path) -> None:
     scorer = Scorer(loaded.models, loaded.vocabularies)
     (scored,) = scorer.score_ids(["a"], [upper.hypotheses[0].ids], factors=[["u"]])
     assert scored.log_probability == pytest.approx(upper.log_probability, abs=1e-4)
-    with pytest.raises(InputError, match="pair 1: 0 streams of source factors, and the model has 1"):
+    with pytest.raises(InputError, match="pair 1: 0 streams of source factors, but the model has 1"):
         scorer.score_ids(["a"], [[5]])
     with pytest.raises(InputError, match="reads source factors, of which markup knows not what becomes"):
         loaded.translate(["a"], markup=True, attention=True)
@@ -153,7 +153,7 @@ def test_factors_that_do_not_fit(
     assert "standard input:1: factors[0]: 1 source factor for 2 words of standard input:1" in refused(
         "translate", "-m", model, "--json-input", text=given
     )
-    assert "0 streams of source factors, and the model has 1" in refused(
+    assert "0 streams of source factors, but the model has 1" in refused(
         "translate", "-m", model, "--json-input", text='{"text": "a"}'
     )
     assert "the model has none" in refused("translate", "-m", word_model, "--json-input", text=given)

@@ -158,7 +158,7 @@ def test_what_cannot_be_used_is_one_clear_line(
     failure(call(*good, "--checkpoint", 7, text="a\n"), "no checkpoint '7'")
     failure(
         call(*good, "--checkpoint", 6, "--checkpoint", 8, text="a\n"),
-        "checkpoint is given 2 times for 1 models",
+        "2 checkpoints are given for 1 models",
     )
     failure(call(*good, "--device", "cuda:99", text="a\n"), "cuda:99")
     failure(call(*good, "-b", 2, "--nbest-size", 3, text="a\n"), "nbest_size 3", "beam_size 2")

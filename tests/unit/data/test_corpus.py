@@ -86,7 +86,7 @@ def test_not_found_names_every_place(tmp_path: Path) -> None:
     message = str(caught.value)
     assert f"{tmp_path / 'a' / 'set'}, {tmp_path / 'b' / 'set'} (no such folder)" in message
     assert "set/train.en(.gz) with set/train.de(.gz), or set/train.tsv(.gz)" in message
-    assert f"{tmp_path / 'a' / 'set' / 'train.en'} is there but train.de(.gz) is not" in message
+    assert f"{tmp_path / 'a' / 'set' / 'train.en'} exists but train.de(.gz) does not" in message
     assert "multi30k" in message
     assert "\n" not in message
 

@@ -136,7 +136,7 @@ def test_a_connection_that_keeps_breaking_keeps_what_came(server: Server, tmp_pa
     with pytest.raises(InputError) as caught:
         download(remote(server), tmp_path / "text", progress=False)
     assert "the connection broke" in str(caught.value)
-    assert f"40,000 bytes are kept in {tmp_path / 'text.part'}, run the same command again" in str(
+    assert f"40,000 bytes are kept in {tmp_path / 'text.part'}; run the same command again" in str(
         caught.value
     )
     download(remote(server), tmp_path / "text", progress=False)
@@ -150,7 +150,7 @@ def test_wrong_checksum(server: Server, tmp_path: Path) -> None:
         download(remote(server, checksum=f"sha256:{wrong}"), tmp_path / "text", progress=False)
     actual = hashlib.sha256(CONTENT).hexdigest()
     assert (
-        f"the checksum of text does not match: expected sha256 {wrong}, got {actual}; what arrived was removed"
+        f"the checksum of text does not match: expected sha256 {wrong}, got {actual}; the file was removed"
         in str(caught.value)
     )
     assert list(tmp_path.iterdir()) == []
@@ -164,7 +164,7 @@ def test_checksum_of_gzip_is_that_of_its_text(server: Server, tmp_path: Path) ->
 
 def test_a_login_page_instead_of_gzip(server: Server, tmp_path: Path) -> None:
     server.files["t.gz"] = b"<html>please log in</html>"
-    with pytest.raises(InputError, match=r"what arrived is not a gzip file .* and was removed"):
+    with pytest.raises(InputError, match=r"the downloaded file is not a valid gzip file .* and was removed"):
         download(RemoteFile(f"{server.url}/t.gz", sha256(CONTENT)), tmp_path / "t.gz", progress=False)
     assert list(tmp_path.iterdir()) == []
 

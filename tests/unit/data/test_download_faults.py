@@ -138,7 +138,7 @@ def test_an_answer_that_is_not_http(server: Server, tmp_path: Path, answer: byte
 def test_closed_without_an_answer(server: Server, tmp_path: Path) -> None:
     said = fetch(server, tmp_path, says(b""))
     assert said.startswith(
-        "URL: the connection broke (Remote end closed connection without response); nothing has arrived; "
+        "URL: the connection broke (Remote end closed connection without response); nothing was received; "
         f"try again later, or {BY_HAND}"
     )
     assert list(tmp_path.iterdir()) == []
@@ -175,7 +175,7 @@ def test_a_reset_within_the_body(server: Server, tmp_path: Path, monkeypatch: py
     said = fetch(server, tmp_path, resets(WHOLE[:1000]))
     assert "the connection broke (" in said
     assert "reset by peer" in said
-    assert "bytes are kept in FOLDER/text.part, run the same command again" in said
+    assert "bytes are kept in FOLDER/text.part; run the same command again" in said
 
 
 @pytest.mark.parametrize("before", [b"", b"HTTP/1.1 200", OK + b"Content-Length: 9\r\n\r\n"])
@@ -184,7 +184,9 @@ def test_a_server_that_falls_silent(
 ) -> None:
     monkeypatch.setattr(module, "_TIMEOUT_SECONDS", 0.05)
     said = fetch(server, tmp_path, stalls(before))
-    assert said.startswith("URL: the connection broke (timed out); nothing has arrived; try again later, or ")
+    assert said.startswith(
+        "URL: the connection broke (timed out); nothing was received; try again later, or "
+    )
 
 
 def test_a_server_that_sends_a_byte_now_and_then(

@@ -155,4 +155,4 @@ def test_bad_tables_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     write_table(tmp_path / "empty.parquet", [], False)
     assert "empty.parquet: the file has no rows" in read("empty.parquet")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    assert "which is not installed; pip install pyarrow" in read("t.parquet")
+    assert "which is not installed; run pip install pyarrow" in read("t.parquet")

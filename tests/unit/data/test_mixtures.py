@@ -54,7 +54,7 @@ def test_what_is_left_over_goes_to_the_largest_remainders() -> None:
 
 
 def test_an_empty_corpus_must_have_no_weight() -> None:
-    with pytest.raises(InputError, match=r"data\.mixing\.weights: nothing of b is left to train with"):
+    with pytest.raises(InputError, match=r"data\.mixing\.weights: b has no training pairs left"):
         mixture([0, 9], 9, weights=[[1, 0], [1, 1]], epochs=[1])
     assert mixture([0, 9], 9, weights=[[1, 0]]).counts(0) == [9, 0]
 
@@ -312,13 +312,13 @@ def test_emoji_are_single_characters() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"tags": ["<BT>"]}, "tags has 1 entries and train 2"),
+        ({"tags": ["<BT>"]}, "tags has 1 entries but train has 2"),
         ({"tags": ["", "BT"]}, "expected a tag of letters and digits"),
         ({"tags": ["", "<unk>"]}, "expected a tag"),
-        ({"mixing": {"weights": [[1]]}}, "mixing.weights has 1 weights in stage 1 and train 2 prefixes"),
-        ({"mixing": {"weights": [[1, 1], [1, 1]]}}, "2 stages of weights and 0 of epochs"),
+        ({"mixing": {"weights": [[1]]}}, "mixing.weights has 1 weights in stage 1 but train has 2 prefixes"),
+        ({"mixing": {"weights": [[1, 1], [1, 1]]}}, "weights has 2 stages and epochs has 0"),
         ({"mixing": {"weights": [[0, 0]]}}, "all weights of stage 1 are 0"),
-        ({"mixing": {"epoch_pairs": 5}}, "epoch_pairs is of a mixture"),
+        ({"mixing": {"epoch_pairs": 5}}, "epoch_pairs needs weights"),
         ({"noise": {"upper": 0.7, "title": 0.7}}, "exclude each other"),
     ],
 )
@@ -338,6 +338,6 @@ def test_fixed_buckets_are_refused_and_a_recipe_is_written_as_it_is_read(make_re
     assert parse_recipe(recipe_text(recipe), "here") == recipe
     assert parse_recipe(recipe_text(recipe, changed_only=True), "here") == recipe
     with pytest.raises(
-        InputError, match=r"data\.mixing changes the lengths .*: leave training\.bucket_width out"
+        InputError, match=r"data\.mixing changes the lengths .*: remove training\.bucket_width"
     ):
         parse_recipe(recipe_text(recipe).replace("bucket_width: null", "bucket_width: 8"), "here")

@@ -89,7 +89,7 @@ def break_text(corpus: Path, fault: str) -> list[str]:
     english, german = corpus / "train.en", corpus / "train.de"
     if fault == "missing":
         german.unlink()
-        return ["text train not found", str(corpus), "train.en is there but train.de(.gz) is not"]
+        return ["text train not found", str(corpus), "train.en exists but train.de(.gz) does not"]
     if fault == "line counts":
         german.write_bytes(german.read_bytes() + b"mehr\n")
         return [f"{english} has 200 lines but {german} has 201"]

@@ -255,7 +255,7 @@ def test_files_that_are_nowhere_and_text_without_lines(make_recipe: MakeRecipe, 
         prepared_of(make_recipe(WHOLE))
     (text / "train.src").unlink()
     (text / "train.tmx").write_text("<tmx/>")
-    with pytest.raises(InputError, match=r"train\.tmx: data\.source_factors are of lines"):
+    with pytest.raises(InputError, match=r"train\.tmx: data\.source_factors needs a line-based corpus"):
         prepared_of(make_recipe(WHOLE))
 
 
@@ -264,16 +264,16 @@ def test_files_that_are_nowhere_and_text_without_lines(make_recipe: MakeRecipe, 
     [
         (
             "model.source_factors_num_embed=[2]",
-            "data.source_factors has 2 entries and model.source_factors_num_embed 1",
+            "data.source_factors has 2 entries but model.source_factors_num_embed has 1",
         ),
         (
             "model.source_factors_combine=sum",
-            "source_factors_combine sum adds vectors, so each must be as wide as",
+            "source_factors_combine: sum adds embeddings, so each width must equal",
         ),
-        ("data.source_factors=[len, src]", "source_factors: 'src' is the suffix of other files too"),
+        ("data.source_factors=[len, src]", "source_factors: 'src' is also the suffix of other files"),
         ("data.noise={upper: 0.1}", "data.noise changes words"),
-        ("data.tags=['', <BT>]", "data.tags puts a word before sources"),
-        ("parallel.pipeline=2", "data.source_factors cannot be divided over ranks"),
+        ("data.tags=['', <BT>]", "data.tags adds a word"),
+        ("parallel.pipeline=2", "data.source_factors cannot be combined with parallel.pipeline"),
     ],
 )
 def test_what_does_not_go_together(make_recipe: MakeRecipe, override: str, message: str) -> None:
@@ -296,11 +296,11 @@ class TestEncoding:
         sizes = vocabularies.source.size, *vocabularies.factor_sizes
         assert separate_ids(found[2][0], sizes)[1] == UNK
         with pytest.raises(
-            InputError, match=r"t:1: 0 streams of source factors, and the model has 2; give each"
+            InputError, match=r"t:1: 0 streams of source factors, but the model has 2; give each"
         ):
             encode_sources(vocabularies, ["wide"], [()], self.place)
         plain = vocabularies._replace(factors=())
-        with pytest.raises(InputError, match=r"t:1: 1 stream of source factors, and the model has none"):
+        with pytest.raises(InputError, match=r"t:1: 1 stream of source factors, but the model has none"):
             encode_sources(plain, ["wide"], [("long",)], self.place)
 
     def test_subwords_of_any_text(self, make_recipe: MakeRecipe) -> None:
@@ -318,7 +318,7 @@ class TestEncoding:
         assert [vocabularies.factors[1].tokens([first])[0] for first in firsts] == [
             ["w", "<unk>", "l", "n"][number] for number in numbers
         ]
-        with pytest.raises(InputError, match="take out the character U\\+2581"):
+        with pytest.raises(InputError, match="remove the character U\\+2581"):
             encode_sources(vocabularies, ["wide \u2581 wide"], [("long long", "w w")], self.place)
 
     def test_a_text_that_is_cut(self, make_recipe: MakeRecipe) -> None:
@@ -379,7 +379,7 @@ def test_streams_in_another_order_are_refused() -> None:
     with pytest.raises(InputError) as refused:
         encode_sources(vocabularies, texts, [("l n", "long long"), ("w", "short")], place)
     assert str(refused.value) == (
-        "file0:1: the model's stream 1 of source factors knows none of its tokens, and stream 2 knows all of them; "
+        "file0:1: the model's stream 1 of source factors knows none of its tokens, but stream 2 knows all of them; "
         "give the streams in the order of data.source_factors"
     )
     told: list[str] = []

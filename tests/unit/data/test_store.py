@@ -130,7 +130,7 @@ class TestReuse:
             capfd.readouterr()
             run(**changes)
             said = capfd.readouterr().err
-            assert (store.stat().st_ino == before) == (said == "" or "is not here" in said)
+            assert (store.stat().st_ino == before) == (said == "" or "was not found" in said)
             return said
 
         return again
@@ -152,7 +152,7 @@ class TestReuse:
     def test_text_in_another_folder(self, made: Callable[..., str], corpus: Path) -> None:
         for file in list(corpus.iterdir()):
             file.rename(corpus.parent / file.name)
-        assert "is not here" in made()
+        assert "was not found" in made()
 
     def test_changed_text(self, made: Callable[..., str], corpus: Path) -> None:
         with (corpus / "train.de").open("ab") as stream:
@@ -167,9 +167,9 @@ class TestReuse:
     @pytest.mark.parametrize(
         ("change", "said"),
         [
-            ({"max_length": 50}, "data.max_length was 100 and is 50 now"),
-            ({"subwords": {"type": "bpe", "size": 61}}, "data.subwords was"),
-            ({"test": None}, "data.test was 'test' and is None now"),
+            ({"max_length": 50}, "data.max_length changed from 100 to 50"),
+            ({"subwords": {"type": "bpe", "size": 61}}, "data.subwords changed from"),
+            ({"test": None}, "data.test changed from 'test' to None"),
         ],
     )
     def test_changed_recipe(self, made: Callable[..., str], change: dict[str, object], said: str) -> None:
@@ -189,7 +189,7 @@ class TestReuse:
         file.write_bytes(bytes([before[0] ^ 1]) + before[1:])
         if hidden:
             os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
-        assert f"again: {Path.cwd() / file}: is not as it was written" in made()
+        assert f"again: {Path.cwd() / file}: has changed since it was written" in made()
         assert file.read_bytes() == before
         assert made() == ""
 
@@ -247,7 +247,7 @@ class TestReuse:
         run()
         (Path("store") / "notes.txt").write_text("mine")
         with pytest.raises(
-            InputError, match=r"store: the folder holds other files \(notes\.txt\); move them"
+            InputError, match=r"store: the folder contains other files \(notes\.txt\); move them"
         ):
             run(max_length=50)
         assert (Path("store") / "notes.txt").read_text() == "mine"
@@ -256,13 +256,13 @@ class TestReuse:
     def test_vocabulary_of_another_store(self, made: Callable[..., str]) -> None:
         file = Path("store") / "subwords.model"
         file.write_bytes(file.read_bytes() + b"\n")
-        with pytest.raises(InputError, match="vocabulary files are not those of the token store"):
+        with pytest.raises(InputError, match="vocabulary files do not belong to the token store"):
             open_prepared(Path("store"))
-        assert "vocabulary files are not those" in made()
+        assert "vocabulary files do not belong" in made()
 
     def test_text_is_gone(self, made: Callable[..., str], corpus: Path) -> None:
         (corpus / "valid.de").unlink()
-        assert "its text is not here, so it was not looked at for changes" in made()
+        assert "its text was not found, so it was not checked for changes" in made()
 
     def test_text_is_gone_and_the_recipe_has_changed(
         self, run: Callable[..., PreparedData], corpus: Path
@@ -298,7 +298,7 @@ class TestRefused:
         precious = tmp_path / "store" / "thesis.txt"
         precious.parent.mkdir()
         precious.write_text("years of work")
-        with pytest.raises(InputError, match="the folder holds other files"):
+        with pytest.raises(InputError, match="the folder contains other files"):
             run()
         assert precious.read_text() == "years of work"
 

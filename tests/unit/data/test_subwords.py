@@ -188,7 +188,7 @@ def test_fewer_subwords_than_asked_is_said_in_one_line(
     error = capfd.readouterr().err
     assert error == (
         f"econmt: the training text supports only {vocabularies.source.size} subwords, "
-        f"not data.subwords.size 5000; taking {vocabularies.source.size}\n"
+        f"fewer than data.subwords.size 5000; using {vocabularies.source.size}\n"
     )
 
 
@@ -205,7 +205,7 @@ def test_size_smaller_than_the_alphabet(tmp_path: Path) -> None:
 
 
 def test_text_without_a_word(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no line from which subwords could be learnt"):
+    with pytest.raises(InputError, match="no line to learn subwords from"):
         train_vocabularies(data(type="bpe", size=50), lambda: iter([("", " ")]), tmp_path)
 
 

@@ -117,7 +117,7 @@ def test_cut_short_while_in_use(tmp_path: Path, make_store: MakeStore) -> None:
     with (tmp_path / "train.tokens").open("r+b") as stream:
         stream.truncate(40)
     assert store.pair(0)[0].tolist() == [1000, 1001, 1002]
-    with pytest.raises(InputError, match="cut short while it was in use"):
+    with pytest.raises(InputError, match="truncated while in use"):
         store.pair(1)
 
 

@@ -46,7 +46,7 @@ def test_every_field_is_read_and_others_are_passed_on() -> None:
     ("line", "words"),
     [
         ("a b", "not valid JSON"),
-        ("[1]", "no JSON object"),
+        ("[1]", "not a JSON object"),
         ("{}", "text: "),
         ('{"text": 3}', "text: expected"),
         ('{"text": "a", "constraints": "b"}', "constraints: expected a list"),

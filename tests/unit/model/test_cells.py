@@ -170,11 +170,11 @@ def test_work_of_a_pair_is_that_of_the_cells() -> None:
     [
         (
             {"decoder__cell": "ssru"},
-            "cell ssru needs input_feeding: false, or take cell: lstm; with input feeding each step waits",
+            "cell ssru needs input_feeding: false, or use cell: lstm; with input feeding each step depends",
         ),
         (
             {"encoder__cell": "gru", "encoder__rank": 2},
-            "rank 2 needs cell: lstm; of cell gru all matrices are whole",
+            "rank 2 needs cell: lstm; cell gru cannot be factorised",
         ),
         (
             {"encoder__cell": "rnn"},

@@ -115,8 +115,8 @@ def test_hidden_matrices_may_be_orthogonal(cell: str, how: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"encoder": {"cell": "sru"}}, "encoder.cell sru multiplies its state with no matrix"),
-        ({"decoder": {"rank": 3}}, "decoder.rank 3 makes products of two factors"),
+        ({"encoder": {"cell": "sru"}}, "encoder.cell sru has no recurrent matrix"),
+        ({"decoder": {"rank": 3}}, "decoder.rank 3 factorises these matrices"),
     ],
 )
 def test_orthogonal_matrices_need_whole_ones(changes: dict[str, object], message: str) -> None:

@@ -329,13 +329,19 @@ def test_heads_are_those_of_torch() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"attention__coverage": {"type": "count", "num_hidden": 2}}, "coverage of type count is one number"),
+        ({"attention__coverage": {"type": "count", "num_hidden": 2}}, "must be 1 for coverage of type count"),
         (
             {"attention__coverage": {"type": "gru"}, "attention__type": "dot"},
             "coverage needs type: additive, not dot",
         ),
-        ({"attention__use_prev_word": True, "attention__type": "dot"}, "type dot makes no query"),
-        ({"attention__type": "fixed", "attention__function": "sparsemax"}, "type fixed has no scores"),
+        (
+            {"attention__use_prev_word": True, "attention__type": "dot"},
+            "use_prev_word is not supported by type dot",
+        ),
+        (
+            {"attention__type": "fixed", "attention__function": "sparsemax"},
+            "cannot be combined with type fixed, which has no scores",
+        ),
         ({"attention__type": "mhdot", "attention__size": 5}, "size 5 must be a multiple of mhdot_heads 8"),
         (
             {"attention__type": "mhdot", "attention__size": 9, "attention__mhdot_heads": 3},
@@ -345,7 +351,7 @@ def test_heads_are_those_of_torch() -> None:
             {"decoder__residual": True, "decoder__first_residual_layer": 1},
             "embedding 6 must be decoder.size 8",
         ),
-        ({"lhuc": "state_init", "decoder__state_init": "zero"}, "give decoder.state_init last or avg"),
+        ({"lhuc": "state_init", "decoder__state_init": "zero"}, "set decoder.state_init to last or avg"),
     ],
 )
 def test_what_does_not_fit(options: dict[str, Any], message: str) -> None:

@@ -81,7 +81,7 @@ def test_measured_times_are_kept_and_read_back(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [("{", "not valid JSON"), ("[1]", "no JSON object"), ('{"recipe": 3}', "recipe")],
+    [("{", "not valid JSON"), ("[1]", "not a JSON object"), ('{"recipe": 3}', "recipe")],
 )
 def test_files_that_are_no_profile(tmp_path: Path, text: str, words: str) -> None:
     (tmp_path / "p.json").write_text(text)
@@ -122,10 +122,10 @@ def test_what_is_left_out_has_a_reason() -> None:
     assert left_out(iwslt, [2, 3, 4], ["data", "pipeline", "both"]) == [
         "division both of 2 processes is not measured: 2 is no product of at least 2 pipelines and 2 to 2 stages",
         "division pipeline of 3 processes is not measured: parallel.pipeline 3: model.encoder and model.decoder have "
-        "at most 2 layers; a pipeline has at most as many stages as layers",
+        "at most 2 layers; a pipeline cannot have more stages than layers",
         "division both of 3 processes is not measured: 3 is no product of at least 2 pipelines and 2 to 2 stages",
         "division pipeline of 4 processes is not measured: parallel.pipeline 4: model.encoder and model.decoder have "
-        "at most 2 layers; a pipeline has at most as many stages as layers",
+        "at most 2 layers; a pipeline cannot have more stages than layers",
     ]
 
 

@@ -148,18 +148,24 @@ def test_a_model_without_lengths_learns_them_later(make_run: MakeRun) -> None:
     learned = {"brevity_penalty_type": "learned", "brevity_penalty_weight": 1.0}
     assert trained.translate(["a b"], **learned)[0].hypotheses
     for models in (plain, econmt.load([run.folder.path, first.folder.path], device="cpu")):
-        with pytest.raises(InputError, match="the model 'reverse' has learnt no lengths"):
+        with pytest.raises(InputError, match="the model 'reverse' predicts no lengths"):
             models.translate(["a b"], **learned)
     ensemble = econmt.load([run.folder.path] * 2, device="cpu")
     assert ensemble.translate(["a b"], **learned)[0].hypotheses
     assert load_model(run.folder.path).recipe.translation_model.length_task == "ratio"
-    with pytest.raises(InputError, match="weight above 0, as 1; type none leaves it out"):
+    with pytest.raises(InputError, match="weight above 0, for example 1; type none turns it off"):
         trained.translate(["a b"], brevity_penalty_type="learned")
     for given, message in (
-        ({"brevity_penalty_type": "none", "brevity_penalty_weight": 1.0}, "brevity_penalty_type is none"),
-        ({**learned, "brevity_penalty_constant_length_ratio": 1.3}, "brevity_penalty_type is learned"),
-        ({**learned, "sample": 0}, "a penalty of searching; leave it or sample out"),
-        ({"coverage_penalty_weight": 1.0, "sample": 0}, "a penalty of searching; leave it or sample out"),
+        (
+            {"brevity_penalty_type": "none", "brevity_penalty_weight": 1.0},
+            "has no effect with brevity_penalty_type none",
+        ),
+        (
+            {**learned, "brevity_penalty_constant_length_ratio": 1.3},
+            "has no effect with brevity_penalty_type learned",
+        ),
+        ({**learned, "sample": 0}, "cannot be combined with sample; remove one of them"),
+        ({"coverage_penalty_weight": 1.0, "sample": 0}, "cannot be combined with sample; remove one of them"),
     ):
         with pytest.raises(InputError, match=message):
             trained.translate(["a b"], **given)
@@ -189,12 +195,12 @@ def test_lengths_alone_are_learnt_until_they_stall_and_begin_anew_in_another_net
 def test_what_does_not_go_together_is_refused(make_run: MakeRun, tmp_path: Path) -> None:
     for keys, message in {
         (LEARNED,): "decoding.brevity_penalty_type learned needs model.length_task: ratio or length",
-        (*TASK, LEARNED): "learned needs brevity_penalty_weight above 0, as 1",
+        (*TASK, LEARNED): "learned needs brevity_penalty_weight above 0, for example 1",
         (
             *TASK,
             "parallel.pipeline=2",
             "model.encoder.layers=2",
-        ): "model.length_task ratio cannot be divided over ranks: give parallel.pipeline: 1",
+        ): "model.length_task ratio cannot be combined with parallel.pipeline above 1",
         ("training.length_task_weight=0.0",): "training.length_task_weight",
         ("training.length_task_weight=2.0",): "training.length_task_weight needs model.length_task",
         ("model.length_task_layers=2",): "model.length_task_layers needs model.length_task",

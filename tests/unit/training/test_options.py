@@ -220,7 +220,7 @@ def test_norms_that_are_watched_stand_among_the_metrics(make_run: MakeRun) -> No
     going_on = make_run(key, "training.max_updates=6")
     assert going_on.train(resume_with_changes=True).update == 6
     for pattern, message in {
-        "(": "no regular expression",
+        "(": "not a valid regular expression",
         "nothing": "matches no parameter; there are source_",
     }.items():
         with pytest.raises(InputError, match=message):
@@ -292,7 +292,7 @@ def test_names_that_are_fixed(make_run: MakeRun) -> None:
     for given, message in {
         r"['encoder']": "fixed_param_names encoder: matches no parameter; there are source_embedding.weight, ",
         r"['.*']": "leaves nothing to learn",
-        r"['(']": "no regular expression",
+        r"['(']": "not a valid regular expression",
     }.items():
         with pytest.raises(InputError, match=message):
             make_run(f"training.fixed_param_names={given}", name="wrong").trainer()
@@ -343,10 +343,10 @@ def test_what_walks_step_by_step_has_two_implementations(make_run: MakeRun) -> N
     for changes, message in {
         (
             "ops.decoder=triton",
-        ): "ops.decoder triton cannot compute model.decoder.context_gating: give one of auto",
+        ): "ops.decoder triton does not support model.decoder.context_gating; choose one of auto",
         (
             "ops.encoder=compiled",
-        ): "ops.encoder compiled cannot compute model.dropout.states: give one of auto",
+        ): "ops.encoder compiled does not support model.dropout.states; choose one of auto",
         (
             "model.decoder.input_feeding=false",
         ): "model.decoder.context_gating needs model.decoder.input_feeding: true",
@@ -359,7 +359,7 @@ def test_what_walks_step_by_step_has_two_implementations(make_run: MakeRun) -> N
         (
             "parallel.pipeline=2",
             "model.encoder.layers=2",
-        ): "model.dropout.states cannot be divided over ranks",
+        ): "model.dropout.states cannot be combined with parallel.pipeline above 1",
     }.items():
         with pytest.raises(InputError, match=re.escape(message)):
             make_run(*STEPS, *changes)
