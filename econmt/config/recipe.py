@@ -21,9 +21,9 @@ from econmt.config.conditions import idle_values
 from econmt.config.data import Data as Data
 from econmt.config.data import Mixing as Mixing
 from econmt.config.data import Noise as Noise
-from econmt.config.data import Positions, check_mixing
 from econmt.config.data import SentencePieceSubwords as SentencePieceSubwords
 from econmt.config.data import WordSubwords as WordSubwords
+from econmt.config.data import check_mixing
 from econmt.config.factors import check_factors
 from econmt.config.lengths import BrevityPenaltyType, check_lengths
 from econmt.config.migration import rename
@@ -35,8 +35,7 @@ from econmt.config.model import Dropout as Dropout
 from econmt.config.model import EncoderSection as EncoderSection
 from econmt.config.model import Initialization as Initialization
 from econmt.config.model import Model as Model
-from econmt.config.model import Probability, Regex, Section
-from econmt.config.optimizer import METRICS, Checkpoints, Updates
+from econmt.config.model import Section
 from econmt.config.optimizer import Averaging as Averaging
 from econmt.config.optimizer import BatchSize as BatchSize
 from econmt.config.optimizer import EarlyStopping as EarlyStopping
@@ -50,8 +49,9 @@ from econmt.config.text import TextData as TextData
 from econmt.config.text import TextSubwords as TextSubwords
 from econmt.config.text import TextWords as TextWords
 from econmt.config.text import check_task, data_kind, model_kind
+from econmt.config.training import Training as Training
 from econmt.config.unfused import check_stepped
-from econmt.config.yaml_reader import SizeOrAuto, changed_values, dump_yaml, leaves, load_section, parse_size
+from econmt.config.yaml_reader import changed_values, dump_yaml, leaves, load_section
 from econmt.errors import InputError, printable, talk
 
 OPS = {
@@ -102,171 +102,6 @@ class Ops(Section):
         description="what recompute keeps for the backward pass, from least to most memory: outputs; also attention "
         "weights; also cell states; also gates. auto: chosen by the implementation, or by the plan for memory_budget",
     )
-
-
-class Training(Section):
-    """Optimisation, batches, precision, checkpoints and the end of training."""
-
-    batch: BatchSize = Field(BatchSize(), description="size of a batch")
-    bptt: Positions = Field(
-        35,
-        description="language model: tokens of each row in a batch; its state is carried over to the next batch",
-    )
-    bptt_jitter: bool = Field(
-        False,
-        description="draw bptt at random for each batch and scale the learning rate with it (Merity et al., 2018)",
-    )
-    valid_rows: int = Field(
-        1,
-        ge=1,
-        le=limits.TRANSLATED,
-        description="rows into which a language model's validation text is cut at checkpoints: more rows are faster, "
-        "but each starts without context; the final figures always give every word at least 1,000 tokens of context",
-    )
-    max_buckets: int = Field(
-        12,
-        ge=1,
-        le=limits.BUCKETS,
-        description="maximum number of buckets, the shapes to which pairs are padded; derived from the text",
-    )
-    bucket_width: Positions | None = Field(
-        None, description="use fixed buckets instead: round lengths up to multiples of this many tokens"
-    )
-    trim_batches: Literal["auto", "always", "never"] = Field(
-        "auto",
-        description="trim each batch to its longest pair; never keeps few shapes; auto trims on the CPU only",
-    )
-    cuda_graphs: Literal["auto", "off"] = Field(
-        "auto",
-        description="replay the step of each batch shape as a CUDA graph on a GPU; off: launch each kernel",
-    )
-    memory_budget: SizeOrAuto | None = Field(
-        None, description="maximum bytes, as 4GiB or 512MiB; auto: the memory of the device; null: unlimited"
-    )
-    update_interval: int = Field(
-        1,
-        ge=1,
-        le=limits.MICRO_BATCHES,
-        description="number of batches to accumulate gradients over for one update",
-    )
-    optimizer: OptimizerSection = Field(OptimizerSection(), description="optimizer and learning rate")
-    averaging: Averaging = Field(Averaging(), description="averaging of the parameters over updates")
-    schedule: ScheduleSection = Field(ScheduleSection(), description="schedule of the learning rate")
-    gradient_clipping: GradientClipping = Field(GradientClipping(), description="clipping of gradients")
-    label_smoothing: Probability = Field(0.0, description="probability mass spread over all tokens")
-    length_task_weight: float = Field(
-        1.0,
-        gt=0.0,
-        le=limits.PENALTY,
-        description="weight of the loss of model.length_task, relative to the cross-entropy",
-    )
-    precision: Literal["auto", "float32", "tf32", "bfloat16"] = Field(
-        "auto",
-        description="precision of matrix products and feature maps; weights, optimizer state, cell state and softmax "
-        "stay float32. auto: bfloat16 on a GPU that supports it and on a CPU that is clearly faster with it (measured "
-        "when the run begins, then kept), else float32. On a GPU, float32 means IEEE products, tf32 allows TF32",
-    )
-    max_updates: Updates | None = Field(None, description="stop after this many updates")
-    max_epochs: Updates | None = Field(None, description="stop after this many epochs")
-    max_tokens: int | None = Field(
-        None, ge=1, le=limits.TOKENS, description="stop after this many target tokens"
-    )
-    max_seconds: int | None = Field(
-        None, ge=1, le=limits.SECONDS, description="stop after this many seconds, summed over resumed runs"
-    )
-    checkpoint_interval: Updates = Field(500, description="updates between checkpoints (validate and save)")
-    decode_and_evaluate: int = Field(
-        -1,
-        ge=-1,
-        le=limits.SENTENCES,
-        description="validation sentences to translate at each checkpoint for BLEU; -1: all, 0: none",
-    )
-    decode_and_evaluate_device: str | None = Field(
-        None, description="device of decode_and_evaluate: cpu, cuda or cuda:N; null: as device"
-    )
-    monitor_pattern: Regex | None = Field(
-        None,
-        description="regular expression; metrics.tsv records the norms of the parameters whose full name it matches, "
-        "and of their gradients before norm clipping, at each checkpoint. Disables CUDA graphs",
-    )
-    bleu_tokenizer: Literal["auto", "13a", "intl", "zh", "ja-mecab", "ko-mecab", "char", "none"] = Field(
-        "auto",
-        description="sacreBLEU's tokenizer; auto: by data.target: zh for Chinese, ja-mecab or ko-mecab if installed, "
-        "char for other languages without spaces, else 13a. BLEU's signature names it",
-    )
-    early_stopping: EarlyStopping = Field(EarlyStopping(), description="best checkpoint, and when to stop")
-    keep_last_params: Checkpoints = Field(
-        3,
-        description="newest parameter files to keep, besides the best and those needed to go back one checkpoint",
-    )
-    initialize_from: str | None = Field(
-        None,
-        min_length=1,
-        description="start a new run from these parameters: a model folder (its best checkpoint) or a parameter file, "
-        "of the same vocabulary and model section; relative to the working directory",
-    )
-    update_vocab: bool = Field(
-        False,
-        description="allow initialize_from a different vocabulary (its files are beside it): embeddings of shared "
-        "tokens are copied, the others are initialised randomly",
-    )
-    fixed_param_names: list[Regex] = Field(
-        [], description="regular expressions; parameters whose full name matches one of them are frozen"
-    )
-    fixed_param_strategy: (
-        Literal[
-            "all_except_decoder",
-            "all_except_outer_layers",
-            "all_except_embeddings",
-            "all_except_output_proj",
-            "encoder_and_source_embeddings",
-            "encoder_half_and_source_embeddings",
-        ]
-        | None
-    ) = Field(
-        None, description="predefined set of parameters to freeze as well; tied matrices freeze together"
-    )
-    seed: int = Field(
-        1, ge=0, le=limits.SEED, description="seed of initial parameters, dropout and the order of the data"
-    )
-    device: str = Field("auto", description="device: cpu, cuda, cuda:N, or auto for a GPU if there is one")
-    threads: int | None = Field(
-        None,
-        ge=1,
-        le=limits.THREADS,
-        description="CPU threads; null: the fastest number, measured when the run begins, then kept",
-    )
-    log_interval: Updates = Field(50, description="updates between two lines of the log")
-
-    @property
-    def in_graphs(self) -> bool:
-        """True if training steps on a GPU are captured in CUDA graphs; monitoring gradients rules them out."""
-        return self.cuda_graphs == "auto" and self.monitor_pattern is None
-
-    @model_validator(mode="after")
-    def _it_ends(self) -> Training:
-        limits = (self.max_updates, self.max_epochs, self.max_tokens, self.max_seconds)
-        if (
-            all(limit is None for limit in limits)
-            and self.early_stopping.max_num_checkpoint_not_improved is None
-        ):
-            raise ValueError(
-                "the run would never end: set max_updates, max_epochs, max_tokens, max_seconds or "
-                "early_stopping.max_num_checkpoint_not_improved"
-            )
-        budget = self.memory_budget
-        if budget is not None and budget != "auto" and parse_size(str(budget)) < 1024:
-            raise ValueError(
-                f"memory_budget {self.memory_budget} means bytes, too few for any model; add a unit, as in 4GiB"
-            )
-        if self.update_vocab and self.initialize_from is None:
-            raise ValueError("update_vocab needs initialize_from; set it, or remove update_vocab")
-        if self.averaging.start != "never" and self.schedule.name == "plateau-reduce":
-            raise ValueError("averaging cannot be combined with schedule plateau-reduce; remove one of them")
-        metric = self.early_stopping.metric
-        if METRICS[metric].of_translations and self.decode_and_evaluate == 0:
-            raise ValueError(f"early_stopping.metric {metric} needs decode_and_evaluate other than 0")
-        return self
 
 
 class Decoding(Section):
