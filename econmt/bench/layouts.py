@@ -1,4 +1,4 @@
-"""Which operand of a matrix product lies how in memory, and in which library: X (N, I), W (O, I), Y = X W^T (N, O).
+"""Times matrix products in each memory layout and library: X (N, I), W (O, I), Y = X W^T (N, O).
 
 "by rows" and "by columns" say how activations are stored: (N, I), or (I, N) and so feature-major.
 """
@@ -294,7 +294,7 @@ def _turned(tensor: Tensor) -> Tensor:
 
 
 def _library(dtype: torch.dtype, device: torch.device) -> str:
-    """Which library torch gives a product to."""
+    """Returns the library that torch uses for a product."""
     if device.type == "cuda":
         return "cuBLAS"
     if dtype == torch.bfloat16 and torch._C._has_mkldnn:

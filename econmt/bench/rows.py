@@ -32,7 +32,7 @@ Say = Callable[[str], object]
 
 
 def circumstances(device: torch.device) -> Row:
-    """What a figure depends on: date, commit, machine, versions, threads."""
+    """Returns the conditions of a measurement: date, commit, machine, versions, threads."""
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     return {
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M"),

@@ -1,4 +1,4 @@
-"""What "auto" chooses: every candidate's time for a recipe's ops, and over a grid of shapes how much it loses."""
+"""Measurements behind "auto": each candidate's time for the ops of a recipe, and its loss over a grid of shapes."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ MOST_OPERATIONS = 40e9
 """Grid entries of more operations, forward and backward, are left out: each would take seconds a call."""
 
 VOCABULARY = 8000
-"""Of the grid's output layers."""
+"""Vocabulary size of the grid's output layers."""
 
 
 class Chosen(NamedTuple):
-    """What is measured of a recipe's ops, and what a run would use."""
+    """Measurements of a recipe's ops, and the implementations that a run would use."""
 
     measurements: list[Measurement]
     implementations: Implementations
@@ -117,7 +117,7 @@ class GridEntry(NamedTuple):
 
     @property
     def operations(self) -> float:
-        """Of the products, forward and backward."""
+        """Returns the operations of the products, forward and backward."""
         positions = self.batch * self.length
         if self.op == "linear_cross_entropy":
             return 6.0 * positions * self.hidden * VOCABULARY
@@ -306,7 +306,7 @@ def summary(rows: Sequence[Mapping[str, str | int | float]]) -> str:
 
 
 def joined(rows: Iterable[Mapping[str, str]]) -> list[dict[str, str]]:
-    """Of rows of several files those of the grid, the last of each shape, in the grid's order."""
+    """Selects the grid's rows from several files: the last row of each shape, in the grid's order."""
     found = {
         tuple(row[name] for name in GridEntry._fields): dict(row)
         for row in rows

@@ -28,7 +28,7 @@ LEAST = 3
 
 
 FACTOR_VALUES, _BITS = 64, 40
-"""Of a source factor; of several no more than leave room for the word in one number of 63 bits."""
+"""Values of a single source factor; several factors together leave room for the word in one 63-bit number."""
 
 
 def vocabulary_sizes(recipe: Recipe) -> tuple[int, ...]:

@@ -26,7 +26,7 @@ from econmt.export.model_folder import check_new, write_model
 
 
 class Strategy(str, Enum):
-    """Which checkpoints are averaged."""
+    """Checkpoints to average."""
 
     best = "best"
     last = "last"

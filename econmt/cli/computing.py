@@ -1,4 +1,4 @@
-"""What verbs that compute have in common: the models that options name, and how many threads compute."""
+"""Shared by commands that compute: loading the models that options name, and the number of threads."""
 
 from __future__ import annotations
 

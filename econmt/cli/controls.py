@@ -25,7 +25,7 @@ BeamOption = Annotated[
 
 
 class BrevityType(str, Enum):
-    """What lengths the brevity penalty wants."""
+    """Reference lengths of the brevity penalty."""
 
     constant = "constant"
     learned = "learned"
@@ -66,7 +66,7 @@ CoverageWeightOption = Annotated[
 
 
 class SearchPrecision(str, Enum):
-    """Of a search's products; auto is what is faster on the device."""
+    """Precision of a search's matrix products; auto picks the faster one on this device."""
 
     auto = "auto"
     float32 = "float32"

@@ -21,7 +21,7 @@ from econmt.export.runtime import export_runtime
 
 
 class ExportPrecision(str, Enum):
-    """Of a runtime's matrices."""
+    """Precision of an exported model's matrices."""
 
     float32 = "float32"
     int8 = "int8"

@@ -1,4 +1,4 @@
-"""What a model folder holds."""
+"""Contents of a model folder."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def read_metrics(path: Path) -> list[dict[str, float]]:
 
 
 def checkpoint_scores(recipe: Recipe, metrics: list[dict[str, float]]) -> dict[int, float]:
-    """What early stopping judges each checkpoint by, higher is better."""
+    """Returns each checkpoint's value of the early stopping metric, higher is better."""
     metric = METRICS[recipe.training.early_stopping.metric]
     sign = 1.0 if metric.higher else -1.0
     return {int(row["update"]): sign * row.get(metric.column, math.nan) for row in metrics}
@@ -181,7 +181,7 @@ def _languages(recipe: Recipe) -> dict[str, str]:
 
 
 def _finished(folder: ModelFolder, rows: dict[int, dict[str, float]]) -> bool | None:
-    """Whether training came to its end; None where nothing of the training is left, as in an export."""
+    """Returns True if training has finished, or None if the folder has no training state, as after an export."""
     if not rows:
         return None
     results = read_results(folder)

@@ -61,7 +61,7 @@ ADVICE = {
     errno.ELOOP: "give a name whose links lead somewhere",
 }
 UNUSABLE = frozenset({errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR})
-"""What the system says of a name that can name nothing."""
+"""Error numbers of paths that cannot exist."""
 # Typer brings the errors of its parser without naming their common kind.
 _UsageError: type[Any] = typer.BadParameter.__bases__[0]
 
@@ -305,4 +305,4 @@ def _options(
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
-    """What every verb takes; :func:`main` has read ``--debug`` before."""
+    """Options of all commands; :func:`main` has already read ``--debug``."""

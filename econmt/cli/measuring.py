@@ -1,4 +1,4 @@
-"""What the verbs that measure share: options, where they measure, and the rows that they keep, print and draw."""
+"""Shared by benchmarks: options, device and threads, and the rows that they keep, print and draw."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class BenchSession:
-    """Where a command measures, with how many threads, and the files that it writes.
+    """Device and threads of a benchmark, and the files that it writes.
 
     Args:
         device: auto, cpu, cuda or cuda:N. threads: None: as many as there are.

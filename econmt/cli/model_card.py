@@ -21,7 +21,7 @@ from econmt.training.results import ResultsFile, read_results
 
 
 class _CardFacts(NamedTuple):
-    """What the files of a run tell."""
+    """Facts about a run, read from its files."""
 
     home: ModelFolder
     recipe: Recipe
@@ -127,7 +127,7 @@ def _header(facts: _CardFacts, licence: str) -> str:
 
 
 def _translate_line(data: Data) -> str:
-    """How a model is tried, with a file for each stream of source factors that it reads."""
+    """Returns the command line that tries a model, with a file for each of its source factors."""
     if not data.source_factors:
         return 'echo "..." | econmt translate -m hf://OWNER/NAME\n'
     files = "".join(f" --input-factors text.{name}" for name in data.source_factors)

@@ -21,7 +21,7 @@ Numbers = TypeVar("Numbers", bound=Union[float, Sequence[float], None])
 
 
 def within(least: float, most: float, *, above: bool = False) -> Callable[[Numbers], Numbers]:
-    """What typer calls to check a number with a point, or several.
+    """Returns a typer callback that checks one or several floating-point numbers.
 
     Its own bounds let pass what is not a number, and infinity.
 
@@ -81,14 +81,14 @@ def as_overrides(overrides: Sequence[str] | None, said: Mapping[str, str | int |
 
 
 class AveragingMode(str, Enum):
-    """How an ensemble's models are averaged, in Sockeye's words."""
+    """Averaging of an ensemble's models, by Sockeye's names."""
 
     linear = "linear"
     log_linear = "log_linear"
 
 
 class ProductPrecision(str, Enum):
-    """Of products; auto is what is faster on the device."""
+    """Precision of matrix products; auto picks the faster one on this device."""
 
     auto = "auto"
     float32 = "float32"

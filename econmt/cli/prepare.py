@@ -31,7 +31,7 @@ from econmt.errors import InputError, printable
 from econmt.memory.report.tables import format_bytes
 
 COMPARED_WIDTHS = (2, 4, 8, 10)
-"""Of fixed buckets, whose padding is told beside that of the recipe's."""
+"""Widths of fixed buckets whose padding is printed beside that of the recipe's buckets."""
 
 
 def prepare(
@@ -100,7 +100,7 @@ def report(recipe: Recipe, prepared: PreparedData) -> list[str]:
 
 
 def _text_report(prepared: PreparedData, size: int) -> list[str]:
-    """The same of a language model's text."""
+    """Describes the prepared text of a language model."""
     statistics = prepared.statistics
     lines = [
         f"store       {prepared.folder} ({format_bytes(size)}, made in {statistics['seconds']} s)",
@@ -149,7 +149,7 @@ def _bucket_lines(recipe: Recipe, prepared: PreparedData) -> list[str]:
 def _work_lines(
     recipe: Recipe, prepared: PreparedData, counts: Counts, rule: int | Derived, work: PairFlops
 ) -> list[str]:
-    """What padding costs with the recipe's buckets, with others and with none."""
+    """Describes the cost of padding with the recipe's buckets, with other buckets and without any."""
     batch, store = recipe.training.batch, prepared.train
     real = real_work(counts, work)
     lines = [

@@ -213,7 +213,7 @@ def _print_fits(
 
 
 def _ranks(recipe: Recipe, processes: int | None, runs: bool) -> int:
-    """How many ranks train the recipe; ``runs``: a whole step shall be run.
+    """Returns the number of ranks that train the recipe; ``runs``: True if a whole step is to run.
 
     Raises:
         InputError: they make no pipelines, or their step cannot be run.
@@ -257,7 +257,7 @@ def _compared(found: Found, where: torch.device, predicted: bool) -> list[Techni
 
 
 def _settled(recipe: Recipe, where: torch.device, predicted: bool) -> tuple[int | None, torch.dtype]:
-    """How many threads compute, and in which precision."""
+    """Returns the number of threads and the precision."""
     if predicted and where.type != "cpu":
         return recipe.training.threads, precision_of_run(recipe, where).dtype
     count = threads_for(recipe.training.threads, where, recipe.model.widest).number
@@ -418,7 +418,7 @@ def _device(name: str, predicted: bool) -> torch.device:
 
 
 def _how(profiles: Sequence[Profile], predicted: bool) -> str:
-    """Where the figures come from."""
+    """Says whether the figures are measured or predicted."""
     guessed = [profile for profile in profiles if not profile.measured]
     if predicted:
         return "Bytes: estimated with fake tensors; no step was run."

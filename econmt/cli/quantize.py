@@ -24,7 +24,7 @@ from econmt.memory.report.tables import format_bytes
 
 
 class MatrixPrecision(str, Enum):
-    """Of the matrices of a parameter file."""
+    """Precision of the matrices in a parameter file."""
 
     int8 = "int8"
     bfloat16 = "bfloat16"

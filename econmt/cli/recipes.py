@@ -37,7 +37,7 @@ def list_recipes() -> None:
 
 
 def summary(file: Path) -> str:
-    """What a recipe says of itself in its first line, a comment."""
+    """Returns the comment in a recipe's first line."""
     with file.open(encoding="utf-8") as lines:
         return lines.readline().removeprefix("#").strip()
 

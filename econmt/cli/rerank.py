@@ -38,7 +38,7 @@ LISTS_AT_ONCE = 64
 
 
 class SentenceMetric(str, Enum):
-    """What compares a translation with its reference."""
+    """Metric that compares a translation with its reference."""
 
     bleu = "bleu"
     chrf = "chrf"

@@ -29,7 +29,7 @@ from econmt.evaluation.scoring import ScoredPair, Scorer, token_ids
 
 
 class ScoreType(str, Enum):
-    """What is printed of a pair."""
+    """Output for each pair."""
 
     logprob = "logprob"
     neglogprob = "neglogprob"
@@ -184,7 +184,7 @@ def _score(
 
 
 def _place(names: Sequence[str], first: int, number: int, stream: int | None) -> str:
-    """What a line of the source is called, or one of a stream of its factors."""
+    """Returns the name of a source line, or of a line of its factors, for messages."""
     return f"{names[0 if stream is None else stream + 1]}:{first + number}"
 
 

@@ -159,7 +159,7 @@ def _proxies(given: str) -> list[str]:
 
 
 def _is_tiny(folders: Sequence[Path]) -> bool:
-    """Whether products are too small for 8 bits to gain: a lone sentence takes as long as reading the weights."""
+    """Returns True if the models are so small that 8-bit products gain nothing for a single sentence."""
     files = [ModelFolder(folder).recipe for folder in folders]
     # Loading says what is wrong with a file.
     sizes = [read_recipe(file).model.widest for file in files if file.is_file()]

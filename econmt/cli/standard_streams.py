@@ -16,7 +16,7 @@ class _ClosedOutput(io.TextIOBase):
     encoding = "utf-8"
 
     def fileno(self) -> int:
-        """That of the null device in its place."""
+        """Returns the file descriptor of the null device."""
         return 1
 
     def writable(self) -> bool:

@@ -1,4 +1,4 @@
-"""What verbs do with the folder of a language model."""
+"""Commands applied to the folder of a language model."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CHUNK = 1000
 
 
 def holds_language_model(models: Sequence[Path]) -> bool:
-    """Whether folders hold a language model.
+    """Returns True if the folder holds a language model.
 
     Raises:
         InputError: one of several does, or one is no model folder.

@@ -131,7 +131,7 @@ def train(
 
 
 def _place(processes: int | None, max_restarts: int) -> RankEnvironment | None:
-    """Who this process is among several; None if it is alone, or will start them.
+    """Returns this process's rank environment, or None if it runs alone or is the launcher.
 
     Raises:
         InputError: the options do not fit that.
@@ -156,7 +156,7 @@ def world_of(place: RankEnvironment | None, recipe: Recipe) -> AbstractContextMa
 
 
 def _print_outcome(recipe: Recipe, outcome: Outcome, console: Console) -> None:
-    """What a command did, on standard output."""
+    """Prints the outcome of a run on standard output."""
     if outcome.results is not None:
         _print_results(outcome.results, console)
         return
@@ -183,7 +183,7 @@ def _print_results(found: RunResults, console: Console) -> None:
 
 
 def _intention(recipe: Recipe, prepared: PreparedData) -> list[str]:
-    """What the command would do without --dry-run."""
+    """Returns the lines that say what the command would do without --dry-run."""
     folder, training = ModelFolder(recipe.output), recipe.training
     commits = folder.commits()
     begin = "would begin a new run"
@@ -213,7 +213,7 @@ def _intention(recipe: Recipe, prepared: PreparedData) -> list[str]:
 
 
 def _describe(recipe: Recipe, prepared: PreparedData, console: Console, processes: int) -> None:
-    """What would happen, and what would be trained: the model by layer, the vocabulary, the batches by shape."""
+    """Prints what would be trained: the model by layer, the vocabulary, the batches by shape."""
     for line in _intention(recipe, prepared):
         print(line)
     seed_everything(recipe.training.seed)

@@ -29,7 +29,7 @@ from econmt.decoding.translator import CHUNK_SIZE, Translation, Translator
 
 
 class OutputType(str, Enum):
-    """What is printed of a translation."""
+    """Output for each translation."""
 
     translation = "translation"
     score = "score"
@@ -70,7 +70,7 @@ TemperatureOption = Annotated[
 
 
 class LongLines(str, Enum):
-    """What becomes of a source that is too long."""
+    """Treatment of a source that is too long."""
 
     cut = "cut"
     skip = "skip"
@@ -210,7 +210,7 @@ _OF_SEARCH = (
 
 
 def _search_options(given: Mapping[str, Any]) -> dict[str, Any]:
-    """How to search, from the values of all options by name."""
+    """Returns the search options among the values of all options by name."""
     found = {name: value.value if isinstance(value := given[name], Enum) else value for name in _OF_SEARCH}
     seen = given["attention_picture"] is not None or given["output_type"] in _WITH_ATTENTION
     attention = given["replace_unk"] or given["markup"] or seen
@@ -257,7 +257,7 @@ def _chunks(input_file: Path | None, size: int) -> Iterator[list[str]]:
 
 
 def _requests(lines: Sequence[str], first: int, where: str) -> list[Request]:
-    """What lines of JSON ask for, the first of them number ``first``; a blank one is a blank sentence."""
+    """Reads requests from lines of JSON, numbered from ``first``; a blank line is a blank sentence."""
     return [
         read_request(line, f"{where}:{number}") if line.strip() else Request(line)
         for number, line in enumerate(lines, first)

@@ -1,4 +1,4 @@
-"""Which shapes and vocabulary sizes a recipe's training sees: from its prepared text, or from the recipe alone."""
+"""Shapes and vocabulary sizes of a recipe's training, from its prepared text or from the recipe alone."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from econmt.tasks.protocol import Shape, Task
 from econmt.tasks.registry import make_task, task_of_sizes
 
 MOST_BUCKETS = 12
-"""How many buckets are shown of a recipe that has more."""
+"""Largest number of buckets that are printed."""
 
 
 class Found(NamedTuple):
-    """What to profile.
+    """Workload to profile.
 
     Attributes:
         task: what is trained.
