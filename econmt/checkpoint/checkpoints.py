@@ -50,7 +50,7 @@ from econmt.tasks.protocol import Task
 from econmt.tasks.registry import TASKS
 
 _CARRIED = "carried/"
-"""How the names of carried tensors begin in the file of the optimizer's."""
+"""Prefix of the names of carried tensors in the optimizer's file."""
 
 _SUMS = "SHA256SUMS"
 """The file with the checksum of a state.json, in the form that sha256sum reads; older states have none."""
@@ -95,12 +95,12 @@ class Saved(NamedTuple):
     carried: Mapping[str, Tensor] = MappingProxyType({})
 
     def given_to(self, name: str, current: Mapping[str, Tensor]) -> Saved:
-        """The same for an optimizer of this name, with its ``current`` tensors if the saved ones are another's."""
+        """Returns a copy for an optimizer of this name, with its ``current`` tensors if the saved ones do not fit."""
         return self if self.optimizer_name == name else self._replace(optimizer=current, optimizer_name=name)
 
 
 def parameters_metadata(model: Mapping[str, Any], update: int, vocabulary: str) -> dict[str, str]:
-    """What a parameter file says about itself: format, update, fingerprint of the vocabulary, the model's sizes."""
+    """Returns the metadata of a parameter file: format, update, fingerprint of the vocabulary, model sizes."""
     description = json.dumps(model, sort_keys=True)
     return {"format": FORMAT, "update": str(update), "vocabulary": vocabulary, "model": description}
 

@@ -107,7 +107,7 @@ class ModelFolder:
         return {path: int(match[1]) for match, path in found if match}
 
     def temporaries(self) -> list[Path]:
-        """What an unfinished write of econmt's left behind; what else has such a suffix is not ours."""
+        """Files that an unfinished write of econmt left behind; other files with such a suffix are not econmt's."""
         return [
             *(path for path in _children(self.path) if _UNFINISHED.fullmatch(path.name)),
             *(path for path in _children(self.states) if _is_unfinished_state(path)),
@@ -209,13 +209,13 @@ class ModelFolder:
         )
 
     def _is_begun(self) -> bool:
-        """Whether a run has begun here: it makes a folder for its states, and writes its recipe without comments."""
+        """Returns True if a run has begun here, which creates a folder of states and writes a recipe without comments."""
         states = _children(self.states)
         own = all(_UNFINISHED_STATE.fullmatch(path.name) for path in states)
         return self.states.is_dir() and own and (not self.recipe.exists() or _is_resolved(self.recipe))
 
     def _is_spare(self, path: Path) -> bool:
-        """Whether a file is there before a run begins: prepared data, or nothing that could be lost."""
+        """Returns True if a file may exist before a run begins: prepared data, or something that cannot be lost."""
         if path == self.prepared:
             return path.is_dir() and ((path / META_FILE).is_file() or not any(path.iterdir()))
         if path == self.states:
@@ -286,7 +286,7 @@ class ModelFolder:
 
 
 def pending(path: Path) -> Path:
-    """Where a file of a checkpoint lies until the checkpoint is committed."""
+    """Returns the temporary path of a checkpoint's file until the checkpoint is committed."""
     return path.with_name(path.name + _PENDING)
 
 
@@ -299,7 +299,7 @@ def remove(path: Path) -> None:
 
 
 def _is_own_name(name: str) -> bool:
-    """Whether a run writes, or reads, a file of this name in its folder."""
+    """Returns True if a run writes or reads a file of this name in its folder."""
     return re.fullmatch(_OWN_NAME, name) is not None or name in (*_STATE_FILES, "log", ".lock")
 
 
@@ -313,20 +313,20 @@ def _numbered(folder: Path, pattern: re.Pattern[str]) -> dict[int, Path]:
 
 
 def _is_state(path: Path) -> bool:
-    """Whether a folder holds a file of a training state, or nothing any more; not one that others named like that."""
+    """Returns True if a folder holds a file of a training state or is empty, unlike a user's folder of that name."""
     names = {child.name for child in _children(path)}
     return path.is_dir() and (not names or not names.isdisjoint(_STATE_FILES))
 
 
 def _is_unfinished_state(path: Path) -> bool:
-    """Whether a folder holds nothing but files of a state, whole or not, and has the name of an unfinished one."""
+    """Returns True if a folder has the name of an unfinished state and holds only files of a state."""
     names = {child.name for child in _children(path)}
     ours = all(name in _STATE_FILES or name.endswith(".partial") for name in names)
     return ours and _UNFINISHED_STATE.fullmatch(path.name) is not None
 
 
 def _is_of_econmt(path: Path) -> bool:
-    """Whether there is a parameter file that econmt wrote."""
+    """Returns True if there is a parameter file that econmt wrote."""
     try:
         return bool(read_metadata(path))
     except InputError:
@@ -334,7 +334,7 @@ def _is_of_econmt(path: Path) -> bool:
 
 
 def _is_resolved(path: Path) -> bool:
-    """Whether a recipe is just as a run writes it, so that nobody's comments are in it."""
+    """Returns True if a recipe is exactly as a run writes it, without a user's comments."""
     try:
         text = path.read_text(encoding="utf-8")
         return recipe_text(parse_recipe(text, str(path))) == text

@@ -9,11 +9,11 @@ from econmt.errors import InputError
 
 _NAME = re.compile(r"hf:/+(?P<id>[\w.-]+/[\w.-]+?)(?:@(?P<revision>[\w./-]+))?")
 FILES = ("recipe.yaml", "params.best.safetensors", "subwords*.model", "vocab*.txt")
-"""What is fetched: all that translating needs."""
+"""Files to download: all that translation needs."""
 
 
 def is_of_hub(name: Path | str) -> bool:
-    """Whether a model is named as one of the Hub."""
+    """Returns True if the name is that of a model on the Hub."""
     return str(name).startswith("hf:/")
 
 

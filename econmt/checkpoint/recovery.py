@@ -1,4 +1,4 @@
-"""What follows from the newest committed state, done after each commit and again after a crash at any moment."""
+"""Clean-up that follows from the newest committed state, done after each commit and repeated after a crash."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a run in a folder may go on under a recipe, and from where."""
+"""Checks whether a run in a folder may be resumed under a recipe, and from which state."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ FREE_KEYS = frozenset(
 
 
 class Start(NamedTuple):
-    """Where a run starts: from a saved state, or anew if that is None.
+    """Starting point of a run: a saved state, or None for a new run.
 
     ``changes`` names keys that differ from the recipe it began with, ``with_changes`` says to go on all the same;
     ``notes`` is what a person should know about the state.

@@ -72,7 +72,7 @@ class Meter:
 
 @dataclass(config=_STRICT)
 class TrainingState:
-    """Where a run stands. All values are JSON, and floats come back from JSON with the same bits.
+    """State of one training run. All values are JSON, and floats return from JSON with the same bits.
 
     ``update`` counts updates; ``data`` is the state of the batch iterator; ``last_checkpoint`` is the update of the
     last row of ``metrics``, 0 before the first; ``parameters_from`` is the checkpoint whose parameters training goes on
@@ -152,7 +152,7 @@ class TrainingState:
         return state
 
     def _contradictions(self) -> list[str]:
-        """What cannot be true of a state that was saved: all checkpoints that it names have a row of metrics."""
+        """Returns contradictions in a state: every checkpoint that it names must have a row of metrics."""
         rows = {0, *(row["update"] for row in self.metrics)}
         names = ("best_update", "last_checkpoint", "parameters_from")
         wrong = [

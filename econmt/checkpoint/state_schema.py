@@ -1,4 +1,4 @@
-"""What the plain data inside a training state must look like, so that a damaged state is told and never followed."""
+"""Schema of the plain data in a training state, by which a damaged state is reported and never used."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Bytes = Annotated[int, Field(ge=0, le=2**62)]
 
 
 class DataPlace(Record):
-    """Where the batches stand."""
+    """Position in the stream of batches."""
 
     epoch: Update
     position: Count
@@ -38,7 +38,7 @@ class DataPlace(Record):
 
 
 class ScheduleState(Record):
-    """Where the learning rate stands."""
+    """State of the learning rate schedule."""
 
     name: str
     factor: Annotated[float, Field(gt=0.0, le=1.0)]
@@ -106,7 +106,7 @@ class PlanState(Record):
 
 
 class PipelineState(Record):
-    """How layers are divided over ranks, see :class:`econmt.parallel.pipeline.costs.PipelinePlan`."""
+    """Division of layers over ranks, see :class:`econmt.parallel.pipeline.costs.PipelinePlan`."""
 
     stages: Annotated[int, Field(ge=2, le=limits.LAYERS)]
     homes: list[list[Annotated[int, Field(ge=0, lt=limits.LAYERS)]]]
@@ -141,13 +141,13 @@ class RandomStates(Record):
 
 
 def python_state(given: Any) -> tuple[Any, ...]:
-    """What ``random.setstate`` takes."""
+    """Returns the argument of ``random.setstate``."""
     version, words, gauss = given
     return version, tuple(words), gauss
 
 
 def numpy_state(given: Any) -> tuple[Any, ...]:
-    """What ``numpy.random.set_state`` takes."""
+    """Returns the argument of ``numpy.random.set_state``."""
     name, keys, position, has_gauss, cached = given
     return (
         name,
@@ -159,7 +159,7 @@ def numpy_state(given: Any) -> tuple[Any, ...]:
 
 
 def as_bytes(text: str) -> torch.Tensor:
-    """What ``torch.set_rng_state`` takes: bytes of base64.
+    """Returns the argument of ``torch.set_rng_state`` from base64.
 
     Raises:
         ValueError: the text is none.

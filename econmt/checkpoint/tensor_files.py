@@ -27,7 +27,7 @@ _BROKEN = "the file is damaged; use another checkpoint"
 
 
 class FileMetadata(Record):
-    """What a tensor file says about itself, each as text; files of tests and older versions say less."""
+    """Metadata of a tensor file, as text; files of older versions have fewer fields."""
 
     format: str
     update: str = Field("0", pattern=r"^[0-9]{1,15}$")

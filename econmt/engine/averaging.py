@@ -70,7 +70,7 @@ class ParameterAverage:
 
 
 def begins(perplexities: list[float], interval: int) -> bool:
-    """Whether averaging begins after a checkpoint: its perplexity is above the best of all but ``interval`` before it.
+    """Returns True if averaging begins: the perplexity is above the best of all but the last ``interval`` before it.
 
     NT-ASGD (Merity et al., 2018, algorithm 1).
 

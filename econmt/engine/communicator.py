@@ -9,17 +9,17 @@ from typing import Any, Protocol, TypeVar
 from torch import Tensor, nn
 
 Json = TypeVar("Json")
-"""What JSON can hold, so that nothing that comes from another process is ever executed."""
+"""JSON value; nothing that comes from another process can execute."""
 
 
 class Event(Protocol):
-    """What a GPU passes when it has come so far: `torch.cuda.Event`."""
+    """Interface of `torch.cuda.Event`: a point in a stream of a GPU."""
 
     def record(self, stream: Any) -> None:
         """Lets a stream pass it after what it has been given."""
 
     def query(self) -> bool:
-        """Whether it has been passed."""
+        """Returns True if the GPU has passed it."""
 
     def synchronize(self) -> None:
         """Waits until then."""
@@ -42,18 +42,18 @@ class Reduction(Protocol):
 
 
 class Shares(Protocol):
-    """Which rank updates which parameters, where each has the optimizer's state of some only."""
+    """Assignment of parameters to ranks, each of which has the optimizer's state of its own parameters only."""
 
     @property
     def owned(self) -> list[nn.Parameter]:
-        """Those of this rank."""
+        """Parameters that this rank updates."""
 
     def spread(self) -> None:
         """Gives every rank the values of parameters that others have updated."""
 
 
 class Communicator:
-    """One process alone, for which every exchange with the others is done before it begins.
+    """A single process: every collective is a no-op.
 
     Whoever trains asks it: the step adds up gradients, each rank takes its share of a batch's rows, and rank 0 alone
     writes. A world of several processes (:class:`econmt.parallel.processes.Processes`) overrides all of it.
@@ -72,17 +72,17 @@ class Communicator:
 
     @property
     def replica(self) -> int:
-        """Which share of a batch's rows this process computes."""
+        """Index of this process's share of a batch's rows."""
         return self.rank // self.stages
 
     @property
     def replicas(self) -> int:
-        """How many shares a batch's rows are divided into."""
+        """Number of shares into which a batch's rows are divided."""
         return self.size // self.stages
 
     @property
     def is_rank_zero(self) -> bool:
-        """Whether this process is the one that writes files and speaks."""
+        """True for the process that writes files and prints."""
         return self.rank == 0
 
     def all_reduce(self, tensors: Sequence[Tensor]) -> None:
@@ -108,15 +108,15 @@ class Communicator:
         return list(values)
 
     def all_reduce_max_later(self, *values: int) -> Callable[[], list[int]]:
-        """The same, on its way while other things are done; calling it gives them."""
+        """Starts :meth:`all_reduce_max`; calling the result waits for it and returns the values."""
         return lambda: list(values)
 
     def reduction(self, parameters: Iterable[nn.Parameter]) -> Reduction | None:  # noqa: ARG002  there is no other
-        """What adds up the gradients of parameters; None where there is one rank."""
+        """Returns the reduction of the gradients of parameters, or None for one rank."""
         return None
 
     def shares(self, parameters: Iterable[nn.Parameter]) -> Shares | None:  # noqa: ARG002  there is no other
-        """Which rank updates which parameters; None: each all of them."""
+        """Returns the assignment of parameters to ranks, or None if each rank updates all."""
         return None
 
     def wait(self, event: Event) -> None:

@@ -1,4 +1,4 @@
-"""Where a run computes."""
+"""Devices: selection, memory, determinism."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ _ALLOCATION_FAILED = (
     "could not create a primitive",
     "could not initialize a memory object",
 )
-"""How PyTorch says that memory is full where it has no type of error for it."""
+"""Messages of PyTorch for full memory where it has no error type for it."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that the device, or the machine, has no memory left."""
+    """Returns True if an error says that the device or the machine has no memory left."""
     if isinstance(error, (torch.cuda.OutOfMemoryError, MemoryError)):
         return True
     if not isinstance(error, RuntimeError) or "primitive descriptor" in str(
@@ -66,7 +66,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def trims_batches(wanted: str, device: torch.device) -> bool:
-    """Whether batches are cut to their own longest pair: auto says so on the CPU, where a new shape costs nothing."""
+    """Returns True if batches are cut to their own longest pair; auto does so on the CPU, where a new shape is free."""
     return wanted == "always" or (wanted == "auto" and device.type == "cpu")
 
 
@@ -99,7 +99,7 @@ def reproducible(device: torch.device, threads: int | None) -> Iterator[None]:
 
 
 def _set_deterministic(mode: bool, *, warn_only: bool = False) -> None:
-    """What `torch.use_deterministic_algorithms` does to eager operators; it also imports the compiler to tell it so."""
+    """Does what `torch.use_deterministic_algorithms` does for eager operators, without importing the compiler."""
     if "torch._inductor" in sys.modules:
         torch.use_deterministic_algorithms(mode, warn_only=warn_only)
     else:

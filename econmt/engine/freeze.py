@@ -62,7 +62,7 @@ class _Layers:
         return match[1], int(match[3]) + self._pairs * (match[2] == "upper_")
 
     def is_outer(self, name: str) -> bool:
-        """Whether it is of the bottom or of the top layer of its side."""
+        """Returns True for a parameter of the bottom or top layer of its side."""
         match = self._NAME.match(name)
         if match is None:
             return False
@@ -70,7 +70,7 @@ class _Layers:
         return number in (0, self._count[side] - 1)
 
     def is_lower_half(self, name: str) -> bool:
-        """Whether it is of the lower half of the encoder's layers."""
+        """Returns True for a parameter of the lower half of the encoder's layers."""
         match = self._NAME.match(name)
         if match is None:
             return False

@@ -142,7 +142,7 @@ class GraphedStep:
 
     @property
     def captured(self) -> int:
-        """How many graphs there are."""
+        """Number of captured graphs."""
         return sum(map(len, self._graphs.values())) + (self._update is not None)
 
     def __call__(

@@ -1,4 +1,4 @@
-"""What was measured of this machine today.
+"""Measurements of this machine, kept for a day.
 
 What is near enough to be measured differently a minute later would else be chosen differently, and two runs of the same
 recipe on the same day would differ by rounding.
@@ -23,12 +23,12 @@ Times = dict[str, float]
 
 
 def remembered_file() -> Path:
-    """Where it is kept; it can be removed at any time."""
+    """Returns the path of the file, which can be removed at any time."""
     return cache_folder() / "measured.json"
 
 
 def remembered(what: str, measure: Callable[[], Mapping[str, float]]) -> Times:
-    """What was measured today on this machine with these versions, or what is measured now, which is then kept.
+    """Returns today's measurement on this machine with these versions, or measures and keeps it.
 
     Args:
         what: is measured; with the machine and the versions it tells the entries apart.

@@ -26,7 +26,7 @@ LEAST_SIZE = 128
 save."""
 
 MARGIN = 1.3
-"""How many times as fast bfloat16 must be on a CPU to be chosen.
+"""Factor by which bfloat16 has to be faster on a CPU to be chosen.
 
 Everything that is no product gains nothing, and casts cost; where bfloat16 is worth it it is twice as fast, so that no
 noise of the measurement decides; what lies nearer together is computed in float32."""
@@ -35,10 +35,10 @@ _SIZES = (256, 512, 2048)
 """Rows, inputs and outputs of the timed product: the gates of an LSTM of 512, some milliseconds at most."""
 
 _FEW = (5, 1024, 2048)
-"""Of a step for the hypotheses of one sentence: it takes as long as the weight takes to be read."""
+"""Sizes of a product for the hypotheses of one sentence, bound by reading the weight."""
 
 _PROBE = (32, 256, 512)
-"""Of a product before it: a CPU that has to imitate bfloat16 would take seconds for the large one."""
+"""Sizes of a product timed first: a CPU that emulates bfloat16 would take seconds for the large one."""
 
 _REPEATS = 5
 
@@ -47,7 +47,7 @@ _BFLOAT16_SINCE = (8, 0)
 
 
 class Precision(NamedTuple):
-    """How a model computes; its parameters are float32 whatever this is.
+    """Precision of a model's products; its parameters are always float32.
 
     Attributes:
         dtype: of products and feature maps.
@@ -61,7 +61,7 @@ class Precision(NamedTuple):
 
     @property
     def name(self) -> Literal["float32", "tf32", "bfloat16"]:
-        """As a recipe names it."""
+        """Name in recipes."""
         if self.dtype == torch.float32:
             return "tf32" if self.allow_tf32 else "float32"
         assert self.dtype == torch.bfloat16
@@ -142,7 +142,7 @@ class ProductTimes(NamedTuple):
 
     @property
     def bfloat16_pays(self) -> bool:
-        """Whether bfloat16 is faster by the margin."""
+        """True if bfloat16 is faster by the margin."""
         return self.float32 > MARGIN * self.bfloat16
 
 
@@ -152,7 +152,7 @@ def time_products() -> ProductTimes:
 
 
 def int8_pays() -> bool:
-    """Whether this CPU multiplies a sentence's hypotheses in 8 bits faster than otherwise by the margin.
+    """Returns True if 8-bit products for one sentence's hypotheses are faster on this CPU by the margin.
 
     Measured once a day; without the C library it does not.
     """

@@ -26,7 +26,7 @@ Watch = Callable[[str, Tensor | None], object]
 
 
 class StepResult(NamedTuple):
-    """What an update tells of itself, scalars on the device.
+    """Loss and gradient norm of an update, scalars on the device.
 
     Attributes:
         loss: in nats, summed over all target tokens.
@@ -127,7 +127,7 @@ class TrainingStep:
         yield from self.model.named_parameters()
 
     def make_reduction(self) -> Reduction | None:
-        """What adds gradients up over ranks as they come; None: there is nothing to add up, or nothing as they come."""
+        """Returns the reduction that adds gradients over ranks during the backward pass, or None if there is none."""
         return self.communicator.reduction(self.parameters)
 
     def __call__(self, batches: Sequence[AnyBatch]) -> StepResult:

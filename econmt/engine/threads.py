@@ -1,4 +1,4 @@
-"""How many CPU threads compute: as asked, as the run began, or as many as are fastest here.
+"""Number of CPU threads: as requested, as the run began, or the fastest number on this machine.
 
 More threads are not always faster: a step of a recurrent network is many small pieces of work, after each of which the
 threads wait for one another, and on a busy machine the one that waits for a core holds up all others. The number of
@@ -17,7 +17,7 @@ from econmt.engine.measurement_cache import remembered
 from econmt_ops.backends import c as native
 
 MARGIN = 1.1
-"""How many times as fast more threads must be to be taken: near ties go to fewer."""
+"""Factor by which more threads have to be faster to be chosen."""
 
 _ROWS = 64
 _STEPS = 10
@@ -27,7 +27,7 @@ _SIZES = (64, 128, 256, 512, 1024)
 
 
 class Threads(NamedTuple):
-    """How many threads compute, and why it is that many."""
+    """Number of threads, and the reason for it."""
 
     number: int
     why: str
@@ -67,7 +67,7 @@ def usable_cores() -> int:
 def threads_for(
     wanted: int | None, device: torch.device, size: int, saved: int = 0, processes: int = 1
 ) -> Threads:
-    """How many threads are to compute.
+    """Returns the number of threads to use.
 
     Args:
         wanted: by the recipe or an option; None: what a run began with, or what is faster on this machine.
@@ -135,5 +135,5 @@ def time_steps(width: int, counts: list[int]) -> dict[str, float]:
 
 
 def _load() -> float:
-    """How many processes have wanted a core in the last minute; 0 where the system does not say."""
+    """Returns the load average of the last minute, or 0 where the system does not provide it."""
     return os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0

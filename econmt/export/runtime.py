@@ -39,7 +39,7 @@ from econmt_ops.core.weights import LowRank
 RUNTIME_FORMAT = "econmt-runtime-2"
 _ENCODERS, _DECODERS = ("lstm", "gru", "ssru"), ("lstm", "ssru")
 _BEAM = 64
-"""That of econmt_runtime.library.MOST_WORDS."""
+"""Largest beam, as econmt_runtime.library.MOST_WORDS."""
 _LAUNCHER = "launcher.py"
 _NO_MODULES = "MODULES: dict[str, str] = {}"
 
@@ -241,7 +241,7 @@ def _in_8_bits(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _config(model: TranslationModel, recipe: Recipe, files: Sequence[str]) -> dict[str, Any]:
-    """What ``model.json`` holds."""
+    """Returns the content of ``model.json``."""
     encoder, decoder, attention = model.encoder, model.decoder.config, model.decoder.attention
     return {
         "format": RUNTIME_FORMAT,

@@ -19,7 +19,7 @@ class Pending(Protocol):
 
 
 class Members(Protocol):
-    """What is asked of some ranks, which all ask it in the same order.
+    """Collectives among some ranks, which all call them in the same order.
 
     Attributes:
         size: how many they are.

@@ -41,7 +41,7 @@ _GRACE = 8.0
 """Seconds that the others have to leave after one has ended with an error; then they are killed."""
 
 _GRACE_LOST = 2.0
-"""The same after a rank was lost: the others have nothing left to do but to tell of it."""
+"""Seconds of grace after a rank was lost; the others only have to report it."""
 
 _CONNECTING = 30
 """Seconds in which the store answers."""

@@ -331,7 +331,7 @@ class _Watch(threading.Thread):
             self._leave_without_store()
 
     def _line(self, here: dict[int, list[int]], why: str) -> str:
-        """What a person is told, by what the ranks that answered said of themselves."""
+        """Returns the message about ranks that do not answer, from the answers of the others."""
         gone = [rank for rank in range(self._size) if rank not in here]
         update = max(last for _, last in here.values())
         if gone:

@@ -1,4 +1,4 @@
-"""Who a process is among those that train together, as torchrun and ``econmt train --processes N`` tell it."""
+"""Rank and size of a process from the environment of torchrun or ``econmt train --processes N``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RESTARTS = "TORCHELASTIC_RESTART_COUNT"
 
 
 class RankEnvironment(NamedTuple):
-    """Who a process is among those that train together, as its environment says.
+    """Rank of this process, as its environment says.
 
     Attributes:
         rank, size: of all. local_rank, local_size: of those on this host.
@@ -30,7 +30,7 @@ class RankEnvironment(NamedTuple):
 
 
 def rank_environment() -> RankEnvironment | None:
-    """Who this process is; None if it was started alone.
+    """Reads the rank environment, or returns None if the process was started alone.
 
     Raises:
         InputError: the environment says it only in part, or nonsense.

@@ -126,7 +126,7 @@ class BucketedReduction:
             self._messages.append(_Message(parameters, flat, begins, self._ranks.all_reduce(flat)))
 
     def _pack(self, bucket: Sequence[nn.Parameter]) -> tuple[list[nn.Parameter], Tensor, list[int]]:
-        """Those of a bucket that have dense gradients, a flat tensor of these, and where each lies in it."""
+        """Packs the dense gradients of a bucket: returns their parameters, a flat tensor, and each one's offset."""
         parameters = [each for each in bucket if each.grad is not None and not each.grad.is_sparse]
         begins, end = [], 0
         for parameter in parameters:
@@ -177,7 +177,7 @@ class BucketedReduction:
 
 
 def rows_are_fewer(counts: Sequence[int], shape: Sequence[int]) -> bool:
-    """Whether rows are fewer values to receive than the table, of which a ring sends each part twice.
+    """Returns True if sending rows takes fewer values than an all-reduce of the table.
 
     Args:
         counts: rows of each rank, each sent as the largest number of them. shape: (V, E) of the table.
@@ -186,7 +186,7 @@ def rows_are_fewer(counts: Sequence[int], shape: Sequence[int]) -> bool:
 
 
 def _views(flat: Tensor, parameters: Sequence[Tensor], begins: Sequence[int]) -> list[Tensor]:
-    """Where each parameter's gradient lies in a message."""
+    """Returns a view of each parameter's gradient in a message."""
     return [
         flat[begin : begin + each.numel()].view(each.shape)
         for each, begin in zip(parameters, begins, strict=True)

@@ -93,6 +93,6 @@ def _in_buckets(parameters: Sequence[nn.Parameter]) -> list[tuple[nn.Parameter, 
 
 
 def _views(flat: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
-    """Where each parameter lies in a message."""
+    """Returns a view of each parameter in a message."""
     parts = torch.split(flat, [each.numel() for each in parameters])
     return [part.view(each.shape) for part, each in zip(parts, parameters, strict=True)]

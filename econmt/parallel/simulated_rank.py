@@ -27,7 +27,7 @@ from econmt_ops.core.gathering import Gathered
 
 
 class Rank(NamedTuple):
-    """Which rank, from 0, and of how many."""
+    """Rank, from 0, and number of ranks."""
 
     number: int = 0
     size: int = 1

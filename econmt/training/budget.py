@@ -77,7 +77,7 @@ def first_plan(
 
 
 class Budget:
-    """How a run keeps to the bytes that its recipe allows, if it does not allow all.
+    """Byte budget of a run: divides batches so that a step fits into the bytes that the recipe allows.
 
     Args:
         task: what is learnt, with the recipe of the run.
@@ -186,7 +186,7 @@ class Budget:
         return [batch, batch] if worst.parts > 1 and self._device.type == "cuda" else [batch]
 
     def room_for_optimizer(self, optimizer: FusedOptimizer) -> torch.Tensor:
-        """As many bytes as a GPU must still have for the optimizer's state.
+        """Reserves the bytes that a GPU needs for the optimizer's state.
 
         Raises:
             TrainingError: if it does not have them.
@@ -308,7 +308,7 @@ class Budget:
 
 
 def _shapes_of_epochs(data: Data, seed: int) -> dict[str, Any]:
-    """What the shapes of batches depend on where epochs differ."""
+    """Returns the values that batch shapes depend on where epochs differ."""
     found: dict[str, Any] = {}
     if data.mixing.weights:
         found["mixing"] = data.mixing.model_dump(mode="json")

@@ -1,4 +1,4 @@
-"""Which implementations a run uses where its recipe leaves them at auto: measured at its start, then kept.
+"""Choice of implementations for ops that the recipe leaves at auto: measured when the run starts, then kept.
 
 Implementations differ by rounding, so a run that goes on must use those that it began with: they are a part of its
 saved state. With a byte budget the plan chooses instead (`econmt.training.budget`).
@@ -25,10 +25,10 @@ POSITIONS = 6
 """Positions of the batch that is measured: a step of a long sentence takes as long as one of a short one."""
 
 SECONDS = 1.6
-"""What measuring may take; with the batch itself it stays under two seconds."""
+"""Seconds that measuring may take; with the batch itself it stays under two seconds."""
 
 SHARE = 0.5
-"""Of the time that is left, what one op may take: later ones, of which the decoder is the slowest, need some too."""
+"""Share of the remaining time that one op may take; later ops, the slowest of which is the decoder, need some too."""
 
 _WORTH_ITS_MEMORY = 0.15
 """By which share the reference must be faster: it keeps several times as much, and so few positions flatter it."""
@@ -38,7 +38,7 @@ _LEAST_OPERATIONS = 1e9
 
 
 def is_worth_measuring(model: nn.Module, shape: Shape) -> bool:
-    """Whether an update of this model takes long enough for a choice to matter."""
+    """Returns True if an update of this model takes long enough for the choice to matter."""
     # Rows of a table are looked up, unless it is an output layer's weight too.
     multiplied = {part.weight for part in model.modules() if isinstance(part, nn.Linear)}
     tables = {part.weight for part in model.modules() if isinstance(part, nn.Embedding)} - multiplied
@@ -241,7 +241,7 @@ def _sum(total: MeasurementRecord | None, record: MeasurementRecord, calls: int)
 
 
 def expected_updates(training: Training, batches_per_epoch: int, tokens_per_epoch: int) -> float:
-    """How many updates a run will have at least, as far as its recipe tells."""
+    """Returns a lower bound of the updates of a run, as far as its recipe determines it."""
     an_epoch = batches_per_epoch / training.update_interval
     limits = [float(training.max_updates or 0), (training.max_epochs or 0) * an_epoch]
     limits.append((training.max_tokens or 0) / max(1, tokens_per_epoch) * an_epoch)
@@ -273,5 +273,5 @@ def saved_choice(recipe: Recipe, saved: Mapping[str, str], device: torch.device)
 
 
 def as_saved(implementations: Implementations, device: torch.device) -> dict[str, str]:
-    """What a state keeps of a choice."""
+    """Returns the part of a choice that is saved with the training state."""
     return {"device": device.type, **implementations._asdict()}

@@ -59,7 +59,7 @@ class Pace:
 
 
 def share_done(training: recipe.Training, state: TrainingState, epochs_done: float) -> float | None:
-    """How much of a run is done, from 0 to 1, by the limit that is nearest; None where it has none.
+    """Returns the completed share of a run, from 0 to 1, by its nearest limit, or None without limits.
 
     Args:
         training: the recipe's limits. state: where the run stands.
@@ -92,7 +92,7 @@ def seconds_left(
 
 
 def _done(state: TrainingState, epochs: float) -> dict[str, float]:
-    """How much there was of what the recipe may limit, by its key."""
+    """Returns the current value of each quantity that the recipe may limit, by key."""
     return {
         "max_updates": state.update,
         "max_epochs": epochs,

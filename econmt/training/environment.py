@@ -1,4 +1,4 @@
-"""What a run's last bits depend on beside its recipe: versions, device and threads, kept with its state."""
+"""Environment that the last bits of a run depend on: versions, device and threads, saved with its state."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import econmt
 
 
 def environment_of(device: torch.device) -> dict[str, str]:
-    """What this process computes with; the threads only where they compute."""
+    """Returns the environment of this process; the number of threads only where the CPU computes."""
     found = {"econmt": econmt.__version__, "torch": str(torch.__version__), "device": device.type}
     return {**found, "threads": str(torch.get_num_threads())} if device.type == "cpu" else found
 

@@ -1,4 +1,4 @@
-"""What a person is told when training has to stop."""
+"""Messages for training that has to stop."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from econmt.training.update_metrics import UpdateMetrics
 
 
 def not_finite(metrics: UpdateMetrics, store: TokenStore, last_good: str) -> str:
-    """That a loss or gradient is not finite, and of which lines.
+    """Says that a loss or gradient is not finite, and for which lines.
 
     Args:
         metrics: of the update.
@@ -27,7 +27,7 @@ def not_finite(metrics: UpdateMetrics, store: TokenStore, last_good: str) -> str
 
 
 def out_of_memory(batch: AnyBatch, device: torch.device, last_good: str, *, planned: bool) -> str:
-    """That there is no memory for a batch, and what to do.
+    """Says that there is no memory for a batch, and what to do.
 
     Args:
         batch: see above.

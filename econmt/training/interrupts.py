@@ -44,12 +44,12 @@ class Interrupts:
 
     @property
     def pending(self) -> bool:
-        """Whether to leave."""
+        """True if training is to stop."""
         return self.received is not None
 
     @property
     def name(self) -> str:
-        """What to call the signal in a message."""
+        """Name of the signal for messages."""
         return "Ctrl-C" if self.received == signal.SIGINT else "SIGTERM"
 
     @property

@@ -1,4 +1,4 @@
-"""What a run says while it runs: a live line on a terminal, plain lines elsewhere, the log file and TensorBoard."""
+"""Progress output of a run: a live line on a terminal, plain lines elsewhere, the log file and TensorBoard."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BAR = range(4, 31)
 
 
 class Figures(NamedTuple):
-    """What a progress line shows.
+    """Figures of a progress line.
 
     Attributes:
         update: done. updates: of the whole run, as far as it is known; None: no limit tells.
@@ -46,7 +46,7 @@ class Figures(NamedTuple):
 
     @property
     def memory_name(self) -> str:
-        """What the memory is: "process" or "GPU"; neither is the ledger, which counts the tensors of a step."""
+        """Kind of memory, "process" or "GPU"; unlike the ledger, which counts the tensors of a step."""
         return "process" if self.device == "cpu" else "GPU"
 
     def line(self, width: int | None = None) -> str:
@@ -91,7 +91,7 @@ class Figures(NamedTuple):
         ]
 
     def _rest(self) -> list[str]:
-        """What is told where there is room, what matters most first."""
+        """Returns the optional parts of the line, the most important first."""
         return [
             f"epoch {self.epoch + 1}",
             f"perplexity {perplexity(self.loss):.2f}",
@@ -177,7 +177,7 @@ class Progress:
 
     @property
     def is_live(self) -> bool:
-        """Whether there is a terminal on which a line can live."""
+        """True if there is a terminal for a live line."""
         return self._live is not None
 
     def live(self, figures: Figures) -> None:

@@ -1,4 +1,4 @@
-"""What a run does so that several ranks train as one: agree when to leave, share batches, carry what each one has."""
+"""Coordination of several ranks: agreeing when to stop, sharing batches, and carrying states from step to step."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SEEN_WITHIN = 30.0
 """Seconds in which what one host writes is seen by the others, where they share a file system."""
 
 SLOW = 1.5
-"""How many times the time of the one in the middle a rank takes that is called slow."""
+"""Factor over the median time from which a rank is called slow."""
 
 
 def check_shared(folder: ModelFolder, communicator: Communicator) -> None:
@@ -77,7 +77,7 @@ class Ranks:
         self._then = self.seconds = 0.0
 
     def told_to_leave(self, interrupts: Interrupts, state: TrainingState) -> bool:
-        """Whether any rank was told to leave, and all know it; from then on all were.
+        """Returns True if any rank was told to stop and all ranks know it.
 
         What is asked now is known at the next call: the question travels while an update is computed. All clocks are
         put forward to that of the slowest rank.
@@ -135,7 +135,7 @@ class Ranks:
         return batch.share(self._communicator.replica, size, rows)
 
     def carried(self, rows: int) -> dict[str, Tensor]:
-        """What a step hands to the next one, with the rows that each rank has of a batch of so many.
+        """Returns the state carried to the next step, for this rank's rows of a batch.
 
         A buffer has a state for each row of the whole batch, from the second on, and a rank that of its own.
         """

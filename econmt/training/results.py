@@ -1,4 +1,4 @@
-"""What a finished run leaves for a person: test BLEU, sample translations, pictures, and where the bytes went."""
+"""Results of a finished run: test BLEU, sample translations, pictures, and the memory account."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Sample(NamedTuple):
 
 
 class RunResults(NamedTuple):
-    """Of the best checkpoint. ``corpus`` is "test" if the recipe has a test text, else "validation".
+    """Results of the best checkpoint. ``corpus`` is "test" if the recipe has a test text, else "validation".
 
     ``perplexities`` are those of a language model's texts by "valid" and "test"; without
     translations BLEU is not a number.
@@ -78,7 +78,7 @@ class RunResults(NamedTuple):
 
 
 class ResultsFile(Record):
-    """What results.json holds: of the run's last update and of its best checkpoint."""
+    """Schema of results.json: the run's last update and its best checkpoint."""
 
     update: Update
     best_update: Update
@@ -103,7 +103,7 @@ def read_results(folder: ModelFolder) -> ResultsFile | None:
 
 
 def are_complete(folder: ModelFolder, recipe: Recipe, update: int) -> bool:
-    """Whether the results of a run that ended at ``update`` are there; broken ones are told and made anew."""
+    """Returns True if the results of a run that ended at ``update`` exist; damaged ones are reported and made again."""
     try:
         found = read_results(folder)
     except InputError as error:

@@ -50,7 +50,7 @@ from econmt_ops.dispatch.rule import rules_only
 
 
 class Outcome(NamedTuple):
-    """What a command did. ``results`` is None if the run was complete before."""
+    """Outcome of a training command. ``results`` is None if the run was complete before."""
 
     training: TrainingResult
     results: RunResults | None
@@ -147,7 +147,7 @@ def run_recipe(
 def _start(
     recipe: Recipe, folder: ModelFolder, resume_with_changes: bool, communicator: Communicator
 ) -> Start:
-    """Where the run starts, as rank 0 finds it."""
+    """Finds where the run starts, on rank 0 for all."""
     commit, changes, with_changes, notes = communicator.on_rank_zero(
         lambda: jsonable(find_start(recipe, folder, resume_with_changes=resume_with_changes))
     )
@@ -284,7 +284,7 @@ def make_trainer(
 
 
 def _of_ranks(communicator: Communicator, recipe: Recipe) -> str:
-    """How several ranks share the run; of a lone one the keys of the recipe that need several."""
+    """Describes how several ranks share the run; for a single rank, the keys of the recipe that need several."""
     if communicator.size == 1:
         idle = keys_without_effect(recipe, processes=1) - keys_without_effect(recipe)
         keys = [key for key, _ in leaves(recipe, changed_only=True) if key in idle]
@@ -298,7 +298,7 @@ def _of_ranks(communicator: Communicator, recipe: Recipe) -> str:
 def _precision(
     recipe: Recipe, folder: ModelFolder, start: Start, device: torch.device, communicator: Communicator
 ) -> Precision:
-    """What the run trains with: as it began, or what is faster on rank 0 if it begins now."""
+    """Returns the run's precision: the one it began with, or the faster one on rank 0 for a new run."""
     found: list[Precision] = []
 
     def own() -> str:
@@ -313,7 +313,7 @@ def _precision(
 def _threads(
     recipe: Recipe, folder: ModelFolder, start: Start, device: torch.device, communicator: Communicator
 ) -> Threads:
-    """How many threads train: as the recipe says, as the run began, or what is faster here if it begins now."""
+    """Returns the number of threads: the recipe's, the one the run began with, or the fastest for a new run."""
 
     def own() -> list[Any]:
         saved = (
@@ -377,7 +377,7 @@ def text_fingerprint(prepared: PreparedData) -> str:
 
 
 def _older_text_fingerprint(prepared: PreparedData) -> str:
-    """What states had before stores had checksums: counts, and the lines that validation compares with."""
+    """Returns the fingerprint of states from before stores had checksums: counts and reference lines."""
     counts = {key: value for key, value in prepared.statistics.items() if key not in ("seconds", "test")}
     digest = hashlib.sha256(json.dumps(counts, sort_keys=True).encode())
     for line in (*prepared.valid_source, *prepared.valid_target):

@@ -11,7 +11,7 @@ from econmt_ops.optimizer import FusedOptimizer
 
 
 class RunAverage:
-    """What a run does about averaging, which may be nothing.
+    """Parameter averaging of a run, if the recipe asks for it.
 
     Args:
         config: the recipe's.

@@ -1,4 +1,4 @@
-"""How the learning rate changes over the updates."""
+"""Learning rate schedules."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Schedule:
 
     @property
     def goes_back(self) -> bool:
-        """Whether a reduction goes back to the best parameters, so that their optimizer state must be kept."""
+        """True if a reduction returns to the best parameters, whose optimizer state is kept for it."""
         return self._config.name == "plateau-reduce"
 
     def checkpoint(self, improved: bool) -> bool:
@@ -51,7 +51,7 @@ class Schedule:
         return True
 
     def state_dict(self) -> dict[str, Any]:
-        """What a later run needs to go on, as JSON values."""
+        """Returns the state that a resumed run needs, as JSON values."""
         return {"name": self._config.name, "factor": self.factor, "num_not_improved": self.num_not_improved}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

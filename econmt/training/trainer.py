@@ -55,7 +55,7 @@ _UPDATES_BETWEEN_TRIMS = 5
 
 
 class TrainingResult(NamedTuple):
-    """How a run ended: why, and its best checkpoint."""
+    """End of a run: the reason, and its best checkpoint."""
 
     reason: str
     update: int
@@ -378,7 +378,7 @@ class Trainer:
         return Saved(self.state, parameters, current, self.recipe.training.optimizer.name)
 
     def _judge(self, result: Validation) -> bool:
-        """Whether this checkpoint is the best so far; the first one always is."""
+        """Returns True if this checkpoint is the best so far; the first one always is."""
         state = self.state
         metric = METRICS[self.recipe.training.early_stopping.metric]
         score, best = result.columns()[metric.column], state.best_score
@@ -429,7 +429,7 @@ class Trainer:
         self._saved = state.update
 
     def _optimizer_tensors(self) -> dict[str, Tensor]:
-        """As saved: some ranks give copies, which must have what the mean of the parameters has displaced."""
+        """Returns the optimizer's tensors for saving, with the parameters that averaging has displaced."""
         with self._average.in_place(self.state):
             return self._ranks.optimizer_tensors(self.parameters)
 

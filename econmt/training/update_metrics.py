@@ -24,7 +24,7 @@ class UpdateMetrics(NamedTuple):
 
     @property
     def finite(self) -> bool:
-        """Whether loss and gradient are numbers."""
+        """True if loss and gradient norm are finite."""
         return math.isfinite(self.loss) and math.isfinite(self.gradient_norm)
 
 

@@ -41,7 +41,7 @@ class Abandoned(Exception):  # noqa: N818  not an error
 
 
 class Validation(NamedTuple):
-    """What a checkpoint is judged by; without translations BLEU is not a number and the signature empty.
+    """Validation scores of a checkpoint; without translations BLEU is NaN and the signature empty.
 
     ``judged`` is the metric of translations that decides, if it is another one than BLEU, with its column;
     ``length_loss`` that of a length task, a target token, without the recipe's weight.
@@ -119,7 +119,7 @@ def _numbered(device: torch.device) -> torch.device:
 
 
 def requests_of(sources: Sequence[str], factors: Sequence[Sequence[str]]) -> list[Request]:
-    """What is asked of a translator: the first lines of a text, with those of each stream of source factors."""
+    """Makes requests for a translator from lines and their source factors."""
     rows = zip(*factors, strict=True) if factors else repeat(())
     return [Request(text, factors=row) for text, row in zip(sources, rows, strict=False)]
 
@@ -140,7 +140,7 @@ def _translated(communicator: Communicator, translator: Translator, sources: Seq
 
 
 def _gathered(communicator: Communicator, own: list[Any], given_up: bool) -> list[list[Any]]:
-    """What every rank has made, in their order.
+    """Gathers the results of all ranks, in their order.
 
     Raises:
         Abandoned: one has left it.
@@ -231,7 +231,7 @@ def _summed(
 
 
 def check_lengths(prepared: PreparedData, recipe: Recipe) -> list[str]:
-    """What a person should know of validation pairs that are too long, one line each.
+    """Returns notes on validation pairs that are too long, one line each.
 
     Raises:
         InputError: if all of them are.
@@ -258,7 +258,7 @@ def make_translator(
     plan: MemoryPlan | None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Translator:
-    """What translates validation and test text of a run.
+    """Creates the translator of a run's validation and test text.
 
     In float32: the precision that ``econmt translate`` takes by itself may come from a measurement, and a run that goes
     on elsewhere must find the BLEU that it would have found here.

@@ -1,4 +1,4 @@
-"""Where one graph of autograd ends and another begins, maybe on another rank."""
+"""Boundary between two autograd graphs, possibly on different ranks."""
 
 from __future__ import annotations
 

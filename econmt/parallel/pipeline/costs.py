@@ -1,4 +1,4 @@
-"""What layers and links take here, measured in some seconds, and the division over a pipeline that follows from it."""
+"""Times of layers and links, measured in some seconds, and the division of a pipeline that follows from them."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def plan_pipeline(
 
 
 def plan_by_weights(model: nn.Module, stages: int, shape: Shape) -> PipelinePlan:
-    """The same where nothing can be timed: a step takes as long as a layer has weights, a transfer no time.
+    """Plans a pipeline where nothing can be timed: a step's cost is the layer's number of weights, transfers are free.
 
     A chunk takes as long as one step more.
 
@@ -169,7 +169,7 @@ def timed_stacks(
 
 
 def measured_link(stages: Stages, device: torch.device, size: int) -> Link:
-    """What a transfer between the first two stages of a pipeline takes; all its ranks call this at once.
+    """Measures transfers between the first two stages of a pipeline; all its ranks call this together.
 
     Args:
         stages: of the pipeline.
@@ -252,7 +252,7 @@ class _Measure:
         return [each, max(0.0, seconds[0] - each * steps), once_for_all]
 
     def _replayed(self, runs: Sequence[Callable[[], None]]) -> Sequence[Callable[[], None]]:
-        """The same as CUDA graphs where steps will be, which launches kernels faster than Python does."""
+        """Returns the runs as CUDA graphs where training steps are captured too."""
         if not MODE.captured:
             return runs
         capturer, graphs = Capturer(self._device, threads=True), []
@@ -268,14 +268,14 @@ class _Measure:
 
 
 def _leaves(weights: Any) -> Any:
-    """The same values, those of factors included, whose gradients nobody sees."""
+    """Returns copies of weights, factors included, as leaves of a graph of their own."""
     if isinstance(weights, Tensor):
         return weights.detach().requires_grad_()
     return type(weights)(*map(_leaves, weights))
 
 
 def _widths(weights: Any) -> tuple[int, int]:
-    """What a layer reads and gives."""
+    """Returns a layer's input and output widths."""
     matrix = weights.input
     return (matrix if isinstance(matrix, Tensor) else matrix.right).shape[1], len(weights.bias) // 4
 

@@ -51,7 +51,7 @@ class LookUp:
 def reader(
     table: nn.Embedding, divided: Tensor, ids: Tensor, rank: int, look_ups: list[LookUp]
 ) -> Callable[[], Tensor]:
-    """What gives a rank the embeddings (..., E) of ids (...).
+    """Returns a function that gives a rank the embeddings (..., E) of ids (...).
 
     Args:
         table: of the embeddings.
@@ -104,6 +104,6 @@ class DividedTable:
         add_look_up_gradient(self._rows.grad, gradient, places)
 
     def _places(self, ids: Tensor) -> Tensor:
-        """Which of this rank's rows words are; v: none."""
+        """Returns the index of each word among this rank's rows; v for words of other ranks."""
         places, count = ids - self._first, len(self._rows)
         return torch.where((places < 0) | (places > count), count, places)

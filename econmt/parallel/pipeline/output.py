@@ -45,7 +45,7 @@ class Slice(NamedTuple):
 
 
 class VocabularyShares(NamedTuple):
-    """What one rank makes: the summed loss, which all know, and its part of the gradients of ``loss x scale``.
+    """Results of one rank: the summed loss, known to all, and its part of the gradients of ``loss x scale``.
 
     Attributes:
         loss: in nats, summed over the rows that count.

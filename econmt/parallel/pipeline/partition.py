@@ -1,4 +1,4 @@
-"""Which layers each rank of a pipeline gets, and into how many chunks time is cut: the least by a model of costs.
+"""Division of a pipeline: layers of each rank and chunks of time, with the least cost by a model.
 
 Of K chunks and stages whose chunk takes t_1 ... t_S seconds (forward and backward, what it sends included), the first
 chunk passes all stages and the others follow at the pace of the slowest: t_1 + ... + t_S + (K - 1) max t. A layer takes
@@ -41,12 +41,12 @@ class Link(NamedTuple):
     byte: float
 
     def seconds(self, size: float) -> float:
-        """Of a transfer of so many bytes."""
+        """Returns the seconds of a transfer of ``size`` bytes."""
         return self.latency + self.byte * size
 
 
 class Division(NamedTuple):
-    """Of pieces over stages.
+    """Division of layers over stages.
 
     Attributes:
         homes: of each piece its stage, rising.

@@ -23,11 +23,11 @@ from econmt.parallel.pipeline.boundary import Boundary
 from econmt_ops.core.scopes import layer
 
 Output = tuple[int, int]
-"""Which part, and which of its outputs."""
+"""Index of a part, and of one of its outputs."""
 
 
 class Like(NamedTuple):
-    """What a tensor that travels looks like: its shape and its type."""
+    """Shape and type of a transferred tensor."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -54,7 +54,7 @@ class PipelinePart(NamedTuple):
 
 
 class Exchange(Protocol):
-    """How tensors travel between the ranks of a pipeline."""
+    """Transfers of tensors between the ranks of a pipeline."""
 
     def send(self, tensor: Tensor, rank: int) -> Pending:
         """Begins to send; the tensor must stay as it is until that is done."""
@@ -90,7 +90,7 @@ def readers(parts: Sequence[PipelinePart]) -> dict[Output, list[int]]:
 
 
 def forward_actions(parts: Sequence[PipelinePart], rank: int) -> list[Action]:
-    """What a rank does in the forward pass."""
+    """Returns the actions of a rank in the forward pass."""
     crossing = readers(parts)
     actions = []
     for number, part in enumerate(parts):
@@ -103,7 +103,7 @@ def forward_actions(parts: Sequence[PipelinePart], rank: int) -> list[Action]:
 
 
 def backward_actions(parts: Sequence[PipelinePart], rank: int) -> list[Action]:
-    """What a rank does in the backward pass: gradients travel against the outputs."""
+    """Returns the actions of a rank in the backward pass, in which gradients travel against the outputs."""
     returned: dict[int, list[Output]] = {}
     for output, numbers in readers(parts).items():
         for number in numbers:
@@ -125,7 +125,7 @@ def _transfer(output: Output, source: int, destination: int, rank: int) -> list[
 
 
 def early(actions: Sequence[Action]) -> list[Action]:
-    """The same with every receipt begun as early as may be: what travels does so while parts run.
+    """Moves every receive to the earliest possible moment, so that transfers overlap with computation.
 
     The transfers between two ranks stay in their order, since these may have one queue for both directions. On a GPU it
     is better not done: a receipt is a kernel that waits there, and one that needs the whole GPU at once, as an LSTM's

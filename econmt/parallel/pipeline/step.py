@@ -271,7 +271,7 @@ class PipelinedStep(TrainingStep):
         return StepResult(loss, self.optimizer.clip(self.clipping.type, self.clipping.threshold, norm))
 
     def _norm_places(self) -> tuple[Tensor, int]:
-        """Where the norms of this rank's gradients stand among those of all, and how many these are.
+        """Returns the positions of this rank's gradient norms among those of all ranks, and their number.
 
         So the norm is a sum in one order, wherever the layers are.
         """

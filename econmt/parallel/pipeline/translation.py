@@ -34,7 +34,7 @@ from econmt_ops.lstm.chunked import ChunkedLSTM
 
 
 class StagePlacement(NamedTuple):
-    """Of a translation model's layers the stages, each list bottom first and rising.
+    """Stages of a translation model's layers, each list bottom first and rising.
 
     Attributes:
         pairs: of the forward and the backward direction of layers that read both ways.
@@ -235,7 +235,7 @@ class TranslationParts:
         return (seeds.stack, layer) if layer else (None, -1)
 
     def _memory(self, chunks: int, inputs: tuple[Tensor, ...], count: int) -> tuple[Memory, Tensor]:
-        """What the decoder knows of the source, and its summary; of the inputs the last ``count`` are last states."""
+        """Joins the source memory and its summary; the last ``count`` inputs are final states."""
         encoder = self._model.encoder
         whole, ends = inputs[: len(inputs) - count], inputs[len(inputs) - count :]
         values = encoder.dropout(_joined(whole, chunks), self._encoder_seeds.output)
@@ -335,7 +335,7 @@ class TranslationParts:
 
 
 class _Cuts:
-    """Of a side into chunks.
+    """Division of one side's positions into chunks.
 
     Args:
         steps: positions. chunks: how many there shall be; fewer if that goes evenly.
