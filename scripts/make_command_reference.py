@@ -63,6 +63,8 @@ def group_text(group: Any, name: str) -> Iterator[str]:
     """Yields the section of a command that has subcommands, then theirs."""
     yield f"\n## `{name}`\n\n{escaped(group.info.help)}\n"
     for command in group.registered_commands:
+        if command.hidden:
+            continue
         yield command_text(command, f"{name} {command.name or command.callback.__name__}", "###")
 
 
