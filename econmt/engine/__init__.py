@@ -1,1 +1,1 @@
-"""The training step and what it runs on: devices, precisions, optimizers, ranks."""
+"""The training step and the machinery it runs on: devices, precision, optimizers, threads and communication."""

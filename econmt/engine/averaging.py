@@ -1,4 +1,4 @@
-"""The mean of the parameters over the updates (Polyak and Juditsky, 1992)."""
+"""Averages the parameters over training updates (Polyak and Juditsky, 1992)."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ _NAME = "average"
 
 
 class ParameterAverage:
-    """The mean of the parameters after each update since it began.
+    """Running mean of the parameters, taken after each update since averaging began.
 
-    It lies in the optimizer's state, and is saved with it. While it stands in the place of the parameters, which is so
-    whenever they are validated or saved, the state has the parameters themselves.
+    The mean is stored in the optimizer's state and saved with it. During validation and saving, the mean and the
+    parameters are swapped: the model holds the mean, and the optimizer's state holds the parameters.
 
     Args:
-        optimizer: of all parameters; its own state is made if it is not there.
-        decay: the share of the mean before that an update keeps at most; None: all updates weigh the same.
+        optimizer: Optimizer of all parameters; its state is created if it does not exist yet.
+        decay: Largest weight of the previous mean in an update; None weighs all updates equally.
     """
 
     def __init__(self, optimizer: FusedOptimizer, decay: float | None = None) -> None:
         self._optimizer = optimizer
-        self._least = 0.0 if decay is None else 1.0 - decay
+        self._least_weight = 0.0 if decay is None else 1.0 - decay
         self.prepare()
 
     def prepare(self) -> bool:
-        """Makes the room for it where there is none; whether it was all there."""
+        """Allocates the tensors of the mean where they are missing; returns True if none was missing."""
         self._optimizer.prepare()
         lacking = [part for part in self._parameters if _NAME not in self._optimizer.state.get(part, {})]
         for parameter in lacking:
@@ -47,21 +47,21 @@ class ParameterAverage:
 
     @torch.no_grad()
     def add(self, number: int) -> None:
-        """Takes in the parameters after the ``number``-th update since it began, from 1."""
-        # The first makes it equal to them, whatever was there before.
-        torch._foreach_lerp_(self._averages, self._parameters, max(1.0 / number, self._least))
+        """Adds the parameters after the ``number``-th update since averaging began, counted from 1."""
+        # The first update overwrites the mean, whatever it held before.
+        torch._foreach_lerp_(self._averages, self._parameters, max(1.0 / number, self._least_weight))
 
     @torch.no_grad()
     def exchange(self) -> None:
-        """Lets the mean and the parameters change places."""
+        """Swaps the values of the mean and of the parameters."""
         for parameter, average in zip(self._parameters, self._averages, strict=True):
-            kept = parameter.clone()
+            saved_parameter = parameter.clone()
             parameter.copy_(average)
-            average.copy_(kept)
+            average.copy_(saved_parameter)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Within it the mean stands where the parameters stood."""
+        """Swaps the mean into the parameters for the duration of the context."""
         self.exchange()
         try:
             yield
@@ -70,13 +70,14 @@ class ParameterAverage:
 
 
 def begins(perplexities: list[float], interval: int) -> bool:
-    """Returns True if averaging begins: the perplexity is above the best of all but the last ``interval`` before it.
+    """Returns True if averaging begins after a checkpoint.
 
-    NT-ASGD (Merity et al., 2018, algorithm 1).
+    It begins when the newest perplexity is above the best one older than ``interval`` checkpoints (NT-ASGD, Merity et
+    al., 2018, algorithm 1).
 
     Args:
-        perplexities: of all checkpoints, the newest last.
-        interval: n of the paper.
+        perplexities: Validation perplexities of all checkpoints, the newest last.
+        interval: Non-monotone interval n of the paper, in checkpoints.
     """
     earlier = perplexities[: -1 - interval]
     return bool(earlier) and perplexities[-1] > min(earlier)

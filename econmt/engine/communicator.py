@@ -1,4 +1,4 @@
-"""The processes that train one model together."""
+"""Communication between the processes that train one model together."""
 
 from __future__ import annotations
 
@@ -9,60 +9,60 @@ from typing import Any, Protocol, TypeVar
 from torch import Tensor, nn
 
 Json = TypeVar("Json")
-"""JSON value; nothing that comes from another process can execute."""
+"""JSON values; exchanging only these means that nothing received from another process is ever executed."""
 
 
 class Event(Protocol):
-    """Interface of `torch.cuda.Event`: a point in a stream of a GPU."""
+    """Marker in a GPU stream, as `torch.cuda.Event`."""
 
     def record(self, stream: Any) -> None:
-        """Lets a stream pass it after what it has been given."""
+        """Records the event in a stream, after the work enqueued so far."""
 
     def query(self) -> bool:
-        """Returns True if the GPU has passed it."""
+        """Returns True if the stream has reached the event."""
 
     def synchronize(self) -> None:
-        """Waits until then."""
+        """Waits until the stream has reached the event."""
 
 
 class Reduction(Protocol):
-    """Adds gradients up over all ranks, as far as it can while the backward pass still runs."""
+    """Sums gradients over all ranks, overlapped with the backward pass where possible."""
 
     def begin(self) -> None:
-        """From now on a gradient that is complete may leave: the backward pass of an update's last batch begins."""
+        """Starts sending gradients as they are completed: the backward pass of an update's last batch begins."""
 
     def pack(self) -> None:
-        """Takes the memory that is still missing for what will leave: a rank without it can say so before any sends."""
+        """Allocates the missing send buffers, so that a rank that lacks memory fails before any rank sends."""
 
     def finish(self, loss: Tensor) -> None:
-        """Waits until every gradient, and the ``loss``, is the sum over all ranks, in place."""
+        """Waits until every gradient and the ``loss`` hold the sums over all ranks, in place."""
 
     def abandon(self) -> None:
-        """Forgets what has begun, after an error in the backward pass."""
+        """Discards a reduction that has begun, after an error in the backward pass."""
 
 
 class Shares(Protocol):
-    """Assignment of parameters to ranks, each of which has the optimizer's state of its own parameters only."""
+    """Assignment of parameters to the ranks that update them, when optimizer state is divided among ranks."""
 
     @property
     def owned(self) -> list[nn.Parameter]:
         """Parameters that this rank updates."""
 
     def spread(self) -> None:
-        """Gives every rank the values of parameters that others have updated."""
+        """Broadcasts the updated values of each parameter from its owner to all ranks."""
 
 
 class Communicator:
-    """A single process: every collective is a no-op.
+    """Communicator of a single process: every collective is a no-op.
 
-    Whoever trains asks it: the step adds up gradients, each rank takes its share of a batch's rows, and rank 0 alone
-    writes. A world of several processes (:class:`econmt.parallel.processes.Processes`) overrides all of it.
+    The training step uses it to sum gradients, each rank takes its share of a batch's rows from it, and only rank 0
+    writes. :class:`econmt.parallel.processes.Processes`, the communicator of several processes, overrides all of it.
 
     Attributes:
-        rank: of this process, from 0.
-        size: how many there are.
-        local_size: how many of them are on this host.
-        stages: how many of them, neighbours, hold one model together.
+        rank: Rank of this process, from 0.
+        size: Number of processes.
+        local_size: Number of processes on this host.
+        stages: Number of consecutive ranks that hold one model together, as pipeline stages.
     """
 
     rank = 0
@@ -72,31 +72,31 @@ class Communicator:
 
     @property
     def replica(self) -> int:
-        """Index of this process's share of a batch's rows."""
+        """Number of this process's share of a batch's rows, from 0."""
         return self.rank // self.stages
 
     @property
     def replicas(self) -> int:
-        """Number of shares into which a batch's rows are divided."""
+        """Number of shares that a batch's rows are divided into."""
         return self.size // self.stages
 
     @property
     def is_rank_zero(self) -> bool:
-        """True for the process that writes files and prints."""
+        """True if this process, rank 0, writes files and prints."""
         return self.rank == 0
 
     def all_reduce(self, tensors: Sequence[Tensor]) -> None:
-        """Adds each tensor up over all ranks, in place on every rank."""
+        """Sums each tensor over all ranks, in place on every rank."""
 
     def broadcast(self, tensors: Sequence[Tensor], source: int = 0) -> None:
-        """Gives every rank the values of one, in place."""
+        """Copies the tensors' values from rank ``source`` to every rank, in place."""
 
-    def gather(self, value: Json, *, patient: bool = False) -> list[Json]:  # noqa: ARG002  there is no other
-        """The values of all ranks, in their order; JSON. ``patient``: waits for a slower rank without a limit."""
+    def gather(self, value: Json, *, patient: bool = False) -> list[Json]:  # noqa: ARG002  there is one rank
+        """Returns the JSON values of all ranks in rank order; if ``patient``, waits without a time limit."""
         return [value]
 
     def on_rank_zero(self, function: Callable[[], Json]) -> Json:
-        """Calls a function on rank 0, however long it takes, and gives its result, JSON, to all."""
+        """Calls a function on rank 0, however long it takes, and returns its JSON result on all ranks."""
         return function()
 
     def barrier(self) -> None:
@@ -104,42 +104,42 @@ class Communicator:
         self.on_rank_zero(lambda: None)
 
     def all_reduce_max(self, *values: int) -> list[int]:
-        """The largest of each value over all ranks."""
+        """Returns the maximum of each value over all ranks."""
         return list(values)
 
     def all_reduce_max_later(self, *values: int) -> Callable[[], list[int]]:
-        """Starts :meth:`all_reduce_max`; calling the result waits for it and returns the values."""
+        """Starts :meth:`largest` without waiting; calling the result returns the maxima."""
         return lambda: list(values)
 
-    def reduction(self, parameters: Iterable[nn.Parameter]) -> Reduction | None:  # noqa: ARG002  there is no other
-        """Returns the reduction of the gradients of parameters, or None for one rank."""
+    def reduction(self, parameters: Iterable[nn.Parameter]) -> Reduction | None:  # noqa: ARG002  there is one rank
+        """Creates the reduction that sums the parameters' gradients; None for a single rank."""
         return None
 
-    def shares(self, parameters: Iterable[nn.Parameter]) -> Shares | None:  # noqa: ARG002  there is no other
-        """Returns the assignment of parameters to ranks, or None if each rank updates all."""
+    def shares(self, parameters: Iterable[nn.Parameter]) -> Shares | None:  # noqa: ARG002  there is one rank
+        """Returns which rank updates which parameters; None if each rank updates all of them."""
         return None
 
     def wait(self, event: Event) -> None:
-        """Waits for a GPU, which may wait for other ranks."""
+        """Waits for a GPU event, which may depend on other ranks."""
         event.synchronize()
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Within it an exchange that fails, since a rank is gone, is told as that."""
+        """Turns the failure of a collective because a rank is gone into an error that says so."""
         yield
 
     def destroy(self) -> None:
-        """Gives up, on all ranks at once, what exchanges need; graphs that hold some must be gone before."""
+        """Releases communication resources, on all ranks together, after all CUDA graphs with collectives are gone."""
 
     def note(self, update: int) -> None:
-        """Takes note of the update that is done, by which a rank that has stopped is found."""
+        """Records the number of the last update, from which a rank that has stopped is detected."""
 
 
 def rows_of_share(rows: int, size: int) -> int:
-    """Rows that each of ``size`` ranks has of a batch of so many; the last ones may be padding."""
+    """Returns the rows of a batch of ``rows`` for each of ``size`` ranks; the last rank's may include padding."""
     return -(-rows // size)
 
 
 def jsonable(value: Any) -> Any:
-    """Tuples as lists, as JSON has them."""
-    return [jsonable(each) for each in value] if isinstance(value, (list, tuple)) else value
+    """Converts tuples to lists, recursively, as JSON stores them."""
+    return [jsonable(item) for item in value] if isinstance(value, (list, tuple)) else value

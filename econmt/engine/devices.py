@@ -1,4 +1,4 @@
-"""Devices: selection, memory, determinism."""
+"""Resolves device names, and manages memory and determinism of a device."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from econmt.errors import InputError
 
 
 def check_device_name(name: str) -> None:
-    """Makes sure that a text names a device, whether it is there or not.
+    """Checks that a name is that of a device, which need not exist here.
 
     Raises:
-        InputError: it names none.
+        InputError: The name is not auto, cpu, cuda or cuda:N.
     """
     if re.fullmatch("auto|cpu|cuda(:[0-9]{1,2})?", name) is None:
-        raise InputError(f"device '{name[:40]}': unknown; give auto, cpu, cuda or cuda:N")
+        raise InputError(f"device '{name[:40]}': unknown; use auto, cpu, cuda or cuda:N")
 
 
 def resolve_device(name: str) -> torch.device:
-    """The device that a recipe or an option names: auto, cpu, cuda or cuda:N.
+    """Returns the device that a recipe or an option names: auto, cpu, cuda or cuda:N.
 
     Raises:
-        InputError: if there is no such device.
+        InputError: There is no such device.
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -38,8 +38,8 @@ def resolve_device(name: str) -> torch.device:
     if device.type == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if (device.index or 0) >= count:
-            found = f"{count} GPUs" if count else "no GPU"
-            raise InputError(f"device '{name}': torch sees {found} here; give device cpu or auto")
+            available = f"{count} GPUs" if count else "no GPU"
+            raise InputError(f"device '{name}': torch sees {available} here; use device cpu or auto")
     return device
 
 
@@ -51,30 +51,30 @@ _ALLOCATION_FAILED = (
     "could not create a primitive",
     "could not initialize a memory object",
 )
-"""Messages of PyTorch for full memory where it has no error type for it."""
+"""Texts of PyTorch's out-of-memory errors that have no exception type of their own."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Returns True if an error says that the device or the machine has no memory left."""
+    """Returns True if an error says that the device or the machine has run out of memory."""
     if isinstance(error, (torch.cuda.OutOfMemoryError, MemoryError)):
         return True
     if not isinstance(error, RuntimeError) or "primitive descriptor" in str(
         error
-    ):  # that says "not implemented"
+    ):  # this text means "not implemented"
         return False
     return any(words in str(error) for words in _ALLOCATION_FAILED)
 
 
 def trims_batches(wanted: str, device: torch.device) -> bool:
-    """Returns True if batches are cut to their own longest pair; auto does so on the CPU, where a new shape is free."""
+    """Returns True if batches are trimmed to their longest pair; auto does so on a CPU, where new shapes are free."""
     return wanted == "always" or (wanted == "auto" and device.type == "cpu")
 
 
 @contextlib.contextmanager
 def reproducible(device: torch.device, threads: int | None) -> Iterator[None]:
-    """Deterministic algorithms on the CPU, where they cost nothing, and the recipe's number of threads.
+    """Sets deterministic algorithms on a CPU, where they cost nothing, and the recipe's number of threads.
 
-    On a GPU, scattered additions (the gradient of an embedding) stay as fast as they are, so two runs there agree to
+    On a GPU, scattered additions (the gradient of an embedding) stay fast and nondeterministic, so two runs agree up to
     rounding only.
     """
     switches: Any = torch.utils.deterministic
@@ -86,7 +86,7 @@ def reproducible(device: torch.device, threads: int | None) -> Iterator[None]:
     )
     if device.type == "cpu":
         _set_deterministic(True)
-        switches.fill_uninitialized_memory = False  # a fill of every new tensor is what would cost
+        switches.fill_uninitialized_memory = False  # filling every new tensor would be slow
     if threads is not None:
         torch.set_num_threads(threads)
     try:
@@ -99,7 +99,7 @@ def reproducible(device: torch.device, threads: int | None) -> Iterator[None]:
 
 
 def _set_deterministic(mode: bool, *, warn_only: bool = False) -> None:
-    """Does what `torch.use_deterministic_algorithms` does for eager operators, without importing the compiler."""
+    """Does what torch.use_deterministic_algorithms does to eager operators, without importing the compiler."""
     if "torch._inductor" in sys.modules:
         torch.use_deterministic_algorithms(mode, warn_only=warn_only)
     else:
@@ -107,21 +107,21 @@ def _set_deterministic(mode: bool, *, warn_only: bool = False) -> None:
 
 
 def _malloc_trim() -> Callable[[int], int] | None:
-    """The C library's function of that name; None where there is none."""
+    """Returns the C library's ``malloc_trim``, or None if it has none."""
     if not sys.platform.startswith("linux"):
         return None
-    found: Callable[[int], int] | None = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    return found
+    function: Callable[[int], int] | None = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    return function
 
 
 _TRIM = _malloc_trim()
 
 
 def give_back_memory(device: torch.device) -> None:
-    """Gives the system the pages of freed tensors that the C library keeps for later ones.
+    """Returns memory of freed tensors, which the C library keeps for reuse, to the operating system.
 
-    Batches are of many shapes, and tensors of one seldom fit exactly where those of another were: what is free but kept
-    grows by hundreds of megabytes. It takes some milliseconds.
+    Batches have many shapes, and a new tensor seldom fits exactly into the space of an old one, so that the unused
+    memory grows by hundreds of megabytes. A call takes some milliseconds.
     """
     if _TRIM is not None and device.type == "cpu":
         _TRIM(0)
@@ -132,10 +132,10 @@ _MADV_DONTNEED = 4
 
 
 def give_back_library_pages() -> None:
-    """Lets go of the code of large libraries that only their loading needed; what is needed again is mapped again.
+    """Drops the resident code pages of large libraries that only loading needed; the system reloads pages on demand.
 
-    Of the 330 MB of code in PyTorch's library 70 are touched while it registers its operators, and some 10 later. Code
-    is never written to, so that nothing is lost: the pages stay in the system's cache of files.
+    Of the 330 MB of code in PyTorch's library, 70 MB are touched while it registers its operators and about 10 MB
+    later. Code pages are read-only and stay in the system's file cache, so nothing is lost.
     """
     if not sys.platform.startswith("linux"):
         return
@@ -149,10 +149,10 @@ def give_back_library_pages() -> None:
 
 
 def peak_memory(device: torch.device) -> int:
-    """Bytes: the most that tensors took on the GPU, or the largest resident set of the process on the CPU."""
+    """Returns the peak memory in bytes: of PyTorch's tensors on a GPU, of the resident set of the process on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    if sys.platform == "win32":  # no such call there
+    if sys.platform == "win32":  # Windows has no getrusage
         return 0
     import resource
 

@@ -1,18 +1,17 @@
-"""Training steps as CUDA graphs: captured once for each shape of batches, replayed from then on.
+"""Training steps as CUDA graphs: captured once for each batch shape, then replayed.
 
-A step of a recurrent model is thousands of small kernels, and launching them from Python takes longer than running
-them. A graph launches them all at once. Everything that changes from step to step lies in tensors at fixed places: the
-batch and its number of tokens, the learning rate, the seeds of dropout, the counters of the optimizer; so nothing waits
-for the device. All graphs share one pool of memory, since they run one after another and keep nothing from one to the
-next but parameters and optimizer state, which lie outside.
+A step of a recurrent model consists of thousands of small kernels, and launching them from Python takes longer than
+running them. A graph launches them all at once. Everything that changes from step to step is in tensors at fixed
+addresses (the batch and its number of tokens, the learning rate, dropout seeds, the optimizer's counters), so that the
+host never waits for the device. All graphs share one memory pool: they run one after another and keep nothing but
+parameters and optimizer state, which are outside the pool.
 
-Updates of one batch are one graph. Of updates of several batches (``training.update_interval``, a byte budget's
-micro-batches) each batch is a graph that adds to the gradients, which then stay where they are, and the update is
-another.
+An update from one batch is one graph. In an update from several batches (``training.update_interval``, micro-batches of
+a memory budget), each batch is a graph that adds to persistent gradients, and the optimizer's update is another graph.
 
-Over several ranks the messages with gradients are part of the graph, beside the kernels of the backward pass; of an
-update of several batches they are in the last graph. All ranks capture and replay the same shapes in the same order,
-and the communicator is there before: parameters have gone through it.
+With several ranks, the gradient all-reduce is part of the graph and overlaps the backward pass; in an update from
+several batches it is in the last graph. All ranks capture and replay the same shapes in the same order, after a first
+broadcast of the parameters has set up the communicator.
 """
 
 from __future__ import annotations
@@ -33,16 +32,16 @@ from econmt.model import Implementations
 from econmt_ops.dispatch.capture import Capturer, first_error, release_workspaces
 
 _HOST_BUFFERS = 4
-"""Batches that may be on their way to the device while the next one is written."""
+"""Pinned buffers, so that a batch can be written while earlier ones are still copied to the device."""
 
 
 class _Inputs:
-    """A batch and its number of tokens at a fixed place on the device, filled by one copy from pinned memory.
+    """Batch and number of tokens at a fixed address on the device, filled by one copy from pinned memory.
 
     Args:
-        batch: one of its shape.
-        rows: room for so many.
-        device: a CUDA device.
+        batch: Any batch of the shape.
+        rows: Capacity in rows.
+        device: A CUDA device.
     """
 
     def __init__(self, batch: AnyBatch, rows: int, device: torch.device) -> None:
@@ -55,9 +54,10 @@ class _Inputs:
         ]
         self._copied = [torch.cuda.Event() for _ in self._hosts]  # type: ignore[no-untyped-call]
         self._next = 0
-        *parts, tokens = torch.split(self._flat, self._sizes)
+        *flat_fields, tokens = torch.split(self._flat, self._sizes)
         views = {
-            name: part.view(shape) for name, part, shape in zip(fields, parts, self._shapes, strict=True)
+            name: flat.view(shape)
+            for name, flat, shape in zip(fields, flat_fields, self._shapes, strict=True)
         }
         changes: dict[str, Any] = {**views, "indices": torch.full((rows,), -1)}
         self.batch = dataclasses.replace(batch, **changes)
@@ -65,13 +65,15 @@ class _Inputs:
         self.rows = rows
 
     def fill(self, batch: AnyBatch, tokens: int) -> None:
-        """Enqueues the copy of a batch that lies on the CPU; rows that it lacks stand in and have no gradient."""
+        """Enqueues the copy of a batch from the CPU; missing rows are filled with padding, which has no gradient."""
         host, copied = self._hosts[self._next], self._copied[self._next]
         self._next = (self._next + 1) % len(self._hosts)
-        copied.synchronize()  # of some batches ago, so there is nothing to wait for
-        *parts, count = torch.split(host, self._sizes)
-        for part, shape, (name, tensor) in zip(parts, self._shapes, _tensors(batch).items(), strict=True):
-            rows = part.view(shape)
+        copied.synchronize()  # this copy is several batches old, so this does not wait
+        *flat_fields, count = torch.split(host, self._sizes)
+        for flat, shape, (name, tensor) in zip(
+            flat_fields, self._shapes, _tensors(batch).items(), strict=True
+        ):
+            rows = flat.view(shape)
             rows[: len(tensor)] = tensor
             rows[len(tensor) :] = batch.filler.get(name, PAD)
         count.fill_(tokens)
@@ -80,7 +82,7 @@ class _Inputs:
 
 
 class _Captured(NamedTuple):
-    """A graph, where its batch goes, and what it leaves."""
+    """A captured graph, its input buffers and its result."""
 
     graph: torch.cuda.CUDAGraph
     inputs: _Inputs
@@ -88,7 +90,7 @@ class _Captured(NamedTuple):
 
 
 def _tensors(batch: AnyBatch) -> dict[str, Tensor]:
-    """The tensors of a batch that the device gets; a row's index in the store stays on the CPU."""
+    """Returns the tensors of a batch that are copied to the device: all but the row indices."""
     return {
         field.name: value
         for field in dataclasses.fields(batch)
@@ -96,28 +98,28 @@ def _tensors(batch: AnyBatch) -> dict[str, Tensor]:
     }
 
 
-def _lean(phase: str, _: object) -> None:
-    """Watches a step: backward passes have a thread of their own, and with it a workspace of cuBLAS of their own."""
+def _free_workspaces(phase: str, _: object) -> None:
+    """Frees cuBLAS workspaces before the backward pass, whose own thread allocates further ones."""
     if phase == "backward":
         release_workspaces()
 
 
 class GraphedStep:
-    """A training step on a CUDA device that replays graphs.
+    """A training step on a CUDA device that replays CUDA graphs.
 
-    What cannot be captured runs as the step itself runs, and the reason is told once.
+    Shapes that cannot be captured run eagerly, and the reason is reported once for each shape.
 
     Args:
-        step: the training step.
-        several: whether updates are of several batches; where it is False, one that is all the same is not replayed.
-        note: gets one line a shape that cannot be captured.
-        most_rows: of any batch of a batch's shape; None: batches have the rows that they have. A graph is captured for
-            so many, and smaller batches are filled up, so that which graph a batch runs in, and with it rounding and
-            masks, does not depend on what came before.
+        step: The training step.
+        several: True if updates may consist of several batches; if False, an update of several batches runs eagerly.
+        note: Called with one line for each shape that cannot be captured.
+        most_rows: Returns the largest number of rows of any batch with the shape of a given one. A graph is captured
+            for that many rows and smaller batches are padded, so that the graph of a batch, and with it rounding and
+            dropout masks, does not depend on the batches before it. None: each number of rows gets its own graph.
 
     Attributes:
-        step: see above.
-        captured: how many graphs there are.
+        step: The training step.
+        captured: Number of captured graphs.
     """
 
     def __init__(
@@ -151,36 +153,36 @@ class GraphedStep:
         implementations: Sequence[Implementations] | None = None,
         tokens: int | None = None,
     ) -> StepResult:
-        """One update of the parameters; see :meth:`econmt.engine.step.TrainingStep.run`.
+        """Updates the parameters once; see :meth:`econmt.engine.step.TrainingStep.run`.
 
         Args:
-            batches: on the CPU; their gradients are added up.
-            implementations: of the ops for each batch; None: the step's.
-            tokens: by which the sum of their losses is divided; None: the target tokens of the batches.
+            batches: Batches on the CPU, whose gradients are added up.
+            implementations: Implementations of the ops for each batch; None: those of the step.
+            tokens: Divisor of the sum of the losses; None: the number of target tokens of the batches.
 
         Returns:
-            Scalars on the device that hold until the next call.
+            Scalars on the device, valid until the next call.
         """
         chosen = implementations or [self.step.implementations] * len(batches)
-        found = []
+        graphs = []
         before = self.captured + len(self._refused)
-        for number, (batch, how) in enumerate(zip(batches, chosen, strict=True)):
+        for number, (batch, batch_implementations) in enumerate(zip(batches, chosen, strict=True)):
             self.step.number = number
-            found.append(self._find(batch, how))
+            graphs.append(self._find(batch, batch_implementations))
         self.step.number = None
         if self.captured + len(self._refused) != before:
             self.step.agree()
-        if any(each is None for each in found) or (len(batches) > 1 and not self._several):
+        if any(entry is None for entry in graphs) or (len(batches) > 1 and not self._several):
             moved = [batch.to(self.step.device) for batch in batches]
             return self.step.run(moved, self.step.tokens(batches, tokens), chosen)
         if tokens is None:
             tokens = sum(batch.target_tokens for batch in batches)
-        for each, batch in zip(found, batches, strict=True):
-            assert each is not None
-            each.inputs.fill(batch, tokens)
-            each.graph.replay()
-            if each.result is not None:
-                return each.result
+        for entry, batch in zip(graphs, batches, strict=True):
+            assert entry is not None
+            entry.inputs.fill(batch, tokens)
+            entry.graph.replay()
+            if entry.result is not None:
+                return entry.result
         if self._update is None:
             self._update = self._capture_update()
         graph, result = self._update
@@ -188,15 +190,15 @@ class GraphedStep:
         return result
 
     def capture(self, batch: AnyBatch, implementations: Implementations | None = None) -> None:
-        """Captures the graph for batches of this shape, if there is none yet; the largest shape should come first.
+        """Captures the graph for batches of this shape if it does not exist yet; the largest shape should come first.
 
         Raises:
-            RuntimeError: there is too little memory.
+            RuntimeError: There is too little memory.
         """
         self._find(batch, implementations or self.step.implementations)
 
     def release(self) -> None:
-        """Gives back the graphs, whoever still has them, and their memory."""
+        """Destroys all graphs, even those still referenced elsewhere, and frees their memory."""
         torch.cuda.synchronize(self.step.device)
         for captured in itertools.chain.from_iterable(self._graphs.values()):
             captured.graph.reset()
@@ -208,16 +210,16 @@ class GraphedStep:
         torch.cuda.empty_cache()
 
     def _find(self, batch: AnyBatch, implementations: Implementations) -> _Captured | None:
-        """The graph for a batch, captured if need be: one of as many rows or more; None if there can be none."""
+        """Returns a graph with enough rows for a batch, captured if needed; None if the shape cannot be captured."""
         key = implementations, batch.positions
         if key in self._refused:
             return None
         rows = self._capacity(batch)
-        there = [each for each in self._graphs.get(key, ()) if each.inputs.rows >= rows]
-        if there:
-            return min(there, key=lambda each: each.inputs.rows)
+        fitting = [entry for entry in self._graphs.get(key, ()) if entry.inputs.rows >= rows]
+        if fitting:
+            return min(fitting, key=lambda entry: entry.inputs.rows)
         try:
-            made = self._capture(batch, implementations)
+            new_graph = self._capture(batch, implementations)
         except RuntimeError as error:
             first = first_error(error)
             if is_out_of_memory(first):
@@ -226,14 +228,14 @@ class GraphedStep:
             if self._note is not None:
                 reason = str(first).strip().splitlines()[0]
                 self._note(
-                    f"no CUDA graph for batches of {batch.size_text}, which are launched kernel by kernel: {reason}"
+                    f"batches of {batch.size_text} run without a CUDA graph, which is slower: {reason}"
                 )
             return None
-        self._graphs.setdefault(key, []).append(made)
-        return made
+        self._graphs.setdefault(key, []).append(new_graph)
+        return new_graph
 
     def _capacity(self, batch: AnyBatch) -> int:
-        """Rows of the graph that a batch runs in."""
+        """Returns the number of rows of the graph that a batch runs in."""
         rows = len(batch.indices)
         return rows if self._most_rows is None else max(rows, self._most_rows(batch))
 
@@ -245,9 +247,9 @@ class GraphedStep:
 
         def run() -> StepResult | None:
             if self._several:
-                self._total += step.accumulate(inputs.batch, inputs.tokens, implementations, _lean)
+                self._total += step.accumulate(inputs.batch, inputs.tokens, implementations, _free_workspaces)
                 return None
-            result = step.run([inputs.batch], inputs.tokens, [implementations], _lean)
+            result = step.run([inputs.batch], inputs.tokens, [implementations], _free_workspaces)
             step.clear()
             return result
 
@@ -255,7 +257,7 @@ class GraphedStep:
         return _Captured(graph, inputs, result)
 
     def _capture_update(self) -> tuple[torch.cuda.CUDAGraph, StepResult]:
-        """The graph that ends an update of several batches: clip, update, and zeros for the next one's gradients."""
+        """Captures the end of an update from several batches: clipping, update, and zeroing of the gradients."""
         step = self.step
 
         def run() -> StepResult:
@@ -268,24 +270,24 @@ class GraphedStep:
         return self._capturer.capture(run)
 
     def _warm_up(self, inputs: _Inputs, implementations: Implementations) -> None:
-        """Runs forward and backward pass once, see `Capturer.warming_up`.
+        """Runs forward and backward pass once before capture, see `Capturer.warming_up`.
 
-        It leaves no trace: gradients, seeds and what is carried are as before, and parameters are not touched.
+        Gradients, seeds and carried states are restored afterwards; parameters are not touched.
         """
         step = self.step
         parameters = step.parameters
-        kept, gradients = step.random_state(), [part.grad for part in parameters]
+        seeds, gradients = step.random_state(), [parameter.grad for parameter in parameters]
         carried = step.carried()
-        for part in parameters:
-            part.grad = None
+        for parameter in parameters:
+            parameter.grad = None
         try:
             with self._capturer.warming_up():
-                step.accumulate(inputs.batch, inputs.tokens, implementations, _lean)
+                step.accumulate(inputs.batch, inputs.tokens, implementations, _free_workspaces)
         finally:
-            for part, gradient in zip(parameters, gradients, strict=True):
-                part.grad = gradient
-            step.set_random_state(kept)
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                parameter.grad = gradient
+            step.set_random_state(seeds)
             step.set_carried(carried)
         torch.cuda.synchronize(step.device)
-        # What the warm-up took would lie beside the pool as long as the run lasts.
+        # Otherwise the memory of the warm-up would be held beside the pool for the whole run.
         torch.cuda.empty_cache()

@@ -1,7 +1,7 @@
-"""Measurements of this machine, kept for a day.
+"""Cache of measurements of this machine, valid for one day.
 
-What is near enough to be measured differently a minute later would else be chosen differently, and two runs of the same
-recipe on the same day would differ by rounding.
+Without it, two close alternatives could be chosen differently a minute later, and two runs of one recipe on the same
+day would differ by rounding.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ Times = dict[str, float]
 
 
 def remembered_file() -> Path:
-    """Returns the path of the file, which can be removed at any time."""
+    """Returns the path of the cache file, which may be deleted at any time."""
     return cache_folder() / "measured.json"
 
 
 def remembered(what: str, measure: Callable[[], Mapping[str, float]]) -> Times:
-    """Returns today's measurement on this machine with these versions, or measures and keeps it.
+    """Returns today's measurement for this machine and these versions; measures and stores it if there is none.
 
     Args:
-        what: is measured; with the machine and the versions it tells the entries apart.
-        measure: gives seconds by name.
+        what: Description of the measurement, which is its key together with machine and versions.
+        measure: Returns seconds by name.
     """
     today = dt.date.today().isoformat()
     key = f"{what}, {machine(torch.device('cpu'))}"
@@ -40,24 +40,24 @@ def remembered(what: str, measure: Callable[[], Mapping[str, float]]) -> Times:
     if key not in known:
         known[key] = dict(measure())
         text = json.dumps({"date": today, "measured": known}, indent=1) + "\n"
-        with contextlib.suppress(InputError):  # where nothing can be kept, each command measures
+        with contextlib.suppress(InputError):  # without a writable cache folder, each command measures anew
             write_atomically(remembered_file(), text.encode())
     return known[key]
 
 
 def _read(today: str) -> dict[str, Times]:
-    """The entries of today; none if the file is missing, broken or of another day."""
+    """Returns the entries of today; empty if the file is missing, broken or of another day."""
     try:
-        found = json.loads(remembered_file().read_bytes())
+        cached = json.loads(remembered_file().read_bytes())
     except (OSError, ValueError, RecursionError):
         return {}
     if (
-        not isinstance(found, dict)
-        or found.get("date") != today
-        or not isinstance(found.get("measured"), dict)
+        not isinstance(cached, dict)
+        or cached.get("date") != today
+        or not isinstance(cached.get("measured"), dict)
     ):
         return {}
-    return {key: times for key, times in found["measured"].items() if _are_times(times)}
+    return {key: times for key, times in cached["measured"].items() if _are_times(times)}
 
 
 def _are_times(value: object) -> bool:

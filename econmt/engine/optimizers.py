@@ -1,4 +1,4 @@
-"""The optimizers, and their state as plain named tensors."""
+"""Creates the optimizer of a recipe, and saves and loads its state as named tensors."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def make_optimizer(
     config: recipe.OptimizerSection,
     owned: Iterable[nn.Parameter] | None = None,
 ) -> FusedOptimizer:
-    """The optimizer of a recipe over named parameters, all of them on one device.
+    """Creates the optimizer of a recipe over named parameters, all of them on one device.
 
-    Its kernels give the same bits in every run. It updates those that are ``owned``; None: all.
+    Its kernels are deterministic. It updates the ``owned`` parameters only; None: all of them.
     """
     kinds = (FusedOptimizer, PlainOptimizer, EightBitOptimizer)
     kind = next(kind for kind in kinds if config.name in kind.names)
@@ -29,7 +29,7 @@ def make_optimizer(
 
 
 def optimizer_tensors(optimizer: FusedOptimizer, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
-    """The optimizer's state as tensors named ``<quantity>/<parameter>``, for example ``exp_avg/encoder.weight``."""
+    """Returns the optimizer's state as tensors named ``<quantity>/<parameter>``, such as ``exp_avg/encoder.weight``."""
     tensors: dict[str, Tensor] = {}
     for name, parameter in parameters.items():
         for quantity, value in optimizer.state.get(parameter, {}).items():
@@ -43,12 +43,12 @@ def load_optimizer_tensors(
     tensors: Mapping[str, Tensor],
     where: str,
 ) -> None:
-    """Puts back what :func:`optimizer_tensors` gave, of parameters that the optimizer updates.
+    """Restores the state from :func:`optimizer_tensors` for the parameters that the optimizer updates.
 
-    What is there already keeps its place in memory.
+    Existing state tensors are overwritten in place, because CUDA graphs refer to their addresses.
 
     Raises:
-        InputError: naming ``where`` and the tensor, if one belongs to no parameter or has another shape.
+        InputError: A tensor belongs to no parameter or has another shape; the message names ``where`` and the tensor.
     """
     before = dict(optimizer.state)
     optimizer.state.clear()
@@ -57,17 +57,17 @@ def load_optimizer_tensors(
         parameter = parameters.get(name)
         if parameter is None:
             raise InputError(
-                f"{where}: optimizer state of '{name}', which the model does not have; see the recipe's model"
+                f"{where}: optimizer state of '{name}', but the model has no such parameter; check the recipe"
             )
         shape = optimizer.moments(parameter).get(quantity, parameter.shape)
         if value.dim() > 0 and value.shape != shape:
             raise InputError(
-                f"{where}: optimizer state {key} has shape {tuple(value.shape)}, the parameter "
+                f"{where}: optimizer state {key} has shape {tuple(value.shape)}, but the parameter needs "
                 f"{tuple(shape)}; this state belongs to another model"
             )
         if not optimizer.owns(parameter):
             continue
-        there = before.get(parameter, {}).get(quantity)
-        if there is None or there.shape != value.shape:
-            there = torch.empty_like(value, device=parameter.device)
-        optimizer.state.setdefault(parameter, {})[quantity] = there.copy_(value)
+        state_tensor = before.get(parameter, {}).get(quantity)
+        if state_tensor is None or state_tensor.shape != value.shape:
+            state_tensor = torch.empty_like(value, device=parameter.device)
+        optimizer.state.setdefault(parameter, {})[quantity] = state_tensor.copy_(value)

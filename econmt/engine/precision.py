@@ -1,7 +1,6 @@
-"""The precision of products and feature maps: what a recipe, ``auto``, a saved run and a device mean, in one rule.
+"""Chooses the precision of matrix products and feature maps from recipe, saved run and device.
 
-Precisions differ by rounding, so a run that goes on must use the one that it began with: it is a part of its saved
-state.
+Precisions differ in rounding, so a resumed run keeps the precision that it began with, which is saved in its state.
 """
 
 from __future__ import annotations
@@ -22,37 +21,37 @@ from econmt_ops.core.int8 import Int8Product
 from econmt_ops.core.precision import autocast_to
 
 LEAST_SIZE = 128
-"""Hidden values of the smallest model whose products are worth casting for on a CPU: below, casts take what products
-save."""
+"""Smallest hidden size for which auto considers bfloat16 on a CPU; below it, casts cost what products save."""
 
 MARGIN = 1.3
-"""Factor by which bfloat16 has to be faster on a CPU to be chosen.
+"""Factor by which bfloat16 must be faster than float32 on a CPU to be chosen.
 
-Everything that is no product gains nothing, and casts cost; where bfloat16 is worth it it is twice as fast, so that no
-noise of the measurement decides; what lies nearer together is computed in float32."""
+Operations other than products gain nothing, and casts cost time. On CPUs that support bfloat16 its products are twice
+as fast, so that measurement noise does not decide.
+"""
 
 _SIZES = (256, 512, 2048)
-"""Rows, inputs and outputs of the timed product: the gates of an LSTM of 512, some milliseconds at most."""
+"""Rows, inputs and outputs of the timed product: the gates of an LSTM of size 512."""
 
-_FEW = (5, 1024, 2048)
-"""Sizes of a product for the hypotheses of one sentence, bound by reading the weight."""
+_FEW_ROWS = (5, 1024, 2048)
+"""Rows, inputs and outputs of a decoding step of one sentence, whose time is that of reading the weight."""
 
-_PROBE = (32, 256, 512)
-"""Sizes of a product timed first: a CPU that emulates bfloat16 would take seconds for the large one."""
+_SMALL_SIZES = (32, 256, 512)
+"""Rows, inputs and outputs of a smaller product timed first, since a CPU that emulates bfloat16 would take seconds."""
 
 _REPEATS = 5
 
 _BFLOAT16_SINCE = (8, 0)
-"""The compute capability of the first GPUs whose tensor cores multiply bfloat16."""
+"""Lowest CUDA compute capability with bfloat16 tensor cores."""
 
 
 class Precision(NamedTuple):
-    """Precision of a model's products; its parameters are always float32.
+    """Precision of a model's computation; its parameters are always float32.
 
     Attributes:
-        dtype: of products and feature maps.
-        allow_tf32: whether a GPU may round the factors of float32 products to TF32's 11 bits; else they are IEEE's.
-        why: it is that one.
+        dtype: Type of matrix products and feature maps.
+        allow_tf32: True if a GPU may round the factors of float32 products to TF32; otherwise they are IEEE float32.
+        why: Reason for the choice, for the log.
     """
 
     dtype: torch.dtype = torch.float32
@@ -61,21 +60,21 @@ class Precision(NamedTuple):
 
     @property
     def name(self) -> Literal["float32", "tf32", "bfloat16"]:
-        """Name in recipes."""
+        """Name of the precision in a recipe."""
         if self.dtype == torch.float32:
             return "tf32" if self.allow_tf32 else "float32"
         assert self.dtype == torch.bfloat16
         return "bfloat16"
 
     def autocast(self, device: torch.device) -> torch.autocast:
-        """The context of a forward pass: products are made in the dtype."""
-        return autocast_to(device, self.dtype)
+        """Returns the autocast context of a forward pass, in which products are computed in the dtype."""
+        return torch.autocast(device.type, dtype=torch.bfloat16, enabled=self.dtype == torch.bfloat16)
 
     @contextmanager
     def products(self, device: torch.device) -> Iterator[None]:
-        """The context of forward and backward passes: float32 products on a GPU are made as the precision says.
+        """Sets TF32 for float32 products on a GPU, in forward and backward passes.
 
-        By themselves cuDNN's may use TF32 and cuBLAS's not.
+        PyTorch's defaults allow TF32 in cuDNN but not in cuBLAS.
         """
         if device.type != "cuda":
             yield
@@ -101,89 +100,94 @@ _NAMED = {
 def precision_of(
     wanted: str, device: torch.device, recipes: Sequence[Recipe] = (), saved: str = ""
 ) -> Precision:
-    """The precision that a name means.
+    """Returns the precision that a name stands for.
 
     Args:
-        wanted: "float32", "tf32", "bfloat16", or "auto": what a run began with, or what is faster on the device.
-        device: that computes.
-        recipes: of the models that compute together.
-        saved: the name of the precision that the run began with; empty at its start.
+        wanted: "float32", "tf32", "bfloat16" or "auto": the precision the run began with, or the faster one on the
+            device.
+        device: Device that computes.
+        recipes: Recipes of the models that compute together.
+        saved: Name of the precision that the run began with; empty at its start.
     """
     if wanted != "auto":
-        return _NAMED[wanted]._replace(why="as the recipe says")
+        return _NAMED[wanted]._replace(why="set by the recipe")
     if saved:
-        return _NAMED[saved]._replace(why="as the run began")
+        return _NAMED[saved]._replace(why="as at the beginning of the run")
     if device.type == "cuda":
-        # A prediction may be made where there is no GPU: it is of one that has bfloat16.
-        there = torch.cuda.is_available()
-        fast = not there or torch.cuda.get_device_capability(device) >= _BFLOAT16_SINCE
-        why = "auto: the GPU has tensor cores for it" if fast else "auto: the GPU has no bfloat16"
-        return _NAMED["bfloat16" if fast else "float32"]._replace(why=why)
+        # A plan may be made on a machine without a GPU; it then assumes one with bfloat16.
+        has_gpu = torch.cuda.is_available()
+        has_bfloat16 = not has_gpu or torch.cuda.get_device_capability(device) >= _BFLOAT16_SINCE
+        why = (
+            "auto: the GPU has bfloat16 tensor cores"
+            if has_bfloat16
+            else "auto: the GPU does not support bfloat16"
+        )
+        return _NAMED["bfloat16" if has_bfloat16 else "float32"]._replace(why=why)
     sizes = [recipe.model.widest for recipe in recipes]
     if sizes and max(sizes) < LEAST_SIZE:
-        return Precision(why="auto: too small a model to gain")
+        return Precision(why="auto: the model is too small for bfloat16 to be faster")
     times = time_products()
     return _NAMED["bfloat16" if times.bfloat16_pays else "float32"]._replace(
         why=f"auto: a matrix product takes {times.float32 * 1e3:.2f} ms in float32, {times.bfloat16 * 1e3:.2f} ms in "
-        f"bfloat16, which must be {MARGIN} times as fast; kept for today"
+        f"bfloat16, which is chosen if {MARGIN} times as fast; measured once a day"
     )
 
 
 def precision_of_run(recipe: Recipe, device: torch.device, saved: str = "") -> Precision:
-    """The precision that a run trains with; see :func:`precision_of`."""
+    """Returns the precision that a run trains with; see :func:`precision_of`."""
     return precision_of(recipe.training.precision, device, [recipe], saved)
 
 
 class ProductTimes(NamedTuple):
-    """Seconds that one product takes on the CPU."""
+    """Seconds of one matrix product on the CPU, by precision."""
 
     float32: float
     bfloat16: float
 
     @property
     def bfloat16_pays(self) -> bool:
-        """True if bfloat16 is faster by the margin."""
+        """True if bfloat16 is faster than float32 by at least the margin."""
         return self.float32 > MARGIN * self.bfloat16
 
 
 def time_products() -> ProductTimes:
-    """The times of products on this CPU with as many threads as PyTorch has now, measured once a day."""
-    return ProductTimes(**remembered("a product in two precisions", lambda: _timed()._asdict()))
+    """Returns the times of a product on this CPU with PyTorch's current number of threads, measured once a day."""
+    return ProductTimes(**remembered("a product in two precisions", lambda: _time_products()._asdict()))
 
 
 def int8_pays() -> bool:
-    """Returns True if 8-bit products for one sentence's hypotheses are faster on this CPU by the margin.
+    """Returns True if 8-bit products of a sentence's hypotheses are faster on this CPU by at least the margin.
 
-    Measured once a day; without the C library it does not.
+    It is measured once a day. Without the C library the answer is False.
     """
     if not native.is_built():
         return False
-    times = remembered("a product of few rows, laid out", _timed_few)
+    times = remembered("a product of few rows, laid out", _time_few_rows)
     return min(times["float32"], times["bfloat16"]) > MARGIN * times["int8"]
 
 
-def _timed_few() -> dict[str, float]:
-    """The shortest of a few products of few rows, by the type of their weights, which are laid out."""
-    rows, inputs, outputs = _FEW
+def _time_few_rows() -> dict[str, float]:
+    """Returns the shortest time in seconds of a product of few rows with prepacked weights, by the weights' type."""
+    rows, inputs, outputs = _FEW_ROWS
     weight = torch.full((outputs, inputs), 0.5)
     times = {}
     for dtype in (torch.float32, torch.bfloat16, torch.int8):
-        whole = dtype == torch.int8
-        product = Int8Product(weight) if whole else Product(weight.to(dtype))
-        left = torch.full((rows, inputs), 0.5, dtype=torch.float32 if whole else dtype)
-        product(left)  # the first call prepares
+        is_int8 = dtype == torch.int8
+        product = Int8Product(weight) if is_int8 else Product(weight.to(dtype))
+        factor = torch.full((rows, inputs), 0.5, dtype=torch.float32 if is_int8 else dtype)
+        product(factor)  # the first call prepares the weights
         seconds = []
         for _ in range(_REPEATS):
             began = time.perf_counter()
-            product(left)
+            product(factor)
             seconds.append(time.perf_counter() - began)
         times[str(dtype).removeprefix("torch.")] = min(seconds)
     return times
 
 
-def _timed() -> ProductTimes:
-    """See :func:`time_products`."""
-    for sizes in (_PROBE, _SIZES):
+def _time_products() -> ProductTimes:
+    """Measures the times that :func:`time_products` returns."""
+    for sizes in (_SMALL_SIZES, _SIZES):
         times = ProductTimes(_seconds(sizes, torch.float32), _seconds(sizes, torch.bfloat16))
         if times.bfloat16 >= 2 * times.float32:
             break
@@ -191,12 +195,12 @@ def _timed() -> ProductTimes:
 
 
 def _seconds(sizes: tuple[int, int, int], dtype: torch.dtype) -> float:
-    """The shortest of a few products (rows, inputs) x (outputs, inputs): others' work can only lengthen them."""
+    """Returns the shortest of several times of a product (rows, inputs) x (outputs, inputs)."""
     rows, inputs, outputs = sizes
     left, right = (torch.full((size, inputs), 0.5, dtype=dtype) for size in (rows, outputs))
     seconds = []
     with torch.no_grad():
-        functional.linear(left, right)  # the first call prepares
+        functional.linear(left, right)  # the first call initializes the library
         for _ in range(_REPEATS):
             began = time.perf_counter()
             functional.linear(left, right)

@@ -1,4 +1,4 @@
-"""The training step, the only one: what is measured, planned and benchmarked is what is trained."""
+"""The training step, which training, memory measurement, planning and benchmarks all use."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from econmt_ops.core.dropout import SeedCounter
 from econmt_ops.optimizer import FusedOptimizer
 
 Watch = Callable[[str, Tensor | None], object]
-"""Told when "forward" begins, when "backward" begins, with the value that is differentiated, and "optimizer"."""
+"""Called with the phase that begins: "forward", "backward" (with the differentiated loss) or "optimizer"."""
 
 
 class StepResult(NamedTuple):
-    """Loss and gradient norm of an update, scalars on the device.
+    """Results of an update, as scalars on the device.
 
     Attributes:
-        loss: in nats, summed over all target tokens.
-        norm: of the gradient of the loss a token, before clipping.
+        loss: Loss in nats, summed over all target tokens.
+        norm: Norm of the gradient of the loss per token, before clipping.
     """
 
     loss: Tensor
@@ -38,10 +38,10 @@ class StepResult(NamedTuple):
 
 
 class OtherRankError(RuntimeError):
-    """Another rank could not compute the gradient of a batch, so that this one leaves its own.
+    """Raised where this rank's gradients are dropped because another rank could not compute a batch.
 
     Attributes:
-        number: of the batch.
+        number: Number of that batch.
     """
 
     def __init__(self, number: int) -> None:
@@ -50,30 +50,29 @@ class OtherRankError(RuntimeError):
 
 
 class TrainingStep:
-    """Zero, forward and backward of every batch, all-reduce, clip, update.
+    """Training step: zero gradients, forward and backward pass of every batch, all-reduce, clipping, update.
 
-    Nothing between "the batches are on the device" and "the parameters are updated" (:meth:`run`) asks for a value of a
-    tensor on a GPU or depends on anything but tensors, shapes and the settings below, so that it can be captured in a
-    CUDA graph for each shape. On the CPU the optimizer looks whether there is anything to clip, and embeddings get
-    sparse gradients, which an update has to ask for their rows.
+    :meth:`run` never reads the value of a GPU tensor on the host and depends on tensors, shapes and the settings below
+    only, so that it can be captured in a CUDA graph for each shape. On a CPU the optimizer checks whether there is
+    anything to clip, and embeddings get sparse gradients, whose rows an update reads.
 
     Args:
-        task: what is learnt; the recipe of its run has the optimizer, the clipping and the label smoothing.
-        model: of the task, on the device.
-        precision: of products and feature maps.
-        implementations: of the ops; None: those of the recipe.
-        optimizer: over the model's parameters; None: a new one, as the recipe says.
-        world: the processes that train together.
-        stands_for: the type of device that fake tensors are meant to be on; None: where the model is.
+        task: Task that is learnt; its recipe holds optimizer, clipping and label smoothing.
+        model: Model of the task, on the device.
+        precision: Precision of products and feature maps.
+        implementations: Implementations of the ops; None: those of the recipe.
+        optimizer: Optimizer of the model's parameters; None: a new one from the recipe.
+        world: Communicator of the processes that train together.
+        stands_for: Device type that fake tensors represent; None: the model's device.
 
     Attributes:
-        overlaps: let gradients leave for other ranks while the backward pass still runs; else after it, so that a
+        overlaps: True if gradients are sent to other ranks during the backward pass; otherwise after it, so that a
             backward pass that fails has sent nothing.
-        keeps_gradients: fill gradients with zeros from one step to the next instead of giving them back, so that they
-            stay where they are in memory.
-        seconds: that gradients have taken here, not counted what other ranks were waited for; of a GPU those that its
-            work took to be launched.
-        number: of the batch whose gradient is being computed; after an error, of the one that failed.
+        keeps_gradients: True if gradients are filled with zeros between steps instead of freed, which keeps their
+            addresses.
+        seconds: Seconds spent computing gradients, without waiting for other ranks; on a GPU, seconds spent launching
+            kernels.
+        number: Number of the batch whose gradient is being computed; after an error, of the batch that failed.
     """
 
     def __init__(
@@ -119,23 +118,23 @@ class TrainingStep:
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        """Whose gradients a step makes in this process."""
+        """Parameters for which a step computes gradients in this process."""
         return [parameter for _, parameter in self.named_parameters() if parameter.requires_grad]
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """These with the names that they have, or the whole of which they are rows, in the model."""
+        """Yields these parameters by name; a slice of a parameter has the name of the whole parameter."""
         yield from self.model.named_parameters()
 
     def make_reduction(self) -> Reduction | None:
-        """Returns the reduction that adds gradients over ranks during the backward pass, or None if there is none."""
+        """Creates the reduction that sums gradients over ranks in the backward pass; None if not applicable."""
         return self.communicator.reduction(self.parameters)
 
     def __call__(self, batches: Sequence[AnyBatch]) -> StepResult:
-        """An update from batches that may still lie on the CPU; see :meth:`run`."""
+        """Updates the parameters from batches that may still be on the CPU; see :meth:`run`."""
         return self.run([batch.to(self.device) for batch in batches], self.tokens(batches))
 
     def tokens(self, batches: Sequence[AnyBatch], number: int | None = None) -> Tensor:
-        """The target tokens of batches, or that ``number``, as an int64 scalar on the device."""
+        """Returns the number of target tokens of batches, or ``number`` if given, as an int64 scalar on the device."""
         tokens = torch.tensor(sum(batch.target_tokens for batch in batches) if number is None else number)
         if self.device.type == "cuda":
             tokens = tokens.pin_memory().to(self.device, non_blocking=True)
@@ -148,13 +147,13 @@ class TrainingStep:
         implementations: Sequence[Implementations] | None = None,
         watch: Watch | None = None,
     ) -> StepResult:
-        """One update of the parameters.
+        """Updates the parameters once.
 
         Args:
-            batches: on the device; their gradients are added up.
-            tokens: the number by which the sum of their losses is divided, an int64 scalar on the device.
-            implementations: of the ops for each batch; None: the step's.
-            watch: told of the phases.
+            batches: Batches on the device, whose gradients are added up.
+            tokens: Divisor of the sum of the losses, an int64 scalar on the device.
+            implementations: Implementations of the ops for each batch; None: those of the step.
+            watch: Called at the beginning of each phase.
         """
         result = self.gradient(batches, tokens, implementations, watch)
         self.update()
@@ -167,7 +166,7 @@ class TrainingStep:
         implementations: Sequence[Implementations] | None = None,
         watch: Watch | None = None,
     ) -> StepResult:
-        """Leaves the gradient of the loss a token in the parameters, to be clipped by :meth:`update`.
+        """Computes the gradient of the loss per token, which :meth:`update` clips and applies.
 
         See :meth:`run` for the arguments.
         """
@@ -181,7 +180,7 @@ class TrainingStep:
         implementations: Sequence[Implementations] | None = None,
         watch: Watch | None = None,
     ) -> StepResult:
-        """:meth:`gradient` that adds to what is there."""
+        """Adds the gradient of the loss per token to the existing gradients; see :meth:`gradient`."""
         began = time.monotonic()
         total = torch.zeros((), device=self.device)
         for number, batch in enumerate(batches):
@@ -200,48 +199,48 @@ class TrainingStep:
         return self.finish(total)
 
     def agree(self, failed: int | None = None) -> int:
-        """Finds out with the other ranks whether all have come so far, unless gradients are on their way already.
+        """Checks with the other ranks that all have computed their batches, unless gradients are already being sent.
 
         Args:
-            failed: the number of the batch that this rank could not compute; None: it could.
+            failed: Number of the batch that this rank could not compute; None if it computed all.
 
         Returns:
-            The number of the batch that some rank could not compute.
+            The number of the last batch that some rank could not compute.
 
         Raises:
-            OtherRankError: this rank could compute all, and another could not.
+            OtherRankError: This rank computed all batches, but another rank did not.
         """
         if self.communicator.size == 1 or self.overlaps:
             return failed or 0
-        (found,) = self.communicator.all_reduce_max(0 if failed is None else failed + 1)
-        if found and failed is None:
-            raise OtherRankError(found - 1)
-        return found - 1
+        (first_failed,) = self.communicator.all_reduce_max(0 if failed is None else failed + 1)
+        if first_failed and failed is None:
+            raise OtherRankError(first_failed - 1)
+        return first_failed - 1
 
     def finish(self, loss: Tensor) -> StepResult:
-        """Adds gradients and the summed ``loss`` up over all ranks, and bounds the gradients of :meth:`update`."""
+        """Sums gradients and ``loss`` over all ranks, and computes the clipping that :meth:`update` applies."""
         if self._reduction is not None:
             self._reduction.finish(loss)
         return StepResult(loss, self.optimizer.clip(self.clipping.type, self.clipping.threshold))
 
     def update(self) -> None:
-        """Updates the parameters with the gradients that are there, clipped."""
+        """Updates the parameters with the clipped gradients."""
         self.optimizer.step()
         if self.shares is not None:
             self.shares.spread()
 
     def clear(self) -> None:
-        """Forgets the gradients."""
+        """Clears the gradients."""
         if self._reduction is not None:
             self._reduction.abandon()
         self.optimizer.zero_grad(set_to_none=not self.keeps_gradients)
 
     def set_learning_rate(self, rate: float) -> None:
-        """Sets the rate of the next update."""
+        """Sets the learning rate of the next update."""
         self.optimizer.set_learning_rate(rate)
 
     def prepare(self, *, gradients: bool = False) -> None:
-        """Makes what a first step would make: the optimizer's state and, if wanted, gradients filled with zeros."""
+        """Creates the optimizer's state and, if ``gradients``, zero gradients, before the first step does."""
         self.optimizer.prepare()
         if self.task.recipe.training.averaging.start != "never":
             ParameterAverage(self.optimizer)
@@ -250,35 +249,35 @@ class TrainingStep:
                 parameter.grad = torch.zeros_like(parameter)
 
     def random_state(self) -> Tensor:
-        """The dropout seeds that the step draws itself, int64 on its device; none where torch gives them."""
+        """Returns the step's dropout seeds, int64 on its device; empty on a CPU, where torch's generator is used."""
         return torch.zeros(0, dtype=torch.int64) if self.seeds is None else self.seeds.seeds.clone()
 
     def set_random_state(self, state: Tensor) -> None:
-        """Puts back what :meth:`random_state` gave; seeds of another device are left as they are."""
+        """Restores the seeds from :meth:`random_state`; seeds saved on another type of device are ignored."""
         if self.seeds is not None and len(state) == len(self.seeds.seeds):
             self.seeds.seeds.copy_(state)
 
     def optimizer_tensors(self) -> dict[str, Tensor]:
-        """The optimizer's state by name, of all stages where ranks hold one model together: all call this at once."""
+        """Returns the optimizer's state by name, gathered from all pipeline stages; all ranks call this together."""
         return optimizer_tensors(self.optimizer, dict(self.model.named_parameters()))
 
     def load_optimizer_tensors(self, tensors: Mapping[str, Tensor], where: str) -> None:
-        """Puts back what :meth:`optimizer_tensors` gave.
+        """Restores the state from :meth:`optimizer_tensors`.
 
         Raises:
-            InputError: as :func:`econmt.engine.optimizers.load_optimizer_tensors`.
+            InputError: See :func:`econmt.engine.optimizers.load_optimizer_tensors`.
         """
         load_optimizer_tensors(self.optimizer, dict(self.model.named_parameters()), tensors, where)
 
     def make_whole(self) -> None:
-        """Gives the model here the parameters, and what it carries, of all stages, where ranks hold it together."""
+        """Gathers the parameters and carried states of all pipeline stages into this process's model."""
 
     def carried(self) -> dict[str, Tensor]:
-        """Copies of what a step hands to the next one beside parameters: the model's buffers, by name."""
+        """Returns copies of the states that a step carries over to the next one: the model's buffers, by name."""
         return {name: value.clone() for name, value in self.model.named_buffers()}
 
     def set_carried(self, values: Mapping[str, Tensor]) -> bool:
-        """Puts back what :meth:`carried` gave; False, and nothing is done, if the buffers have other shapes by now."""
+        """Restores the states from :meth:`carried`; returns False and changes nothing if the buffers' shapes differ."""
         buffers = dict(self.model.named_buffers())
         fits = {name: value.shape for name, value in buffers.items()} == {
             name: value.shape for name, value in values.items()
@@ -294,20 +293,20 @@ class TrainingStep:
         implementations: Implementations | None = None,
         watch: Watch | None = None,
     ) -> Tensor:
-        """Adds the gradient of a batch on the device to those that are there.
+        """Adds the gradient of a batch on the device to the existing gradients.
 
         Args:
-            batch: see :meth:`run`, as the others.
-            tokens: the number by which its loss is divided.
-            implementations: of the ops; None: the step's.
-            watch: told of the phases.
+            batch: Batch on the device.
+            tokens: Divisor of its loss, an int64 scalar on the device.
+            implementations: Implementations of the ops; None: those of the step.
+            watch: Called at the beginning of each phase.
 
         Returns:
-            Its summed loss, a scalar on the device.
+            The summed loss of the batch, a scalar on the device.
         """
         if implementations is None:
             implementations = self.implementations
-        self.optimizer.make_dense()  # what is there already, for this batch's to be added to in place
+        self.optimizer.make_dense()  # so that this batch's gradients are added in place
         if self.seeds is not None:
             self.seeds.advance()
         if watch is not None:

@@ -1,8 +1,8 @@
-"""Number of CPU threads: as requested, as the run began, or the fastest number on this machine.
+"""Chooses the number of CPU threads: from the recipe, the saved run, or a measurement on this machine.
 
 More threads are not always faster: a step of a recurrent network is many small pieces of work, after each of which the
-threads wait for one another, and on a busy machine the one that waits for a core holds up all others. The number of
-threads changes results by rounding, so a run that goes on has as many as it began with.
+threads wait for one another, and on a busy machine a thread that waits for a core delays all others. The number of
+threads changes results by rounding, so a resumed run keeps the number that it began with.
 """
 
 from __future__ import annotations
@@ -17,38 +17,38 @@ from econmt.engine.measurement_cache import remembered
 from econmt_ops.backends import c as native
 
 MARGIN = 1.1
-"""Factor by which more threads have to be faster to be chosen."""
+"""Factor by which more threads must be faster to be chosen; near ties go to fewer threads."""
 
 _ROWS = 64
 _STEPS = 10
 _ROUNDS = 5
 _SIZES = (64, 128, 256, 512, 1024)
-"""Widths of the steps that are timed; a model's is rounded up to one of them."""
+"""Hidden sizes of the timed steps; a model's size is rounded up to one of them."""
 
 
 class Threads(NamedTuple):
-    """Number of threads, and the reason for it."""
+    """Number of compute threads, and the reason for it."""
 
     number: int
     why: str
 
 
 def crowded(count: int) -> str | None:
-    """One line of warning if ``count`` threads will wait for cores rather than compute; None if not."""
+    """Returns a one-line warning if ``count`` threads would wait for cores rather than compute, else None."""
     cores = usable_cores()
     if count > cores:
-        return f"{count} threads on {cores} cores: they wait for one another; --threads {cores} is faster"
+        return f"{count} threads on {cores} cores wait for one another; --threads {cores} is faster"
     busy = _load()
     if count > 1 and busy >= cores:
         return (
-            f"{busy:.0f} programs want the {cores} cores of this machine already: {count} threads wait for one "
+            f"{busy:.0f} processes already use the {cores} cores of this machine, and {count} threads wait for one "
             "another; --threads 1 may be faster"
         )
     return None
 
 
 def missing_library() -> str | None:
-    """One line of warning if econmt was installed without its C library; None if it is there."""
+    """Returns a one-line warning if econmt was installed without its C library, else None."""
     if native.is_built():
         return None
     return (
@@ -58,7 +58,7 @@ def missing_library() -> str | None:
 
 
 def usable_cores() -> int:
-    """The cores on which this process may run."""
+    """Returns the number of cores on which this process may run."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -67,42 +67,46 @@ def usable_cores() -> int:
 def threads_for(
     wanted: int | None, device: torch.device, size: int, saved: int = 0, processes: int = 1
 ) -> Threads:
-    """Returns the number of threads to use.
+    """Chooses the number of compute threads.
 
     Args:
-        wanted: by the recipe or an option; None: what a run began with, or what is faster on this machine.
-        device: that computes.
-        size: of the model's widest layer.
-        saved: what the run began with; 0 at its start.
-        processes: of the run that share this host's cores.
+        wanted: Number from the recipe or an option; None: the number the run began with, or the fastest on this
+            machine.
+        device: Device that computes.
+        size: Size of the model's widest layer.
+        saved: Number that the run began with; 0 at its start.
+        processes: Number of the run's processes that share this host's cores.
     """
     most = torch.get_num_threads()
     if wanted is not None:
-        return Threads(wanted, "as asked")
+        return Threads(wanted, "set by the recipe or --threads")
     if processes > 1 and device.type == "cpu":
         cores = usable_cores()
         share = max(1, min(most, cores // processes))
-        return Threads(share, f"{processes} processes share {cores} cores")
+        return Threads(share, f"{processes} processes share the {cores} cores")
     if saved:
-        return Threads(saved, "as the run began")
+        return Threads(saved, "as at the beginning of the run")
     if device.type != "cpu":
         return Threads(most, "the GPU computes")
     if most == 1 or "OMP_NUM_THREADS" in os.environ:
-        return Threads(most, "one core" if usable_cores() == 1 else "as OMP_NUM_THREADS says")
-    width = next((each for each in _SIZES if each >= size), _SIZES[-1])
+        return Threads(most, "one core" if usable_cores() == 1 else "set by OMP_NUM_THREADS")
+    width = next((known_width for known_width in _SIZES if known_width >= size), _SIZES[-1])
     times = remembered(f"steps of {width} by threads", lambda: time_steps(width, candidates(most)))
     count = fewest(times)
     listed = ", ".join(f"{seconds * 1e3:.2f} ms with {name}" for name, seconds in times.items())
-    return Threads(count, f"auto: a step takes {listed}; more must be {MARGIN} times as fast; kept for today")
+    return Threads(
+        count,
+        f"auto: a step takes {listed}; more threads must be {MARGIN} times as fast; measured once a day",
+    )
 
 
 def candidates(most: int) -> list[int]:
-    """The numbers of threads that are tried: powers of two, and as many as there are."""
+    """Returns the numbers of threads to time: the powers of two up to ``most``, and ``most`` itself."""
     return sorted({2**power for power in range(most.bit_length()) if 2**power <= most} | {most})
 
 
 def fewest(times: dict[str, float]) -> int:
-    """The fewest threads that no larger number beats by the margin; ``times`` are seconds by number, ascending."""
+    """Returns the smallest number that no larger one beats by the margin; ``times``: seconds by ascending number."""
     best = 0
     for name in times:
         if not best or times[str(best)] > MARGIN * times[name]:
@@ -111,9 +115,9 @@ def fewest(times: dict[str, float]) -> int:
 
 
 def time_steps(width: int, counts: list[int]) -> dict[str, float]:
-    """Seconds of a recurrent step of ``width`` units by number of threads: the median of rounds that take turns.
+    """Measures the seconds of a recurrent step of ``width`` units by number of threads: medians of interleaved rounds.
 
-    Not the shortest: on a busy machine a step is seldom as short, and that is what is to be found out.
+    The minimum would not show how a busy machine slows threads down.
     """
     before = torch.get_num_threads()
     weight = torch.full((width, 4 * width), 0.01)
@@ -135,5 +139,5 @@ def time_steps(width: int, counts: list[int]) -> dict[str, float]:
 
 
 def _load() -> float:
-    """Returns the load average of the last minute, or 0 where the system does not provide it."""
+    """Returns the average number of runnable processes in the last minute; 0 if the system does not report it."""
     return os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0

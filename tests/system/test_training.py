@@ -222,10 +222,10 @@ def test_bad_devices(
 ) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert (
-        refused(folder, capsys, "--device", "gpu") == "device 'gpu': unknown; give auto, cpu, cuda or cuda:N"
+        refused(folder, capsys, "--device", "gpu") == "device 'gpu': unknown; use auto, cpu, cuda or cuda:N"
     )
     line = refused(folder, capsys, "training.device=cuda")
-    assert line == "device 'cuda': torch sees no GPU here; give device cpu or auto"
+    assert line == "device 'cuda': torch sees no GPU here; use device cpu or auto"
     assert not (folder / "run").exists()
 
 

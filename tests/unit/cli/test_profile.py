@@ -255,7 +255,7 @@ def test_every_stage_of_a_pipeline_is_told(call: Call, recipe: Path) -> None:
             ("--device", "cuda"),
             "device 'cuda': torch sees no GPU here; add --estimate to predict without one, or give --device cpu",
         ),
-        (("--device", "tpu"), "device 'tpu': unknown; give auto, cpu, cuda or cuda:N"),
+        (("--device", "tpu"), "device 'tpu': unknown; use auto, cpu, cuda or cuda:N"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )

@@ -189,10 +189,12 @@ def test_momentum_may_come_to_a_state_without_it() -> None:
 def test_state_of_another_model_is_refused_by_name() -> None:
     parameters = {"a": nn.Parameter(torch.zeros(3))}
     optimizer = make_optimizer(parameters, Optimizer())
-    with pytest.raises(InputError, match=r"file: optimizer state of 'z', which the model does not have"):
+    with pytest.raises(
+        InputError, match=r"file: optimizer state of 'z', but the model has no such parameter"
+    ):
         load_optimizer_tensors(optimizer, parameters, {"exp_avg/z": torch.zeros(3)}, "file")
     with pytest.raises(
-        InputError, match=r"file: optimizer state exp_avg/a has shape \(4,\), the parameter \(3,\)"
+        InputError, match=r"file: optimizer state exp_avg/a has shape \(4,\), but the parameter needs \(3,\)"
     ):
         load_optimizer_tensors(optimizer, parameters, {"exp_avg/a": torch.zeros(4)}, "file")
 

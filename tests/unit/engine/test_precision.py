@@ -40,7 +40,7 @@ def test_bfloat16_must_win_by_a_margin() -> None:
 def test_products_are_timed_once_a_day(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, asked, {torch.float32: 2.0, torch.bfloat16: 1.0})
     assert time_products() == time_products() == ProductTimes(512.0, 256.0)
-    assert [sizes for sizes, _ in asked] == [precision._PROBE] * 2 + [precision._SIZES] * 2
+    assert [sizes for sizes, _ in asked] == [precision._SMALL_SIZES] * 2 + [precision._SIZES] * 2
 
 
 def test_8_bits_must_win_among_few_rows(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,7 +52,7 @@ def test_8_bits_must_win_among_few_rows(asked: Asked, monkeypatch: pytest.Monkey
     with native.without():
         monkeypatch.setattr(native, "is_built", lambda: False)
         assert not precision.int8_pays()
-    found = precision._timed_few()
+    found = precision._time_few_rows()
     assert found.keys() == times.keys()
     assert min(found.values()) > 0
 
@@ -60,7 +60,7 @@ def test_8_bits_must_win_among_few_rows(asked: Asked, monkeypatch: pytest.Monkey
 def test_an_imitated_bfloat16_is_not_timed_further(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, asked, {torch.float32: 1.0, torch.bfloat16: 40.0})
     assert not time_products().bfloat16_pays
-    assert [sizes for sizes, _ in asked] == [precision._PROBE] * 2
+    assert [sizes for sizes, _ in asked] == [precision._SMALL_SIZES] * 2
 
 
 def test_the_shortest_of_a_few_products_counts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,13 +75,15 @@ def test_what_auto_goes_by(monkeypatch: pytest.MonkeyPatch) -> None:
     found = precision_of_run(recipe, CPU)
     assert found.dtype == torch.bfloat16
     text = "auto: a matrix product takes 2.00 ms in float32, 1.00 ms in "
-    text += "bfloat16, which must be 1.3 times as fast; kept for today"
+    text += "bfloat16, which is chosen if 1.3 times as fast; measured once a day"
     assert found.why == text
-    assert precision_of_run(recipe, CPU, "float32") == Precision(why="as the run began")
+    assert precision_of_run(recipe, CPU, "float32") == Precision(why="as at the beginning of the run")
     named = load_recipe("multi30k", ["training.precision=float32"])
-    assert precision_of_run(named, CPU, "bfloat16") == Precision(why="as the recipe says")
+    assert precision_of_run(named, CPU, "bfloat16") == Precision(why="set by the recipe")
     small = load_recipe("multi30k", ["model.encoder.size=64", "model.decoder.size=64"])
-    assert precision_of_run(small, CPU) == Precision(why="auto: too small a model to gain")
+    assert precision_of_run(small, CPU) == Precision(
+        why="auto: the model is too small for bfloat16 to be faster"
+    )
     monkeypatch.setattr(precision, "time_products", lambda: SLOW)
     assert precision_of_run(recipe, CPU).dtype == torch.float32
 

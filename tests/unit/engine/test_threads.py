@@ -31,26 +31,26 @@ def test_the_fewest_that_nothing_beats_by_much() -> None:
     found = threads_for(None, CPU, 128)
     assert found.number == 2
     assert found.why == (
-        "auto: a step takes 4.00 ms with 1, 2.00 ms with 2, 1.90 ms with 4; more must be 1.1 times as fast; kept for today"
+        "auto: a step takes 4.00 ms with 1, 2.00 ms with 2, 1.90 ms with 4; more threads must be 1.1 times as fast; measured once a day"
     )
 
 
 @pytest.mark.usefixtures("four")
 def test_processes_of_a_host_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threads, "usable_cores", lambda: 4)
-    assert threads_for(None, CPU, 128, saved=4, processes=2) == (2, "2 processes share 4 cores")
+    assert threads_for(None, CPU, 128, saved=4, processes=2) == (2, "2 processes share the 4 cores")
     assert threads_for(None, CPU, 128, processes=9).number == 1
-    assert threads_for(3, CPU, 128, processes=2) == (3, "as asked")
+    assert threads_for(3, CPU, 128, processes=2) == (3, "set by the recipe or --threads")
     assert threads_for(None, GPU, 128, processes=2).number == 4
 
 
 @pytest.mark.usefixtures("four")
 def test_what_is_known_goes_before_what_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert threads_for(3, CPU, 128, saved=1) == (3, "as asked")
-    assert threads_for(None, CPU, 128, saved=1) == (1, "as the run began")
+    assert threads_for(3, CPU, 128, saved=1) == (3, "set by the recipe or --threads")
+    assert threads_for(None, CPU, 128, saved=1) == (1, "as at the beginning of the run")
     assert threads_for(None, GPU, 128).number == 4
     monkeypatch.setenv("OMP_NUM_THREADS", "4")
-    assert threads_for(None, CPU, 128) == (4, "as OMP_NUM_THREADS says")
+    assert threads_for(None, CPU, 128) == (4, "set by OMP_NUM_THREADS")
 
 
 @pytest.mark.usefixtures("four")
@@ -84,7 +84,7 @@ def test_more_threads_than_cores_are_warned_of(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(threads, "usable_cores", lambda: 2)
     monkeypatch.setattr(threads, "_load", lambda: 0.5)
     assert crowded(2) is None
-    assert crowded(8) == "8 threads on 2 cores: they wait for one another; --threads 2 is faster"
+    assert crowded(8) == "8 threads on 2 cores wait for one another; --threads 2 is faster"
 
 
 def test_a_busy_machine_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,5 +92,5 @@ def test_a_busy_machine_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threads, "_load", lambda: 6.1)
     assert crowded(1) is None
     assert crowded(2) == (
-        "6 programs want the 2 cores of this machine already: 2 threads wait for one another; --threads 1 may be faster"
+        "6 processes already use the 2 cores of this machine, and 2 threads wait for one another; --threads 1 may be faster"
     )

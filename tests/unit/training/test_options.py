@@ -220,8 +220,8 @@ def test_norms_that_are_watched_stand_among_the_metrics(make_run: MakeRun) -> No
     going_on = make_run(key, "training.max_updates=6")
     assert going_on.train(resume_with_changes=True).update == 6
     for pattern, message in {
-        "(": "not a valid regular expression",
-        "nothing": "matches no parameter; there are source_",
+        "(": "no regular expression",
+        "nothing": "matches no parameter; the model has source_",
     }.items():
         with pytest.raises(InputError, match=message):
             make_run(f"training.monitor_pattern={pattern}", name="wrong").trainer()
@@ -290,9 +290,9 @@ def test_names_that_are_fixed(make_run: MakeRun) -> None:
     still = {name for name, value in after.items() if torch.equal(value, before[name])}
     assert still == {name for name in before if name.startswith("encoder.") or name == "output.bias"}
     for given, message in {
-        r"['encoder']": "fixed_param_names encoder: matches no parameter; there are source_embedding.weight, ",
-        r"['.*']": "leaves nothing to learn",
-        r"['(']": "not a valid regular expression",
+        r"['encoder']": "fixed_param_names encoder: matches no parameter; the model has source_embedding.weight, ",
+        r"['.*']": "leaves no parameter to train",
+        r"['(']": "no regular expression",
     }.items():
         with pytest.raises(InputError, match=message):
             make_run(f"training.fixed_param_names={given}", name="wrong").trainer()

@@ -456,7 +456,7 @@ def test_a_run_keeps_the_threads_it_began_with(make_run: MakeRun, monkeypatch: p
     monkeypatch.setattr(threads, "remembered", lambda *_: {"1": 1e-3, "2": 2e-3})
     run = make_run("training.threads=null", "training.max_updates=4")
     run_recipe(run.recipe, [run.text], console=run.console)
-    assert "threads: 2 (as the run began)" in run.folder.log.read_text()
+    assert "threads: 2 (as at the beginning of the run)" in run.folder.log.read_text()
     monkeypatch.undo()
     torch.set_num_threads(before)
 
@@ -472,7 +472,7 @@ def test_a_run_keeps_the_precision_it_began_with(make_run: MakeRun, monkeypatch:
     monkeypatch.setattr(precision, "time_products", lambda: ProductTimes(1.2e-3, 1e-3))
     parts = make_run(name="parts")
     parts.train()
-    assert "precision: bfloat16 (as the run began)" in parts.folder.log.read_text()
+    assert "precision: bfloat16 (as at the beginning of the run)" in parts.folder.log.read_text()
     assert snapshot(parts.folder) == snapshot(whole.folder)
     other = make_run(name="other")
     other.train()

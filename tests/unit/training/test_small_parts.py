@@ -123,7 +123,7 @@ def test_the_first_signal_is_remembered_and_the_second_leaves_at_once() -> None:
 def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert resolve_device("auto") == resolve_device("cpu") == CPU
-    with pytest.raises(InputError, match="device 'tpu': unknown; give auto, cpu, cuda or cuda:N"):
+    with pytest.raises(InputError, match="device 'tpu': unknown; use auto, cpu, cuda or cuda:N"):
         resolve_device("tpu")
     with pytest.raises(InputError, match="device 'mps': unknown"):
         resolve_device("mps")
