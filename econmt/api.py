@@ -245,7 +245,7 @@ class TrainedModel:
             nbest_size: number of hypotheses returned per sentence.
             batch_size: number of sentences translated together; None: the recipe's value.
             device: device to move to first; None: the current one.
-            search: other fields of :class:`~econmt.decoding.search.beam.SearchOptions`, such as ``sample`` and ``seed``.
+            search: other fields of :class:`~econmt.decoding.search.options.SearchOptions`, such as ``seed``.
 
         Returns:
             A :class:`~econmt.decoding.translator.Translation` for each line, with text, score, tokens, ``attention``

@@ -16,7 +16,7 @@ _TABLE = "lexicon"
 
 
 def write_lexicon(path: Path, table: Tensor, vocabulary: str) -> None:
-    """Writes a table of :func:`econmt.data.text.lexicon.learn_lexicon`; ``vocabulary``: the fingerprint of its words."""
+    """Writes a table of :func:`~econmt.data.text.lexicon.learn_lexicon`; ``vocabulary``: fingerprint of its words."""
     write_tensors(path, {_TABLE: table}, {"format": FORMAT, "vocabulary": vocabulary})
 
 

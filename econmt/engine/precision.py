@@ -68,7 +68,7 @@ class Precision(NamedTuple):
 
     def autocast(self, device: torch.device) -> torch.autocast:
         """Returns the autocast context of a forward pass, in which products are computed in the dtype."""
-        return torch.autocast(device.type, dtype=torch.bfloat16, enabled=self.dtype == torch.bfloat16)
+        return autocast_to(device, self.dtype)
 
     @contextmanager
     def products(self, device: torch.device) -> Iterator[None]:

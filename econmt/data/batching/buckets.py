@@ -1,8 +1,8 @@
 """Buckets: groups of pairs of similar lengths, so that batches have little padding and few different shapes.
 
 Fixed buckets round each side, including ``</s>``, up to a multiple of a width. Derived buckets are the few shapes that
-:mod:`econmt.data.batching.bucket_shapes` computes from the lengths of a text. Pairs are sorted by bucket with a counting sort in
-chunks, which needs 40 MB for 10 million pairs; one ``argsort`` would need several times that.
+:mod:`econmt.data.batching.bucket_shapes` computes from the lengths of a text. Pairs are sorted by bucket with a
+counting sort in chunks, which needs 40 MB for 10 million pairs; one ``argsort`` would need several times that.
 """
 
 from __future__ import annotations
