@@ -13,7 +13,13 @@ copyright = author  # noqa: A001  Sphinx reads this name
 version = release = econmt.__version__
 
 root_doc = "docs/index"
-include_patterns = ["docs/**.md", "ops/**.md", "scripts/bench/compare/README.md", "CONTRIBUTING.md", "CHANGELOG.md"]
+include_patterns = [
+    "docs/**.md",
+    "ops/**.md",
+    "scripts/bench/compare/README.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+]
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 
 myst_heading_anchors = 4

@@ -209,7 +209,7 @@ class ModelFolder:
         )
 
     def _is_begun(self) -> bool:
-        """Returns True if a run has begun here, which creates a folder of states and writes a recipe without comments."""
+        """Returns True if a run has begun here: it has a folder of states and a recipe without comments."""
         states = _children(self.states)
         own = all(_UNFINISHED_STATE.fullmatch(path.name) for path in states)
         return self.states.is_dir() and own and (not self.recipe.exists() or _is_resolved(self.recipe))

@@ -191,7 +191,8 @@ class Translator:
         warn: takes one line about a doubtful input line.
         watch: called between the steps of a search; what it raises ends it.
         continuous: whether beam search with one model lets sentences take one another's places, on a GPU in CUDA graphs
-            (:mod:`econmt.decoding.search.continuous`), where there are enough of them; None: on a GPU. Results are the same.
+            (:mod:`econmt.decoding.search.continuous`), where there are enough of them; None: on a GPU. Results are the
+            same.
         avoid: phrases that no translation may hold.
         glossary: where a term occurs in a source, its translation is a constraint.
         shortlists: the target words that each sentence may have; None: all.

@@ -126,7 +126,8 @@ class Scorer:
         Args:
             sources: the source lines. targets: the ids.
             done: told how many more pairs are done.
-            factors, place: see :func:`econmt.data.text.source_factors.encode_sources`; no factors: the model reads none.
+            factors, place: see :func:`econmt.data.text.source_factors.encode_sources`; no factors: the model reads
+                none.
 
         Raises:
             InputError: source factors are missing, or are not one a word.

@@ -1,8 +1,8 @@
 """Folders for ``econmt_runtime``, which translates without PyTorch.
 
 ``model.json`` has the shape of the model, how to search and the checksums of all files, ``arrays.safetensors`` its
-weights as a search multiplies with them, under the names of the parts of :class:`econmt_runtime.model.RuntimeModel`; beside
-them lie the vocabulary, the runtime's modules and the C library, so that ``python FOLDER`` translates.
+weights as a search multiplies with them, under the names of the parts of :class:`econmt_runtime.model.RuntimeModel`;
+beside them lie the vocabulary, the runtime's modules and the C library, so that ``python FOLDER`` translates.
 """
 
 from __future__ import annotations

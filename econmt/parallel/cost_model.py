@@ -1,10 +1,10 @@
 """Predicts the time of an update on many ranks from times measured on a few.
 
-The model has three parts. An update of n rows takes a time that is interpolated between numbers of rows that were timed
-while all ranks of a host were busy. Replicas add the all-reduce of the gradients, a ring inside of each host (Patarasuk
-and Yuan, 2009) and a ring or a binary tree over the hosts, whichever is faster, of which the backward pass hides a part where devices exchange while they
-compute. Stages of a pipeline replace the time of the recurrent layers by that of
-:func:`econmt.parallel.pipeline.partition.divide`, which also chooses the division of training, and share out the output
+The model has three parts. An update of n rows takes a time interpolated between numbers of rows that were timed while
+all ranks of a host computed. Replicas add the all-reduce of the gradients, a ring within each host (Patarasuk and Yuan,
+2009) and a ring or a binary tree over the hosts, whichever is faster; the backward pass hides a part of it where
+devices exchange while they compute. Stages of a pipeline replace the time of the recurrent layers by that of
+:func:`econmt.parallel.pipeline.partition.divide`, which also chooses the division of training, and share the output
 layer and the optimizer.
 
 Assumptions: all ranks are alike, chunks are equally long, no link is shared, nobody waits for data.

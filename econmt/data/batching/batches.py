@@ -10,7 +10,8 @@ one, first pairs of equal lengths, then pairs within windows of one batch in the
 that differs between epochs. Batches so hold pairs of nearly equal lengths, but different ones in each epoch.
 
 The stream is the same on every rank; each rank takes its rows of a batch
-(:meth:`econmt.data.batching.batch.AnyBatch.share`), so that the recipe's batch size is that of one update over all ranks.
+(:meth:`econmt.data.batching.batch.AnyBatch.share`), so that the recipe's batch size is that of one update over all
+ranks.
 
 With BPE-dropout a pair is segmented again in every epoch by a generator seeded with (seed, epoch, pair), so that
 neither batch, rank nor a resumed run changes the result. Buckets then have room for longer segmentations (see

@@ -57,8 +57,9 @@ def sample(
 ) -> list[list[Hypothesis]]:
     """Draw ``options.nbest_size`` translations of each sentence, independent of each other.
 
-    What is drawn and scored is as in :func:`~econmt.decoding.search.beam.beam_search`: no PAD or BOS, EOS after ``limits``
-    tokens, and log-probabilities are the model's own, whatever the temperature and however few tokens were drawn from.
+    What is drawn and scored is as in :func:`~econmt.decoding.search.beam.beam_search`: no PAD or BOS, EOS after
+    ``limits`` tokens, and log-probabilities are the model's own, whatever the temperature and however few tokens were
+    drawn from.
 
     Args:
         model: in evaluation mode. source: (B, S). lengths, limits: (B,), all as for ``beam_search``.
