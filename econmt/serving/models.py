@@ -92,8 +92,8 @@ class _Loaded:
         if constraints is not None and len(constraints.ids) > most:
             return Refused(
                 413,
-                f"q: constraints and target_prefix have {len(constraints.ids):,} tokens, a translation at most
-                {most:,}; " "wish less of a sentence",
+                f"q: constraints and target_prefix have {len(constraints.ids):,} tokens, a translation {most:,}; "
+                "wish less of a sentence",
             )
         return None
 
