@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 from econmt_runtime.errors import RuntimeInputError as RuntimeInputError
 
 if TYPE_CHECKING:
-    from econmt_runtime.translator import Translation as Translation
-    from econmt_runtime.translator import Translator as Translator
+    from econmt_runtime.translator import RuntimeTranslation as Translation
+    from econmt_runtime.translator import RuntimeTranslator as Translator
     from econmt_runtime.translator import load as load
 
 __all__ = ["RuntimeInputError", "Translation", "Translator", "load"]

@@ -14,7 +14,7 @@ from econmt_runtime.errors import RuntimeInputError
 from econmt_runtime.lines import file_chunks, input_chunks
 
 if TYPE_CHECKING:
-    from econmt_runtime.translator import Translation, Translator
+    from econmt_runtime.translator import RuntimeTranslation, RuntimeTranslator
 
 
 def main(folder: str | None = None) -> int:
@@ -98,15 +98,15 @@ def _open_output() -> None:
         sys.stdout.reconfigure(encoding="utf-8", newline="\n")
 
 
-def _plain(translation: Translation, _: int) -> str:
+def _plain(translation: RuntimeTranslation, _: int) -> str:
     return translation.text
 
 
-def _scored(translation: Translation, _: int) -> str:
+def _scored(translation: RuntimeTranslation, _: int) -> str:
     return f"{translation.score:.6f}\t{translation.text}"
 
 
-def _listed(translation: Translation, number: int) -> str:
+def _listed(translation: RuntimeTranslation, number: int) -> str:
     """Formats an n-best list as econmt translate does: number, text, log-probability and score in each line."""
     return "\n".join(
         f"{number} ||| {entry.text.replace('|||', '&#124;' * 3)} ||| logprob= {entry.log_probability:.6f} ||| "
@@ -116,7 +116,7 @@ def _listed(translation: Translation, number: int) -> str:
 
 
 def _translate(
-    translator: Translator, chunks: Iterable[list[str]], show: Callable[[Translation, int], str]
+    translator: RuntimeTranslator, chunks: Iterable[list[str]], show: Callable[[RuntimeTranslation, int], str]
 ) -> None:
     number = 0
     for lines in chunks:

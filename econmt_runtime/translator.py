@@ -37,7 +37,7 @@ class Entry(NamedTuple):
     log_probability: float
 
 
-class Translation(NamedTuple):
+class RuntimeTranslation(NamedTuple):
     """Result for one line: the fields of its best translation, and the n best as :class:`Entry`, best first."""
 
     text: str
@@ -46,7 +46,7 @@ class Translation(NamedTuple):
     nbest: tuple[Entry, ...] = ()
 
 
-class Translator:
+class RuntimeTranslator:
     """Translator of lines of text with one model.
 
     Args:
@@ -115,7 +115,7 @@ class Translator:
             )
         self._threads, self._warn = threads, warn
 
-    def translate(self, lines: Sequence[str], first: int = 1) -> list[Translation]:
+    def translate(self, lines: Sequence[str], first: int = 1) -> list[RuntimeTranslation]:
         """Translates lines of raw text, one sentence per line; a blank line has an empty translation.
 
         Args:
@@ -130,7 +130,7 @@ class Translator:
         sources = [self._encode(line, number) for number, line in enumerate(lines, first)]
         order = sorted((i for i, ids in enumerate(sources) if ids), key=lambda i: -len(sources[i]))
         batches = [order[at : at + BATCH_SIZE] for at in range(0, len(order), BATCH_SIZE)]
-        results = [Translation("", 0.0, 0.0)] * len(lines)
+        results = [RuntimeTranslation("", 0.0, 0.0)] * len(lines)
         if self._threads > 1 and len(batches) > 1:
             from concurrent.futures import ThreadPoolExecutor  # a tenth of the start-up time
 
@@ -152,7 +152,7 @@ class Translator:
                     )
                     for hypothesis in hypotheses
                 ]
-                results[index] = Translation(*entries[0], tuple(entries))
+                results[index] = RuntimeTranslation(*entries[0], tuple(entries))
         return results
 
     def _encode(self, line: str, number: int) -> list[int]:
@@ -193,6 +193,6 @@ class Translator:
         return allowed
 
 
-def load(folder: Path | str, **options: Any) -> Translator:
-    """Loads a folder; ``options`` are the keyword arguments of :class:`Translator`."""
-    return Translator(folder, **options)
+def load(folder: Path | str, **options: Any) -> RuntimeTranslator:
+    """Loads a folder; ``options`` are the keyword arguments of :class:`RuntimeTranslator`."""
+    return RuntimeTranslator(folder, **options)

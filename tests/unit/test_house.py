@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
@@ -173,3 +174,37 @@ def test_nothing_loaded_from_disk_can_execute() -> None:
                 assert not any(
                     k.arg == "allow_pickle" and ast.unparse(k.value) != "False" for k in node.keywords
                 )
+
+
+def documented(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yields line and text of the docstrings of a module, those of attributes and constants included."""
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        for statement in body if isinstance(body, list) else ():
+            value = getattr(statement, "value", None)
+            if (
+                isinstance(statement, ast.Expr)
+                and isinstance(value, ast.Constant)
+                and isinstance(value.value, str)
+            ):
+                yield statement.lineno, value.value.strip()
+
+
+NO_SUBJECT = re.compile(r"(Of|That|Those|The same|What|Whether|How|Where|Who|Which|As)\b")
+
+
+@pytest.mark.parametrize(
+    "file", [*MODULES.values(), *ROOT.glob("scripts/**/*.py")], ids=lambda file: str(file.relative_to(ROOT))
+)
+def test_docstrings_name_their_subject(file: Path) -> None:
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    assert not [(line, text[:60]) for line, text in documented(tree) if NO_SUBJECT.match(text)]
+
+
+def test_no_two_classes_share_a_name() -> None:
+    places: dict[str, list[str]] = {}
+    for module, file in MODULES.items():
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(module)
+    assert not {name: found for name, found in places.items() if len(found) > 1}
