@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +17,8 @@ from econmt_ops.core.dropout import apply_dropout, keep_mask
 from econmt_ops.core.weights import AttentionalLSTMState, AttentionalLSTMWeights, LSTMState, LSTMWeights
 from econmt_ops.linear_cross_entropy import linear_cross_entropy
 from econmt_ops.lstm import bidirectional_lstm, lstm
+from econmt_ops.lstm.cudnn import in_order, one_buffer
+from econmt_ops.lstm.planned import PLANS, SplitLSTMWeights, key_of, run_planned
 
 
 def _dropout_seed(module: nn.Module, dropout: float, seed: int | None) -> tuple[float, int | None]:
@@ -21,6 +26,13 @@ def _dropout_seed(module: nn.Module, dropout: float, seed: int | None) -> tuple[
     if not module.training or dropout == 0.0:
         return 0.0, None
     return dropout, int(torch.randint(1 << 62, ())) if seed is None else seed
+
+
+@functools.cache
+def _parameter_names(layer: int, reverse: bool) -> tuple[str, ...]:
+    """Returns the names of a layer's input weights, recurrent weights and biases in one direction."""
+    suffix = f"_l{layer}{'_reverse' if reverse else ''}"
+    return tuple(name + suffix for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"))
 
 
 class LSTM(nn.Module):
@@ -91,12 +103,36 @@ class LSTM(nn.Module):
                     weight = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
                     self.register_parameter(name + suffix, weight)
         self.reset_parameters()
+        self.flatten_parameters()
 
     def reset_parameters(self) -> None:
         """Initializes all parameters again."""
         bound = 1.0 / math.sqrt(self.hidden_size)
         for weight in self.parameters():
             nn.init.uniform_(weight, -bound, bound)
+
+    def flatten_parameters(self) -> None:
+        """Moves the parameters into one buffer that cuDNN reads in place, as `torch.nn.LSTM` does.
+
+        It is called whenever the module is made or moved, and does nothing unless cuDNN may run the layers: in float32
+        on a GPU, in one direction, with biases.
+        """
+        if self.bidirectional or not self.bias:
+            return
+        parts = in_order([self._split_weights(layer) for layer in range(self.num_layers)])
+        if not all(type(part) is nn.Parameter for part in parts):
+            return
+        if any(not part.is_cuda or part.dtype != torch.float32 for part in parts):
+            return
+        with torch.no_grad():
+            buffer = one_buffer(parts)
+            for part, own in zip(parts, torch.split(buffer, [part.numel() for part in parts]), strict=True):
+                part.data = own.view(part.shape)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> LSTM:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self.flatten_parameters()
+        return self
 
     def layer_weights(self, layer: int, reverse: bool = False) -> LSTMWeights:
         """Returns the weights of one layer in one direction for `econmt_ops.lstm`; the two biases are summed."""
@@ -134,9 +170,32 @@ class LSTM(nn.Module):
         dropout, seed = _dropout_seed(self, self.dropout, dropout_seed)
         if not self.bidirectional:
             start = None if state is None else tuple(zip(*state, strict=True))
+            layers = tuple([self._split_weights(layer) for layer in range(self.num_layers)])
+            options = self.implementation, "auto", False, self.residual, dropout != 0.0
+            plan = PLANS.get(key_of("lstm", inputs, layers, start, lengths, options))
+            if plan is not None:
+                first = (
+                    None
+                    if state is None
+                    else list(zip(*(torch.split(part, 1) for part in state), strict=True))
+                )
+                outputs, states = run_planned(
+                    plan,
+                    inputs,
+                    layers,
+                    first,
+                    lengths,
+                    self.residual,
+                    dropout,
+                    seed,
+                    self.variational,
+                )
+                if len(states) == 1:
+                    return outputs, states[0]
+                return outputs, (torch.cat([h for h, _ in states]), torch.cat([c for _, c in states]))
             outputs, last = lstm(
                 inputs,
-                tuple(self.layer_weights(layer) for layer in range(self.num_layers)),
+                layers,  # type: ignore[arg-type]
                 state=start,
                 lengths=lengths,
                 residual=self.residual,
@@ -148,6 +207,15 @@ class LSTM(nn.Module):
         else:
             outputs, last = self._both_directions(inputs, state, lengths, dropout, seed)
         return outputs, (torch.stack([h for h, _ in last]), torch.stack([c for _, c in last]))
+
+    def _split_weights(self, layer: int, reverse: bool = False) -> LSTMWeights | SplitLSTMWeights:
+        """Returns the weights of one layer in one direction, with both biases if there are any."""
+        own = self._parameters
+        parts = [own.get(name) for name in _parameter_names(layer, reverse)]
+        # Parameters may be computed, as torch.nn.utils.parametrize does.
+        if any(part is None for part in parts):
+            return self.layer_weights(layer, reverse)
+        return SplitLSTMWeights(*parts)  # type: ignore[arg-type]
 
     def extra_repr(self) -> str:
         """Returns the sizes, and the settings that differ from the defaults."""
@@ -190,7 +258,7 @@ class LSTM(nn.Module):
                 assert seed is not None
                 shape = (read.shape[0], 1 if self.variational else read.shape[1], read.shape[2])
                 read = apply_dropout(read, keep_mask(shape, dropout, seed, read.device, layer), dropout)
-            weights = self.layer_weights(layer), self.layer_weights(layer, reverse=True)
+            weights: Any = self._split_weights(layer), self._split_weights(layer, reverse=True)
             if state is None:
                 outputs, states = bidirectional_lstm(
                     read, *weights, lengths=lengths, implementation=self.implementation

@@ -157,3 +157,22 @@ def test_a_long_sequence_on_a_gpu(steps: int) -> None:
     rest, (last, _) = module(inputs[:, steps // 2 :], middle)
     torch.testing.assert_close(outputs, torch.cat([half, rest], 1), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(h, last, rtol=1e-4, atol=1e-5)
+
+
+def test_weights_that_lie_one_after_the_other_are_read_in_place() -> None:
+    layers = [[torch.randn(8, 3), torch.randn(8, 2), torch.randn(8), torch.randn(8)] for _ in range(2)]
+    parts = cudnn.in_order(layers)
+    assert [len(part.shape) for part in parts] == [2, 2, 2, 2, 1, 1, 1, 1]
+    copied = cudnn.one_buffer(parts)
+    assert torch.equal(copied, torch.cat([part.flatten() for part in parts]))
+    views = [
+        part.view(old.shape)
+        for part, old in zip(copied.split([p.numel() for p in parts]), parts, strict=True)
+    ]
+    in_place = cudnn.one_buffer(views)
+    assert in_place.data_ptr() == copied.data_ptr()
+    assert torch.equal(in_place, copied)
+    views[3] = views[3].clone()
+    assert cudnn.one_buffer(views).data_ptr() != copied.data_ptr()
+    turned = [copied[:4].view(2, 2).t(), copied[4:8]]
+    assert torch.equal(cudnn.one_buffer(turned)[:4], turned[0].flatten())

@@ -195,14 +195,16 @@ def test_the_rule_of_a_recurrent_op(op: str) -> None:
 def test_on_a_gpu_ieee_float32_is_cudnns(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = torch.device("cuda")
     monkeypatch.setattr(reference, "_has_cudnn", lambda: True)
+    monkeypatch.setattr(reference, "recurrent_tf32", lambda: False)
     assert is_light(128, 100, 512, torch.float32, cuda)
     assert not is_light(128, 100, 512, torch.bfloat16, cuda)
     # With TF32 allowed a launch of ours serves float32.
-    torch.backends.cuda.matmul.allow_tf32 = True
-    try:
-        assert not is_light(128, 100, 512, torch.float32, cuda)
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = False
+    monkeypatch.setattr(reference, "recurrent_tf32", lambda: True)
+    assert not is_light(128, 100, 512, torch.float32, cuda)
+    # But cuDNN's is faster where layers are small.
+    assert is_light(128, 100, 64, torch.float32, cuda)
+    assert not is_light(512, 100, 64, torch.float32, cuda)
+    monkeypatch.setattr(reference, "recurrent_tf32", lambda: False)
     monkeypatch.setattr(reference, "_has_cudnn", lambda: False)
     assert not is_light(128, 100, 512, torch.float32, cuda)
     # What is light goes before kernels.

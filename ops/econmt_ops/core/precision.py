@@ -1,15 +1,18 @@
 """Precision rules that all ops share.
 
-* The *compute type* is the type of the op's first argument, or autocast's type while `torch.autocast` is enabled for
-  that device (float64 is never lowered). All other floating point arguments are cast to it, and results have it, with
-  the exceptions below.
-* The *accumulate type* is float32, or float64 if the compute type is float64. Inside an op it is the type of cell
-  states, gates, scores, softmax, losses and running sums; cell states and losses are also returned in it.
+* The *compute type* is the type of the op's first argument, or autocast's type while `torch.autocast` is on
+  for that device (float64 is never lowered). All other floating point arguments are cast to it, and what an
+  op returns has it, with the exceptions below.
+* The *accumulate type* is float32, or float64 if the compute type is float64. Cell states, gates, scores,
+  softmax, losses and running sums have it inside an op; cell states and losses also when they are returned.
+* In float32 on a GPU, *recurrent layers* round the factors of their products to TF32 where PyTorch lets the layers of
+  `torch.nn.LSTM` do so, which is its default; see `recurrent_tf32`.
 """
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
+from types import TracebackType
 
 import torch
 from torch import Tensor
@@ -46,3 +49,82 @@ def explicit_casts(first: Tensor) -> AbstractContextManager[None]:
     if _autocast_is_on(device_type):
         return torch.autocast(device_type, enabled=False)
     return nullcontext()
+
+
+_get_precision = getattr(torch._C, "_get_fp32_precision_getter", None)
+_set_precision = getattr(torch._C, "_set_fp32_precision_setter", None)
+"""PyTorch's functions behind ``fp32_precision``, which torch 2.9 introduced; None in older versions."""
+
+
+def recurrent_tf32() -> bool:
+    """Returns True if recurrent layers may use TF32 for float32 products on a GPU, as those of `torch.nn.LSTM` may.
+
+    The setting is ``torch.backends.cudnn.rnn.fp32_precision``, which ``torch.backends.cudnn.allow_tf32`` and
+    ``torch.backends.fp32_precision`` change too; in versions before torch 2.9 it is
+    ``torch.backends.cudnn.allow_tf32``. The setting for other products, ``torch.backends.cuda.matmul``, has no effect.
+    """
+    if _get_precision is None:
+        return bool(torch.backends.cudnn.allow_tf32)
+    return bool(_get_precision("cuda", "rnn") == "tf32")
+
+
+# torch.compile cannot trace the question; it asks once while it compiles.
+recurrent_tf32._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+class MatmulTF32:
+    """Context in which PyTorch's own matrix products on a GPU use TF32, or do not, whatever its settings say.
+
+    The setting belongs to the process, so that products that other threads make meanwhile follow it too.
+
+    Args:
+        allowed: True if factors may be rounded to TF32.
+    """
+
+    def __init__(self, allowed: bool) -> None:
+        self._allowed = allowed
+        self._restore: list[tuple[str, str | bool]] | None = None
+
+    def __enter__(self) -> None:
+        if _get_precision is None:
+            before = bool(torch.backends.cuda.matmul.allow_tf32)
+            if before != self._allowed:
+                torch.backends.cuda.matmul.allow_tf32 = self._allowed
+                self._restore = [("allow_tf32", before)]
+            return
+        precision = _get_precision("cuda", "matmul")
+        if (precision == "tf32") == self._allowed:
+            return
+        self._restore = [("fp32_precision", precision)]
+        # Where both generations of settings were used, PyTorch refuses to read the older ones.
+        with suppress(RuntimeError):
+            older: list[tuple[str, str | bool]] = [("allow_tf32", bool(torch._C._get_cublas_allow_tf32()))]
+            if (level := torch._C._get_float32_matmul_precision()) == "medium":
+                older.append(("matmul_precision", level))
+            self._restore = [*older, *self._restore]
+        torch._C._set_cublas_allow_tf32(self._allowed)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._restore is None:
+            return
+        for name, value in self._restore:
+            if name == "matmul_precision":
+                torch._C._set_float32_matmul_precision(str(value))
+            elif name == "allow_tf32":
+                torch._C._set_cublas_allow_tf32(bool(value))
+            else:
+                _restore_precision(str(value))
+        self._restore = None
+
+
+def _restore_precision(value: str) -> None:
+    """Sets the precision of matrix products as it was: inherited where that gives the same value."""
+    assert _get_precision is not None
+    assert _set_precision is not None
+    if _get_precision("cuda", "matmul") == value == "tf32":
+        return
+    _set_precision("cuda", "matmul", "none")
+    if _get_precision("cuda", "matmul") != value:
+        _set_precision("cuda", "matmul", value)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Generic, TypeVar, get_type_hints
 
 import torch
@@ -23,7 +24,7 @@ from torch import Tensor
 from torch._library.custom_ops import CustomOpDef
 
 from econmt_ops.core.chunks import rows_of
-from econmt_ops.core.precision import explicit_casts
+from econmt_ops.core.precision import MatmulTF32, explicit_casts, recurrent_tf32
 
 _KINDS: dict[Any, str] = {
     Tensor: "Tensor",
@@ -242,6 +243,7 @@ class Operator(Generic[Arguments, Results]):
         stand_ins: Mapping[str, str] | None = None,
         in_place: Callable[[Arguments, Results, Incoming], Gradients | None] | None = None,
         constants: Callable[[Arguments], Collection[str]] = lambda _: (),
+        is_recurrent: bool = False,
     ) -> None:
         self.schema = OperatorSchema(arguments)
         self._results: Any = results
@@ -249,6 +251,7 @@ class Operator(Generic[Arguments, Results]):
         self._run, self._run_back, self._saves, self._in_place = forward, backward, saves, in_place
         self._stand_ins = stand_ins or {}
         self._constants = constants
+        self._is_recurrent = is_recurrent
         outputs = ", ".join("Tensor" for _ in self._names)
         kept = "".join(f"Tensor? {part}_{name}, " for part in ("d", "kept") for name in self._names)
         self.forward = custom_op(name, schema=f"({self.schema.text}, bool keep) -> ({outputs})")(
@@ -267,7 +270,17 @@ class Operator(Generic[Arguments, Results]):
         return results
 
     def _forward(self, *given: Any) -> tuple[Tensor, ...]:
-        return tuple(self._run(self.schema.make(given[:-1]), given[-1]))
+        arguments = self.schema.make(given[:-1])
+        with self._products(arguments):
+            return tuple(self._run(arguments, given[-1]))
+
+    def _products(self, arguments: Arguments) -> AbstractContextManager[None]:
+        """Returns the context that sets the precision of matrix products on a GPU."""
+        if self._is_recurrent:
+            first = self.schema.differentiable(arguments)[0]
+            if first.is_cuda and first.dtype == torch.float32:
+                return MatmulTF32(recurrent_tf32())
+        return nullcontext()
 
     def _parts(self, given: Sequence[Any]) -> Iterator[Any]:
         """Yields arguments, results and gradients of the results from the backward operator's flat arguments."""
@@ -280,7 +293,7 @@ class Operator(Generic[Arguments, Results]):
         arguments, results, incoming = self._parts(given)
         constants = self._constants(arguments)
         wanted = self.schema.differentiable(arguments, constants)
-        with explicit_casts(wanted[0]):
+        with explicit_casts(wanted[0]), self._products(arguments):
             made = self.schema.in_order(arguments, self._run_back(arguments, results, incoming), constants)
         # torch.library forbids results that share memory with each other or with the arguments.
         flat = [*incoming.values(), *results, *self.schema.tensors(arguments)]

@@ -14,6 +14,7 @@ import torch
 from econmt_ops.core.weights import tensors_of
 from econmt_ops.dispatch.isolation import counting_bytes, detached
 from econmt_ops.dispatch.measurements import Measurement, MeasurementRecord, Store
+from econmt_ops.dispatch.plans import forget_plans
 from econmt_ops.dispatch.rule import Candidate, Problem, rules_only
 from econmt_ops.dispatch.timing import alternate, compared, synchronizer
 
@@ -33,6 +34,7 @@ def remembered(where: str) -> dict[str, dict[str, MeasurementRecord]]:
 def forget() -> None:
     """Clears the cached records, so that the file is read again when next needed."""
     remembered.cache_clear()
+    forget_plans()
 
 
 class Session:
@@ -157,7 +159,8 @@ class Session:
         return lambda name: self.byte_limit is None or sizes[name] <= self.byte_limit
 
     def remember(self) -> None:
-        """Writes the session's measurements to the file."""
+        """Adds what was measured to the file."""
+        forget_plans()
         if self._store is None:
             return
         for where, records in self._fresh.items():

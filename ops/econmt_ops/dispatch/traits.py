@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from econmt_ops.dispatch.plans import forget_plans
+
 NAMES = ("reference", "recompute", "chunk", "compiled", "c", "triton")
 """Modules that may hold an implementation, in the order in which they are listed for users."""
 
@@ -140,6 +142,7 @@ def register(op: str, name: str, function: Callable[..., Any], traits: Traits) -
         function: Function with the arguments of the op's other implementations.
         traits: Capabilities of the implementation.
     """
+    forget_plans()
     found = _OPS[op]
     found[name] = Implementation(name, function, traits)
     ordered = sorted(found, key=lambda each: NAMES.index(each) if each in NAMES else len(NAMES))
@@ -148,7 +151,8 @@ def register(op: str, name: str, function: Callable[..., Any], traits: Traits) -
 
 
 def unregister(op: str, name: str) -> None:
-    """Removes an implementation of an op."""
+    """Takes an implementation of an op away."""
+    forget_plans()
     del _OPS[op][name]
 
 

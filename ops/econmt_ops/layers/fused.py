@@ -157,6 +157,7 @@ _stage = Operator(
     fake=empty_results,
     backward=_backward,
     saves=lambda _: (*ScannedArguments._fields, "cells", "products"),
+    is_recurrent=True,
 )
 
 fused = staged(_stage)

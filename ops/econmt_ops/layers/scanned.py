@@ -421,6 +421,7 @@ _stage = Operator(
     fake=empty_results,
     backward=_backward,
     saves=lambda _: (*ScannedArguments._fields, "cells", "products"),
+    is_recurrent=True,
 )
 
 

@@ -278,6 +278,7 @@ _layer = Operator(
     fake=_empty_results,
     backward=_backward,
     saves=lambda _: (*SteppedArguments._fields, "outputs", "kept"),
+    is_recurrent=True,
 )
 
 

@@ -20,6 +20,7 @@ from econmt_ops.core.weights import (
     cast_weights,
 )
 from econmt_ops.dispatch.select import Candidate, Problem, implementations, run
+from econmt_ops.lstm.planned import PLANS, add_plan, key_of, merged, run_planned
 from econmt_ops.lstm.reference import is_light
 
 _IMPLEMENTATIONS = implementations(__name__, "lstm")
@@ -250,7 +251,20 @@ def lstm(
     Raises:
         ValueError: shapes or types do not fit, the implementation or stash level is unknown, or dropout has no seed.
     """
-    layers = as_layers("lstm", layers)
+    key = None
+    if gate_gradient is None:
+        options = implementation, stash, reverse, residual, dropout != 0.0
+        key = key_of("lstm", inputs, layers, state, lengths, options)
+        plan = PLANS.get(key)
+        if plan is not None:
+            first = None if state is None else [(h.unsqueeze(0), c.unsqueeze(0)) for h, c in state]
+            outputs, last = run_planned(
+                plan, inputs, layers, first, lengths, residual, dropout, dropout_seed, variational
+            )
+            if len(last) != len(layers):  # cuDNN's, of all layers together
+                last = list(zip(*(torch.split(part, 1) for part in last[0]), strict=True))
+            return outputs, tuple([(h.squeeze(0), c.squeeze(0)) for h, c in last])
+    layers = as_layers("lstm", merged(layers))
     check = Shapes("lstm")
     check_inputs(check, inputs)
     check_layers(check, layers, "I")
@@ -266,6 +280,7 @@ def lstm(
     def call(
         candidate: Candidate, inputs: Inputs, layers: tuple[AnyLSTMWeights, ...], start: LSTMState
     ) -> tuple[Tensor, LSTMState]:
+        add_plan(key, candidate, _IMPLEMENTATIONS, dtype, inputs, layers)
         with explicit_casts(like):
             result: tuple[Tensor, LSTMState] = candidate.function(
                 *_prepared(candidate, inputs, layers, dtype),
@@ -317,6 +332,12 @@ def bidirectional_lstm(
     Raises:
         ValueError: shapes or types do not fit, or the implementation or stash level is unknown.
     """
+    key = key_of("bidirectional_lstm", inputs, (forward, backward), None, lengths, (implementation, stash))
+    plan = PLANS.get(key)
+    if plan is not None:
+        outputs, ((h, c),) = run_planned(plan, inputs, [(*forward, *backward)], None, lengths)
+        return outputs, ((h[0], c[0]), (h[1], c[1]))
+    forward, backward = merged((forward, backward))
     check = Shapes("bidirectional_lstm")
     check_inputs(check, inputs)
     check_weights(check.op, "forward", forward)
@@ -332,6 +353,7 @@ def bidirectional_lstm(
     def call(
         candidate: Candidate, inputs: Inputs, forward: AnyLSTMWeights, backward: AnyLSTMWeights
     ) -> tuple[Tensor, tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]]:
+        add_plan(key, candidate, _BIDIRECTIONAL, dtype, inputs, (forward, backward))
         with explicit_casts(like):
             given, layers = _prepared(candidate, inputs, (forward, backward), dtype)
             result: tuple[Tensor, tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]] = candidate.function(

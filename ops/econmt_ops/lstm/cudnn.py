@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -66,6 +66,73 @@ def flatten(weights: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
     parts = torch.split_with_sizes(buffer, [weights[number].numel() for number in order])
     views = dict(zip(order, parts, strict=True))
     return buffer, [views[number].view(weight.shape) for number, weight in enumerate(weights)]
+
+
+def in_order(weights: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+    """Returns the weights of a stack in the order of cuDNN's buffer: the matrices of all layers, then all biases."""
+    return [part for layer in weights for part in layer[:2]] + [
+        part for layer in weights for part in layer[2:]
+    ]
+
+
+def one_buffer(weights: Sequence[Tensor]) -> Tensor:
+    """Returns weights, one after the other, as one vector: a view if they lie in memory like that, else a copy."""
+    first, last = weights[0], weights[-1]
+    size, begin = 0, first.data_ptr()
+    for weight in weights:
+        if weight.data_ptr() != begin + size * weight.itemsize or not weight.is_contiguous():
+            break
+        size += weight.numel()
+    else:
+        if first.untyped_storage().data_ptr() == last.untyped_storage().data_ptr():
+            return first.detach().as_strided((size,), (1,))
+    with torch.no_grad():
+        buffer: Tensor = torch._utils._flatten_dense_tensors(weights)  # type: ignore[no-untyped-call]
+    return buffer
+
+
+def cudnn_stack(
+    inputs: Tensor, weights: Sequence[Sequence[Tensor]], state: Sequence[tuple[Tensor, Tensor]] | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Runs a stack of LSTM layers in one direction by one call of cuDNN, which interleaves the layers.
+
+    Args:
+        inputs: (B, T, I).
+        weights: of each layer input weights (4H, I), hidden weights (4H, H) and one or two biases (4H,), bottom first.
+        state: (h, c) of each layer, (1, B, H) each; None: zeros.
+
+    Returns:
+        Outputs (B, T, H), and h and c after the last step, (L, B, H).
+    """
+    layers, hidden = len(weights), weights[0][1].shape[1]
+    if len(weights[0]) < _PARTS:
+        no_bias = torch.zeros_like(weights[0][2])
+        weights = [(*layer, no_bias) for layer in weights]
+    # cuDNN reads this buffer alone; the weights themselves are what gradients are given to.
+    buffer = one_buffer(in_order(weights))
+    if state is None:
+        h = c = inputs.new_zeros(layers, inputs.shape[0], hidden)
+    else:
+        h, c = (torch.cat([pair[part].to(inputs.dtype) for pair in state]) for part in range(2))
+    outputs, last_h, last_c, _, _ = torch._cudnn_rnn(
+        inputs,
+        [weight for layer in weights for weight in layer],
+        _PARTS,
+        buffer,
+        h,
+        c,
+        _LSTM,
+        hidden,
+        0,
+        layers,
+        True,
+        0.0,
+        torch.is_grad_enabled(),
+        False,
+        [],
+        None,
+    )
+    return outputs, last_h, last_c
 
 
 def cudnn_lstm(

@@ -5,13 +5,13 @@ Sizes: D directions, B batch, T steps, I input size, H hidden. Time is the first
 
 from __future__ import annotations
 
-from functools import cached_property
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from econmt_ops.core.alignment import widened
+from econmt_ops.core.alignment import even
 
 
 class PersistentLayer(NamedTuple):
@@ -49,38 +49,95 @@ def sizes(layer: PersistentLayer) -> tuple[int, int, int, int]:
     return len(layer.recurrents), steps, batch, layer.recurrents[0].shape[1]
 
 
-class CastWeights:
-    """Matrices of a layer in the types of its products, cast at first use.
+class Prepared:
+    """Inputs of a layer's recurrence and products, prepared by one launch for each direction.
+
+    Args:
+        layer: the arguments of the layer.
+        dtype: compute type.
+        zeros: number of zeros that ``workspace`` begins with.
+        more: number of further integers of the workspace.
+        rows: inputs as they are multiplied, if they are known already.
+        other_biases: second biases, (4H,) each, one a direction or none.
+        back: True in the backward pass, which needs no bias.
 
     Attributes:
-        layer: arguments of the layer.
+        rows: inputs as they are multiplied with the input weights, (T B, I'), or the distinct rows (N, I').
+        weights: input weights (4H, I') in the compute type, one a direction; I' is I widened.
+        recurrents: recurrent weights (D, 4H, H) in the type of the recurrence's products.
+        biases: biases (4H,) in the compute type, one a direction; none in the backward pass.
+        workspace: int32 on the layer's device.
     """
 
-    def __init__(self, layer: PersistentLayer) -> None:
+    def __init__(
+        self,
+        layer: PersistentLayer,
+        dtype: torch.dtype,
+        zeros: int,
+        more: int = 0,
+        *,
+        rows: Tensor | None = None,
+        other_biases: Sequence[Tensor] = (),
+        back: bool = False,
+    ) -> None:
+        from econmt_ops.backends.triton.layer_kernels import prepare
+
         self.layer = layer
-        self._inputs: dict[int, Tensor] = {}
-
-    def input(self, number: int) -> Tensor:
-        """Returns the input matrix (4H, I) of a direction, padded to an aligned width."""
-        if number not in self._inputs:
-            self._inputs[number] = widened(self.layer.weights[number], self.layer.inputs.dtype)
-        return self._inputs[number]
-
-    @cached_property
-    def recurrents(self) -> Tensor:
-        """Recurrent matrices (D, 4H, H) in the type of the recurrent products."""
-        dtype = getattr(torch, self.layer.products)
-        if len(self.layer.recurrents) == 1:  # no copy if it has this type already
-            return self.layer.recurrents[0].to(dtype).contiguous().unsqueeze(0)
-        directions, _, _, hidden = sizes(self.layer)
-        made = self.layer.inputs.new_empty(directions, 4 * hidden, hidden, dtype=dtype)
-        for part, recurrent in zip(made, self.layer.recurrents, strict=True):
-            part.copy_(recurrent)
-        return made
+        self._products: torch.dtype = getattr(torch, layer.products)
+        hidden = layer.recurrents[0].shape[1]
+        inputs = layer.inputs if layer.inputs.dim() == 3 else layer.inputs.unsqueeze(1)
+        wide = even(inputs.shape[2], dtype)
+        read = None
+        if rows is None:
+            if inputs.dtype == dtype and wide == inputs.shape[2] and inputs.is_contiguous():
+                rows = inputs.view(-1, wide)
+            else:
+                read = inputs if inputs.stride(2) == 1 else inputs.contiguous()
+                rows = inputs.new_empty(inputs.shape[0] * inputs.shape[1], wide, dtype=dtype)
+        self.rows = rows
+        self.weights: list[Tensor] = []
+        self.biases: list[Tensor] = []
+        self.workspace = inputs.new_empty(zeros + more, dtype=torch.int32)
+        first, *others = layer.recurrents
+        # Weights that nothing has to be done with are read where they are.
+        self._casts = bool(others) or first.dtype != self._products or not first.is_contiguous()
+        if self._casts:
+            self.recurrents = first.new_empty(1 + len(others), *first.shape, dtype=self._products)
+        else:
+            self.recurrents = first.unsqueeze(0)
+        for number, (weight, recurrent) in enumerate(zip(layer.weights, layer.recurrents, strict=True)):
+            matrix: tuple[Tensor, Tensor] | None = None
+            square: tuple[Tensor, Tensor] | None = None
+            bias: Tensor | None = None
+            if weight.dtype != dtype or wide != weight.shape[1]:
+                matrix = weight, weight.new_empty(len(weight), wide, dtype=dtype)
+            if self._casts:
+                square = recurrent, self.recurrents[number]
+            own: tuple[Tensor, ...] = ()
+            if not back:
+                own = (layer.biases[number], *other_biases[number : number + 1])
+                bias = own[0]
+                if len(own) > 1 or bias.dtype != dtype:
+                    bias = own[0].new_empty(4 * hidden, dtype=dtype)
+                else:
+                    own = ()
+                self.biases.append(bias)
+            is_first = number == 0
+            if matrix or square or own or (is_first and (read is not None or zeros)):
+                prepare(
+                    read if is_first else None,
+                    rows if is_first and read is not None else None,
+                    matrix,
+                    square,
+                    own,
+                    bias if own else None,
+                    self.workspace,
+                    zeros if is_first else 0,
+                    hidden,
+                )
+            self.weights.append(weight if matrix is None else matrix[1])
 
     def recurrent(self, number: int) -> Tensor:
-        """Returns the recurrent matrix (4H, H) of a direction in the type of the inputs."""
-        dtype = self.layer.inputs.dtype
-        if getattr(torch, self.layer.products) == dtype:
-            return self.recurrents[number]
-        return self.layer.recurrents[number].to(dtype)
+        """Returns the recurrent weights of a direction (4H, H) in the compute type."""
+        dtype = self.rows.dtype
+        return self.recurrents[number] if self._products == dtype else self.layer.recurrents[number].to(dtype)

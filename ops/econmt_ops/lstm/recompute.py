@@ -191,6 +191,7 @@ _layer = Operator(
     backward=_backward,
     saves=lambda _: (*LSTMArguments._fields, "outputs", "cells", "gates"),
     constants=lambda call: () if call.gate_gradient is None else ("weights", "recurrents", "biases"),
+    is_recurrent=True,
 )
 
 

@@ -10,8 +10,9 @@ Sizes: D directions, B batch, T steps, I input size, H hidden. Internally time i
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,11 +23,12 @@ from econmt_ops.core.chunks import reaches
 from econmt_ops.core.dropout import Seed
 from econmt_ops.core.dropout import dropout as drop_units
 from econmt_ops.core.lengths import padding_mask
+from econmt_ops.core.precision import recurrent_tf32
 from econmt_ops.core.repeated import Inputs, UniqueRows, clean_rows, values_of
 from econmt_ops.core.weights import AnyLSTMWeights, LSTMState, LSTMWeights
 from econmt_ops.dispatch.registration import Gradients, Incoming, Operator
-from econmt_ops.lstm import recompute
-from econmt_ops.lstm.persistent_layer import CastWeights, PersistentLayer, sizes
+from econmt_ops.lstm import direct, recompute
+from econmt_ops.lstm.persistent_layer import PersistentLayer, Prepared, sizes
 
 if TYPE_CHECKING:
     from econmt_ops.backends.triton.persistent import Partition
@@ -36,7 +38,7 @@ TRAITS = with_kernels(
 )
 
 
-class _Walked(NamedTuple):
+class Walked(NamedTuple):
     """Results of a layer and tensors saved for the backward pass, which are empty if the stash level omits them."""
 
     outputs: Tensor
@@ -51,13 +53,16 @@ class _Walked(NamedTuple):
     """(D, T, B, 4H), the gates before their nonlinearities."""
 
 
-def _empty(layer: PersistentLayer, keep: bool) -> _Walked:
+def _empty(
+    layer: PersistentLayer, keep: bool, dtype: torch.dtype | None = None, outputs: Tensor | None = None
+) -> Walked:
     directions, steps, batch, hidden = sizes(layer)
-    new = layer.inputs.new_empty
+    dtype = layer.inputs.dtype if dtype is None else dtype
+    new = functools.partial(layer.inputs.new_empty, dtype=dtype)
     cells = steps if keep and reaches(layer.stash, "cells") else 0
     sums = steps if keep and reaches(layer.stash, "gates") else 0
-    return _Walked(
-        new(steps, batch, directions * hidden),
+    return Walked(
+        new(steps, batch, directions * hidden) if outputs is None else outputs,
         new(directions, batch, hidden),
         new(directions, batch, hidden, dtype=torch.float32),
         new(directions, cells, batch, hidden, dtype=torch.float32),
@@ -66,14 +71,34 @@ def _empty(layer: PersistentLayer, keep: bool) -> _Walked:
 
 
 def _partition(layer: PersistentLayer, back: bool) -> Partition:
+    directions, _, batch, hidden = sizes(layer)
+    products = getattr(torch, layer.products)
+    return partition_of(batch, hidden, products, layer.inputs.device, directions, layer.together, back)
+
+
+def partition_of(
+    batch: int,
+    hidden: int,
+    products: torch.dtype,
+    device: torch.device,
+    directions: int,
+    together: str,
+    back: bool,
+) -> Partition:
+    """Returns how a walk forward, or back, is parted; other arguments as in `Layer`."""
     from econmt_ops.backends.triton.persistent import limits_of, plan
 
-    directions, _, batch, hidden = sizes(layer)
-    together = {"yes": True, "no": False, "auto": None}[layer.together]
-    products = getattr(torch, layer.products)
-    limits = limits_of(layer.inputs.device)
-    found = plan(batch, hidden, products, limits, back=back, directions=directions, together=together)
-    assert found is not None, "no launch of the persistent kernel supports this layer"
+    limits = limits_of(device)
+    found = plan(
+        batch,
+        hidden,
+        products,
+        limits,
+        back=back,
+        directions=directions,
+        together={"yes": True, "no": False, "auto": None}[together],
+    )
+    assert found is not None, "a layer that no launch can serve"
     return found
 
 
@@ -84,16 +109,6 @@ def _first(given: list[Tensor], dtype: torch.dtype) -> Tensor | None:
     return torch.stack([part.to(dtype) for part in given]) if given else None
 
 
-def _rows(layer: PersistentLayer) -> Tensor:
-    """Returns the rows that multiply the input weights: inputs (T B, I) with zero padding, or the unique rows."""
-    inputs = layer.inputs
-    if layer.places is None:
-        if layer.lengths is not None:
-            inputs = inputs.masked_fill(_padding(layer).unsqueeze(2), 0.0)
-        return widened(inputs.reshape(-1, inputs.shape[2]))
-    return widened(clean_rows(inputs, layer.places, None if layer.lengths is None else _padding(layer)))
-
-
 def _padding(layer: PersistentLayer) -> Tensor:
     """Returns a mask (T, B), True at padded positions."""
     assert layer.lengths is not None
@@ -101,30 +116,29 @@ def _padding(layer: PersistentLayer) -> Tensor:
     return padding_mask(layer.lengths, steps, layer.inputs.device).t()
 
 
-def _input_shares(cast: CastWeights, rows: Tensor, sums: Tensor) -> None:
+def _input_shares(ready: Prepared, sums: Tensor) -> None:
     """Writes the inputs' share of the gates to sums (D, T, B, 4H)."""
-    layer = cast.layer
-    dtype = layer.inputs.dtype
-    for number, (share, bias) in enumerate(zip(sums.unbind(0), layer.biases, strict=True)):
+    layer = ready.layer
+    for number, share in enumerate(sums.unbind(0)):
         flat = share.view(-1, share.shape[2])
-        transposed = cast.input(number).t()
+        transposed = ready.weights[number].t()
         if layer.places is None:
-            torch.addmm(bias.to(dtype), rows, transposed, out=flat)
+            torch.addmm(ready.biases[number], ready.rows, transposed, out=flat)
         else:
-            table = torch.addmm(bias.to(dtype), rows, transposed)
+            table = torch.addmm(ready.biases[number], ready.rows, transposed)
             torch.index_select(table, 0, layer.places.reshape(-1), out=flat)
 
 
-def _add_first_shares(cast: CastWeights, sums: Tensor) -> None:
-    """Adds the share of the initial h to the gates' sums (D, T, B, 4H) at the first step of each walk."""
-    layer = cast.layer
-    dtype = layer.inputs.dtype
+def _add_first_shares(ready: Prepared, sums: Tensor) -> None:
+    """Adds the first h's share of the gates to sums (D, T, B, 4H), where a walk begins."""
+    layer = ready.layer
     for number, h in enumerate(layer.first_h):
-        at, recurrent = _begins(layer, number), cast.recurrent(number).t()
+        at, recurrent = _begins(layer, number), ready.recurrent(number).t()
+        h = h.to(sums.dtype)
         if isinstance(at, int):
-            sums[number][at].addmm_(h.to(dtype), recurrent)
+            sums[number][at].addmm_(h, recurrent)
         else:
-            sums[number][at] += h.to(dtype) @ recurrent
+            sums[number][at] += h @ recurrent
 
 
 def _begins(layer: PersistentLayer, number: int) -> tuple[Tensor, Tensor] | int:
@@ -148,55 +162,116 @@ def _neighbours(layer: PersistentLayer, number: int, later: Tensor, before: Tens
     return later.flatten(0, 1), before.flatten(0, 1)
 
 
-def _forward(layer: PersistentLayer, keep: bool) -> _Walked:
-    from econmt_ops.backends.triton.persistent import walk_forward
+def _forward(layer: PersistentLayer, keep: bool) -> Walked:
+    return run_forward(layer, keep, layer.inputs.dtype)[0]
+
+
+def run_forward(
+    layer: PersistentLayer,
+    keep: bool,
+    dtype: torch.dtype,
+    other_biases: Sequence[Tensor] = (),
+    outputs: Tensor | None = None,
+    partition: Partition | None = None,
+) -> tuple[Walked, Tensor]:
+    """Runs a layer.
+
+    Args:
+        layer: the arguments; inputs may have another type than ``dtype``.
+        keep: True if a backward pass will follow.
+        dtype: compute type.
+        other_biases: second biases, (4H,) each, one a direction or none.
+        outputs: (T, B, D H), contiguous, in which the outputs are written; made if None.
+        partition: of the walk, if it is known.
+
+    Returns:
+        The results, and the inputs as they were multiplied, (T B, I').
+    """
+    from econmt_ops.backends.triton.persistent import counters_of, walk_forward
 
     directions, steps, batch, hidden = sizes(layer)
-    result = _empty(layer, keep)
+    result = _empty(layer, keep, dtype, outputs)
     kept = result.sums.shape[1] > 0
     sums = result.sums if kept else result.sums.new_empty(directions, steps, batch, 4 * hidden)
-    # Padding may hold any values: rows of a product are independent, and the kernel ignores padded positions.
-    rows = widened(layer.inputs.reshape(-1, layer.inputs.shape[-1]))
-    cast = CastWeights(layer)
-    _input_shares(cast, rows, sums)
-    if (
-        cast.recurrents.dtype != layer.inputs.dtype
-    ):  # otherwise the kernel adds the product with the initial h itself
-        _add_first_shares(cast, sums)
-    del rows
-    first_h, first_c = _first(layer.first_h, layer.inputs.dtype), _first(layer.first_c, torch.float32)
+    partition = _partition(layer, back=False) if partition is None else partition
+    # Padding may hold anything: no row's product is another's, and the walk does not look at it.
+    ready = Prepared(
+        layer, dtype, counters_of(partition, directions, batch, hidden)[1], other_biases=other_biases
+    )
+    _input_shares(ready, sums)
+    if ready.recurrents.dtype != dtype:  # or the walk multiplies with the first h itself
+        _add_first_shares(ready, sums)
+    first_h, first_c = _first(layer.first_h, dtype), _first(layer.first_c, torch.float32)
     walk_forward(
-        _partition(layer, back=False),
+        partition,
         sums,
-        cast.recurrents,
+        ready.recurrents,
         result.outputs,
         result.cells if result.cells.shape[1] else None,
         None if first_h is None or first_c is None else (first_h, first_c),
         (result.last_h, result.last_c),
         layer.lengths,
         tuple(layer.reverse),
-        keep_sums=kept,
+        kept,
+        ready.workspace,
     )
-    return result
+    return result, ready.rows
 
 
-def _backward(layer: PersistentLayer, result: _Walked, incoming: Incoming) -> Gradients:
-    from econmt_ops.backends.triton.persistent import walk_backward
+def _backward(layer: PersistentLayer, result: Walked, incoming: Incoming) -> Gradients:
+    return run_backward(layer, result, incoming, layer.inputs.dtype)
 
-    rows, cast = _rows(layer), CastWeights(layer)
-    sums, cells = _kept(cast, result, rows)
-    dsums = torch.empty_like(sums) if reaches(layer.stash, "gates") else sums
+
+def run_backward(
+    layer: PersistentLayer,
+    result: Walked,
+    incoming: Incoming,
+    dtype: torch.dtype,
+    rows: Tensor | None = None,
+    inputs_have: bool = True,
+    weights_have: bool = True,
+    partition: Partition | None = None,
+) -> Gradients:
+    """Runs the backward pass of a layer.
+
+    Args:
+        layer: the arguments.
+        result: what `run_forward` returned.
+        incoming: gradients of the results by name.
+        dtype: compute type.
+        rows: the inputs as they were multiplied, if they were kept.
+        inputs_have: True if the gradient of the inputs is asked for.
+        weights_have: True if those of weights and biases are.
+        partition: of the walk, if it is known.
+
+    Returns:
+        Gradients by name; the inputs' gradient has the type of ``layer.inputs``.
+    """
+    from econmt_ops.backends.triton.persistent import counters_of, walk_backward
+
+    directions, _, batch, hidden = sizes(layer)
+    partition = _partition(layer, back=True) if partition is None else partition
+    counters = counters_of(partition, directions, batch, hidden)[1] + 1
+    weights_have = weights_have and layer.gate_gradient is None
+    biases = _WorkspaceOfBiases(counters, directions, 4 * hidden, weights_have)
+    cleaned = layer
+    if layer.lengths is not None and rows is None:
+        cleaned = layer._replace(inputs=_cleaned(layer))
+    # Where gates have to be made again their products need the biases.
+    again = not reaches(layer.stash, "gates")
+    ready = Prepared(cleaned, dtype, biases.zeros, biases.more, rows=rows, back=not again)
+    sums, cells = _kept(ready, result)
+    dsums = sums if again else torch.empty_like(sums)
     doutputs = incoming["outputs"]
     if doutputs is None:
         doutputs = torch.zeros_like(result.outputs)
     doutputs = doutputs if doutputs.stride(2) == 1 else doutputs.contiguous()
     dlast = [None if part is None else part.contiguous() for part in (incoming["last_h"], incoming["last_c"])]
-    directions, _, batch, hidden = sizes(layer)
     dfirst_c = sums.new_empty(directions, batch, hidden, dtype=torch.float32)
     walk_backward(
-        _partition(layer, back=True),
+        partition,
         sums,
-        cast.recurrents,
+        ready.recurrents,
         cells,
         doutputs,
         dsums,
@@ -205,29 +280,65 @@ def _backward(layer: PersistentLayer, result: _Walked, incoming: Incoming) -> Gr
         dfirst_c,
         layer.lengths,
         tuple(layer.reverse),
+        ready.workspace,
     )
     return {
         "gate_gradient": None if layer.gate_gradient is None else dsums[0],
-        **_gradients_of_recurrents(cast, result.outputs, dsums, dlast[0]),
-        **_gradients_of_inputs(cast, rows, dsums),
+        **_gradients_of_recurrents(ready, result.outputs, dsums, dlast[0], biases),
+        **_gradients_of_inputs(ready, dsums, inputs_have, weights_have),
         "first_c": dfirst_c.unbind(0) if layer.first_c else [],
     }
 
 
-def _kept(cast: CastWeights, result: _Walked, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the gates' sums and the cell states, from the stash or recomputed."""
+class _WorkspaceOfBiases:
+    """Layout of counters and partial sums of the biases' gradients in a layer's workspace.
+
+    Args:
+        counters: number of integers before them.
+        directions: D.
+        width: 4H.
+        needed: True if there are such gradients.
+
+    Attributes:
+        needed: see above.
+        zeros: number of integers that have to be zero at first, those before included.
+        more: number of further integers.
+    """
+
+    def __init__(self, counters: int, directions: int, width: int, needed: bool) -> None:
+        from econmt_ops.backends.triton.layer_kernels import PARTIALS, counters_of_sums
+
+        self.needed = needed
+        self._begin, self._each = counters, counters_of_sums(width)
+        self.zeros = counters + (directions * self._each if needed else 0)
+        self.more = PARTIALS * width if needed else 0
+
+    def place(self, number: int) -> tuple[int, int]:
+        """Returns where the counters and the partial sums of a direction begin."""
+        return self._begin + number * self._each, self.zeros
+
+
+def _cleaned(layer: PersistentLayer) -> Tensor:
+    """Returns the inputs, zero in the padding, whose values may be anything."""
+    if layer.places is None:
+        return layer.inputs.masked_fill(_padding(layer).unsqueeze(2), 0.0)
+    return clean_rows(layer.inputs, layer.places, _padding(layer))
+
+
+def _kept(ready: Prepared, result: Walked) -> tuple[Tensor, Tensor]:
+    """The gates before their nonlinearities and the cell states, as they were kept or made again."""
     from econmt_ops.backends.triton.persistent import walk_cells
 
-    layer = cast.layer
+    layer = ready.layer
     directions, steps, batch, hidden = sizes(layer)
     sums, cells = result.sums, result.cells
     if not reaches(layer.stash, "gates"):
         sums = sums.new_empty(directions, steps, batch, 4 * hidden)
-        _input_shares(cast, rows, sums)
-        _add_first_shares(cast, sums)
+        _input_shares(ready, sums)
+        _add_first_shares(ready, sums)
         for number, h in enumerate(result.outputs.chunk(directions, 2)):
             later, before = _neighbours(layer, number, sums[number], h)
-            later.addmm_(widened(before), widened(cast.recurrent(number)).t())
+            later.addmm_(widened(before), widened(ready.recurrent(number)).t())
     if not reaches(layer.stash, "cells"):
         cells = cells.new_empty(directions, steps, batch, hidden)
         walk_cells(sums, _first(layer.first_c, torch.float32), cells, layer.lengths, tuple(layer.reverse))
@@ -235,53 +346,65 @@ def _kept(cast: CastWeights, result: _Walked, rows: Tensor) -> tuple[Tensor, Ten
 
 
 def _gradients_of_recurrents(
-    cast: CastWeights, outputs: Tensor, dsums: Tensor, dlast_h: Tensor | None
+    ready: Prepared, outputs: Tensor, dsums: Tensor, dlast_h: Tensor | None, places: _WorkspaceOfBiases
 ) -> Gradients:
-    """Returns the gradients of recurrent matrices, biases and initial h."""
-    layer = cast.layer
+    """Computes the gradients of recurrent matrices, biases and initial h."""
+    from econmt_ops.backends.triton.layer_kernels import column_sums
+
+    layer = ready.layer
     recurrents, biases, first_h = [], [], []
     directions = len(layer.recurrents)
-    ones = dsums.new_ones(1, 1).expand(dsums[0, ..., 0].numel(), 1)
     for number, (own, h) in enumerate(zip(dsums.unbind(0), outputs.chunk(directions, 2), strict=True)):
         weight = layer.recurrents[number]
         begin = own[_begins(layer, number)] if layer.first_h else None
         if begin is not None:
-            dh = begin @ cast.recurrent(number)
+            dh = begin @ ready.recurrent(number)
             if layer.lengths is not None:
                 passed = dh.new_zeros(()) if dlast_h is None else dlast_h[number].to(dh.dtype)
                 dh = torch.where((layer.lengths > 0).unsqueeze(1), dh, passed)
             first_h.append(dh)
-        if layer.gate_gradient is not None:
+        if not places.needed:
             continue
-        gradient = _outer(*_neighbours(layer, number, own, h), weight.dtype)
+        gradient = outer(*_neighbours(layer, number, own, h), weight.dtype)
         if begin is not None:
-            gradient += _outer(begin, layer.first_h[number].to(own.dtype), weight.dtype)
+            gradient += outer(begin, layer.first_h[number].to(own.dtype), weight.dtype)
         recurrents.append(gradient)
-        biases.append(_outer(ones, own.flatten(0, 1), weight.dtype).view(-1))
+        bias = weight.new_empty(own.shape[2])
+        column_sums(own.view(-1, own.shape[2]), bias, ready.workspace, *places.place(number))
+        biases.append(bias)
     return {"recurrents": recurrents, "biases": biases, "first_h": first_h}
 
 
-def _gradients_of_inputs(cast: CastWeights, rows: Tensor, dsums: Tensor) -> Gradients:
-    """Returns the gradients of inputs and input matrices."""
+def _gradients_of_inputs(ready: Prepared, dsums: Tensor, inputs_have: bool, weights_have: bool) -> Gradients:
+    """Computes the gradients of inputs and input matrices."""
     from econmt_ops.backends.triton.embedding import gradient
 
-    layer, weights = cast.layer, []
+    layer, rows = ready.layer, ready.rows
     width = layer.inputs.shape[-1]
-    dinputs = torch.empty_like(rows)
+    weights: list[Tensor] = []
+    dinputs: Tensor | None = None
     for number, (own, weight) in enumerate(zip(dsums.flatten(1, 2).unbind(0), layer.weights, strict=True)):
         if layer.places is not None:
             own = gradient(own, layer.places.flatten(), len(rows), -1)
-        if layer.gate_gradient is None:
-            weights.append(_outer(own, rows, weight.dtype, width))
-        if number == 0:
-            torch.mm(own, cast.input(number), out=dinputs)
+        if weights_have:
+            weights.append(outer(own, rows, weight.dtype, width))
+        if not inputs_have:
+            continue
+        if dinputs is not None:
+            dinputs.addmm_(own, ready.weights[number])
+        elif len(layer.weights) == 1 and own.is_cuda and own.dtype != layer.inputs.dtype == torch.float32:
+            dinputs = torch.mm(own, ready.weights[number], out_dtype=torch.float32)
         else:
-            dinputs.addmm_(own, cast.input(number))
-    return {"inputs": dinputs[:, :width].view(layer.inputs.shape), "weights": weights}
+            dinputs = own @ ready.weights[number]
+    if dinputs is None:
+        return {"inputs": None, "weights": weights}
+    if dinputs.shape[1] != width:
+        dinputs = dinputs[:, :width]
+    return {"inputs": dinputs.to(layer.inputs.dtype).view(layer.inputs.shape), "weights": weights}
 
 
-def _outer(left: Tensor, right: Tensor, dtype: torch.dtype, width: int | None = None) -> Tensor:
-    """Returns left^T right, for left (N, M) and right (N, K), in a type at least as wide, without rounding in between.
+def outer(left: Tensor, right: Tensor, dtype: torch.dtype, width: int | None = None) -> Tensor:
+    """left^T right, of left (N, M) and right (N, K), in a type that is at least as wide: not rounded in between.
 
     ``width`` is K if ``right`` has been padded to an aligned width.
     """
@@ -291,7 +414,7 @@ def _outer(left: Tensor, right: Tensor, dtype: torch.dtype, width: int | None = 
         product: Tensor = torch.mm(left.t(), right, out_dtype=torch.float32)
     else:
         product = (left.t() @ right).to(dtype)
-    return product[:, :width].contiguous()
+    return product if product.shape[1] == width else product[:, :width].contiguous()
 
 
 def _saves(_layer: PersistentLayer) -> set[str]:
@@ -302,12 +425,13 @@ def _saves(_layer: PersistentLayer) -> set[str]:
 _operator = Operator(
     "econmt_ops::persistent_lstm_layer",
     PersistentLayer,
-    _Walked,
+    Walked,
     forward=_forward,
     fake=_empty,
     backward=_backward,
     saves=_saves,
     constants=lambda layer: () if layer.gate_gradient is None else ("weights", "recurrents", "biases"),
+    is_recurrent=True,
 )
 
 
@@ -323,11 +447,11 @@ def products_type(inputs: Tensor) -> torch.dtype | None:
         return None
     if interpreted():
         return torch.float32
-    return torch.float16 if torch.backends.cuda.matmul.allow_tf32 else None
+    return torch.float16 if recurrent_tf32() else None
 
 
-def _products(inputs: Inputs, layers: Sequence[AnyLSTMWeights]) -> torch.dtype | None:
-    """Returns `products_type`, or None also if no launch fits the device."""
+def products_of(inputs: Inputs, layers: Sequence[AnyLSTMWeights]) -> torch.dtype | None:
+    """Returns `products_type`, or None if no launch fits the device."""
     from econmt_ops.backends.triton.persistent import limits_of, plan
 
     values = values_of(inputs)
@@ -359,7 +483,14 @@ def _run_layer(
     """Runs one layer; returns outputs (B, T, D H), and h and c (D, B, H) after each row's last step."""
     values = values_of(inputs)
     if lengths is not None:
-        lengths = lengths.to(values.device, non_blocking=True)
+        lengths = lengths.to(values.device, non_blocking=True).contiguous()
+    weights: list[Any] = [part for layer in layers for part in layer]
+    firsts = [part for pair in state for part in pair]
+    if isinstance(inputs, Tensor) and gate_gradient is None and direct.is_plain([inputs, *weights, *firsts]):
+        name = str(products).removeprefix("torch.")
+        call = direct.LayerCall(inputs.dtype, name, stash, tuple(reverse), together, lengths, 1)
+        h, c = (torch.stack(parts) for parts in zip(*state, strict=True)) if state else (None, None)
+        return direct.run_layer(call, inputs, h, c, weights)
     result = _operator(
         PersistentLayer(
             values if isinstance(inputs, UniqueRows) else values.transpose(0, 1),
@@ -399,7 +530,7 @@ def lstm(
 
     ``from_zero``: True if all of ``state`` is zero.
     """
-    products = _products(inputs, layers)
+    products = products_of(inputs, layers)
     if products is None:
         return recompute.lstm(
             inputs,
@@ -450,7 +581,7 @@ def bidirectional_lstm(
     ``together``: "yes" or "no", whether both directions share a launch, or "auto".
     """
     layers = [forward, backward]
-    products = _products(inputs, layers)
+    products = products_of(inputs, layers)
     if products is None:
         return recompute.bidirectional_lstm(
             inputs, forward, backward, lengths=lengths, stash=stash, backend=_steps(inputs)

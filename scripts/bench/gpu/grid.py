@@ -5,8 +5,8 @@
 
 The shapes are those of ``econmt bench select --grid``: batches of 1 to 512, hidden sizes of 128 to 1,024, lengths of
 5 to 100. *ours* is what ``econmt_ops.lstm`` runs with no option in a captured step, *cuDNN* is torch.nn.LSTM in the
-same type; float32 is IEEE float32 for both. Forward and backward with all gradients, milliseconds, medians of replays
-in turns. Kernels are compiled first, in several processes.
+same type; float32 is IEEE float32 for both, or, with --tf32, both may use TF32. Forward and backward with all
+gradients, milliseconds, medians of replays in turns. Kernels are compiled first, in several processes.
 """
 
 from __future__ import annotations
@@ -99,11 +99,12 @@ def main() -> None:
     parser.add_argument(
         "--dtype", nargs="+", choices=("bfloat16", "float32"), default=["bfloat16", "float32"]
     )
+    parser.add_argument("--tf32", action="store_true", help="allows TF32 in float32 layers, as PyTorch does")
     parser.add_argument("--turns", type=int, default=9)
     parser.add_argument("--csv", type=Path, help="writes the rows there too")
     parser.add_argument("--compile", type=int, help=argparse.SUPPRESS)
     given = parser.parse_args()
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = False, given.tf32
     entries = [entry for entry in grid() if entry.op == "lstm" and entry.dtype in given.dtype]
     if given.compile is not None:
         for entry in entries[given.compile :: WORKERS]:

@@ -206,8 +206,8 @@ class Walk:
     def forward(self, partition: Partition) -> None:
         """All steps."""
         persistent.walk_forward(
-            partition, self.sums, self.recurrent, self.outputs, self.cells, self.h.zero_(), self.c.zero_(), None,
-            (False,), True,
+            partition, self.sums, self.recurrent, self.outputs, self.cells, None, (self.h, self.c), None, (False,),
+            True,
         )  # fmt: skip
 
     def backward(self, partition: Partition) -> None:

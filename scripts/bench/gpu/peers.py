@@ -1,6 +1,11 @@
-"""Times the output layer and the linear recurrence on a GPU beside other packages, each checked against float64 first.
+"""Times ops on a GPU beside PyTorch and other packages, each checked against float64 first.
 
-    python -m scripts.bench gpu.peers [output] [recurrence]     none: both
+    python scripts/bench/gpu/peers.py [output] [recurrence] [lstm]     none: all
+
+``lstm`` compares `econmt_ops.LSTM` with `torch.nn.LSTM`, forward and backward with all gradients: under autocast to
+bfloat16, and in float32 with TF32 allowed (PyTorch's default for cuDNN) and forbidden. "host" is the time until an
+eager call returns, in microseconds; "eager" is the time of an eager call among many, "graph" that of one in a CUDA
+graph, both in milliseconds.
 
 Peers are timed where they are installed: liger-kernel, cut-cross-entropy, accelerated-scan (which compiles its kernels
 for a minute). Weights of the output layer are in bfloat16. Everything is captured in a CUDA graph and timed in turns:
@@ -12,7 +17,10 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
+import itertools
+import subprocess
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +29,7 @@ from torch import Tensor
 from torch.nn import functional
 
 import econmt_ops
+from econmt_ops.dispatch.rule import captured
 from econmt_ops.linear_cross_entropy import recompute
 
 Call = Callable[..., Any]
@@ -34,6 +43,22 @@ SCANS = (
     (1, 65_536, 128),
     (1, 1_048_576, 128),
 )
+SEQUENCES = (
+    (256, 50, 128, 1),
+    (64, 100, 512, 1),
+    (64, 100, 512, 2),
+    (16, 1024, 768, 1),
+    (128, 100, 1024, 1),
+    (1, 1024, 512, 1),
+    (256, 256, 128, 1),
+    (32, 35, 200, 1),
+    (32, 35, 200, 2),
+    (16, 20, 64, 1),
+)
+"""Batch, steps, hidden size and number of layers of the LSTM."""
+PRECISIONS = ("bfloat16", "tf32", "ieee")
+WORKERS = 12
+"""Processes that compile kernels at first."""
 TURNS = 9
 LARGE = recompute.LARGE_VOCABULARY
 
@@ -204,10 +229,127 @@ def recurrence() -> None:
                 )
 
 
+class Stack:
+    """An LSTM stack's training step without an optimizer.
+
+    Args:
+        kind: `torch.nn.LSTM` or `econmt_ops.LSTM`.
+        shape: batch, steps, hidden size and number of layers.
+        precision: one of `PRECISIONS`.
+    """
+
+    def __init__(self, kind: Call, shape: tuple[int, int, int, int], precision: str) -> None:
+        batch, steps, hidden, layers = shape
+        torch.manual_seed(1)
+        self.module = kind(hidden, hidden, layers, batch_first=True, device=DEVICE)
+        self.inputs = torch.randn(batch, steps, hidden, device=DEVICE, requires_grad=True)
+        self.given = torch.randn(batch, steps, hidden, device=DEVICE)
+        self.leaves = [self.inputs, *self.module.parameters()]
+        self.lowered = precision == "bfloat16"
+
+    def forward(self) -> Tensor:
+        """Returns the outputs (B, T, H)."""
+        with torch.autocast("cuda", torch.bfloat16, enabled=self.lowered):
+            outputs: Tensor = self.module(self.inputs)[0]
+        return outputs
+
+    def __call__(self) -> tuple[Tensor, ...]:
+        """Returns the outputs and all gradients."""
+        outputs = self.forward()
+        return outputs, *torch.autograd.grad(outputs, self.leaves, self.given.to(outputs.dtype))
+
+    def error(self) -> float:
+        """Returns the largest error of the outputs and gradients against float64, as a ratio of norms."""
+        exact = torch.nn.LSTM(
+            self.module.input_size, self.module.hidden_size, self.module.num_layers, batch_first=True
+        ).to(DEVICE, torch.float64)
+        exact.load_state_dict(self.module.state_dict())
+        inputs = self.inputs.detach().double().requires_grad_()
+        outputs = exact(inputs)[0]
+        wanted = [outputs, *torch.autograd.grad(outputs, [inputs, *exact.parameters()], self.given.double())]
+        return max(
+            float((one.detach().double() - other.detach()).norm() / other.detach().norm())
+            for one, other in zip(self(), wanted, strict=True)
+        )
+
+
+def host_and_eager(stacks: dict[str, Stack]) -> dict[str, tuple[float, float]]:
+    """Returns by name the microseconds until a call returns and the milliseconds of a call among many, in turns."""
+    host: dict[str, list[float]] = {name: [] for name in stacks}
+    eager: dict[str, list[float]] = {name: [] for name in stacks}
+    for stack in stacks.values():
+        for _ in range(5):
+            stack()
+    for _ in range(TURNS):
+        for name, stack in stacks.items():
+            for _ in range(5):
+                torch.cuda.synchronize()
+                begin = time.perf_counter()
+                stack()
+                host[name].append(1e6 * (time.perf_counter() - begin))
+            torch.cuda.synchronize()
+            begin = time.perf_counter()
+            for _ in range(10):
+                stack()
+            torch.cuda.synchronize()
+            eager[name].append(100 * (time.perf_counter() - begin))
+    return {name: (median(host[name]), median(eager[name])) for name in stacks}
+
+
+def median(values: list[float]) -> float:
+    """Returns the middle one of the sorted values."""
+    return sorted(values)[len(values) // 2]
+
+
+def allow_tf32(precision: str) -> None:
+    """Sets PyTorch's switches; of the products outside of cuDNN they stay as they are by default."""
+    torch.backends.cudnn.allow_tf32 = precision != "ieee"
+    torch.backends.cuda.matmul.allow_tf32 = False
+
+
+def compile_lstms(number: int) -> None:
+    """Compiles the kernels of a part of the stacks into Triton's cache: what one of several processes does."""
+    for precision, shape in list(itertools.product(PRECISIONS, SEQUENCES))[number::WORKERS]:
+        allow_tf32(precision)
+        batch, _, hidden, _ = shape
+        Stack(econmt_ops.LSTM, (batch, 3, hidden, 1), precision)()
+        torch.cuda.synchronize()
+
+
+def lstm() -> None:
+    """Stacks of LSTM layers beside torch.nn.LSTM, with and without a CUDA graph."""
+    workers = [subprocess.Popen([sys.executable, __file__, "compile", str(each)]) for each in range(WORKERS)]
+    for worker in workers:
+        worker.wait()
+    kinds = {"ours": econmt_ops.LSTM, "nn.LSTM": torch.nn.LSTM}
+    print(
+        f"{'B x T x H x layers':20} precision  {'':8} {'host us':>8} {'eager ms':>9} {'graph ms':>9}  error"
+    )
+    for precision in PRECISIONS:
+        allow_tf32(precision)
+        for shape in SEQUENCES:
+            stacks = {name: Stack(kind, shape, precision) for name, kind in kinds.items()}
+            errors = {name: stack.error() for name, stack in stacks.items()}
+            calls = host_and_eager(stacks)
+            with captured():
+                graphs = timed(dict(stacks), 1)
+            for name, (host, eager) in calls.items():
+                print(
+                    f"{' x '.join(map(str, shape)):20} {precision:10} {name:8} {host:8.0f} {eager:9.3f} "
+                    f"{graphs[name]:9.3f}  {errors[name]:.1e}",
+                    flush=True,
+                )
+            ratios = (calls["nn.LSTM"][1] / calls["ours"][1], graphs["nn.LSTM"] / graphs["ours"])
+            print(f"{'':40} eager {ratios[0]:.2f}x, graph {ratios[1]:.2f}x", flush=True)
+
+
 def main() -> None:
-    """Runs the parts named on the command line, or both."""
+    """Runs the parts named on the command line, or all."""
+    if sys.argv[1:2] == ["compile"]:
+        compile_lstms(int(sys.argv[2]))
+        return
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
-    parts: dict[str, Callable[[], None]] = {"output": output, "recurrence": recurrence}
+    parts: dict[str, Callable[[], None]] = {"output": output, "recurrence": recurrence, "lstm": lstm}
     for part in sys.argv[1:] or parts:
         parts[part]()
 

@@ -30,9 +30,7 @@ POINTERS = {
     "last_dc": "fp32",
     "state_c": "fp32",
     "state_dc": "fp32",
-    "scale": "fp32",
     "partials": "fp32",
-    "team_counters": "i32",
     "counters": "i32",
     "lengths": "i64",
 }

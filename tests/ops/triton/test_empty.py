@@ -34,7 +34,7 @@ def test_nothing_is_computed_of_nothing_step_by_step(
     problem: str, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on a GPU in IEEE float32, which no launch for a layer serves."""
-    monkeypatch.setattr(lstm, "_products", lambda *_: None)
+    monkeypatch.setattr(lstm, "products_of", lambda *_: None)
     for options in options_of(problem):
         check_nothing(problem, "triton", device, **options)
 

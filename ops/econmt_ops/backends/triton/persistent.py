@@ -16,6 +16,8 @@ from torch import Tensor
 
 from econmt_ops.backends.triton import MOST_UNITS, interpreted
 from econmt_ops.backends.triton.exchange import COUNTER_STRIDE
+from econmt_ops.backends.triton.launching import Launch, launch_of
+from econmt_ops.backends.triton.layer_kernels import largest
 from econmt_ops.backends.triton.persistent_kernels import lstm_backward, lstm_cells, lstm_forward
 
 
@@ -241,7 +243,12 @@ def _halves(partition: Partition) -> list[tuple[bool, bool]]:
 
 
 def _constants(
-    partition: Partition, batch: int, terms: int, hidden: int, like: Tensor, backwards: tuple[bool, ...]
+    partition: Partition,
+    batch: int,
+    terms: int,
+    hidden: int,
+    products: torch.dtype,
+    backwards: tuple[bool, ...],
 ) -> dict[str, object]:
     """Returns the compile-time and launch arguments of both kernels."""
     waits = not interpreted()
@@ -256,8 +263,8 @@ def _constants(
         "MASKED": partition.masked(batch),
         "ROWS_FIRST": partition.rows_first,
         "BACKWARDS": _mask(backwards),
-        "PRECISION": "tf32" if like.dtype == torch.float32 and waits else "ieee",
-        "UP": like.dtype == torch.bfloat16 and not waits,
+        "PRECISION": "tf32" if products == torch.float32 and waits else "ieee",
+        "UP": products == torch.bfloat16 and not waits,
         "WAIT": waits,
         "num_warps": partition.warps,
         "num_stages": 1,
@@ -265,14 +272,76 @@ def _constants(
     }
 
 
-def _counters(
-    partition: Partition, directions: int, batch: int, hidden: int, device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """Allocates a counter per direction and group of rows, and one per team."""
+@functools.cache
+def counters_of(partition: Partition, directions: int, batch: int, hidden: int) -> tuple[int, int]:
+    """Returns how many integers the counters of a walk take: of groups of rows, and in all.
+
+    There is a counter for each direction and group of rows, and one for each team of those.
+    """
     groups = directions * partition.groups(batch)
     teams = groups * (partition.parts(hidden) // partition.team if partition.team > 1 else 0)
-    counters = torch.zeros((groups + teams) * COUNTER_STRIDE.value, dtype=torch.int32, device=device)
-    return counters, counters[groups * COUNTER_STRIDE.value :]
+    return groups * COUNTER_STRIDE.value, (groups + teams) * COUNTER_STRIDE.value
+
+
+@functools.cache
+def _forward_launch(
+    partition: Partition,
+    shape: tuple[int, int, int, int],
+    types: tuple[torch.dtype, ...],
+    backwards: tuple[bool, ...],
+    has: tuple[bool, bool, bool, bool],
+) -> tuple[Launch, tuple[tuple[int, ...], ...]]:
+    """Returns the launch of the forward kernel, and the last arguments of each of a walk's launches.
+
+    Args:
+        partition: how the walk is parted.
+        shape: D, T, B and 4H.
+        types: of sums, recurrent matrix and outputs.
+        backwards: see `walk_forward`.
+        has: True each if there is a first state, if there are lengths, if cells and if sums are kept.
+    """
+    directions, steps, batch, width = shape
+    hidden = width // 4
+    first, lengths, cells, sums = has
+    launch = launch_of(
+        lstm_forward, *types, D=directions, HAS_FIRST=first, HAS_LENGTHS=lengths, RING=types[1] != types[2],
+        KEEP_CELLS=cells, KEEP_SUMS=sums, **_constants(partition, batch, hidden, hidden, types[1], backwards),
+    )  # fmt: skip
+    span = partition.span(batch)
+    parts = _walk(partition, directions, batch, hidden, steps, back=False)
+    return launch, tuple((*part, span) for part in parts)
+
+
+@functools.cache
+def _backward_launch(
+    partition: Partition,
+    shape: tuple[int, int, int, int],
+    types: tuple[torch.dtype, ...],
+    backwards: tuple[bool, ...],
+    has: tuple[bool, bool, bool],
+) -> tuple[tuple[Launch, ...], tuple[tuple[int, ...], ...]]:
+    """Returns the launches of a step of the backward kernel, and the last arguments of each of a walk's launches.
+
+    Args:
+        partition: how the walk is parted.
+        shape: D, T, B and 4H.
+        types: of sums, recurrent matrix, outputs' gradient and the last h's gradient.
+        backwards: see `walk_forward`.
+        has: True each if there are lengths, a gradient of the last h, and one of the last c.
+    """
+    directions, steps, batch, width = shape
+    lengths, last_h, last_c = has
+    constants = _constants(partition, batch, width, width // 4, types[1], backwards)
+    launches = tuple(
+        launch_of(
+            lstm_backward, *types, HAS_LENGTHS=lengths, RING=types[1] != types[0], TEAM=partition.team,
+            MULTIPLIES=multiplies, ENDS=ends, HAS_LAST_H=last_h, HAS_LAST_C=last_c, **constants,
+        )
+        for multiplies, ends in _halves(partition)
+    )  # fmt: skip
+    span = partition.span(batch)
+    parts = _walk(partition, directions, batch, width // 4, steps, back=True)
+    return launches, tuple((*part, span) for part in parts)
 
 
 def walk_forward(
@@ -286,6 +355,7 @@ def walk_forward(
     lengths: Tensor | None,
     backwards: tuple[bool, ...],
     keep_sums: bool,
+    counters: Tensor | None = None,
 ) -> None:
     """Runs all steps of a layer.
 
@@ -302,21 +372,26 @@ def walk_forward(
         lengths: (B,) on the device; or None.
         backwards: per direction, True if it walks backwards.
         keep_sums: see ``sums``.
+        counters: int32, at least as many zeros as `counters_of` says, is overwritten; made if None.
     """
-    directions, steps, batch, width = sums.shape
+    directions, _, batch, width = sums.shape
     ring = recurrent.dtype != outputs.dtype
     exchange = recurrent.new_empty(directions, 2, batch, width // 4) if ring else outputs
-    counters, _ = _counters(partition, directions, batch, width // 4, sums.device)
-    span = partition.span(batch)
-    for programs, begin, end, *part in _walk(partition, directions, batch, width // 4, steps, back=False):
-        lstm_forward[(programs,)](
-            sums, recurrent, exchange, outputs, sums if cells is None else cells,
-            *(last if first is None else first), *last,
-            counters if lengths is None else lengths, counters, steps, batch, begin, end, *part, span,
-            D=directions, HAS_FIRST=first is not None, HAS_LENGTHS=lengths is not None, RING=ring,
-            KEEP_CELLS=cells is not None, KEEP_SUMS=keep_sums,
-            **_constants(partition, batch, width // 4, width // 4, recurrent, backwards),
-        )  # fmt: skip
+    if counters is None:
+        counters = _zeros(counters_of(partition, directions, batch, width // 4)[1], sums)
+    launch, parts = _forward_launch(
+        partition,
+        tuple(sums.shape),
+        (sums.dtype, recurrent.dtype, outputs.dtype),
+        backwards,
+        (first is not None, lengths is not None, cells is not None, keep_sums),
+    )
+    tensors = (
+        sums, recurrent, exchange, outputs, sums if cells is None else cells, *(last if first is None else first),
+        *last, counters if lengths is None else lengths, counters,
+    )  # fmt: skip
+    for programs, *part in parts:
+        launch(programs, tensors, (sums.shape[1], batch, *part))
 
 
 def walk_backward(
@@ -331,6 +406,7 @@ def walk_backward(
     first_dc: Tensor,
     lengths: Tensor | None,
     backwards: tuple[bool, ...],
+    counters: Tensor | None = None,
 ) -> None:
     """Runs all steps of a layer backward.
 
@@ -345,30 +421,38 @@ def walk_backward(
         last_dh, last_dc: (D, B, H), the gradients of the last state, that of c in float32; None: zeros.
         first_dc: (D, B, H) float32 is written, the gradient of the initial c.
         lengths, backwards: as in `walk_forward`.
+        counters: int32, at least one zero more than `counters_of` says, is overwritten; made if None.
     """
     directions, steps, batch, width = sums.shape
     ring = recurrent.dtype != dsums.dtype
     exchange = recurrent.new_empty(directions, 2, batch, width) if ring else dsums
-    scale = first_dc
+    groups, count = counters_of(partition, directions, batch, width // 4)
+    if counters is None:
+        counters = _zeros(count + 1, sums)
     if ring:
-        scale = _scale(*(part for part in (doutputs, last_dh, last_dc) if part is not None))
-    counters, team_counters = _counters(partition, directions, batch, width // 4, sums.device)
-    partials = scale
+        largest(doutputs, last_dh, last_dc, counters, count)
+    partials = first_dc
     if partition.team > 1:
         programs = partition.parts(width // 4) * directions * partition.groups(batch)
         partials = first_dc.new_empty(programs, partition.rows, partition.team * partition.units)
-    span = partition.span(batch)
-    for programs, begin, end, *part in _walk(partition, directions, batch, width // 4, steps, back=True):
-        for multiplies, ends in _halves(partition):
-            lstm_backward[(programs,)](
-                sums, recurrent, exchange, partials, scale, cells, doutputs, dsums,
-                doutputs if last_dh is None else last_dh, first_dc if last_dc is None else last_dc, first_dc,
-                counters if lengths is None else lengths, counters, team_counters, steps, batch, begin, end, *part,
-                span, doutputs.stride(0), doutputs.stride(1), HAS_LENGTHS=lengths is not None, RING=ring,
-                TEAM=partition.team, MULTIPLIES=multiplies, ENDS=ends, HAS_LAST_H=last_dh is not None,
-                HAS_LAST_C=last_dc is not None,
-                **_constants(partition, batch, width, width // 4, recurrent, backwards),
-            )  # fmt: skip
+    launches, parts = _backward_launch(
+        partition,
+        tuple(sums.shape),
+        (sums.dtype, recurrent.dtype, doutputs.dtype, doutputs.dtype if last_dh is None else last_dh.dtype),
+        backwards,
+        (lengths is not None, last_dh is not None, last_dc is not None),
+    )
+    tensors = (
+        sums, recurrent, exchange, partials, cells, doutputs, dsums, doutputs if last_dh is None else last_dh,
+        first_dc if last_dc is None else last_dc, first_dc, counters if lengths is None else lengths, counters,
+    )  # fmt: skip
+    for programs, *part in parts:
+        for launch in launches:
+            launch(programs, tensors, (steps, batch, *part, groups, count), doutputs.stride()[:2])
+
+
+def _zeros(count: int, like: Tensor) -> Tensor:
+    return torch.zeros(count, dtype=torch.int32, device=like.device)
 
 
 def walk_cells(
@@ -392,12 +476,3 @@ def walk_cells(
 def _mask(backwards: tuple[bool, ...]) -> int:
     """Returns the directions that walk backwards as a bit mask."""
     return sum(1 << number for number, each in enumerate(backwards) if each)
-
-
-def _scale(*gradients: Tensor) -> Tensor:
-    """Returns the power of two that scales the largest of the gradients to about 64, as a scalar on the device.
-
-    float16 then holds gradients up to a thousand times the largest one, and down to a ten millionth.
-    """
-    largest = torch.stack([gradient.abs().amax().float() for gradient in gradients]).amax()
-    return torch.exp2(6.0 - torch.log2(largest.clamp(1e-30, 1e30)).ceil())

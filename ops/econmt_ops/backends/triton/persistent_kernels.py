@@ -227,6 +227,16 @@ def _sum_partials(partials, own, member, ROWS: tl.constexpr, UNITS: tl.constexpr
 
 
 @triton.jit
+def _factor(largest):
+    """The power of two that brings the largest gradient to about 64.
+
+    Float16 then has room for gradients a thousand times as large, and for those down to a ten millionth.
+    """
+    bounded = tl.minimum(tl.maximum(largest, 1e-30), 1e30)
+    return tl.exp2(6.0 - tl.ceil(tl.log2(bounded)))
+
+
+@triton.jit
 def _laid_as_loads(values, ROWS: tl.constexpr, UNITS: tl.constexpr):
     """Returns the values in the layout of the loads, pairs of units per thread; spares Triton a conversion per load."""
     even, odd = tl.split(tl.reshape(values, (ROWS, UNITS // 2, 2)))
@@ -252,9 +262,10 @@ def _cell_back(i, f, g, o, before, squashed, dh, dc, active):
     return d_i, d_f, d_g, d_o, tl.where(active, total * f, dc)
 
 
-@triton.jit(do_not_specialize=["T", "B", "begin", "end", "first_direction", "first_group", "groups", "span"])
-def lstm_backward(sums, recurrent, exchange, partials, scale, cells, doutputs, dsums, last_dh, last_dc, state_dc,
-                  lengths, counters, team_counters, T, B, begin, end, first_direction, first_group, groups, span,
+@triton.jit(do_not_specialize=["T", "B", "begin", "end", "first_direction", "first_group", "groups", "span",
+                               "first_team", "largest"])  # fmt: skip
+def lstm_backward(sums, recurrent, exchange, partials, cells, doutputs, dsums, last_dh, last_dc, state_dc,
+                  lengths, counters, T, B, begin, end, first_direction, first_group, groups, span, first_team, largest,
                   doutputs_step, doutputs_row, H: tl.constexpr, UNITS: tl.constexpr, ROWS: tl.constexpr,
                   TEAM: tl.constexpr, SPLIT: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr,
                   AHEAD: tl.constexpr, MASKED: tl.constexpr, ROWS_FIRST: tl.constexpr, PRECISION: tl.constexpr,
@@ -266,9 +277,8 @@ def lstm_backward(sums, recurrent, exchange, partials, scale, cells, doutputs, d
     Args:
         sums: (D, T, B, 4H), the gates before their nonlinearities.
         recurrent: (D, 4H, H).
-        exchange: with RING (D, 2, B, 4H), ``dsums`` of two steps times ``scale``; otherwise ``dsums``.
-        partials: float32, a tile (ROWS, TEAM UNITS) per program, used if a team has more than one.
-        scale: scalar, read with RING: a power of two that keeps float16 gradients from underflow.
+        exchange: with RING (D, 2, B, 4H), ``dsums`` of two steps, scaled into float16's range; otherwise ``dsums``.
+        partials: float32, a tile (ROWS, TEAM UNITS) a program, used if a team has more than one.
         cells: (D, T, B, H), c before the step at each position.
         doutputs: (T, B, D H), the gradient of the outputs, with strides ``doutputs_step`` and ``doutputs_row``.
         dsums: (D, T, B, 4H) is written, zero in the padding.
@@ -276,11 +286,12 @@ def lstm_backward(sums, recurrent, exchange, partials, scale, cells, doutputs, d
             they are zero.
         state_dc: (D, B, H) is written, the gradient of c before step ``begin``; if ``end`` is not T it holds that after
             step ``end`` - 1.
-        team_counters: zeros, one per direction, group of rows and team.
-        TEAM: number of programs that share their units and split the sum over 4H: each computes its part of the sum for
-            all units of the team, then adds all parts for its own units. This divides the data that a program loads,
-            which bounds large layers, by TEAM, at the cost of a second exchange per step.
-        MULTIPLIES, ENDS: in a launch without waiting, True to run the first and the second half of a team's step.
+        first_team: where the counters of teams begin, one a direction, group of rows and team.
+        largest: where, with RING, the bits of the largest absolute gradient of outputs and last states are.
+        TEAM: so many programs share the units of all of them and part the sum over 4H among themselves: each makes its
+            part of the sum for all, then adds up all parts for its own units. What a program takes in, and that bounds
+            large layers, is less by that factor, for another exchange a step.
+        MULTIPLIES, ENDS: whether a launch that cannot wait does the first, or the second half of a team's step.
         Others: as in `lstm_forward`.
     """
     PARTS: tl.constexpr = (H + TEAM * UNITS - 1) // (TEAM * UNITS) * TEAM
@@ -291,7 +302,7 @@ def lstm_backward(sums, recurrent, exchange, partials, scale, cells, doutputs, d
     group_number = direction * tl.cdiv(B, span) + group
     counter = counters + group_number * COUNTER_STRIDE
     team_number = group_number * (PARTS // TEAM) + team
-    team_counter = team_counters + team_number * COUNTER_STRIDE
+    team_counter = counters + first_team + team_number * COUNTER_STRIDE
 
     owner, half = weight_rows(TEAM * UNITS, SPLIT)
     weight_unit = team * TEAM * UNITS + owner
@@ -307,7 +318,7 @@ def lstm_backward(sums, recurrent, exchange, partials, scale, cells, doutputs, d
     dh_last = _given(last_dh + state, owned, ROWS, UNITS, HAS_LAST_H)
     dc = tl.load(state_dc + state, mask=owned & (end < T), other=0.0)
     dc += _given(last_dc + state, owned & (end == T), ROWS, UNITS, HAS_LAST_C)
-    factor = tl.load(scale) if RING else 1.0
+    factor = _factor(tl.load(counters + largest).to(tl.float32, bitcast=True)) if RING else 1.0
 
     spins = tl.full((), SPINS, tl.int32)
     for number in range(end - begin if WAIT else 1):

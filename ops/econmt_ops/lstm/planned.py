@@ -1,0 +1,227 @@
+"""Calls of LSTM layers on a GPU that are like earlier ones: they are neither checked nor decided upon again.
+
+A key holds everything on which the checks and the choice of an implementation depend: shapes, types and devices of all
+tensors, autograd, autocast, the precision of float32 products and the modes of `econmt_ops.dispatch`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from econmt_ops.backends.triton import runs_on
+from econmt_ops.core.dropout import Seed
+from econmt_ops.core.dropout import dropout as drop_units
+from econmt_ops.core.precision import compute_dtype, recurrent_tf32
+from econmt_ops.core.shapes import Shapes, check_dropout
+from econmt_ops.core.weights import LSTMWeights
+from econmt_ops.dispatch.plans import Plans
+from econmt_ops.dispatch.rule import MODE, Candidate
+from econmt_ops.dispatch.session import current_session
+from econmt_ops.dispatch.traits import Implementation
+from econmt_ops.lstm.cudnn import MOST_STEPS, cudnn_stack
+from econmt_ops.lstm.direct import LayerCall, is_plain, run_layer
+from econmt_ops.lstm.straight import StraightLayer, run_straight
+
+
+class SplitLSTMWeights(NamedTuple):
+    """One LSTM layer with both biases of `torch.nn.LSTM`."""
+
+    input: Tensor
+    """(4H, I)"""
+    hidden: Tensor
+    """(4H, H)"""
+    bias: Tensor
+    """(4H,)"""
+    other_bias: Tensor
+    """(4H,)"""
+
+    def merged(self) -> LSTMWeights:
+        """Returns the layer with the sum of its biases."""
+        return LSTMWeights(self.input, self.hidden, self.bias + self.other_bias)
+
+
+class StackPlan(NamedTuple):
+    """Plan of a call over a stack."""
+
+    dtype: torch.dtype
+    """Compute type."""
+    call: LayerCall | None
+    """Arguments of each layer, but for the lengths; None: cuDNN runs the stack."""
+    keep: bool = False
+    """True if a backward pass will follow."""
+    straight: dict[int, StraightLayer] | None = None
+    """Layers by their number, if they need no more than `StraightLayer` knows; filled as they are called first."""
+
+
+Key = tuple[Any, ...]
+"""Result of `key_of`."""
+
+PLANS: Plans[StackPlan] = Plans()
+
+_KINDS = (LSTMWeights, SplitLSTMWeights)
+
+
+def key_of(
+    kind: str,
+    inputs: object,
+    layers: object,
+    state: object,
+    lengths: object,
+    options: tuple[Hashable, ...],
+) -> Key | None:
+    """Returns what the plan of a call depends on, or None if it can have none.
+
+    Args:
+        kind: the op's name.
+        inputs, layers, state, lengths: as the caller gave them, checked or not.
+        options: other arguments on which the plan depends.
+    """
+    if torch.compiler.is_compiling() or MODE.device is not None or not isinstance(inputs, Tensor):
+        return None
+    device = inputs.device
+    if type(layers) is not tuple or (device.type != "cuda" and not runs_on(device)):
+        return None
+    tensors = [inputs]
+    for layer in layers:
+        if type(layer) not in _KINDS:
+            return None
+        tensors += layer
+    if state is not None:
+        if type(state) is not tuple or any(type(pair) is not tuple or len(pair) != 2 for pair in state):
+            return None
+        for pair in state:
+            tensors += pair
+    if lengths is not None:
+        tensors.append(lengths)  # type: ignore[arg-type]
+    if not is_plain(tensors) or current_session() is not None:
+        return None
+    dtype = compute_dtype(inputs)
+    return (
+        kind,
+        tuple([(each.shape, each.dtype, each.device) for each in tensors]),
+        tuple([len(layer) for layer in layers]),
+        state is None,
+        lengths is None,
+        torch.is_grad_enabled() and any(each.requires_grad for each in tensors),
+        dtype,
+        dtype == torch.float32 and recurrent_tf32(),
+        torch.backends.cudnn.enabled,
+        MODE.rules_only,
+        MODE.captured,
+        options,
+    )  # fmt: skip
+
+
+def merged(layers: Any) -> Any:
+    """Returns the layers of a call, those with two biases with the sum of them."""
+    if type(layers) is not tuple:
+        return layers
+    return tuple([layer.merged() if type(layer) is SplitLSTMWeights else layer for layer in layers])
+
+
+def add_plan(
+    key: Key | None,
+    candidate: Candidate,
+    available: Mapping[str, Implementation],
+    dtype: torch.dtype,
+    inputs: Any,
+    layers: Sequence[Any],
+) -> None:
+    """Remembers how a call runs, where a launch of ours or, for layers of `econmt_ops.LSTM`, cuDNN runs it.
+
+    Args:
+        key: what `key_of` returned.
+        candidate: what was chosen.
+        available: implementations by name.
+        dtype: compute type.
+        inputs, layers: arguments of the call.
+    """
+    if key is None:
+        return
+    kind, _, parts, from_zero, is_full, keep, *_, options = key
+    kernels = importlib.import_module("econmt_ops.lstm.triton")
+    function = getattr(kernels, kind)
+    if candidate.function is function and available["triton"].function is function:
+        products = kernels.products_of(inputs.to(dtype) if inputs.dtype != dtype else inputs, layers)
+        if products is not None:
+            hidden, reverse = layers[0].hidden.shape[1], (False, True) if kind != "lstm" else (options[2],)
+            partitions = tuple(
+                kernels.partition_of(len(inputs), hidden, products, inputs.device, len(reverse), "auto", back)
+                for back in (False, True)
+            )
+            name, stash = str(products).removeprefix("torch."), candidate.options.get("stash", "gates")
+            biases = parts[0] - 2
+            call = LayerCall(dtype, name, stash, reverse, "auto", None, biases, partitions)
+            is_straight = kind == "lstm" and is_full and from_zero and stash == "gates" and inputs.numel() > 0
+            PLANS.add(key, StackPlan(dtype, call, keep, {} if is_straight else None))
+        return
+    whole = kind == "lstm" and is_full and options[2:] == (False, False, False)
+    if candidate.name == "reference" and whole and dtype == inputs.dtype == torch.float32 and inputs.is_cuda:
+        same = all(part.dtype == dtype for layer in layers for part in layer)
+        if same and torch.cudnn_is_acceptable(inputs) and inputs.shape[1] <= MOST_STEPS:
+            PLANS.add(key, StackPlan(dtype, None))
+
+
+def run_planned(
+    plan: StackPlan,
+    inputs: Any,
+    layers: Sequence[Sequence[Any]],
+    state: Sequence[tuple[Tensor, Tensor]] | None,
+    lengths: Tensor | None,
+    residual: bool = False,
+    dropout: float = 0.0,
+    dropout_seed: Seed | None = None,
+    variational: bool = False,
+) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+    """Runs a stack by its plan.
+
+    Args:
+        plan: of this call.
+        inputs: (B, T, I).
+        layers: of each layer the weights of its directions, each as `SplitLSTMWeights` or `LSTMWeights`.
+        state: (h, c) of each layer, (D, B, H) each; None: zeros.
+        lengths: (B,), or None.
+        residual, dropout, dropout_seed, variational: see `econmt_ops.lstm`.
+
+    Returns:
+        Outputs (B, T, D H) and (h, c) of each layer after the last step, (D, B, H) each.
+    """
+    if lengths is not None:
+        Shapes("lstm").bounded("lengths", lengths, 0, inputs.shape[1])
+    if dropout != 0.0:
+        check_dropout("lstm", dropout, dropout_seed)
+    if inputs.is_cuda and inputs.device.index != torch.cuda.current_device():
+        with torch.cuda.device(inputs.device):
+            return run_planned(
+                plan, inputs, layers, state, lengths, residual, dropout, dropout_seed, variational
+            )
+    call = plan.call
+    if call is None:
+        outputs, h, c = cudnn_stack(inputs, layers, state)
+        return outputs, [(h, c)]
+    if lengths is not None:
+        call = call._replace(lengths=lengths.to(inputs.device, non_blocking=True).contiguous())
+    read = inputs
+    last: list[tuple[Tensor, Tensor]] = []
+    for number, weights in enumerate(layers):
+        if number > 0 and dropout > 0.0:
+            assert dropout_seed is not None
+            read = drop_units(read, dropout, dropout_seed, variational, index=number)
+        if plan.straight is None:
+            first: tuple[Any, Any] = (None, None) if state is None else state[number]
+            outputs, last_h, last_c = run_layer(call, read, first[0], first[1], weights)
+        else:
+            layer = plan.straight.get(number)
+            if layer is None:
+                layer = plan.straight[number] = StraightLayer(call, read, weights, plan.keep)
+            outputs, last_h, last_c = run_straight(layer, read, weights)
+        last.append((last_h, last_c))
+        if residual and number > 0:
+            outputs = outputs + read
+        read = outputs
+    return read, last

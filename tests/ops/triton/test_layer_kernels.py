@@ -1,0 +1,74 @@
+"""The kernels around an LSTM layer's recurrence against PyTorch's own operators."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from econmt_ops.backends.triton import layer_kernels
+from econmt_ops.backends.triton.layer_kernels import PARTIALS, column_sums, counters_of_sums, largest, prepare
+
+
+@pytest.mark.parametrize(("rows", "width"), [(1, 4), (5, 20), (100, 70), (3000, 20)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_column_sums(device: str, rows: int, width: int, dtype: torch.dtype) -> None:
+    values = torch.randn(rows, width, device=device).to(dtype)
+    counters, before = counters_of_sums(width), 3
+    workspace = torch.full((before + counters + PARTIALS * width,), 7, dtype=torch.int32, device=device)
+    workspace[before : before + counters] = 0
+    sums = torch.empty(width, device=device)
+    column_sums(values, sums, workspace, before, before + counters)
+    torch.testing.assert_close(sums, values.float().sum(0), rtol=1e-4, atol=1e-3)
+    assert (workspace[:before] == 7).all()
+
+
+@pytest.mark.parametrize("last", [(False, False), (True, False), (False, True), (True, True)])
+def test_the_largest_gradient(device: str, last: tuple[bool, bool]) -> None:
+    torch.manual_seed(0)
+    outputs = torch.randn(5, 3, 14, device=device).transpose(0, 1)
+    h, c = (torch.randn(2, 5, 7, device=device) * 3 if each else None for each in last)
+    results = torch.zeros(4, dtype=torch.int32, device=device)
+    largest(outputs, h, c, results, 2)
+    want = max(float(part.abs().max()) for part in (outputs, h, c) if part is not None)
+    assert results.view(torch.float32).tolist() == pytest.approx([0.0, 0.0, want, 0.0])
+    outputs[1, 2, 3] = float("nan")
+    largest(outputs, h, c, results, 2)
+    assert results.view(torch.float32)[2].isnan()
+
+
+@pytest.mark.parametrize("biases", [0, 1, 2])
+@pytest.mark.parametrize(("size", "wide"), [(6, 6), (6, 8)])
+def test_preparing_a_layer(device: str, biases: int, size: int, wide: int) -> None:
+    torch.manual_seed(0)
+    steps, batch, hidden = 4, 3, 5
+    inputs = torch.randn(batch, steps, size, device=device)
+    weight, recurrent = torch.randn(20, size, device=device), torch.randn(20, hidden, device=device) * 1e5
+    recurrent[0, 0] = float("inf")
+    given = tuple(torch.randn(20, device=device) for _ in range(biases))
+    rows = torch.full((steps * batch, wide), float("nan"), dtype=torch.float16, device=device)
+    matrix = torch.full((20, wide), float("nan"), dtype=torch.float16, device=device)
+    square = torch.full((20, hidden), float("nan"), dtype=torch.float16, device=device)
+    bias = torch.empty(20, device=device) if biases else None
+    workspace = torch.full((9,), 7, dtype=torch.int32, device=device)
+    prepare(
+        inputs.transpose(0, 1), rows, (weight, matrix), (recurrent, square), given, bias, workspace, 5, hidden
+    )
+    torch.testing.assert_close(
+        rows[:, :size], inputs.transpose(0, 1).reshape(-1, size).half(), rtol=0, atol=0
+    )
+    torch.testing.assert_close(matrix[:, :size], weight.half(), rtol=0, atol=0)
+    assert not rows[:, size:].any()
+    assert not matrix[:, size:].any()
+    # A weight that float16 cannot hold becomes its largest number; infinity stays.
+    bounded = recurrent.clamp(-65504, 65504)
+    bounded[0, 0] = float("inf")
+    torch.testing.assert_close(square, bounded.half(), rtol=0, atol=0)
+    if bias is not None:
+        torch.testing.assert_close(bias, torch.stack(given).sum(0))
+    assert workspace.tolist() == [0] * 5 + [7] * 4
+
+
+def test_only_zeros_are_made(device: str) -> None:
+    workspace = torch.full((layer_kernels._TILE + 2,), 7, dtype=torch.int32, device=device)
+    prepare(None, None, None, None, (), None, workspace, layer_kernels._TILE + 1, 8)
+    assert workspace.sum() == 7
