@@ -30,5 +30,6 @@ __all__ = ["RuntimeInputError", "Translation", "Translator", "load"]
 def __getattr__(name: str) -> Any:
     """Imports the translator, and with it numpy, when one of its names is first used."""
     if name in __all__:
-        return getattr(importlib.import_module("econmt_runtime.translator"), name)
+        module = importlib.import_module("econmt_runtime.translator")
+        return getattr(module, name if name == "load" else f"Runtime{name}")
     raise AttributeError(f"module 'econmt_runtime' has no attribute {name!r}")
