@@ -1,1 +1,1 @@
-"""Several processes that train one model: by data, by layers, and what the network costs."""
+"""Training of one model by several processes: data parallelism, pipelines over layers, and models of their cost."""

@@ -1,4 +1,4 @@
-"""Some ranks, between which tensors travel."""
+"""Groups of ranks, and collective operations between their members."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from torch import Tensor
 
 
 class Pending(Protocol):
-    """An exchange under way."""
+    """An asynchronous communication in progress."""
 
     def wait(self) -> object:
-        """Until it is done; on a GPU the current stream waits."""
+        """Waits until the communication is done; on a GPU only the current stream waits."""
 
 
 class Members(Protocol):
-    """Collectives among some ranks, which all call them in the same order.
+    """Collective operations of a group of ranks, which all call them in the same order.
 
     Attributes:
-        size: how many they are.
+        size: Number of ranks in the group.
     """
 
     size: int
@@ -31,48 +31,49 @@ class Members(Protocol):
         """See :meth:`econmt.engine.communicator.Communicator.watched`."""
 
     def all_reduce(self, tensor: Tensor) -> Pending:
-        """Begins to add a tensor up over all of them, in place; it must stay as it is until that is done."""
+        """Starts to sum a tensor over all ranks, in place; the tensor must not change until that is done."""
 
     def broadcast(self, tensor: Tensor, rank: int) -> Pending:
-        """Begins to give all of them the values of one, in place."""
+        """Starts to copy the tensor of one rank to all others, in place."""
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
-        """The tensor of each, all of one shape."""
+        """Returns the tensors of all ranks, which have the same shape."""
 
     def counts(self, own: list[int]) -> list[list[int]]:
-        """Some numbers of each."""
+        """Returns the lists of integers of all ranks."""
 
 
 class Group:
-    """Ranks that exchange through a group of torch.distributed; see :class:`Members`.
+    """Group of ranks that communicate through torch.distributed; see :class:`Members`.
 
     Args:
-        size: how many. group: of torch.
-        watched: the context of an exchange.
+        size: Number of ranks.
+        group: Process group of torch.distributed.
+        watched: Returns the context manager in which collectives run.
     """
 
     def __init__(self, size: int, group: Any, watched: Callable[[], AbstractContextManager[None]]) -> None:
         self.size, self._group, self.watched = size, group, watched
 
     def all_reduce(self, tensor: Tensor) -> Pending:
-        """See :class:`Members`, as the others."""
-        return _begun(dist.all_reduce(tensor, group=self._group, async_op=True))
+        """Sums a tensor over the ranks; see :class:`Members`, also for the methods below."""
+        return _started(dist.all_reduce(tensor, group=self._group, async_op=True))
 
     def broadcast(self, tensor: Tensor, rank: int) -> Pending:
         """See :class:`Members`."""
-        return _begun(dist.broadcast(tensor, rank, group=self._group, async_op=True))
+        return _started(dist.broadcast(tensor, rank, group=self._group, async_op=True))
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
         """See :class:`Members`."""
-        found = [torch.empty_like(tensor) for _ in range(self.size)]
-        dist.all_gather(found, tensor, group=self._group)
-        return found
+        tensors = [torch.empty_like(tensor) for _ in range(self.size)]
+        dist.all_gather(tensors, tensor, group=self._group)
+        return tensors
 
     def counts(self, own: list[int]) -> list[list[int]]:
         """See :class:`Members`."""
-        return [each.tolist() for each in self.gather(torch.tensor(own))]
+        return [numbers.tolist() for numbers in self.gather(torch.tensor(own))]
 
 
-def _begun(work: dist.Work | None) -> Pending:
+def _started(work: dist.Work | None) -> Pending:
     assert work is not None
     return work

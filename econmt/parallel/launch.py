@@ -1,9 +1,9 @@
-"""Starts the ranks of ``econmt train --processes N`` on this host, with PyTorch's elastic agent.
+"""Launches the ranks of ``econmt train --processes N`` on this host with PyTorch's elastic agent.
 
-The agent, which is also torchrun's, starts the processes, tells each its rank, watches them and starts all again. This
-module adds what it lacks: one line that names a rank that was killed; time to save for ranks that were told to leave
-(the agent sends SIGTERM to all as soon as one has left, and kills them after 30 s); no new start after an error that
-would come again; exit codes; and a store that no other host can reach.
+The agent, which torchrun also uses, starts the processes, sets their ranks, watches them and restarts all. This module
+adds an error line that names a killed rank, time to save when ranks are told to stop (the agent sends SIGTERM to all as
+soon as one has ended, and kills them after 30 s), no restart after an error that would recur, exit codes, and a store
+that no other host can reach.
 """
 
 from __future__ import annotations
@@ -32,41 +32,41 @@ from econmt.parallel.orphans import LAUNCHER
 from econmt.parallel.processes import LOST
 
 _COMMAND = ("-m", "econmt")
-"""Arguments of Python before those of the command line."""
+"""Arguments of Python that precede those of the command line."""
 
 _POLL = 0.05
-"""Seconds between looks at the processes."""
+"""Seconds between two polls of the processes."""
 
 _GRACE = 8.0
-"""Seconds that the others have to leave after one has ended with an error; then they are killed."""
+"""Seconds that the other ranks have to stop after one has ended with an error; then they are killed."""
 
 _GRACE_LOST = 2.0
-"""Seconds of grace after a rank was lost; the others only have to report it."""
+"""Seconds that the other ranks have to stop after one was lost; they only have to report it."""
 
 _CONNECTING = 30
-"""Seconds in which the store answers."""
+"""Timeout of a connection to the store, in seconds."""
 
 
 def launch(arguments: Sequence[str], processes: int, max_restarts: int) -> int:
-    """Runs ``econmt ARGUMENTS`` in several processes that train together; starts all again if one of them is lost.
+    """Runs ``econmt ARGUMENTS`` in several processes that train together, and restarts all of them if one is lost.
 
     Args:
-        arguments: words of the command line, the verb first. They do not name the rank; the environment does.
-        processes: number of processes.
-        max_restarts: how often all are started again from the last saved state.
+        arguments: Words of the command line, the verb first. The rank is not among them; it is in the environment.
+        processes: Number of processes.
+        max_restarts: Largest number of restarts from the last saved state.
 
     Returns:
-        The exit code: 0, or that of the process that failed first; 1 if it was killed.
+        0, or the exit code of the process that failed first, or 1 if that was killed by a signal.
     """
-    silenced = logging.getLogger("torch.distributed.elastic")  # econmt prints one line instead
-    silenced.addHandler(logging.NullHandler())
-    silenced.propagate = False
+    agent_logger = logging.getLogger("torch.distributed.elastic")  # econmt prints one line instead
+    agent_logger.addHandler(logging.NullHandler())
+    agent_logger.propagate = False
     os.environ[LAUNCHER] = str(os.getpid())
-    if sys.platform == "linux":  # the host's own name may lead to an address on which it does not listen
+    if sys.platform == "linux":  # the host's own name may resolve to an address that nothing listens on
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "3")  # torch's default, not the agent's
-    os.environ.setdefault("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM,SIGINT")  # others would undo nohup
-    words = [word.replace("$", "$$") for word in arguments]  # the agent fills in ${local_rank}
+    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "3")  # PyTorch's default, not the agent's
+    os.environ.setdefault("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM,SIGINT")  # others would defeat nohup
+    words = [word.replace("$", "$$") for word in arguments]  # the agent substitutes ${local_rank}
     agent = _Agent(
         WorkerSpec(
             role="econmt",
@@ -83,8 +83,8 @@ def launch(arguments: Sequence[str], processes: int, max_restarts: int) -> int:
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         agent.run()
-    except SignalException as received:  # while the processes were being started
-        return 128 + received.sigval
+    except SignalException as interruption:  # arrived while the processes were being started
+        return 128 + interruption.sigval
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -92,7 +92,7 @@ def launch(arguments: Sequence[str], processes: int, max_restarts: int) -> int:
 
 
 class _Loopback(StaticTCPRendezvous):
-    """Rendezvous of one agent, with a new store at each start. It listens on the loopback interface alone."""
+    """Rendezvous of a single agent, with a new store for each start that listens on the loopback interface only."""
 
     def next_rendezvous(self) -> RendezvousInfo:
         listener = socket.create_server(("127.0.0.1", 0))
@@ -103,7 +103,7 @@ class _Loopback(StaticTCPRendezvous):
             is_master=True,
             wait_for_workers=False,
             timeout=self.timeout,
-            use_libuv=False,  # with it torch 2.7 takes no socket
+            use_libuv=False,  # libuv cannot take over a socket in torch 2.7
             master_listen_fd=listener.detach(),
         )
         return super().next_rendezvous()
@@ -113,10 +113,10 @@ class _Agent(LocalElasticAgent):
     """Elastic agent of one host.
 
     Args:
-        spec: what to start.
+        spec: Specification of the processes.
 
     Attributes:
-        code: exit code of the last start.
+        code: Exit code of the last start.
     """
 
     def __init__(self, spec: WorkerSpec) -> None:
@@ -124,53 +124,53 @@ class _Agent(LocalElasticAgent):
         self.code = 0
         self._max_restarts = spec.max_restarts
         self._signals: list[int] = []
-        self._told_to_leave = self._lost = False
-        self._until = float("inf")
+        self._told_to_stop = self._lost = False
+        self._deadline = float("inf")
 
     def _construct_event(self, *_: Any, **__: Any) -> Event:
-        """Replaces an event that nobody reads; the agent would look up the host's name, which takes long offline."""
+        """Replaces an unused event for which the agent would look up the host's name, which is slow offline."""
         return Event("econmt", EventSource.AGENT)
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        self.code, self._until = 0, float("inf")
-        kept = {number: signal.getsignal(number) for number in (signal.SIGHUP, signal.SIGQUIT)}
-        found: dict[int, Any] = super()._start_workers(worker_group)
-        for number, handler in kept.items():  # agents before torch 2.9 handle them all
+        self.code, self._deadline = 0, float("inf")
+        saved = {number: signal.getsignal(number) for number in (signal.SIGHUP, signal.SIGQUIT)}
+        started: dict[int, Any] = super()._start_workers(worker_group)
+        for number, handler in saved.items():  # before torch 2.9 the agent replaces all handlers
             signal.signal(number, handler)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._receive)
-        return found
+        return started
 
     def _receive(self, number: int, _frame: FrameType | None) -> None:
         self._signals.append(number)
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        """Looks after the processes; hands on signals, and names a rank that was killed."""
+        """Polls the processes, forwards signals to them, and reports a rank that was killed."""
         context = self._pcontext
         assert isinstance(context, SubprocessContext)
         ranks = {rank: handler.proc for rank, handler in context.subprocess_handlers.items()}
         while self._signals:
-            self._told_to_leave = True
+            self._told_to_stop = True
             number = self._signals.pop(0)
             for process in ranks.values():
                 process.send_signal(number)
         codes = {rank: process.poll() for rank, process in ranks.items()}
         failed = {rank: code for rank, code in codes.items() if code}
         if failed:
-            if self._until == float("inf"):
-                rank, code = min(failed.items(), key=lambda each: each[1])  # one that was killed, if any
-                self._lost = not self._told_to_leave and (code < 0 or code == LOST)
-                killed = 128 - code if self._told_to_leave else 1  # by the signal that told it
-                self.code = killed if code < 0 else 1 if code == LOST else code
-                self._until = time.monotonic() + (_GRACE_LOST if self._lost else _GRACE)
+            if self._deadline == float("inf"):
+                rank, code = min(failed.items(), key=lambda item: item[1])  # prefers a killed one
+                self._lost = not self._told_to_stop and (code < 0 or code == LOST)
+                killed_code = 128 - code if self._told_to_stop else 1  # 128 + number of the signal
+                self.code = killed_code if code < 0 else 1 if code == LOST else code
+                self._deadline = time.monotonic() + (_GRACE_LOST if self._lost else _GRACE)
                 if self._lost and code < 0:
-                    self._until = 0.0  # the others only wait for it
+                    self._deadline = 0.0  # the other ranks only wait for it
                     name = signal.Signals(-code).name
                     talk(
                         f"econmt: error: rank {rank} ({socket.gethostname()}, process {ranks[rank].pid}) was killed "
-                        f"by {name}; all ranks leave: the same command goes on from the last saved state"
+                        f"by {name}; all ranks stop; run the same command to resume from the last saved state"
                     )
-            if None in codes.values() and time.monotonic() < self._until:
+            if None in codes.values() and time.monotonic() < self._deadline:
                 return RunResult(state=WorkerState.HEALTHY)
             context.close(signal.SIGKILL)
             if not self._lost:
@@ -178,7 +178,7 @@ class _Agent(LocalElasticAgent):
             elif self._remaining_restarts:
                 number = self._max_restarts - self._remaining_restarts + 1
                 talk(
-                    f"econmt: all ranks start again from the last saved state ({number} of {self._max_restarts})"
+                    f"econmt: restarting all ranks from the last saved state ({number} of {self._max_restarts})"
                 )
-        found: RunResult = super()._monitor_workers(worker_group)
-        return found
+        result: RunResult = super()._monitor_workers(worker_group)
+        return result

@@ -1,4 +1,4 @@
-"""Ends a rank together with the launcher that started it, however the launcher ended."""
+"""Ends a rank when the launcher that started it ends, for whatever reason."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import threading
 import time
 
 LAUNCHER = "ECONMT_LAUNCHER"
-"""The environment variable with the process id of the launcher."""
+"""Environment variable with the launcher's process id."""
 
 _PR_SET_PDEATHSIG = 1
 
@@ -18,17 +18,17 @@ _PR_SET_PDEATHSIG = 1
 def end_with_launcher() -> None:
     """Makes a rank end when its launcher does; does nothing in other processes.
 
-    Call it before torch is imported. On Linux the kernel sends SIGKILL, which also ends a rank that is stopped or in C
-    code that holds Python's lock; saved states stay whole whenever a rank is killed. Other systems cannot do that, so
-    a thread looks each second whether the parent is another process. A pipe from the launcher would need no polling,
-    but the elastic agent does not hand open files to its processes.
+    Call it before torch is imported. On Linux the kernel sends SIGKILL, which also ends a rank that is stopped or runs
+    C code that holds Python's lock; saved states are consistent whenever a rank is killed. Other systems lack this, so
+    a thread checks every second whether the parent process has changed. A pipe from the launcher would need no polling,
+    but the elastic agent does not pass open files to its processes.
     """
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return
     launcher = os.environ.get(LAUNCHER, str(os.getppid()))
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        _end_without(launcher)  # it may have ended before
+        _end_without(launcher)  # the launcher may have ended already
     else:
         threading.Thread(target=_watch, args=(launcher,), daemon=True, name="econmt-launcher").start()
 

@@ -1,14 +1,14 @@
-"""Several processes, on one host or many, as one world: how they meet, agree, notice that one is gone, and leave.
+"""Communicator of several processes on one or more hosts: connecting, collectives, failure detection and shutdown.
 
-They are started by torchrun or by ``econmt train --processes N``, which tell each in its environment who it is (RANK,
-WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE) and where they meet (MASTER_ADDR, MASTER_PORT). Gradients go through NCCL on
-GPUs and gloo on CPUs; what processes agree on goes through gloo, and what takes long on one rank through the store that
-torch keeps where they meet.
+The processes are started by torchrun or by ``econmt train --processes N``, which set each one's rank (RANK, WORLD_SIZE,
+LOCAL_RANK, LOCAL_WORLD_SIZE) and the address of the store (MASTER_ADDR, MASTER_PORT) in the environment. Gradients go
+through NCCL on GPUs and gloo on CPUs, decisions through gloo, and waiting for long work of one rank through torch's
+store.
 
-A rank that dies or stops must not leave the others waiting. Whoever finds that an exchange fails, by a broken
-connection or by its timeout, writes that into the store, where a thread of every rank waits for it. These threads
-answer a roll call, so that it comes out which rank does not answer, or has not come to the exchange in which all others
-wait; one of them tells it in one line, and all leave.
+A rank that dies or hangs must not leave the others waiting. A rank whose collective fails, by a broken connection or a
+timeout, writes that to the store, where a thread of every rank waits for it. These threads answer a roll call, which
+shows the rank that does not answer, or that has not reached the collective in which all others wait. One of them
+reports it in one line, and all exit.
 """
 
 from __future__ import annotations
@@ -42,36 +42,36 @@ from econmt.parallel.reduction import BucketedReduction, travelling
 from econmt.parallel.sharding import OptimizerShares
 
 _STOP = "stop"
-"""The key of the store that says why the run ends, as JSON; and then every rank's own key wakes it."""
+"""Store key with the reason why the run ends, as JSON; afterwards each rank's own key wakes its thread."""
 
 _SPOKEN = "spoken"
-"""The key of the store that counts who has told the reason: the first one does."""
+"""Store key that counts the ranks about to report the reason; the first one reports it."""
 
 LOST = 75
-"""Exit code, for the launcher, of a rank that leaves since another was lost: starting all again may help."""
+"""Exit code of a rank that stops because another was lost, upon which the launcher may restart all."""
 
 _ROLL_CALL = 4.0
-"""Seconds in which a rank that lives answers."""
+"""Seconds in which a live rank answers the roll call."""
 
 _LEAVING = 3.0
-"""Seconds that a rank has to leave by itself, once it is told that another has told why."""
+"""Seconds that a rank has to exit by itself after another has reported the reason."""
 
 _POLL = 1e-4
-"""Seconds between looks at a GPU."""
+"""Seconds between two polls of a GPU."""
 
 _MARGIN = timedelta(seconds=60)
-"""So much later than we NCCL gives up by itself, which takes many lines."""
+"""Extra time before NCCL's own timeout, so that econmt's shorter error message comes first."""
 
 
 class Processes(Communicator):
-    """The world of several processes; see :func:`joined`.
+    """Communicator of several processes; see :func:`joined`.
 
     Args:
-        place: rank of this process.
-        settings: section ``parallel`` of the recipe.
-        watch: the thread that notices when a rank is gone.
-        store: the store of this thread.
-        device: device on which this rank computes.
+        place: Rank of this process.
+        settings: The recipe's parallel section.
+        watch: Thread that detects lost ranks.
+        store: Connection to the store for this thread.
+        device: Device on which this rank computes.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Processes(Communicator):
         if device.type == "cuda":
             device = torch.device("cuda", torch.cuda.current_device())
             self._group = dist.new_group(backend="nccl", timeout=self._timeout + _MARGIN, device_id=device)
-        self._calls, self._parted = 0, False
+        self._calls, self._destroyed = 0, False
 
     def all_reduce(self, tensors: Sequence[Tensor]) -> None:
         """See :meth:`econmt.engine.communicator.Communicator.all_reduce`."""
@@ -107,18 +107,19 @@ class Processes(Communicator):
     def gather(self, value: Json, *, patient: bool = False) -> list[Json]:
         """See :meth:`econmt.engine.communicator.Communicator.gather`."""
         if patient:
-            self._meet()
+            self._patient_barrier()
         text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
         with self.watched():
             sizes = torch.zeros(self.size, dtype=torch.int64)
             sizes[self.rank] = len(text)
             dist.all_reduce(sizes, group=self._control)
-            own = torch.zeros(int(sizes.max()), dtype=torch.uint8)
-            own[: len(text)] = text
-            found = [torch.empty_like(own) for _ in range(self.size)]
-            dist.all_gather(found, own, group=self._control)
+            padded = torch.zeros(int(sizes.max()), dtype=torch.uint8)
+            padded[: len(text)] = text
+            gathered = [torch.empty_like(padded) for _ in range(self.size)]
+            dist.all_gather(gathered, padded, group=self._control)
         return [
-            json.loads(bytes(each[:size].tolist())) for each, size in zip(found, sizes.tolist(), strict=True)
+            json.loads(bytes(encoded[:size].tolist()))
+            for encoded, size in zip(gathered, sizes.tolist(), strict=True)
         ]
 
     def on_rank_zero(self, function: Callable[[], Json]) -> Json:
@@ -132,11 +133,11 @@ class Processes(Communicator):
             return result
         with self.watched():
             self._wait_for(key)
-            found: Json = json.loads(self._store.get(key))
-        return found
+            result_of_rank_zero: Json = json.loads(self._store.get(key))
+        return result_of_rank_zero
 
-    def _meet(self) -> None:
-        """Waits until every rank has come here."""
+    def _patient_barrier(self) -> None:
+        """Waits until every rank has reached this point; without a time limit."""
         self._calls += 1
         key = f"meet/{self._calls}"
         with self.watched():
@@ -146,7 +147,7 @@ class Processes(Communicator):
 
     def _wait_for(self, key: str) -> None:
         while True:
-            with suppress(dist.DistStoreError):  # it has not come yet: signals get their turn
+            with suppress(dist.DistStoreError):  # not set yet; the pause lets signals be handled
                 self._store.wait([key], timedelta(seconds=1))
                 return
 
@@ -161,13 +162,13 @@ class Processes(Communicator):
             work = dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self._control, async_op=True)
         assert work is not None
 
-        def found() -> list[int]:
+        def result() -> list[int]:
             with self.watched():
                 work.wait()
             values: list[int] = tensor.tolist()
             return values
 
-        return found
+        return result
 
     def reduction(self, parameters: Iterable[nn.Parameter]) -> BucketedReduction:
         """See :meth:`econmt.engine.communicator.Communicator.reduction`."""
@@ -175,10 +176,10 @@ class Processes(Communicator):
 
     def wait(self, event: Event) -> None:
         """See :meth:`econmt.engine.communicator.Communicator.wait`."""
-        until = time.monotonic() + self._settings.timeout
+        deadline = time.monotonic() + self._settings.timeout
         while not event.query():
-            if time.monotonic() > until:
-                self._watch.lost(f"a GPU has waited {self._settings.timeout} s for the others")
+            if time.monotonic() > deadline:
+                self._watch.lost(f"a GPU has waited {self._settings.timeout} s for other ranks")
             time.sleep(_POLL)
 
     def shares(self, parameters: Iterable[nn.Parameter]) -> OptimizerShares | None:
@@ -201,21 +202,21 @@ class Processes(Communicator):
         self._watch.update = update
 
     def destroy(self) -> None:
-        """See :meth:`econmt.engine.communicator.Communicator.destroy`.
+        """Destroys the process groups; see :meth:`econmt.engine.communicator.Communicator.destroy`.
 
-        NCCL gives up a communicator only when all ranks do, and when no graph is left that was captured with it; until
-        then it waits, without a limit of its own.
+        NCCL destroys a communicator only when all ranks do so and no CUDA graph captured with it exists; until then it
+        waits without a time limit.
         """
-        if self._parted:
+        if self._destroyed:
             return
-        self._parted = True
+        self._destroyed = True
         if self._group is not self._control:
-            gc.collect()  # graphs that nobody has any more
+            gc.collect()  # destroys unreferenced graphs
             event: Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record(torch.cuda.current_stream())
             self.wait(event)
-        self._meet()
-        late = functools.partial(self._watch.lost, "ranks did not part in time")
+        self._patient_barrier()
+        late = functools.partial(self._watch.lost, "not all ranks shut down in time")
         with _limited(self._settings.timeout, late), self.watched():
             dist.destroy_process_group()
 
@@ -227,63 +228,69 @@ class Processes(Communicator):
 
 
 class _Watch(threading.Thread):
-    """Waits until a rank ends the run, answers the roll call, and ends this process.
+    """Thread that waits for the end of the run, answers the roll call, and ends this process.
 
     Args:
-        rank: rank of this process.
-        size: number of ranks.
-        store: the store, for the thread that trains.
-        own: the store by another connection: while this thread waits, nobody else can use its connection.
-        timeout: timeout of exchanges, in seconds.
+        rank: Rank of this process.
+        size: Number of ranks.
+        store: Connection to the store for the training thread.
+        own: Connection to the store for this thread; while it waits, no other thread can use that connection.
+        timeout: Timeout of collectives, in seconds.
 
     Attributes:
-        exchanges: number of exchanges that this rank has come to.
-        update: last update that it has done.
+        exchanges: Number of collectives that this rank has reached.
+        update: Number of the last update that it has finished.
     """
 
-    def __init__(self, rank: int, size: int, store: Any, own: Any, timeout: int) -> None:
+    def __init__(self, rank: int, size: int, store: Any, thread_store: Any, timeout: int) -> None:
         super().__init__(daemon=True, name="econmt-watch")
-        self._rank, self._size, self._store, self._own, self._timeout = rank, size, store, own, timeout
-        self._left = threading.Event()
-        self._leaving = threading.Lock()
+        self._rank, self._size, self._store, self._own, self._timeout = (
+            rank,
+            size,
+            store,
+            thread_store,
+            timeout,
+        )
+        self._stopped = threading.Event()
+        self._exit_lock = threading.Lock()
         self.exchanges = 0
         self.update = 0
         store.set(f"host/{rank}", f"{socket.gethostname()}, process {os.getpid()}")
 
     def run(self) -> None:
-        """Until the process ends."""
+        """Waits for the end of the run and, if a rank was lost, calls the roll and ends the process."""
         reason: dict[str, Any] | None = None
         while reason is None:
             try:
                 self._own.wait([f"wake/{self._rank}"], timedelta(hours=1))
-                if self._left.is_set():
+                if self._stopped.is_set():
                     return
                 reason = json.loads(self._own.get(_STOP))
             except dist.DistStoreError:
                 continue
             except RuntimeError:
-                if not self._left.is_set():
+                if not self._stopped.is_set():
                     self._leave_without_store()
                 return
         if not reason["told"]:
             self._call_roll(reason["why"])
             _exit_lost()
-        if not self._left.wait(_LEAVING):
+        if not self._stopped.wait(_LEAVING):
             os._exit(1)
 
     def lost(self, why: str) -> NoReturn:
-        """An exchange has failed: finds out why with the others, tells it and ends the process."""
-        if not self._left.is_set():
+        """Handles a failed collective: finds the cause with the other ranks, reports it and ends the process."""
+        if not self._stopped.is_set():
             try:
                 self._end_all(told=False, why=why)
             except RuntimeError:
                 self._leave_without_store()
-            time.sleep(_ROLL_CALL + 2 * _LEAVING)  # the thread ends the process before
+            time.sleep(_ROLL_CALL + 2 * _LEAVING)  # the watching thread ends the process earlier
         _exit_lost()
 
     def failed(self, line: str) -> bool:
-        """Tells the others that this rank leaves with an error; True if this rank is to tell the user why."""
-        self._left.set()
+        """Tells the other ranks that this one stops with an error; True if this rank reports it to the user."""
+        self._stopped.set()
         with suppress(RuntimeError):
             speaks: bool = self._store.add(_SPOKEN, 1) == 1
             self._end_all(told=True, why=line)
@@ -291,18 +298,18 @@ class _Watch(threading.Thread):
         return True
 
     def leave(self) -> None:
-        """Leaves the others, who may go on."""
-        self._left.set()
+        """Disconnects from the other ranks, which may go on."""
+        self._stopped.set()
         with suppress(RuntimeError):
             self._store.set(f"wake/{self._rank}", "1")
             self.join(_LEAVING)
 
     def _end_all(self, *, told: bool, why: str) -> None:
-        """Makes all ranks leave.
+        """Makes all ranks stop.
 
         Args:
-            told: True if a rank tells the user why; else they call the roll first.
-            why: the reason, in words.
+            told: True if a rank reports the reason to the user; otherwise the ranks call the roll first.
+            why: Reason, in words.
         """
         if not self._store.check([_STOP]):
             self._store.set(_STOP, json.dumps({"told": told, "why": why}))
@@ -310,64 +317,64 @@ class _Watch(threading.Thread):
             self._store.set(f"wake/{rank}", "1")
 
     def _call_roll(self, why: str) -> None:
-        """Finds out who answers, and how far each has come; the rank that knows first tells the user."""
+        """Finds out which ranks answer, and how far each has come; the first rank to know tells the user."""
         try:
             self._own.set(f"here/{self._rank}", json.dumps([self.exchanges, self.update]))
-            until = time.monotonic() + _ROLL_CALL
-            came = [rank for rank in range(self._size) if self._own.check([f"host/{rank}"])]
-            while time.monotonic() < until and not self._own.check([f"here/{rank}" for rank in came]):
+            deadline = time.monotonic() + _ROLL_CALL
+            connected = [rank for rank in range(self._size) if self._own.check([f"host/{rank}"])]
+            while time.monotonic() < deadline and not self._own.check([f"here/{rank}" for rank in connected]):
                 if self._own.check([_SPOKEN]):
                     return
                 time.sleep(0.1)
-            here = {
+            answers = {
                 rank: json.loads(self._own.get(f"here/{rank}"))
-                for rank in came
+                for rank in connected
                 if self._own.check([f"here/{rank}"])
             }
-            line = self._line(here, why)
+            line = self._line(answers, why)
             if self._own.add(_SPOKEN, 1) == 1:
                 talk(f"econmt: error: {line}")
         except RuntimeError:
             self._leave_without_store()
 
-    def _line(self, here: dict[int, list[int]], why: str) -> str:
-        """Returns the message about ranks that do not answer, from the answers of the others."""
-        gone = [rank for rank in range(self._size) if rank not in here]
-        update = max(last for _, last in here.values())
-        if gone:
-            names = " and ".join(f"rank {rank} ({self._host(rank)})" for rank in gone)
-            what = f"{names} {'does' if len(gone) == 1 else 'do'} not answer, after update {update}"
+    def _line(self, answers: dict[int, list[int]], why: str) -> str:
+        """Composes the error message from the answers of the ranks."""
+        missing = [rank for rank in range(self._size) if rank not in answers]
+        update = max(last for _, last in answers.values())
+        if missing:
+            names = " and ".join(f"rank {rank} ({self._host(rank)})" for rank in missing)
+            problem = f"{names} {'does' if len(missing) == 1 else 'do'} not answer, after update {update}"
         else:
-            least = min(count for count, _ in here.values())
-            late = [rank for rank, (count, _) in here.items() if count == least]
-            if least < max(count for count, _ in here.values()):
+            least = min(count for count, _ in answers.values())
+            late = [rank for rank, (count, _) in answers.items() if count == least]
+            if least < max(count for count, _ in answers.values()):
                 names = " and ".join(f"rank {rank} ({self._host(rank)})" for rank in late)
-                what = f"{names} did not come to an exchange after update {update} within {self._timeout} s"
+                problem = f"{names} did not reach a collective operation after update {update} within {self._timeout} s"
             else:
-                what = f"an exchange between ranks failed after update {update} ({printable(why)})"
-        return f"{what}; all ranks leave: the same command goes on from the last saved state"
+                problem = f"a collective operation failed after update {update} ({printable(why)})"
+        return f"{problem}; all ranks stop; run the same command to resume from the last saved state"
 
     def _host(self, rank: int) -> str:
         key = f"host/{rank}"
-        return self._own.get(key).decode() if self._own.check([key]) else "it never came"
+        return self._own.get(key).decode() if self._own.check([key]) else "never connected"
 
     def _leave_without_store(self) -> NoReturn:
-        """Whoever kept the store is gone, and with it the way to agree on who tells: one rank of each host does."""
-        self._leaving.acquire()  # for good: the thread that comes first ends the process
+        """Reports that the store is lost, which also decided who reports; here one rank of each host does."""
+        self._exit_lock.acquire()  # never released: the first thread ends the process
         address = f"{os.environ.get('MASTER_ADDR', '?')}:{os.environ.get('MASTER_PORT', '?')}"
-        with socket.socket(socket.AF_UNIX) as name:
+        with socket.socket(socket.AF_UNIX) as lock_name:
             try:
-                if sys.platform == "linux":  # a name without a file, which goes with the process that has it
-                    name.bind(f"\0econmt/{address}/{os.environ.get(RESTARTS, '0')}")
-                keeper = f"what the launcher keeps at {address}"
+                if sys.platform == "linux":  # an abstract name, which disappears with its process
+                    lock_name.bind(f"\0econmt/{address}/{os.environ.get(RESTARTS, '0')}")
+                keeper = f"the store of the launcher at {address}"
                 if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-                    keeper = f"rank 0, which keeps {address}"
+                    keeper = f"rank 0, which holds the store at {address}"
                 talk(
-                    f"econmt: error: rank {self._rank} ({socket.gethostname()}) has lost {keeper}, where ranks meet, "
-                    f"after update {self.update}; all ranks leave: the same command goes on from the last saved state"
+                    f"econmt: error: rank {self._rank} ({socket.gethostname()}) has lost {keeper} after "
+                    f"update {self.update}; all ranks stop; run the same command to resume from the last saved state"
                 )
                 time.sleep(_LEAVING)
-            except OSError:  # another one has the name, and tells
+            except OSError:  # another rank of this host holds the name, and reports
                 pass
         _exit_lost()
 
@@ -378,7 +385,7 @@ def _exit_lost() -> NoReturn:
 
 @contextmanager
 def _limited(seconds: float, too_late: Callable[[], object]) -> Iterator[None]:
-    """Calls a function, which ends the process, if the body takes longer."""
+    """Calls a function, which ends the process, if the body takes longer than ``seconds``."""
     limit = threading.Timer(seconds, too_late)
     limit.daemon = True
     limit.start()
@@ -390,42 +397,42 @@ def _limited(seconds: float, too_late: Callable[[], object]) -> Iterator[None]:
 
 @contextmanager
 def joined(place: RankEnvironment, settings: ParallelSection, device: torch.device) -> Iterator[Processes]:
-    """The world of all processes that were started together, within which an error on one ends all.
+    """Connects all processes that were started together; an error in one of them ends all.
 
     Args:
-        place: who this process is.
-        settings: of the recipe.
-        device: on which it computes.
+        place: Rank of this process.
+        settings: The recipe's parallel section.
+        device: Device on which it computes.
 
     Raises:
-        EconmtError: the processes do not find each other.
-        SystemExit: this process had an error that another one tells of.
+        EconmtError: The processes cannot connect.
+        SystemExit: This process had an error that another one reports.
     """
-    where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     this = f"rank {place.rank} ({socket.gethostname()})"
     watch: _Watch | None = None
 
     def too_late() -> None:
         within = f"within {settings.timeout} s (parallel.timeout)"
         if watch is not None:
-            watch.lost(f"not all ranks came {within}")
-        talk(f"econmt: error: {this} did not reach {where} {within}")
+            watch.lost(f"not all ranks connected {within}")
+        talk(f"econmt: error: {this} could not connect to {address} {within}")
         _exit_lost()
 
     try:
-        with _limited(settings.timeout, too_late):  # torch's own limits are of each try of each connection
+        with _limited(settings.timeout, too_late):  # torch's own limits apply to single attempts
             timeout = timedelta(seconds=settings.timeout) + _MARGIN
             store, rank, size = next(rendezvous("env://", timeout=timeout))
             prefix = f"econmt/{place.restarts}"
-            # A connection serves one thread at a time, and torch waits on the first until all have come.
-            keys, own = (PrefixStore(prefix, store.clone()) for _ in range(2))
-            watch = _Watch(rank, size, keys, own, settings.timeout)
+            # A connection serves one thread at a time, and torch waits on the first one until all ranks have connected.
+            keys, watch_keys = (PrefixStore(prefix, store.clone()) for _ in range(2))
+            watch = _Watch(rank, size, keys, watch_keys, settings.timeout)
             watch.start()
             dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
             communicator = Processes(place, settings, watch, keys, device)
     except (RuntimeError, ValueError) as error:
         raise EconmtError(
-            f"{this} did not find the other {place.size - 1} ranks at {where} ({printable(error)})"
+            f"{this} could not connect to the other {place.size - 1} ranks at {address} ({printable(error)})"
         ) from error
     try:
         yield communicator

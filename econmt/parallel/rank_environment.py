@@ -1,4 +1,4 @@
-"""Rank and size of a process from the environment of torchrun or ``econmt train --processes N``."""
+"""Reads a process's rank from the environment that torchrun or ``econmt train --processes N`` sets."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ import torch
 from econmt.errors import InputError
 
 RESTARTS = "TORCHELASTIC_RESTART_COUNT"
-"""The variable that counts how often the processes were started again."""
+"""Environment variable with the number of restarts."""
 
 
 class RankEnvironment(NamedTuple):
-    """Rank of this process, as its environment says.
+    """Rank of a process in parallel training, from its environment.
 
     Attributes:
-        rank, size: of all. local_rank, local_size: of those on this host.
-        restarts: how often they were started again.
+        rank, size: Rank among all processes, and their number.
+        local_rank, local_size: Rank among the processes on this host, and their number.
+        restarts: Number of restarts so far.
     """
 
     rank: int
@@ -30,14 +31,14 @@ class RankEnvironment(NamedTuple):
 
 
 def rank_environment() -> RankEnvironment | None:
-    """Reads the rank environment, or returns None if the process was started alone.
+    """Returns this process's rank; None if it was started alone.
 
     Raises:
-        InputError: the environment says it only in part, or nonsense.
+        InputError: Some environment variables are missing or invalid.
     """
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
         return None
-    found = []
+    numbers = []
     for name, default in (
         ("RANK", None),
         ("WORLD_SIZE", None),
@@ -48,43 +49,41 @@ def rank_environment() -> RankEnvironment | None:
         value = os.environ.get(name, default)
         assert value is not None
         if not value.isdecimal():
-            raise InputError(
-                f"environment variable {name} is '{value}', which is no number; torchrun sets it"
-            )
-        found.append(int(value))
-    place = RankEnvironment(*found)
-    if place.rank >= place.size or place.local_rank >= place.local_size:
+            raise InputError(f"environment variable {name} is '{value}', not a number; torchrun sets it")
+        numbers.append(int(value))
+    ranks = RankEnvironment(*numbers)
+    if ranks.rank >= ranks.size or ranks.local_rank >= ranks.local_size:
         raise InputError(
-            f"environment variables RANK {place.rank} and LOCAL_RANK {place.local_rank} must be less than WORLD_SIZE "
-            f"{place.size} and LOCAL_WORLD_SIZE {place.local_size}; torchrun sets them"
+            f"environment variables RANK {ranks.rank} and LOCAL_RANK {ranks.local_rank} must be less than WORLD_SIZE "
+            f"{ranks.size} and LOCAL_WORLD_SIZE {ranks.local_size}; torchrun sets them"
         )
     missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
     if missing:
-        raise InputError(f"environment variable {missing[0]} is missing, where ranks meet; torchrun sets it")
-    return place
+        raise InputError(f"environment variable {missing[0]} is missing; torchrun sets it")
+    return ranks
 
 
 def take_own_gpu(name: str, place: RankEnvironment) -> None:
-    """Makes "cuda" mean the GPU of this process, the one with its number on this host.
+    """Selects this process's GPU, by its rank on this host, as the device "cuda".
 
     Args:
-        name: of the recipe's device.
-        place: who this process is.
+        name: Device of the recipe.
+        place: Rank of this process.
 
     Raises:
-        InputError: the recipe names one GPU for several processes, or there are fewer GPUs than processes.
+        InputError: The recipe names one GPU for several processes, or there are fewer GPUs than processes.
     """
     if name == "cpu" or not torch.cuda.is_available():
         return
     if name not in ("auto", "cuda") and place.local_size > 1:
         raise InputError(
-            f"training.device {name}: {place.local_size} processes need a GPU each; give cuda or auto"
+            f"training.device {name}: {place.local_size} processes need one GPU each; use cuda or auto"
         )
     count: int = torch.cuda.device_count()
     if count < place.local_size:
         raise InputError(
-            f"{place.local_size} processes on {socket.gethostname()}, which has {count} GPUs; start as many as there "
-            "are GPUs, or give training.device=cpu"
+            f"{place.local_size} processes on {socket.gethostname()}, which has {count} GPUs; start one per "
+            "GPU, or set training.device=cpu"
         )
     if name in ("auto", "cuda"):
         torch.cuda.set_device(place.local_rank)

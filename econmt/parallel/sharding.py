@@ -1,7 +1,7 @@
-"""The optimizer's state in shares, one a rank (ZeRO-1: Rajbhandari, Rasley, Ruwase and He 2020, section 5.1).
+"""Optimizer state divided over ranks (ZeRO-1: Rajbhandari, Rasley, Ruwase and He 2020, section 5.1).
 
-Each rank holds the state of some parameters, updates these, and gives all others their values. The shares are of whole
-parameters: no update, no file and no rounding differs from those of one rank.
+Each rank holds the state of some parameters, updates these, and broadcasts their values. Whole parameters are assigned
+to ranks, so that updates, files and rounding are those of one rank.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from econmt_ops.core.scopes import layer
 
 
 def shares(sizes: Sequence[int], ranks: int) -> list[int]:
-    """The rank of each of several things of some sizes: the largest first, always to the rank that has the least."""
+    """Assigns items of given sizes to ranks: the largest first, always to the rank with the least so far."""
     taken = [0] * ranks
     owners = [0] * len(sizes)
-    for number in sorted(range(len(sizes)), key=lambda each: -sizes[each]):
+    for number in sorted(range(len(sizes)), key=lambda item: -sizes[item]):
         owner = taken.index(min(taken))
         owners[number] = owner
         taken[owner] += sizes[number]
@@ -29,7 +29,7 @@ def shares(sizes: Sequence[int], ranks: int) -> list[int]:
 
 
 def largest_share(sizes: Sequence[int], ranks: int) -> tuple[int, float]:
-    """The rank that has the most of several things, and how much of them that is, from 0 to 1."""
+    """Returns the rank with the largest share, and that share from 0 to 1."""
     taken = [0] * ranks
     for size, owner in zip(sizes, shares(sizes, ranks), strict=True):
         taken[owner] += size
@@ -37,32 +37,32 @@ def largest_share(sizes: Sequence[int], ranks: int) -> tuple[int, float]:
 
 
 class OptimizerShares:
-    """See :class:`econmt.engine.communicator.Shares`.
+    """Division of the optimizer's state; see :class:`econmt.engine.communicator.Shares`.
 
     Args:
-        parameters: in the model's order.
-        rank: of this process.
-        ranks: all of them.
+        parameters: Parameters in the model's order.
+        rank: Rank of this process.
+        ranks: Group of all ranks.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], rank: int, ranks: Members) -> None:
         self._ranks, self._rank = ranks, rank
-        trained = [each for each in parameters if each.requires_grad]
-        owners = shares([each.numel() for each in trained], ranks.size)
+        trained = [parameter for parameter in parameters if parameter.requires_grad]
+        owners = shares([parameter.numel() for parameter in trained], ranks.size)
         self.owner = dict(zip(trained, owners, strict=True))
         self._parts = [
-            _in_buckets([each for each in trained if self.owner[each] == number])
+            _in_buckets([parameter for parameter in trained if self.owner[parameter] == number])
             for number in range(ranks.size)
         ]
 
     @property
     def owned(self) -> list[nn.Parameter]:
-        """See :class:`econmt.engine.communicator.Shares`."""
+        """Parameters that this rank updates."""
         return [parameter for parameter, owner in self.owner.items() if owner == self._rank]
 
     @torch.no_grad()
     def spread(self) -> None:
-        """See :class:`econmt.engine.communicator.Shares`."""
+        """Broadcasts the updated parameters; see :class:`econmt.engine.communicator.Shares`."""
         with self._ranks.watched(), layer("exchange"):
             for buckets in zip_longest(*self._parts, fillvalue=()):
                 works = []
@@ -80,19 +80,19 @@ class OptimizerShares:
 
 
 def _in_buckets(parameters: Sequence[nn.Parameter]) -> list[tuple[nn.Parameter, ...]]:
-    """Parameters that travel together."""
-    found: list[list[nn.Parameter]] = []
-    taken = BUCKET_BYTES
+    """Groups parameters into buckets, each sent as one message."""
+    buckets: list[list[nn.Parameter]] = []
+    bucket_bytes = BUCKET_BYTES
     for parameter in parameters:
-        if taken + parameter.nbytes > BUCKET_BYTES:
-            found.append([])
-            taken = 0
-        found[-1].append(parameter)
-        taken += parameter.nbytes
-    return [tuple(bucket) for bucket in found]
+        if bucket_bytes + parameter.nbytes > BUCKET_BYTES:
+            buckets.append([])
+            bucket_bytes = 0
+        buckets[-1].append(parameter)
+        bucket_bytes += parameter.nbytes
+    return [tuple(bucket) for bucket in buckets]
 
 
 def _views(flat: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
-    """Returns a view of each parameter in a message."""
-    parts = torch.split(flat, [each.numel() for each in parameters])
-    return [part.view(each.shape) for part, each in zip(parts, parameters, strict=True)]
+    """Returns views of a message, one for each parameter."""
+    parts = torch.split(flat, [parameter.numel() for parameter in parameters])
+    return [part.view(parameter.shape) for part, parameter in zip(parts, parameters, strict=True)]

@@ -1,6 +1,6 @@
-"""One rank of several without the others: its training step does all that a rank does, and exchanges with nobody.
+"""Simulates one rank of several: its training step does all the work of that rank without communicating.
 
-What it computes is worth nothing; what it holds is what the rank holds, and the time is that of its own work.
+Its results are meaningless; its memory and compute time are those of a real rank.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from econmt_ops.core.gathering import Gathered
 
 
 class Rank(NamedTuple):
-    """Rank, from 0, and number of ranks."""
+    """Number of a rank, from 0, and number of ranks."""
 
     number: int = 0
     size: int = 1
 
     @property
     def text(self) -> str:
-        """For a person; empty if it is alone."""
+        """Description for messages; empty for a single rank."""
         return f"rank {self.number} of {self.size}" if self.size > 1 else ""
 
 
@@ -44,12 +44,13 @@ ALONE = Rank()
 def ranks_that_differ(
     settings: ParallelSection, size: int, parameters: Sequence[int], device: str
 ) -> list[Rank]:
-    """The ranks of which one holds the most: all stages of a pipeline, or those that can have the most of some part.
+    """Returns the ranks that suffice to find the largest memory: all pipeline stages, or those with the largest share.
 
     Args:
-        settings: of the recipe. size: how many ranks there are.
-        parameters: their sizes, in the model's order.
-        device: "cpu" or "cuda"; on a CPU the last rows' dropout masks are drawn after those of all others.
+        settings: The recipe's parallel section.
+        size: Number of ranks.
+        parameters: Sizes of the parameters, in the model's order.
+        device: "cpu" or "cuda"; on a CPU the last rank draws the dropout masks of all rows before its own.
     """
     last = [Rank(size - 1, size)] if device == "cpu" else [Rank(0, size)]
     if settings.pipeline > 1:
@@ -71,13 +72,13 @@ def simulated_step(
     target_device: str | None = None,
     plan: PipelinePlan | None = None,
 ) -> TrainingStep:
-    """The step of a rank as the recipe shares work, without the others.
+    """Creates the training step of one rank of the recipe's parallel training, without the other ranks.
 
     Args:
-        task, model, precision, implementations, stands_for: as :class:`econmt.engine.step.TrainingStep` has them.
-        rank: whose.
-        shape: of its batches.
-        plan: how a pipeline divides the model; None: by the layers' weights.
+        task, model, precision, implementations, stands_for: See :class:`econmt.engine.step.TrainingStep`.
+        rank: Rank to simulate.
+        shape: Shape of its batches.
+        plan: Placement of the layers on pipeline stages; None: balanced by the layers' numbers of weights.
     """
     settings = task.recipe.parallel
     communicator = Communicator() if rank.size == 1 else SimulatedRank(rank, settings)
@@ -95,7 +96,7 @@ def simulated_step(
     return PipelinedStep(
         task,
         model,
-        _Stages(rank, communicator.stages),
+        _SimulatedStages(rank, communicator.stages),
         divided(model, plan),
         precision,
         implementations=implementations,
@@ -105,40 +106,43 @@ def simulated_step(
 
 
 class SimulatedRank(Communicator):
-    """The world of a rank without the others.
+    """Communicator of a simulated rank.
 
     Args:
-        rank: which. settings: of the recipe.
+        rank: Rank to simulate.
+        settings: The recipe's parallel section.
     """
 
     def __init__(self, rank: Rank, settings: ParallelSection) -> None:
         self.rank, self.size = rank
         self.stages, self._settings = settings.pipeline, settings
 
-    def gather(self, value: Json, *, patient: bool = False) -> list[Json]:  # noqa: ARG002  nobody is waited for
+    def gather(self, value: Json, *, patient: bool = False) -> list[Json]:  # noqa: ARG002  there is no other rank
         """See :meth:`econmt.engine.communicator.Communicator.gather`."""
         return [value] * self.size
 
     def reduction(self, parameters: Iterable[nn.Parameter]) -> BucketedReduction:
         """See :meth:`econmt.engine.communicator.Communicator.reduction`."""
-        return BucketedReduction(parameters, _Nobody(self.rank, self.size), travelling(self._settings))
+        return BucketedReduction(
+            parameters, _SimulatedGroup(self.rank, self.size), travelling(self._settings)
+        )
 
     def shares(self, parameters: Iterable[nn.Parameter]) -> OptimizerShares | None:
         """See :meth:`econmt.engine.communicator.Communicator.shares`."""
         if not self._settings.shard_optimizer:
             return None
-        return OptimizerShares(parameters, self.rank, _Nobody(self.rank, self.size))
+        return OptimizerShares(parameters, self.rank, _SimulatedGroup(self.rank, self.size))
 
 
-class _Done:
-    """An exchange with nobody."""
+class _CompletedWork:
+    """A communication that is complete at once."""
 
     def wait(self) -> None:
-        """Nothing."""
+        """Returns immediately."""
 
 
-class _Nobody:
-    """See :class:`econmt.parallel.groups.Members`; others have what this one has, and what they send is zeros."""
+class _SimulatedGroup:
+    """Simulated :class:`econmt.parallel.groups.Members`: gathers copies, receives zeros."""
 
     def __init__(self, rank: int, size: int) -> None:
         self._rank, self.size = rank, size
@@ -146,13 +150,13 @@ class _Nobody:
     def watched(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def all_reduce(self, _tensor: Tensor) -> _Done:
-        return _Done()
+    def all_reduce(self, _tensor: Tensor) -> _CompletedWork:
+        return _CompletedWork()
 
-    def broadcast(self, tensor: Tensor, rank: int) -> _Done:
+    def broadcast(self, tensor: Tensor, rank: int) -> _CompletedWork:
         if rank != self._rank:
             tensor.zero_()
-        return _Done()
+        return _CompletedWork()
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
         return [tensor.clone() for _ in range(self.size)]
@@ -161,8 +165,8 @@ class _Nobody:
         return [own] * self.size
 
 
-class _RankCopies:
-    """See :class:`econmt_ops.core.gathering.Gathered`."""
+class _SimulatedGathering:
+    """Simulated :class:`econmt_ops.core.gathering.Gathered`: copies of this rank's own tensor."""
 
     def __init__(self, tensor: Tensor, size: int) -> None:
         self._all = tensor.new_empty(size, *tensor.shape)
@@ -172,32 +176,32 @@ class _RankCopies:
         return self._all
 
 
-class _Stages(Stages):
-    """See :class:`econmt.parallel.pipeline.stages.Stages`; what comes from others is zeros."""
+class _SimulatedStages(Stages):
+    """Simulated :class:`econmt.parallel.pipeline.stages.Stages`: received values are zeros."""
 
     def __init__(self, rank: Rank, size: int) -> None:
         self.size, self.replicas = size, rank.size // size
         self.replica, self.rank = divmod(rank.number, size)
 
     def of_replicas(self, watched: Callable[[], AbstractContextManager[None]]) -> Members:  # noqa: ARG002
-        return _Nobody(self.replica, self.replicas)
+        return _SimulatedGroup(self.replica, self.replicas)
 
-    def send(self, tensor: Tensor, rank: int) -> _Done:  # noqa: ARG002
-        return _Done()
+    def send(self, tensor: Tensor, rank: int) -> _CompletedWork:  # noqa: ARG002
+        return _CompletedWork()
 
-    def receive(self, tensor: Tensor, rank: int) -> _Done:  # noqa: ARG002
+    def receive(self, tensor: Tensor, rank: int) -> _CompletedWork:  # noqa: ARG002
         tensor.zero_()
-        return _Done()
+        return _CompletedWork()
 
     def gather(self, tensor: Tensor) -> Gathered:
-        return _RankCopies(tensor.contiguous(), self.size)
+        return _SimulatedGathering(tensor.contiguous(), self.size)
 
     def broadcast(self, tensor: Tensor, rank: int) -> None:
         if rank != self.rank:
             tensor.zero_()
 
     def reduce(self, tensor: Tensor, rank: int) -> None:
-        """Nothing is added."""
+        """Leaves the tensor unchanged."""
 
     def all_reduce(self, tensor: Tensor) -> None:
-        """Nothing is added."""
+        """Leaves the tensor unchanged."""

@@ -1,4 +1,4 @@
-"""Boundary between two autograd graphs, possibly on different ranks."""
+"""Boundary between two autograd graphs, which may be on different ranks."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from torch.autograd.function import once_differentiable
 
 
 class Boundary:
-    """A value from elsewhere, whose gradient is left to be taken back there.
+    """Value from another autograd graph, whose gradient is stored to be passed back there.
 
-    A leaf would do the same, but would copy each gradient that does not lie in memory as its value does.
+    A leaf tensor would do the same, but would copy each gradient whose memory layout differs from its value's.
 
     Attributes:
-        gradient: of the value, when the way back has come to it.
+        gradient: Gradient of the value, once the backward pass has reached it.
     """
 
     def __init__(self) -> None:
         self.gradient: Tensor | None = None
 
     def cross(self, value: Tensor) -> Tensor:
-        """The value, as what a graph begins with."""
+        """Returns the value as an input of a new graph."""
         crossed: Tensor = _Cross.apply(value.new_empty(0).requires_grad_(), value.detach(), self)  # type: ignore[no-untyped-call]
         return crossed
 
 
 class _Cross(torch.autograd.Function):
-    """Its first argument makes autograd come here."""
+    """Identity function that stores its gradient; the first argument makes autograd call the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, _anchor: Tensor, value: Tensor, boundary: Boundary) -> Tensor:

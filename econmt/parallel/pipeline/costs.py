@@ -1,4 +1,4 @@
-"""Times of layers and links, measured in some seconds, and the division of a pipeline that follows from them."""
+"""Measures the times of layers and links in a few seconds, and plans the pipeline from them."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from econmt_ops.lstm.chunked import ChunkedLSTM
 _REPEATS = 3
 
 _SHORT = 8
-"""A chunk of a so-manieth of all steps is timed beside all of them: the difference is what steps take."""
+"""Divisor of the number of steps for a second, shorter timing; the difference gives the time per step."""
 
 
 class PipelinePlan(NamedTuple):
-    """A model over the stages of a pipeline, as a run remembers it.
+    """Division of a model over pipeline stages, which a run saves in its state.
 
     Attributes:
-        homes: of the layers, see :func:`divided`.
-        chunks: into how many the text, or each side, is cut.
-        note: for the log.
+        homes: Stages of the layers, see :func:`divided`.
+        chunks: Number of chunks of the text, or of each side.
+        note: Text for the log.
     """
 
     homes: list[list[int]]
@@ -53,37 +53,37 @@ def plan_pipeline(
     precision: Precision,
     implementations: Implementations,
 ) -> PipelinePlan:
-    """The fastest division by the model of costs, for which this process times the layers.
+    """Plans the division that is predicted to be fastest; this process times the layers for it.
 
     Args:
-        model: on the device; its layers are LSTMs.
-        stages: of the pipeline.
-        shape: the most frequent one of a rank's batches.
-        link: between two stages.
-        precision, implementations: of the run.
+        model: Model with LSTM layers, on the device.
+        stages: Number of pipeline stages.
+        shape: Most frequent shape of a rank's batches.
+        link: Link between two stages.
+        precision, implementations: Those of the run.
     """
     return _planned(
-        model, stages, shape, link, implementations, _Measure(model, shape.rows, precision).pieces
+        model, stages, shape, link, implementations, _LayerTimer(model, shape.rows, precision).pieces
     )
 
 
 def plan_by_weights(model: nn.Module, stages: int, shape: Shape) -> PipelinePlan:
-    """Plans a pipeline where nothing can be timed: a step's cost is the layer's number of weights, transfers are free.
+    """Plans a division without timing: a step costs as much as a layer has weights, and transfers cost nothing.
 
-    A chunk takes as long as one step more.
+    The cost per chunk is that of one more step.
 
     Args:
-        model, stages, shape: see :func:`plan_pipeline`.
+        model, stages, shape: See :func:`plan_pipeline`.
     """
     return _planned(model, stages, shape, Link(0.0, 0.0), Implementations(), _by_weights)
 
 
 Pieces = Callable[[nn.ModuleList, dict[str, Any], int], list[Piece]]
-"""The layers of a stack, their op called so, over so many steps, bottom first."""
+"""Returns the costs of a stack's layers, bottom first, from the layers, the op's options and the number of steps."""
 
 
 def _by_weights(layers: nn.ModuleList, _how: dict[str, Any], _steps: int) -> list[Piece]:
-    sizes = [float(sum(part.numel() for part in each.parameters())) for each in layers]
+    sizes = [float(sum(part.numel() for part in layer.parameters())) for layer in layers]
     return [Piece(f"layer {number}", size, size, 0.0) for number, size in enumerate(sizes)]
 
 
@@ -96,10 +96,12 @@ def _planned(
     pieces_of: Pieces,
 ) -> PipelinePlan:
     if isinstance(model, LanguageModel):
-        how = implementations.for_encoder()
-        pieces = pieces_of(model.layers, how, shape.target)
-        whole = divide(pieces, stages, shape.target, link)
-        return PipelinePlan([[*whole.homes]], [whole.chunks], _note([whole.text(pieces)], [whole]))
+        options = implementations.for_encoder()
+        pieces = pieces_of(model.layers, options, shape.target)
+        division = divide(pieces, stages, shape.target, link)
+        return PipelinePlan(
+            [[*division.homes]], [division.chunks], _note([division.text(pieces)], [division])
+        )
     assert isinstance(model, TranslationModel)
     encoder, decoder = model.encoder, model.decoder
     upper = pieces_of(encoder.upper_layers, implementations.for_encoder(), shape.source)
@@ -118,9 +120,11 @@ def _planned(
 
 
 def _note(texts: Sequence[str], divisions: Sequence[Division]) -> str:
-    alone, together = (sum(getattr(each, name) for each in divisions) for name in ("alone", "seconds"))
+    alone, together = (
+        sum(getattr(division, name) for division in divisions) for name in ("alone", "seconds")
+    )
     gain = (
-        f"; these layers {alone / together:.2f} times as fast as on one rank, it is predicted"
+        f"; these layers are predicted to run {alone / together:.2f} times as fast as on one rank"
         if together
         else ""
     )
@@ -128,12 +132,12 @@ def _note(texts: Sequence[str], divisions: Sequence[Division]) -> str:
 
 
 def divided(model: nn.Module, plan: PipelinePlan) -> Divided:
-    """The model over the stages as planned.
+    """Divides a model over the stages as planned.
 
     Args:
-        model: of any rank.
-        plan: its homes are those of a language model's layers; or those of the encoder's layers of two directions (two
-            each), of its others, and of the decoder's.
+        model: Model of any rank.
+        plan: Its stages are those of a language model's layers; or, of a translation model, those of the encoder's
+            bidirectional layers (two each), of its other layers and of the decoder's layers.
     """
     if isinstance(model, LanguageModel):
         return divide_language_model(model, plan.homes[0], plan.chunks[0])
@@ -169,18 +173,18 @@ def timed_stacks(
 
 
 def measured_link(stages: Stages, device: torch.device, size: int) -> Link:
-    """Measures transfers between the first two stages of a pipeline; all its ranks call this together.
+    """Measures the link between the first two stages of a pipeline; all ranks of it call this together.
 
     Args:
-        stages: of the pipeline.
-        device: of what travels.
-        size: bytes of a usual transfer.
+        stages: Ranks of the pipeline.
+        device: Device of the tensors that are sent.
+        size: Bytes of a typical transfer.
     """
     seconds = []
     for count in (1, max(2, size // 4)):
         tensor = torch.zeros(count, device=device)
 
-        def there_and_back(tensor: Tensor = tensor) -> None:
+        def round_trip(tensor: Tensor = tensor) -> None:
             if stages.rank == 0:
                 stages.send(tensor, 1).wait()
                 stages.receive(tensor, 1).wait()
@@ -188,55 +192,55 @@ def measured_link(stages: Stages, device: torch.device, size: int) -> Link:
                 stages.receive(tensor, 0).wait()
                 stages.send(tensor, 0).wait()
 
-        seconds.append(_seconds(there_and_back, device) / 2.0)
+        seconds.append(_seconds(round_trip, device) / 2.0)
     return Link(seconds[0], max(0.0, seconds[1] - seconds[0]) / size)
 
 
-class _Measure:
+class _LayerTimer:
     """Times layers, forward and backward.
 
     Args:
-        model: whose they are.
-        rows: of a batch.
-        precision: of the run.
+        model: Model of the layers.
+        rows: Number of rows of a batch.
+        precision: Precision of the run.
     """
 
     def __init__(self, model: nn.Module, rows: int, precision: Precision) -> None:
         self._rows, self._precision = rows, precision
         self._device = next(model.parameters()).device
-        self._found: dict[tuple[int, int, int], list[float]] = {}
+        self._measured: dict[tuple[int, int, int], list[float]] = {}
 
-    def pieces(self, layers: nn.ModuleList, how: dict[str, Any], steps: int) -> list[Piece]:
-        """The layers of a stack over so many steps, bottom first."""
-        found = []
+    def pieces(self, layers: nn.ModuleList, options: dict[str, Any], steps: int) -> list[Piece]:
+        """Returns the costs of a stack's layers over ``steps`` steps, bottom first."""
+        costs = []
         for number, layer in enumerate(layers):
             assert isinstance(layer, RecurrentLayer)
             weights = layer.weights
             read, size = _widths(weights)
             key = read, size, steps
-            if key not in self._found:
-                self._found[key] = self._layer(weights, how, read, steps)
-            each, chunk, once = self._found[key]
+            if key not in self._measured:
+                self._measured[key] = self._layer(weights, options, read, steps)
+            step, chunk, once = self._measured[key]
             values = self._rows * size * self._precision.dtype.itemsize
-            found.append(Piece(f"layer {number}", each, chunk, values, once))
-        return found
+            costs.append(Piece(f"layer {number}", step, chunk, values, once))
+        return costs
 
-    def _layer(self, weights: Any, how: dict[str, Any], read: int, steps: int) -> list[float]:
-        """Seconds of a step, of a chunk however short, and of what is done once for all chunks."""
-        own = _leaves(weights)
-        prepared = ChunkedLSTM(own)
+    def _layer(self, weights: Any, options: dict[str, Any], read: int, steps: int) -> list[float]:
+        """Measures seconds per step, seconds per chunk, and seconds once after all chunks."""
+        leaves = _leaves(weights)
+        prepared = ChunkedLSTM(leaves)
         runs: list[Callable[[], None]] = []
         short = max(1, steps // _SHORT)
         for count, once in ((steps, False), (short, False), (steps, True)):
             inputs = torch.full((self._rows, count, read), 0.1, device=self._device, requires_grad=True)
 
             def run(inputs: Tensor = inputs, once: bool = once) -> None:
-                layer = ChunkedLSTM(own) if once else prepared
+                layer = ChunkedLSTM(leaves) if once else prepared
                 inputs.grad = None
-                # By the rules, or "auto" would take another implementation for the short run than for the long one.
+                # With fixed rules, since "auto" could choose different implementations for the short and the long run.
                 with rules_only(), self._precision.products(self._device):
                     with self._precision.autocast(self._device):
-                        outputs, _ = layer(inputs, **how)
+                        outputs, _ = layer(inputs, **options)
                     torch.autograd.backward(outputs, torch.ones_like(outputs))
                     if once:
                         layer.backward()
@@ -248,11 +252,11 @@ class _Measure:
         once_for_all = max(0.0, seconds[2] - seconds[0])
         if steps == short:
             return [seconds[0] / steps, 0.0, once_for_all]
-        each = max(0.0, seconds[0] - seconds[1]) / (steps - short)
-        return [each, max(0.0, seconds[0] - each * steps), once_for_all]
+        per_step = max(0.0, seconds[0] - seconds[1]) / (steps - short)
+        return [per_step, max(0.0, seconds[0] - per_step * steps), once_for_all]
 
     def _replayed(self, runs: Sequence[Callable[[], None]]) -> Sequence[Callable[[], None]]:
-        """Returns the runs as CUDA graphs where training steps are captured too."""
+        """Captures the runs as CUDA graphs where training uses graphs, since launching from Python is slower."""
         if not MODE.captured:
             return runs
         capturer, graphs = Capturer(self._device, threads=True), []
@@ -262,32 +266,32 @@ class _Measure:
                     run()
                 graph, _ = capturer.capture(run)
                 graphs.append(graph)
-        except RuntimeError:  # what cannot be captured will be launched kernel by kernel; so all are timed
+        except RuntimeError:  # training will also launch these kernels eagerly, so all runs are timed so
             return runs
         return [graph.replay for graph in graphs]
 
 
 def _leaves(weights: Any) -> Any:
-    """Returns copies of weights, factors included, as leaves of a graph of their own."""
+    """Returns copies of the weights as leaf tensors, so that the model's gradients are not touched."""
     if isinstance(weights, Tensor):
         return weights.detach().requires_grad_()
     return type(weights)(*map(_leaves, weights))
 
 
 def _widths(weights: Any) -> tuple[int, int]:
-    """Returns a layer's input and output widths."""
+    """Returns the input size and the hidden size of a layer."""
     matrix = weights.input
     return (matrix if isinstance(matrix, Tensor) else matrix.right).shape[1], len(weights.bias) // 4
 
 
 def _seconds(run: Callable[[], None], device: torch.device) -> float:
-    """The least of some calls, after one that is not counted."""
+    """Returns the least seconds of several calls, after one that is not counted."""
     synchronize = synchronizer(device)
-    found = []
+    times = []
     for _ in range(1 + _REPEATS):
         synchronize()
         began = time.perf_counter()
         run()
         synchronize()
-        found.append(time.perf_counter() - began)
-    return min(found[1:])
+        times.append(time.perf_counter() - began)
+    return min(times[1:])

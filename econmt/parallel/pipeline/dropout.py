@@ -1,4 +1,4 @@
-"""Dropout of chunks of time: each has its share of the mask that one process makes of all of it at once."""
+"""Dropout on chunks of time, with slices of the mask that one process would draw for the whole sequence."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from econmt_ops.core.dropout import Seed, apply_dropout, dropout, keep_mask
 
 
 class ChunkedDropout:
-    """Drops values of what layers read, (B, C, H) of (B, T, H).
+    """Dropout on the inputs of layers, for chunks (B, C, H) of sequences (B, T, H).
 
     Args:
-        probability: that a value is dropped.
-        variational: one mask a row for all positions.
+        probability: Probability that a value is dropped.
+        variational: True if all positions of a row share one mask.
         steps: T.
     """
 
@@ -21,18 +21,18 @@ class ChunkedDropout:
         self._masks: dict[int, Tensor] = {}
 
     def __call__(self, values: Tensor, layer: int, begin: int, seed: Seed | None, index: int = -1) -> Tensor:
-        """The values with some dropped; all of them without a seed.
+        """Returns the values with dropout applied; unchanged if there is no seed.
 
         Args:
-            values: see above.
-            layer: which reads them; its mask is made once.
-            begin: the first of their positions.
-            seed, index: as :func:`econmt_ops.core.dropout.keep_mask` has them.
+            values: Chunk of the inputs, (B, C, H).
+            layer: Layer that reads them; each layer's mask is drawn once.
+            begin: Position of the chunk's first step.
+            seed, index: See :func:`econmt_ops.core.dropout.keep_mask`.
         """
         if seed is None:
             return values
         if self._variational and values.device.type != "cpu":
-            # A kernel makes the mask as it reads the values.
+            # A GPU kernel generates the mask while it reads the values.
             return dropout(values, self._probability, seed, variational=True, index=index)
         if layer not in self._masks:
             shape = (len(values), 1 if self._variational else self._steps, values.shape[2])

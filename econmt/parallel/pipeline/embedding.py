@@ -1,11 +1,11 @@
-"""Look-ups in a table of which each rank has rows, as that of an embedding that is tied to the output layer.
+"""Look-ups in an embedding table whose rows are divided over ranks, since it is tied to the output layer.
 
-Each rank looks up the words whose rows it has, the others' vectors are zeros, and the rank that reads them gets the
-sum; on the way back it gives all ranks the vectors' gradient, of which each adds up the rows that it has: the
-vocabulary-parallel embedding of Shoeybi et al. (2019), "Megatron-LM", section 3. That takes N x E values there and as
-many back, where a copy of the table would take V x E of its gradient, and the rows of the others after each update.
+Each rank looks up the words in its rows, with zeros for the others, and the rank that reads the embeddings receives the
+sum. In the backward pass it broadcasts the embeddings' gradient, and each rank accumulates its own rows: the
+vocabulary-parallel embedding of Shoeybi et al. (2019), "Megatron-LM", section 3. This communicates N x E values in each
+direction, where a copy of the table would need its V x E gradient, and the updated rows after each update.
 
-Shapes: N words looked up, in any shape (...), E width, V vocabulary, v rows of this rank.
+Shapes: N words looked up, in any shape (...), E embedding size, V vocabulary, v rows of this rank.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ from econmt_ops.core.look_up import add_look_up_gradient
 
 
 class LookUp:
-    """Words that one rank reads.
+    """Look-up of words that one rank reads.
 
     Args:
-        ids: (...), int64. rank: which reads them.
+        ids: Word ids, (...), int64.
+        rank: Rank that reads the embeddings.
 
     Attributes:
-        ids, rank: see above.
-        boundary: has the gradient (..., E) of the vectors when the way back has come to them; there alone.
+        ids, rank: See above.
+        boundary: Holds the gradient (..., E) of the embeddings after the backward pass, on the reading rank only.
     """
 
     def __init__(self, ids: Tensor, rank: int) -> None:
@@ -38,11 +39,11 @@ class LookUp:
         self._vectors: Tensor | None = None
 
     def give(self, vectors: Tensor) -> None:
-        """Leaves the vectors (..., E), found in the rows of all ranks, to be read."""
+        """Stores the embeddings (..., E), summed over all ranks, until they are read."""
         self._vectors = self.boundary.cross(vectors)
 
     def __call__(self) -> Tensor:
-        """The vectors, once: nothing keeps them here."""
+        """Returns the embeddings and drops the reference to them, so that they can be read once."""
         vectors, self._vectors = self._vectors, None
         assert vectors is not None
         return vectors
@@ -51,14 +52,14 @@ class LookUp:
 def reader(
     table: nn.Embedding, divided: Tensor, ids: Tensor, rank: int, look_ups: list[LookUp]
 ) -> Callable[[], Tensor]:
-    """Returns a function that gives a rank the embeddings (..., E) of ids (...).
+    """Returns a function that gives the reading rank the embeddings (..., E) of ids (...).
 
     Args:
-        table: of the embeddings.
-        divided: the matrix of which each rank has rows; another one is wholly where it is read.
-        ids: int64.
-        rank: which reads.
-        look_ups: gets what ranks have to exchange for it.
+        table: Embedding table.
+        divided: Matrix whose rows are divided over the ranks; any other table is read locally.
+        ids: Word ids, int64.
+        rank: Rank that reads the embeddings.
+        look_ups: List that receives the look-up if it needs communication.
     """
     if table.weight is not divided:
         return lambda: table(ids)
@@ -67,13 +68,13 @@ def reader(
 
 
 class DividedTable:
-    """A table of which each rank has rows; all ranks call its methods in the same order.
+    """Embedding table whose rows are divided over ranks; all ranks call its methods in the same order.
 
     Args:
-        rows: (v, E), this rank's.
+        rows: Rows of this rank, (v, E).
         size: V.
-        padding: the word whose row gets no gradient.
-        stages: the ranks.
+        padding: Word whose row gets no gradient.
+        stages: Ranks of the pipeline.
     """
 
     def __init__(self, rows: nn.Parameter, size: int, padding: int, stages: Stages) -> None:
@@ -81,29 +82,29 @@ class DividedTable:
         self._first = even_rows(size, stages.size, stages.rank).start
 
     def look_up(self, wanted: LookUp) -> None:
-        """Gives the rank that reads them the vectors."""
-        places, count = self._places(wanted.ids), len(self._rows)
+        """Looks up the embeddings and sums them on the rank that reads them."""
+        local_ids, count = self._local_ids(wanted.ids), len(self._rows)
         with torch.no_grad():
-            vectors = functional.embedding(places.clamp(max=count - 1), self._rows)
-            vectors.masked_fill_((places == count).unsqueeze(-1), 0.0)
+            vectors = functional.embedding(local_ids.clamp(max=count - 1), self._rows)
+            vectors.masked_fill_((local_ids == count).unsqueeze(-1), 0.0)
             self._stages.reduce(vectors, wanted.rank)
         if self._stages.rank == wanted.rank:
             wanted.give(vectors)
 
     def add_gradient(self, wanted: LookUp) -> None:
-        """Adds that of the vectors to the gradient of this rank's rows, which is there already."""
+        """Adds the embeddings' gradient to the existing gradient of this rank's rows."""
         assert self._rows.grad is not None
         gradient, wanted.boundary.gradient = wanted.boundary.gradient, None
-        if gradient is None:  # on the ranks that do not read, which are given it
+        if gradient is None:  # on ranks that do not read, which receive it
             assert self._stages.rank != wanted.rank
             gradient = self._rows.new_empty(*wanted.ids.shape, self._rows.shape[1])
         gradient = gradient.contiguous()
         self._stages.broadcast(gradient, wanted.rank)
         ids = wanted.ids
-        places = self._places(ids).masked_fill_(ids == self._padding, len(self._rows))
-        add_look_up_gradient(self._rows.grad, gradient, places)
+        local_ids = self._local_ids(ids).masked_fill_(ids == self._padding, len(self._rows))
+        add_look_up_gradient(self._rows.grad, gradient, local_ids)
 
-    def _places(self, ids: Tensor) -> Tensor:
-        """Returns the index of each word among this rank's rows; v for words of other ranks."""
-        places, count = ids - self._first, len(self._rows)
-        return torch.where((places < 0) | (places > count), count, places)
+    def _local_ids(self, ids: Tensor) -> Tensor:
+        """Converts word ids to row numbers of this rank; v for words of other ranks."""
+        local_ids, count = ids - self._first, len(self._rows)
+        return torch.where((local_ids < 0) | (local_ids > count), count, local_ids)

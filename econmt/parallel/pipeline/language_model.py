@@ -1,6 +1,6 @@
 """A language model's step as parts on several ranks: its layers over chunks of the window.
 
-Shapes: B rows, T tokens of each, C of a chunk, L layers, H their width, E the embedding's, D width of the output layer.
+Shapes: B rows, T tokens per row, C tokens per chunk, L layers, H hidden size, E embedding size, D output layer input.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from econmt_ops.lstm.chunked import ChunkedLSTM
 
 
 class LanguageModelParts:
-    """The parts of a window's forward pass; every rank lists all of them, in the same order.
+    """Parts of a window's forward pass; every rank lists all of them in the same order.
 
-    The embedding is on the rank of the bottom layer, dropout of the top layer's outputs on that of the top one. Each
-    layer's state goes from chunk to chunk, and that after the last one into the model, see
+    The embedding is on the rank of the bottom layer, dropout of the top layer's outputs on that of the top layer. Each
+    layer's state is passed from chunk to chunk, and stored in the model after the last one, see
     :attr:`econmt.model.language_model.LanguageModel.carried`.
 
     Args:
-        model: in training mode, with the values of this rank's parameters.
-        batch: the window, on the device.
-        homes: the rank of every layer, bottom first.
+        model: Model in training mode, with the values of this rank's parameters.
+        batch: Window of text, on the device.
+        homes: Rank of every layer, bottom first.
         length: C; the last chunk may be shorter.
-        implementations: of the ops.
+        implementations: Implementations of the ops.
 
     Attributes:
-        parts: see above.
-        hidden: the output that the output layer reads, (B, T, D).
-        like: what it looks like.
-        targets: (B, T).
-        look_ups: of the inputs, where the embedding is tied to the output layer.
+        parts: Parts of all ranks.
+        hidden: Output that the output layer reads, (B, T, D).
+        like: Shape and type of that output.
+        targets: Target tokens, (B, T).
+        look_ups: Look-ups of the inputs, if the embedding is tied to the output layer.
     """
 
     def __init__(
@@ -54,9 +54,9 @@ class LanguageModelParts:
         implementations: Implementations,
     ) -> None:
         self._model, self._batch, self._length = model, batch, length
-        self._how = implementations.for_encoder()
+        self._op_options = implementations.for_encoder()
         self._seeds: Seeds = model.draw_seeds()
-        self._place = model.place(len(batch.rows))
+        self._carried = model.place(len(batch.rows))
         weight = model.embedding.weight
         self._dtype = compute_dtype(weight)
         self.targets = batch.targets
@@ -90,7 +90,7 @@ class LanguageModelParts:
         return torch.split(dropped, self._length, 1)
 
     def _weights(self, layer: int) -> tuple[Callable[[], Sequence[Tensor]], Callable[[], None]]:
-        """A layer's weights, with one mask for all chunks, and their gradients after all chunks."""
+        """Returns functions that prepare a layer's weights, masked once for all chunks, and finish their gradients."""
 
         def begin() -> Sequence[Tensor]:
             parameters = self._model.layers[layer]
@@ -103,21 +103,23 @@ class LanguageModelParts:
         return begin, lambda: self._layers[layer].backward()
 
     def _layer(self, layer: int, chunk: int, *, last: bool) -> Callable[..., Sequence[Tensor]]:
-        """A layer at a chunk: outputs (B, C, H), h and c (B, H)."""
+        """Returns a function that runs a layer on a chunk: outputs (B, C, H), h and c (B, H)."""
         seed = self._seeds.layers if layer else None
 
         def run(below: Tensor, *state: Tensor) -> Sequence[Tensor]:
             if not state:
                 rows, carries = self._batch.rows, self._batch.carries
-                begin = self._place[:, layer].index_select(1, rows) * carries[:, None].to(self._place.dtype)
+                begin = self._carried[:, layer].index_select(1, rows) * carries[:, None].to(
+                    self._carried.dtype
+                )
                 state = tuple(begin.unbind(0))
             read = self._drop(below, layer, chunk * self._length, seed, layer)
-            outputs, (h, c) = self._layers[layer](read, (state[0], state[1]), **self._how)
+            outputs, (h, c) = self._layers[layer](read, (state[0], state[1]), **self._op_options)
             if last:
                 with torch.no_grad():
                     for number, part in enumerate((h, c)):
-                        self._place[number, layer].index_copy_(
-                            0, self._batch.rows, part.to(self._place.dtype)
+                        self._carried[number, layer].index_copy_(
+                            0, self._batch.rows, part.to(self._carried.dtype)
                         )
             return outputs, h, c
 
@@ -128,20 +130,20 @@ class LanguageModelParts:
 
 
 def divide_language_model(model: LanguageModel, homes: Sequence[int], chunks: int) -> Divided:
-    """A language model over the stages.
+    """Divides a language model over the stages.
 
     Args:
-        model: of any rank.
-        homes: the stage of every layer, bottom first, rising from 0.
-        chunks: into how many a window is cut.
+        model: Model of any rank.
+        homes: Stage of every layer, bottom first, ascending from 0.
+        chunks: Number of chunks of a window.
     """
-    places = {f"layers.{layer}": home for layer, home in enumerate(homes)}
-    places |= {"embedding": homes[0], "readout": homes[-1], "output": -1}
+    stages = {f"layers.{layer}": home for layer, home in enumerate(homes)}
+    stages |= {"embedding": homes[0], "readout": homes[-1], "output": -1}
     if model.output.weight is model.embedding.weight:
-        places["embedding"] = -1
+        stages["embedding"] = -1
 
     def home(name: str) -> int:
-        return next(there for place, there in places.items() if name.startswith(place + "."))
+        return next(stage for prefix, stage in stages.items() if name.startswith(prefix + "."))
 
     def parts(batch: AnyBatch, implementations: Implementations) -> LanguageModelParts:
         assert isinstance(batch, TextBatch)

@@ -1,14 +1,14 @@
-"""The output layer and its loss divided by vocabulary: each rank multiplies with its rows of the matrix.
+"""Output layer and cross entropy divided by vocabulary: each rank multiplies with its rows of the matrix.
 
-Let rank r hold the logits l_j of the tokens j in its slice. It makes lse_r = log sum_j exp(l_j) over its slice, all
-ranks exchange these numbers, the targets' logits and the sums of logits, and with lse = log sum_r exp(lse_r) each has
-its share of the gradient: p_j = softmax_r(l)_j exp(lse_r - lse). That is the vocabulary-parallel loss of Shoeybi et al.
-(2019), "Megatron-LM", section 3, in chunks of rows as `econmt_ops.linear_cross_entropy` works. What it takes is N x D
-values of hidden vectors to every rank and as many of their gradient back; to divide rows instead would take V x D of
-the gradient of the matrix, and every rank would update the whole of it. On a GPU our kernels do what is between the
-products.
+Let rank r hold the logits l_j of the tokens j in its slice. It computes lse_r = log sum_j exp(l_j) over its slice. The
+ranks exchange these numbers, the targets' logits and the sums of logits; with lse = log sum_r exp(lse_r), each rank
+knows its share of the gradient, p_j = softmax_r(l)_j exp(lse_r - lse). This is the vocabulary-parallel loss of Shoeybi
+et al. (2019), "Megatron-LM", section 3, computed in chunks of rows like `econmt_ops.linear_cross_entropy`. It
+communicates the N x D hidden vectors to every rank and as many values of their gradient; dividing rows instead would
+communicate V x D values of the matrix's gradient, and every rank would update the whole matrix. On a GPU, Triton
+kernels do the work between the products.
 
-Shapes: N rows, D width of the output layer, V vocabulary, v of it on this rank, C rows of a chunk, R ranks.
+Shapes: N rows, D input size of the output layer, V vocabulary, v tokens of it on this rank, C rows of a chunk, R ranks.
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ from econmt_ops.core.gathering import Gather, Gathered
 from econmt_ops.core.precision import accumulate_dtype
 
 CHUNK_BYTES = 32 << 20
-"""The workspace for the logits of one chunk, of which there are two at a time; without kernels."""
+"""Bytes of the logits of one chunk without Triton kernels; two chunks exist at a time."""
 
 
 class Slice(NamedTuple):
-    """This rank's part of the output layer.
+    """This rank's slice of the output layer.
 
     Attributes:
-        weight: (v, D). bias: (v,). first: the token of its first row. vocabulary: V.
-        most: rows of the largest slice of any rank, from which all know how many rows a chunk has.
+        weight, bias: Rows of the matrix, (v, D), and their bias, (v,).
+        first, vocabulary: Token of the first row, and V.
+        most: Rows of the largest slice of any rank, from which all ranks derive the number of rows of a chunk.
     """
 
     weight: Tensor
@@ -45,11 +46,12 @@ class Slice(NamedTuple):
 
 
 class VocabularyShares(NamedTuple):
-    """Results of one rank: the summed loss, known to all, and its part of the gradients of ``loss x scale``.
+    """Loss of all rows, the same on all ranks, and this rank's part of the gradients of ``loss x scale``.
 
     Attributes:
-        loss: in nats, summed over the rows that count.
-        hidden: (N, D), to be added up over all ranks. weight: (v, D). bias: (v,).
+        loss: Loss in nats, summed over the rows that are not ignored.
+        hidden: Gradient of the hidden vectors, (N, D), to be summed over all ranks.
+        weight, bias: Gradients of the weight, (v, D), and of the bias, (v,).
     """
 
     loss: Tensor
@@ -59,23 +61,24 @@ class VocabularyShares(NamedTuple):
 
 
 class _VocabularyChunk(NamedTuple):
-    """Rows whose numbers are on their way between the ranks.
+    """Chunk of rows whose statistics are being exchanged between ranks.
 
     Attributes:
-        rows: which of the N. hidden: (C, D). own: (C,) whether this rank has the target. places: (C,) where, or 0.
-        softmax: (C, v) over the slice. lse: (C,) of the slice. counts: (C,) 1 where the row counts, else 0. They are
-            of the accumulate type, and rounded once for the products.
-        numbers: (R, 3, C): lse, the target's logit where it is, and the sum of logits.
+        rows, hidden: Indices of the rows among N, and hidden vectors, (C, D).
+        has_target, local_targets: (C,), True if this rank has the target, and the target's index in its slice, or 0.
+        softmax, lse: (C, v) and (C,), softmax and log-sum-exp over the slice, in the accumulate type.
+        counts: (C,), 1 for rows with a loss, 0 for ignored rows.
+        statistics: (R, 3, C), for each rank lse, the target's logit (0 on other ranks) and the sum of logits.
     """
 
     rows: Tensor | slice
     hidden: Tensor
-    own: Tensor
-    places: Tensor
+    has_target: Tensor
+    local_targets: Tensor
     softmax: Tensor
     lse: Tensor
     counts: Tensor
-    numbers: Gathered
+    statistics: Gathered
 
 
 @torch.no_grad()
@@ -89,25 +92,27 @@ def split_cross_entropy(
     label_smoothing: float,
     ignore_index: int,
 ) -> VocabularyShares:
-    """The cross entropy of the softmax over all slices, and its gradients.
+    """Computes the cross entropy of the softmax over all slices, and its gradients.
 
-    While the numbers of a chunk travel, the logits of the next one are made.
+    While the statistics of a chunk are exchanged, the logits of the next one are computed.
 
     Args:
         hidden: (N, D), the same on all ranks, in the type of the products.
         targets: (N,) int64, the same on all ranks.
-        layer: this rank's slice.
-        gather: exchanges numbers between ranks, which all call it equally often.
-        scale: what the gradients are multiplied with, a scalar on the device.
-        label_smoothing: probability mass spread evenly over all V tokens.
-        ignore_index: rows with this target have no loss and give no gradient.
+        layer: This rank's slice.
+        gather: Gathers a tensor from all ranks, which call it equally often.
+        scale: Factor of the gradients, a scalar on the device.
+        label_smoothing: Probability mass spread evenly over all V tokens.
+        ignore_index: Target of rows without loss and gradient.
     """
     if len(hidden) and triton.serves(hidden):
         kernels = importlib.import_module("econmt_ops.backends.triton.sliced_cross_entropy")
         labels = kernels.Labels(
             targets, layer.first, layer.vocabulary, layer.most, label_smoothing, ignore_index
         )
-        weight, bias = (torch.empty_like(part, dtype=torch.float32) for part in (layer.weight, layer.bias))
+        weight, bias = (
+            torch.empty_like(chunk_rows, dtype=torch.float32) for chunk_rows in (layer.weight, layer.bias)
+        )
         gradients = torch.empty_like(hidden), weight, bias
         losses = kernels.walk_slice(hidden, layer.weight, layer.bias, labels, gather, scale, gradients)
         return VocabularyShares(losses.sum(), *gradients)
@@ -122,18 +127,20 @@ def split_cross_entropy(
     size = max(1, CHUNK_BYTES // (layer.most * exact.itemsize))
     rows: Tensor | None = None
     count = len(targets)
-    if hidden.device.type == "cpu":  # rows that do not count are left out; a GPU would have to be waited for
+    if hidden.device.type == "cpu":  # drops ignored rows; a GPU would have to be synchronized for that
         rows = (targets != ignore_index).nonzero().squeeze(1)
         count = len(rows)
-    before: _VocabularyChunk | None = None
+    previous: _VocabularyChunk | None = None
     for begin in range(0, count, size):
-        part = slice(begin, begin + size) if rows is None else rows[begin : begin + size]
-        began = _begin(part, hidden[part], targets[part], layer, (weight, bias), gather, ignore_index)
-        if before is not None:
-            _end(before, weight, layer.vocabulary, shares, scale, label_smoothing)
-        before = began
-    if before is not None:
-        _end(before, weight, layer.vocabulary, shares, scale, label_smoothing)
+        chunk_rows = slice(begin, begin + size) if rows is None else rows[begin : begin + size]
+        started = _begin(
+            chunk_rows, hidden[chunk_rows], targets[chunk_rows], layer, (weight, bias), gather, ignore_index
+        )
+        if previous is not None:
+            _end(previous, weight, layer.vocabulary, shares, scale, label_smoothing)
+        previous = started
+    if previous is not None:
+        _end(previous, weight, layer.vocabulary, shares, scale, label_smoothing)
     return shares
 
 
@@ -146,21 +153,23 @@ def _begin(
     gather: Gather,
     ignore_index: int,
 ) -> _VocabularyChunk:
-    """A chunk up to the numbers that are exchanged; ``cast``: weight and bias in the type of the products."""
+    """Computes a chunk up to the statistics that are exchanged; ``cast``: weight and bias in the products' type."""
     exact = accumulate_dtype(hidden.dtype)
     logits = functional.linear(hidden, *cast).to(exact)
-    places = targets - layer.first
+    local_targets = targets - layer.first
     counts = targets != ignore_index
-    own = (places >= 0) & (places < len(layer.weight)) & counts
-    places = places.where(own, 0)
-    wanted = logits.gather(1, places.unsqueeze(1)).squeeze(1).where(own, 0.0)
+    has_target = (local_targets >= 0) & (local_targets < len(layer.weight)) & counts
+    local_targets = local_targets.where(has_target, 0)
+    target_logits = logits.gather(1, local_targets.unsqueeze(1)).squeeze(1).where(has_target, 0.0)
     total = logits.sum(1)
-    # The softmax of the largest logit is exp(max l - lse), and at least 1 / v.
+    # The softmax of the largest logit is exp(max l - lse), which is at least 1 / v.
     top = logits.amax(1)
     softmax = torch.softmax(logits, 1, out=logits)
     lse = top - softmax.amax(1).log()
-    numbers = gather(torch.stack([lse, wanted, total]))
-    return _VocabularyChunk(rows, hidden, own, places, softmax, lse, counts.to(exact), numbers)
+    statistics = gather(torch.stack([lse, target_logits, total]))
+    return _VocabularyChunk(
+        rows, hidden, has_target, local_targets, softmax, lse, counts.to(exact), statistics
+    )
 
 
 def _end(
@@ -171,19 +180,19 @@ def _end(
     scale: Tensor,
     smoothing: float,
 ) -> None:
-    """Adds a chunk's loss and gradients to the shares."""
-    of_slices, wanted, totals = chunk.numbers.wait().unbind(1)
-    lse = of_slices.logsumexp(0)
-    losses = lse - (1.0 - smoothing) * wanted.sum(0) - smoothing / vocabulary * totals.sum(0)
+    """Adds a chunk's loss and gradients to the sums."""
+    slice_lse, target_logits, totals = chunk.statistics.wait().unbind(1)
+    lse = slice_lse.logsumexp(0)
+    losses = lse - (1.0 - smoothing) * target_logits.sum(0) - smoothing / vocabulary * totals.sum(0)
     shares.loss.add_((losses * chunk.counts).sum())
     factors = chunk.counts * scale
-    whole = chunk.softmax
-    whole.mul_(((chunk.lse - lse).exp() * factors).unsqueeze(1))
+    logit_gradients = chunk.softmax
+    logit_gradients.mul_(((chunk.lse - lse).exp() * factors).unsqueeze(1))
     if smoothing:
-        whole.sub_((factors * (smoothing / vocabulary)).unsqueeze(1))
-    at_target = chunk.own * factors * (smoothing - 1.0)
-    whole.scatter_add_(1, chunk.places.unsqueeze(1), at_target.unsqueeze(1))
-    gradient = whole.to(chunk.hidden.dtype)
+        logit_gradients.sub_((factors * (smoothing / vocabulary)).unsqueeze(1))
+    at_target = chunk.has_target * factors * (smoothing - 1.0)
+    logit_gradients.scatter_add_(1, chunk.local_targets.unsqueeze(1), at_target.unsqueeze(1))
+    gradient = logit_gradients.to(chunk.hidden.dtype)
     shares.hidden[chunk.rows] = gradient @ weight
     add_outer(shares.weight, gradient.unsqueeze(0), chunk.hidden.unsqueeze(0))
-    shares.bias.add_(whole.sum(0))
+    shares.bias.add_(logit_gradients.sum(0))

@@ -1,12 +1,12 @@
-"""Division of a pipeline: layers of each rank and chunks of time, with the least cost by a model.
+"""Divides the layers of a pipeline among ranks and cuts time into chunks so that a cost model's time is least.
 
-Of K chunks and stages whose chunk takes t_1 ... t_S seconds (forward and backward, what it sends included), the first
-chunk passes all stages and the others follow at the pace of the slowest: t_1 + ... + t_S + (K - 1) max t. A layer takes
-a time for every step and a time for every chunk (launching it, beginning its products anew), so that more chunks fill
-the stages sooner and cost more by themselves. What waits for the last chunk, the gradients of weights, comes after all
-of that on the first stage, which is the last to end. The others make theirs while they would wait: for half the time in
-which a chunk passes the stages below, the way back, and for as long as the first stage makes its own. What they take
-beyond that is added.
+With K chunks and stages that take t_1 ... t_S seconds for a chunk (forward, backward and transfers), the first chunk
+passes through all stages and the others follow at the pace of the slowest: t_1 + ... + t_S + (K - 1) max t. A layer has
+a cost per time step and a cost per chunk (launches, setting up products), so that more chunks fill the pipeline sooner
+but cost more in total. Gradients of weights, which need all chunks, are computed at the end; the first stage finishes
+last, so its time is added in full. The others compute theirs while they would be idle: for half the time in which a
+chunk passes through the stages below (the backward pass), and while the first stage computes its own. Time beyond that
+is added.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import NamedTuple
 
 
 class Piece(NamedTuple):
-    """A layer, or anything that cannot be divided further.
+    """Cost of a layer, or of another part that cannot be divided further.
 
     Attributes:
-        name: for a person.
-        step: seconds of a time step, forward and backward.
-        chunk: seconds that each chunk takes however short it is.
-        values: bytes of a time step that go to the next layer; as many come back as a gradient.
-        once: seconds after all chunks.
+        name: Name for the log.
+        step: Seconds per time step, forward and backward.
+        chunk: Seconds per chunk, independent of its length.
+        values: Bytes per time step sent to the next layer; the gradient has the same size.
+        once: Seconds after all chunks.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Piece(NamedTuple):
 
 
 class Link(NamedTuple):
-    """Between two ranks: seconds that a transfer takes however small it is, and seconds a byte."""
+    """Link between two ranks: latency in seconds, and seconds per byte."""
 
     latency: float
     byte: float
@@ -46,13 +46,13 @@ class Link(NamedTuple):
 
 
 class Division(NamedTuple):
-    """Division of layers over stages.
+    """Assignment of layers to pipeline stages.
 
     Attributes:
-        homes: of each piece its stage, rising.
-        chunks: into how many time is cut.
-        seconds: that the model predicts for all of it.
-        alone: the same on one rank.
+        homes: Stage of each layer, ascending.
+        chunks: Number of chunks that time is cut into.
+        seconds: Predicted seconds.
+        alone: Predicted seconds on one rank.
     """
 
     homes: tuple[int, ...]
@@ -61,7 +61,7 @@ class Division(NamedTuple):
     alone: float
 
     def text(self, pieces: Sequence[Piece]) -> str:
-        """For the log: which pieces each stage has."""
+        """Returns a text for the log: the layers of each stage."""
         of_stages: dict[int, list[str]] = {}
         for piece, home in zip(pieces, self.homes, strict=True):
             of_stages.setdefault(home, []).append(piece.name)
@@ -73,13 +73,16 @@ class Division(NamedTuple):
 
 
 def divide(pieces: Sequence[Piece], stages: int, steps: int, link: Link) -> Division:
-    """The division of neighbouring pieces over at most so many stages that the model says is fastest.
+    """Finds the assignment of consecutive layers to at most ``stages`` ranks that is predicted to be fastest.
 
-    It is exact: for each number of chunks, and each time that a slowest stage can have, the cuts with the least sum.
+    The search is exact: for each number of chunks and each possible time of the slowest stage, it finds the cuts with
+    the least sum.
 
     Args:
-        pieces: in the order in which they run.
-        stages: ranks. steps: time steps. link: between neighbours.
+        pieces: Layers in the order in which they run.
+        stages: Number of ranks.
+        steps: Number of time steps.
+        link: Link between consecutive ranks.
     """
     alone = sum(piece.step * steps + piece.chunk + piece.once for piece in pieces)
     best = Division((0,) * len(pieces), 1, alone, alone)
@@ -90,14 +93,14 @@ def divide(pieces: Sequence[Piece], stages: int, steps: int, link: Link) -> Divi
             least = sum(piece.step * length + piece.chunk for piece in pieces)
             if least + (chunks - 1) * slowest >= best.seconds:
                 break
-            found = _cuts(costs, pieces, length, stages, slowest)
-            if found is not None and found[0] + (chunks - 1) * slowest < best.seconds:
-                best = Division(found[1], chunks, found[0] + (chunks - 1) * slowest, alone)
+            cuts = _cuts(costs, pieces, length, stages, slowest)
+            if cuts is not None and cuts[0] + (chunks - 1) * slowest < best.seconds:
+                best = Division(cuts[1], chunks, cuts[0] + (chunks - 1) * slowest, alone)
     return best
 
 
 def _costs(pieces: Sequence[Piece], length: int, link: Link) -> list[list[float]]:
-    """[begin][end]: seconds of a chunk on a stage with pieces begin to end, what it sends on and back included."""
+    """Returns [begin][end]: seconds per chunk on a stage with layers begin to end, transfers included."""
     count = len(pieces)
     costs = [[0.0] * (count + 1) for _ in range(count)]
     for begin in range(count):
@@ -113,23 +116,23 @@ def _costs(pieces: Sequence[Piece], length: int, link: Link) -> list[list[float]
 def _cuts(
     costs: Sequence[Sequence[float]], pieces: Sequence[Piece], length: int, stages: int, slowest: float
 ) -> tuple[float, tuple[int, ...]] | None:
-    """Cuts into at most so many stages, none slower than ``slowest``, with the least sum of times and what is added."""
+    """Finds cuts into at most ``stages`` stages, none slower than ``slowest``, with the least total time."""
     count = len(costs)
     passed, once = [0.0], [0.0]
     for piece in pieces:
         passed.append(passed[-1] + piece.step * length + piece.chunk)
         once.append(once[-1] + piece.once)
-    whole: tuple[float, tuple[int, ...]] | None = None
+    best: tuple[float, tuple[int, ...]] | None = None
     for first in range(1, count + 1):
         if costs[0][first] > slowest:
             continue
-        # After each stage: by pieces placed, the least sum and the homes of these.
+        # After each stage: the least sum and the stages of the layers placed, by number of layers placed.
         reached: list[tuple[float, tuple[int, ...]] | None] = [None] * (count + 1)
         reached[first] = costs[0][first] + once[first], (0,) * first
         for stage in range(1, stages + 1):
             last = reached[count]
-            if last is not None and (whole is None or last[0] < whole[0]):
-                whole = last
+            if last is not None and (best is None or last[0] < best[0]):
+                best = last
             if stage == stages:
                 break
             following: list[tuple[float, tuple[int, ...]] | None] = [None] * (count + 1)
@@ -140,10 +143,10 @@ def _cuts(
                 for end in range(begin + 1, count + 1):
                     if costs[begin][end] > slowest:
                         continue
-                    beyond = max(0.0, once[end] - once[begin] - once[first] - passed[begin] / 2.0)
-                    cost = before[0] + costs[begin][end] + beyond
-                    there = following[end]
-                    if there is None or cost < there[0]:
+                    exposed = max(0.0, once[end] - once[begin] - once[first] - passed[begin] / 2.0)
+                    cost = before[0] + costs[begin][end] + exposed
+                    known = following[end]
+                    if known is None or cost < known[0]:
                         following[end] = cost, (*before[1], *[stage] * (end - begin))
             reached = following
-    return whole
+    return best

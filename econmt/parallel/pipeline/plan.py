@@ -1,13 +1,12 @@
-"""A training step as a graph of parts on several ranks: what each rank runs, sends and receives, and in which order.
+"""A training step as a graph of parts on several ranks: what each rank runs, sends and receives, in which order.
 
-A recurrent stack is divided over time as well as over layers: layer l works at a chunk of time steps while layer l + 1
-works at the chunk before it. Each layer at each chunk is a *part*; what it gives to other parts, the carried state
-among it, are its outputs. Every rank lists the same parts in the same order, runs its own, and exchanges with the
-others exactly what their parts need; the backward pass takes the same way back.
+A recurrent stack is divided over time as well as over layers: layer l works on a chunk of time steps while layer l + 1
+works on the chunk before it. Each layer at each chunk is a *part*; the values that other parts read, including
+recurrent states, are its outputs. Every rank lists the same parts in the same order, runs its own, and exchanges with
+the others exactly the values that their parts read; the backward pass goes the same way in reverse.
 
-All ranks walk one order of all parts, in which a part comes after those that it needs, and an output travels as soon as
-its part has run. So the earliest transfer that is not done yet always has both its ends waiting for it, and none can
-wait for ever.
+All ranks walk through all parts in one order, in which a part follows those that it reads, and an output is sent as
+soon as its part has run. So both ends of the earliest unfinished transfer always wait for it, and there is no deadlock.
 """
 
 from __future__ import annotations
@@ -23,26 +22,26 @@ from econmt.parallel.pipeline.boundary import Boundary
 from econmt_ops.core.scopes import layer
 
 Output = tuple[int, int]
-"""Index of a part, and of one of its outputs."""
+"""Number of a part, and index of one of its outputs."""
 
 
 class Like(NamedTuple):
-    """Shape and type of a transferred tensor."""
+    """Shape and type of a tensor that is received."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
 
 
 class PipelinePart(NamedTuple):
-    """A piece of a forward pass that one rank runs at once.
+    """Piece of a forward pass that one rank runs without interruption.
 
     Attributes:
-        rank: whose it is.
-        run: gives the outputs from the inputs; it may use the rank's parameters, whose gradients add up.
-        inputs: outputs of parts before it.
-        outputs: what its outputs look like; needed of those that another rank reads.
-        layer: the ledger's, which has what it makes.
-        after: what is done when the way back has come to it, and so has passed all parts that are listed behind it.
+        rank: Rank that runs it.
+        run: Computes the outputs from the inputs; gradients of the rank's parameters that it uses are accumulated.
+        inputs: Outputs of earlier parts.
+        outputs: Shapes and types of the outputs; required for those that another rank reads.
+        layer: Layer of the memory ledger that its allocations are counted for.
+        after: Called after its backward pass, and so after that of all parts listed behind it.
     """
 
     rank: int
@@ -54,22 +53,22 @@ class PipelinePart(NamedTuple):
 
 
 class Exchange(Protocol):
-    """Transfers of tensors between the ranks of a pipeline."""
+    """Point-to-point communication between the ranks of a pipeline."""
 
     def send(self, tensor: Tensor, rank: int) -> Pending:
-        """Begins to send; the tensor must stay as it is until that is done."""
+        """Starts to send a tensor, which must not change until that is done."""
 
     def receive(self, tensor: Tensor, rank: int) -> Pending:
-        """Begins to fill the tensor with what the rank sends."""
+        """Starts to receive a tensor from a rank."""
 
 
 class Action(NamedTuple):
-    """Something that a rank does.
+    """One action of a rank.
 
     Attributes:
-        kind: run a part, or send or receive one of its outputs (or, on the way back, its gradient).
-        output: the part and the output, which is 0 where a part runs.
-        peer: the other rank of a transfer.
+        kind: Run a part, or send or receive one of its outputs (in the backward pass, the output's gradient).
+        output: Part and index of the output; the index is 0 for a run.
+        peer: The other rank of a transfer.
     """
 
     kind: Literal["run", "send", "receive"]
@@ -78,15 +77,15 @@ class Action(NamedTuple):
 
 
 def readers(parts: Sequence[PipelinePart]) -> dict[Output, list[int]]:
-    """By output the first part of each other rank that reads it, by rising number."""
-    found: dict[Output, list[int]] = {}
+    """Returns for each output the first part on each other rank that reads it, in ascending order."""
+    readers_of: dict[Output, list[int]] = {}
     for number, part in enumerate(parts):
         for output in part.inputs:
             home = parts[output[0]].rank
-            there = found.setdefault(output, [])
-            if part.rank != home and part.rank not in [parts[reader].rank for reader in there]:
-                there.append(number)
-    return {output: there for output, there in found.items() if there}
+            known = readers_of.setdefault(output, [])
+            if part.rank != home and part.rank not in [parts[reader].rank for reader in known]:
+                known.append(number)
+    return {output: known for output, known in readers_of.items() if known}
 
 
 def forward_actions(parts: Sequence[PipelinePart], rank: int) -> list[Action]:
@@ -96,14 +95,14 @@ def forward_actions(parts: Sequence[PipelinePart], rank: int) -> list[Action]:
     for number, part in enumerate(parts):
         if part.rank == rank:
             actions.append(Action("run", (number, 0)))
-        for output in sorted(each for each in crossing if each[0] == number):
+        for output in sorted(sent for sent in crossing if sent[0] == number):
             for reader in crossing[output]:
                 actions += _transfer(output, part.rank, parts[reader].rank, rank)
     return actions
 
 
 def backward_actions(parts: Sequence[PipelinePart], rank: int) -> list[Action]:
-    """Returns the actions of a rank in the backward pass, in which gradients travel against the outputs."""
+    """Returns the actions of a rank in the backward pass, in which gradients go from reader to source."""
     returned: dict[int, list[Output]] = {}
     for output, numbers in readers(parts).items():
         for number in numbers:
@@ -125,33 +124,33 @@ def _transfer(output: Output, source: int, destination: int, rank: int) -> list[
 
 
 def early(actions: Sequence[Action]) -> list[Action]:
-    """Moves every receive to the earliest possible moment, so that transfers overlap with computation.
+    """Moves each receive as early as possible, so that transfers overlap computation.
 
-    The transfers between two ranks stay in their order, since these may have one queue for both directions. On a GPU it
-    is better not done: a receipt is a kernel that waits there, and one that needs the whole GPU at once, as an LSTM's
-    walk in one launch, would not begin before.
+    Transfers between two ranks keep their order, since both directions may share a queue. On a GPU this would be
+    harmful: a receive is a kernel that occupies the GPU while it waits, and a kernel that needs the whole GPU at once,
+    such as an LSTM's recurrence in one launch, could not start.
     """
-    found: list[Action] = []
+    reordered: list[Action] = []
     for action in actions:
-        place = len(found)
+        position = len(reordered)
         if action.kind == "receive":
-            while place and found[place - 1].peer != action.peer:
-                place -= 1
-        found.insert(place, action)
-    return found
+            while position and reordered[position - 1].peer != action.peer:
+                position -= 1
+        reordered.insert(position, action)
+    return reordered
 
 
 class Walk:
     """One forward and one backward pass of this rank's parts.
 
-    Between two parts no graph of autograd reaches: each has a graph of its own, from its inputs to its outputs, and is
-    walked back as soon as the gradients of its outputs are there.
+    No autograd graph spans two parts: each has its own, from its inputs to its outputs, and its backward pass runs as
+    soon as the gradients of its outputs are complete.
 
     Args:
-        parts: of all ranks, in an order in which each comes after those that it reads.
-        rank: this one.
-        exchange: with the others.
-        device: of the tensors.
+        parts: Parts of all ranks, in an order in which each follows those that it reads.
+        rank: This rank.
+        exchange: Communication with the other ranks.
+        device: Device of the tensors.
     """
 
     def __init__(
@@ -168,7 +167,7 @@ class Walk:
         self._sending: list[tuple[Pending, Tensor]] = []
 
     def forward(self, wanted: Sequence[Output] = ()) -> list[Tensor]:
-        """Runs every part; returns, of the ``wanted`` outputs, those of this rank's parts."""
+        """Runs this rank's parts; returns those of the ``wanted`` outputs that they computed."""
         for kind, output, peer in self._order(forward_actions(self._parts, self._rank)):
             if kind == "send":
                 self._send(self._values[output].detach(), peer)
@@ -179,10 +178,10 @@ class Walk:
         return [self._values[output] for output in wanted if self._parts[output[0]].rank == self._rank]
 
     def backward(self, gradients: Mapping[Output, Tensor]) -> None:
-        """Adds the gradients of this rank's parameters to those that are there.
+        """Adds the gradients of this rank's parameters to the existing ones.
 
         Args:
-            gradients: of outputs of this rank's parts, beside those that come from parts that read them.
+            gradients: Gradients of outputs of this rank's parts, in addition to those from parts that read them.
         """
         self._gradients.update(gradients)
         for kind, output, peer in self._order(backward_actions(self._parts, self._rank)):
@@ -211,13 +210,13 @@ class Walk:
         self._inputs[number] = boundaries
         with layer(part.layer):
             outputs = part.run(*inputs)
-        for place, value in enumerate(outputs):
-            self._values[number, place] = value
+        for index, value in enumerate(outputs):
+            self._values[number, index] = value
 
     def _run_back(self, number: int) -> None:
         outputs, gradients = [], []
-        for place in range(self._count(number)):
-            output = number, place
+        for index in range(self._count(number)):
+            output = number, index
             for pending, buffer in self._receiving.pop(output, ()):
                 pending.wait()
                 self._add(output, buffer)
@@ -236,23 +235,23 @@ class Walk:
                 part.after()
 
     def _count(self, number: int) -> int:
-        place = 0
-        while (number, place) in self._values:
-            place += 1
-        return place
+        index = 0
+        while (number, index) in self._values:
+            index += 1
+        return index
 
     def _add(self, output: Output, gradient: Tensor) -> None:
-        there = self._gradients.get(output)
-        self._gradients[output] = gradient if there is None else there + gradient
+        known = self._gradients.get(output)
+        self._gradients[output] = gradient if known is None else known + gradient
 
     def _gradient_of_copy(self, output: Output) -> Tensor:
-        """The gradient of another rank's output, whose value here is needed no more."""
+        """Returns the gradient of another rank's output, and drops the local copy of its value."""
         value, gradient = self._values.pop(output), self._gradients.pop(output, None)
         return torch.zeros_like(value) if gradient is None else gradient
 
     def _send(self, tensor: Tensor, peer: int) -> None:
-        whole = tensor.contiguous()
-        self._sending.append((self._exchange.send(whole, peer), whole))
+        message = tensor.contiguous()
+        self._sending.append((self._exchange.send(message, peer), message))
 
     def _receive(self, output: Output, peer: int) -> None:
         like = self._parts[output[0]].outputs[output[1]]

@@ -1,4 +1,4 @@
-"""The ranks of a pipeline: who is in which, and how tensors travel between them."""
+"""Ranks of a pipeline, and communication between its stages."""
 
 from __future__ import annotations
 
@@ -16,18 +16,20 @@ from econmt_ops.core.gathering import Gathered
 
 
 class Stages:
-    """The ranks that hold one model together, of which each has a stage.
+    """Ranks that hold one model together, one pipeline stage each.
 
-    Of N processes with pipelines of S stages, rank g has stage g % S of replica g // S: the stages of a replica are
-    neighbours, which talk the most. All processes make this at once, since groups are made together.
+    With N processes in pipelines of S stages, rank g is stage g % S of replica g // S: the stages of a replica, which
+    communicate most, are neighbours. All processes create this together, as they create process groups.
 
     Args:
-        size: S, of which the processes are a multiple; the default process group exists.
-        device: of what travels: NCCL carries it between GPUs, gloo between CPUs.
-        timeout: after which an exchange is given up; None: torch's.
+        size: S, which divides the number of processes; the default process group exists.
+        device: Device of the tensors: NCCL connects GPUs, gloo connects CPUs.
+        timeout: Timeout of an operation; None: torch's default.
 
     Attributes:
-        size: S. rank: this one's stage. replica: whose stage it is. replicas: how many there are.
+        size: S.
+        rank: Stage of this process.
+        replica, replicas: Replica that it belongs to, and number of replicas.
     """
 
     def __init__(self, size: int, device: torch.device, timeout: timedelta | None = None) -> None:
@@ -44,7 +46,7 @@ class Stages:
 
         self._group = [group(range(first, first + size)) for first in range(0, processes, size)][self.replica]
         self._data = [group(range(stage, processes, size)) for stage in range(size)][self.rank]
-        # NCCL may run all that a group does one after the other: pairs that talk at the same time get one each.
+        # NCCL may run a group's operations one after the other, so each pair of stages gets its own group.
         self._pairs: dict[tuple[int, int], Any] = {}
         for first in range(0, processes, size) if gpu else ():
             for low, high in combinations(range(size), 2):
@@ -55,7 +57,7 @@ class Stages:
             self._connect(torch.zeros(1, device=device))
 
     def _connect(self, tensor: Tensor) -> None:
-        """Makes NCCL open all its connections, which it cannot do while a CUDA graph is captured."""
+        """Opens all NCCL connections, which is not possible during the capture of a CUDA graph."""
         for group in (self._group, self._data):
             distributed.all_reduce(tensor, group=group)
         for low, high in self._pairs:
@@ -65,17 +67,17 @@ class Stages:
                 self.receive(tensor, low).wait()
 
     def of_replicas(self, watched: Callable[[], AbstractContextManager[None]]) -> Members:
-        """The ranks that have this stage, one a replica; ``watched`` is the context of an exchange."""
+        """Returns the group of ranks with this stage, one per replica; ``watched``: context of their collectives."""
         return Group(self.replicas, self._data, watched)
 
     def send(self, tensor: Tensor, rank: int) -> Pending:
-        """See :class:`econmt.parallel.pipeline.plan.Exchange`."""
+        """Starts to send a tensor to a stage; see :class:`econmt.parallel.pipeline.plan.Exchange`."""
         work = distributed.isend(tensor, self._first + rank, group=self._between(rank))
         assert work is not None
         return work
 
     def receive(self, tensor: Tensor, rank: int) -> Pending:
-        """See :class:`econmt.parallel.pipeline.plan.Exchange`."""
+        """Starts to receive a tensor from a stage; see :class:`econmt.parallel.pipeline.plan.Exchange`."""
         work = distributed.irecv(tensor, self._first + rank, group=self._between(rank))
         assert work is not None
         return work
@@ -85,37 +87,37 @@ class Stages:
         return self._pairs.get(pair, self._group)
 
     def gather(self, tensor: Tensor) -> Gathered:
-        """Begins to exchange a tensor; see :class:`econmt_ops.core.gathering.Gather`."""
+        """Starts to gather a tensor from all stages; see :class:`econmt_ops.core.gathering.Gather`."""
         return Gathering(tensor.contiguous(), self._group, self.size)
 
     def broadcast(self, tensor: Tensor, rank: int) -> None:
-        """Gives every stage what the tensor is on that of ``rank``."""
+        """Copies the tensor of stage ``rank`` to every stage."""
         distributed.broadcast(tensor, self._first + rank, group=self._group)
 
     def reduce(self, tensor: Tensor, rank: int) -> None:
-        """Adds the tensor up over all stages, on that of ``rank``; elsewhere its values are lost."""
+        """Sums the tensor over all stages into that of stage ``rank``; on others its values are lost."""
         distributed.reduce(tensor, self._first + rank, group=self._group)
 
     def all_reduce(self, tensor: Tensor) -> None:
-        """Adds the tensor up over all stages."""
+        """Sums the tensor over all stages, in place."""
         distributed.all_reduce(tensor, group=self._group)
 
 
 class Gathering:
-    """A tensor of every stage, on its way; see :class:`econmt_ops.core.gathering.Gathered`."""
+    """Gathering of a tensor from every stage, in progress; see :class:`econmt_ops.core.gathering.Gathered`."""
 
     def __init__(self, tensor: Tensor, group: Any, size: int) -> None:
-        self._tensor = tensor  # which must live until it has been sent
+        self._tensor = tensor  # keeps the tensor alive until it has been sent
         self._all = tensor.new_empty(size, *tensor.shape)
         self._work = distributed.all_gather([*self._all.unbind(0)], tensor, group=group, async_op=True)
 
     def wait(self) -> Tensor:
-        """The tensor of every stage (S, ...)."""
+        """Waits for and returns the tensors of all stages, (S, ...)."""
         assert self._work is not None
         self._work.wait()
         return self._all
 
 
 def even_rows(rows: int, size: int, rank: int) -> slice:
-    """The rank's share of the rows of a matrix, all as even as can be."""
+    """Returns the rank's share of a matrix's rows, divided as evenly as possible."""
     return slice(rows * rank // size, rows * (rank + 1) // size)

@@ -1,8 +1,8 @@
 """The training step of one rank of a pipeline: layers divided over ranks, the output layer by vocabulary.
 
-Every rank has the whole model, but trains its own parameters only: gradients, the optimizer's state and feature maps
-are those of its stage. The ranks draw the same dropout seeds and read the same batch, so that only what goes from layer
-to layer travels, see :mod:`econmt.parallel.pipeline.plan`.
+Every rank holds the whole model, but gradients, optimizer state and feature maps of its own stage only. All ranks draw
+the same dropout seeds and read the same batch, so that only values between layers are communicated; see
+:mod:`econmt.parallel.pipeline.plan`.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from econmt_ops.core.scopes import layer
 
 
 class Parts(Protocol):
-    """The forward pass of a batch up to what the output layer reads; all ranks make the same.
+    """Forward pass of a batch up to the output layer's input, identical on all ranks.
 
     Attributes:
-        parts: of all ranks.
-        hidden: the output that the output layer reads.
-        like: what it looks like, (B, T, D).
-        targets: (B, T) the tokens that are learnt.
-        look_ups: in the matrix of the output layer, where a table is tied to it.
+        parts: Parts of all ranks.
+        hidden: Output that the output layer reads.
+        like: Shape and type of that output, (B, T, D).
+        targets: Target tokens, (B, T).
+        look_ups: Look-ups in the output layer's matrix, if an embedding is tied to it.
     """
 
     parts: list[PipelinePart]
@@ -48,14 +48,14 @@ class Parts(Protocol):
 
 
 class Divided(NamedTuple):
-    """A model divided over the stages.
+    """Model divided over pipeline stages.
 
     Attributes:
-        homes: of every parameter the stage that trains it; -1: all of them, each its rows.
-        output: the output layer, whose rows are divided.
-        pad: the id that no loss counts.
-        parts: of a batch's forward pass.
-        carried: the buffers that a step hands to the next one, an axis of each, and by place on it whose that is.
+        homes: Stage that trains each parameter; -1 if every stage trains its own rows.
+        output: Output layer, whose rows are divided over the stages.
+        pad: Padding id, which has no loss.
+        parts: Creates the parts of a batch's forward pass.
+        carried: Returns the buffers carried from step to step, each with its layer axis and the stages along that axis.
     """
 
     homes: Mapping[str, int]
@@ -66,17 +66,17 @@ class Divided(NamedTuple):
 
 
 class PipelinedStep(TrainingStep):
-    """A training step of which this rank does its stage's share; see :class:`econmt.engine.step.TrainingStep`.
+    """Training step in which this rank computes its pipeline stage; see :class:`econmt.engine.step.TrainingStep`.
 
     Args:
-        task: what is learnt.
-        model: of the task, on the device, with the same values on all ranks.
-        stages: the ranks of the pipeline.
-        divided: the model over them.
-        precision: of products and feature maps.
-        implementations: of the ops; None: those of the recipe.
-        world: all ranks, those of other replicas among them.
-        stands_for: see :class:`econmt.engine.step.TrainingStep`.
+        task: Task that is learnt.
+        model: Model of the task, on the device, with the same values on all ranks.
+        stages: Ranks of the pipeline.
+        divided: Division of the model over them.
+        precision: Precision of products and feature maps.
+        implementations: Implementations of the ops; None: those of the recipe.
+        world: Communicator of all ranks, including those of other replicas.
+        stands_for: Device type that fake tensors represent; None: the model's device.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class PipelinedStep(TrainingStep):
             for name, home in divided.homes.items()
             if home in (-1, stages.rank)
         }
-        """This rank's parameters by name: of a divided one its rows, which lie where they lie in the model."""
+        """This rank's parameters by name; of a divided one its rows, as a view of the model's."""
         names = {id(parameter): name for name, parameter in parameters.items()}
         self._weight = self.own[names[id(divided.output.weight)]]
         self._bias = self.own[names[id(divided.output.bias)]]
@@ -114,7 +114,7 @@ class PipelinedStep(TrainingStep):
             communicator=communicator,
             target_device=target_device,
         )
-        self._places = self._norm_places()
+        self._positions = self._norm_positions()
         self._over_replicas: BucketedReduction | None = None
         if stages.replicas > 1:
             replicas = stages.of_replicas(self.communicator.watched)
@@ -126,25 +126,25 @@ class PipelinedStep(TrainingStep):
         yield from self.own.items()
 
     def make_reduction(self) -> Reduction | None:
-        """None: a gradient is complete after the last chunk only."""
+        """Returns None: gradients are complete only after the last chunk, so they do not overlap the backward pass."""
         return None
 
     # ------------------------------------------------------------------ what is saved
 
     def make_whole(self) -> None:
-        """See :meth:`econmt.engine.step.TrainingStep.make_whole`; every rank gets all."""
+        """Gathers the whole model on every rank; see :meth:`econmt.engine.step.TrainingStep.make_whole`."""
         parameters = dict(self.model.named_parameters())
         with self.communicator.watched(), torch.no_grad():
             for name, home in self.divided.homes.items():
-                self._whole(parameters[name].data, home)
+                self._gather_stages(parameters[name].data, home)
             for buffer, axis, homes in self.divided.carried():
-                for place, home in enumerate(homes):
-                    part = buffer.select(axis, place).contiguous()
+                for index, home in enumerate(homes):
+                    part = buffer.select(axis, index).contiguous()
                     self.stages.broadcast(part, home)
-                    buffer.select(axis, place).copy_(part)
+                    buffer.select(axis, index).copy_(part)
 
-    def _whole(self, tensor: Tensor, home: int) -> None:
-        """Gives all stages a tensor that one of them has, or its rows that each has."""
+    def _gather_stages(self, tensor: Tensor, home: int) -> None:
+        """Copies a tensor from the stage that holds it to all others, or each stage's rows if it is divided."""
         if home >= 0:
             self.stages.broadcast(tensor, home)
             return
@@ -152,26 +152,26 @@ class PipelinedStep(TrainingStep):
             self.stages.broadcast(tensor[even_rows(len(tensor), self.stages.size, rank)], rank)
 
     def optimizer_tensors(self) -> dict[str, Tensor]:
-        """See :meth:`econmt.engine.step.TrainingStep.optimizer_tensors`; they are in the memory of the processor."""
+        """Returns the optimizer's state on the CPU; see :meth:`econmt.engine.step.TrainingStep.optimizer_tensors`."""
         parameters = dict(self.model.named_parameters())
         if self.optimizer.state:
             self.optimizer.prepare()
         kinds = {kind: value.dim() for kind, value in self.optimizer.state.get(self._weight, {}).items()}
-        found = {}
+        gathered = {}
         with self.communicator.watched(), torch.no_grad():
             for name, home in self.divided.homes.items():
                 for kind, dimensions in kinds.items():
                     own = None if name not in self.own else self.optimizer.state[self.own[name]][kind]
-                    if dimensions == 0:  # a count, the same for all rows
-                        whole = torch.zeros((), device=self.device) if own is None else own.clone()
-                        self.stages.broadcast(whole, max(home, 0))
+                    if dimensions == 0:  # a counter, the same for all rows
+                        full = torch.zeros((), device=self.device) if own is None else own.clone()
+                        self.stages.broadcast(full, max(home, 0))
                     else:
-                        whole = torch.zeros_like(parameters[name])
+                        full = torch.zeros_like(parameters[name])
                         if own is not None:
-                            self._rows_of(whole, home).copy_(own)
-                        self._whole(whole, home)
-                    found[f"{kind}/{name}"] = whole.cpu()
-        return found
+                            self._rows_of(full, home).copy_(own)
+                        self._gather_stages(full, home)
+                    gathered[f"{kind}/{name}"] = full.cpu()
+        return gathered
 
     def load_optimizer_tensors(self, tensors: Mapping[str, Tensor], where: str) -> None:
         """See :meth:`econmt.engine.step.TrainingStep.load_optimizer_tensors`."""
@@ -180,13 +180,13 @@ class PipelinedStep(TrainingStep):
         for key, value in tensors.items():
             name = key.partition("/")[2]
             if name not in parameters or (value.dim() > 0 and value.shape != parameters[name].shape):
-                own[key] = value  # which is refused
+                own[key] = value  # load_optimizer_tensors raises the error
             elif name in self.own:
                 own[key] = value if value.dim() == 0 else self._rows_of(value, self.divided.homes[name])
         load_optimizer_tensors(self.optimizer, self.own, own, where)
 
     def _rows_of(self, whole: Tensor, home: int) -> Tensor:
-        """This rank's rows of a divided tensor; all of another."""
+        """Returns this rank's rows of a divided tensor, or all rows of another one."""
         return whole[even_rows(len(whole), self.stages.size, self.stages.rank)] if home < 0 else whole
 
     # ------------------------------------------------------------------ a batch
@@ -198,8 +198,8 @@ class PipelinedStep(TrainingStep):
         implementations: Implementations | None = None,
         watch: Watch | None = None,
     ) -> Tensor:
-        """See :meth:`econmt.engine.step.TrainingStep.accumulate`; every rank returns the loss of the whole batch."""
-        how = self.implementations if implementations is None else implementations
+        """Returns the loss of the whole batch on every rank; see :meth:`econmt.engine.step.TrainingStep.accumulate`."""
+        chosen = self.implementations if implementations is None else implementations
         self.optimizer.make_dense()
         if self.seeds is not None:
             self.seeds.advance()
@@ -212,41 +212,43 @@ class PipelinedStep(TrainingStep):
             drawing_from(self.seeds, first_row),
         ):
             with self.precision.autocast(self.device):
-                whole = self.divided.parts(batch, how)
+                forward_parts = self.divided.parts(batch, chosen)
                 with layer("embedding"):
-                    for each in whole.look_ups:
-                        self._table.look_up(each)
-                walk = Walk(whole.parts, self.stages.rank, self.stages, self.device)
-                found = walk.forward([whole.hidden])
+                    for item in forward_parts.look_ups:
+                        self._table.look_up(item)
+                walk = Walk(forward_parts.parts, self.stages.rank, self.stages, self.device)
+                hidden_outputs = walk.forward([forward_parts.hidden])
             if watch is not None:
                 watch("backward", None)
             with layer("output"):
-                loss, gradient = self._loss(found, whole, tokens)
-            walk.backward({whole.hidden: gradient} if found else {})
+                loss, gradient = self._loss(hidden_outputs, forward_parts, tokens)
+            walk.backward({forward_parts.hidden: gradient} if hidden_outputs else {})
             with layer("embedding"):
-                for each in whole.look_ups:
-                    self._table.add_gradient(each)
-            # They know whoever made them. In that circle this update's gradient functions would live on, with the
-            # streams that they were made on, which no CUDA graph may wait for.
-            whole.parts.clear()
+                for item in forward_parts.look_ups:
+                    self._table.add_gradient(item)
+            # The parts refer to the object that created them. This cycle would keep the update's gradient functions
+            # alive, with the streams on which they were made, and no CUDA graph may wait for those.
+            forward_parts.parts.clear()
         return loss
 
-    def _loss(self, found: list[Tensor], whole: Parts, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """The output layer: the summed loss, and the gradient of the hidden vectors where they were made."""
-        last = whole.parts[whole.hidden[0]].rank
+    def _loss(
+        self, hidden_outputs: list[Tensor], forward_parts: Parts, tokens: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Computes the output layer: returns the summed loss, and the gradient of the hidden vectors on their rank."""
+        last = forward_parts.parts[forward_parts.hidden[0]].rank
         hidden = (
-            found[0].detach().contiguous()
-            if found
-            else torch.empty(whole.like.shape, dtype=whole.like.dtype, device=self.device)
+            hidden_outputs[0].detach().contiguous()
+            if hidden_outputs
+            else torch.empty(forward_parts.like.shape, dtype=forward_parts.like.dtype, device=self.device)
         )
         self.stages.broadcast(hidden, last)
         vocabulary, size = self.divided.output.out_features, self.stages.size
         first = even_rows(vocabulary, size, self.stages.rank).start
-        own = Slice(self._weight, self._bias, first, vocabulary, -(-vocabulary // size))
+        vocabulary_slice = Slice(self._weight, self._bias, first, vocabulary, -(-vocabulary // size))
         shares = split_cross_entropy(
             hidden.flatten(0, 1),
-            whole.targets.flatten(),
-            own,
+            forward_parts.targets.flatten(),
+            vocabulary_slice,
             self.stages.gather,
             scale=tokens.to(torch.float32).reciprocal(),
             label_smoothing=self.label_smoothing,
@@ -255,25 +257,25 @@ class PipelinedStep(TrainingStep):
         for parameter, gradient in ((self._weight, shares.weight), (self._bias, shares.bias)):
             _add(parameter, gradient)
         self.stages.reduce(shares.hidden, last)
-        return shares.loss.to(torch.float32), shares.hidden.view(whole.like.shape)
+        return shares.loss.to(torch.float32), shares.hidden.view(forward_parts.like.shape)
 
     # ------------------------------------------------------------------ an update
 
     def finish(self, loss: Tensor) -> StepResult:
-        """See :meth:`econmt.engine.step.TrainingStep.finish`; the norm is that of all stages' gradients."""
+        """Computes the norm over all stages' gradients; see :meth:`econmt.engine.step.TrainingStep.finish`."""
         if self._over_replicas is not None:
             self._over_replicas.finish(loss)
-        own = self.optimizer.norms()
-        norms = own.new_zeros(self._places[1]).index_copy_(0, self._places[0], own)
+        local_norms = self.optimizer.norms()
+        norms = local_norms.new_zeros(self._positions[1]).index_copy_(0, self._positions[0], local_norms)
         with self.communicator.watched():
             self.stages.all_reduce(norms)
         norm = torch.linalg.vector_norm(norms)
         return StepResult(loss, self.optimizer.clip(self.clipping.type, self.clipping.threshold, norm))
 
-    def _norm_places(self) -> tuple[Tensor, int]:
-        """Returns the positions of this rank's gradient norms among those of all ranks, and their number.
+    def _norm_positions(self) -> tuple[Tensor, int]:
+        """Returns the positions of this rank's gradient norms in the list of all norms, and the length of that list.
 
-        So the norm is a sum in one order, wherever the layers are.
+        With fixed positions the norm is summed in the same order however layers are divided.
         """
         mine, count = [], 0
         for home in self.divided.homes.values():
@@ -286,9 +288,9 @@ class PipelinedStep(TrainingStep):
 
 
 def _add(parameter: nn.Parameter, gradient: Tensor) -> None:
-    """Adds to the gradient of a parameter, in its type."""
-    own = gradient.to(parameter.dtype)
+    """Adds to a parameter's gradient, in the parameter's type."""
+    converted = gradient.to(parameter.dtype)
     if parameter.grad is None:
-        parameter.grad = own
+        parameter.grad = converted
     else:
-        parameter.grad += own
+        parameter.grad += converted

@@ -1,10 +1,10 @@
 """A translation model's step as parts on several ranks: layers of encoder and decoder over chunks of time.
 
 Both stacks are divided over all ranks, one after the other, since a decoder needs the whole source: a wavefront over
-the source, then one over the target. A layer that reads both ways cannot be cut in time; its two directions may have a
-rank each. A decoder without input feeding looks at the source from its bottom layer, chunk by chunk. With input feeding
-each step waits for the attention of the step before, so that the decoder is one part; the encoder's layers and the
-output layer are divided all the same (Ono et al., 2019, divide recurrences by model and the softmax by data).
+the source, then one over the target. A bidirectional layer cannot be cut in time, but its two directions may be on two
+ranks. A decoder without input feeding attends to the source from its bottom layer, chunk by chunk. With input feeding
+each step depends on the attention of the step before, so that the decoder is one part; the encoder's layers and the
+output layer are still divided (Ono et al., 2019, divide recurrences by model and the softmax by data).
 
 Shapes: B rows, S source positions, T target positions, C of a chunk, I embedding, E encoder, H decoder, D output layer.
 """
@@ -34,12 +34,13 @@ from econmt_ops.lstm.chunked import ChunkedLSTM
 
 
 class StagePlacement(NamedTuple):
-    """Stages of a translation model's layers, each list bottom first and rising.
+    """Pipeline stages of a translation model's layers, each list bottom first and ascending.
 
     Attributes:
-        pairs: of the forward and the backward direction of layers that read both ways.
-        upper: of the encoder's other layers. decoder: of the decoder's; one stage for all of them with input feeding.
-        source_chunks, target_chunks: into how many each side is cut.
+        pairs: Stages of the forward and the backward direction of the bidirectional layers.
+        upper: Stages of the encoder's other layers.
+        decoder: Stages of the decoder's layers; all equal with input feeding.
+        source_chunks, target_chunks: Number of chunks of each side.
     """
 
     pairs: tuple[tuple[int, int], ...]
@@ -50,20 +51,20 @@ class StagePlacement(NamedTuple):
 
 
 class TranslationParts:
-    """The parts of a batch's forward pass; every rank lists all of them, in the same order.
+    """Parts of a batch's forward pass; every rank lists all of them in the same order.
 
     Args:
-        model: in training mode, with the values of this rank's parameters.
-        batch: on the device.
-        homes: of the layers.
-        implementations: of the ops.
+        model: Model in training mode, with the values of this rank's parameters.
+        batch: Batch on the device.
+        homes: Stages of the layers.
+        implementations: Implementations of the ops.
 
     Attributes:
-        parts: see above.
-        hidden: the output that the output layer reads, (B, T, D).
-        like: what it looks like.
-        targets: (B, T).
-        look_ups: of source and target, where their tables are tied to the output layer.
+        parts: Parts of all ranks.
+        hidden: Output that the output layer reads, (B, T, D).
+        like: Shape and type of that output.
+        targets: Target tokens, (B, T).
+        look_ups: Look-ups of source and target, if their tables are tied to the output layer.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class TranslationParts:
         homes: StagePlacement,
         implementations: Implementations,
     ) -> None:
-        self._model, self._batch, self._homes, self._how = model, batch, homes, implementations
+        self._model, self._batch, self._homes, self._implementations = model, batch, homes, implementations
         self.targets = batch.target_output
         embedding = model.embedding_dropout
         self._source_seed = embedding.draw()
@@ -81,11 +82,11 @@ class TranslationParts:
         self._target_seed = embedding.draw()
         self._decoder_seeds = model.decoder.draw_seeds()
         self._output_seed = model.output_dropout.draw()
-        self._kept = model.source_embedding.weight.dtype
+        self._embedding_dtype = model.source_embedding.weight.dtype
         self._dtype = compute_dtype(model.source_embedding.weight)
         (self._rows, source), target = batch.source.shape, batch.target_input.shape[1]
-        self._source = _Cuts(source, homes.source_chunks)
-        self._target = _Cuts(target, homes.target_chunks)
+        self._source = _Chunks(source, homes.source_chunks)
+        self._target = _Chunks(target, homes.target_chunks)
         drop = model.encoder.dropout
         self._drop_source = ChunkedDropout(drop.probability, drop.variational, source)
         self._drop_target = ChunkedDropout(drop.probability, drop.variational, target)
@@ -104,34 +105,34 @@ class TranslationParts:
         outputs: Sequence[Like] = (),
         layer: str = "decoder",
     ) -> int:
-        """The number of a new part; ``layer`` is that of the ledger."""
+        """Adds a part and returns its number; ``layer`` is its layer in the memory ledger."""
         self.parts.append(PipelinePart(rank, run, tuple(inputs), tuple(outputs), layer))
         return len(self.parts) - 1
 
     def _like(self, *shape: int) -> Like:
         return Like((self._rows, *shape), self._dtype)
 
-    def _embed(self, table: nn.Embedding, ids: Tensor, seed: Seed | None, cuts: _Cuts) -> list[Output]:
-        """The embeddings of every chunk of a side."""
+    def _embed(self, table: nn.Embedding, ids: Tensor, seed: Seed | None, cuts: _Chunks) -> list[Output]:
+        """Adds the embedding of one side; returns its output for every chunk."""
         read = reader(table, self._model.output.weight, ids, 0, self.look_ups)
 
         def embed() -> Sequence[Tensor]:
             return torch.split(self._model.embedding_dropout(read(), seed), cuts.length, 1)
 
-        like = [Like((self._rows, size, table.embedding_dim), self._kept) for size in cuts.sizes]
+        like = [Like((self._rows, size, table.embedding_dim), self._embedding_dtype) for size in cuts.sizes]
         number = self._add(0, embed, (), like, "embedding")
         return [(number, chunk) for chunk in range(len(like))]
 
     # ------------------------------------------------------------------ the source
 
     def _encode(self) -> tuple[list[list[Output]], list[Output]]:
-        """The encoder: of every chunk the outputs that are its top layer's side by side, and its last states."""
+        """Adds the encoder; returns the top layer's outputs for every chunk, and its last states."""
         model = self._model
         pairs = self._homes.pairs
-        cuts = _Cuts(self._source.steps, 1) if pairs else self._source
+        cuts = _Chunks(self._source.steps, 1) if pairs else self._source
 
         embedded = self._embed(model.source_embedding, self._batch.source, self._source_seed, cuts)
-        current: list[list[Output]] = [[each] for each in embedded]
+        current: list[list[Output]] = [[chunk_output] for chunk_output in embedded]
         last: list[Output] = []
         for layer, both in enumerate(pairs):
             half = model.encoder.config.size // 2
@@ -144,7 +145,7 @@ class TranslationParts:
         return current, last
 
     def _direction(self, layer: int, way: int, rank: int, below: list[list[Output]], half: int) -> int:
-        """One direction of a layer that reads both ways, over the whole source; it leaves chunks and its last h."""
+        """Adds one direction of a bidirectional layer over the whole source; its outputs are chunks and its last h."""
         encoder = self._model.encoder
         layers = encoder.backward_layers if way else encoder.forward_layers
         seed = self._encoder_seeds.below[layer - 1] if layer else None
@@ -156,7 +157,7 @@ class TranslationParts:
             outputs, ((h, _),) = encoder.cell.run(
                 read,
                 (_weights(layers[layer]),),
-                self._how.for_encoder(),
+                self._implementations.for_encoder(),
                 lengths=self._batch.source_lengths,
                 reverse=bool(way),
             )
@@ -169,7 +170,7 @@ class TranslationParts:
         return self._add(rank, run, [*chain.from_iterable(below)], outputs, "encoder")
 
     def _encode_one_way(self, below: list[list[Output]]) -> tuple[list[list[Output]], list[Output]]:
-        """The upper layers, chunk by chunk, from the end of the source if they read it so."""
+        """Adds the unidirectional layers chunk by chunk, from the end of the source if it is read in reverse."""
         encoder, homes = self._model.encoder, self._homes.upper
         stack = self._stack(encoder.upper_layers, homes, "encoder")
         order = list(range(len(self._source.sizes)))
@@ -189,24 +190,24 @@ class TranslationParts:
         return tops, states[-1][:1]
 
     def _stack(self, layers: nn.ModuleList, homes: Sequence[int], name: str) -> dict[int, ChunkedLSTM]:
-        """The layers of a stack, whose weights' gradients are made when the way back has passed what comes here."""
-        found: dict[int, ChunkedLSTM] = {}
+        """Adds parts that prepare a stack's layers and, last in the backward pass, finish their weights' gradients."""
+        chunked: dict[int, ChunkedLSTM] = {}
 
         def add(layer: int, home: int) -> None:
             def begin() -> Sequence[Tensor]:
-                found[layer] = ChunkedLSTM(_weights(layers[layer]))
+                chunked[layer] = ChunkedLSTM(_weights(layers[layer]))
                 return ()
 
-            self.parts.append(PipelinePart(home, begin, layer=name, after=lambda: found[layer].backward()))
+            self.parts.append(PipelinePart(home, begin, layer=name, after=lambda: chunked[layer].backward()))
 
         for layer, home in enumerate(homes):
             add(layer, home)
-        return found
+        return chunked
 
     def _encoder_layer(
         self, stack: dict[int, ChunkedLSTM], layer: int, chunk: int, count: int
     ) -> Callable[..., Sequence[Tensor]]:
-        """A layer of one direction at a chunk, which reads ``count`` tensors side by side: outputs, h and c."""
+        """Returns a function that runs a unidirectional layer on a chunk of ``count`` concatenated inputs."""
         encoder = self._model.encoder
         begin = self._source.begin(chunk)
         seed, index = self._mask_below(layer)
@@ -220,14 +221,14 @@ class TranslationParts:
                 (state[0], state[1]) if state else None,
                 lengths=(self._batch.source_lengths - begin).clamp(0, read.shape[1]),
                 reverse=encoder.config.reverse_input,
-                **self._how.for_encoder(),
+                **self._implementations.for_encoder(),
             )
             return (outputs + read if adds else outputs), h, c
 
         return run
 
     def _mask_below(self, layer: int) -> tuple[Seed | None, int]:
-        """Seed and index of the mask on what an upper layer of the encoder reads."""
+        """Returns seed and index of the dropout mask on the input of a unidirectional encoder layer."""
         encoder, seeds = self._model.encoder, self._encoder_seeds
         pairs = len(encoder.forward_layers)
         if pairs and (layer == 0 or encoder.residual_from_bottom):
@@ -235,29 +236,29 @@ class TranslationParts:
         return (seeds.stack, layer) if layer else (None, -1)
 
     def _memory(self, chunks: int, inputs: tuple[Tensor, ...], count: int) -> tuple[Memory, Tensor]:
-        """Joins the source memory and its summary; the last ``count`` inputs are final states."""
+        """Returns the decoder's memory of the source and its summary; the last ``count`` inputs are last states."""
         encoder = self._model.encoder
-        whole, ends = inputs[: len(inputs) - count], inputs[len(inputs) - count :]
-        values = encoder.dropout(_joined(whole, chunks), self._encoder_seeds.output)
-        encoded = self._model.encoded(values, torch.cat(ends, -1), self._batch.source_lengths)
+        chunk_outputs, last_states = inputs[: len(inputs) - count], inputs[len(inputs) - count :]
+        values = encoder.dropout(_joined(chunk_outputs, chunks), self._encoder_seeds.output)
+        encoded = self._model.encoded(values, torch.cat(last_states, -1), self._batch.source_lengths)
         return encoded.memory, encoded.summary
 
     # ------------------------------------------------------------------ the target
 
     def _embed_target(self) -> list[Output]:
-        """The target's embeddings of every chunk."""
+        """Adds the target's embedding; returns its output for every chunk."""
         model, batch = self._model, self._batch
         return self._embed(model.target_embedding, batch.target_input, self._target_seed, self._target)
 
     def _decode_at_once(self, tops: list[list[Output]], last: list[Output]) -> Output:
-        """The decoder with input feeding, from the memory to what the output layer reads."""
+        """Adds the decoder with input feeding as one part; returns the output layer's input."""
         model, targets = self._model, self._embed_target()
 
         def run(*inputs: Tensor) -> Sequence[Tensor]:
             embedded = torch.cat(inputs[: len(targets)], 1)
             memory, summary = self._memory(len(tops), inputs[len(targets) :], len(last))
             state = model.decoder.initial_state(summary)
-            outputs, _, _ = model.decoder(embedded, memory, state, self._how, self._decoder_seeds)
+            outputs, _, _ = model.decoder(embedded, memory, state, self._implementations, self._decoder_seeds)
             return (model.read_out(outputs, self._output_seed).to(self._dtype),)
 
         return self._add(
@@ -265,26 +266,30 @@ class TranslationParts:
         ), 0
 
     def _decode(self, tops: list[list[Output]], last: list[Output]) -> Output:
-        """The decoder without input feeding, chunk by chunk."""
+        """Adds the decoder without input feeding, chunk by chunk; returns the output layer's input."""
         model, homes = self._model, self._homes.decoder
         size, width = model.config.decoder.size, model.config.encoder.size
 
-        def remember(*inputs: Tensor) -> Sequence[Tensor]:
+        def make_memory(*inputs: Tensor) -> Sequence[Tensor]:
             memory, summary = self._memory(len(tops), inputs, len(last))
             state = model.decoder.initial_state(summary)
             parts = [
-                part.to(self._dtype) if not place else part
+                part.to(self._dtype) if not index else part
                 for pair in state.layers
-                for place, part in enumerate(pair)
+                for index, part in enumerate(pair)
             ]
             return memory.keys, memory.values, *parts
 
         stack = self._stack(model.decoder.layers, homes, "decoder")
         exact = torch.promote_types(self._dtype, torch.float32)
         begin = [self._like(size), Like((self._rows, size), exact)] * len(homes)
-        nothing = self._like(0)  # keys and values stay on the rank of the bottom layer
+        nothing = self._like(0)  # keys and values stay on the bottom layer's rank
         memory = self._add(
-            homes[0], remember, [*chain.from_iterable(tops), *last], [nothing, nothing, *begin], "attention"
+            homes[0],
+            make_memory,
+            [*chain.from_iterable(tops), *last],
+            [nothing, nothing, *begin],
+            "attention",
         )
         states: list[list[Output]] = [
             [(memory, 2 + 2 * layer), (memory, 3 + 2 * layer)] for layer in range(len(homes))
@@ -298,50 +303,56 @@ class TranslationParts:
                 number = self._add(home, run, [*current, *states[layer]], [self._like(steps, size)])
                 states[layer] = [(number, 1), (number, 2)]
                 if context is None:
-                    looked: list[Output] = [(number, 0), (memory, 0), (memory, 1)]
+                    attended: list[Output] = [(number, 0), (memory, 0), (memory, 1)]
                     like = self._like(steps, width)
-                    context = (self._add(home, self._attend, looked, [like], "attention"), 0)
+                    context = (self._add(home, self._attend, attended, [like], "attention"), 0)
                     contexts.append(context)
                 current = [(number, 0), context]
             outputs.append(current[0])
 
         def combine(*inputs: Tensor) -> Sequence[Tensor]:
             assert isinstance(model.decoder, ParallelDecoder)
-            own, looked = torch.cat(inputs[: len(outputs)], 1), torch.cat(inputs[len(outputs) :], 1)
-            return (model.read_out(model.decoder.combined(own, looked), self._output_seed).to(self._dtype),)
+            hidden, attended = torch.cat(inputs[: len(outputs)], 1), torch.cat(inputs[len(outputs) :], 1)
+            return (
+                model.read_out(model.decoder.combined(hidden, attended), self._output_seed).to(self._dtype),
+            )
 
         return self._add(homes[-1], combine, [*outputs, *contexts], [self.like]), 0
 
     def _attend(self, states: Tensor, keys: Tensor, values: Tensor) -> Sequence[Tensor]:
-        """The contexts (B, C, E) of the bottom layer's outputs (B, C, H)."""
+        """Computes the contexts (B, C, E) for the bottom layer's outputs (B, C, H)."""
         lengths = self._batch.source_lengths
-        contexts, _ = self._model.decoder.attention(states, keys, values, lengths, self._how)
+        contexts, _ = self._model.decoder.attention(states, keys, values, lengths, self._implementations)
         return (contexts.to(states.dtype),)
 
     def _decoder_layer(
         self, stack: dict[int, ChunkedLSTM], layer: int, chunk: int
     ) -> Callable[..., Sequence[Tensor]]:
-        """A layer at a chunk: outputs, h and c."""
+        """Returns a function that runs a decoder layer on a chunk; it gives outputs, h and c."""
         decoder = self._model.decoder
         seed = self._decoder_seeds[layer - 1] if layer else None
 
-        def run(below: Tensor, *rest: Tensor) -> Sequence[Tensor]:
+        def run(below: Tensor, *context_and_state: Tensor) -> Sequence[Tensor]:
             read = self._drop_target(below, layer, self._target.begin(chunk), seed)
-            joined = torch.cat([read, rest[0]], -1) if layer else read
-            outputs, (h, c) = stack[layer](joined, (rest[-2], rest[-1]), **self._how.for_decoder())
+            joined = torch.cat([read, context_and_state[0]], -1) if layer else read
+            outputs, (h, c) = stack[layer](
+                joined, (context_and_state[-2], context_and_state[-1]), **self._implementations.for_decoder()
+            )
             return (outputs + read if layer and decoder.config.residual else outputs), h, c
 
         return run
 
 
-class _Cuts:
-    """Division of one side's positions into chunks.
+class _Chunks:
+    """Chunks of one side of a batch.
 
     Args:
-        steps: positions. chunks: how many there shall be; fewer if that goes evenly.
+        steps: Number of positions.
+        chunks: Largest number of chunks; fewer if these suffice at the same length.
 
     Attributes:
-        steps: see above. length: of a chunk but the last. sizes: of all.
+        steps, length: Number of positions, and length of every chunk but the last.
+        sizes: Lengths of all chunks.
     """
 
     def __init__(self, steps: int, chunks: int) -> None:
@@ -349,29 +360,29 @@ class _Cuts:
         self.sizes = [min(self.length, steps - begin) for begin in range(0, steps, self.length)]
 
     def begin(self, chunk: int) -> int:
-        """The first position of a chunk."""
+        """Returns the first position of a chunk."""
         return chunk * self.length
 
 
 def _joined(inputs: tuple[Tensor, ...], chunks: int) -> Tensor:
-    """Tensors in order of chunks, those of a chunk side by side and then one after the other."""
+    """Concatenates tensors in chunk order: those of a chunk along features, then the chunks along time."""
     width = len(inputs) // chunks
     parts = [torch.cat(inputs[begin : begin + width], -1) for begin in range(0, len(inputs), width)]
     return torch.cat(parts, 1)
 
 
 def _weights(layer: object) -> AnyLSTMWeights:
-    """The parameters of a layer as an op takes them."""
+    """Returns the parameters of a layer in the form that an op takes."""
     assert isinstance(layer, LSTMLayer)
     return layer.weights
 
 
 def divide_translation(model: TranslationModel, homes: StagePlacement) -> Divided:
-    """A translation model over the stages.
+    """Divides a translation model over the stages.
 
     Args:
-        model: of any rank, its layers LSTMs.
-        homes: of the layers.
+        model: Model of any rank, with LSTM layers.
+        homes: Stages of the layers.
     """
     encoder = {f"encoder.upper_layers.{layer}": home for layer, home in enumerate(homes.upper)}
     for layer, (forward, backward) in enumerate(homes.pairs):
@@ -386,16 +397,16 @@ def divide_translation(model: TranslationModel, homes: StagePlacement) -> Divide
         "readout": homes.decoder[-1],
         "output": -1,
     }
-    places = {**encoder, **decoder, **others}
+    stages = {**encoder, **decoder, **others}
 
     def home(name: str, parameter: Tensor) -> int:
         if parameter is model.output.weight:
             return -1
-        return next(there for place, there in places.items() if name.startswith(place + "."))
+        return next(stage for prefix, stage in stages.items() if name.startswith(prefix + "."))
 
     def parts(batch: AnyBatch, implementations: Implementations) -> TranslationParts:
         assert isinstance(batch, Batch)
         return TranslationParts(model, batch, homes, implementations)
 
-    found = {name: home(name, parameter) for name, parameter in model.named_parameters()}
-    return Divided(found, model.output, model.pad, parts, list)
+    parameter_stages = {name: home(name, parameter) for name, parameter in model.named_parameters()}
+    return Divided(parameter_stages, model.output, model.pad, parts, list)

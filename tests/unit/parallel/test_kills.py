@@ -170,7 +170,7 @@ def test_a_rank_that_does_not_come_is_named_in_time(start: Callable[..., Run]) -
     assert run.launcher.wait(2 + 2 * ENDED) == 1
     (line,) = run.said.splitlines()
     assert line.startswith(
-        "econmt: error: rank 1 (it never came) does not answer, after update 0; all ranks leave"
+        "econmt: error: rank 1 (never connected) does not answer, after update 0; all ranks stop"
     )
     assert not processes_of_run(run.mark)
 

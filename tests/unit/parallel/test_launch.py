@@ -40,7 +40,7 @@ def test_a_rank_that_was_killed_is_named_and_the_others_are_ended(
     said = capfd.readouterr().err
     assert said.count("\n") == 1
     assert said.startswith("econmt: error: rank 1 (")
-    assert "was killed by SIGKILL; all ranks leave" in said
+    assert "was killed by SIGKILL; all ranks stop" in said
 
 
 def test_all_start_again_when_one_was_lost(

@@ -29,7 +29,7 @@ def test_the_environment_says_who_a_process_is(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("RANK", "one", "RANK is 'one', which is no number"),
+        ("RANK", "one", "RANK is 'one', not a number"),
         ("RANK", "2", "RANK 2 and LOCAL_RANK 0 must be less than WORLD_SIZE 2"),
         ("MASTER_PORT", None, "MASTER_PORT is missing"),
     ],
@@ -72,14 +72,14 @@ class _Store:
 def test_the_line_names_who_is_gone_or_late() -> None:
     watch = _Watch(0, 3, _Store(), _Store(), 120)
     assert watch._line({0: [5, 2]}, "?").startswith(
-        "rank 1 (node1, process 7) and rank 2 (it never came) do not answer, after update 2; all ranks leave"
+        "rank 1 (node1, process 7) and rank 2 (never connected) do not answer, after update 2; all ranks stop"
     )
     assert watch._line({0: [5, 2], 2: [5, 3]}, "?").startswith(
-        "rank 1 (node1, process 7) does not answer, after update 3; all ranks leave"
+        "rank 1 (node1, process 7) does not answer, after update 3; all ranks stop"
     )
     everyone = {0: [5, 2], 1: [4, 2], 2: [5, 2]}
     assert watch._line(everyone, "?").startswith(
-        "rank 1 (node1, process 7) did not come to an exchange after update 2 within 120 s; all ranks leave"
+        "rank 1 (node1, process 7) did not reach a collective operation after update 2 within 120 s; all ranks stop"
     )
     alike = {rank: [5, 2] for rank in everyone}
     assert "failed after update 2 (cable cut)" in watch._line(alike, "cable cut")

@@ -63,7 +63,7 @@ def test_a_rank_that_hangs_is_named_when_the_others_have_waited_long_enough(grou
     found = group.run(2, jobs.hang, timeout=1)
     (line,) = found[0] + found[1]
     assert line.startswith("econmt: error: rank 1 (")
-    assert "did not come to an exchange after update 7 within 1 s; all ranks leave" in line
+    assert "did not reach a collective operation after update 7 within 1 s; all ranks stop" in line
 
 
 @pytest.mark.slow
@@ -96,7 +96,7 @@ def test_a_run_whose_rank_is_killed_goes_on_with_the_same_bits(
     assert code == 0, said
     assert said.count("econmt: error: ") == 1
     assert f"econmt: error: rank 1 ({socket.gethostname()}, process " in said
-    assert "all ranks start again from the last saved state (1 of 1)" in said
+    assert "restarting all ranks from the last saved state (1 of 1)" in said
     assert "going on from update " in said
     assert tiny.snapshot(folder) == tiny.snapshot(ModelFolder(whole))
 
@@ -124,5 +124,5 @@ def test_when_whoever_keeps_the_store_is_gone_one_rank_tells(monkeypatch: pytest
     del keeper
     assert all(each.wait(20) for each in ended)
     (line,) = said
-    assert "has lost rank 0, which keeps " in line
-    assert "after update 5; all ranks leave: the same command goes on from the last saved state" in line
+    assert "has lost rank 0, which holds the store at " in line
+    assert "after update 5; all ranks stop; run the same command to resume from the last saved state" in line
