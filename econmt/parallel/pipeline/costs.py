@@ -161,7 +161,7 @@ def timed_stacks(
     Returns:
         For each stack its layers, bottom first, and its time steps.
     """
-    pieces_of = _Measure(model, shape.rows, precision).pieces
+    pieces_of = _LayerTimer(model, shape.rows, precision).pieces
     if isinstance(model, LanguageModel):
         stacks = [(model.layers, implementations.for_encoder(), shape.target)]
     else:
