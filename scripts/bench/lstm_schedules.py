@@ -25,7 +25,6 @@ from econmt_ops.cells import lstm as cell
 from econmt_ops.core.precision import accumulate_dtype
 from econmt_ops.dispatch.timing import quantile, synchronizer
 from econmt_ops.lstm import recompute
-from econmt_ops.lstm.reference import torch_lstm
 
 PUBLISHED = (4, 100, 512, 64)
 """Layers, steps, hidden size and batch of the published comparison (Optim-LSTM)."""
@@ -140,24 +139,6 @@ def wavefront(inputs: Tensor, layers: Sequence[LSTMWeights]) -> Tensor:
     return torch.stack(outputs, 1)
 
 
-def directions_together(inputs: Tensor, layers: Sequence[LSTMWeights]) -> Tensor:
-    """A layer in both directions, whose n-th steps are one batched product: inputs (B, T, I) to outputs (B, T, 2H)."""
-    reads = torch.stack([inputs, inputs.flip(1)])
-    biases = torch.stack([layer.bias for layer in layers]).unsqueeze(1)
-    weights = torch.stack([layer.input.t() for layer in layers])
-    recurrents = torch.stack([layer.hidden.t() for layer in layers])
-    given = torch.baddbmm(biases, reads.flatten(1, 2), weights).view(2, *inputs.shape[:2], -1)
-    h = inputs.new_zeros(2, len(inputs), layers[0].hidden.shape[1])
-    c = h.flatten(0, 1).to(accumulate_dtype(h.dtype))
-    outputs = []
-    for x in given.unbind(2):
-        made, c = cell.forward(torch.baddbmm(x, h, recurrents).flatten(0, 1), c)
-        h = made.view_as(h)
-        outputs.append(h)
-    ahead, back = torch.stack(outputs, 2)
-    return torch.cat([ahead, back.flip(1)], 2)
-
-
 def _own(layout: str = "packed", backend: str = "eager") -> Stack:
     """`econmt_ops.lstm` with its own backward pass, all gates kept."""
 
@@ -219,56 +200,6 @@ def stages(compile_loop: bool) -> list[Stage]:
     return found
 
 
-def _both_ways(backend: str) -> Stack:
-    def run(inputs: Tensor, layers: Sequence[LSTMWeights]) -> Tensor:
-        outputs, _ = recompute.bidirectional_lstm(
-            inputs, *layers, lengths=None, stash="gates", backend=backend
-        )
-        return outputs
-
-    return run
-
-
-def _directions_apart(inputs: Tensor, layers: Sequence[LSTMWeights]) -> Tensor:
-    """The loop of plain operations, one direction after the other."""
-    ahead = plain_layer(inputs, layers[0], at_once=True)
-    back = plain_layer(inputs.flip(1), layers[1], at_once=True).flip(1)
-    return torch.cat([ahead, back], 2)
-
-
-def _directions_on_streams(inputs: Tensor, layers: Sequence[LSTMWeights]) -> Tensor:
-    """The same on a GPU, each direction on a stream of its own, also in the backward pass."""
-    main, side = torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    side.wait_stream(main)
-    with torch.cuda.stream(side):
-        back = plain_layer(inputs.flip(1), layers[1], at_once=True).flip(1)
-    ahead = plain_layer(inputs, layers[0], at_once=True)
-    main.wait_stream(side)
-    back.record_stream(main)
-    return torch.cat([ahead, back], 2)
-
-
-def both_ways_by_torch(inputs: Tensor, layers: Sequence[LSTMWeights]) -> Tensor:
-    """torch's own LSTM, one layer in both directions: inputs (B, T, I) to (B, T, 2H); c in their type."""
-    zero = inputs.new_zeros(2, inputs.shape[0], layers[0].hidden.shape[1])
-    flat = [part for layer in layers for part in layer]
-    return torch_lstm(inputs, flat, zero, zero, bidirectional=True)[0]
-
-
-def stages_of_directions(device: torch.device) -> list[Stage]:
-    """One layer in both directions: the first and the second weights are those of the two directions."""
-    found = [
-        Stage("directions apart", "1x", _directions_apart),
-        Stage("directions together", "", directions_together),
-    ]
-    if device.type == "cuda":
-        found.append(Stage("directions on streams", "1.82x", _directions_on_streams))
-    found.append(Stage("own backward pass, in place", "", _both_ways("eager")))
-    if has_compiler():
-        found.append(Stage("pointwise fused (compiled)", "", _both_ways("compiled")))
-    return [*found, Stage("torch.nn.LSTM", "", both_ways_by_torch)]
-
-
 def arguments(
     shape: StackShape, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, list[LSTMWeights]]:
@@ -310,7 +241,6 @@ def ablation(
     *,
     samples: int,
     compile_loop: bool,
-    both_ways: bool = False,
     only: Collection[str] = (),
 ) -> Iterator[Row]:
     """Times every step of the ablation.
@@ -320,7 +250,6 @@ def ablation(
         device: where. say: told what is being measured.
         samples: timed calls of each; the quickest counts, as what disturbs only adds.
         compile_loop: also torch.compile of one layer's loop.
-        both_ways: instead the ways to run one layer in both directions; ``shape`` has two layers then.
         only: steps whose names contain one of these; none: all.
 
     Yields:
@@ -329,7 +258,7 @@ def ablation(
     Raises:
         InputError: there is no such step.
     """
-    known = stages_of_directions(device) if both_ways else stages(compile_loop)
+    known = stages(compile_loop)
     found = [stage for stage in known if not only or any(part.lower() in stage.name.lower() for part in only)]
     if not found:
         names = "; ".join(stage.name for stage in known)
@@ -415,7 +344,7 @@ def _timed(
         row[f"{what}, ms"] = 1e3 * min(times)
         row[f"{what}, median ms"] = 1e3 * quantile(times, 0.5)
         row[f"{what}, GFLOP/s"] = passes_made * shape.operations / min(times) / 1e9
-    return {**row, "peak bytes": _peak_bytes(both, device)}
+    return {**row, "peak bytes": peak_bytes(both, device)}
 
 
 def _seconds(function: Callable[[], object], device: torch.device) -> float:
@@ -428,7 +357,7 @@ def _seconds(function: Callable[[], object], device: torch.device) -> float:
     return time.perf_counter() - began
 
 
-def _peak_bytes(function: Callable[[], object], device: torch.device) -> int:
+def peak_bytes(function: Callable[[], object], device: torch.device) -> int:
     """The most bytes that a call takes beside what is there before it.
 
     On the CPU PyTorch's allocator tells of every request, also of those inside libraries and compiled code.
