@@ -111,24 +111,14 @@ class Place:
         )
         self.scorer = Scorer([self.loaded.model], load_vocabularies(self.run))
         self.words = [
-            "recipes",
-            "info",
-            "translate",
-            "score",
-            "evaluate",
-            "compress",
-            "average",
-            "export",
-            "profile",
-        ]
+            "recipes", "info", "translate", "score", "evaluate", "compress", "average", "export", "profile",
+        ]  # fmt: skip
         self.files = {
             str(path.relative_to(self.run)): path.read_bytes()
             for path in sorted(self.run.rglob("*"))
             if path.is_file() and path.suffix in (".yaml", ".json", ".txt", ".tsv", ".safetensors")
         }
 
-
-# ---------------------------------------------------------------------- inputs
 
 Change = tuple[int, str, str]
 Random = random.Random
@@ -221,8 +211,6 @@ def _changed(tree: Any, changes: list[tuple[tuple[Any, ...], bool, Any]]) -> Any
             continue
     return tree
 
-
-# ---------------------------------------------------------------------- targets
 
 Target = tuple[Callable[[Random], Any], Callable[[Any], object]]
 
@@ -320,19 +308,9 @@ def _safetensors(draw: Random, content: bytes) -> str:
 
 
 _PIECES = [
-    b"a b\n",
-    b"d\n",
-    b"\n",
-    b"\r\n",
-    b" ",
-    b"\t",
-    b"\xff",
-    b"\xc3",
-    b"\0",
-    b"\xef\xbb\xbf",
-    b"<unk>",
+    b"a b\n", b"d\n", b"\n", b"\r\n", b" ", b"\t", b"\xff", b"\xc3", b"\0", b"\xef\xbb\xbf", b"<unk>",
     b"b c d",
-]
+]  # fmt: skip
 
 
 def _stream(draw: Random) -> str:
@@ -447,9 +425,6 @@ def _words_given(place: Place, words: list[str]) -> None:
 
 def _is_half(character: str) -> bool:
     return "\ud800" <= character <= "\udfff" and not "\udc80" <= character <= "\udcff"
-
-
-# ---------------------------------------------------------------------- running
 
 
 def attempt(run: Callable[[Any], object], given: Any) -> str | None:

@@ -64,20 +64,12 @@ BODY = {
     "stream": False,
     "api_key": "x",
 }
-PATHS = ["/translate"] * 5 + [
-    "/alternatives",
-    "/detect",
-    "/health",
-    "/metrics",
-    "/languages",
-    "/",
-    "/page.js",
-    "/no",
-]
+PATHS = [
+    "/translate", "/translate", "/translate", "/translate", "/translate", "/alternatives", "/detect",
+    "/health", "/metrics",
+]  # fmt: skip
+PATHS += ["/languages", "/", "/page.js", "/no"]
 LAST = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
-
-
-# ---------------------------------------------------------------------- inputs
 
 
 def request(
@@ -157,21 +149,8 @@ def encodings(draw: Random) -> Input:
 
 def chunks(draw: Random) -> Input:
     """A body in chunks, of which some have sizes that are none."""
-    sizes = [
-        b"0",
-        b"-1",
-        b"5",
-        b"zz",
-        b"",
-        b"5;" + b"x" * 30_000,
-        b"F" * 17,
-        b"F" * 100,
-        b"0x5",
-        b"5 ",
-        b"+5",
-        b"1_0",
-    ]
-    sizes += [b"5", b"5", b"5\n", b"FFFFFFF", b"\xff"]
+    sizes = [*b"0 -1 5 zz 0x5 +5 1_0 5 5 FFFFFFF".split(), b"", b"5;" + b"x" * 30_000, b"F" * 17, b"F" * 100]
+    sizes += [b"5 ", b"5\n", b"\xff"]
     parts = [request(draw, b"", b"Transfer-Encoding: chunked", length=False)]
     ends = [b"\r\n", b"\r\n", b"\n", b""]
     parts += [draw.choice(sizes) + draw.choice(ends) + b'{"q":\r\n' for _ in range(draw.randrange(1, 6))]
@@ -185,20 +164,7 @@ def chunks(draw: Random) -> Input:
 
 def lengths(draw: Random) -> Input:
     """A body with a length that is none, another, or two."""
-    values = [
-        b"-1",
-        b"+5",
-        b"0x5",
-        b"5, 5",
-        b"5, 6",
-        b"",
-        b"abc",
-        b"9" * 20,
-        b"9" * 5000,
-        b"1e3",
-        b"\xb2",
-        b"100",
-    ]
+    values = [*b"-1 +5 0x5 abc 1e3 100".split(), b"5, 5", b"5, 6", b"", b"9" * 20, b"9" * 5000, b"\xb2"]
     headers = [b"Content-Length: " + draw.choice(values) for _ in range(draw.randint(1, 3))]
     if draw.random() < 0.3:
         headers.append(
@@ -236,32 +202,12 @@ def heads(draw: Random) -> Input:
 
 def headers(draw: Random) -> Input:
     """Headers twice, or of other protocols."""
-    choices = [
-        *(
-            b"Authorization: Bearer \xff",
-            b"Authorization: Bearer",
-            b"authorization: bearer x",
-            b"Authorization: Basic eA==",
-        ),
-        *(
-            b"Content-Type: text/plain",
-            b"Content-Type: application/json",
-            b"Host: y",
-            b"Expect: 100-continue",
-        ),
-        *(
-            b"Connection: upgrade\r\nUpgrade: websocket",
-            b"Connection: upgrade\r\nUpgrade: h2c",
-            b"Connection: close",
-        ),
-        *(
-            b"X-Forwarded-For: " + b"1, " * 5000,
-            b"X-Forwarded-Proto: file",
-            b"Forwarded: for=\xff",
-            b"Cookie: \x01",
-        ),
-        *(b"Transfer-Encoding: chunked", b"Content-Length: 3", b"Accept-Encoding: *", b"Range: bytes=0-"),
-    ]
+    choices = b"""Authorization: Bearer \xff|Authorization: Bearer|authorization: bearer x|Authorization: Basic eA==
+Content-Type: text/plain|Content-Type: application/json|Host: y|Expect: 100-continue|Connection: close
+Forwarded: for=\xff|Cookie: \x01|X-Forwarded-Proto: file|Transfer-Encoding: chunked|Content-Length: 3
+Accept-Encoding: *|Range: bytes=0-""".replace(b"\n", b"|").split(b"|")
+    choices += [b"Connection: upgrade\r\nUpgrade: " + kind for kind in (b"websocket", b"h2c")]
+    choices.append(b"X-Forwarded-For: " + b"1, " * 5000)
     body = draw.choice([b'{"q": "a b"}', b"", b"q=a"])
     return [request(draw, body, *draw.choices(choices, k=draw.randint(1, 6)), path=draw.choice(PATHS))]
 
@@ -296,19 +242,9 @@ def damaged(draw: Random) -> Input:
 def markup(draw: Random) -> Input:
     """HTML that is none, and texts of signs that mean something somewhere."""
     parts = [
-        "<b>",
-        "</b>",
-        "<!--",
-        "-->",
-        "<![CDATA[",
-        "<script>",
-        "&#x110000;",
-        "&amp",
-        "<a href='",
-        "a b",
-        "<",
+        "<b>", "</b>", "<!--", "-->", "<![CDATA[", "<script>", "&#x110000;", "&amp", "<", "<a href='", "a b",
         "\n",
-    ]
+    ]  # fmt: skip
     parts += [any_text(draw)[:20] for _ in range(4)]
     q = "".join(draw.choices(parts, k=draw.choice([3, 20, 200])))[:500]
     body = {
@@ -333,9 +269,6 @@ def any_input(draw: Random) -> tuple[str, Input]:
     name = draw.choice(list(KINDS))
     parts = [part for part in KINDS[name](draw) if part]
     return name, [*parts, LAST] if draw.random() < 2 / 3 else parts
-
-
-# ---------------------------------------------------------------------- the server and what is checked
 
 
 class Logged(logging.Handler):

@@ -188,15 +188,9 @@ def main() -> None:
         for _ in range(given.rounds):
             for way in ways(folder, given.model, given.lexicon, given.top, given.ctranslate2, given.threads):
                 command = [
-                    sys.executable,
-                    "-m",
-                    "scripts.bench.inference",
-                    *sys.argv[1:],
-                    "--way",
-                    way,
-                    "--folder",
+                    sys.executable, "-m", "scripts.bench.inference", *sys.argv[1:], "--way", way, "--folder",
                     str(folder),
-                ]
+                ]  # fmt: skip
                 done = subprocess.run(command, check=True, capture_output=True, text=True)
                 clock, processor = map(float, done.stdout.split())
                 seconds.setdefault(way, []).append((clock, processor))

@@ -190,7 +190,7 @@ def stages(compile_loop: bool) -> list[Stage]:
         Stage("layer wavefront", "1.3x", wavefront),
         Stage("own backward pass, in place", "", _own("transposed")),
         Stage("weights packed", "", _own("packed")),
-    ]
+    ]  # fmt: skip
     if fused:
         found.append(Stage("pointwise fused (compiled)", "1.2x", _own("packed", "compiled")))
     found.append(Stage("torch.nn.LSTM", "", by_torch))

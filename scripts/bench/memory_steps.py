@@ -51,13 +51,8 @@ PRODUCTS = (
     *(f"aten::{name}" for name in ("mkldnn_rnn_layer", "mkldnn_rnn_layer_backward")),
 )
 FEWEST_TURNS, MOST_TURNS = 3, 25
-QUICK = [
-    "model.embedding=8",
-    "model.encoder.size=8",
-    "model.decoder.size=8",
-    "model.attention.size=8",
-    "training.batch.size=3",
-]
+QUICK = [f"model.{name}=8" for name in ("embedding", "encoder.size", "decoder.size", "attention.size")]
+QUICK.append("training.batch.size=3")
 _FUSED = ("model.layer_normalization=false", "ops.decoder=auto")
 FUSED = {
     "groundhog": (*_FUSED, "model.attention.use_prev_word=false", "model.attention.coverage.type=none"),

@@ -122,29 +122,15 @@ def cells(row: Row) -> list[str]:
         ratio += f" ({row.ratio.least:.2f} to {row.ratio.most:.2f})"
     spread = f" ({speeds[0]:,} to {speeds[-1]:,})" if len(speeds) > 1 else ""
     return [
-        row.name,
-        row.version,
-        f"{row.tokens_per_second:,.0f}{spread}",
-        ratio,
-        f"{row.peak_bytes / 1e6:,.0f} MB",
-        f"{row.seconds_to_translate:.1f}",
-        f"{row.output_words:,}",
-        f"{row.output_words / row.seconds_to_translate:,.0f}",
-        row.differs,
-    ]
+        row.name, row.version, f"{row.tokens_per_second:,.0f}{spread}", ratio,
+        f"{row.peak_bytes / 1e6:,.0f} MB", f"{row.seconds_to_translate:.1f}", f"{row.output_words:,}",
+        f"{row.output_words / row.seconds_to_translate:,.0f}", row.differs,
+    ]  # fmt: skip
 
 
-SENTENCES = "sentences, s"
 HEAD = (
-    "toolkit",
-    "version",
-    "target tokens/s",
-    "to the fastest peer",
-    "peak memory",
-    SENTENCES,
-    "words out",
-    "words/s",
-    "what differs",
+    "toolkit | version | target tokens/s | to the fastest peer | peak memory | {pairs:,} sentences, s | words out | "
+    "words/s | what differs"
 )
 
 
@@ -154,8 +140,10 @@ def markdown(rows: Sequence[Row], about: Mapping[str, Any], measured: str) -> st
         f"{about['cpu']}, {about['cores']} cores, {about['memory_gb']} GB, {about['threads']} threads a toolkit; "
         f"{about['date']}, commit {about['commit']}; {measured}, load {about['load']} before.",
         "",
-        "| " + " | ".join(HEAD).replace(SENTENCES, f"{about['data']['test_pairs']:,} {SENTENCES}") + " |",
-        "|" + "---|" * len(HEAD),
+        "| "
+        + " | ".join(HEAD).format(f"{about['data']['test_pairs']:,}").replace("sentences s", "sentences, s")
+        + " |",
+        "|" + "---|" * (HEAD.count("|") + 1),
     ]
     lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in cells(row)) + " |" for row in rows]
     return "\n".join(lines)
@@ -165,29 +153,15 @@ def write_csv(path: Path, rows: Sequence[Row]) -> None:
     """The medians, one line a toolkit; empty where it failed."""
     with path.open("w", encoding="utf-8", newline="") as stream:
         writer = csv.writer(stream)
-        writer.writerow(
-            [
-                "toolkit",
-                "version",
-                "target_tokens_per_second",
-                "peak_memory_bytes",
-                "translation_seconds",
-                "translated_words",
-                "failure",
-                "ratio_to_fastest_peer",
-            ]
-        )
+        figures = "target_tokens_per_second peak_memory_bytes translation_seconds translated_words"
+        writer.writerow(["toolkit", "version", *figures.split(), "failure", "ratio_to_fastest_peer"])
         for row in rows:
-            figures: list[object] = ["", "", "", ""]
+            measured: list[object] = [""] * 4
             if row.failure is None:
-                figures = [
-                    round(row.tokens_per_second, 1),
-                    row.peak_bytes,
-                    round(row.seconds_to_translate, 2),
-                    row.output_words,
-                ]
+                measured = [round(row.tokens_per_second, 1), row.peak_bytes]
+                measured += [round(row.seconds_to_translate, 2), row.output_words]
             ratio = "" if row.ratio is None else round(row.ratio.value, 3)
-            writer.writerow([row.name, row.version, *figures, row.failure or "", ratio])
+            writer.writerow([row.name, row.version, *measured, row.failure or "", ratio])
 
 
 def machine() -> dict[str, Any]:

@@ -125,16 +125,8 @@ def memory_task_command(
     with place.measuring() as say, torch.enable_grad():
         rows = place.kept(memory_task.rows(settings, place.device, say, limit=limit, updates=updates))
     columns = (
-        "steps",
-        "cell",
-        "hidden",
-        "batch",
-        "learnt",
-        "updates",
-        "seconds",
-        "milliseconds",
-        "set up, s",
-    )
+        "steps", "cell", "hidden", "batch", "learnt", "updates", "seconds", "milliseconds", "set up, s",
+    )  # fmt: skip
     place.print(rows, (*columns, "speed-up", "failure"), f"memory task: {memory_task.SURE} right in a row")
     if place.plot is not None:
         memory_task.draw(rows, place.plot)
