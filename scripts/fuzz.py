@@ -1,4 +1,4 @@
-"""Feeds econmt inputs that nobody would write, within one process, and tells what it cannot take.
+"""Feeds random and damaged inputs to econmt within one process, and reports those that it cannot handle.
 
 Every input must be accepted or refused by one of econmt's own errors, in lines that can be printed. Anything else is a
 failure: its input is saved, and ``--again FILE`` runs it alone. Inputs are what econmt writes and reads, with some
@@ -125,7 +125,7 @@ Random = random.Random
 
 
 def any_text(draw: Random) -> str:
-    """A few characters that mean something somewhere, or any."""
+    """Draws a hostile text, or a few random characters."""
     if draw.random() < 0.7:
         return draw.choice(HOSTILE_TEXT)
     bound = draw.choice([0x80, 0x3000, 0x110000])
@@ -133,7 +133,7 @@ def any_text(draw: Random) -> str:
 
 
 def any_value(draw: Random) -> Any:
-    """Plain data of any type."""
+    """Draws plain data of any type."""
     if draw.random() < 0.6:
         return copy.deepcopy(draw.choice(HOSTILE_VALUES))
     kinds: list[Callable[[], Any]] = [
@@ -147,13 +147,13 @@ def any_value(draw: Random) -> Any:
 
 
 def any_changes(draw: Random) -> list[Change]:
-    """What :func:`edited` takes."""
+    """Draws changes for :func:`edited`."""
     kinds = ["replace", "replace", "insert", "cut", "twice", "end"]
     return [(draw.randrange(1 << 20), draw.choice(kinds), any_text(draw)) for _ in range(draw.randint(1, 3))]
 
 
 def edited(text: str, changes: list[Change]) -> str:
-    """A text with some words and marks replaced, inserted, cut out or doubled, or ended early."""
+    """Returns a text with some words replaced, inserted, removed or doubled, or with its end cut off."""
     for number, kind, new in changes:
         place = number % (len(text) + 1)
         end = place + 1
@@ -171,12 +171,12 @@ def edited(text: str, changes: list[Change]) -> str:
 
 
 def edited_bytes(content: bytes, changes: list[Change]) -> bytes:
-    """The same of bytes, so that they may be no text any more."""
+    """Returns edited bytes, which may no longer be text."""
     return edited(content.decode("latin-1"), changes).encode("utf-8", "surrogatepass")
 
 
 def places_in(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Every place in plain data; of a long list the first few."""
+    """Yields every path in plain data; of a long list the first few."""
     yield path
     if isinstance(tree, dict):
         for key, value in tree.items():
@@ -187,7 +187,7 @@ def places_in(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]
 
 
 def changed_data(draw: Random, tree: Any) -> Any:
-    """Plain data in which one to three values are others, or missing."""
+    """Returns plain data with one to three values replaced or removed."""
     places = list(places_in(tree))
     changes = [(draw.choice(places), draw.random() < 0.3, any_value(draw)) for _ in range(draw.randint(1, 3))]
     return _changed(tree, changes)
@@ -216,7 +216,7 @@ Target = tuple[Callable[[Random], Any], Callable[[Any], object]]
 
 
 def targets_of(place: Place) -> dict[str, Target]:
-    """What is fed to what, by name; inputs are plain data, so that they can be saved."""
+    """Returns the targets by name, each as a function that draws inputs (plain data) and one that runs them."""
     data = place.folder / "damaged.safetensors"
     shipped = [SMALL, SMALL, SMALL, recipe_text(place.loaded.recipe, changed_only=True)]
     keys = [key for key, _, _ in walk(Recipe)]
@@ -274,7 +274,7 @@ def _checked(kind: Any, tree: Any) -> None:
 
 
 def _short(state: dict[str, Any]) -> dict[str, Any]:
-    """A state without its 700 words of random numbers, which :func:`_long` puts back where they were left alone."""
+    """Returns a state without its 700 words of random numbers, which :func:`_long` restores where unchanged."""
     return {**state, "random": dict.fromkeys(state["random"], "*"), "metrics": state["metrics"][-2:]}
 
 
@@ -290,7 +290,7 @@ def _long(tree: Any, state: dict[str, Any]) -> Any:
 
 
 def _safetensors(draw: Random, content: bytes) -> str:
-    """A parameter file, as base64: its header changed as data or as text, or any byte of it."""
+    """Returns a parameter file, as base64, with changes to its header or to any byte."""
     size = int.from_bytes(content[:8], "little")
     header, rest = content[8 : 8 + size], content[8 + size :]
     kind = draw.randrange(4)
@@ -338,7 +338,7 @@ def _lines(content: bytes, folder: Path) -> Iterator[list[str]]:
 
 
 def _folder(place: Place, name: str, changes: list[Change]) -> None:
-    """Loads a model folder of which one file is damaged."""
+    """Loads a model folder with one damaged file."""
     folder = place.folder / "damaged"
     if not folder.exists():
         shutil.copytree(place.run, folder)
@@ -383,7 +383,7 @@ _OPTIONS = [
 
 
 def _words(draw: Random, place: Place) -> list[str]:
-    """A command line of verbs, options, files and anything."""
+    """Draws a command line of verbs, options, files and random text."""
     files = [
         str(place.folder / name) for name in ("run", "train.src", "train.trg", "tiny.yaml", "out", "none")
     ]
@@ -397,7 +397,7 @@ def _words(draw: Random, place: Place) -> list[str]:
 
 
 def _words_given(place: Place, words: list[str]) -> None:
-    """A command line; one that would train, download or fill memory is left out."""
+    """Runs a command line, unless it would train, download or fill memory."""
     first = next((word for word in words if not word.startswith("-")), None)
     if first in ("train", "prepare", "bench", "profile", None) or "\0" in "".join(words):
         words = ["recipes", "show", *words]
@@ -428,7 +428,7 @@ def _is_half(character: str) -> bool:
 
 
 def attempt(run: Callable[[Any], object], given: Any) -> str | None:
-    """Runs one input; how it failed, or None: it was taken, or refused by an error that can be printed."""
+    """Runs one input; returns how it failed, or None if it was accepted or refused by a printable error."""
     try:
         run(given)
     except EconmtError as error:

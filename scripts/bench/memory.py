@@ -1,4 +1,4 @@
-"""Measures memory and time of training steps that recompute.
+"""Measures memory and time of recomputing training steps.
 
 Three sections, all of them unless --only names some:
 
@@ -42,6 +42,7 @@ from econmt.memory.report.tables import format_bytes, format_rate
 from econmt.training.interrupts import Interrupts
 from econmt_ops import linear_cross_entropy
 from econmt_ops.backends.compiled import has_compiler
+from scripts.bench.arguments import parser_of
 from scripts.bench.lstm_schedules import peak_bytes
 from scripts.bench.memory_steps import (
     Case,
@@ -263,9 +264,7 @@ def show_output(found: dict[str, Any]) -> None:
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Reads the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     add, types = parser.add_argument, ("float32", "bfloat16")
     add("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS), help="sections to measure")
     add("--device", default="auto")

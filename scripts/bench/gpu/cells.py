@@ -1,4 +1,4 @@
-"""Times a layer of every cell against cuDNN's LSTM on a GPU.
+"""Times every cell against cuDNN's LSTM on a GPU.
 
     python -m scripts.bench gpu.cells
     python -m scripts.bench gpu.cells --dtype bfloat16 --sizes 64x100x512 128x100x1024 --cells sru ssru

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from econmt_ops.dispatch.capture import Capturer
+from scripts.bench.arguments import parser_of
 
 DEVICE = torch.device("cuda")
 WORKERS = 12
@@ -31,9 +32,7 @@ Call = Callable[[], Any]
 
 def arguments(description: str | None) -> argparse.ArgumentParser:
     """Makes the parser of a benchmark whose help text is its module docstring."""
-    parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(description)
     parser.add_argument("--compile", type=int, help=argparse.SUPPRESS)  # the number of a compiling worker
     return parser
 

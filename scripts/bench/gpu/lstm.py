@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Times and checks the persistent LSTM kernel against cuDNN.
+"""Times the persistent LSTM kernel against cuDNN.
 
     python -m scripts.bench gpu.lstm            # under 150 seconds, compiling included
     python -m scripts.bench gpu.lstm 128x1024   # only these batches and hidden sizes

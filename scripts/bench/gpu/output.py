@@ -1,10 +1,10 @@
-"""Times output layer, optimizer, dropout and look-ups on a GPU.
+"""Times output layer, optimizer and dropout on a GPU.
 
     python -m scripts.bench gpu.output                  # all parts, under a minute
     python -m scripts.bench gpu.output checks output    # these parts
 
-The parts are checks (against float64), output, kernel, optimizer, dropout and lookup. Times are milliseconds of forward
-and backward in CUDA graphs, medians of replays. The peak is the memory of an eager call beyond its arguments. A case
+The parts are checks (against float64), output, kernel, optimizer and dropout. Times are milliseconds of forward and
+backward in CUDA graphs, medians of replays. The peak is the memory of an eager call beyond its arguments. A case
 that fails prints a line, and the next one follows.
 """
 
@@ -21,8 +21,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from econmt_ops.core.dropout import SeedCounter, dropout, keep_threshold
-from econmt_ops.core.lengths import reverse_rows
-from econmt_ops.core.look_up import look_up
 from econmt_ops.linear_cross_entropy import recompute
 from econmt_ops.optimizer import FusedOptimizer
 from scripts.bench.gpu.frame import DEVICE, FAILURES, arguments, brief, heading, milliseconds
@@ -254,57 +252,12 @@ def dropped() -> None:
         )
 
 
-def lookup() -> None:
-    """Prints times of the gradients of look-ups, and of reversing rows within their lengths."""
-    weight = torch.randn(32_000, 512, device=DEVICE, requires_grad=True)
-    draw = torch.Generator(DEVICE).manual_seed(1)
-    ids = torch.randint(1, 32_000, (128, 100), generator=draw, device=DEVICE)
-    ids[:, ::5] = 7
-    incoming = torch.randn(128, 100, 512, generator=draw, device=DEVICE)
-
-    exact = torch.zeros(32_000, 512, device=DEVICE, dtype=torch.float64)
-    exact.index_add_(0, ids.flatten(), incoming.flatten(0, 1).double())
-    functions = {
-        "torch": lambda: functional.embedding(ids, weight, 0),
-        "ours": lambda: look_up(weight, ids, 0),
-    }
-    for name, function in functions.items():
-        with case(f"look-up, {name}"):
-
-            def gradient(function: Callable[[], Tensor] = function) -> Tensor:
-                return torch.autograd.grad(function(), weight, incoming)[0]
-
-            error = float((gradient().double() - exact).abs().max())
-            same = gradient().equal(gradient())
-            used, peak = timed(gradient)
-            print(
-                f"look-up of 12,800 in 32,000 x 512, {name}: {1e3 * used:.0f} us / {peak:.0f} MiB, "
-                f"error {error:.1e}, repeats equal: {same}; {kernels_of(gradient)}",
-                flush=True,
-            )
-    lengths = torch.randint(1, 101, (128,), generator=draw, device=DEVICE)
-    for dtype in (torch.bfloat16, torch.float32):
-        rows = torch.randn(128, 100, 512, device=DEVICE, dtype=dtype, requires_grad=True)
-        with case("reversal"):
-
-            def turned(rows: Tensor = rows) -> None:
-                torch.autograd.grad(reverse_rows(rows, lengths), rows, rows.detach())
-
-            used, peak = timed(turned)
-            print(
-                f"reversal of 128 x 100 x 512 {str(dtype)[6:]}, forward + backward: "
-                f"{1e3 * used:.1f} us / {peak:.0f} MiB; {kernels_of(turned)}",
-                flush=True,
-            )
-
-
 PARTS: dict[str, Callable[[], None]] = {
     "checks": checks,
     "output": output,
     "kernel": kernel,
     "optimizer": optimizer,
     "dropout": dropped,
-    "lookup": lookup,
 }
 
 
