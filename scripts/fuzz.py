@@ -441,21 +441,17 @@ def attempt(run: Callable[[Any], object], given: Any) -> str | None:
 
 
 def main() -> int:
-    """Runs the targets in turns and prints how often each was run; 1 if any failed."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--seconds", type=float, default=60.0, help="for all targets together (60)")
-    parser.add_argument("--executions", type=int, help="go on until there were so many, whatever it takes")
-    parser.add_argument("--targets", help="names with commas; all if left out")
-    parser.add_argument(
-        "--seed", type=int, default=int(time.time()), help="of the inputs; the time if left out"
-    )
-    parser.add_argument(
-        "--failures", type=Path, default=Path("fuzz-failures"), help="folder of inputs that failed"
-    )
-    parser.add_argument("--again", type=Path, help="run one saved input")
-    parser.add_argument("--debug", action="store_true", help="with --again: let its traceback show")
+    add = parser.add_argument
+    add("--seconds", type=float, default=60.0, help="for all targets together (60)")
+    add("--executions", type=int, help="go on until there were so many, whatever it takes")
+    add("--targets", help="names with commas; all if left out")
+    add("--seed", type=int, default=int(time.time()), help="of the inputs; the time if left out")
+    add("--failures", type=Path, default=Path("fuzz-failures"), help="folder of inputs that failed")
+    add("--again", type=Path, help="run one saved input")
+    add("--debug", action="store_true", help="with --again: let its traceback show")
     options = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name, contextlib.redirect_stderr(io.StringIO()):

@@ -376,18 +376,14 @@ def run_all(port: int, options: argparse.Namespace, logged: Logged) -> int:
 
 
 def main() -> int:
-    """Starts the server and sends it what the options say."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--requests", type=int, default=500, help="connections (500)")
-    parser.add_argument(
-        "--seed", type=int, default=int(time.time()), help="of the inputs; the time if left out"
-    )
-    parser.add_argument(
-        "--failures", type=Path, default=Path("fuzz-failures"), help="folder of inputs that failed"
-    )
-    parser.add_argument("--again", type=Path, help="send one saved input and print the answer")
+    add = parser.add_argument
+    add("--requests", type=int, default=500, help="connections (500)")
+    add("--seed", type=int, default=int(time.time()), help="of the inputs; the time if left out")
+    add("--failures", type=Path, default=Path("fuzz-failures"), help="folder of inputs that failed")
+    add("--again", type=Path, help="send one saved input and print the answer")
     options = parser.parse_args()
     torch.set_num_threads(1)
     logged = Logged()

@@ -97,7 +97,6 @@ def variants(kind: str, name: str) -> list[Implementations]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Writes the reference's curves."""
     if arguments:
         print(__doc__, file=sys.stderr)
         return 2

@@ -44,64 +44,42 @@ from scripts.processes_of_run import (
     seconds_until_all_ended,
 )
 
-TRANSLATION = """\
+RECIPE = """\
 name: kill-test
-output: {output}
-data:
-  source: src
-  target: trg
-  train: [{text}/train]
-  valid: {text}/valid
-  subwords: {{type: words, source: 100, target: 100}}
-  prepared: {text}/prepared
-model:
-  embedding: 64
-  encoder: {{layers: 1, size: 128}}
-  decoder: {{layers: 1, size: 128}}
-  attention: {{size: 128}}
-  dropout: 0.2
+output: {{output}}
+data: {{{{prepared: {{text}}/prepared-{task}, train: [{{text}}/train], valid: {{text}}/valid, {data}}}}}
+{model}
 training:
-  batch: {{type: sentence, size: 8}}
-  update_interval: 2
+  batch: {{{{size: 8}}}}
+  precision: float32
+  max_updates: {{updates}}
+  checkpoint_interval: 3
+  early_stopping: {{{{max_num_checkpoint_not_improved: null}}}}
+  keep_last_params: 2
+  log_interval: 4
+  device: cpu
+  threads: 1
+  seed: 3
+  {training}
+"""
+TRANSLATION = RECIPE.format(
+    task="translation",
+    data="source: src, target: trg, subwords: {{type: words, source: 100, target: 100}}",
+    model="""\
+model: {{embedding: 64, encoder: {{size: 128}}, decoder: {{size: 128}}, attention: {{size: 128}}, dropout: 0.2}}
+decoding: {{beam_size: 2, max_output_factor: 0.5}}""",
+    training="""\
+update_interval: 2
   optimizer: {{learning_rate: 0.03}}
-  schedule: {{name: plateau-reduce, reduce_num_not_improved: 1}}
-  precision: float32
-  max_updates: {updates}
-  checkpoint_interval: 3
-  early_stopping: {{max_num_checkpoint_not_improved: null}}
-  keep_last_params: 2
-  log_interval: 4
-  device: cpu
-  threads: 1
-  seed: 3
-decoding: {{beam_size: 2, max_output_factor: 0.5}}
-"""
-
-LANGUAGE_MODEL = """\
-name: kill-test
-task: language_model
-output: {output}
-data:
-  text: src
-  train: [{text}/train]
-  valid: {text}/valid
-  subwords: {{type: words, size: 100}}
-  prepared: {text}/prepared-text
-model: {{embedding: 128, size: 128, layers: 2}}
-training:
-  batch: {{size: 8}}
-  bptt: 16
-  precision: float32
-  optimizer: {{name: sgd, learning_rate: 1.0}}
-  max_updates: {updates}
-  checkpoint_interval: 3
-  early_stopping: {{max_num_checkpoint_not_improved: null}}
-  keep_last_params: 2
-  log_interval: 4
-  device: cpu
-  threads: 1
-  seed: 3
-"""
+  schedule: {{name: plateau-reduce, reduce_num_not_improved: 1}}""",
+)
+LANGUAGE_MODEL = RECIPE.format(
+    task="text",
+    data="text: src, subwords: {{type: words, size: 100}}",
+    model="task: language_model\nmodel: {{embedding: 128, size: 128, layers: 2}}",
+    training="bptt: 16\n  optimizer: {{name: sgd, learning_rate: 1.0}}",
+)
+"""Templates of recipes, with the fields output, text and updates."""
 
 ENDED = 10.0
 """Seconds within which all processes of a run end after its launcher is killed."""
@@ -342,7 +320,6 @@ def show(kills: Sequence[Kill], console: Console) -> bool:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the campaign; returns 0 if nothing was lost and no process stayed."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

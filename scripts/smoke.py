@@ -282,7 +282,6 @@ def is_up(address: str) -> bool:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the suite; returns the exit code."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -143,7 +143,6 @@ def draw(curves: dict[str, list[Sample]], picture: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command line; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     verbs = parser.add_subparsers(dest="verb", required=True)
     runs = verbs.add_parser("run", help="run a command and sample its memory")

@@ -124,7 +124,6 @@ def report(recipe: Recipe, prepared: PreparedData) -> Iterator[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Prepares the text and prints the table."""
     parser = parser_of(__doc__)
     parser.add_argument("recipe", help="a file, or a shipped name")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="what to change of it")

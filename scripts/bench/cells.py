@@ -46,7 +46,6 @@ def ways(batch: int, steps: int, hidden: int) -> dict[str, Callable[[], None]]:
 
 
 def main() -> None:
-    """Prints a table."""
     parser = parser_of(__doc__)
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--steps", type=int, default=100)

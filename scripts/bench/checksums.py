@@ -79,7 +79,6 @@ def rows(folder: Path, megabytes: int) -> list[tuple[str, float, float]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Prints the table."""
     parser = parser_of(__doc__)
     parser.add_argument(
         "--megabytes", type=int, nargs="+", default=[10, 100, 1000], help="sizes of the files"

@@ -71,7 +71,6 @@ def timed(run: Callable[[], None], device: torch.device) -> Callable[[], float]:
 
 
 def main() -> None:
-    """Times all ways."""
     parser = parser_of(__doc__)
     for name, default in (("size", 512), ("rows", 32), ("steps", 35), ("turns", 5)):
         parser.add_argument(f"--{name}", type=int, default=default)

@@ -54,7 +54,6 @@ def holds(text: str, wanted: list[str]) -> bool:
 
 
 def main() -> None:
-    """Prints a line of a table for each beam."""
     parser = parser_of(__doc__)
     parser.add_argument("model")
     parser.add_argument("source", type=Path)

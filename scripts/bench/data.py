@@ -121,19 +121,15 @@ def read(folder: Path, batches: int, seeks: int) -> dict[str, object]:
 
 
 def main() -> None:
-    """Generates a store, reads it in a new process and prints JSON."""
     parser = parser_of(__doc__)
-    parser.add_argument("--pairs", type=int, default=10_000_000)
-    parser.add_argument("--mean-length", type=float, default=25.0, help="tokens a sentence")
-    parser.add_argument(
-        "--batches", type=int, default=20_000, help="batches of 128 to read; 0: a whole epoch"
-    )
-    parser.add_argument("--seeks", type=int, default=300, help="jumps to random positions of three epochs")
-    parser.add_argument("--folder", type=Path, help="where the store lies; kept and reused if given")
-    parser.add_argument(
-        "--cold", action="store_true", help="drop the files from the page cache before reading"
-    )
-    parser.add_argument("--read-only", action="store_true", help=argparse.SUPPRESS)
+    add = parser.add_argument
+    add("--pairs", type=int, default=10_000_000)
+    add("--mean-length", type=float, default=25.0, help="tokens a sentence")
+    add("--batches", type=int, default=20_000, help="batches of 128 to read; 0: a whole epoch")
+    add("--seeks", type=int, default=300, help="jumps to random positions of three epochs")
+    add("--folder", type=Path, help="where the store lies; kept and reused if given")
+    add("--cold", action="store_true", help="drop the files from the page cache before reading")
+    add("--read-only", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.read_only:
         print(json.dumps(read(options.folder, options.batches, options.seeks), indent=1))

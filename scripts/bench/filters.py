@@ -83,7 +83,6 @@ def noise(prefix: str) -> None:
 
 
 def main() -> None:
-    """Measures each prefix."""
     parser = parser_of(__doc__)
     parser.add_argument("prefixes", nargs="+", help="English and German text")
     parser.add_argument("--foreign", type=Path, help="lines in another language")

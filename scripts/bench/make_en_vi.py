@@ -37,7 +37,6 @@ def unquote(line: str) -> str:
 
 
 def main() -> None:
-    """Writes DEST/{train,tst2012,tst2013}.{en,vi}."""
     parser = parser_of(__doc__)
     parser.add_argument("data", type=Path, help="folder that holds vlsp20-en-vi and iwslt15-en-vi")
     parser.add_argument("destination", type=Path, help="folder to write")

@@ -143,7 +143,6 @@ def make_data(folder: Path, data_dir: Path | None, test_source: Path | None = No
 
 
 def main() -> None:
-    """Writes the files of the command line's folder."""
     parser = parser_of(__doc__)
     parser.add_argument("--data-dir", type=Path, help="folder with multi30k/")
     parser.add_argument("--output", type=Path, default=Path("compare/data"))

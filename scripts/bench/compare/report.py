@@ -31,7 +31,7 @@ class Ratio(NamedTuple):
 
 @dataclasses.dataclass
 class Row:
-    """What was measured of one toolkit; lists have one entry a round, peaks one more of the longer run before.
+    """Figures of one toolkit; lists have one entry a round, and peaks one more of the longer run before.
 
     Attributes:
         translations: seconds of each, several a round.

@@ -39,44 +39,31 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, prog="compare"
     )
-    parser.add_argument(
-        "--only", nargs="+", choices=TOOLKITS, metavar="NAME", help=f"of {', '.join(TOOLKITS)}"
-    )
-    parser.add_argument("--seconds", type=float, default=25.0, help="of training measured, a round (25)")
-    parser.add_argument("--turn", type=float, default=3.0, help="seconds that one trains at a time (3)")
-    parser.add_argument(
-        "--device", choices=("cpu", "cuda"), default="cpu", help="cuda: each alone on the GPU, in turn (cpu)"
-    )
-    parser.add_argument(
-        "--one-by-one", action="store_true", help="train each round's seconds at a stretch, without turns"
-    )
-    parser.add_argument("--rounds", type=int, default=1, help="of all toolkits; medians are shown (1)")
-    parser.add_argument("--translations", type=int, default=3, help="a round; medians are shown (3)")
-    parser.add_argument("--warm-up", type=int, default=20, help="updates before the clock starts (20)")
-    parser.add_argument(
-        "--checkpoint-updates", type=int, default=200, help="of the models that translate (200)"
-    )
-    parser.add_argument("--threads", type=int, default=2, help="OMP_NUM_THREADS of every toolkit (2)")
-    parser.add_argument("--data-dir", type=Path, help="folder with multi30k/")
-    parser.add_argument(
-        "--test-source", type=Path, metavar="FILE", help="text in en to translate (200 captions of the test)"
-    )
-    parser.add_argument("--work", type=Path, default=CACHE / "work", help="token files, models, logs")
-    parser.add_argument("--environments", type=Path, default=CACHE / "environments", help="one a toolkit")
-    parser.add_argument(
+    add = parser.add_argument
+    add("--only", nargs="+", choices=TOOLKITS, metavar="NAME", help=f"of {', '.join(TOOLKITS)}")
+    add("--seconds", type=float, default=25.0, help="of training measured, a round (25)")
+    add("--turn", type=float, default=3.0, help="seconds that one trains at a time (3)")
+    add("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: each alone on the GPU, in turn (cpu)")
+    add("--one-by-one", action="store_true", help="train each round's seconds at a stretch, without turns")
+    add("--rounds", type=int, default=1, help="of all toolkits; medians are shown (1)")
+    add("--translations", type=int, default=3, help="a round; medians are shown (3)")
+    add("--warm-up", type=int, default=20, help="updates before the clock starts (20)")
+    add("--checkpoint-updates", type=int, default=200, help="of the models that translate (200)")
+    add("--threads", type=int, default=2, help="OMP_NUM_THREADS of every toolkit (2)")
+    add("--data-dir", type=Path, help="folder with multi30k/")
+    add("--test-source", type=Path, metavar="FILE", help="text in en to translate (200 captions of the test)")
+    add("--work", type=Path, default=CACHE / "work", help="token files, models, logs")
+    add("--environments", type=Path, default=CACHE / "environments", help="one a toolkit")
+    add(
         "--python",
         nargs="+",
         default=[],
         metavar="VERSION=PATH",
         help="interpreters, such as 3.6=/opt/python3.6",
     )
-    parser.add_argument(
-        "--prepare-only", action="store_true", help="environments, token files, models; no figures"
-    )
-    parser.add_argument("--again", action="store_true", help="train the models that translate anew")
-    parser.add_argument(
-        "--output", type=Path, help="JSON file of all readings; the table goes beside it as .csv"
-    )
+    add("--prepare-only", action="store_true", help="environments, token files, models; no figures")
+    add("--again", action="store_true", help="train the models that translate anew")
+    add("--output", type=Path, help="JSON file of all readings; the table goes beside it as .csv")
     options = parser.parse_args(words)
     # A process that is stopped keeps its part of a GPU's memory, and the others would meet it.
     options.one_by_one |= options.device == "cuda"
@@ -267,7 +254,6 @@ def first_lines(error: Exception) -> str:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Returns 0, or 1 if a toolkit failed."""
     options = arguments(words)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what is running is ended too
     interpreters = dict(pair.split("=", 1) for pair in options.python)

@@ -211,7 +211,6 @@ def run(case: Case) -> str:
 
 
 def main() -> None:
-    """Compiles in several processes, then prints a line for each case."""
     parser = arguments(__doc__)
     parser.add_argument("--batch", type=int, default=128, help="rows (%(default)s)")
     parser.add_argument("--size", type=int, default=512, help="units (%(default)s)")

@@ -290,7 +290,6 @@ def jobs(sizes: list[tuple[int, int]]) -> list[Callable[[], object]]:
 
 
 def main() -> None:
-    """Prints checks and times."""
     parser = arguments(__doc__)
     parser.add_argument("sizes", nargs="*", metavar="BATCHxHIDDEN", help=f"some of {', '.join(SIZES)}")
     given = parser.parse_args()

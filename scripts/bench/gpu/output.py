@@ -262,7 +262,6 @@ PARTS: dict[str, Callable[[], None]] = {
 
 
 def main() -> None:
-    """Runs the parts of the command line, or all."""
     parser = arguments(__doc__)
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"some of {', '.join(PARTS)}; default: all")
     parts = parser.parse_args().parts
