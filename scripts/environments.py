@@ -68,7 +68,7 @@ def lower_bounds() -> str:
 
 
 def environments(pythons: Sequence[str], names: Sequence[str]) -> Iterator[Environment]:
-    """The environments of these names; ``pythons`` are interpreters, the oldest version first."""
+    """Yields the environments of these names; ``pythons`` are interpreters, the oldest version first."""
     tested = TRITON.sub("", (ROOT / "constraints.txt").read_text(encoding="utf-8"))  # torch's own, if any
     torch = "".join(TORCH.findall(tested)) + "\n"
     if "lowest" in names:
@@ -87,24 +87,20 @@ def environments(pythons: Sequence[str], names: Sequence[str]) -> Iterator[Envir
 
 
 def found_pythons() -> list[str]:
-    """The interpreters of supported versions that are on the path and run; a stub of pyenv may not."""
+    """Returns the interpreters of supported versions on the path that run; a stub of pyenv may not."""
     there = [path for version in PYTHONS if (path := shutil.which(f"python{version}")) is not None]
     return [path for path in there if version_of(path)] or [sys.executable]
 
 
 def version_of(python: str) -> tuple[int, ...]:
-    """The version of an interpreter; empty if it does not run."""
+    """Returns the version of an interpreter; empty if it does not run."""
     code = "import sys; print(*sys.version_info[:2])"
     done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)
     return tuple(map(int, done.stdout.split())) if done.returncode == 0 else ()
 
 
 def run(words: Sequence[object], env: Mapping[str, str], cwd: Path) -> None:
-    """Runs a command; what it said is shown if it fails.
-
-    Raises:
-        subprocess.CalledProcessError: it failed.
-    """
+    """Runs a command and prints its output if it fails; raises CalledProcessError then."""
     done = subprocess.run(
         [str(word) for word in words], env=env, cwd=cwd, capture_output=True, text=True, check=False
     )
@@ -115,11 +111,7 @@ def run(words: Sequence[object], env: Mapping[str, str], cwd: Path) -> None:
 
 
 def try_one(which: Environment, folder: Path) -> None:
-    """Makes the environment in a folder and runs the suite in it.
-
-    Raises:
-        subprocess.CalledProcessError: something failed; its output is printed.
-    """
+    """Makes the environment in a folder and runs the suite; raises CalledProcessError if something fails."""
     env = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV", "CC")}
     env |= {"PIP_DISABLE_PIP_VERSION_CHECK": "1"} | ({} if which.compiler else NO_COMPILER)
     # Editable: installed from the checkout itself; else from a copy, so that building leaves nothing behind.
@@ -157,7 +149,6 @@ def try_one(which: Environment, folder: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Tries the environments; returns the exit code."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,4 +1,4 @@
-"""Feeds econmt inputs that nobody would write, within one process, and tells what it cannot take.
+"""Feeds random and damaged inputs to econmt within one process, and reports those that it cannot handle.
 
 Every input must be accepted or refused by one of econmt's own errors, in lines that can be printed. Anything else is a
 failure: its input is saved, and ``--again FILE`` runs it alone. Inputs are what econmt writes and reads, with some
@@ -111,16 +111,8 @@ class Place:
         )
         self.scorer = Scorer([self.loaded.model], load_vocabularies(self.run))
         self.words = [
-            "recipes",
-            "info",
-            "translate",
-            "score",
-            "evaluate",
-            "compress",
-            "average",
-            "export",
-            "profile",
-        ]
+            "recipes", "info", "translate", "score", "evaluate", "compress", "average", "export", "profile",
+        ]  # fmt: skip
         self.files = {
             str(path.relative_to(self.run)): path.read_bytes()
             for path in sorted(self.run.rglob("*"))
@@ -128,14 +120,12 @@ class Place:
         }
 
 
-# ---------------------------------------------------------------------- inputs
-
 Change = tuple[int, str, str]
 Random = random.Random
 
 
 def any_text(draw: Random) -> str:
-    """A few characters that mean something somewhere, or any."""
+    """Draws a hostile text, or a few random characters."""
     if draw.random() < 0.7:
         return draw.choice(HOSTILE_TEXT)
     bound = draw.choice([0x80, 0x3000, 0x110000])
@@ -143,7 +133,7 @@ def any_text(draw: Random) -> str:
 
 
 def any_value(draw: Random) -> Any:
-    """Plain data of any type."""
+    """Draws plain data of any type."""
     if draw.random() < 0.6:
         return copy.deepcopy(draw.choice(HOSTILE_VALUES))
     kinds: list[Callable[[], Any]] = [
@@ -157,13 +147,13 @@ def any_value(draw: Random) -> Any:
 
 
 def any_changes(draw: Random) -> list[Change]:
-    """What :func:`edited` takes."""
+    """Draws changes for :func:`edited`."""
     kinds = ["replace", "replace", "insert", "cut", "twice", "end"]
     return [(draw.randrange(1 << 20), draw.choice(kinds), any_text(draw)) for _ in range(draw.randint(1, 3))]
 
 
 def edited(text: str, changes: list[Change]) -> str:
-    """A text with some words and marks replaced, inserted, cut out or doubled, or ended early."""
+    """Returns a text with some words replaced, inserted, removed or doubled, or with its end cut off."""
     for number, kind, new in changes:
         place = number % (len(text) + 1)
         end = place + 1
@@ -181,12 +171,12 @@ def edited(text: str, changes: list[Change]) -> str:
 
 
 def edited_bytes(content: bytes, changes: list[Change]) -> bytes:
-    """The same of bytes, so that they may be no text any more."""
+    """Returns edited bytes, which may no longer be text."""
     return edited(content.decode("latin-1"), changes).encode("utf-8", "surrogatepass")
 
 
 def places_in(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Every place in plain data; of a long list the first few."""
+    """Yields every path in plain data; of a long list the first few."""
     yield path
     if isinstance(tree, dict):
         for key, value in tree.items():
@@ -197,7 +187,7 @@ def places_in(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]
 
 
 def changed_data(draw: Random, tree: Any) -> Any:
-    """Plain data in which one to three values are others, or missing."""
+    """Returns plain data with one to three values replaced or removed."""
     places = list(places_in(tree))
     changes = [(draw.choice(places), draw.random() < 0.3, any_value(draw)) for _ in range(draw.randint(1, 3))]
     return _changed(tree, changes)
@@ -222,13 +212,11 @@ def _changed(tree: Any, changes: list[tuple[tuple[Any, ...], bool, Any]]) -> Any
     return tree
 
 
-# ---------------------------------------------------------------------- targets
-
 Target = tuple[Callable[[Random], Any], Callable[[Any], object]]
 
 
 def targets_of(place: Place) -> dict[str, Target]:
-    """What is fed to what, by name; inputs are plain data, so that they can be saved."""
+    """Returns the targets by name, each as a function that draws inputs (plain data) and one that runs them."""
     data = place.folder / "damaged.safetensors"
     shipped = [SMALL, SMALL, SMALL, recipe_text(place.loaded.recipe, changed_only=True)]
     keys = [key for key, _, _ in walk(Recipe)]
@@ -286,7 +274,7 @@ def _checked(kind: Any, tree: Any) -> None:
 
 
 def _short(state: dict[str, Any]) -> dict[str, Any]:
-    """A state without its 700 words of random numbers, which :func:`_long` puts back where they were left alone."""
+    """Returns a state without its 700 words of random numbers, which :func:`_long` restores where unchanged."""
     return {**state, "random": dict.fromkeys(state["random"], "*"), "metrics": state["metrics"][-2:]}
 
 
@@ -302,7 +290,7 @@ def _long(tree: Any, state: dict[str, Any]) -> Any:
 
 
 def _safetensors(draw: Random, content: bytes) -> str:
-    """A parameter file, as base64: its header changed as data or as text, or any byte of it."""
+    """Returns a parameter file, as base64, with changes to its header or to any byte."""
     size = int.from_bytes(content[:8], "little")
     header, rest = content[8 : 8 + size], content[8 + size :]
     kind = draw.randrange(4)
@@ -320,19 +308,9 @@ def _safetensors(draw: Random, content: bytes) -> str:
 
 
 _PIECES = [
-    b"a b\n",
-    b"d\n",
-    b"\n",
-    b"\r\n",
-    b" ",
-    b"\t",
-    b"\xff",
-    b"\xc3",
-    b"\0",
-    b"\xef\xbb\xbf",
-    b"<unk>",
+    b"a b\n", b"d\n", b"\n", b"\r\n", b" ", b"\t", b"\xff", b"\xc3", b"\0", b"\xef\xbb\xbf", b"<unk>",
     b"b c d",
-]
+]  # fmt: skip
 
 
 def _stream(draw: Random) -> str:
@@ -360,7 +338,7 @@ def _lines(content: bytes, folder: Path) -> Iterator[list[str]]:
 
 
 def _folder(place: Place, name: str, changes: list[Change]) -> None:
-    """Loads a model folder of which one file is damaged."""
+    """Loads a model folder with one damaged file."""
     folder = place.folder / "damaged"
     if not folder.exists():
         shutil.copytree(place.run, folder)
@@ -405,7 +383,7 @@ _OPTIONS = [
 
 
 def _words(draw: Random, place: Place) -> list[str]:
-    """A command line of verbs, options, files and anything."""
+    """Draws a command line of verbs, options, files and random text."""
     files = [
         str(place.folder / name) for name in ("run", "train.src", "train.trg", "tiny.yaml", "out", "none")
     ]
@@ -419,7 +397,7 @@ def _words(draw: Random, place: Place) -> list[str]:
 
 
 def _words_given(place: Place, words: list[str]) -> None:
-    """A command line; one that would train, download or fill memory is left out."""
+    """Runs a command line, unless it would train, download or fill memory."""
     first = next((word for word in words if not word.startswith("-")), None)
     if first in ("train", "prepare", "bench", "profile", None) or "\0" in "".join(words):
         words = ["recipes", "show", *words]
@@ -449,11 +427,8 @@ def _is_half(character: str) -> bool:
     return "\ud800" <= character <= "\udfff" and not "\udc80" <= character <= "\udcff"
 
 
-# ---------------------------------------------------------------------- running
-
-
 def attempt(run: Callable[[Any], object], given: Any) -> str | None:
-    """Runs one input; how it failed, or None: it was taken, or refused by an error that can be printed."""
+    """Runs one input; returns how it failed, or None if it was accepted or refused by a printable error."""
     try:
         run(given)
     except EconmtError as error:
@@ -466,21 +441,17 @@ def attempt(run: Callable[[Any], object], given: Any) -> str | None:
 
 
 def main() -> int:
-    """Runs the targets in turns and prints how often each was run; 1 if any failed."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--seconds", type=float, default=60.0, help="for all targets together (60)")
-    parser.add_argument("--executions", type=int, help="go on until there were so many, whatever it takes")
-    parser.add_argument("--targets", help="names with commas; all if left out")
-    parser.add_argument(
-        "--seed", type=int, default=int(time.time()), help="of the inputs; the time if left out"
-    )
-    parser.add_argument(
-        "--failures", type=Path, default=Path("fuzz-failures"), help="folder of inputs that failed"
-    )
-    parser.add_argument("--again", type=Path, help="run one saved input")
-    parser.add_argument("--debug", action="store_true", help="with --again: let its traceback show")
+    add = parser.add_argument
+    add("--seconds", type=float, default=60.0, help="for all targets together (60)")
+    add("--executions", type=int, help="go on until there were so many, whatever it takes")
+    add("--targets", help="names with commas; all if left out")
+    add("--seed", type=int, default=int(time.time()), help="of the inputs; the time if left out")
+    add("--failures", type=Path, default=Path("fuzz-failures"), help="folder of inputs that failed")
+    add("--again", type=Path, help="run one saved input")
+    add("--debug", action="store_true", help="with --again: let its traceback show")
     options = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name, contextlib.redirect_stderr(io.StringIO()):

@@ -1,4 +1,4 @@
-"""Sends requests that nobody would write to a server of a tiny model, over raw sockets, and checks what it does.
+"""Sends malformed requests to a server of a tiny model over raw sockets, and checks its answers.
 
 The server runs in this process with short limits. Each input is what one connection sends: bytes and pauses. Whatever
 they are, the connection must end within a few seconds, every answer must be one that the documentation lists, an error
@@ -44,11 +44,11 @@ from econmt.serving.settings import Settings
 
 Random = random.Random
 Input = list[bytes]
-"""What a connection sends; between two parts it pauses."""
+"""Parts that a connection sends, with pauses between them."""
 
 PAUSE_SECONDS = 0.05
 MOST_SECONDS = 6.0
-"""From the last byte to the end of a connection."""
+"""Most seconds from the last byte to the end of a connection."""
 STATUSES = {100, 200, 400, 403, 404, 405, 408, 413, 415, 429, 503}
 LIMITS = Settings(most_characters=500, read_seconds=0.4)
 BODY = {
@@ -64,26 +64,18 @@ BODY = {
     "stream": False,
     "api_key": "x",
 }
-PATHS = ["/translate"] * 5 + [
-    "/alternatives",
-    "/detect",
-    "/health",
-    "/metrics",
-    "/languages",
-    "/",
-    "/page.js",
-    "/no",
-]
+PATHS = [
+    "/translate", "/translate", "/translate", "/translate", "/translate", "/alternatives", "/detect",
+    "/health", "/metrics",
+]  # fmt: skip
+PATHS += ["/languages", "/", "/page.js", "/no"]
 LAST = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
-
-
-# ---------------------------------------------------------------------- inputs
 
 
 def request(
     draw: Random, body: bytes, *headers: bytes, path: str | None = None, length: bool = True
 ) -> bytes:
-    """A request with a body, well-formed but for what is given."""
+    """Makes a request with a body, well-formed except for the given headers."""
     lines = [b"POST %s HTTP/1.1" % (path or draw.choice(PATHS[:7])).encode(), b"Host: x", *headers]
     if not any(header.lower().startswith(b"content-type") for header in headers):
         lines.append(b"Content-Type: application/json")
@@ -93,17 +85,17 @@ def request(
 
 
 def fields(draw: Random) -> Input:
-    """A body with other values."""
+    """Makes a body with changed values."""
     return [request(draw, json.dumps(changed_data(draw, BODY)).encode())]
 
 
 def text(draw: Random) -> Input:
-    """A body's JSON, edited as text."""
+    """Makes a body whose JSON is edited as text."""
     return [request(draw, edited(json.dumps(BODY), any_changes(draw)).encode("utf-8", "surrogatepass"))]
 
 
 def json_values(draw: Random) -> Input:
-    """A value that JSON has and Python has not, or the other way round: nesting, numbers, surrogates, keys twice."""
+    """Makes values on which JSON and Python differ: nesting, numbers, surrogates, duplicate keys."""
     size = draw.choice([10, 300, 900, 990, 1000, 5000, 100_000])
     value = draw.choice(
         [
@@ -127,7 +119,7 @@ def json_values(draw: Random) -> Input:
 
 
 def encodings(draw: Random) -> Input:
-    """A body in another encoding, or said to be in one."""
+    """Makes a body in another encoding, or with the wrong one declared."""
     body = draw.choice(
         [
             json.dumps({"q": "a ß"}, ensure_ascii=False).encode(
@@ -156,22 +148,9 @@ def encodings(draw: Random) -> Input:
 
 
 def chunks(draw: Random) -> Input:
-    """A body in chunks, of which some have sizes that are none."""
-    sizes = [
-        b"0",
-        b"-1",
-        b"5",
-        b"zz",
-        b"",
-        b"5;" + b"x" * 30_000,
-        b"F" * 17,
-        b"F" * 100,
-        b"0x5",
-        b"5 ",
-        b"+5",
-        b"1_0",
-    ]
-    sizes += [b"5", b"5", b"5\n", b"FFFFFFF", b"\xff"]
+    """Makes a body in chunks, some with invalid sizes."""
+    sizes = [*b"0 -1 5 zz 0x5 +5 1_0 5 5 FFFFFFF".split(), b"", b"5;" + b"x" * 30_000, b"F" * 17, b"F" * 100]
+    sizes += [b"5 ", b"5\n", b"\xff"]
     parts = [request(draw, b"", b"Transfer-Encoding: chunked", length=False)]
     ends = [b"\r\n", b"\r\n", b"\n", b""]
     parts += [draw.choice(sizes) + draw.choice(ends) + b'{"q":\r\n' for _ in range(draw.randrange(1, 6))]
@@ -184,21 +163,8 @@ def chunks(draw: Random) -> Input:
 
 
 def lengths(draw: Random) -> Input:
-    """A body with a length that is none, another, or two."""
-    values = [
-        b"-1",
-        b"+5",
-        b"0x5",
-        b"5, 5",
-        b"5, 6",
-        b"",
-        b"abc",
-        b"9" * 20,
-        b"9" * 5000,
-        b"1e3",
-        b"\xb2",
-        b"100",
-    ]
+    """Makes a body with an invalid, wrong or duplicate length."""
+    values = [*b"-1 +5 0x5 abc 1e3 100".split(), b"5, 5", b"5, 6", b"", b"9" * 20, b"9" * 5000, b"\xb2"]
     headers = [b"Content-Length: " + draw.choice(values) for _ in range(draw.randint(1, 3))]
     if draw.random() < 0.3:
         headers.append(
@@ -208,7 +174,7 @@ def lengths(draw: Random) -> Input:
 
 
 def heads(draw: Random) -> Input:
-    """A head with too much, too little, or something else in it."""
+    """Makes a head that is too long, too short or malformed."""
     sort = [
         b"GET /%s HTTP/1.1\r\nHost: x\r\n\r\n" % (b"x" * draw.choice([100, 70_000])),
         b"GET / HTTP/1.1\r\nHost: x\r\n"
@@ -235,39 +201,19 @@ def heads(draw: Random) -> Input:
 
 
 def headers(draw: Random) -> Input:
-    """Headers twice, or of other protocols."""
-    choices = [
-        *(
-            b"Authorization: Bearer \xff",
-            b"Authorization: Bearer",
-            b"authorization: bearer x",
-            b"Authorization: Basic eA==",
-        ),
-        *(
-            b"Content-Type: text/plain",
-            b"Content-Type: application/json",
-            b"Host: y",
-            b"Expect: 100-continue",
-        ),
-        *(
-            b"Connection: upgrade\r\nUpgrade: websocket",
-            b"Connection: upgrade\r\nUpgrade: h2c",
-            b"Connection: close",
-        ),
-        *(
-            b"X-Forwarded-For: " + b"1, " * 5000,
-            b"X-Forwarded-Proto: file",
-            b"Forwarded: for=\xff",
-            b"Cookie: \x01",
-        ),
-        *(b"Transfer-Encoding: chunked", b"Content-Length: 3", b"Accept-Encoding: *", b"Range: bytes=0-"),
-    ]
+    """Makes duplicate headers and headers of other protocols."""
+    choices = b"""Authorization: Bearer \xff|Authorization: Bearer|authorization: bearer x|Authorization: Basic eA==
+Content-Type: text/plain|Content-Type: application/json|Host: y|Expect: 100-continue|Connection: close
+Forwarded: for=\xff|Cookie: \x01|X-Forwarded-Proto: file|Transfer-Encoding: chunked|Content-Length: 3
+Accept-Encoding: *|Range: bytes=0-""".replace(b"\n", b"|").split(b"|")
+    choices += [b"Connection: upgrade\r\nUpgrade: " + kind for kind in (b"websocket", b"h2c")]
+    choices.append(b"X-Forwarded-For: " + b"1, " * 5000)
     body = draw.choice([b'{"q": "a b"}', b"", b"q=a"])
     return [request(draw, body, *draw.choices(choices, k=draw.randint(1, 6)), path=draw.choice(PATHS))]
 
 
 def pipelined(draw: Random) -> Input:
-    """Many requests at once."""
+    """Makes many requests at once."""
     made = [
         b"".join(draw.choice([fields, text, lengths, heads, headers])(draw))
         for _ in range(draw.randrange(1, 5))
@@ -280,7 +226,7 @@ def pipelined(draw: Random) -> Input:
 
 
 def slow(draw: Random) -> Input:
-    """Any of the others a part at a time, often without its end."""
+    """Makes a request that is sent part by part, often without its end."""
     whole = b"".join(draw.choice([fields, chunks, lengths, heads, headers])(draw))[:5000]
     cuts = sorted(draw.randrange(len(whole) + 1) for _ in range(draw.randrange(1, 12)))
     parts = [whole[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(whole)], strict=True)]
@@ -288,27 +234,17 @@ def slow(draw: Random) -> Input:
 
 
 def damaged(draw: Random) -> Input:
-    """Any of the others with some of its bytes changed."""
+    """Makes a request with some bytes changed."""
     kind = draw.choice([fields, chunks, lengths, heads, headers, encodings])
     return [edited_bytes(b"".join(kind(draw)), any_changes(draw))]
 
 
 def markup(draw: Random) -> Input:
-    """HTML that is none, and texts of signs that mean something somewhere."""
+    """Makes malformed HTML and texts of special characters."""
     parts = [
-        "<b>",
-        "</b>",
-        "<!--",
-        "-->",
-        "<![CDATA[",
-        "<script>",
-        "&#x110000;",
-        "&amp",
-        "<a href='",
-        "a b",
-        "<",
+        "<b>", "</b>", "<!--", "-->", "<![CDATA[", "<script>", "&#x110000;", "&amp", "<", "<a href='", "a b",
         "\n",
-    ]
+    ]  # fmt: skip
     parts += [any_text(draw)[:20] for _ in range(4)]
     q = "".join(draw.choices(parts, k=draw.choice([3, 20, 200])))[:500]
     body = {
@@ -329,17 +265,14 @@ KINDS: dict[str, Callable[[Random], Input]] = {
 
 
 def any_input(draw: Random) -> tuple[str, Input]:
-    """One input of any kind; two of three end with a request that must be answered or whose connection must end."""
+    """Makes an input of any kind; two of three end with a request that closes the connection."""
     name = draw.choice(list(KINDS))
     parts = [part for part in KINDS[name](draw) if part]
     return name, [*parts, LAST] if draw.random() < 2 / 3 else parts
 
 
-# ---------------------------------------------------------------------- the server and what is checked
-
-
 class Logged(logging.Handler):
-    """What was logged: nothing should be."""
+    """Handler that keeps all log records; there should be none."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -352,7 +285,7 @@ class Logged(logging.Handler):
 
 @contextlib.contextmanager
 def serving(folder: Path) -> Iterator[int]:
-    """A server with short limits in a thread; yields its port."""
+    """Runs a server with short limits in a thread; yields its port."""
     server._HEAD_SECONDS, server._WRITE_SECONDS, server._IDLE_SECONDS = 0.4, 1.0, 1
     unread.LINGER_SECONDS = 0.2
     service = Service(by_pair([folder], LIMITS, lambda folders: econmt.load(list(folders))), LIMITS, Keys())
@@ -368,7 +301,7 @@ def serving(folder: Path) -> Iterator[int]:
 
 
 def exchange(port: int, parts: Input) -> tuple[bytes, float | None]:
-    """What a server says to one connection, and the seconds until it ended; None: it did not."""
+    """Returns the answer to one connection, and the seconds until it ended; None if it did not."""
     said = b""
     with socket.create_connection(("127.0.0.1", port), timeout=MOST_SECONDS) as connection:
         with contextlib.suppress(ConnectionError):
@@ -392,7 +325,7 @@ def exchange(port: int, parts: Input) -> tuple[bytes, float | None]:
 
 
 def complaint(said: bytes, seconds: float | None) -> str | None:
-    """What is wrong with what a server said; None: nothing."""
+    """Returns what is wrong with an answer; None if nothing is."""
     if seconds is None:
         return "the connection did not end"
     for head, body in re.findall(
@@ -443,18 +376,14 @@ def run_all(port: int, options: argparse.Namespace, logged: Logged) -> int:
 
 
 def main() -> int:
-    """Starts the server and sends it what the options say."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--requests", type=int, default=500, help="connections (500)")
-    parser.add_argument(
-        "--seed", type=int, default=int(time.time()), help="of the inputs; the time if left out"
-    )
-    parser.add_argument(
-        "--failures", type=Path, default=Path("fuzz-failures"), help="folder of inputs that failed"
-    )
-    parser.add_argument("--again", type=Path, help="send one saved input and print the answer")
+    add = parser.add_argument
+    add("--requests", type=int, default=500, help="connections (500)")
+    add("--seed", type=int, default=int(time.time()), help="of the inputs; the time if left out")
+    add("--failures", type=Path, default=Path("fuzz-failures"), help="folder of inputs that failed")
+    add("--again", type=Path, help="send one saved input and print the answer")
     options = parser.parse_args()
     torch.set_num_threads(1)
     logged = Logged()

@@ -1,4 +1,4 @@
-"""The loss of every update of a small training run, for each implementation of the ops.
+"""Computes the loss of every update of a small training run, for each implementation of the ops.
 
 The curves are compared by tests/system/test_same_answer.py. Those of the reference are kept beside it, so that a change
 of the reference itself is seen. After one that is meant, write them anew:
@@ -28,18 +28,11 @@ FILE = Path(__file__).resolve().parent.parent / "tests" / "system" / "golden_los
 UPDATES = 200
 VOCABULARY = 23
 REFERENCE = Implementations.everywhere("reference")
-MODEL = (
-    "model.embedding=6",
-    "model.encoder.size=8",
-    "model.encoder.layers=2",
-    "model.decoder.size=8",
-    "model.decoder.layers=2",
-    "model.attention.size=7",
-    "model.dropout=0.1",
-    "training.label_smoothing=0.1",
-    "training.optimizer.learning_rate=0.005",
-    "training.gradient_clipping.type=none",
-)
+MODEL = [
+    "model.embedding=6", "model.encoder.size=8", "model.encoder.layers=2", "model.decoder.size=8",
+    "model.decoder.layers=2", "model.attention.size=7", "model.dropout=0.1", "training.label_smoothing=0.1",
+    "training.optimizer.learning_rate=0.005", "training.gradient_clipping.type=none",
+]  # fmt: skip
 KINDS = {
     "input feeding": ("model.attention.layer_norm=true",),
     "whole target": (
@@ -48,16 +41,16 @@ KINDS = {
         "model.weight_tying=trg_softmax",
     ),
 }
-"""What the two models have of their own."""
+"""Keys in which the two models differ."""
 
 
 def recipe(kind: str) -> Recipe:
-    """The recipe of a model of :data:`KINDS`."""
+    """Returns the recipe of a model of :data:`KINDS`."""
     return load_recipe("quickstart", [*MODEL, *KINDS[kind]])
 
 
 def batches() -> Iterator[Batch]:
-    """Batches of sequences and their reverses, of many shapes, the same in every run."""
+    """Yields batches of sequences and their reverses, of many shapes, the same in every run."""
     draw = torch.Generator().manual_seed(11)
     for _ in range(UPDATES):
         rows, longest = (int(torch.randint(low, high, (), generator=draw)) for low, high in ((1, 5), (1, 4)))
@@ -70,7 +63,7 @@ def batches() -> Iterator[Batch]:
 
 
 def curve(kind: str, implementations: Implementations, updates: int = UPDATES) -> list[float]:
-    """The loss a token of every update, in nats, float32 on the CPU."""
+    """Returns the loss a token of every update, in nats, float32 on the CPU."""
     config = recipe(kind)
     with torch.random.fork_rng():
         torch.manual_seed(5)
@@ -88,9 +81,9 @@ def curve(kind: str, implementations: Implementations, updates: int = UPDATES) -
 
 
 def variants(kind: str, name: str) -> list[Implementations]:
-    """Each op alone with another implementation, and all ops with every stash level; fewer where nothing new would run.
+    """Returns each op alone with another implementation, and all ops with every stash level where they differ.
 
-    Compiled ops run the steps of the recomputing ones, and compiling takes long: one run with all of them is enough.
+    Compiled ops run the steps of the recomputing ones and compile for long: one run with all of them is enough.
     """
     everything = [Implementations.everywhere(name, level) for level in STASHES]
     alone = [REFERENCE._replace(**{op: name}) for op in ("decoder", "encoder", "output")]
@@ -104,7 +97,6 @@ def variants(kind: str, name: str) -> list[Implementations]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write the reference's curves."""
     if arguments:
         print(__doc__, file=sys.stderr)
         return 2

@@ -1,19 +1,21 @@
-"""Kill training runs at random moments and show that nothing is lost and that no process stays.
+"""Kills training runs at random moments and checks that nothing is lost and that no process stays.
 
-Each kind of run is trained once without interruption. Then, again and again, the same command is started in a new
-folder, and the process, its launcher or one of its ranks is killed with SIGKILL: while Python starts, while torch is
-imported, while ranks meet, while it trains, or while it writes a checkpoint. No process of the run may live ten seconds
-later. The same command then finishes the run (ranks that were lost are started again by --max-restarts in half of
-their kills). Every parameter and optimizer file must be the same byte for byte as without a kill, and metrics.tsv
-apart from its times.
+Each kind of run is trained once without interruption. Then the same command is started in a new folder, and the
+process, its launcher or one of its ranks is killed with SIGKILL: while Python starts, while torch is imported, while
+ranks meet, while it trains, or while it writes a checkpoint. No process of the run may live ten seconds later. The same
+command then finishes the run (in half of the kills of a rank, --max-restarts starts the lost ranks again). Every
+parameter and optimizer file must then equal that of the undisturbed run byte for byte, and so must metrics.tsv without
+its times.
 
-Example:
+Examples:
     python -m scripts.kill_campaign --kills 60 --seed 1
+    python -m scripts.kill_campaign --kinds translation --kills 20
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import os
 import random
 import shutil
@@ -31,7 +33,7 @@ from rich.console import Console
 from rich.table import Table
 
 from econmt.checkpoint.folder import ModelFolder
-from scripts.kill_test import RECIPE, fingerprints, write_text
+from econmt.checkpoint.state import TIMES
 from scripts.processes_of_run import (
     connections_to,
     environment_with_mark,
@@ -42,37 +44,48 @@ from scripts.processes_of_run import (
     seconds_until_all_ended,
 )
 
-LANGUAGE_MODEL = """\
+RECIPE = """\
 name: kill-test
-task: language_model
-output: {output}
-data:
-  text: src
-  train: [{text}/train]
-  valid: {text}/valid
-  subwords: {{type: words, size: 100}}
-  prepared: {text}/prepared-text
-model: {{embedding: 128, size: 128, layers: 2}}
+output: {{output}}
+data: {{{{prepared: {{text}}/prepared-{task}, train: [{{text}}/train], valid: {{text}}/valid, {data}}}}}
+{model}
 training:
-  batch: {{size: 8}}
-  bptt: 16
+  batch: {{{{size: 8}}}}
   precision: float32
-  optimizer: {{name: sgd, learning_rate: 1.0}}
-  max_updates: {updates}
+  max_updates: {{updates}}
   checkpoint_interval: 3
-  early_stopping: {{max_num_checkpoint_not_improved: null}}
+  early_stopping: {{{{max_num_checkpoint_not_improved: null}}}}
   keep_last_params: 2
   log_interval: 4
   device: cpu
   threads: 1
   seed: 3
+  {training}
 """
+TRANSLATION = RECIPE.format(
+    task="translation",
+    data="source: src, target: trg, subwords: {{type: words, source: 100, target: 100}}",
+    model="""\
+model: {{embedding: 64, encoder: {{size: 128}}, decoder: {{size: 128}}, attention: {{size: 128}}, dropout: 0.2}}
+decoding: {{beam_size: 2, max_output_factor: 0.5}}""",
+    training="""\
+update_interval: 2
+  optimizer: {{learning_rate: 0.03}}
+  schedule: {{name: plateau-reduce, reduce_num_not_improved: 1}}""",
+)
+LANGUAGE_MODEL = RECIPE.format(
+    task="text",
+    data="text: src, subwords: {{type: words, size: 100}}",
+    model="task: language_model\nmodel: {{embedding: 128, size: 128, layers: 2}}",
+    training="bptt: 16\n  optimizer: {{name: sgd, learning_rate: 1.0}}",
+)
+"""Templates of recipes, with the fields output, text and updates."""
 
 ENDED = 10.0
-"""Seconds in which all processes of a run have ended after its launcher was killed."""
+"""Seconds within which all processes of a run end after its launcher is killed."""
 
 LONGEST = 300.0
-"""Seconds after which a run is taken for broken."""
+"""Seconds after which a run counts as broken."""
 
 
 @dataclass(frozen=True)
@@ -80,11 +93,11 @@ class Kind:
     """A kind of run.
 
     Attributes:
-        name: how it is called in the table.
-        recipe: template of its recipe.
-        processes: number of processes.
-        victims: who is killed, drawn anew each time: ``launcher`` (of one process the process itself) or ``rank``.
-        options: words of the command line beside.
+        name: Name in the table.
+        recipe: Template of its recipe.
+        processes: Number of processes.
+        victims: Processes that may be killed: ``launcher`` (the only process of a run without ranks) or ``rank``.
+        options: Further words of the command line.
     """
 
     name: str
@@ -95,9 +108,9 @@ class Kind:
 
 
 KINDS = (
-    Kind("translation, one process", RECIPE, 1, ("launcher",)),
-    Kind("translation, two ranks, launcher killed", RECIPE, 2, ("launcher",)),
-    Kind("translation, two ranks, a rank killed", RECIPE, 2, ("rank",)),
+    Kind("translation, one process", TRANSLATION, 1, ("launcher",)),
+    Kind("translation, two ranks, launcher killed", TRANSLATION, 2, ("launcher",)),
+    Kind("translation, two ranks, a rank killed", TRANSLATION, 2, ("rank",)),
     Kind("language model, two ranks", LANGUAGE_MODEL, 2, ("launcher", "rank")),
     Kind(
         "language model, pipeline of two", LANGUAGE_MODEL, 2, ("launcher", "rank"), ("parallel.pipeline=2",)
@@ -110,12 +123,12 @@ class Kill:
     """One kill.
 
     Attributes:
-        kind: the kind of run.
-        victim: who was killed.
-        moment: when.
-        ended: seconds until no process was left.
-        lines: lines that told of it.
-        same: True if the final files are those of the run that was never killed.
+        kind: Kind of the run.
+        victim: Killed process, launcher or rank.
+        moment: Phase of the run in which it was killed.
+        ended: Seconds until no process was left; nan if it was started again, inf if a process stayed.
+        lines: Error lines that the run printed.
+        same: True if the final files equal those of the undisturbed run.
     """
 
     kind: str
@@ -144,22 +157,22 @@ class Run:
             )
 
     def ranks(self) -> dict[int, int]:
-        """Process ids of the ranks; of one process its own as rank 0."""
+        """Returns the process ids by rank; a single process is rank 0."""
         return {0: self.process.pid} if self.kind.processes == 1 else ranks_of_run(self.mark)
 
     def wait_until(self, reached: Callable[[], object]) -> bool:
-        """Waits for a moment; False if the run has ended before."""
+        """Waits for a condition; returns False if the run ends first."""
         until = time.monotonic() + LONGEST
         while not reached():
             if self.process.poll() is not None:
                 return False
             if time.monotonic() > until:
-                raise SystemExit(f"the run does not go on:\n{self._said.read_text()}")
+                raise SystemExit(f"the run hangs:\n{self._said.read_text()}")
             time.sleep(0.0005)
         return True
 
     def finish(self) -> str:
-        """Waits for the end; returns what the run said."""
+        """Waits for the end; returns the output."""
         code = self.process.wait(LONGEST)
         said = self._said.read_text()
         if code != 0:
@@ -167,12 +180,34 @@ class Run:
         return said
 
     def said(self) -> str:
-        """What the run has said so far."""
+        """Returns the output so far."""
         return self._said.read_text()
 
 
+def write_text(folder: Path) -> None:
+    """Writes sentences of letters and their reversals."""
+    draw = random.Random(11)
+    for name, count in (("train", 400), ("valid", 20)):
+        lines = [[draw.choice("abcdefgh") for _ in range(draw.randint(2, 9))] for _ in range(count)]
+        for side, rows in (("src", lines), ("trg", [line[::-1] for line in lines])):
+            text = "".join(" ".join(row) + "\n" for row in rows)
+            (folder / f"{name}.{side}").write_text(text.upper() if side == "trg" else text)
+
+
+def fingerprints(folder: ModelFolder) -> dict[str, str]:
+    """Returns the checksums of all files that a kill must not change, by name."""
+    found = {}
+    for path in sorted([*folder.path.rglob("*.safetensors"), *folder.path.glob("hypotheses.*")]):
+        found[str(path.relative_to(folder.path))] = hashlib.sha256(path.read_bytes()).hexdigest()
+    rows = [line.split("\t") for line in folder.metrics.read_text().splitlines()]
+    kept = [index for index, column in enumerate(rows[0]) if column not in TIMES]
+    text = "\n".join("\t".join(row[index] for index in kept) for row in rows)
+    found["metrics.tsv without times"] = hashlib.sha256(text.encode()).hexdigest()
+    return found
+
+
 def wait_for_moment(run: Run, moment: str, stretch: float, draw: random.Random) -> bool:
-    """Waits until a run comes to a moment; False if it has ended before."""
+    """Waits until a run comes to a moment; returns False if it ends first."""
     count = run.kind.processes
 
     def meets() -> bool:
@@ -201,7 +236,7 @@ def kill_once(
     stretch: float,
     draw: random.Random,
 ) -> Kill | None:
-    """Starts a run, kills it, and finishes it; None if it had ended before its moment came."""
+    """Starts a run, kills it and finishes it; returns None if it ended before the moment of the kill."""
     victim = draw.choice(kind.victims)
     moments = ["start of Python", "import of torch", "training", "training", "checkpoint", "checkpoint"]
     moment = draw.choice([*moments, "ranks meet"] if kind.processes > 1 else moments)
@@ -229,13 +264,13 @@ def kill_once(
     return Kill(kind.name, victim, moment + how, ended, said.count("econmt: error: "), same)
 
 
-def prepare_kind(place: Path, number: int, kind: Kind, updates: int) -> tuple[Path, ModelFolder, float]:
-    """Trains a kind of run without a kill; returns its recipe, its folder and the seconds of training."""
-    recipe, begun = place / f"{number}.yaml", place / f"{number}.begun"
-    recipe.write_text(kind.recipe.format(text=place, output=begun, updates=updates))
+def prepare_kind(work: Path, number: int, kind: Kind, updates: int) -> tuple[Path, ModelFolder, float]:
+    """Trains a kind of run undisturbed; returns its recipe, its folder and the seconds of training."""
+    recipe, begun = work / f"{number}.yaml", work / f"{number}.begun"
+    recipe.write_text(kind.recipe.format(text=work, output=begun, updates=updates))
     if "parallel.pipeline=2" in kind.options:  # its division is measured once, when the run begins
         Run(recipe, ModelFolder(begun), kind, "training.max_updates=3").finish()
-    whole = new_folder(place, number, "whole")
+    whole = new_folder(work, number, "whole")
     run = Run(recipe, whole, kind)
     before = len(whole.commits())
     run.wait_until(lambda: len(whole.commits()) > before)
@@ -244,16 +279,16 @@ def prepare_kind(place: Path, number: int, kind: Kind, updates: int) -> tuple[Pa
     return recipe, whole, time.monotonic() - began
 
 
-def new_folder(place: Path, number: int, name: str) -> ModelFolder:
-    """Makes the folder of a run, which begins as all of its kind."""
-    begun, folder = place / f"{number}.begun", place / f"{number}.{name}"
+def new_folder(work: Path, number: int, name: str) -> ModelFolder:
+    """Makes the folder of a run, with the start that all runs of its kind share."""
+    begun, folder = work / f"{number}.begun", work / f"{number}.{name}"
     if begun.exists():
         shutil.copytree(begun, folder)
     return ModelFolder(folder)
 
 
 def show(kills: Sequence[Kill], console: Console) -> bool:
-    """Prints the figures; returns True if nothing was lost and no process stayed."""
+    """Prints the table; returns True if nothing was lost and no process stayed."""
     table = Table(title="kills")
     for column in (
         "run",
@@ -261,7 +296,7 @@ def show(kills: Sequence[Kill], console: Console) -> bool:
         "same bits",
         "no process left",
         "seconds until then, at most",
-        "told in one line",
+        "one error line",
     ):
         table.add_column(column)
     for kind in dict.fromkeys(kill.kind for kill in kills):
@@ -285,29 +320,34 @@ def show(kills: Sequence[Kill], console: Console) -> bool:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the campaign; 0 if nothing was lost and no process stayed."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--kills", type=int, default=60, help="number of kills (default: 60)")
     parser.add_argument("--updates", type=int, default=24, help="length of a run (default: 24)")
-    parser.add_argument("--seed", type=int, default=1, help="of victims and moments (default: 1)")
+    parser.add_argument("--seed", type=int, default=1, help="seed of victims and moments (default: 1)")
+    parser.add_argument(
+        "--kinds", nargs="+", default=[""], help="beginnings of names of kinds (default: all)"
+    )
     options = parser.parse_args(arguments)
+    kinds = [kind for kind in KINDS if kind.name.startswith(tuple(options.kinds))]
+    if not kinds:
+        parser.error(f"--kinds: give beginnings of {'; '.join(kind.name for kind in KINDS)}")
     console = Console(width=130, highlight=False)
     draw = random.Random(options.seed)
     kills: list[Kill] = []
     with tempfile.TemporaryDirectory() as temporary:
-        place = Path(temporary)
-        write_text(place)
-        made = [prepare_kind(place, number, kind, options.updates) for number, kind in enumerate(KINDS)]
+        work = Path(temporary)
+        write_text(work)
+        made = [prepare_kind(work, number, kind, options.updates) for number, kind in enumerate(kinds)]
         expected = [fingerprints(whole) for _, whole, _ in made]
         tries = 0
         while len(kills) < options.kills:
-            number = len(kills) % len(KINDS)
+            number = len(kills) % len(kinds)
             recipe, _, trained = made[number]
             tries += 1
-            folder = new_folder(place, number, str(tries))
-            kill = kill_once(recipe, folder, KINDS[number], expected[number], 0.7 * trained, draw)
+            folder = new_folder(work, number, str(tries))
+            kill = kill_once(recipe, folder, kinds[number], expected[number], 0.7 * trained, draw)
             if kill is not None:
                 kills.append(kill)
                 console.print(f"{len(kills):3} {kill.kind}: {kill.victim}, {kill.moment}: {kill.ended:.2f} s")

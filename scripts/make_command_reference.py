@@ -149,7 +149,6 @@ def cell(text: str) -> str:
 
 
 def main() -> None:
-    """Writes the page, or with --check says whether it is up to date."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument(
         "--check", action="store_true", help="write nothing; exit code 1 if the page is out of date"

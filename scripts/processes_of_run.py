@@ -1,4 +1,4 @@
-"""Find the processes of one run, by a mark in their environment: what the tests and the kill campaign look for."""
+"""Finds the processes of one run by a mark in their environment, for tests and the kill campaign."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 MARK = "KILL_CAMPAIGN_RUN"
-"""The environment variable by which the processes of a run are found, whoever started them."""
+"""Environment variable that all processes of a run inherit."""
 
 
 def processes_of_run(mark: str) -> dict[int, int | None]:

@@ -1,4 +1,4 @@
-"""Runs a small suite with the econmt that the running Python has: ``python scripts/smoke.py``.
+"""Runs a small suite with the installed econmt: ``python scripts/smoke.py``.
 
 It trains a tiny model, translates, scores, exports and serves, through the command line alone, and compares what has to
 be equal. ``--ops`` is for an installation of ``econmt_ops`` alone, ``--library no`` for one without the C library. Each
@@ -99,7 +99,7 @@ class Suite:
         expect((self.folder / "attention.png").stat().st_size > 1000, "no attention picture")
 
     def _translated(self, *more: str) -> str:
-        """The translations of the text."""
+        """Returns the translations of the text."""
         return self.econmt(
             "translate", "-m", "model", "-i", "text.en", "--precision", "float32", *more
         ).stdout
@@ -155,7 +155,7 @@ class Suite:
 
     @contextlib.contextmanager
     def _server(self) -> Iterator[str]:
-        """Runs the server; its address."""
+        """Runs the server; yields its address."""
         port = free_port()
         command = [Path(sys.executable).parent / "econmt", "serve", "-m", "model", "--port", str(port)]
         log = self.folder / "serve.log"
@@ -255,14 +255,14 @@ def expect(holds: bool, what: str) -> None:
 
 
 def free_port() -> int:
-    """A port of this machine that nobody listens on."""
+    """Returns a port of this machine that is not in use."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         return int(listening.getsockname()[1])
 
 
 def get(address: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
-    """The status and the content of what a server answers; with a body, which is JSON, to a POST."""
+    """Returns status and content of an answer; a body, which is JSON, is sent by POST."""
     connection = http.client.HTTPConnection(address, timeout=WAIT_SECONDS)
     headers = {"Content-Type": "application/json"} if body is not None else {}
     try:
@@ -274,7 +274,7 @@ def get(address: str, path: str, body: bytes | None = None) -> tuple[int, bytes]
 
 
 def is_up(address: str) -> bool:
-    """True if the server answers that it is well."""
+    """Returns True if the server answers a health check."""
     try:
         return get(address, "/health")[0] == 200
     except OSError:
@@ -282,7 +282,6 @@ def is_up(address: str) -> bool:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the suite; returns the exit code."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,4 +1,4 @@
-"""Does a process grow? Runs a command for a while, writes its resident memory by time, and says whether it stays flat.
+"""Measures whether the memory of a process grows: samples it for a while and reports whether it stays flat.
 
 python -m scripts.soak run --minutes 31 --csv training.csv -- \\
     econmt train quickstart training.max_updates=1000000 training.early_stopping.max_num_checkpoint_not_improved=null
@@ -38,7 +38,7 @@ class Sample(NamedTuple):
 
 
 def minutes_of(samples: Iterable[Sample]) -> dict[int, float]:
-    """The mean of each full minute, in bytes, by its number from 0; the last, which may be cut short, is left out."""
+    """Returns the mean of each full minute, in bytes, by its number from 0, without the last minute."""
     grouped = {
         minute: [sample.resident for sample in group]
         for minute, group in itertools.groupby(samples, key=lambda sample: int(sample.seconds // 60))
@@ -47,10 +47,9 @@ def minutes_of(samples: Iterable[Sample]) -> dict[int, float]:
 
 
 def growth(samples: Iterable[Sample]) -> float:
-    """By which share the largest minute lies above the smallest, from minute ``FIRST_MINUTE`` on.
+    """Returns the growth from the smallest to the largest minute, from minute ``FIRST_MINUTE`` on.
 
-    Raises:
-        ValueError: there are fewer than two such minutes.
+    Raises ValueError if there are fewer than two such minutes.
     """
     means = [mean for minute, mean in minutes_of(samples).items() if minute >= FIRST_MINUTE]
     if len(means) < 2:
@@ -59,7 +58,7 @@ def growth(samples: Iterable[Sample]) -> float:
 
 
 def verdict(name: str, samples: Sequence[Sample]) -> tuple[bool, str]:
-    """Whether memory stays flat, and one line that says so."""
+    """Returns True if memory stays flat, and one line that says so."""
     found, means = growth(samples), minutes_of(samples)
     last = max(means)
     flat = found <= MOST_GROWTH
@@ -71,7 +70,7 @@ def verdict(name: str, samples: Sequence[Sample]) -> tuple[bool, str]:
 
 
 def read(path: Path) -> list[Sample]:
-    """The samples of a file that :func:`run` wrote."""
+    """Reads the samples of a file that :func:`run` wrote."""
     with path.open(encoding="utf-8", newline="") as file:
         return [Sample(float(row["seconds"]), int(row["resident_bytes"])) for row in csv.DictReader(file)]
 
@@ -95,8 +94,7 @@ def feed(stream: IO[bytes], text: bytes) -> None:
 def run(command: Sequence[str], minutes: float, path: Path, text: bytes | None) -> list[Sample]:
     """Runs a command for some minutes and writes a sample every ``SECONDS_BETWEEN`` seconds.
 
-    Raises:
-        ValueError: the command ended before.
+    Raises ValueError if the command ends earlier.
     """
     samples: list[Sample] = []
     with path.open("w", encoding="utf-8", newline="") as file, contextlib.ExitStack() as stack:
@@ -145,7 +143,6 @@ def draw(curves: dict[str, list[Sample]], picture: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     verbs = parser.add_subparsers(dest="verb", required=True)
     runs = verbs.add_parser("run", help="run a command and sample its memory")

@@ -1,4 +1,4 @@
-"""``python -m scripts.bench NAME``: the project's own benchmarks, one command each."""
+"""Command line of the project's own benchmarks: ``python -m scripts.bench NAME``."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ COMMANDS = {
     "parallel": parallel_command,
     "scan": scan_command,
 }
-"""Commands with rows, CSV files and plots in common."""
+"""Commands that share options for CSV files and plots."""
 _HERE = Path(__file__).parent
 
 
 def scripts() -> dict[str, str]:
-    """Returns the other commands, each a module that reads its own arguments: names and what they say of themselves.
+    """Returns the modules that read their own arguments: the first lines of their docstrings by command.
 
-    The name is that of the module with dashes, ``gpu.`` or ``compare.`` before it where it lies in such a folder.
+    A command is the module's name with dashes, after ``gpu.`` or ``compare.`` if it is in such a folder.
     """
-    found = {}
+    first_lines = {}
     for file in sorted(_HERE.rglob("*.py")):
         text = file.read_text(encoding="utf-8")
         if (
@@ -44,14 +44,14 @@ def scripts() -> dict[str, str]:
             and "launchers" not in file.parts
         ):
             name = ".".join(file.relative_to(_HERE).with_suffix("").parts).replace("_", "-")
-            found[name] = (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0]
-    return found
+            first_lines[name] = (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0]
+    return first_lines
 
 
 def application(words: Sequence[str]) -> typer.Typer:  # noqa: ARG001  main() passes the command line
-    """Makes the application of all commands."""
+    """Makes the application of all commands, which lists the other modules too."""
     app = typer.Typer(
-        help="Benchmarks of the project itself; docs/results has their figures.",
+        help="Measures the project itself; docs/results has the figures.",
         epilog="\b\n"
         + "\n".join(
             [
@@ -72,8 +72,9 @@ def application(words: Sequence[str]) -> typer.Typer:  # noqa: ARG001  main() pa
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1 and sys.argv[1] in scripts():
-        name = sys.argv.pop(1)
+    name = "".join(sys.argv[1:2]).replace("_", "-")
+    if name in scripts():
+        del sys.argv[1]
         runpy.run_module(f"scripts.bench.{name.replace('-', '_')}", run_name="__main__", alter_sys=True)
     else:
         main(application=application, program=PROGRAM)

@@ -1,16 +1,15 @@
-"""Measure what padding costs on a recipe's text, for several ways of making batches, as a Markdown table.
-
-Every figure is of a whole epoch of the recipe's batches: work over that of the pairs at their own lengths, when batches
-have the shapes of their buckets and when each is cut to its own longest pair; how many different shapes that makes; and
-which share of two pairs that are in a batch together are so again in the next epoch.
+"""Measures padding of a recipe's text by batching.
 
     python -m scripts.bench buckets multi30k --data-dir corpora
     python -m scripts.bench buckets mine.yaml training.batch.size=128 --output prepared
+
+Prints a Markdown table. A figure is the work of a whole epoch relative to that of its pairs at their own lengths, with
+batches as large as their buckets and with batches cut to their longest pair. Further columns are the number of
+different shapes, and the share of pairs of sentences in one batch that share a batch in the next epoch too.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
 import time
@@ -29,6 +28,7 @@ from econmt.data.batching.store import PreparedData, prepare
 from econmt.data.batching.token_store import TokenStore
 from econmt.data.text.corpus import search_path
 from econmt.errors import InputError
+from scripts.bench.arguments import parser_of
 
 WIDTHS = (2, 4, 8, 10)
 MOST = (4, 8, 12, 16)
@@ -38,7 +38,7 @@ ALL = 10**9
 
 
 def pooled(store: TokenStore, batch: BatchSize) -> Iterator[PlannedBatch]:
-    """Random pools of a hundred batches, each sorted by target, then source length, and cut into batches."""
+    """Yields the batches of random pools of a hundred batches, each pool sorted by target, then source length."""
     sources, targets = store.source_lengths + 1, store.target_lengths + 1
     order = np.random.default_rng(1).permutation(len(store))
     size = POOL * rows_of_batch(batch, int(targets.mean()))
@@ -58,7 +58,7 @@ def pooled(store: TokenStore, batch: BatchSize) -> Iterator[PlannedBatch]:
 
 
 def again_together(batches: BatchIterator) -> float:
-    """Of the pairs of pairs that are in a batch together, the share that is so in the next epoch too."""
+    """Returns the share of pairs of sentences in one batch that share a batch in the next epoch too."""
     epochs = []
     for epoch in range(2):
         batches.load_state_dict(
@@ -74,7 +74,7 @@ def again_together(batches: BatchIterator) -> float:
 
 
 def rows(recipe: Recipe, prepared: PreparedData, work: PairFlops) -> Iterator[tuple[str, ...]]:
-    """The table's rows."""
+    """Yields the rows of the table."""
     batch, store = recipe.training.batch, prepared.train
     longest = recipe.pairs.max_length
     found = measure_padding(random_batches(store.source_lengths, store.target_lengths, batch, ALL), work)
@@ -101,7 +101,7 @@ def _percent(cost: float) -> str:
 
 
 def report(recipe: Recipe, prepared: PreparedData) -> Iterator[str]:
-    """The lines to print."""
+    """Yields the lines to print."""
     work = pair_flops(recipe.translation_model, prepared.vocabularies.target.size)
     store, batch = prepared.train, recipe.training.batch
     counts = count_lengths(store.source_lengths, store.target_lengths)
@@ -124,8 +124,7 @@ def report(recipe: Recipe, prepared: PreparedData) -> Iterator[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Prepare the text, measure, print."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = parser_of(__doc__)
     parser.add_argument("recipe", help="a file, or a shipped name")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="what to change of it")
     parser.add_argument("--data-dir", type=Path, help="folder in which the text is looked up")

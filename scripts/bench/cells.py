@@ -1,14 +1,13 @@
-"""Times a layer of every cell against torch.nn.LSTM on the CPU, forward and backward, in turns in one run.
+"""Times a layer of every cell against torch.nn.LSTM.
 
-Seconds are those of the processor (of all threads), so that other processes disturb them little; with --wall those of
-the clock. The lowest of all turns counts.
+    OMP_NUM_THREADS=1 python -m scripts.bench cells --turns 5
 
-Example: OMP_NUM_THREADS=1 python -m scripts.bench cells --turns 5
+Both passes run on the CPU, in turns in one process, and the fastest turn counts. Seconds are those of the processor
+(all threads), which other processes disturb little, or those of the clock with --wall.
 """
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable
 
@@ -17,10 +16,11 @@ from torch import nn
 
 import econmt_ops
 from econmt_ops.cells.table import CELLS
+from scripts.bench.arguments import parser_of
 
 
 def way(name: str, inputs: torch.Tensor, hidden: int, how: dict[str, str]) -> Callable[[], None]:
-    """A forward and a backward pass of a layer."""
+    """Returns a forward and backward pass of a layer."""
     cell = CELLS[name]
     shapes = cell.parameter_shapes(inputs.shape[2], hidden).values()
     weights = cell.weights(*((torch.randn(shape) * 0.03).requires_grad_() for shape in shapes))
@@ -34,7 +34,7 @@ def way(name: str, inputs: torch.Tensor, hidden: int, how: dict[str, str]) -> Ca
 
 
 def ways(batch: int, steps: int, hidden: int) -> dict[str, Callable[[], None]]:
-    """All that is timed, torch.nn.LSTM first."""
+    """Returns the passes to time, torch.nn.LSTM first."""
     inputs = torch.randn(batch, steps, hidden, requires_grad=True)
     theirs = nn.LSTM(hidden, hidden, batch_first=True)
     gradient = torch.randn(batch, steps, hidden)
@@ -46,10 +46,7 @@ def ways(batch: int, steps: int, hidden: int) -> dict[str, Callable[[], None]]:
 
 
 def main() -> None:
-    """Prints a table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--hidden", type=int, default=512)

@@ -1,16 +1,14 @@
-"""What checksums cost: reading parameters with and without them, and looking at prepared files at a start.
+"""Times checksums of parameters and prepared files.
 
-Files of random bytes are written, and read as econmt reads them: parameters by ``read_tensors``; a file of text or of
-the token store by its size, time and sample, and as a whole. ``warm`` is the processor's time of the fastest of several
-passes; ``cold`` is the wall time of one after the system was asked to forget the file's pages.
-
-Example:
     python -m scripts.bench checksums --megabytes 10 100 1000
+
+Files of random bytes are read as econmt reads them: parameters by ``read_tensors``, other files by size, time and
+sample, or as a whole. ``warm`` is the processor's time of the fastest of several passes; ``cold`` is the wall-clock
+time of one pass after the system has dropped the file from its cache.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import tempfile
 import time
@@ -24,12 +22,13 @@ from rich.table import Table
 from econmt.checkpoint import tensor_files
 from econmt.checkpoint.tensor_files import check_tensors, read_tensors, write_tensors
 from econmt.data.fingerprints import describe, is_as_described
+from scripts.bench.arguments import parser_of
 
 PASSES = 5
 
 
 def shortest(work: Callable[[], object]) -> float:
-    """Milliseconds of the processor in the cheapest of several calls; other processes do not count."""
+    """Returns the processor's milliseconds of the cheapest of several calls; other processes do not count."""
     times = []
     for _ in range(PASSES):
         began = time.process_time()
@@ -39,7 +38,7 @@ def shortest(work: Callable[[], object]) -> float:
 
 
 def cold(path: Path, work: Callable[[], object]) -> float:
-    """Milliseconds on the wall of one call after the pages of a file have been forgotten."""
+    """Returns the wall-clock milliseconds of one call after the system has dropped the file from its cache."""
     descriptor = os.open(path, os.O_RDONLY)
     os.fsync(descriptor)
     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -60,7 +59,7 @@ def read_unchecked(path: Path) -> object:
 
 
 def rows(folder: Path, megabytes: int) -> list[tuple[str, float, float]]:
-    """What was done with a file of this size, and its milliseconds warm and cold."""
+    """Returns the operations on a file of this size, each with its milliseconds warm and cold."""
     parameters, text = folder / "params.safetensors", folder / "text"
     write_tensors(
         parameters,
@@ -80,10 +79,7 @@ def rows(folder: Path, megabytes: int) -> list[tuple[str, float, float]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Prints the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument(
         "--megabytes", type=int, nargs="+", default=[10, 100, 1000], help="sizes of the files"
     )

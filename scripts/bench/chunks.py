@@ -1,16 +1,15 @@
-"""What chunks of time cost an LSTM layer: its weights' gradients made in each chunk, or once after the last.
+"""Times an LSTM layer whose steps are divided into chunks.
 
     OMP_NUM_THREADS=1 python -m scripts.bench chunks --size 1024
     python -m scripts.bench chunks --size 1024 --device cuda --dtype bfloat16 --how triton recompute
 
-One line a number of chunks: milliseconds of a forward and a backward pass over all steps with the stash "gates", the
-least of some in turns. On a CPU they are those of the processor, so that what else it does matters less; on a GPU
-passes are CUDA graphs.
+The gradients of the weights are computed in each chunk ("each") or once after the last ("once"). A line for each number
+of chunks has the milliseconds of both passes over all steps with stash "gates", the least of several turns: processor
+time on a CPU, CUDA graphs on a GPU.
 """
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable
 
@@ -21,10 +20,11 @@ from econmt_ops import LSTMWeights, lstm
 from econmt_ops.dispatch.capture import Capturer
 from econmt_ops.dispatch.timing import synchronizer
 from econmt_ops.lstm.chunked import ChunkedLSTM, leaves_gradients
+from scripts.bench.arguments import parser_of
 
 
 def passes(weights: LSTMWeights, inputs: Tensor, length: int, how: str, once: bool) -> None:
-    """Both passes of all chunks, as the ranks of a pipeline walk them; the weights get new gradients."""
+    """Runs both passes of all chunks in the order of a pipeline's rank, and gives the weights new gradients."""
     for weight in weights:
         weight.grad = None
     rows, hidden = len(inputs), len(weights.bias) // 4
@@ -50,7 +50,7 @@ def passes(weights: LSTMWeights, inputs: Tensor, length: int, how: str, once: bo
 
 
 def timed(run: Callable[[], None], device: torch.device) -> Callable[[], float]:
-    """Seconds of a call: of the processor, or of a graph's replay."""
+    """Returns a function that gives the seconds of a call: of the processor, or of a graph's replay."""
     if device.type == "cpu":
         clock, synchronize = time.process_time, synchronizer(device)
     else:
@@ -71,8 +71,7 @@ def timed(run: Callable[[], None], device: torch.device) -> Callable[[], float]:
 
 
 def main() -> None:
-    """Times all ways."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = parser_of(__doc__)
     for name, default in (("size", 512), ("rows", 32), ("steps", 35), ("turns", 5)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--device", default="cpu")

@@ -1,36 +1,31 @@
-"""How many constraints a search satisfies, and what time it takes beside the plain one.
+"""Measures constrained search: satisfied phrases and time.
 
-Constraints are drawn from the references: phrases of one or more words that do not overlap. They are looked for in the
-text, whole words, each with a place of its own. Both searches run in turn, in one process.
+    python -m scripts.bench constraints runs/multi30k test.en test.de --constraints 1 3
 
-Example: python -m scripts.bench constraints runs/multi30k test.en test.de --constraints 1 3
+Constraints are phrases of one or more words drawn from the references that do not overlap. They are satisfied if the
+text has them as whole words that do not overlap. Search with and without constraints runs in turns in one process.
 """
 
 from __future__ import annotations
 
-import argparse
-import gzip
 import re
 import time
+from itertools import islice
 from pathlib import Path
 from random import Random
 
 import sacrebleu
 
 import econmt
+from econmt.data.text.corpus import read_lines
 from econmt.data.text.subwords import UNK, Vocabulary
-
-
-def lines(path: Path, most: int) -> list[str]:
-    """The first lines of a text file, plain or gzip."""
-    content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    return content.decode("utf-8").split("\n")[:most]
+from scripts.bench.arguments import parser_of
 
 
 def phrases(
     draw: Random, reference: str, count: tuple[int, int], size: tuple[int, int], target: Vocabulary
 ) -> list[str]:
-    """Phrases of a reference that do not overlap and that the vocabulary can write; fewer if there are none."""
+    """Draws phrases of a reference that do not overlap and that the vocabulary can write, if there are any."""
     words, taken = reference.split(), set[int]()
     found = list[str]()
     wanted = draw.randint(*count)
@@ -46,7 +41,7 @@ def phrases(
 
 
 def holds(text: str, wanted: list[str]) -> bool:
-    """Whether all phrases are in a text, whole words, none overlapping another."""
+    """Returns True if a text contains all phrases as whole words that do not overlap."""
     if not wanted:
         return True
     first, *rest = wanted
@@ -59,10 +54,7 @@ def holds(text: str, wanted: list[str]) -> bool:
 
 
 def main() -> None:
-    """Prints a line of a table for each beam."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("model")
     parser.add_argument("source", type=Path)
     parser.add_argument("reference", type=Path)
@@ -74,7 +66,9 @@ def main() -> None:
     parser.add_argument("--lines", type=int, default=1000)
     parser.add_argument("--turns", type=int, default=3)
     given = parser.parse_args()
-    sources, references = lines(given.source, given.lines), lines(given.reference, given.lines)
+    sources, references = (
+        list(islice(read_lines(path), given.lines)) for path in (given.source, given.reference)
+    )
     model = econmt.load(given.model, device="cpu", precision="float32", threads=1)
     draw, target = Random(1), model.vocabularies.target
     wanted = [phrases(draw, text, given.constraints, given.words, target) for text in references]

@@ -1,7 +1,8 @@
-"""Measure what training from a large token store needs: start-up seconds, resident memory, batches a second.
+"""Measures start-up, memory and speed of a token store.
 
-A store of random ids with realistic lengths is written directly (no text, no subwords) and then read by a process of
-its own, the way training reads it. Example: python -m scripts.bench data --pairs 10000000
+    python -m scripts.bench data --pairs 10000000
+
+A store of random ids with realistic lengths is written directly and then read by a new process, as in training.
 """
 
 from __future__ import annotations
@@ -18,13 +19,15 @@ from pathlib import Path
 
 import numpy as np
 
+from scripts.bench.arguments import parser_of
+
 VOCABULARY = 32_000
 CHUNK = 250_000
 MAX_LENGTH = 100
 
 
 def generate(folder: Path, pairs: int, mean_length: float) -> None:
-    """Write a store whose sentences have log-normal lengths, the two sides of a pair correlated."""
+    """Writes a store whose sentences have log-normal lengths, those of a pair correlated."""
     from econmt.data.batching.token_store import TokenStoreWriter
 
     draw = np.random.default_rng(1)
@@ -47,7 +50,7 @@ def generate(folder: Path, pairs: int, mean_length: float) -> None:
 
 
 def memory() -> dict[str, int]:
-    """Resident memory of this process in MB (10^6 bytes): now, of it mapped files, and the peak."""
+    """Returns resident memory in MB (10^6 bytes): now, mapped files in it, and the peak."""
     fields = {"VmRSS": "now", "RssFile": "files", "VmHWM": "peak"}
     values = {}
     for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
@@ -58,7 +61,7 @@ def memory() -> dict[str, int]:
 
 
 def forget(folder: Path) -> None:
-    """Drop the store's files from the kernel's page cache, as after a restart of the machine."""
+    """Drops the store's files from the system's cache."""
     for path in folder.iterdir():
         with path.open("rb") as stream:
             os.fsync(stream.fileno())
@@ -66,7 +69,7 @@ def forget(folder: Path) -> None:
 
 
 def read(folder: Path, batches: int, seeks: int) -> dict[str, object]:
-    """Open the store, iterate, jump about in it; returns the figures."""
+    """Opens the store, reads batches in order and at random positions; returns the figures."""
     began = time.perf_counter()
     import torch
 
@@ -118,19 +121,15 @@ def read(folder: Path, batches: int, seeks: int) -> dict[str, object]:
 
 
 def main() -> None:
-    """Generate, read in a fresh process, print JSON."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--pairs", type=int, default=10_000_000)
-    parser.add_argument("--mean-length", type=float, default=25.0, help="tokens a sentence")
-    parser.add_argument(
-        "--batches", type=int, default=20_000, help="batches of 128 to read; 0: a whole epoch"
-    )
-    parser.add_argument("--seeks", type=int, default=300, help="jumps to random positions of three epochs")
-    parser.add_argument("--folder", type=Path, help="where the store lies; kept and reused if given")
-    parser.add_argument(
-        "--cold", action="store_true", help="drop the files from the page cache before reading"
-    )
-    parser.add_argument("--read-only", action="store_true", help=argparse.SUPPRESS)
+    parser = parser_of(__doc__)
+    add = parser.add_argument
+    add("--pairs", type=int, default=10_000_000)
+    add("--mean-length", type=float, default=25.0, help="tokens a sentence")
+    add("--batches", type=int, default=20_000, help="batches of 128 to read; 0: a whole epoch")
+    add("--seeks", type=int, default=300, help="jumps to random positions of three epochs")
+    add("--folder", type=Path, help="where the store lies; kept and reused if given")
+    add("--cold", action="store_true", help="drop the files from the page cache before reading")
+    add("--read-only", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.read_only:
         print(json.dumps(read(options.folder, options.batches, options.seeks), indent=1))

@@ -1,11 +1,12 @@
-"""What filters and noise cost and find: lines in a foreign language told at each certainty, and batches a second.
+"""Measures language filters and noise of training text.
 
-Example: python -m scripts.bench filters multi30k/train tatoeba-en-de/train --foreign news.vi.gz
+    python -m scripts.bench filters multi30k/train tatoeba-en-de/train --foreign news.vi.gz
+
+Prints the lines that are taken for a foreign language at each certainty, and batches a second with each kind of noise.
 """
 
 from __future__ import annotations
 
-import argparse
 import random
 import tempfile
 import time
@@ -17,6 +18,7 @@ from econmt.data.batching.batches import training_batches
 from econmt.data.batching.store import prepare
 from econmt.data.text.corpus import find_corpus, read_lines, read_pairs
 from econmt.data.text.filters import language_classifier
+from scripts.bench.arguments import parser_of
 
 CERTAINTIES = (0.2, 0.3, 0.5, 0.7, 0.9)
 PAIRS = 5000
@@ -81,8 +83,7 @@ def noise(prefix: str) -> None:
 
 
 def main() -> None:
-    """Measures each prefix."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = parser_of(__doc__)
     parser.add_argument("prefixes", nargs="+", help="English and German text")
     parser.add_argument("--foreign", type=Path, help="lines in another language")
     given = parser.parse_args()

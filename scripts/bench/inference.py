@@ -1,15 +1,14 @@
-"""Words a second, BLEU, start and memory of one model on a CPU: float32, bfloat16, 8 bits, shortlists, the runtime.
+"""Measures translation on a CPU: speed, BLEU and memory.
 
     python -m scripts.bench inference runs/multi30k multi30k.lexicon test.en test.de --rounds 5
     python -m scripts.bench inference runs/multi30k multi30k.lexicon test.en test.de --threads 1 2 \\
         --ctranslate2 transformer
 
-The second also times what CTranslate2's converters made of a model with the same vocabulary files as runs/multi30k; it
-needs the package ctranslate2, which may lie anywhere on PYTHONPATH.
+The ways are float32, bfloat16, 8 bits, shortlists and the runtime. With --ctranslate2 a model that CTranslate2 has
+converted is timed too; it must have the vocabulary files of runs/multi30k, and the package ctranslate2 is needed.
 
-Every way translates the text in a process of its own, one after the other, round after round; the best of the rounds
-counts, of seconds on the clock and of processor seconds, the loading of the model left out. Where other programs take
-the cores, processor seconds say more.
+Each way translates the text in a process of its own, in turns. The fastest round counts, by the clock and by processor
+seconds, without loading the model. Where other programs use the cores, rely on processor seconds.
 """
 
 from __future__ import annotations
@@ -26,6 +25,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from scripts.bench.arguments import parser_of
+
 ROOT = Path(__file__).resolve().parents[2]
 WARM_UP = 64
 
@@ -39,7 +40,7 @@ PRECISIONS = ("float32", "int8")
 def ways(
     folder: Path, model: Path, lexicon: Path, top: int, other: Path | None, threads: Sequence[int]
 ) -> dict[str, dict[str, Any]]:
-    """What each way loads, with each number of threads, the first of them today's."""
+    """Returns the settings of each way to translate, with each number of threads."""
     found = own_ways(folder, model, lexicon, top)
     if other is not None:
         for precision in PRECISIONS:
@@ -55,7 +56,7 @@ def ways(
 
 
 def own_ways(folder: Path, model: Path, lexicon: Path, top: int) -> dict[str, dict[str, Any]]:
-    """What each of our ways loads."""
+    """Returns the settings of econmt's ways to translate."""
     listed = {"restrict_lexicon": str(lexicon), "restrict_lexicon_topk": top}
     return {
         "bfloat16": {"model": str(model), "precision": "bfloat16"},
@@ -70,7 +71,7 @@ def own_ways(folder: Path, model: Path, lexicon: Path, top: int) -> dict[str, di
 
 
 def prepare(folder: Path, model: Path, lexicon: Path, top: int) -> None:
-    """Makes the folders of all ways."""
+    """Makes the folders that the ways load."""
     listed = ["--lexicon", lexicon, "--lexicon-topk", top]
     for words in (
         ["quantize", "-m", model, "-o", folder / "int8"],
@@ -83,7 +84,7 @@ def prepare(folder: Path, model: Path, lexicon: Path, top: int) -> None:
 
 
 def by_ctranslate2(given: dict[str, Any]) -> Callable[[Sequence[str]], list[str]]:
-    """What translates with a folder of CTranslate2, with text cut by the vocabulary files of ours."""
+    """Returns a function that translates with a folder of CTranslate2 and econmt's vocabulary files."""
     import sentencepiece
 
     from econmt.data.text.subwords import normalized, vocabulary_files
@@ -108,7 +109,7 @@ def by_ctranslate2(given: dict[str, Any]) -> Callable[[Sequence[str]], list[str]
 
 
 def translate(given: dict[str, Any], source: Path, output: Path) -> None:
-    """Translates in this process; prints the two kinds of seconds."""
+    """Translates in this process, and prints seconds of the clock and of the processor."""
     lines = source.read_text(encoding="utf-8").splitlines()
     threads = given["threads"]
     run: Callable[[Sequence[str]], list[Any]]
@@ -139,7 +140,7 @@ def translate(given: dict[str, Any], source: Path, output: Path) -> None:
 
 
 def start(folder: Path, line: str) -> tuple[float, float, float]:
-    """Seconds from nothing to the first translation, of the clock and of the processor, and resident megabytes."""
+    """Returns seconds of clock and processor until the first translation, and resident MiB."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     code = "import resource, sys; from econmt_runtime.__main__ import main; main(FOLDER)\n"
     code += "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, file=sys.stderr)"
@@ -162,7 +163,7 @@ def bleu(output: Path, reference: Path) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
+    parser = parser_of(__doc__)
     for name in ("model", "lexicon", "source", "reference"):
         parser.add_argument(name, type=Path)
     parser.add_argument("--top", type=int, default=30, help="of the lexicon, a word")
@@ -188,15 +189,9 @@ def main() -> None:
         for _ in range(given.rounds):
             for way in ways(folder, given.model, given.lexicon, given.top, given.ctranslate2, given.threads):
                 command = [
-                    sys.executable,
-                    "-m",
-                    "scripts.bench.inference",
-                    *sys.argv[1:],
-                    "--way",
-                    way,
-                    "--folder",
+                    sys.executable, "-m", "scripts.bench.inference", *sys.argv[1:], "--way", way, "--folder",
                     str(folder),
-                ]
+                ]  # fmt: skip
                 done = subprocess.run(command, check=True, capture_output=True, text=True)
                 clock, processor = map(float, done.stdout.split())
                 seconds.setdefault(way, []).append((clock, processor))
@@ -211,7 +206,7 @@ def main() -> None:
 
 
 def report(seconds: dict[str, list[tuple[float, float]]], quality: dict[str, tuple[float, int]]) -> None:
-    """The table; what a way gains is the median over the rounds of its ratio to the first of the same round."""
+    """Prints the table; gains are medians over the rounds of the ratio to the first way of the same round."""
     print("| | words/s | words a processor second | to bfloat16's | BLEU |\n|---|---|---|---|---|")
     today = next(iter(seconds.values()))
     for way, found in seconds.items():

@@ -1,4 +1,4 @@
-"""Training of a language model end to end, ours against PyTorch's: words a second by hidden size and batch.
+"""Measurements of training language models, econmt against PyTorch, by hidden size and batch.
 
 The comparison of EcoRNN (Zheng and others, 2018; its LSTM layer trained on PTB and WikiText-2): an embedding, two LSTM
 layers and an output layer as wide as it, truncated backpropagation through time with carried state, plain SGD and the
@@ -50,7 +50,7 @@ _WARM_UP = 2
 
 
 class Problem(NamedTuple):
-    """What is trained."""
+    """Sizes of the model and of a batch."""
 
     vocabulary: int
     hidden: int
@@ -68,7 +68,7 @@ class _Stepwise(nn.Module):
         self.states = nn.ModuleList(nn.Linear(hidden, 4 * hidden, bias=False) for _ in range(layers))
 
     def forward(self, inputs: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Of inputs (B, T, H) and h and c (L, B, H) the outputs and the last states, as torch.nn.LSTM gives them."""
+        """Computes outputs and last states from inputs (B, T, H), h and c (L, B, H), like torch.nn.LSTM."""
         last = []
         for number, (reads, goes_on) in enumerate(zip(self.inputs, self.states, strict=True)):
             h, c = (part[number] for part in state)
@@ -94,7 +94,7 @@ class _Plain(nn.Module):
         self.output = nn.Linear(problem.hidden, problem.vocabulary)
 
     def forward(self, inputs: Tensor, targets: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The mean loss of ids (B, T), and the states after them."""
+        """Returns the mean loss of ids (B, T), and the states after them."""
         outputs, (h, c) = self.layers(self.embedding(inputs), (h, c))
         logits = self.output(outputs).flatten(0, 1)
         return functional.cross_entropy(logits.float(), targets.flatten()), h.detach(), c.detach()
@@ -106,7 +106,7 @@ Update = Callable[[], object]
 def _plain_update(
     problem: Problem, layers: nn.Module, device: torch.device, precision: Precision, *, compiled: bool
 ) -> Update:
-    """An update of a model in plain PyTorch, on the same batch each time, with its state carried."""
+    """Returns an update of a model in plain PyTorch, on the same batch each time, with its state carried."""
     model = _Plain(problem, layers).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=_RATE)
     # As econmt's example: no more different words than text has.
@@ -131,11 +131,7 @@ def _plain_update(
 
 
 def _in_graph(update: Update, device: torch.device) -> Update:
-    """The update as a CUDA graph.
-
-    Raises:
-        RuntimeError: it cannot be captured.
-    """
+    """Captures the update in a CUDA graph; raises RuntimeError if that fails."""
     capturer = Capturer(device)
     with capturer.warming_up():
         for _ in range(_WARM_UP):
@@ -149,7 +145,7 @@ def _in_graph(update: Update, device: torch.device) -> Update:
 
 
 def recipe_of(problem: Problem) -> Recipe:
-    """The recipe of a problem."""
+    """Returns the recipe of a problem."""
     return parse_recipe(
         f"""
 name: bench
@@ -171,7 +167,7 @@ training:
 def _own_update(
     problem: Problem, chosen: Implementations, device: torch.device, precision: Precision, notes: list[str]
 ) -> Update:
-    """An update of econmt's training step, as a run makes it."""
+    """Returns an update of econmt's training step, as a run makes it."""
     task = LanguageModelTask(recipe_of(problem), problem.vocabulary)
     model = task.build_model().to(device).train()
     step = TrainingStep(task, model, precision, implementations=chosen)
@@ -188,7 +184,7 @@ def _own_update(
 
 
 def _own_names(device: torch.device, precision: Precision) -> list[str]:
-    """The implementations of an LSTM that this machine can run, those that must be compiled for minutes left out."""
+    """Returns the implementations of an LSTM that can run here without minutes of compiling."""
     with captured(device.type == "cuda"):
         return [
             name
@@ -198,7 +194,7 @@ def _own_names(device: torch.device, precision: Precision) -> list[str]:
 
 
 def chosen_by_auto(problem: Problem, device: torch.device, precision: Precision) -> Implementations:
-    """What a run of this problem would use: measured on the CPU, by the rule in CUDA graphs."""
+    """Returns the implementations of a run: measured on the CPU, by the rule in CUDA graphs."""
     recipe = recipe_of(problem)
     task = LanguageModelTask(recipe, problem.vocabulary)
     found = []
@@ -211,7 +207,7 @@ def chosen_by_auto(problem: Problem, device: torch.device, precision: Precision)
 
 
 class _Contender(NamedTuple):
-    """A name, what makes its update, and which implementations it runs."""
+    """Name of a contender, the function that makes its update, and its implementations."""
 
     name: str
     make: Callable[[list[str]], Update]
@@ -251,7 +247,7 @@ def _told(chosen: Implementations) -> str:
 def grid(
     hidden: Sequence[int], batches: Sequence[int], vocabularies: Sequence[int], bptt: int, layers: int
 ) -> list[Problem]:
-    """All problems, the small ones first."""
+    """Returns all problems, the small ones first."""
     return [
         Problem(vocabulary, size, batch, bptt, layers)
         for vocabulary in vocabularies
@@ -270,16 +266,10 @@ def rows(
     only: Sequence[str] = (),
     compile_loop: bool = False,
 ) -> Iterator[Row]:
-    """A row for each contender of each problem; those of a problem are timed in turns.
+    """Yields a row for each contender of each problem, timed in turns.
 
-    Args:
-        problems: see :func:`grid`.
-        device: where.
-        precision: of products.
-        seconds: for each problem, not counting what is done before the first timed update.
-        say: is told what is being done.
-        only: contenders whose names contain one of these; none: all.
-        compile_loop: also torch.compile of the step loop, which takes minutes to compile.
+    ``seconds`` are those of each problem without its first updates. ``only`` keeps the contenders whose names contain
+    one of its parts; ``compile_loop`` adds torch.compile of the step loop, which compiles for minutes.
     """
     for problem in problems:
         contenders = [
@@ -333,15 +323,7 @@ def _measured(
 
 
 def draw(rows: Sequence[Mapping[str, str | int | float]], path: Path) -> None:
-    """Draws words a second as bars: a panel for each vocabulary and batch, a group for each hidden size.
-
-    Args:
-        rows: of :func:`rows`, or of a CSV of them.
-        path: of the PNG.
-
-    Raises:
-        InputError: the file cannot be written.
-    """
+    """Draws words a second as bars: a panel for each vocabulary and batch, a group for each hidden size."""
     from matplotlib.figure import Figure
 
     known = [row for row in rows if row.get("words/s", "") != ""]

@@ -1,4 +1,4 @@
-"""What factorised matrices are worth: one LSTM layer, whole and at several ranks, forward and backward.
+"""Measurements of an LSTM layer with whole and with low-rank matrices, forward and backward.
 
 Whole are torch's own LSTM and this package's recomputing one; of factors there is one pair a rank. All of one shape
 take turns in one run. Before it is timed, each is held to the definition in float64, its matrices multiplied out.
@@ -30,13 +30,13 @@ BATCHES = [1, 16, 64]
 RANKS = [8, 16, 32, 64, 128]
 PASSES = ("forward", "forward and backward")
 _ALLOWED = {torch.float32: 1e-4, torch.bfloat16: 1e-1}
-"""How far a result may lie from the definition's, of the largest value of each tensor."""
+"""Largest difference from the definition, relative to a tensor's largest value."""
 _ALLOWED_TF32 = 1e-2
-"""The same on a GPU, where cuDNN's LSTM makes its float32 products in TF32 unless it is told not to."""
+"""Largest difference on a GPU, where cuDNN's LSTM computes float32 products in TF32."""
 
 
 class Way(NamedTuple):
-    """A layer and how it is run: the row's name, the rank (0: whole), the implementation, and the weights."""
+    """Layer and how it is run: the row's name, the rank (0: whole), the implementation, and the weights."""
 
     name: str
     rank: int
@@ -45,11 +45,11 @@ class Way(NamedTuple):
 
     @property
     def parameters(self) -> int:
-        """Values of the weights."""
+        """Number of values of the weights."""
         return sum(tensor.numel() for tensor in tensors_of(self.weights))
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        """The outputs (B, T, H) for inputs (B, T, H)."""
+        """Returns the outputs (B, T, H) for inputs (B, T, H)."""
         if self.implementation == "torch":
             assert isinstance(self.weights, LSTMWeights)
             return by_torch(inputs, [self.weights])
@@ -58,7 +58,7 @@ class Way(NamedTuple):
 
 
 def ways(hidden: int, ranks: Sequence[int], dtype: torch.dtype, device: torch.device) -> list[Way]:
-    """The layers to time; that of each rank has random factors, whose product is as large as the whole matrix."""
+    """Returns the layers to time; low-rank layers have random factors whose product is as large as the matrix."""
     torch.manual_seed(1)
 
     def make(*size: int, scale: float) -> Tensor:
@@ -82,7 +82,7 @@ def ways(hidden: int, ranks: Sequence[int], dtype: torch.dtype, device: torch.de
 
 
 def passes(way: Way, inputs: Tensor) -> dict[str, Callable[[], Any]]:
-    """The forward pass alone, keeping nothing, and forward and backward down to inputs (B, T, H) and weights."""
+    """Returns the forward pass, which keeps nothing, and both passes with all gradients."""
     wanted = [inputs, *tensors_of(way.weights)]
 
     def forward() -> Tensor:
@@ -97,13 +97,9 @@ def passes(way: Way, inputs: Tensor) -> dict[str, Callable[[], Any]]:
 
 
 def check(way: Way, inputs: Tensor) -> float:
-    """How far a way's outputs and gradients lie from the definition's, at most, of the largest value of each tensor.
+    """Returns a layer's largest difference from the definition, relative to each tensor.
 
-    Args:
-        way: the layer. inputs: (B, T, H).
-
-    Raises:
-        EconmtError: further than rounding explains.
+    Raises EconmtError if it is larger than rounding explains.
     """
     exact = [tensor.detach().double().requires_grad_() for tensor in tensors_of(way.weights)]
     weights = exact
@@ -137,16 +133,10 @@ def rows(
     *,
     seconds: float,
 ) -> Iterator[Row]:
-    """Times all ways at each batch and type.
+    """Yields a row for each layer at each batch and type, timed in turns.
 
-    Args:
-        shape: hidden size, which is that of the inputs too, and steps. batches, ranks, dtypes: of the rows.
-        device: where. say: told what is being measured.
-        seconds: for each shape and pass, once all is compiled.
-
-    Yields:
-        One row a way: its parameters, the quickest and the median call, and how much faster it is than the fastest
-        whole layer.
+    ``shape`` is hidden size and steps, ``seconds`` those of each shape and pass. A row has the parameters, the fastest
+    and the median call, and the gain over the fastest whole layer.
     """
     hidden, steps = shape
     numbers = count(1)

@@ -1,4 +1,4 @@
-"""What the schedule of an LSTM stack is worth: each decision as a step from eight products a cell to the op's best.
+"""Measurements of schedules of an LSTM stack, from eight products a cell to the fastest implementation.
 
 Most steps are written here in plain PyTorch with autograd; from "own backward pass" on it is `econmt_ops.lstm`. All
 compute the same function.
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from econmt.bench.rows import Row, Say, dtype_name, save_figure
+from econmt.bench.rows import Row, Say, dtype_name
 from econmt.errors import InputError
 from econmt_ops import LSTMWeights
 from econmt_ops.backends.compiled import has_compiler
@@ -25,13 +25,13 @@ from econmt_ops.cells import lstm as cell
 from econmt_ops.core.precision import accumulate_dtype
 from econmt_ops.dispatch.timing import quantile, synchronizer
 from econmt_ops.lstm import recompute
-from econmt_ops.lstm.reference import torch_lstm
+from scripts.bench.plots import draw_lines
 
 PUBLISHED = (4, 100, 512, 64)
 """Layers, steps, hidden size and batch of the published comparison (Optim-LSTM)."""
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-"""Of the table of operations a second."""
+"""Batches of the table of operations a second."""
 
 Stack = Callable[[Tensor, Sequence[LSTMWeights]], Tensor]
 
@@ -46,12 +46,12 @@ class StackShape(NamedTuple):
 
     @property
     def operations(self) -> int:
-        """Of the forward pass; backward takes twice as many."""
+        """Operations of the forward pass; backward takes twice as many."""
         return 2 * self.layers * self.steps * self.batch * 4 * self.hidden * 2 * self.hidden
 
 
 class Stage(NamedTuple):
-    """A way to run a stack: its name, the published gain of the decision it adds, and the function."""
+    """Schedule of a stack: its name, the published gain of the decision that it adds, and the function."""
 
     name: str
     published: str
@@ -66,17 +66,10 @@ def plain_layer(
     at_once: bool = False,
     transposed: bool = False,
 ) -> Tensor:
-    """One layer, from zero, as a loop of plain operations.
+    """Computes a layer (B, T, I) to (B, T, H) from zero states, as a loop of plain operations.
 
-    Args:
-        inputs: (B, T, I).
-        layer: the weights.
-        combined: the four gates of a cell in one product.
-        at_once: the same, and the input's products of all steps before the loop.
-        transposed: weights laid out for X W' before the loop.
-
-    Returns:
-        (B, T, H).
+    ``combined`` computes the four gates of a cell in one product, ``at_once`` also the inputs' products of all steps
+    before the loop. ``transposed`` stores the weights for X W' before the loop.
     """
     read, recurrent = layer.input, layer.hidden
     if transposed:
@@ -114,15 +107,7 @@ def _plain(layer_function: Callable[..., Tensor] = plain_layer, **options: bool)
 
 
 def wavefront(inputs: Tensor, layers: Sequence[LSTMWeights]) -> Tensor:
-    """All cells (layer l, step t) with the same l + t in one batched product: L + T - 1 of them instead of L T.
-
-    Args:
-        inputs: (B, T, H).
-        layers: of one size.
-
-    Returns:
-        (B, T, H).
-    """
+    """Computes all cells (layer l, step t) of the same l + t in one batched product, L + T - 1 instead of L T."""
     count, (batch, steps, hidden) = len(layers), inputs.shape
     weights = torch.stack([torch.cat([layer.input, layer.hidden], 1).t() for layer in layers])
     biases = torch.stack([layer.bias for layer in layers]).unsqueeze(1)
@@ -140,26 +125,8 @@ def wavefront(inputs: Tensor, layers: Sequence[LSTMWeights]) -> Tensor:
     return torch.stack(outputs, 1)
 
 
-def directions_together(inputs: Tensor, layers: Sequence[LSTMWeights]) -> Tensor:
-    """A layer in both directions, whose n-th steps are one batched product: inputs (B, T, I) to outputs (B, T, 2H)."""
-    reads = torch.stack([inputs, inputs.flip(1)])
-    biases = torch.stack([layer.bias for layer in layers]).unsqueeze(1)
-    weights = torch.stack([layer.input.t() for layer in layers])
-    recurrents = torch.stack([layer.hidden.t() for layer in layers])
-    given = torch.baddbmm(biases, reads.flatten(1, 2), weights).view(2, *inputs.shape[:2], -1)
-    h = inputs.new_zeros(2, len(inputs), layers[0].hidden.shape[1])
-    c = h.flatten(0, 1).to(accumulate_dtype(h.dtype))
-    outputs = []
-    for x in given.unbind(2):
-        made, c = cell.forward(torch.baddbmm(x, h, recurrents).flatten(0, 1), c)
-        h = made.view_as(h)
-        outputs.append(h)
-    ahead, back = torch.stack(outputs, 2)
-    return torch.cat([ahead, back.flip(1)], 2)
-
-
 def _own(layout: str = "packed", backend: str = "eager") -> Stack:
-    """`econmt_ops.lstm` with its own backward pass, all gates kept."""
+    """Returns `econmt_ops.lstm` with its own backward pass, all gates kept."""
 
     def run(inputs: Tensor, layers: Sequence[LSTMWeights]) -> Tensor:
         h = inputs.new_zeros(inputs.shape[0], layers[0].hidden.shape[1])
@@ -185,7 +152,7 @@ def _own(layout: str = "packed", backend: str = "eager") -> Stack:
 
 
 def by_torch(inputs: Tensor, layers: Sequence[LSTMWeights]) -> Tensor:
-    """torch's own LSTM (oneDNN, cuDNN), all layers in one call: inputs (B, T, I) to (B, T, H); c in their type."""
+    """Computes torch's own LSTM, all layers in one call, from inputs (B, T, I) to (B, T, H)."""
     none = torch.zeros_like(layers[0].bias)
     flat = [tensor for layer in layers for tensor in (*layer, none)]
     zero = inputs.new_zeros(len(layers), inputs.shape[0], layers[0].hidden.shape[1])
@@ -195,10 +162,9 @@ def by_torch(inputs: Tensor, layers: Sequence[LSTMWeights]) -> Tensor:
 
 
 def stages(compile_loop: bool) -> list[Stage]:
-    """The steps of the ablation, each with all decisions of those before it, then what it is compared with.
+    """Returns the schedules, each with all decisions of those before it, then those it is compared with.
 
-    Args:
-        compile_loop: also one layer's loop under torch.compile, which unrolls it and takes minutes to compile.
+    ``compile_loop`` adds one layer's loop under torch.compile, which compiles for minutes.
     """
     fused = has_compiler()
     found = [
@@ -219,60 +185,10 @@ def stages(compile_loop: bool) -> list[Stage]:
     return found
 
 
-def _both_ways(backend: str) -> Stack:
-    def run(inputs: Tensor, layers: Sequence[LSTMWeights]) -> Tensor:
-        outputs, _ = recompute.bidirectional_lstm(
-            inputs, *layers, lengths=None, stash="gates", backend=backend
-        )
-        return outputs
-
-    return run
-
-
-def _directions_apart(inputs: Tensor, layers: Sequence[LSTMWeights]) -> Tensor:
-    """The loop of plain operations, one direction after the other."""
-    ahead = plain_layer(inputs, layers[0], at_once=True)
-    back = plain_layer(inputs.flip(1), layers[1], at_once=True).flip(1)
-    return torch.cat([ahead, back], 2)
-
-
-def _directions_on_streams(inputs: Tensor, layers: Sequence[LSTMWeights]) -> Tensor:
-    """The same on a GPU, each direction on a stream of its own, also in the backward pass."""
-    main, side = torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    side.wait_stream(main)
-    with torch.cuda.stream(side):
-        back = plain_layer(inputs.flip(1), layers[1], at_once=True).flip(1)
-    ahead = plain_layer(inputs, layers[0], at_once=True)
-    main.wait_stream(side)
-    back.record_stream(main)
-    return torch.cat([ahead, back], 2)
-
-
-def both_ways_by_torch(inputs: Tensor, layers: Sequence[LSTMWeights]) -> Tensor:
-    """torch's own LSTM, one layer in both directions: inputs (B, T, I) to (B, T, 2H); c in their type."""
-    zero = inputs.new_zeros(2, inputs.shape[0], layers[0].hidden.shape[1])
-    flat = [part for layer in layers for part in layer]
-    return torch_lstm(inputs, flat, zero, zero, bidirectional=True)[0]
-
-
-def stages_of_directions(device: torch.device) -> list[Stage]:
-    """One layer in both directions: the first and the second weights are those of the two directions."""
-    found = [
-        Stage("directions apart", "1x", _directions_apart),
-        Stage("directions together", "", directions_together),
-    ]
-    if device.type == "cuda":
-        found.append(Stage("directions on streams", "1.82x", _directions_on_streams))
-    found.append(Stage("own backward pass, in place", "", _both_ways("eager")))
-    if has_compiler():
-        found.append(Stage("pointwise fused (compiled)", "", _both_ways("compiled")))
-    return [*found, Stage("torch.nn.LSTM", "", both_ways_by_torch)]
-
-
 def arguments(
     shape: StackShape, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, list[LSTMWeights]]:
-    """Random inputs (B, T, H) and layers, all of which want gradients."""
+    """Draws inputs (B, T, H) and layers, all of which need gradients."""
     torch.manual_seed(1)
 
     def make(*size: int, scale: float) -> Tensor:
@@ -289,7 +205,7 @@ def arguments(
 def passes(
     stack: Stack, inputs: Tensor, layers: Sequence[LSTMWeights]
 ) -> tuple[Callable[[], Tensor], Callable[[], object]]:
-    """The forward pass, and forward and backward down to inputs (B, T, I) and weights."""
+    """Returns the forward pass, and both passes with the gradients of inputs (B, T, I) and weights."""
     wanted = [inputs, *(part for layer in layers for part in layer)]
 
     def forward() -> Tensor:
@@ -310,26 +226,14 @@ def ablation(
     *,
     samples: int,
     compile_loop: bool,
-    both_ways: bool = False,
     only: Collection[str] = (),
 ) -> Iterator[Row]:
-    """Times every step of the ablation.
+    """Yields a row for each schedule and type, with gains over the first row of its type.
 
-    Args:
-        shape: of the stack. dtypes: of inputs and weights.
-        device: where. say: told what is being measured.
-        samples: timed calls of each; the quickest counts, as what disturbs only adds.
-        compile_loop: also torch.compile of one layer's loop.
-        both_ways: instead the ways to run one layer in both directions; ``shape`` has two layers then.
-        only: steps whose names contain one of these; none: all.
-
-    Yields:
-        One row a step and type. Its gains are over the first row of its type.
-
-    Raises:
-        InputError: there is no such step.
+    ``samples`` are timed calls, of which the fastest counts. ``only`` keeps the schedules whose names contain one of
+    its parts; InputError is raised if there is none.
     """
-    known = stages_of_directions(device) if both_ways else stages(compile_loop)
+    known = stages(compile_loop)
     found = [stage for stage in known if not only or any(part.lower() in stage.name.lower() for part in only)]
     if not found:
         names = "; ".join(stage.name for stage in known)
@@ -360,17 +264,9 @@ def rates(
     limit: float = math.inf,
     done: Collection[tuple[str, int]] = (),
 ) -> Iterator[Row]:
-    """Operations a second against the batch, of the op's best schedule and of torch's LSTM, beside one large product.
+    """Yields a row for each batch, type and implementation: operations a second beside one large product.
 
-    Args:
-        shape: of the stack, but for the batch.
-        dtypes, device, say, samples: as for `ablation`.
-        batches: to measure; None: `BATCHES`.
-        limit: seconds after which no further batch is begun.
-        done: (type, batch) that are left out.
-
-    Yields:
-        One row a batch, type and way.
+    No batch begins after ``limit`` seconds; ``done`` are (type, batch) that are left out.
     """
     end = time.monotonic() + limit
     best = _own(backend="compiled" if has_compiler() else "eager")
@@ -408,14 +304,14 @@ def _timed(
     device: torch.device,
     samples: int,
 ) -> Row:
-    """The figures of one stack: the first call, the quickest and the median of the others, and memory."""
+    """Returns seconds of the first call, the fastest and the median of the others, and memory."""
     row: Row = {"first call, s": _seconds(both, device)}
     for what, function, passes_made in (("forward", forward, 1), ("forward and backward", both, 3)):
         times = [_seconds(function, device) for _ in range(samples)]
         row[f"{what}, ms"] = 1e3 * min(times)
         row[f"{what}, median ms"] = 1e3 * quantile(times, 0.5)
         row[f"{what}, GFLOP/s"] = passes_made * shape.operations / min(times) / 1e9
-    return {**row, "peak bytes": _peak_bytes(both, device)}
+    return {**row, "peak bytes": peak_bytes(both, device)}
 
 
 def _seconds(function: Callable[[], object], device: torch.device) -> float:
@@ -428,10 +324,10 @@ def _seconds(function: Callable[[], object], device: torch.device) -> float:
     return time.perf_counter() - began
 
 
-def _peak_bytes(function: Callable[[], object], device: torch.device) -> int:
-    """The most bytes that a call takes beside what is there before it.
+def peak_bytes(function: Callable[[], object], device: torch.device) -> int:
+    """Returns the most bytes that a call allocates beyond those allocated before it.
 
-    On the CPU PyTorch's allocator tells of every request, also of those inside libraries and compiled code.
+    On the CPU the profiler reports every allocation, also those of libraries and compiled code.
     """
     if device.type == "cuda":
         before = torch.cuda.memory_allocated(device)
@@ -448,7 +344,7 @@ def _peak_bytes(function: Callable[[], object], device: torch.device) -> int:
 
 
 def _peak_rate(hidden: int, dtype: torch.dtype, device: torch.device) -> float:
-    """GFLOP/s of one large product of this hidden size."""
+    """Returns the GFLOP/s of one large product of this hidden size."""
     rows = 8192
     left = torch.randn(rows, hidden, device=device).to(dtype)
     right = torch.randn(hidden, 4 * hidden, device=device).to(dtype)
@@ -457,32 +353,10 @@ def _peak_rate(hidden: int, dtype: torch.dtype, device: torch.device) -> float:
 
 
 def draw_rates(rows: Sequence[Mapping[str, str | int | float]], path: Path) -> None:
-    """Draws operations a second, forward and backward, against the batch: a line a way and type, and the peak.
-
-    Raises:
-        InputError: the file cannot be written.
-    """
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 5), layout="constrained")
-    axes = figure.add_subplot()
-    dtypes = sorted({str(row["dtype"]) for row in rows})
-    for dtype, colour in zip(dtypes, ("#33658a", "#c0582b"), strict=False):
-        mine = [row for row in rows if row["dtype"] == dtype]
-        for name, style in (("econmt_ops", "-o"), ("torch.nn.LSTM", "--s")):
-            points = sorted(
-                (int(row["batch"]), float(row["forward and backward, GFLOP/s"]))
-                for row in mine
-                if row["schedule"] == name
-            )
-            axes.plot(*zip(*points, strict=True), style, color=colour, label=f"{name}, {dtype}")
-        peak = max(float(row["peak GFLOP/s"]) for row in mine)
-        axes.axhline(peak, color=colour, linestyle=":", label=f"one large product, {dtype}")
-    batches = sorted({int(row["batch"]) for row in rows})
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(batches, [str(batch) for batch in batches])
-    axes.set_xlabel("batch")
-    axes.set_ylabel("GFLOP/s, forward and backward")
-    axes.set_ylim(bottom=0)
-    axes.legend(fontsize="small")
-    save_figure(figure, path)
+    """Draws operations a second, forward and backward, against the batch: a line for each way and type."""
+    lines: dict[str, dict[int, float]] = {}
+    for row in rows:
+        points = lines.setdefault(f"{row['schedule']}, {row['dtype']}", {})
+        points[int(row["batch"])] = float(row["forward and backward, GFLOP/s"])
+    peaks = {f"one large product, {row['dtype']}": float(row["peak GFLOP/s"]) for row in rows}
+    draw_lines(lines, path, axes=("batch", "GFLOP/s, forward and backward"), log="x", across=peaks)

@@ -1,4 +1,4 @@
-"""Make raw English-Vietnamese text for the En-Vi figure of docs/results/quality.md.
+"""Writes the English-Vietnamese text of the results.
 
 Training text is VLSP 2020's news and wiki (composed to Unicode NFC, its CSV quoting undone); validation and test are
 IWSLT'15's tst2012 and tst2013, whose public release is tokenised with HTML entities: here they are detokenised with
@@ -13,33 +13,31 @@ DATA_FOLDER holds vlsp20-en-vi/{news,wiki}_train.{en,vi}.gz and iwslt15-en-vi/ts
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import sys
 import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
 
+from scripts.bench.arguments import parser_of
+
 
 def lines(path: Path) -> Iterator[str]:
-    """The lines of a gzipped text, composed to NFC."""
+    """Yields the lines of a gzipped text, composed to NFC."""
     with gzip.open(path, "rt", encoding="utf-8", newline="\n") as file:
         for line in file:
             yield unicodedata.normalize("NFC", line.rstrip("\n"))
 
 
 def unquote(line: str) -> str:
-    """Undo CSV quoting: a line in quotes whose inner quotes are doubled."""
+    """Undoes CSV quoting: a line in quotes whose inner quotes are doubled."""
     if len(line) > 1 and line.startswith('"') and line.endswith('"') and '""' in line:
         return line[1:-1].replace('""', '"')
     return line
 
 
 def main() -> None:
-    """Write DEST/{train,tst2012,tst2013}.{en,vi}."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("data", type=Path, help="folder that holds vlsp20-en-vi and iwslt15-en-vi")
     parser.add_argument("destination", type=Path, help="folder to write")
     arguments = parser.parse_args()
@@ -61,7 +59,7 @@ def main() -> None:
 
 
 def write(path: Path, text: list[str]) -> None:
-    """Write one sentence a line."""
+    """Writes one sentence a line."""
     path.write_text("".join(line + "\n" for line in text), encoding="utf-8")
     print(f"{path}: {len(text)} lines", file=sys.stderr)
 

@@ -1,14 +1,13 @@
-"""Measures what keeping less saves and costs: bytes and times of whole training steps against the reference.
+"""Measures memory and time of recomputing training steps.
 
-Four sections, all of them unless --only names some:
+Three sections, all of them unless --only names some:
 
-step        training steps of recipes with each way of keeping less; the ways take turns, medians and quartiles count
-checkpoint  rows of the same tables: the same decoder with torch.utils.checkpoint, as one would write it by hand
+step        training steps of recipes with each implementation and stash, in turns; medians and quartiles
+checkpoint  further rows of these tables: the same decoder with torch.utils.checkpoint, written by hand
 output      econmt_ops.linear_cross_entropy against cross_entropy(linear(...)) of torch.nn.functional
-batch       the largest batch of a recipe within a budget: by real steps on a GPU, by estimates on the CPU (minutes)
 
-Every way must give the reference's loss and gradient norm before anything is timed. The learning rate is 0, so that all
-of them see the same parameters. Examples:
+Loss and gradient norm of each variant are compared with the reference's before it is timed. The learning rate is 0, so
+that all variants see the same parameters. Examples:
 
     python -m scripts.bench memory --device cuda --output memory.json
     python -m scripts.bench memory --only step checkpoint --recipes iwslt --lengths 100x100 --variants "all, outputs"
@@ -25,7 +24,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,21 +35,15 @@ from torch import Tensor
 from torch.nn import functional
 
 from econmt.config.recipe import load_recipe
-from econmt.config.yaml_reader import parse_size
-from econmt.data.batching.batches import rows_of_batch
 from econmt.engine.devices import reproducible, resolve_device
 from econmt.errors import EconmtError, InputError
-from econmt.memory.estimate.techniques import Technique
 from econmt.memory.measure.machine import describe_machine
-from econmt.memory.measure.tracker import Tracker
-from econmt.memory.plan.fit import fit, largest_batch
-from econmt.memory.profiling import Step
 from econmt.memory.report.tables import format_bytes, format_rate
-from econmt.tasks.protocol import Shape
-from econmt.tasks.translation import TranslationTask
 from econmt.training.interrupts import Interrupts
 from econmt_ops import linear_cross_entropy
 from econmt_ops.backends.compiled import has_compiler
+from scripts.bench.arguments import parser_of
+from scripts.bench.lstm_schedules import peak_bytes
 from scripts.bench.memory_steps import (
     Case,
     Clock,
@@ -61,8 +54,6 @@ from scripts.bench.memory_steps import (
     free,
     make_case,
     now,
-    positions_of,
-    recipe_of,
     resident_peak,
     spread,
     step_variants,
@@ -70,40 +61,28 @@ from scripts.bench.memory_steps import (
 )
 
 NO_TIME = "not measured: no time left"
-SECTIONS = ("step", "checkpoint", "output", "batch")
+SECTIONS = ("step", "checkpoint", "output")
 TIMED_POSITIONS = 3000
-"""On the CPU only batches of at most so many target positions are timed: larger ones take many seconds a step.
+"""Most target positions of a batch that is timed on the CPU: larger ones take many seconds a step.
 
-Compiled ways, which keep what the others keep, are then left out."""
+Compiled variants, which keep the same tensors as the others, are left out with larger batches."""
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
-"""Relative, of loss and gradient norm against the reference in float32."""
-
-
-# ---------------------------------------------------------------------- sections
-
-
-def precision_name(variant: Variant) -> str:
-    """Float32 or bfloat16."""
-    return str(variant.precision).removeprefix("torch.")
+"""Largest relative difference of loss and gradient norm from the reference in float32."""
 
 
 class MismatchError(Exception):
-    """A variant does not give what the reference gives."""
+    """A variant whose results differ from the reference's."""
 
 
 def agree(name: str, found: Sequence[float], wanted: Sequence[float], tolerance: float) -> None:
-    """Holds loss and gradient norm to the reference's.
-
-    Raises:
-        MismatchError: they differ by more than the tolerance.
-    """
+    """Raises MismatchError if loss or gradient norm differ from the reference's by more than the tolerance."""
     for what, own, other in zip(("loss", "gradient norm"), found, wanted, strict=True):
         if not abs(own - other) <= tolerance * abs(other):
             raise MismatchError(f"{name}: {what} {own:.9g}, the reference has {other:.9g}")
 
 
 def measure_case(case: Case, variants: list[Variant], device: torch.device, clock: Clock) -> dict[str, Any]:
-    """A table of steps."""
+    """Measures the table of one recipe's steps."""
     steps = Steps(case, device)
     positions = max(batch.target_output.numel() for batch in steps.batches)
     timed = device.type == "cuda" or positions <= TIMED_POSITIONS
@@ -117,7 +96,7 @@ def measure_case(case: Case, variants: list[Variant], device: torch.device, cloc
     for variant in variants:
         row: dict[str, Any] = {
             "name": variant.name,
-            "precision": precision_name(variant),
+            "precision": str(variant.precision).removeprefix("torch."),
         }
         rows.append(row)
         if clock.over:
@@ -164,7 +143,7 @@ def measure_case(case: Case, variants: list[Variant], device: torch.device, cloc
 
 
 def measure_output(quick: bool, device: torch.device, clock: Clock) -> dict[str, Any]:
-    """The output layer alone."""
+    """Measures the output layer alone."""
     rows_count, width, vocabulary = (40, 8, 50) if quick else (6400, 512, 32000)
     generator = torch.Generator().manual_seed(1)
     hidden = torch.randn(rows_count, width, generator=generator).to(device).requires_grad_()
@@ -198,7 +177,8 @@ def measure_output(quick: bool, device: torch.device, clock: Clock) -> dict[str,
         wanted = wanted or values
         agree(name, values, wanted, TOLERANCE[torch.float32])
         hidden.grad = weight.grad = None
-        peak = _above(partial(run, name), device) - gradients
+        free(device)
+        peak = peak_bytes(partial(run, name), device) - gradients
         rows.append({"name": name, "precision": "float32", "peak_bytes": peak})
     seconds = take_turns({name: partial(run, name) for name in losses}, clock)
     flops = 6 * rows_count * width * vocabulary
@@ -208,71 +188,10 @@ def measure_output(quick: bool, device: torch.device, clock: Clock) -> dict[str,
     return {"shape": [rows_count, width, vocabulary], "flops": flops, "rows": rows}
 
 
-def _above(run: Callable[[], object], device: torch.device) -> int:
-    """The most bytes that a computation has on top of what was there before."""
-    free(device)
-    if device.type == "cuda":
-        before = torch.cuda.memory_allocated(device)
-        torch.cuda.reset_peak_memory_stats(device)
-        run()
-        return torch.cuda.max_memory_allocated(device) - before
-    tracker = Tracker(device)
-    with tracker.recording():
-        run()
-    return tracker.peak()[0] - sum(size for _, size in tracker.before)
-
-
-def measure_batch(
-    name: str, lengths: str, budget: int, quick: bool, device: torch.device, clock: Clock
-) -> dict[str, Any]:
-    """The largest batches of a recipe within a budget: by real steps on a GPU, by estimates on the CPU."""
-    recipe, sizes = recipe_of(name, quick)
-    task, bucket = TranslationTask(recipe, *sizes), positions_of(lengths)
-    float32 = [row for row in step_variants() if row.precision == torch.float32]
-    reference, least = (row for row in float32 if row.name in ("reference", "all, outputs"))
-    chosen = [reference, least, *([] if quick else [least._replace(precision=torch.bfloat16)])]
-    rows: list[dict[str, Any]] = []
-    start = rows_of_batch(recipe.training.batch, bucket[1])
-    for variant in chosen:
-        row: dict[str, Any] = {"name": variant.name, "precision": precision_name(variant)}
-        rows.append(row)
-        if clock.over:
-            row["failure"] = NO_TIME
-            continue
-        technique = Technique(variant.name, variant.implementations, variant.precision)
-        if device.type == "cuda":
-            needed = cache(partial(_peak_of_step, task, technique, bucket, device))
-            largest = largest_batch(needed, budget, start)
-            row |= {"batch": largest, "bytes": needed(max(1, largest))}
-        else:
-            found = fit(task, technique, bucket, budget, device.type, start)
-            row |= {"batch": found.rows, "bytes": found.bytes}
-        start = max(1, int(row["batch"]))
-    return {"recipe": name, "lengths": lengths, "budget_bytes": budget, "rows": rows}
-
-
-def _peak_of_step(
-    task: TranslationTask, technique: Technique, bucket: tuple[int, int], device: torch.device, rows: int
-) -> int:
-    """Bytes that CUDA's allocator gives out at most in a step on so many rows; all there are if too few."""
-    free(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    try:
-        step = Step(task, Shape(rows, *bucket), device)
-        step.use(technique)
-        step.run()
-    except torch.cuda.OutOfMemoryError:
-        return int(torch.cuda.get_device_properties(device).total_memory)
-    return torch.cuda.max_memory_allocated(device)
-
-
-# ---------------------------------------------------------------------- for a person
-
-
 def show(
     title: str, rows: Sequence[dict[str, Any]], columns: dict[str, Callable[[dict[str, Any]], str]]
 ) -> None:
-    """Prints a table; a cell whose figure is not there is empty."""
+    """Prints a table; a cell without a figure stays empty."""
     table = Table(title=title, title_justify="left")
     table.add_column("")
     for heading in columns:
@@ -291,9 +210,9 @@ def show(
     (console if console.is_terminal else Console(highlight=False, width=150)).print(table)
 
 
-def ratio(before: float, after: float) -> str:
-    """How many times smaller a byte count has become."""
-    return f"{before / max(after, 1):.2f}x"
+def _less(first: dict[str, Any], key: str) -> Callable[[dict[str, Any]], str]:
+    """Returns a column that tells how many times smaller a byte count is than in the first row."""
+    return lambda row: f"{first[key] / max(row[key], 1):.2f}x"
 
 
 def _time(row: dict[str, Any]) -> str:
@@ -315,9 +234,9 @@ def show_steps(found: dict[str, Any]) -> None:
     columns = {
         "precision": lambda row: row["precision"],
         "stash": lambda row: format_bytes(row["stash_bytes"]),
-        "less": lambda row: ratio(first["stash_bytes"], row["stash_bytes"]),
+        "less": _less(first, "stash_bytes"),
         "peak": lambda row: format_bytes(row["peak_bytes"]),
-        "less ": lambda row: ratio(first["peak_bytes"], row["peak_bytes"]),
+        "less ": _less(first, "peak_bytes"),
         "process": lambda row: format_bytes(row["process_bytes"] or 0),
         "tokens/s": lambda row: f"{row['tokens_per_second']:,.0f}",
         **TIMES,
@@ -335,7 +254,7 @@ def show_output(found: dict[str, Any]) -> None:
     first = found["rows"][0]
     columns = {
         "peak above inputs and gradients": lambda row: format_bytes(row["peak_bytes"]),
-        "less": lambda row: ratio(first["peak_bytes"], row["peak_bytes"]),
+        "less": _less(first, "peak_bytes"),
         **TIMES,
     }
     show(
@@ -343,78 +262,38 @@ def show_output(found: dict[str, Any]) -> None:
     )
 
 
-def show_batch(found: dict[str, Any]) -> None:
-    """Prints the table of largest batches."""
-    first = found["rows"][0]
-    columns = {
-        "precision": lambda row: row["precision"],
-        "sentence pairs": lambda row: f"{row['batch']:,}",
-        "of reference": lambda row: f"{row['batch'] / max(1, first['batch']):.1f}x",
-        "bytes of its step": lambda row: format_bytes(row["bytes"]),
-    }
-    title = (
-        f"largest batch of {found['recipe']}, {found['lengths']}, in {format_bytes(found['budget_bytes'])}"
-    )
-    show(title, found["rows"], columns)
-
-
-# ---------------------------------------------------------------------- the command
-
-
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS))
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--recipes", nargs="+", help="default: iwslt groundhog best, on the CPU multi30k too")
-    parser.add_argument(
-        "--lengths",
-        nargs="+",
-        help="text, or source x target positions as 100x80; default: each recipe's longest",
-    )
-    parser.add_argument(
-        "--precisions", nargs="+", choices=("float32", "bfloat16"), default=["float32", "bfloat16"]
-    )
-    parser.add_argument("--variants", nargs="+", help="names of rows that are measured beside the reference")
-    parser.add_argument("--budget", default="4GiB", help="of the largest batch")
-    parser.add_argument("--seconds", type=float, help="of turns a table; default 30, on a GPU 6")
-    parser.add_argument(
-        "--limit", type=float, help="seconds after which nothing new begins; default 900, on a GPU 110"
-    )
-    parser.add_argument("--quick", action="store_true", help="tiny models, to see whether it runs")
+    """Reads the command line."""
+    parser = parser_of(__doc__)
+    add, types = parser.add_argument, ("float32", "bfloat16")
+    add("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS), help="sections to measure")
+    add("--device", default="auto")
+    add("--recipes", nargs="+", help="default: iwslt groundhog best, on the CPU multi30k too")
+    add("--lengths", nargs="+", help="text, or source x target positions as 100x80; default: the longest")
+    add("--precisions", nargs="+", choices=types, default=list(types))
+    add("--variants", nargs="+", help="names of the rows to measure beside the reference")
+    add("--seconds", type=float, help="timed seconds of a table; default 30, on a GPU 6")
+    add("--limit", type=float, help="seconds after which nothing new begins; default 900, on a GPU 110")
+    add("--quick", action="store_true", help="use tiny models, to see whether it runs")
     parser.add_argument("--output", type=Path, help="JSON file to write")
     return parser.parse_args(arguments)
 
 
-def lengths_of(name: str, given: list[str] | None, device: torch.device, quick: bool) -> list[str]:
-    """Which lengths a recipe is measured with."""
-    if given is not None:
-        return given
-    if quick:
-        return ["6x5"]
-    if name == "multi30k":
-        return ["text"]
-    longest = load_recipe(name).data.max_length
-    return [f"{longest}x{longest}", *([] if device.type == "cuda" else ["20x20"])]
-
-
 def chosen_variants(options: argparse.Namespace) -> list[Variant]:
-    """The rows of the tables of steps."""
+    """Returns the rows of the tables of steps."""
     rows = step_variants() if "step" in options.only else step_variants()[:1]
     if options.quick:
         rows = [row for row in rows if "compiled" not in row.name]
     if "checkpoint" in options.only:
-        place = next((index for index, row in enumerate(rows) if row.precision != torch.float32), len(rows))
-        rows[place:place] = checkpoint_variants()
+        first_of_others = next((n for n, row in enumerate(rows) if row.precision != torch.float32), len(rows))
+        rows[first_of_others:first_of_others] = checkpoint_variants()
     precisions = [getattr(torch, name) for name in options.precisions]
     first, *others = rows
     known = {row.name for row in rows}
     wanted = known if options.variants is None else set(options.variants)
     if wanted - known:
         raise InputError(
-            f"--variants: no row is called {', '.join(sorted(wanted - known))}; there are {', '.join(sorted(known))}"
+            f"--variants: unknown {', '.join(sorted(wanted - known))}; give some of {', '.join(sorted(known))}"
         )
     return [first, *(row for row in others if row.precision in precisions and row.name in wanted)]
 
@@ -422,7 +301,7 @@ def chosen_variants(options: argparse.Namespace) -> list[Variant]:
 def run_sections(
     options: argparse.Namespace, device: torch.device, clock: Clock
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Measures what was asked for, table after table."""
+    """Measures the sections of the command line; yields each table with the name of its section."""
     recipes = options.recipes
     if recipes is None:
         recipes = ["iwslt", "groundhog", "best", *(["multi30k"] if device.type == "cpu" else [])]
@@ -431,24 +310,23 @@ def run_sections(
     if "output" in options.only:
         yield "output", measure_output(options.quick, device, clock)
     variants = chosen_variants(options)
-    budget = parse_size("100kB" if options.quick else options.budget)
-    for number, name in enumerate(recipes):
-        chosen = lengths_of(name, options.lengths, device, options.quick)
-        for lengths in chosen if {"step", "checkpoint"} & set(options.only) else []:
+    for name in recipes if {"step", "checkpoint"} & set(options.only) else []:
+        longest = load_recipe(name).data.max_length
+        usual = [f"{longest}x{longest}", *([] if device.type == "cuda" else ["20x20"])]
+        if options.quick or name == "multi30k":
+            usual = ["6x5"] if options.quick else ["text"]
+        for lengths in options.lengths or usual:
             if clock.over:
                 print(f"step of {name}, {lengths}: {NO_TIME}")
                 continue
             case = make_case(name, lengths, options.quick, device)
             yield "step", measure_case(case, variants, device, clock)
             free(device)
-        # Finding it takes minutes on the CPU, so only for the first recipe unless others are asked for.
-        if "batch" in options.only and chosen[0] != "text" and (number == 0 or options.recipes is not None):
-            yield "batch", measure_batch(name, chosen[0], budget, options.quick, device, clock)
 
 
 @contextmanager
 def settings(device: torch.device) -> Iterator[None]:
-    """The trainer's settings, but float32 products in float32: cuDNN would round the factors of LSTMs to TF32."""
+    """Sets the trainer's settings, but without TF32, to which cuDNN would round the factors of float32 LSTMs."""
     before = torch.backends.cudnn.allow_tf32
     torch.backends.cudnn.allow_tf32 = False
     try:
@@ -460,12 +338,12 @@ def settings(device: torch.device) -> Iterator[None]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measures what the command line names, prints tables and writes JSON; 1: a variant is wrong, 2: bad input.
+    """Prints tables and writes JSON; returns 1 if a variant is wrong, 2 for bad input.
 
-    After Ctrl-C what is being measured is ended and nothing more begun, and the tables have what there is: 130.
+    After Ctrl-C the current measurement ends, the tables hold the results so far, and 130 is returned.
     """
     options = parse(arguments)
-    shows = {"step": show_steps, "output": show_output, "batch": show_batch}
+    shows = {"step": show_steps, "output": show_output}
     began, interrupts = time.monotonic(), Interrupts()
     try:
         device = resolve_device(options.device)

@@ -1,6 +1,6 @@
-"""Training steps that benchmarks of memory run: the ways to keep less, and the batches of a recipe.
+"""Training steps of the memory benchmark: variants of recomputation, and the batches of a recipe.
 
-One way is torch.utils.checkpoint round parts of the decoder, in plain PyTorch, as one would write it by hand.
+The variants of ``torch.utils.checkpoint`` wrap parts of a decoder in plain PyTorch, as one would write it by hand.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,38 +43,34 @@ from econmt_ops.cells.lstm import forward as lstm_cell
 from econmt_ops.core.dropout import apply_dropout, layer_keep_masks
 
 TEXT_BATCHES = 3
-"""How many batches of real lengths a turn has."""
+"""Batches of real lengths in one turn."""
 CHUNK_BYTES = 32 << 20
-"""Of the logits that the checkpointed output layer makes at a time."""
+"""Bytes of the logits that the checkpointed output layer computes at a time."""
 PRODUCTS = (
     *(f"aten::{name}" for name in ("mm", "addmm", "addmm_", "bmm", "baddbmm", "mv", "addmv")),
     *(f"aten::{name}" for name in ("mkldnn_rnn_layer", "mkldnn_rnn_layer_backward")),
 )
 FEWEST_TURNS, MOST_TURNS = 3, 25
-QUICK = [
-    "model.embedding=8",
-    "model.encoder.size=8",
-    "model.decoder.size=8",
-    "model.attention.size=8",
-    "training.batch.size=3",
-]
+QUICK = [f"model.{name}=8" for name in ("embedding", "encoder.size", "decoder.size", "attention.size")]
+QUICK.append("training.batch.size=3")
 _FUSED = ("model.layer_normalization=false", "ops.decoder=auto")
 FUSED = {
     "groundhog": (*_FUSED, "model.attention.use_prev_word=false", "model.attention.coverage.type=none"),
     "best": _FUSED,
 }
-"""Of recipes whose decoder no fused operation computes: what makes it one that all implementations have."""
+"""Changes to recipes whose decoder has no fused operation, so that all implementations can run it."""
 REFERENCE = Implementations.everywhere("reference")
+_checkpoint = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
 
 
 class Variant(NamedTuple):
-    """A way to run a training step.
+    """Implementations and precision of a training step.
 
     Attributes:
-        name: in tables.
-        implementations: of the ops.
-        precision: of products and feature maps.
-        scope: what is put into torch.utils.checkpoint: "attention", "step", "everything", or "" for nothing.
+        name: Name in tables.
+        implementations: Implementations of the ops.
+        precision: Type of products and feature maps.
+        scope: Part inside torch.utils.checkpoint: "attention", "step", "everything", or "" for none.
     """
 
     name: str
@@ -84,7 +80,7 @@ class Variant(NamedTuple):
 
 
 def step_variants() -> list[Variant]:
-    """The rows of a table of steps, the reference first, without those of torch.utils.checkpoint."""
+    """Returns the rows of a table of steps, the reference first, without those of torch.utils.checkpoint."""
     rows = [
         Variant("reference", REFERENCE),
         Variant("+ output", REFERENCE._replace(output="recompute")),
@@ -104,12 +100,9 @@ def step_variants() -> list[Variant]:
 
 
 def checkpoint_variants() -> list[Variant]:
-    """The rows of torch.utils.checkpoint."""
+    """Returns the rows of torch.utils.checkpoint."""
     scopes = ("attention", "step", "everything")
     return [Variant(f"checkpoint: {scope}", REFERENCE, scope=scope) for scope in scopes]
-
-
-# ---------------------------------------------------------------------- torch.utils.checkpoint
 
 
 class CheckpointedDecoder(InputFeedingDecoder):
@@ -179,7 +172,7 @@ class CheckpointedDecoder(InputFeedingDecoder):
         return torch.stack(outputs, 1), torch.stack(alphas, 1), Recurrent(layers, fed)
 
     def _attend(self, h: Tensor, keys: Tensor, values: Tensor, padding: Tensor) -> tuple[Tensor, Tensor]:
-        """Context (B, E) and weights (B, S) of one step's h (B, H)."""
+        """Computes context (B, E) and weights (B, S) of one step's h (B, H)."""
         attention = self.attention
         assert attention.query is not None
         assert attention.score is not None
@@ -252,15 +245,8 @@ class CheckpointedModel(TranslationModel):
         return total
 
 
-def _checkpoint(function: Callable[..., Any], *arguments: Any, preserve_rng_state: bool = False) -> Any:
-    return checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=preserve_rng_state)
-
-
-# ---------------------------------------------------------------------- what is run
-
-
 class Case(NamedTuple):
-    """What a table of steps is of: a recipe, its vocabulary sizes, batches, and what their lengths are."""
+    """A recipe with its vocabulary sizes and batches, and a description of their lengths."""
 
     name: str
     recipe: Recipe
@@ -271,7 +257,7 @@ class Case(NamedTuple):
 
 
 def recipe_of(name: str, quick: bool) -> tuple[Recipe, tuple[int, int]]:
-    """A recipe, and the source and target entries that its vocabularies are meant to have."""
+    """Loads a recipe; returns it with the sizes of its source and target vocabularies."""
     recipe = load_recipe(name, [*FUSED.get(name, ()), *(QUICK if quick else ())])
     words = recipe.data.subwords
     sizes = (words.source, words.target) if isinstance(words, WordSubwords) else (words.size, words.size)
@@ -279,19 +265,15 @@ def recipe_of(name: str, quick: bool) -> tuple[Recipe, tuple[int, int]]:
 
 
 def positions_of(lengths: str) -> tuple[int, int]:
-    """Source and target positions of "100x80".
-
-    Raises:
-        InputError: the text is something else.
-    """
+    """Returns the source and target positions of "100x80"; raises InputError for any other text."""
     source, cross, target = lengths.partition("x")
     if not (cross and source.isdecimal() and target.isdecimal() and int(source) > 1 and int(target) > 1):
-        raise InputError(f"--lengths {lengths}: expected source x target positions, as 100x80, or text")
+        raise InputError(f"--lengths {lengths}: give source x target positions, as 100x80, or text")
     return int(source), int(target)
 
 
 def make_case(name: str, lengths: str, quick: bool, device: torch.device) -> Case:
-    """The batches of a recipe: of its text (or random ones of like lengths), or one of full rows."""
+    """Makes the batches of a recipe: of its text (or random ones of like lengths), or one of full rows."""
     recipe, sizes = recipe_of(name, quick)
     draw = np.random.default_rng(1)
     if lengths != "text":
@@ -336,7 +318,7 @@ def _random_batch(
 
 
 class Steps:
-    """Training steps on the batches of a case, in any variant, always with the same parameters."""
+    """Training steps on the batches of a case, in any variant, with the same parameters throughout."""
 
     def __init__(self, case: Case, device: torch.device) -> None:
         torch.manual_seed(case.recipe.training.seed)
@@ -359,42 +341,42 @@ class Steps:
         self.tokens = sum(batch.target_tokens for batch in self.batches)
 
     def step(self, variant: Variant) -> TrainingStep:
-        """The step of a variant."""
+        """Returns the training step, set to a variant."""
         step = self._steps[variant.scope]
         step.implementations, step.precision = variant.implementations, Precision(variant.precision)
         return step
 
     def run(self, variant: Variant, batch: Batch) -> StepResult:
-        """One whole step."""
+        """Runs one whole step."""
         step = self.step(variant)
         return step.run([batch], step.tokens([batch]))
 
     def turn(self, variant: Variant) -> float:
-        """Seconds of a step on each batch."""
+        """Returns the seconds of one step on every batch."""
         begin = now(self.device)
         for batch in self.batches:
             self.run(variant, batch)
         return now(self.device) - begin
 
     def products(self, variant: Variant) -> float:
-        """Milliseconds of a turn in matrix products, and in oneDNN's LSTM, which is made of them."""
+        """Returns the milliseconds of a turn in matrix products and in oneDNN's LSTM, which consists of them."""
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
             self.turn(variant)
         events = profiler.key_averages()
         return float(sum(event.self_cpu_time_total for event in events if event.key in PRODUCTS)) / 1000.0
 
     def values(self, variant: Variant) -> tuple[float, float]:
-        """Loss a token and gradient norm of a step on the largest batch."""
+        """Returns loss a token and gradient norm of a step on the largest batch."""
         torch.manual_seed(1)
         result = self.run(variant, self.largest)
         return float(result.loss) / self.largest.target_tokens, float(result.norm)
 
     def ledger(self, variant: Variant, batch: Batch) -> Ledger:
-        """The ledger of a step."""
+        """Returns the ledger of a step."""
         return measure_step(self.step(variant), batch, timed=False)
 
     def allocated(self, variant: Variant) -> tuple[int, int]:
-        """Bytes that CUDA's allocator has given out: what the forward pass leaves, and the peak of the step."""
+        """Returns bytes allocated on the GPU: those that the forward pass keeps, and the peak of the step."""
         self.forget()
         torch.cuda.reset_peak_memory_stats(self.device)
         left: dict[str, int] = {}
@@ -408,13 +390,13 @@ class Steps:
         return left["backward"] - left["forward"], torch.cuda.max_memory_allocated(self.device)
 
     def forget(self) -> None:
-        """Frees what a step has left."""
+        """Frees the tensors that a step has left."""
         self._steps[""].clear()
         free(self.device)
 
 
 def now(device: torch.device) -> float:
-    """Seconds, when the device has done what it was told."""
+    """Returns the clock in seconds after the device has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
@@ -422,27 +404,24 @@ def now(device: torch.device) -> float:
 
 @cache
 def ceiling(device: torch.device, precision: torch.dtype) -> float:
-    """Operations a second that a large matrix product reaches at best, of many: a disturbed one says nothing."""
+    """Returns the most operations a second that any of ten large matrix products reaches."""
     return max(peak_flops.__wrapped__(device, precision) for _ in range(10))
 
 
 def free(device: torch.device) -> None:
-    """Frees what nobody refers to any more."""
+    """Collects garbage and empties the GPU's cache."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
 
 
-# ---------------------------------------------------------------------- time
-
-
 def resident_peak(run: Callable[[], object]) -> int | None:
-    """The largest resident set of the process during a computation, Python and libraries included; None: unknown."""
+    """Returns the largest resident set of the process during a computation in bytes; None where it is unknown."""
     process = Path("/proc/self")
     gc.collect()
     try:
         ctypes.CDLL(None).malloc_trim(0)
-        (process / "clear_refs").write_text("5", encoding="ascii")  # from now on VmHWM counts anew
+        (process / "clear_refs").write_text("5", encoding="ascii")  # resets VmHWM
     except (OSError, AttributeError):
         return None
     run()
@@ -452,12 +431,12 @@ def resident_peak(run: Callable[[], object]) -> int | None:
 
 
 class Clock:
-    """What time there is.
+    """Time limits of a benchmark.
 
     Args:
-        limit: seconds for everything.
-        turns: seconds for the turns of one table.
-        interrupts: a Ctrl-C ends the time.
+        limit: Seconds for everything.
+        turns: Seconds for the turns of one table.
+        interrupts: Source of Ctrl-C, which ends the time.
     """
 
     def __init__(self, limit: float, turns: float, interrupts: Interrupts | None = None) -> None:
@@ -467,19 +446,19 @@ class Clock:
 
     @property
     def interrupted(self) -> bool:
-        """Whether somebody wants the end, and what there is."""
+        """True after Ctrl-C."""
         return self._interrupts.pending
 
     @property
     def over(self) -> bool:
-        """Whether nothing more should be begun."""
+        """True if no further measurement may begin."""
         return self.interrupted or time.monotonic() > self._end
 
 
 def take_turns(
     runs: Mapping[str, Callable[[], float]], clock: Clock, fewest: int = FEWEST_TURNS
 ) -> dict[str, list[float]]:
-    """Seconds of every run in every turn."""
+    """Returns the seconds of every run in every turn."""
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     begin = time.monotonic()
     for turn in range(MOST_TURNS):
@@ -493,7 +472,7 @@ def take_turns(
 
 
 def spread(seconds: Sequence[float], first: Sequence[float]) -> dict[str, Any]:
-    """Median and quartiles in milliseconds, and the median over turns of the speed against the first row's."""
+    """Returns median and quartiles in milliseconds, and the median over turns of the speed relative to ``first``."""
     low, middle, high = (1000.0 * float(np.quantile(seconds, share)) for share in (0.25, 0.5, 0.75))
     faster_by = statistics.median(other / own for other, own in zip(first, seconds, strict=True))
     return {"milliseconds": middle, "quartiles": [low, high], "turns": len(seconds), "speed": faster_by}

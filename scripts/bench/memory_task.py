@@ -27,8 +27,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import econmt_ops
-from econmt.bench.rows import Row, Say, save_figure
+from econmt.bench.rows import Row, Say
 from econmt_ops.dispatch.capture import Capturer
+from scripts.bench.plots import draw_lines
 
 PUBLISHED = (128, 512)
 """Symbols and units."""
@@ -50,12 +51,11 @@ class GILR(nn.Module):
     """
 
     def __init__(self, inputs: int, hidden: int) -> None:
-        """``inputs``: width of x. ``hidden``: of h."""
         super().__init__()
         self.both = nn.Linear(inputs, 2 * hidden)
 
     def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """The outputs (B, T, H) for inputs (B, T, I), and the last one."""
+        """Returns the outputs (B, T, H) for inputs (B, T, I), and the last one."""
         gate, impulse = self.both(inputs).chunk(2, -1)
         gate = gate.sigmoid()
         outputs = econmt_ops.linear_recurrence(gate, (1 - gate) * impulse.tanh())
@@ -63,7 +63,7 @@ class GILR(nn.Module):
 
 
 class Cell(NamedTuple):
-    """A layer by its sizes, and where the biases of the gates that keep and, if it has another, that takes in stand."""
+    """Function that makes a layer, and functions that return its biases of the gates that keep and that take in."""
 
     make: Callable[[int, int], nn.Module]
     keeps: Callable[[nn.Module, int], Tensor]
@@ -71,7 +71,7 @@ class Cell(NamedTuple):
 
 
 def _part(name: str, part: int) -> Callable[[nn.Module, int], Tensor]:
-    """The values of a module's bias at ``part`` H, for H units."""
+    """Returns a function that gives the values of a module's bias from ``part`` times H on, for H units."""
 
     def keeps(module: nn.Module, hidden: int) -> Tensor:
         return module.get_parameter(name).detach()[part * hidden : (part + 1) * hidden]
@@ -85,11 +85,11 @@ CELLS: dict[str, Cell] = {
     "gilr_lstm": Cell(econmt_ops.GILRLSTM, _part("bias_l0", 1), _part("bias_l0", 2)),
     "sru": Cell(econmt_ops.SRU, _part("bias_l0", 1)),
 }
-"""By name."""
+"""Cells by name."""
 
 
 class Setting(NamedTuple):
-    """Of a run: the cell's name, steps, units, sequences of an update, symbols, learning rate and seed."""
+    """Cell's name, steps, units, sequences of an update, symbols, learning rate and seed of a run."""
 
     cell: str
     steps: int
@@ -101,10 +101,9 @@ class Setting(NamedTuple):
 
 
 class Trial:
-    """A model that learns the task, an update at a time; on a GPU the update is a CUDA graph."""
+    """Model that learns the task, an update at a time; on a GPU the update is a CUDA graph."""
 
     def __init__(self, setting: Setting, device: torch.device) -> None:
-        """``setting``: of the run. ``device``: where it runs."""
         torch.manual_seed(setting.seed)
         self.setting = setting
         cell = CELLS[setting.cell]
@@ -128,7 +127,7 @@ class Trial:
             self._capture(device)
 
     def _capture(self, device: torch.device) -> None:
-        """The update as a graph; the first two are made outside of it."""
+        """Captures the update after two updates outside of the graph."""
         capturer = Capturer(device)
         with capturer.warming_up():
             self._learn()
@@ -161,26 +160,20 @@ class Trial:
         self._optimizer.step()
 
     def update(self) -> None:
-        """Draws sequences, answers and learns from them."""
+        """Draws sequences, predicts and learns from them."""
         self.fill()
         self._update()
 
     @property
     def streak(self) -> int:
-        """Sequences in a row that were answered right; the device is waited for."""
+        """Number of right answers in a row; reading it waits for the device."""
         return int(self._streak)
 
 
 def run(setting: Setting, device: torch.device, say: Say, *, limit: float, updates: int) -> Row:
-    """One run to the end.
+    """Trains until the task is learnt, for at most ``limit`` seconds and ``updates`` updates.
 
-    Args:
-        setting: of the run. device: where. say: told how far it is.
-        limit: seconds after which it is given up. updates: after which it is, too.
-
-    Returns:
-        Updates and seconds until the task was learnt (or the run given up), milliseconds an update, and "learnt" yes or
-        no; or the failure.
+    Returns updates and seconds, milliseconds an update and whether it was learnt; or the failure.
     """
     row: Row = {"bench": "memory-task", **setting._asdict()}
     try:
@@ -204,7 +197,7 @@ def run(setting: Setting, device: torch.device, say: Say, *, limit: float, updat
 def rows(
     settings: Sequence[Setting], device: torch.device, say: Say, *, limit: float, updates: int
 ) -> Iterator[Row]:
-    """A row a run, see :func:`run`; where an LSTM ran at the same sizes before, with how much faster an update is."""
+    """Yields a row for each run, with the speed-up over the LSTM that ran at the same sizes before."""
     serial: dict[tuple[int, ...], float] = {}
     for setting in settings:
         row = run(setting, device, say, limit=limit, updates=updates)
@@ -218,39 +211,17 @@ def rows(
 
 
 def draw(rows: Sequence[Mapping[str, str | int | float]], path: Path) -> None:
-    """Draws how much faster an update is than the LSTM's, by length; a line a cell and hidden size.
-
-    Raises:
-        InputError: the file cannot be written.
-    """
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 5), layout="constrained")
-    axes = figure.add_subplot()
-    lines: dict[tuple[str, int], dict[int, float]] = {}
+    """Draws the speed-up of an update over the LSTM's, by length; a line for each cell and hidden size."""
+    lines: dict[str, dict[int, float]] = {}
     for row in rows:
         if row.get("speed-up", "") != "":
-            line = lines.setdefault((str(row["cell"]), int(row["hidden"])), {})
+            line = lines.setdefault(f"{row['cell']}, {row['hidden']} units", {})
             line[int(row["steps"])] = float(row["speed-up"])
-    for (cell, hidden), points in sorted(lines.items()):
-        lengths = sorted(points)
-        axes.plot(lengths, [points[steps] for steps in lengths], marker="o", label=f"{cell}, {hidden} units")
-    axes.axhline(1.0, color="grey", linewidth=0.8)
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.set_xlabel("steps")
-    axes.set_ylabel(f"speed-up over {SERIAL}")
-    if lines:
-        axes.legend()
-    save_figure(figure, path)
+    draw_lines(lines, path, axes=("steps", f"speed-up over {SERIAL}"), across={SERIAL: 1.0})
 
 
 def lengths_of(text: str) -> list[int]:
-    """The lengths that "1024", "1024,8192" or "1024..65536" names; of a range each is four times the one before.
-
-    Raises:
-        ValueError: the text is none of these.
-    """
+    """Reads "1024", "1024,8192" or "1024..65536", a range of powers of four; raises ValueError otherwise."""
     found: list[int] = []
     for part in text.split(","):
         first, dots, last = part.partition("..")

@@ -1,4 +1,4 @@
-"""Updates of several processes together, timed: what they gain over one, and what the exchange costs them."""
+"""Measurements of updates of several processes: gains over one process, and the cost of their exchanges."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ from scripts.bench.parallel_processes import Job, together
 from scripts.bench.parallel_profile import Profile, Setting, divided, shape_of, why_undivided
 
 ROUNDS = 2
-"""How often each way is measured, in turns, by new processes; the quicker time counts."""
+"""Number of times that each way is measured, in turns and by new processes; the faster counts."""
 
 WARM_UP = 3
 """Updates before the first that is timed."""
 
 QUICK = 0.1
-"""The quantile of updates that counts: what else a machine does only adds to times, and not to all alike."""
+"""Quantile of the updates that counts: other work on a machine only adds to times, and not to all alike."""
 
 LEAST = 5
 """Updates that are timed however long they take."""
 
 WITHIN = 10.0
-"""Per cent by which a prediction may miss."""
+"""Per cent within which a prediction counts as close."""
 
 
 class Way(NamedTuple):
@@ -72,12 +72,10 @@ def division_text(replicas: int, stages: int) -> str:
 
 
 def ways(processes: Sequence[int], kinds: Sequence[Kind], layers: int) -> list[Way]:
-    """One process alone first, over which gains are told, then the kinds of division of each number of processes.
+    """Returns one process alone, then the kinds of division of each number of processes.
 
-    A pipeline is as long as there are processes; both: at most half as long, with the longest pipelines.
-
-    Args:
-        processes: how many. kinds: of division. layers: over which a pipeline can be divided.
+    ``layers`` are those over which a pipeline can be divided. A pipeline is as long as there are processes; "both" has
+    the longest pipelines of at most half of them.
     """
     found = [Way(1, "data", 1)]
     for count in processes:
@@ -93,16 +91,7 @@ def ways(processes: Sequence[int], kinds: Sequence[Kind], layers: int) -> list[W
 
 
 def left_out(recipe: Recipe, processes: Sequence[int], kinds: Sequence[Kind]) -> list[str]:
-    """Says why some kinds of division have no way among those of :func:`ways`.
-
-    Args:
-        recipe: the run.
-        processes: numbers of processes.
-        kinds: kinds of division.
-
-    Returns:
-        A line for each kind and number of several processes that is left out.
-    """
+    """Returns a line for each kind and number of several processes that :func:`ways` leaves out, with the reason."""
     layers = stack_of(recipe)
     measured = {(way.processes, way.kind) for way in ways(processes, kinds, layers)}
     lines = []
@@ -128,12 +117,9 @@ def stack_of(recipe: Recipe) -> int:
 
 
 def rows(setting: Setting, wanted: Sequence[Way], say: Say, profile: Profile | None = None) -> Iterator[Row]:
-    """Measures each way in turns and gives its row; what fails has a column ``failure``.
+    """Yields the row of each way, measured in turns; a way that fails has a column ``failure``.
 
-    Args:
-        setting: of all. wanted: one process alone first, over which the others' gain is told.
-        say: is told what is measured.
-        profile: Times on this machine; None: nothing is predicted.
+    The first way is one process alone, over which gains are computed. Without a profile nothing is predicted.
     """
     found: dict[Way, list[dict[str, Any]]] = {way: [] for way in wanted}
     failures = {way: why for way in wanted if (why := _hindrance(setting.recipe, way))}
@@ -195,17 +181,10 @@ def _rows(setting: Setting, way: Way) -> int:
 
 
 def predicted(profile: Profile, setting: Setting, way: Way, alone: float, rate: float) -> Row:
-    """Returns the predicted throughput of a way and by how many per cent it differs; empty without a prediction.
+    """Returns the predicted throughput of a way and its difference in per cent; empty without a prediction.
 
-    The gain over one process is predicted, whose rate is measured in turns with the way's: the profile is older,
-    and a machine is not always equally fast.
-
-    Args:
-        profile: Times on this machine.
-        setting: Conditions of the measurement.
-        way: A way of several processes.
-        alone: Tokens a second of one process.
-        rate: Tokens a second of the way.
+    The gain is predicted, and multiplied by ``alone``, the measured rate of one process: a profile is older than the
+    measurement, and a machine is not always equally fast.
     """
     step, network = profile.step, profile.network(None)
     one = predict(step, network, 1, 1, setting.rows)
@@ -217,7 +196,7 @@ def predicted(profile: Profile, setting: Setting, way: Way, alone: float, rate: 
 
 
 def verdict(found: Sequence[Mapping[str, Any]]) -> str:
-    """One line on rows: what several processes gain at best, and whether predictions are as near as they should be."""
+    """Returns a line with the best gains of several processes, and the number of close predictions."""
     gains = [row for row in found if row["ranks"] != 1 and "scaling" in row]
     if not gains:
         return "no way of several processes was measured"
@@ -248,7 +227,7 @@ def _measured(setting: Setting, way: Way, job: Job) -> dict[str, Any]:
 
 
 def _work(job: Job) -> Job:
-    """In each rank."""
+    """Measures in each rank."""
     recipe = Recipe.model_validate(job["recipe"])
     place = rank_environment()
     assert place is not None
@@ -297,14 +276,14 @@ def _time(recipe: Recipe, job: Job, device: torch.device, communicator: Communic
 
 
 def _waiting(update: Callable[[], float]) -> float:
-    """Share of some updates that this rank spends in exchanges, or waiting for those whom it exchanges with."""
+    """Returns the share of some updates that this rank spends in exchanges or waiting for other ranks."""
     with _counting() as exchanges:
         seconds = sum(update() for _ in range(LEAST))
     return exchanges.seconds / seconds
 
 
 def _update(step: TrainingStep, batch: AnyBatch, tokens: int, device: torch.device) -> Callable[[], float]:
-    """An update as a run makes it, in a CUDA graph on a GPU; calling it gives its seconds."""
+    """Returns a function that runs an update as a run does, on a GPU in a CUDA graph, and gives its seconds."""
     synchronize = synchronizer(device)
     run: Callable[[], object]
     if device.type == "cuda":
@@ -329,7 +308,7 @@ def _update(step: TrainingStep, batch: AnyBatch, tokens: int, device: torch.devi
 def _in_turns(
     updates: Mapping[str, Callable[[], float]], seconds: float, communicator: Communicator
 ) -> dict[str, list[float]]:
-    """Times of updates, all ranks as many: five of one kind, five of the other, for about so many seconds."""
+    """Times updates for about ``seconds``: five of one kind, then five of the other, as many on all ranks."""
     for update in updates.values():
         for _ in range(WARM_UP):
             update()
@@ -344,14 +323,14 @@ def _in_turns(
 
 
 class _Exchanges:
-    """What a rank sends, bytes, and seconds in which it does nothing else."""
+    """Bytes that a rank sends, and seconds in which it does nothing else."""
 
     def __init__(self) -> None:
         self.sent = 0.0
         self.seconds = 0.0
 
     def timed(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-        """Calls a function and notes the time."""
+        """Calls a function and adds its time."""
         began = time.perf_counter()
         found = function(*arguments, **options)
         self.seconds += time.perf_counter() - began
@@ -359,19 +338,19 @@ class _Exchanges:
 
 
 class _Work:
-    """An exchange under way, whose waiting is timed."""
+    """Exchange in progress whose waiting is timed."""
 
     def __init__(self, work: dist.Work, exchanges: _Exchanges) -> None:
         self._work, self._exchanges = work, exchanges
 
     def wait(self, *arguments: Any) -> Any:
-        """As that of torch."""
+        """Waits, as torch's method does."""
         return self._exchanges.timed(self._work.wait, *arguments)
 
 
 @contextmanager
 def _counting() -> Iterator[_Exchanges]:
-    """Within it what this rank sends through torch.distributed is counted, each ring's share, and the time it takes."""
+    """Counts the bytes that this rank sends through torch.distributed, and the time that it takes."""
     noted = _Exchanges()
     before = {name: getattr(dist, name) for name in (*_SHARES, "irecv")}
 
@@ -401,4 +380,4 @@ _SHARES: dict[str, Callable[[int], float]] = {
     "reduce": lambda size: (size - 1.0) / size,
     "isend": lambda _: 1.0,
 }
-"""Bytes that a rank sends by exchange, times those of its tensor, over a ring of so many ranks."""
+"""Bytes that a rank sends by exchange, relative to its tensor, over a ring of so many ranks."""

@@ -1,4 +1,4 @@
-"""Processes that work together for a benchmark: started, heard, and ended when they take too long."""
+"""Processes that work together for a benchmark; they are ended when they take too long."""
 
 from __future__ import annotations
 
@@ -18,28 +18,20 @@ from econmt.errors import EconmtError
 from econmt.parallel.orphans import LAUNCHER, end_with_launcher
 
 Job = Mapping[str, Any]
-"""What a process is to do, as JSON values."""
+"""Task of a process, as JSON values."""
 
 Work = Callable[[Job], Job]
-"""What each process does, a function of a module: it finds its rank in the environment, and gives JSON values."""
+"""Function of a module that each process runs: it finds its rank in the environment and returns JSON values."""
 
 _GRACE = 10.0
-"""Seconds in which the others may tell why one left."""
+"""Seconds in which other ranks may tell why one left."""
 
 
 def together(work: Work, job: Job, processes: int, threads: int, limit: float) -> list[dict[str, Any]]:
-    """Has a function run in several processes of this host at once, each of which knows its rank as torchrun tells it.
+    """Runs a function in several processes of this host at once, with the environment of torchrun.
 
-    Args:
-        work: what each does. job: what it gets.
-        processes: how many. threads: of each.
-        limit: seconds after which all are ended.
-
-    Returns:
-        What each rank gave.
-
-    Raises:
-        EconmtError: one failed, or they were not ready in time; all have ended.
+    Returns the result of each rank. Raises EconmtError if one failed or they took longer than ``limit`` seconds; all
+    have ended then.
     """
     context = get_context("spawn")
     # Kept here, so that a rank which is done takes nothing away from the others.
@@ -101,7 +93,7 @@ def _results(heard: Sequence[Connection], limit: float) -> list[dict[str, Any]]:
 
 
 def _run(work: Work, job: str, environment: Mapping[str, object], threads: int, tells: Connection) -> None:
-    """In the new process: does the work and tells the result, or in a line why there is none."""
+    """Runs the work in a new process, and sends the result or a line about its failure."""
     os.environ.update({name: str(value) for name, value in environment.items()})
     end_with_launcher()
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # a host's own name need not lead to where it listens

@@ -131,11 +131,7 @@ class Profile(Record):
 
 
 def read_profile(path: Path) -> Profile:
-    """Reads what an earlier command measured.
-
-    Raises:
-        InputError: The file is no profile.
-    """
+    """Reads the file of an earlier measurement; raises InputError if it is no profile."""
     found = read_json(Profile, path, "measure anew: give another file")
     if not found.rows or len(found.rows) != len(found.seconds) or found.rows != sorted(set(found.rows)):
         raise InputError(f"{path}: rows do not rise, or have no time each; measure anew: give another file")
@@ -143,11 +139,7 @@ def read_profile(path: Path) -> Profile:
 
 
 def write_profile(path: Path, found: Profile) -> None:
-    """Keeps what was measured.
-
-    Raises:
-        InputError: The file cannot be written.
-    """
+    """Writes a profile; raises InputError if that fails."""
     try:
         write_atomically(path, json_text(found.model_dump(), indent=1).encode())
     except OSError as error:
@@ -225,15 +217,7 @@ def divided(recipe: Recipe, stages: int) -> Recipe:
 
 
 def profile(setting: Setting, ranks: int) -> Profile:
-    """Measures what a prediction needs.
-
-    Args:
-        setting: Conditions.
-        ranks: Ranks that work at once.
-
-    Raises:
-        EconmtError: A rank failed, or they were not ready in time.
-    """
+    """Measures the times of a prediction with so many ranks; raises EconmtError if a rank fails."""
     found = together(_profile, setting.job(), ranks, setting.threads, HALVES * TURNS * setting.limit)
     hosted = torch.cuda.device_count() if setting.device == "cuda" else usable_cores() // setting.threads
     whole = {
@@ -274,7 +258,7 @@ class Updates:
         self._synchronize = synchronizer(device)
 
     def batch(self, rows: int) -> AnyBatch:
-        """A batch of full rows of random ids, on the CPU."""
+        """Returns a batch of full rows of random ids, on the CPU."""
         return self.task.example(shape_of(self.recipe, rows, self.length))
 
     def seconds(self, rows: int, budget: float) -> float:

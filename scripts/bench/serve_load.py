@@ -1,12 +1,12 @@
-"""Loads ``econmt serve`` on the loopback: many clients, and among them slow ones, dead ones and ones that send garbage.
+"""Measures a server under load, among it broken clients.
 
-    python -m scripts.bench serve_load -m runs/multi30k --text multi30k/test_2016_flickr.en --seconds 300
+    python -m scripts.bench serve-load -m runs/multi30k --text multi30k/test_2016_flickr.en --seconds 300
 
-First one client asks for one sentence after another; what it gets is what every later answer must be. Then sentences
-come at a steady rate, then all clients ask as fast as they are answered. Exit code 1: an answer was lost, or was of
-another sentence, or the server's memory grew, or more than one answer in a hundred is worded otherwise than alone. In
-float32 none is; in bfloat16 products are rounded otherwise in batches of another size, and of two translations that are
-as good as each other the other one may win.
+One client first asks for one sentence after another; its answers are the expected ones. Then sentences come at a steady
+rate, and then all clients ask as fast as they are answered, beside clients that are slow, dead or send garbage. The
+exit code is 1 if an answer was lost or belongs to another sentence, if the server's memory grew, or if more than one
+answer in a hundred differs from the expected one. In float32 none differs; in bfloat16 batches of another size round
+differently, and of two translations with equal scores the other one may win.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ from itertools import islice
 from pathlib import Path
 
 from econmt.data.text.corpus import read_lines
+from scripts.bench.arguments import parser_of
 
 WARM = 0.2
-"""The share of the time in which memory may still grow: allocators keep what a first crowd needed."""
+"""Share of the time in which memory may still grow, since allocators keep what a first crowd needs."""
 GROWTH_BYTES = 32 << 20
 OTHERWISE = "worded otherwise than when alone"
 MOST_OTHERWISE = 0.01
@@ -37,18 +38,14 @@ TIMEOUT = 60.0
 
 
 class Connection:
-    """A client's connection, which stays open."""
+    """Connection of a client, which stays open."""
 
     def __init__(self, port: int) -> None:
         self._port = port
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def ask(self, text: str) -> str:
-        """The translation of a line.
-
-        Raises:
-            OSError, ValueError: there was no answer that is one.
-        """
+        """Returns the translation of a line; raises OSError or ValueError without a valid answer."""
         if self._streams is None or self._streams[0].at_eof():  # the server closes what is idle for long
             self.close()
             self._streams = await asyncio.open_connection("127.0.0.1", self._port)
@@ -62,14 +59,14 @@ class Connection:
         return str(json.loads(await reader.readexactly(int(length[1])))["translatedText"])
 
     def close(self) -> None:
-        """Leaves."""
+        """Closes the connection."""
         if self._streams is not None:
             self._streams[1].close()
             self._streams = None
 
 
 def head(length: int) -> bytes:
-    """Of a request with a body of so many bytes."""
+    """Returns the head of a request with a body of so many bytes."""
     return (
         b"POST /translate HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
         % length
@@ -77,7 +74,7 @@ def head(length: int) -> bytes:
 
 
 class Tally:
-    """What became of the requests."""
+    """Results of the requests."""
 
     def __init__(self, expected: dict[str, str]) -> None:
         self.expected = expected
@@ -85,7 +82,7 @@ class Tally:
         self.wrong: Counter[str] = Counter()
 
     async def ask(self, connection: Connection, text: str) -> None:
-        """Asks, and notes time and answer."""
+        """Sends a request; notes time and answer."""
         begun = time.perf_counter()
         try:
             answer = await asyncio.wait_for(connection.ask(text), TIMEOUT)
@@ -99,12 +96,12 @@ class Tally:
             self.wrong["another's" if others else OTHERWISE] += 1
 
     def quantile(self, share: float) -> float:
-        """Milliseconds within which so many were answered."""
+        """Returns the milliseconds within which a share of the requests was answered."""
         ordered = sorted(self.seconds)
         return 1000.0 * ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
     def line(self, name: str, span: Span) -> str:
-        """A row of the table."""
+        """Returns a row of the table."""
         answers = len(self.seconds)
         return (
             f"{name:<16}{answers:>9,}{answers / span.seconds:>13.1f}{self.quantile(0.5):>10.1f}"
@@ -113,11 +110,7 @@ class Tally:
 
 
 class Span:
-    """How long something took, by the clock and of the server's cores.
-
-    Args:
-        process: the server's.
-    """
+    """Duration of a phase by the clock and by the server's processor time."""
 
     def __init__(self, process: int) -> None:
         self._process = process
@@ -125,7 +118,7 @@ class Span:
         self.seconds = self.computing = 0.0
 
     def end(self) -> None:
-        """It is over."""
+        """Ends the phase."""
         self.seconds = time.perf_counter() - self._begun[0]
         self.computing = self._computed() - self._begun[1]
 
@@ -135,7 +128,7 @@ class Span:
 
 
 async def one_by_one(port: int, process: int, lines: Sequence[str]) -> tuple[dict[str, str], Tally, Span]:
-    """What each line is translated to when nobody else asks."""
+    """Returns the translations of all lines when no other client asks."""
     connection, expected = Connection(port), dict[str, str]()
     for text in lines[:5]:
         await connection.ask(text)
@@ -151,7 +144,7 @@ async def one_by_one(port: int, process: int, lines: Sequence[str]) -> tuple[dic
 
 
 async def steadily(port: int, expected: dict[str, str], rate: float, seconds: float) -> Tally:
-    """Sentences that come at random times, so many a second, whether those before are answered or not."""
+    """Sends sentences at random times, on average ``rate`` a second, without waiting for answers."""
     draw, tally = random.Random(1), Tally(expected)
     lines, free, running = list(expected), list[Connection](), set[asyncio.Task[None]]()
 
@@ -174,7 +167,7 @@ async def steadily(port: int, expected: dict[str, str], rate: float, seconds: fl
 
 
 async def all_at_once(port: int, expected: dict[str, str], clients: int, seconds: float) -> Tally:
-    """Clients that each ask again as soon as they are answered."""
+    """Runs clients that each ask again as soon as they are answered."""
     tally, lines, end = Tally(expected), list(expected), time.perf_counter() + seconds
 
     async def client(number: int) -> None:
@@ -220,7 +213,7 @@ async def garbage(port: int) -> None:
 
 
 async def again_and_again(act: Callable[[int], Awaitable[None]], port: int) -> None:
-    """A client that misbehaves until it is stopped; that it is cut off is as it should be."""
+    """Runs a client that misbehaves until it is stopped; the server may cut it off."""
     while True:
         try:
             await act(port)
@@ -229,13 +222,13 @@ async def again_and_again(act: Callable[[int], Awaitable[None]], port: int) -> N
 
 
 def resident(process: int) -> int:
-    """Bytes that a process has resident."""
+    """Returns the resident bytes of a process."""
     found = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{process}/status").read_text())
     return 1024 * int(found[1]) if found else 0
 
 
 async def measure(port: int, process: int, options: argparse.Namespace) -> int:
-    """All of it; the exit code."""
+    """Measures all phases; returns the exit code."""
     lines = list(dict.fromkeys(filter(None, islice(read_lines(options.text), options.lines))))
     expected, alone, alone_span = await one_by_one(port, process, lines)
     steady_span = Span(process)
@@ -279,9 +272,7 @@ async def measure(port: int, process: int, options: argparse.Namespace) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("-m", "--model", required=True, action="append", help="model folder")
     parser.add_argument("--text", required=True, type=Path, help="source sentences, a line each, also .gz")
     parser.add_argument("--lines", type=int, default=300, help="of the text (%(default)s)")

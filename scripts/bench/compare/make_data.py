@@ -1,12 +1,10 @@
-"""Writes the token files that all toolkits read, from the store that econmt prepares of Multi30k.
+"""Writes the token files that all compared toolkits read.
 
-Example:
-python -m scripts.bench compare.make_data --data-dir corpora --output compare/data
+python -m scripts.bench compare.make-data --data-dir corpora --output compare/data
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -17,6 +15,7 @@ from econmt.data.batching.store import open_prepared, prepare
 from econmt.data.batching.token_store import TokenStore
 from econmt.data.text.corpus import read_lines, search_path
 from econmt.data.text.subwords import UNK, Vocabulary
+from scripts.bench.arguments import parser_of
 
 from .toolkit import SOURCE, TARGET
 
@@ -43,16 +42,12 @@ training: {{max_updates: 1}}
 
 
 def visible(piece: str) -> str:
-    """A piece without white space: a no-break space becomes ``<U+00A0>``, for tools split lines at any of them."""
+    """Returns a piece without white space: a no-break space becomes ``<U+00A0>``, since tools split lines there."""
     return "".join(f"<U+{ord(letter):04X}>" if letter.isspace() else letter for letter in piece)
 
 
 def piece_line(pieces: Sequence[str]) -> str:
-    """One sentence as toolkits that split at white space read it.
-
-    Raises:
-        ValueError: a piece is a special symbol, which the toolkits would not take for text.
-    """
+    """Joins the pieces of a sentence by spaces; raises ValueError if one of them is a special symbol."""
     for piece in pieces:
         if piece in SPECIAL:
             raise ValueError(f"the text has {piece}, which cannot stand in the token files")
@@ -60,12 +55,7 @@ def piece_line(pieces: Sequence[str]) -> str:
 
 
 def vocabulary_files(pieces: Sequence[str], counts: Counter[str]) -> dict[str, str]:
-    """The same pieces in each toolkit's own format, by the end of the file's name.
-
-    Args:
-        pieces: all pieces but special symbols, in the order of their ids.
-        counts: how often each occurs in the training text.
-    """
+    """Returns each toolkit's vocabulary file by its ending, for pieces in the order of their ids and their counts."""
     ranked = sorted(map(visible, pieces), key=lambda piece: -counts[piece])
     return {
         "joeynmt.txt": "".join(f"{piece}\n" for piece in ranked),
@@ -80,7 +70,7 @@ def vocabulary_files(pieces: Sequence[str], counts: Counter[str]) -> dict[str, s
 def sentences(
     store: TokenStore, vocabularies: Sequence[Vocabulary], limit: int | None
 ) -> list[tuple[str, str]]:
-    """Both sides of the first ``limit`` pairs as lines of pieces."""
+    """Returns both sides of the first ``limit`` pairs as lines of pieces."""
     count = len(store) if limit is None else min(limit, len(store))
     pairs = [store.pair(number) for number in range(count)]
     return [
@@ -97,7 +87,7 @@ def write_lines(path: Path, lines: Iterable[str]) -> None:
 
 
 def known_or_strange(vocabulary: Vocabulary, ids: Sequence[int]) -> list[str]:
-    """The pieces; in the place of what the vocabulary does not know one that no toolkit's vocabulary has."""
+    """Returns the pieces; unknown ones become a piece that no toolkit's vocabulary has."""
     return [
         STRANGE if number == UNK else piece for number, piece in zip(ids, vocabulary.tokens(ids), strict=True)
     ]
@@ -106,7 +96,7 @@ def known_or_strange(vocabulary: Vocabulary, ids: Sequence[int]) -> list[str]:
 def write_test(
     folder: Path, vocabularies: Sequence[Vocabulary], pairs: Sequence[tuple[str, str]]
 ) -> tuple[int, int]:
-    """Write the test text, raw and as pieces; how many pairs and target tokens, ``</s>`` counted, it has."""
+    """Writes the test text, raw and as pieces; returns its pairs and target tokens, ``</s>`` counted."""
     tokens = 0
     for side, vocabulary, lines in zip((SOURCE, TARGET), vocabularies, zip(*pairs, strict=True), strict=True):
         pieces = [piece_line(known_or_strange(vocabulary, row)) for row in vocabulary.encode_many(lines)]
@@ -117,16 +107,10 @@ def write_test(
 
 
 def make_data(folder: Path, data_dir: Path | None, test_source: Path | None = None) -> dict[str, int]:
-    """Write token files, vocabularies and the raw test text into ``folder`` unless they are there.
+    """Writes token files, vocabularies and the raw test text unless they exist; returns their pairs and tokens.
 
-    Args:
-        folder: where they are written.
-        data_dir: has ``multi30k``.
-        test_source: a text whose lines are translated, but for blank ones, instead of the first of the test text. It
-            stands for its own translation, which no toolkit reads when it searches.
-
-    Returns:
-        Pairs and target tokens, ``</s>`` counted, of each split.
+    ``data_dir`` has ``multi30k``. ``test_source`` is a text to translate instead of the first lines of the test text;
+    it also stands for its own translation, which no toolkit reads when it searches.
     """
     done = folder / DONE
     if done.is_file():
@@ -159,8 +143,7 @@ def make_data(folder: Path, data_dir: Path | None, test_source: Path | None = No
 
 
 def main() -> None:
-    """Write what the command line names."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = parser_of(__doc__)
     parser.add_argument("--data-dir", type=Path, help="folder with multi30k/")
     parser.add_argument("--output", type=Path, default=Path("compare/data"))
     options = parser.parse_args()

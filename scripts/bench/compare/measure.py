@@ -1,4 +1,4 @@
-"""Runs a toolkit's command, reads its log as it comes, and watches the memory of its processes."""
+"""Running of a toolkit's command: its log is read as it comes, and the memory of its processes is sampled."""
 
 from __future__ import annotations
 
@@ -18,20 +18,14 @@ _STATUS_LINE = re.compile(r"^(VmHWM|VmRSS):\s+(\d+) kB$", re.MULTILINE)
 
 
 class Reading(NamedTuple):
-    """One line of a training log: updates so far, and target tokens since the line before."""
+    """Updates so far, and target tokens since the line before, as one line of a training log tells them."""
 
     update: int
     tokens: float
 
 
 class Mark(NamedTuple):
-    """Where a training run was when a line of its log came: what had gone by since the window's first line.
-
-    Attributes:
-        updates: since then.
-        seconds: in which the run was not stopped.
-        tokens: of the target, without padding, ``</s>`` counted.
-    """
+    """Updates, running seconds and target tokens (``</s>`` counted) from the first line of the window to this one."""
 
     updates: int
     seconds: float
@@ -39,7 +33,7 @@ class Mark(NamedTuple):
 
 
 class Window(NamedTuple):
-    """What was measured of a training run: updates, seconds in which it ran, target tokens a second in them."""
+    """Updates of a measured stretch of training, its running seconds and target tokens a second."""
 
     updates: int
     seconds: float
@@ -47,17 +41,14 @@ class Window(NamedTuple):
 
 
 class FailedError(Exception):
-    """A command ended badly; the message has the end of what it printed."""
+    """Error of a command that failed, with the end of its output."""
 
 
 def marks_of(readings: Sequence[tuple[float, Reading]], warm_up: int) -> list[Mark]:
-    """The lines past ``warm_up`` updates, counted from the first of them.
+    """Returns the lines past ``warm_up`` updates, relative to the first of them.
 
-    Args:
-        readings: pairs of the clock, in seconds, when the line arrived, and what it said.
-        warm_up: updates left out at the start.
-
-    The first line at or past the warm-up only starts the window: what it tells lies before.
+    ``readings`` are clocks in seconds with the readings that arrived then. The first line past the warm-up only starts
+    the window, since its tokens lie before it.
     """
     inside = [(clock, reading) for clock, reading in readings if reading.update >= warm_up]
     if not inside:
@@ -71,7 +62,7 @@ def marks_of(readings: Sequence[tuple[float, Reading]], warm_up: int) -> list[Ma
 
 
 def window_of(marks: Sequence[Mark]) -> Window | None:
-    """Throughput from the first mark to the last, or None before there are two."""
+    """Returns the throughput from the first mark to the last; None before there are two."""
     if not marks or marks[-1].seconds <= 0.0:
         return None
     updates, seconds, tokens = marks[-1]
@@ -79,7 +70,7 @@ def window_of(marks: Sequence[Mark]) -> Window | None:
 
 
 def resident_bytes(status: str) -> tuple[int, int]:
-    """Resident memory now and at its highest, in bytes, from the text of ``/proc/PID/status``."""
+    """Reads current and highest resident memory in bytes from the text of ``/proc/PID/status``."""
     sizes = {name: 1024 * int(size) for name, size in _STATUS_LINE.findall(status)}
     return sizes.get("VmRSS", 0), sizes.get("VmHWM", 0)
 
@@ -118,7 +109,7 @@ class MemoryWatch:
 
 
 def process_tree(root: int) -> list[int]:
-    """The ids of a process and its descendants, also of those their parents start on other threads."""
+    """Returns the ids of a process and its descendants, also of those started by other threads."""
     found = [root]
     for process in found:
         for children in Path(f"/proc/{process}/task").glob("*/children"):
@@ -135,7 +126,7 @@ def _process_memory(process: int) -> tuple[int, int]:
 
 
 def available_bytes() -> int | None:
-    """Memory that can be had without swapping; None where the kernel does not say."""
+    """Returns the memory available without swapping in bytes; None where the kernel does not say."""
     try:
         text = Path("/proc/meminfo").read_text(encoding="ascii")
     except OSError:
@@ -145,10 +136,9 @@ def available_bytes() -> int | None:
 
 
 class Finished(NamedTuple):
-    """A command that was run: what it printed, its training window if it has one, and its peak resident memory.
+    """Output of a command, its peak resident memory in bytes, and its training window.
 
-    The peak is that of training: what comes after the last line of the training log, as validation, is not in it.
-    Marks are of training that took turns with others.
+    The peak is that of training, up to the last line of the training log. Marks exist for training in turns.
     """
 
     lines: list[str]
@@ -160,7 +150,7 @@ class Finished(NamedTuple):
 def start(
     command: Sequence[str], environment: Mapping[str, str], folder: Path, standard_input: Path | None = None
 ) -> subprocess.Popen[str]:
-    """Start a command as leader of a session, and so of a process group, of its own; its output is one pipe."""
+    """Starts a command in a session of its own, with its output and errors in one pipe."""
     with contextlib.ExitStack() as stack:
         given = stack.enter_context(standard_input.open("rb")) if standard_input else subprocess.DEVNULL
         return subprocess.Popen(
@@ -179,7 +169,7 @@ def start(
 
 
 def failure(command: Sequence[str], lines: Sequence[str], cause: str) -> FailedError:
-    """The error that a command failed for ``cause``, with the end of what it printed."""
+    """Returns the error of a command that failed for ``cause``, with the end of its output."""
     shown = "\n  ".join(lines[-25:])
     return FailedError(f"{' '.join(command)}\n{cause}; the end of its output:\n  {shown}")
 
@@ -245,7 +235,7 @@ def run(
 
 
 def end(process: subprocess.Popen[str]) -> None:
-    """Kill the command and what it started: all that is in its own session, also what is stopped there."""
+    """Kills all processes in the command's session, stopped ones too."""
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""The table: one row a toolkit, with the middle of its rounds."""
+"""Table of the comparison: one row a toolkit, with medians over the rounds."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BLOCKS = 4
 
 
 class Ratio(NamedTuple):
-    """Speed over that of the fastest peer: over all of the rounds, and the least and most of their parts."""
+    """Speed relative to the fastest peer: over all rounds, and the least and most of their parts."""
 
     peer: str
     value: float
@@ -31,7 +31,7 @@ class Ratio(NamedTuple):
 
 @dataclasses.dataclass
 class Row:
-    """What was measured of one toolkit; lists have one entry a round, peaks one more of the longer run before.
+    """Figures of one toolkit; lists have one entry a round, and peaks one more of the longer run before.
 
     Attributes:
         translations: seconds of each, several a round.
@@ -56,21 +56,21 @@ class Row:
 
     @property
     def tokens_per_second(self) -> float:
-        """Median over the rounds."""
+        """Median tokens a second over the rounds."""
         return statistics.median(window.tokens_per_second for window in self.windows)
 
     @property
     def seconds_to_translate(self) -> float:
-        """Median over all of them."""
+        """Median seconds over all translations."""
         return statistics.median(self.translations)
 
     @property
     def peak_bytes(self) -> int:
-        """The largest of all runs: which batches come in a short run is chance."""
+        """Largest peak of all runs, since short runs meet different batches."""
         return max(self.peaks)
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Returns the row for JSON."""
         return {
             **dataclasses.asdict(self),
             "windows": [window._asdict() for window in self.windows],
@@ -80,7 +80,7 @@ class Row:
 
 
 def set_ratios(rows: Sequence[Row]) -> None:
-    """Give every row that did not fail its ratio to the fastest peer; if there is no peer, to the fastest row."""
+    """Sets the ratio of every row to the fastest peer, or to the fastest row if there is no peer."""
     whole = [row for row in rows if row.failure is None]
     candidates = [row for row in whole if row.peer] or whole
     if not candidates:
@@ -97,10 +97,10 @@ def set_ratios(rows: Sequence[Row]) -> None:
 
 
 def block_ratios(mine: Sequence[Mark], other: Sequence[Mark]) -> list[float]:
-    """Speed over the other's in each of up to ``BLOCKS`` equal parts of the running time that both have.
+    """Returns the ratio of speeds in each of up to ``BLOCKS`` equal parts of the running time that both have.
 
-    Both had turns of the same length in every cycle, so the same seconds of running lie in the same cycles. Tokens
-    between two lines are taken to be spread evenly; so there are no more parts than either has stretches between lines.
+    Both took turns of the same length, so the same seconds of running lie in the same cycles. Tokens between two lines
+    are spread evenly; so there are no more parts than either has lines.
     """
     blocks = min(BLOCKS, len(mine) - 1, len(other) - 1)
     length = min(mine[-1].seconds, other[-1].seconds)
@@ -113,7 +113,7 @@ def block_ratios(mine: Sequence[Mark], other: Sequence[Mark]) -> list[float]:
 
 
 def cells(row: Row) -> list[str]:
-    """A row of the table as text."""
+    """Returns a row of the table as text."""
     if row.failure is not None:
         return [row.name, row.version, "failed", "", "", "", "", "", row.failure]
     speeds = sorted(round(window.tokens_per_second) for window in row.windows)
@@ -122,76 +122,48 @@ def cells(row: Row) -> list[str]:
         ratio += f" ({row.ratio.least:.2f} to {row.ratio.most:.2f})"
     spread = f" ({speeds[0]:,} to {speeds[-1]:,})" if len(speeds) > 1 else ""
     return [
-        row.name,
-        row.version,
-        f"{row.tokens_per_second:,.0f}{spread}",
-        ratio,
-        f"{row.peak_bytes / 1e6:,.0f} MB",
-        f"{row.seconds_to_translate:.1f}",
-        f"{row.output_words:,}",
-        f"{row.output_words / row.seconds_to_translate:,.0f}",
-        row.differs,
-    ]
+        row.name, row.version, f"{row.tokens_per_second:,.0f}{spread}", ratio,
+        f"{row.peak_bytes / 1e6:,.0f} MB", f"{row.seconds_to_translate:.1f}", f"{row.output_words:,}",
+        f"{row.output_words / row.seconds_to_translate:,.0f}", row.differs,
+    ]  # fmt: skip
 
 
-SENTENCES = "sentences, s"
 HEAD = (
-    "toolkit",
-    "version",
-    "target tokens/s",
-    "to the fastest peer",
-    "peak memory",
-    SENTENCES,
-    "words out",
-    "words/s",
-    "what differs",
+    "toolkit | version | target tokens/s | to the fastest peer | peak memory | {pairs:,} sentences, s | words out | "
+    "words/s | what differs"
 )
 
 
 def markdown(rows: Sequence[Row], about: Mapping[str, Any], measured: str) -> str:
-    """The table and where its figures are from; ``measured`` says how."""
+    """Returns the table and a line about its conditions; ``measured`` says how it was measured."""
     lines = [
         f"{about['cpu']}, {about['cores']} cores, {about['memory_gb']} GB, {about['threads']} threads a toolkit; "
         f"{about['date']}, commit {about['commit']}; {measured}, load {about['load']} before.",
         "",
-        "| " + " | ".join(HEAD).replace(SENTENCES, f"{about['data']['test_pairs']:,} {SENTENCES}") + " |",
-        "|" + "---|" * len(HEAD),
+        f"| {HEAD.format(pairs=about['data']['test_pairs'])} |",
+        "|" + "---|" * (HEAD.count("|") + 1),
     ]
     lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in cells(row)) + " |" for row in rows]
     return "\n".join(lines)
 
 
 def write_csv(path: Path, rows: Sequence[Row]) -> None:
-    """The medians, one line a toolkit; empty where it failed."""
+    """Writes the medians, a line for each toolkit; figures are empty where it failed."""
     with path.open("w", encoding="utf-8", newline="") as stream:
         writer = csv.writer(stream)
-        writer.writerow(
-            [
-                "toolkit",
-                "version",
-                "target_tokens_per_second",
-                "peak_memory_bytes",
-                "translation_seconds",
-                "translated_words",
-                "failure",
-                "ratio_to_fastest_peer",
-            ]
-        )
+        figures = "target_tokens_per_second peak_memory_bytes translation_seconds translated_words"
+        writer.writerow(["toolkit", "version", *figures.split(), "failure", "ratio_to_fastest_peer"])
         for row in rows:
-            figures: list[object] = ["", "", "", ""]
+            measured: list[object] = [""] * 4
             if row.failure is None:
-                figures = [
-                    round(row.tokens_per_second, 1),
-                    row.peak_bytes,
-                    round(row.seconds_to_translate, 2),
-                    row.output_words,
-                ]
+                measured = [round(row.tokens_per_second, 1), row.peak_bytes]
+                measured += [round(row.seconds_to_translate, 2), row.output_words]
             ratio = "" if row.ratio is None else round(row.ratio.value, 3)
-            writer.writerow([row.name, row.version, *figures, row.failure or "", ratio])
+            writer.writerow([row.name, row.version, *measured, row.failure or "", ratio])
 
 
 def machine() -> dict[str, Any]:
-    """What the figures were measured on."""
+    """Describes the machine and its load."""
     return {
         "cpu": _first_value(Path("/proc/cpuinfo"), "model name") or platform.machine(),
         "cores": os.cpu_count(),

@@ -1,11 +1,11 @@
-"""Trains and translates with several toolkits side by side and prints one table.
+"""Compares training and translation with other toolkits.
 
-Target tokens a second of training, peak resident memory of training, and seconds to translate 200 sentences, on the
-same token files, with matched models, on the CPU. They train in turns of a few seconds, so that all meet the same
-machine; on a GPU (--device cuda) one by one. README.md beside this file says how all were matched. Examples:
+Measures target tokens a second and peak resident memory of training, and seconds to translate 200 sentences, with
+matched models on the same token files. On the CPU the toolkits train in turns of a few seconds, so that all meet the
+same conditions; on a GPU (--device cuda) one after the other. README.md beside this file describes the matching.
 
-python -m scripts.bench compare.run --data-dir corpora --threads 2 --output compare.json
-python -m scripts.bench compare.run --only econmt plain --seconds 20 --turn 2
+    python -m scripts.bench compare.run --data-dir corpora --threads 2 --output compare.json
+    python -m scripts.bench compare.run --only econmt plain --seconds 20 --turn 2
 """
 
 from __future__ import annotations
@@ -39,44 +39,31 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, prog="compare"
     )
-    parser.add_argument(
-        "--only", nargs="+", choices=TOOLKITS, metavar="NAME", help=f"of {', '.join(TOOLKITS)}"
-    )
-    parser.add_argument("--seconds", type=float, default=25.0, help="of training measured, a round (25)")
-    parser.add_argument("--turn", type=float, default=3.0, help="seconds that one trains at a time (3)")
-    parser.add_argument(
-        "--device", choices=("cpu", "cuda"), default="cpu", help="cuda: each alone on the GPU, in turn (cpu)"
-    )
-    parser.add_argument(
-        "--one-by-one", action="store_true", help="train each round's seconds at a stretch, without turns"
-    )
-    parser.add_argument("--rounds", type=int, default=1, help="of all toolkits; medians are shown (1)")
-    parser.add_argument("--translations", type=int, default=3, help="a round; medians are shown (3)")
-    parser.add_argument("--warm-up", type=int, default=20, help="updates before the clock starts (20)")
-    parser.add_argument(
-        "--checkpoint-updates", type=int, default=200, help="of the models that translate (200)"
-    )
-    parser.add_argument("--threads", type=int, default=2, help="OMP_NUM_THREADS of every toolkit (2)")
-    parser.add_argument("--data-dir", type=Path, help="folder with multi30k/")
-    parser.add_argument(
-        "--test-source", type=Path, metavar="FILE", help="text in en to translate (200 captions of the test)"
-    )
-    parser.add_argument("--work", type=Path, default=CACHE / "work", help="token files, models, logs")
-    parser.add_argument("--environments", type=Path, default=CACHE / "environments", help="one a toolkit")
-    parser.add_argument(
+    add = parser.add_argument
+    add("--only", nargs="+", choices=TOOLKITS, metavar="NAME", help=f"of {', '.join(TOOLKITS)}")
+    add("--seconds", type=float, default=25.0, help="of training measured, a round (25)")
+    add("--turn", type=float, default=3.0, help="seconds that one trains at a time (3)")
+    add("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: each alone on the GPU, in turn (cpu)")
+    add("--one-by-one", action="store_true", help="train each round's seconds at a stretch, without turns")
+    add("--rounds", type=int, default=1, help="of all toolkits; medians are shown (1)")
+    add("--translations", type=int, default=3, help="a round; medians are shown (3)")
+    add("--warm-up", type=int, default=20, help="updates before the clock starts (20)")
+    add("--checkpoint-updates", type=int, default=200, help="of the models that translate (200)")
+    add("--threads", type=int, default=2, help="OMP_NUM_THREADS of every toolkit (2)")
+    add("--data-dir", type=Path, help="folder with multi30k/")
+    add("--test-source", type=Path, metavar="FILE", help="text in en to translate (200 captions of the test)")
+    add("--work", type=Path, default=CACHE / "work", help="token files, models, logs")
+    add("--environments", type=Path, default=CACHE / "environments", help="one a toolkit")
+    add(
         "--python",
         nargs="+",
         default=[],
         metavar="VERSION=PATH",
         help="interpreters, such as 3.6=/opt/python3.6",
     )
-    parser.add_argument(
-        "--prepare-only", action="store_true", help="environments, token files, models; no figures"
-    )
-    parser.add_argument("--again", action="store_true", help="train the models that translate anew")
-    parser.add_argument(
-        "--output", type=Path, help="JSON file of all readings; the table goes beside it as .csv"
-    )
+    add("--prepare-only", action="store_true", help="environments, token files, models; no figures")
+    add("--again", action="store_true", help="train the models that translate anew")
+    add("--output", type=Path, help="JSON file of all readings; the table goes beside it as .csv")
     options = parser.parse_args(words)
     # A process that is stopped keeps its part of a GPU's memory, and the others would meet it.
     options.one_by_one |= options.device == "cuda"
@@ -108,7 +95,7 @@ class Runner:
         }
 
     def prepare(self, interpreters: Mapping[str, str]) -> None:
-        """Environment, configurations, and the model that translates; what is there already is kept."""
+        """Makes environment, configurations and the model that translates, unless they exist."""
         toolkit, work = self.toolkit, self.places.work
         if toolkit.device not in toolkit.devices:
             raise FailedError(f"{toolkit.name} as it is installed here does not run on {toolkit.device}")
@@ -139,13 +126,13 @@ class Runner:
         mark.write_text(json.dumps(made) + "\n", encoding="utf-8")
 
     def trainee(self) -> Trainee:
-        """Its training process, to take turns with others."""
+        """Returns its training process, which takes turns with others."""
         command = self._endless()
         warm_up = self.options.warm_up
         return Trainee(command.words, self.environment, self.places.work, self.toolkit.reading, warm_up)
 
     def train(self) -> None:
-        """One round of training at a stretch."""
+        """Trains one round without turns."""
         options = self.options
         command = self._endless()
         self.trained(
@@ -153,11 +140,7 @@ class Runner:
         )
 
     def trained(self, finished: Finished | FailedError) -> None:
-        """Take in what came of a round of training.
-
-        Raises:
-            FailedError: it failed.
-        """
+        """Takes the result of a round of training; raises FailedError if it failed."""
         shutil.rmtree(self._scratch, ignore_errors=True)
         finished = self._logged(finished, "train", train=True)
         assert finished.window is not None
@@ -168,7 +151,7 @@ class Runner:
             self.row.courses.append(list(finished.marks))
 
     def translate(self) -> None:
-        """Translate once."""
+        """Translates once."""
         row = self.row
         output = self.places.work / "output.txt"
         output.unlink(missing_ok=True)
@@ -225,7 +208,7 @@ class Runner:
 
 
 def attempt(runner: Runner, step: Callable[[], None]) -> None:
-    """Take a step of a toolkit that has not failed; if it fails, its row says so and the others go on."""
+    """Runs a step of a toolkit that has not failed; an error becomes its row's failure, and the others go on."""
     if runner.row.failure is not None:
         return
     try:
@@ -236,7 +219,7 @@ def attempt(runner: Runner, step: Callable[[], None]) -> None:
 
 
 def measure_round(runners: Mapping[str, Runner], options: argparse.Namespace) -> None:
-    """Training, in turns or one by one, and then translations, all toolkits once and then again."""
+    """Runs one round: training, in turns or one by one, and then translations."""
     if options.one_by_one:
         for runner in runners.values():
             attempt(runner, runner.train)
@@ -253,7 +236,7 @@ def measure_round(runners: Mapping[str, Runner], options: argparse.Namespace) ->
 
 
 def too_large(runners: Iterable[Runner], available: int | None) -> str | None:
-    """Why the toolkits cannot be alive together, or None if they can; by their peaks in earlier training."""
+    """Returns why the toolkits do not fit into memory together, by their earlier peaks; None if they do."""
     needed = sum(runner.known_bytes for runner in runners if runner.row.failure is None)
     if available is None or needed <= available:
         return None
@@ -265,13 +248,12 @@ def say(text: str) -> None:
 
 
 def first_lines(error: Exception) -> str:
-    """What failed, in one line: the last line that the toolkit printed."""
+    """Returns the last line of an error, which tells the cause."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1]
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Returns 0, or 1 if a toolkit failed."""
     options = arguments(words)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what is running is ended too
     interpreters = dict(pair.split("=", 1) for pair in options.python)
@@ -312,7 +294,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def commit() -> str:
-    """This checkout's commit; a plus sign says that files differ from it."""
+    """Returns this checkout's commit, with a plus sign if files differ from it."""
     answer = subprocess.run(
         ["git", "describe", "--always", "--abbrev=7", "--dirty=+", "--exclude=*"],
         cwd=ROOT,

@@ -1,4 +1,4 @@
-"""What every compared toolkit has: an environment of its own, commands, and a log that can be read."""
+"""Base class of the compared toolkits: their environments, commands and logs, and the sizes that they share."""
 
 from __future__ import annotations
 
@@ -26,18 +26,16 @@ LEARNING_RATE = 1.0e-3
 CLIP_NORM = 1.0
 BEAM = 5
 LONGEST_OUTPUT = 100
-TRUSTED_MODELS = {"TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1"}
-"""Lets a toolkit older than torch 2.6 load the models that it saved itself, which hold pickled objects."""
 _COUNTED = re.compile(r"update (\d+): (\d+) target tokens\b")
 
 
 class Places(NamedTuple):
-    """Where things are.
+    """Paths of one toolkit.
 
     Attributes:
-        data: the token files, see ``make_data``.
-        work: a folder of the toolkit's own.
-        interpreter: the Python of its environment.
+        data: Folder of the token files, see ``make_data``.
+        work: Folder that only this toolkit writes.
+        interpreter: Python of its environment.
     """
 
     data: Path
@@ -45,19 +43,24 @@ class Places(NamedTuple):
     interpreter: Path
 
     def tokens(self, split: str, side: str) -> Path:
-        """The file of space-separated pieces of a split (train, valid, test) and language."""
+        """Returns the file of space-separated pieces of a split (train, valid, test) and language."""
         return self.data / f"{split}.{side}"
 
 
 class Command(NamedTuple):
-    """A command line, and the file that it reads as standard input, if any."""
+    """Command line, and the file that it reads as standard input, if any."""
 
     words: list[str]
     standard_input: Path | None = None
 
+    @classmethod
+    def python(cls, places: Places, *words: object, standard_input: Path | None = None) -> Command:
+        """Runs the Python of a toolkit's environment."""
+        return cls([str(places.interpreter), *map(str, words)], standard_input)
+
 
 class Toolkit(ABC):
-    """One row of the table."""
+    """Toolkit of one row of the table."""
 
     name: ClassVar[str]
     package: ClassVar[str]
@@ -67,24 +70,28 @@ class Toolkit(ABC):
     """Requirements installed before the others, to build ``build_without_isolation``."""
     build_without_isolation: ClassVar[str | None] = None
     differs: ClassVar[str]
-    """What is not the same as in econmt, for the table's notes."""
+    """Differences from econmt, for the table's notes."""
     devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
-    """Where it can run as it is installed here."""
+    """Devices that its pinned packages support."""
     device: str = "cpu"
-    """Where it runs."""
+    """Device that it uses."""
+    loads_pickles: ClassVar[bool] = False
+    """True if it loads models that hold pickled objects, which torch refuses since 2.6 unless it is told."""
+    translated: ClassVar[re.Pattern[str]]
+    """Line of its log with the seconds of translation, start-up excluded."""
 
     @property
     def environment_name(self) -> str:
-        """Toolkits with the same name share an environment."""
+        """Name of the environment, which several toolkits may share."""
         return self.package.lower()
 
     @property
     def requirements(self) -> Path | None:
-        """The pinned packages of its environment; None if it runs in this process's environment."""
+        """File of the pinned packages of its environment; None if it uses this process's environment."""
         return REQUIREMENTS / f"{self.environment_name}.txt"
 
     def version(self) -> str:
-        """The pinned version of its package."""
+        """Returns the pinned version of its package."""
         assert self.requirements is not None
         for line in self.requirements.read_text(encoding="utf-8").splitlines():
             name, _, version = line.partition("==")
@@ -93,69 +100,63 @@ class Toolkit(ABC):
         raise ValueError(f"{self.requirements} has no {self.package}")
 
     def variables(self) -> dict[str, str]:
-        """Environment variables that it needs."""
-        return {}
+        """Returns the environment variables that it needs."""
+        return {"TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1"} if self.loads_pickles else {}
 
-    @abstractmethod
-    def prepare(self, places: Places) -> list[Command]:
-        """Write configurations into ``places.work`` and return commands to run before training."""
+    def prepare(self, places: Places) -> list[Command]:  # noqa: ARG002
+        """Writes configurations into ``places.work``; returns commands to run before training."""
+        return []
 
     @abstractmethod
     def train(self, places: Places, model: Path, updates: int) -> Command:
-        """Train for ``updates`` updates and save a model into the folder ``model``."""
+        """Returns the command that trains for ``updates`` updates and saves a model into the folder ``model``."""
 
     @abstractmethod
     def translate(self, places: Places, model: Path, output: Path) -> Command:
-        """Translate the test sentences with beam search; ``output`` is for toolkits that write a file."""
+        """Returns the command that translates the test text; ``output`` is for toolkits that write a file."""
 
     def reading(self, line: str) -> Reading | None:
-        """What a line of the training log says of the tokens; None if nothing.
+        """Returns the tokens that a line of the training log reports; None if it reports none.
 
-        Toolkits that do not count them in their log are started by one of ``launchers/``, which prints the counts.
+        Toolkits without such lines are started by a script of ``launchers/``, which prints them.
         """
         found = _COUNTED.match(line)
         return Reading(int(found[1]), float(found[2])) if found else None
 
-    @abstractmethod
     def translation_seconds(self, line: str) -> float | None:
-        """Seconds of translation, start-up excluded, if the line says them."""
+        """Returns the seconds of translation that a line reports; None if it reports none."""
+        found = self.translated.search(line)
+        return float(found[1]) if found else None
 
     def output_lines(self, printed: Sequence[str], output: Path) -> list[str]:  # noqa: ARG002
-        """The translations, in whatever order; what the command printed is given too."""
+        """Returns the translations in any order, from the lines that were printed or the output file."""
         return output.read_text(encoding="utf-8").splitlines()
 
 
 def find_interpreter(version: str, given: str | None) -> Path:
-    """An interpreter of a Python version such as 3.6: the one given, on the PATH, or installed by pyenv.
+    """Finds an interpreter of a Python version such as 3.6: the given one, on the PATH, or installed by pyenv.
 
     Raises:
-        FailedError: there is none.
+        FailedError: There is none.
     """
     home = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
-    found = shutil.which(f"python{version}")
-    candidates = (
-        [Path(given)]
-        if given
-        else [
-            *([Path(found)] if found else []),
-            *sorted(home.glob(f"versions/{version}.*/bin/python")),
-        ]
-    )
-    for candidate in candidates:
-        gate_gradient = [str(candidate), "-c", "import sys, venv; print('%d.%d' % sys.version_info[:2])"]
-        answer = subprocess.run(gate_gradient, capture_output=True, text=True, check=False)
+    on_path = [Path(path) for path in (shutil.which(f"python{version}"),) if path]
+    installed = sorted(home.glob(f"versions/{version}.*/bin/python"))
+    for candidate in [Path(given)] if given else [*on_path, *installed]:
+        probe = [str(candidate), "-c", "import sys, venv; print('%d.%d' % sys.version_info[:2])"]
+        answer = subprocess.run(probe, capture_output=True, text=True, check=False)
         if answer.returncode == 0 and answer.stdout.strip() == version:
             return candidate
     raise FailedError(f"no Python {version} with the venv module; give one with --python {version}=PATH")
 
 
 def install(toolkit: Toolkit, folder: Path, given: str | None) -> Path:
-    """Make the toolkit's environment in ``folder`` unless it is there, and return its interpreter.
+    """Makes the toolkit's environment in ``folder`` unless it exists; returns its interpreter.
 
-    Every package is pinned and installed without its dependencies, so that nothing else comes along.
+    Every package is pinned and installed without its dependencies, so that no other package comes along.
 
     Raises:
-        FailedError: a step failed; the message has the end of what it printed.
+        FailedError: A step failed; the message has the end of its output.
     """
     place = folder / toolkit.environment_name
     interpreter, mark = place / "bin" / "python", place / "installed.txt"

@@ -1,4 +1,4 @@
-"""Trains several toolkits in fine turns: all are alive together, one runs, the others are stopped.
+"""Training of several toolkits in turns: all processes are alive, one runs, the others are stopped.
 
 The speed of a machine wanders within minutes, so long windows one after the other compare the machine with itself as
 much as one toolkit with another. Turns of a few seconds meet the same machine. Each toolkit's process group is stopped
@@ -32,9 +32,9 @@ from .measure import (
 )
 
 LIMIT_SECONDS = 1800.0
-"""Of running, after which a toolkit has failed."""
+"""Running seconds after which a toolkit has failed."""
 LAST_SECONDS = 5.0
-"""For a process to end by itself once its output has ended."""
+"""Seconds for a process to end after its output has ended."""
 # What is stopped cannot end itself when this process is killed. So a process of its own session holds the other end of
 # a pipe; it reads which groups there are (+ID, -ID), and kills those that are left when the pipe closes.
 _KEEPER = """\
@@ -51,22 +51,22 @@ for group in groups:
 
 
 class Keeper:
-    """Sees to it that no process group is left behind, stopped, however this process ends."""
+    """Process that kills all guarded process groups, stopped or not, when this process ends."""
 
     def __init__(self) -> None:
         words = [sys.executable, "-I", "-S", "-c", _KEEPER]
         self._process = subprocess.Popen(words, stdin=subprocess.PIPE, text=True, start_new_session=True)
 
     def close(self) -> None:
-        """Kill the groups that are left."""
+        """Kills the remaining groups."""
         self._process.communicate()
 
     def guard(self, group: int) -> None:
-        """Kill the group when this process has ended."""
+        """Adds a group, which is killed when this process ends."""
         self._tell(f"+{group}")
 
     def release(self, group: int) -> None:
-        """The group is gone; its number may come to be another's."""
+        """Removes a group that has ended, since its number may be used again."""
         self._tell(f"-{group}")
 
     def _tell(self, what: str) -> None:
@@ -77,20 +77,20 @@ class Keeper:
 
 
 def stop_group(group: int) -> None:
-    """Stop all processes of a group whose leader is a child of this process, and wait until the leader stands."""
+    """Stops all processes of a child's group, and waits until its leader has stopped."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(group, signal.SIGSTOP)
         os.waitid(os.P_PID, group, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
 
 def continue_group(group: int) -> None:
-    """Let all processes of a group go on."""
+    """Continues all processes of a group."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(group, signal.SIGCONT)
 
 
 class RunningClock:
-    """Seconds in which a process group ran: it stands still while the group is stopped."""
+    """Clock of the seconds in which a process group runs; it halts while the group is stopped."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -99,20 +99,20 @@ class RunningClock:
         self._lock = threading.Lock()
 
     def go(self) -> None:
-        """Run."""
+        """Starts the clock."""
         with self._lock:
             assert self._since is None
             self._since = self._clock()
 
     def halt(self) -> None:
-        """Stand still."""
+        """Halts the clock."""
         with self._lock:
             assert self._since is not None
             self._before += self._clock() - self._since
             self._since = None
 
     def read(self) -> float:
-        """Seconds so far."""
+        """Returns the seconds so far."""
         with self._lock:
             return self._before + (0.0 if self._since is None else self._clock() - self._since)
 
@@ -157,7 +157,7 @@ class Trainee:
         self._reader = threading.Thread(target=self._read, daemon=True)
 
     def start(self, keeper: Keeper) -> None:
-        """Start it; it runs."""
+        """Starts the process."""
         self.clock.go()
         self._process = start(self.command, self._environment, self._folder)
         self._keeper = keeper
@@ -167,7 +167,7 @@ class Trainee:
         self._reader.start()
 
     def resume(self) -> None:
-        """Let it run."""
+        """Continues the process."""
         assert self._process is not None
         assert self._watch is not None
         self.clock.go()
@@ -175,7 +175,7 @@ class Trainee:
         continue_group(self._process.pid)
 
     def halt(self) -> None:
-        """Stop it."""
+        """Stops the process."""
         assert self._process is not None
         assert self._watch is not None
         stop_group(self._process.pid)
@@ -183,14 +183,14 @@ class Trainee:
         self._watch.paused = True
 
     def wait(self, seconds: float, *, until_warm: bool = False) -> None:
-        """Wait so long, or until its output ends, or until its warm-up is over if that is asked for."""
+        """Waits for some seconds, or until its output ends, or with ``until_warm`` until its warm-up is over."""
         with self._changed:
             self._changed.wait_for(
                 lambda: self.ended or (until_warm and bool(self._marks())), timeout=max(seconds, 0.0)
             )
 
     def hear(self, line: str) -> None:
-        """Take in a line of its output."""
+        """Takes in a line of its output."""
         seconds = self.clock.read()
         read = self._reading(line)
         with self._changed:
@@ -201,27 +201,27 @@ class Trainee:
                 self._changed.notify_all()
 
     def marks(self) -> list[Mark]:
-        """Its lines past the warm-up, with the seconds in which it ran."""
+        """Returns its lines past the warm-up, with the seconds in which it ran."""
         with self._changed:
             return self._marks()
 
     def wants_turns(self, seconds: float) -> bool:
-        """Whether it can train and its window is not ``seconds`` long yet."""
+        """Returns True if it can train and its window is shorter than ``seconds``."""
         marks = self.marks()
         return self.can_run and (not marks or marks[-1].seconds < seconds)
 
     @property
     def can_run(self) -> bool:
-        """Whether it has neither ended nor failed."""
+        """True if it has neither ended nor failed."""
         return not self.ended and self.failed is None
 
     def fail(self, cause: str) -> None:
-        """End it for a reason."""
+        """Ends it as failed for a cause."""
         self.failed = failure(self.command, self._lines, cause)
         self.close()
 
     def close(self) -> None:
-        """Kill it, stopped or not. One whose output has ended may end by itself first, and tell its status."""
+        """Kills it, stopped or not; after the end of its output it may first end by itself."""
         process = self._process
         if process is None or process.returncode is not None:
             return
@@ -243,7 +243,7 @@ class Trainee:
             self.failed = failure(self.command, self._lines, f"ended with status {code}")
 
     def result(self) -> Finished | FailedError:
-        """What came of it, once it is closed."""
+        """Returns the result of a closed trainee."""
         if self.failed is not None:
             return self.failed
         marks = self._marks()
@@ -292,7 +292,7 @@ def train_in_turns(
 
 
 def take_turns(trainees: Sequence[Trainee], seconds: float, turn: float, limit: float) -> None:
-    """Let stopped trainees run one after the other, cycle after cycle; see :func:`train_in_turns`."""
+    """Runs stopped trainees one after the other, cycle after cycle; see :func:`train_in_turns`."""
     while any(trainee.wants_turns(seconds) for trainee in trainees):
         for trainee in trainees:
             if not trainee.can_run:

@@ -1,39 +1,39 @@
-"""Attention and cell kernels on a GPU: checked against float64, then timed in CUDA graphs, one line a configuration.
+"""Times and checks the attention and cell kernels on a GPU.
 
     python -m scripts.bench gpu.attention
     TRITON_INTERPRET=1 python -m scripts.bench gpu.attention --batch 2 --size 16 --positions 20   # no GPU: checks only
 
-Microseconds are those of one launch out of 50 in a graph; of the sum over steps, of one launch for 50 steps.
+Every configuration is compared with float64 and then timed in a CUDA graph. Microseconds are those of one launch out of
+50 in a graph; for the sum over steps, those of one launch for 50 steps.
 """
 
 from __future__ import annotations
 
-import argparse
-import multiprocessing
 import os
+import sys
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from econmt_ops.backends.triton import attention, cells
-from econmt_ops.backends.triton.attention import AttentionLauncher, Choice, KeyGradients
+from scripts.bench.gpu.frame import FAILURES, arguments, brief, compiled_by_workers, milliseconds, relative
+
+with suppress(ImportError):  # --help works without Triton
+    from econmt_ops.backends.triton import attention, cells
+    from econmt_ops.backends.triton.attention import AttentionLauncher, Choice, KeyGradients
 
 STEPS = 50
 DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
-CHOICES = {
-    torch.bfloat16: [Choice(16), Choice(8), Choice(16, 2), Choice(8, 2), Choice(4), Choice(8, gluon=False)],
-    torch.float32: [Choice(8), Choice(16, 2), Choice(8, 2), Choice(4), Choice(8, gluon=False)],
-}
-TIMED = [True]
-"""Whether launches are timed."""
+IS_TIMED = DEVICE == "cuda" and "--compile" not in sys.argv
+"""False without a GPU and in a worker that compiles."""
 SUM_TILES = [(32, 64), (16, 64), (32, 32), (16, 128), (64, 32)]
 
 
 class Case(NamedTuple):
-    """One configuration."""
+    """Configuration of a kernel."""
 
     kind: str
     dtype: torch.dtype
@@ -44,14 +44,18 @@ class Case(NamedTuple):
     tile: tuple[int, int] | None = None
 
     def title(self) -> str:
-        """The left half of its line."""
+        """Returns the left half of the line."""
         how = self.tile if self.choice is None else tuple(self.choice)
         return f"{self.kind:9} {str(self.dtype)[6:]:9} S {self.positions:3} {how!s:16}"
 
 
 def cases(batch: int, size: int, positions: list[int]) -> Iterator[Case]:
-    """All configurations."""
-    for dtype, choices in CHOICES.items():
+    """Yields all configurations."""
+    few = [Choice(16, 2), Choice(8, 2), Choice(4), Choice(8, gluon=False)]
+    for dtype, choices in (
+        (torch.bfloat16, [Choice(16), Choice(8), *few]),
+        (torch.float32, [Choice(8), *few]),
+    ):
         for count in positions:
             for choice in choices if DEVICE == "cuda" else choices[-1:]:
                 yield Case("additive", dtype, batch, size, count, choice)
@@ -68,38 +72,15 @@ def cases(batch: int, size: int, positions: list[int]) -> Iterator[Case]:
         yield Case("cell", dtype, batch, size, 0)
 
 
-def relative(found: Tensor, expected: Tensor) -> float:
-    """The error of a result, by norms."""
-    return float((found.double() - expected).norm() / expected.norm())
-
-
 def time_launches(launch: Callable[[], None], count: int) -> float:
-    """Microseconds of one of ``count`` launches in a graph, the best of five replays; nan without a GPU."""
-    if DEVICE == "cpu" or not TIMED[0]:
+    """Returns the microseconds of one of ``count`` launches in a graph; nan if nothing is timed."""
+    if not IS_TIMED:
         return float("nan")
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            launch()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(count):
-            launch()
-    found = []
-    for _ in range(6):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        found.append(begin.elapsed_time(end) * 1000 / count)
-    return min(found[1:])
+    return milliseconds({"": lambda: [launch() for _ in range(count)]}, 5)[""] * 1000 / count
 
 
 class Problem:
-    """The tensors of a case."""
+    """Tensors of a case."""
 
     def __init__(self, case: Case) -> None:
         torch.manual_seed(0)
@@ -121,7 +102,7 @@ class Problem:
         self.both, self.doutput = draw(batch, 2 * size), draw(batch, size)
 
     def reference(self) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """In float64: weights, output and the gradients of the query, of keys and of the score."""
+        """Returns weights, output and the gradients of query, keys and score, in float64."""
         size = self.case.size
         query, keys = (tensor.double().requires_grad_() for tensor in (self.both[:, :size], self.keys))
         score = None if self.score is None else self.score.double().requires_grad_()
@@ -145,7 +126,7 @@ class Problem:
 
 
 def run_attention(case: Case) -> str:
-    """Forward and backward."""
+    """Checks and times forward and backward."""
     problem, size, batch = Problem(case), case.size, case.batch
     both, kernels = problem.both, problem.kernels
     exact_weights, exact_output, exact = problem.reference()
@@ -180,7 +161,7 @@ def run_attention(case: Case) -> str:
 
 
 def run_sum(case: Case) -> str:
-    """The gradients that no step waits for, with another tile than the usual one."""
+    """Checks and times the gradients that are summed over the steps, with the tile of the case."""
     if case.tile is not None:
         attention.SUM_ROWS, attention.SUM_WIDTH = case.tile[:1], case.tile[1]
     problem = Problem(case)
@@ -199,7 +180,7 @@ def run_sum(case: Case) -> str:
 
 
 def run_cell(case: Case) -> str:
-    """A step of an LSTM cell, forward and backward."""
+    """Checks and times a step of an LSTM cell, forward and backward."""
     batch, size, dtype = case.batch, case.size, case.dtype
     gates = torch.randn(batch, 4 * size).to(DEVICE, dtype)
     before = torch.randn(batch, size).to(DEVICE)
@@ -222,34 +203,24 @@ def run_cell(case: Case) -> str:
 
 
 def run(case: Case) -> str:
-    """Check and time one case; what goes wrong is its result, so that the others are still timed."""
+    """Checks and times a case; returns its error if it fails, so that the others are still timed."""
     try:
         return {"sum": run_sum, "cell": run_cell}.get(case.kind, run_attention)(case)
-    except (RuntimeError, ValueError, AssertionError, TypeError, AttributeError) as error:
-        return f"FAILED {type(error).__name__}: {str(error)[:200]}"
-
-
-def untimed() -> None:
-    """Launches are not timed in this process."""
-    TIMED[0] = False
+    except FAILURES as error:
+        return brief(error)
 
 
 def main() -> None:
-    """Compile everything side by side in processes of their own, which fill Triton's cache; then time one by one."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--size", type=int, default=512)
-    parser.add_argument("--positions", type=int, nargs="+", default=[100, 50, 16])
-    parser.add_argument("--processes", type=int, default=12)
+    parser = arguments(__doc__)
+    parser.add_argument("--batch", type=int, default=128, help="rows (%(default)s)")
+    parser.add_argument("--size", type=int, default=512, help="units (%(default)s)")
+    parser.add_argument("--positions", type=int, nargs="+", default=[100, 50, 16], help="source positions")
     given = parser.parse_args()
     todo = list(cases(given.batch, given.size, given.positions))
     torch.backends.cuda.matmul.allow_tf32 = False
-    if DEVICE == "cuda":
-        context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(given.processes, mp_context=context, initializer=untimed) as pool:
-            list(pool.map(run, todo, chunksize=-(-len(todo) // given.processes)))
+    jobs = [partial(run, case) for case in todo]
+    if DEVICE == "cuda" and compiled_by_workers("gpu.attention", given.compile, jobs):
+        return
     print("case; us of forward and backward; errors of weights, output, dquery, dkeys, dscore", flush=True)
     for case in todo:
         print(case.title(), run(case), flush=True)

@@ -1,20 +1,20 @@
-"""Times a layer of every cell beside cuDNN's LSTM, forward and backward, all in CUDA graphs and in turns.
+"""Times every cell against cuDNN's LSTM on a GPU.
 
     python -m scripts.bench gpu.cells
     python -m scripts.bench gpu.cells --dtype bfloat16 --sizes 64x100x512 128x100x1024 --cells sru ssru
 
-A row is a cell by one of its implementations; "auto" marks what runs in a captured step. Milliseconds are medians of
-replays. Before its time counts, outputs and all gradients are compared with the definition in float64; the error is
-the largest of |found - exact| / |exact| of a tensor. Float32 is IEEE float32 for all, with --tf32 TF32 for
-all. Kernels are compiled first, in several processes.
+A row is one implementation of a cell; "auto" marks the one that a captured step runs. Milliseconds are medians of
+forward and backward in CUDA graphs, in turns. Outputs and all gradients are first compared with the definition in
+float64; the error is the largest |found - exact| / |exact| of a tensor. Float32 is IEEE float32 everywhere, or TF32
+everywhere with --tf32. Kernels are compiled first, in several processes.
 """
 
 from __future__ import annotations
 
 import argparse
-import subprocess
 import sys
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -24,31 +24,38 @@ import econmt_ops
 from econmt_ops.cells.table import CELLS
 from econmt_ops.dispatch.rule import captured, rule
 from econmt_ops.dispatch.traits import implementations_of
-from scripts.bench.gpu.grid import DEVICE, WORKERS, Step, milliseconds
+from scripts.bench.gpu.frame import (
+    DEVICE,
+    Call,
+    arguments,
+    compiled_by_workers,
+    heading,
+    milliseconds,
+    relative,
+)
+from scripts.bench.gpu.grid import cudnn
 
 MOST = {torch.bfloat16: 6e-2, torch.float32: 2e-3}
-"""The error with which a time still counts."""
-
-
+"""Largest error with which a time counts."""
 CUDNN = ("gru", "reference")
-"""A cell and its implementation that is cuDNN's, in float32."""
+"""Cell and implementation that run cuDNN in float32."""
 
 
 class Size(NamedTuple):
-    """Of a layer: rows, steps, and units, as many as it reads."""
+    """Rows, steps and units of a layer, whose inputs are as wide."""
 
     batch: int
     steps: int
     hidden: int
 
-
-def size_of(text: str) -> Size:
-    """The size that "64x100x512" names."""
-    return Size(*map(int, text.split("x")))
+    @classmethod
+    def of(cls, text: str) -> Size:
+        """Reads a size such as "64x100x512"."""
+        return cls(*map(int, text.split("x")))
 
 
 class Layer:
-    """A layer of one of our ops with what it reads, the same values for every type."""
+    """Layer of one cell with its inputs; the values are the same for every type."""
 
     def __init__(self, name: str, size: Size, dtype: torch.dtype) -> None:
         torch.manual_seed(1)
@@ -60,7 +67,7 @@ class Layer:
         self._given = torch.randn_like(made[0]).to(dtype)
 
     def run(self, implementation: str, exact: bool = False) -> Sequence[Tensor]:
-        """The outputs and all gradients, with ``exact`` in float64; what is not "auto" keeps its gates."""
+        """Returns the outputs and all gradients, in float64 if ``exact``; all but "auto" keep their gates."""
         dtype = torch.float64 if exact else self._given.dtype
         leaves = (
             [leaf.detach().to(dtype).requires_grad_() for leaf in self._leaves] if exact else self._leaves
@@ -71,25 +78,14 @@ class Layer:
         return outputs, *torch.autograd.grad(outputs, leaves, self._given.to(dtype))
 
     def error(self, implementation: str, expected: Sequence[Tensor]) -> float:
-        """Of an implementation, see the module; NaN counts as infinite."""
-        largest = 0.0
-        for found, wanted in zip(self.run(implementation), expected, strict=True):
-            # Not the largest value's: where a rounded c has the other sign, a ReLU's slope is another.
-            off = (found.detach().double() - wanted).norm() / wanted.norm()
-            largest = max(largest, float(off.nan_to_num(float("inf"))))
-        return largest
-
-
-def theirs(size: Size, dtype: torch.dtype) -> Step:
-    """The same of torch.nn.LSTM, which is cuDNN's."""
-    module = torch.nn.LSTM(size.hidden, size.hidden, batch_first=True).to(DEVICE, dtype)
-    inputs, given = (torch.randn(*size, device=DEVICE, dtype=dtype) for _ in range(2))
-    leaves = [inputs.requires_grad_(), *module.parameters()]
-    return lambda: torch.autograd.grad(module(inputs)[0], leaves, given)
+        """Returns the largest relative error of an implementation; infinity for NaN."""
+        # By norms, since a ReLU has another slope where rounding changes the sign of c.
+        errors = [relative(*pair) for pair in zip(self.run(implementation), expected, strict=True)]
+        return max(errors) if all(error == error for error in errors) else float("inf")
 
 
 def ways(name: str, size: Size, dtype: torch.dtype) -> list[str]:
-    """The implementations of a cell that are timed, that of the rule first."""
+    """Returns the implementations of a cell to time, the one of the rule first."""
     chosen = rule(name, "cuda", dtype, sizes=dict(zip("BTH", size, strict=True)))
     kinds = implementations_of(name).values()
     others = [
@@ -101,22 +97,9 @@ def ways(name: str, size: Size, dtype: torch.dtype) -> list[str]:
     return list(dict.fromkeys([chosen, *others]))
 
 
-def compile_all(cells: Sequence[str], arguments: list[str]) -> None:
-    """All kernels into Triton's cache: processes run a cell each, once."""
-    waiting = [*cells]
-    while waiting:
-        now, waiting = waiting[:WORKERS], waiting[WORKERS:]
-        started = [
-            subprocess.Popen([sys.executable, "-m", "scripts.bench.gpu.cells", *arguments, "--compile", name])
-            for name in now
-        ]
-        for process in started:
-            process.wait()
-
-
 def measure(size: Size, dtype: torch.dtype, given: argparse.Namespace) -> bool:
-    """Prints a table; returns whether all was right."""
-    steps: dict[str, Step] = {"torch.nn.LSTM": theirs(size, dtype)}
+    """Prints a table; returns True if all implementations are right."""
+    steps: dict[str, Call] = {"torch.nn.LSTM": cudnn(size.steps, size.batch, size.hidden, dtype)}
     errors: dict[str, float] = {}
     for name in given.cells:
         layer, names = Layer(name, size, dtype), ways(name, size, dtype)
@@ -140,31 +123,32 @@ def measure(size: Size, dtype: torch.dtype, given: argparse.Namespace) -> bool:
     return len(times) == len(errors)
 
 
+def compiling(name: str, size: Size, dtype: torch.dtype) -> None:
+    """Runs a cell once over a few steps, as in a captured step."""
+    with captured():
+        Layer(name, size._replace(steps=4), dtype).run(ways(name, size, dtype)[0])
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--sizes", nargs="+", type=size_of, default=[Size(64, 100, 512)], metavar="BxTxH")
+    parser, types = arguments(__doc__), ("bfloat16", "float32")
+    parser.add_argument("--sizes", nargs="+", type=Size.of, default=[Size(64, 100, 512)], metavar="BxTxH")
     parser.add_argument("--cells", nargs="+", choices=sorted(CELLS), default=sorted(CELLS))
-    parser.add_argument(
-        "--dtype", nargs="+", choices=("bfloat16", "float32"), default=["bfloat16", "float32"]
-    )
-    parser.add_argument("--tf32", action="store_true", help="let products of float32 be TF32, theirs too")
-    parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--compile", help=argparse.SUPPRESS)
+    parser.add_argument("--dtype", nargs="+", choices=types, default=list(types))
+    parser.add_argument("--tf32", action="store_true", help="compute float32 products in TF32, in cuDNN too")
+    parser.add_argument("--turns", type=int, default=5, help="timed samples of each layer (%(default)s)")
     given: Any = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = given.tf32
     dtypes = [getattr(torch, name) for name in given.dtype]
+    jobs = [
+        partial(compiling, name, size, dtype)
+        for name in given.cells
+        for size in given.sizes
+        for dtype in dtypes
+    ]
+    if compiled_by_workers("gpu.cells", given.compile, jobs):
+        return
     with captured():
-        if given.compile is not None:
-            for size in given.sizes:
-                for dtype in dtypes:
-                    Layer(given.compile, size._replace(steps=4), dtype).run(
-                        ways(given.compile, size, dtype)[0]
-                    )
-            return
-        compile_all(given.cells, sys.argv[1:])
-        print(
-            f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {'TF32' if given.tf32 else 'IEEE float32'}"
-        )
+        print(f"{heading()}, {'TF32' if given.tf32 else 'IEEE float32'}")
         right = [measure(size, dtype, given) for size in given.sizes for dtype in dtypes]
     sys.exit(0 if all(right) else 1)
 

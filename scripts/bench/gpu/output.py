@@ -1,80 +1,61 @@
-"""Times the output layer, the optimizer, dropout and look-ups on a GPU, each checked against float64 first.
+"""Times output layer, optimizer and dropout on a GPU.
 
-    python -m scripts.bench gpu.output [PART ...]    parts: checks output kernel optimizer dropout lookup; none: all
+    python -m scripts.bench gpu.output                  # all parts, under a minute
+    python -m scripts.bench gpu.output checks output    # these parts
 
-Everything is captured in a CUDA graph, forward and backward, and timed by events over replays; the peak is what is
-allocated beyond what was there before. A case that fails says so and the next one follows. Under a minute in all.
+The parts are checks (against float64), output, kernel, optimizer and dropout. Times are milliseconds of forward and
+backward in CUDA graphs, medians of replays. The peak is the memory of an eager call beyond its arguments. A case
+that fails prints a line, and the next one follows.
 """
 
 from __future__ import annotations
 
 import functools
-import itertools
-import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from triton import TritonError
 
-from econmt_ops.backends.triton import cross_entropy, random
 from econmt_ops.core.dropout import SeedCounter, dropout, keep_threshold
-from econmt_ops.core.lengths import reverse_rows
-from econmt_ops.core.look_up import look_up
 from econmt_ops.linear_cross_entropy import recompute
-from econmt_ops.linear_cross_entropy.triton import linear_cross_entropy
 from econmt_ops.optimizer import FusedOptimizer
+from scripts.bench.gpu.frame import DEVICE, FAILURES, arguments, brief, heading, milliseconds
+from scripts.bench.lstm_schedules import peak_bytes
 
-FAILURES = (RuntimeError, ValueError, TypeError, AssertionError, TritonError)
+with suppress(ImportError):  # --help works without Triton
+    from econmt_ops.backends.triton import cross_entropy, random
+    from econmt_ops.linear_cross_entropy.triton import linear_cross_entropy
+
 MEBI = 1 << 20
-DEVICE = torch.device("cuda")
 SIZES = ((6400, 512, 32_000), (12_800, 512, 7709), (12_800, 512, 17_191))
 CHUNKS = (16, 32, 64, 128)
 
 
 @contextmanager
 def case(name: str) -> Iterator[None]:
-    """Says why a case fails, and goes on."""
+    """Prints the error of a case that fails, and goes on."""
     try:
         yield
     except FAILURES as error:
-        print(f"{name}: FAILED {type(error).__name__}: {str(error)[:300]}", flush=True)
+        print(f"{name}: {brief(error)}", flush=True)
 
 
-def timed(function: Callable[[], Any], replays: int = 10) -> tuple[float, float]:
-    """Milliseconds of a call in a graph, the median of replays, and MiB that an eager call allocates at its peak."""
-    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    with torch.cuda.stream(stream):
-        function()
-    torch.cuda.synchronize()
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
+def timed(function: Callable[[], Any]) -> tuple[float, float]:
+    """Returns the milliseconds of a call in a graph, and the MiB that an eager call allocates at its peak."""
     function()
     torch.cuda.synchronize()
-    peak = (torch.cuda.max_memory_allocated() - before) / MEBI
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        function()
-    new = functools.partial(torch.cuda.Event, enable_timing=True)
-    events = [new() for _ in range(replays + 1)]
-    graph.replay()
-    events[0].record()
-    for event in events[1:]:
-        graph.replay()
-        event.record()
-    torch.cuda.synchronize()
-    times = sorted(begin.elapsed_time(end) for begin, end in itertools.pairwise(events))
-    return times[len(times) // 2], peak
+    peak = peak_bytes(function, DEVICE) / MEBI
+    return milliseconds({"": function})[""], peak
 
 
 def layer(
     rows: int, hidden: int, vocabulary: int, dtype: torch.dtype, bias: bool = True
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Hidden in the compute type, weight and bias in float32, and targets a tenth of which do not count."""
+    """Draws hidden states in the compute type, float32 weight and bias, and targets of which a tenth is ignored."""
     draw = torch.Generator(DEVICE).manual_seed(1)
     new = functools.partial(torch.randn, generator=draw, device=DEVICE)
     targets = torch.randint(vocabulary, (rows,), generator=draw, device=DEVICE)
@@ -95,40 +76,33 @@ def plain(
     smoothing: float,
     softmax: torch.dtype,
 ) -> Tensor:
-    """torch's layer and loss, the softmax in its own type."""
+    """Computes torch's layer and loss, with the softmax in type ``softmax``."""
     bias = None if bias is None else bias.to(hidden.dtype)
     logits = functional.linear(hidden, weight.to(hidden.dtype), bias).to(softmax)
     return functional.cross_entropy(logits, targets, label_smoothing=smoothing)
 
 
 def gradients(loss: Callable[..., Tensor], own: tuple[Any, ...], **options: Any) -> list[Tensor]:
-    """The loss and its gradients."""
+    """Returns the loss and its gradients."""
     value = loss(*own, **options)
     leaves = [tensor for tensor in own if tensor is not None and tensor.requires_grad]
     return [value.detach(), *torch.autograd.grad(value * 0.5, leaves)]
 
 
 def by(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """An implementation of the op with the arguments of `plain`."""
+    """Gives an implementation of the op the arguments of `plain`."""
 
     def loss(
         hidden: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None, smoothing: float
     ) -> Tensor:
-        return function(
-            hidden,
-            weight,
-            targets,
-            bias=bias,
-            label_smoothing=smoothing,
-            ignore_index=-100,
-            reduction="mean",
-        )
+        options = {"label_smoothing": smoothing, "ignore_index": -100, "reduction": "mean"}
+        return function(hidden, weight, targets, bias=bias, **options)
 
     return loss
 
 
 def checks() -> None:
-    """The largest error of loss and gradients relative to float64, of torch beside it."""
+    """Prints the largest error of loss and gradients relative to float64, also of torch."""
     for dtype, sizes in (
         (d, s) for d in (torch.float32, torch.bfloat16, torch.float16) for s in (1003, 7709)
     ):
@@ -161,8 +135,8 @@ def checks() -> None:
 
 
 def output() -> None:
-    """Forward and backward of the output layer: milliseconds and MiB."""
-    print("output layer, forward + backward in a graph: ms / MiB at the peak beyond what is given")
+    """Prints milliseconds and MiB of forward and backward of the output layer."""
+    print("output layer, forward + backward in a graph: ms / MiB at the peak beyond the arguments")
     heads = ["torch 16", "torch 32", "recompute", *(f"triton {chunk} MiB" for chunk in CHUNKS)]
     print(" " * 38 + "".join(f"{head:>17}" for head in heads))
     for dtype, smoothing, size in (
@@ -180,17 +154,16 @@ def output() -> None:
             before, cross_entropy.CHUNK_BYTES = cross_entropy.CHUNK_BYTES, chunk * MEBI or MEBI
             cells.append("failed")
             with case(f"{size} {dtype} {chunk}"):
-                own_step = functools.partial(gradients, call, own, smoothing=smoothing)
-                milliseconds, peak = timed(own_step, 7 if dtype == torch.bfloat16 else 3)
-                cells[-1] = f"{milliseconds:8.3f} /{peak:7.0f}"
+                used, peak = timed(functools.partial(gradients, call, own, smoothing=smoothing))
+                cells[-1] = f"{used:8.3f} /{peak:7.0f}"
             cross_entropy.CHUNK_BYTES = before
         name = f"{' x '.join(map(str, size))} {str(dtype)[6:]} smoothing {smoothing}"
         print(f"{name:38}" + "".join(f"{cell:>17}" for cell in cells), flush=True)
 
 
 def kernel() -> None:
-    """The kernel between the products alone, for a chunk that is in the cache and one that is not."""
-    print("the loss kernel: us, TB/s of two readings and a writing, by warps and values at once")
+    """Prints times of the loss kernel alone, for logits that fit into the cache and others."""
+    print("the loss kernel: us, TB/s of two reads and one write")
     targets = torch.randint(7000, (4096,), device=DEVICE)
     losses = torch.empty(4096, device=DEVICE)
     for rows, vocabulary, dtype in (
@@ -199,22 +172,16 @@ def kernel() -> None:
         (2048, 7744, torch.bfloat16),
         (256, 32_000, torch.float32),
     ):
-        cells = []
-        for warps, values in ((4, 2048), (4, 4096), (8, 4096), (8, 8192), (16, 8192)):
-            before = cross_entropy._WARPS, cross_entropy._VALUES
-            cross_entropy._WARPS, cross_entropy._VALUES = warps, values
-            with case(f"{rows} {vocabulary} {warps} {values}"):
-                logits = torch.randn(rows, vocabulary, device=DEVICE).to(dtype)
-                arguments = (logits, vocabulary, targets[:rows], losses[:rows], None, 0.1, -100, True)
-                milliseconds, _ = timed(functools.partial(cross_entropy._make_losses, *arguments), 20)
-                rate = 3 * logits.nbytes / milliseconds / 1e9
-                cells.append(f"{warps:2} x {values}: {1e3 * milliseconds:6.1f} {rate:4.1f}")
-            cross_entropy._WARPS, cross_entropy._VALUES = before
-        print(f"{rows:5} x {vocabulary} {str(dtype)[6:]:9} " + "  ".join(cells), flush=True)
+        with case(f"{rows} {vocabulary}"):
+            logits = torch.randn(rows, vocabulary, device=DEVICE).to(dtype)
+            inputs = (logits, vocabulary, targets[:rows], losses[:rows], None, 0.1, -100, True)
+            used, _ = timed(functools.partial(cross_entropy._make_losses, *inputs))
+            rate = 3 * logits.nbytes / used / 1e9
+            print(f"{rows:5} x {vocabulary} {str(dtype)[6:]:9} {1e3 * used:6.1f} {rate:4.1f}", flush=True)
 
 
 def kernels_of(function: Callable[[], Any]) -> str:
-    """How many kernels a call launches, and those that take longest."""
+    """Returns the number of kernels that a call launches, and those that take longest."""
     activities = [torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities) as profile:
         function()
@@ -226,7 +193,7 @@ def kernels_of(function: Callable[[], Any]) -> str:
 
 
 def optimizer() -> None:
-    """Clipping and Adam over 26.6 million values in 24 tensors."""
+    """Prints times of clipping and Adam over 26.6 million values in 24 tensors."""
     shapes = [(32_000, 512)] + 10 * [(2048, 512)] + 12 * [(2048,)] + [(4096, 60)]
     parameters = [nn.Parameter(torch.randn(shape, device=DEVICE)) for shape in shapes]
     for parameter in parameters:
@@ -241,11 +208,9 @@ def optimizer() -> None:
             ours.clip("norm", 1.0)
             ours.step()
 
-        milliseconds, peak = timed(step)
-        moved = 36 * values / milliseconds / 1e9  # gradients twice; written too, parameters, two moments
-        print(
-            f"clip + Adam, {values / 1e6:.1f} M values: {milliseconds:.3f} ms, {moved:.2f} TB/s, {peak:.1f} MiB"
-        )
+        used, peak = timed(step)
+        moved = 36 * values / used / 1e9  # gradients twice; parameters and two moments, read and written
+        print(f"clip + Adam, {values / 1e6:.1f} M values: {used:.3f} ms, {moved:.2f} TB/s, {peak:.1f} MiB")
         print("  " + kernels_of(step), flush=True)
     with case("torch's optimizer"):
         theirs = torch.optim.Adam(parameters, lr=rate, fused=True, capturable=True)
@@ -258,7 +223,7 @@ def optimizer() -> None:
 
 
 def dropped() -> None:
-    """Dropout of (128, 100, 512)."""
+    """Prints times of dropout of (128, 100, 512)."""
     for dtype in (torch.bfloat16, torch.float32):
         values = torch.randn(128, 100, 512, device=DEVICE, dtype=dtype, requires_grad=True)
         incoming = torch.randn_like(values)
@@ -277,8 +242,8 @@ def dropped() -> None:
             ("torch", lambda values: functional.dropout(values, 0.2)),
         ):
             with case(f"dropout {name}"):
-                milliseconds, peak = timed(functools.partial(both, drop))
-                cells.append(f"{name} {1e3 * milliseconds:.1f} us / {peak:.0f} MiB")
+                used, peak = timed(functools.partial(both, drop))
+                cells.append(f"{name} {1e3 * used:.1f} us / {peak:.0f} MiB")
         with case("mask"):
             make = functools.partial(random.keep_mask, values.numel(), seed, 1, keep_threshold(0.2))
             cells.append(f"mask alone {1e3 * timed(make)[0]:.1f} us")
@@ -287,65 +252,24 @@ def dropped() -> None:
         )
 
 
-def lookup() -> None:
-    """Gradients of look-ups, and rows reversed within their lengths."""
-    weight = torch.randn(32_000, 512, device=DEVICE, requires_grad=True)
-    draw = torch.Generator(DEVICE).manual_seed(1)
-    ids = torch.randint(1, 32_000, (128, 100), generator=draw, device=DEVICE)
-    ids[:, ::5] = 7
-    incoming = torch.randn(128, 100, 512, generator=draw, device=DEVICE)
-
-    exact = torch.zeros(32_000, 512, device=DEVICE, dtype=torch.float64)
-    exact.index_add_(0, ids.flatten(), incoming.flatten(0, 1).double())
-    functions = {
-        "torch": lambda: functional.embedding(ids, weight, 0),
-        "ours": lambda: look_up(weight, ids, 0),
-    }
-    for name, function in functions.items():
-        with case(f"look-up, {name}"):
-
-            def gradient(function: Callable[[], Tensor] = function) -> Tensor:
-                return torch.autograd.grad(function(), weight, incoming)[0]
-
-            error = float((gradient().double() - exact).abs().max())
-            same = gradient().equal(gradient())
-            milliseconds, peak = timed(gradient)
-            print(
-                f"look-up of 12,800 in 32,000 x 512, {name}: {1e3 * milliseconds:.0f} us / {peak:.0f} MiB, "
-                f"error {error:.1e}, repeats equal: {same}; {kernels_of(gradient)}",
-                flush=True,
-            )
-    lengths = torch.randint(1, 101, (128,), generator=draw, device=DEVICE)
-    for dtype in (torch.bfloat16, torch.float32):
-        rows = torch.randn(128, 100, 512, device=DEVICE, dtype=dtype, requires_grad=True)
-        with case("reversal"):
-
-            def turned(rows: Tensor = rows) -> None:
-                torch.autograd.grad(reverse_rows(rows, lengths), rows, rows.detach())
-
-            milliseconds, peak = timed(turned)
-            print(
-                f"reversal of 128 x 100 x 512 {str(dtype)[6:]}, forward + backward: "
-                f"{1e3 * milliseconds:.1f} us / {peak:.0f} MiB; {kernels_of(turned)}",
-                flush=True,
-            )
-
-
 PARTS: dict[str, Callable[[], None]] = {
     "checks": checks,
     "output": output,
     "kernel": kernel,
     "optimizer": optimizer,
     "dropout": dropped,
-    "lookup": lookup,
 }
 
 
 def main() -> None:
-    """Runs the parts named on the command line, or all."""
+    parser = arguments(__doc__)
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"some of {', '.join(PARTS)}; default: all")
+    parts = parser.parse_args().parts
+    if unknown := set(parts) - set(PARTS):
+        parser.error(f"unknown parts {', '.join(sorted(unknown))}; give some of {', '.join(PARTS)}")
     began = time.perf_counter()
-    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
-    for part in sys.argv[1:] or PARTS:
+    print(heading())
+    for part in parts or PARTS:
         with case(part):
             PARTS[part]()
         print(f"[{part}: {time.perf_counter() - began:.0f} s]", flush=True)

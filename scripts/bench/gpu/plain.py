@@ -1,4 +1,4 @@
-"""A step of plain PyTorch's model in a CUDA graph: autocast and fused Adam, see :mod:`scripts.bench.plain_model`."""
+"""Training step of :mod:`scripts.bench.plain_model` in a CUDA graph, with autocast and fused Adam."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from scripts.bench.plain_model import PlainModel, Sizes
 
 
 class Text(NamedTuple):
-    """A batch: source (B, S), lengths (B,), target (B, T + 1) from ``<s>`` on, all int64 on the device."""
+    """Source (B, S), lengths (B,) and target (B, T + 1) from ``<s>`` on, all int64 on the device."""
 
     source: Tensor
     lengths: Tensor
@@ -36,7 +36,7 @@ def sizes_of(model: schema.Model, source: int, target: int) -> Sizes:
 
 
 class CapturedStep:
-    """A whole step, loss to Adam, captured for the shape of one batch and replayed."""
+    """Training step, from the loss to Adam, captured for the shape of one batch."""
 
     def __init__(self, recipe: schema.Recipe, sizes: tuple[int, int], text: Text, dtype: torch.dtype) -> None:
         model = PlainModel(sizes_of(recipe.model, *sizes), packed=False).to(text.source.device).train()

@@ -1,17 +1,15 @@
-"""Beam search on a GPU: sentences in batches, launched kernel by kernel, beside continuous batching in CUDA graphs.
+"""Times beam search on a GPU, batched and continuous.
 
-    python -m scripts.bench gpu.search                            # recipe multi30k, first parameters
+    python -m scripts.bench gpu.search                            # recipe multi30k, untrained parameters
     python -m scripts.bench gpu.search --model runs/multi30k --precision bfloat16
-    python -m scripts.bench gpu.search --profile                  # kernels of the graphs, by time
 
-A thousand sentences of random words, as long as those of Multi30k. A model of first parameters does not end its
-sentences: they are cut at lengths that are drawn beforehand. Hypotheses must be the same both ways; where two of them
-are as good but for rounding, which the products' shapes decide, either may come.
+Translates a thousand sentences of random words, as long as those of Multi30k, in batches launched kernel by kernel and
+by continuous batching in CUDA graphs. An untrained model does not end its sentences: they are cut at lengths that are
+drawn beforehand. Both ways give the same hypotheses, except where two have equal scores up to rounding.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections.abc import Callable
@@ -23,22 +21,22 @@ import torch
 from econmt.checkpoint.checkpoints import load_model
 from econmt.config.recipe import load_recipe
 from econmt.data.text.subwords import EOS
-from econmt.decoding.search import slots as search_slots
 from econmt.decoding.search.beam import Hypothesis, SearchOptions, beam_search
 from econmt.decoding.search.continuous import ContinuousSearch, Sentence
 from econmt.decoding.translator import batches_by_length, evaluation_mode, pad_sources
 from econmt.model import IncrementalModel, TranslationModel
 from econmt.model.inference.grid import Grid
 from econmt.tasks.translation import TranslationTask
+from scripts.bench.arguments import parser_of
 
 LENGTH, SPREAD, LONGEST = 14.5, 4.5, 40
-"""Tokens of a sentence: mean, standard deviation and the most."""
+"""Mean, standard deviation and maximum of the tokens of a sentence."""
 
 Search = Callable[[list[Sentence]], list[list[Hypothesis]]]
 
 
 def make_model(folder: Path | None, device: torch.device) -> TranslationModel:
-    """The model of a folder, or one of first parameters that are spread wider, so that words are not all alike."""
+    """Loads a folder's model, or makes one whose parameters are spread so that its words differ."""
     if folder is not None:
         return load_model(folder, "best", device).model.eval()
     torch.manual_seed(1)
@@ -51,7 +49,7 @@ def make_model(folder: Path | None, device: torch.device) -> TranslationModel:
 
 
 def make_sentences(count: int, words: int, cut: bool) -> list[Sentence]:
-    """Random sentences; translations are cut at about their length, or at twice that and ten."""
+    """Draws sentences, whose translations are cut at about their length, or at twice that and ten."""
     draw = torch.Generator().manual_seed(1)
     lengths = (LENGTH + SPREAD * torch.randn(count, generator=draw)).round().clamp(3, LONGEST).long()
     others = (lengths * (1.0 + 0.15 * torch.randn(count, generator=draw))).round().clamp(2, LONGEST).long()
@@ -69,7 +67,7 @@ def in_batches(
     size: int,
     sentences: list[Sentence],
 ) -> list[list[Hypothesis]]:
-    """By batches of sentences of like length."""
+    """Searches batches of sentences of similar length."""
     found: list[list[Hypothesis]] = [[] for _ in sentences]
     for batch in batches_by_length([len(sentence.ids) for sentence in sentences], size, size * 80):
         source, lengths = pad_sources([sentences[index].ids for index in batch], device)
@@ -82,7 +80,7 @@ def in_batches(
 def timed(
     search: Search, sentences: list[Sentence], device: torch.device
 ) -> tuple[float, list[list[Hypothesis]]]:
-    """Seconds until all hypotheses are there, and these."""
+    """Returns the seconds of a search, and its hypotheses."""
     if device.type == "cuda":
         torch.cuda.synchronize()
     began = time.perf_counter()
@@ -91,22 +89,14 @@ def timed(
 
 
 def compare(ours: list[list[Hypothesis]], theirs: list[list[Hypothesis]]) -> tuple[int, float]:
-    """How many sentences have the same best hypothesis, and the largest difference of its score in all of them."""
+    """Returns the number of equal best hypotheses, and the largest difference of their scores."""
     pairs = [(one[0], other[0]) for one, other in zip(ours, theirs, strict=True)]
     same = sum(one.ids == other.ids for one, other in pairs)
     return same, max(abs(one.score - other.score) for one, other in pairs)
 
 
-def profile(search: Search, sentences: list[Sentence]) -> None:
-    """Prints the kernels that take longest."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
-        search(sentences)
-        torch.cuda.synchronize()
-    print(profiler.key_averages().table(sort_by="cuda_time_total", row_limit=40, max_name_column_width=70))
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = parser_of(__doc__)
     parser.add_argument("--model", type=Path, help="folder of a trained model; else one of first parameters")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32")
@@ -114,12 +104,7 @@ def main() -> None:
     parser.add_argument("--sentences", type=int, default=1000)
     parser.add_argument("--beam", type=int, default=5)
     parser.add_argument("--passes", type=int, default=4, help="of each way; the first one prepares")
-    parser.add_argument("--profile", action="store_true")
-    parser.add_argument(
-        "--kernels", action="store_true", help="two kernels a step for what happens in the beam"
-    )
     given = parser.parse_args()
-    search_slots.MOST_BY_KERNELS = given.beam if given.kernels else 0
     device = torch.device(given.device)
     model = make_model(given.model, device)
     steps = IncrementalModel(model, getattr(torch, given.precision))
@@ -150,8 +135,6 @@ def main() -> None:
                     f"{size:6} {label:11}{runs[0][0]:8.3f}{best:9.3f}{len(found) / best:13,.0f}{tokens / best:11,.0f}",
                     flush=True,
                 )
-                if given.profile and label == "continuous":
-                    profile(search, sentences)
             same, apart = compare(results["continuous"], results["batches"])
             print(
                 f"       the same best hypothesis: {same} of {len(sentences)}; scores differ by {apart:.1e} at most"

@@ -1,21 +1,20 @@
-"""Whole training steps on a GPU: econmt beside the same model in plain PyTorch, each in CUDA graphs, in turns.
+"""Times whole training steps on a GPU against PyTorch.
 
-    python -m scripts.bench gpu.step                       # both workloads, all precisions
+    python -m scripts.bench gpu.step                       # all workloads, all precisions
     python -m scripts.bench gpu.step --only W2 --precision bfloat16 --variants plain auto
     python -m scripts.bench gpu.step --only W2 --budget 4GiB --variants reference auto
 
-W2 is Echo's model and batch (recipe iwslt, 128 x 100 x 100, every row full); W1 the multi30k recipe with batches of 64
-pairs of natural lengths (21 x 22, 10 x 10, 20 x 17 positions, half of the rows shorter). GNMT is the gnmt recipe, 128 x
-25 x 25, and GNMT384 the same with 384 pairs; both without the plain loop, whose decoder feeds its outputs back. With
---budget each variant gets the largest batch whose step, captured, peaks within so many bytes, one after the other.
+W2 is the model and batch of Echo (recipe iwslt, 128 x 100 x 100, all rows full). W1 is the multi30k recipe with batches
+of 64 pairs of natural lengths (21 x 22, 10 x 10, 20 x 17 positions, half of the rows shorter). GNMT is the gnmt recipe,
+128 x 25 x 25, and GNMT384 has 384 pairs. "plain" is the same model in plain PyTorch; it exists only for models with
+input feeding. With --budget each variant gets the largest batch whose captured step peaks within these bytes.
 
-Columns: target tokens a second and those of source and target (padding not counted), milliseconds a step, peak of what
-tensors take (graphs' pool in it) and of what the allocator has taken, MB of 10^6 bytes, the loss of the first step.
+All variants run in CUDA graphs, in turns. Columns: target tokens a second, source and target tokens a second (without
+padding), milliseconds a step, peak of allocated and of reserved memory in MB (10^6 bytes), loss of the first step.
 """
 
 from __future__ import annotations
 
-import argparse
 import gc
 import itertools
 import json
@@ -37,6 +36,7 @@ from econmt.model import Implementations
 from econmt.tasks.protocol import Shape
 from econmt.tasks.translation import TranslationTask
 from econmt_ops.dispatch.rule import rules_only
+from scripts.bench.arguments import parser_of
 from scripts.bench.gpu import plain
 
 DEVICE = torch.device("cuda")
@@ -51,7 +51,7 @@ PRECISIONS = ("bfloat16", "tf32", "float32")
 
 
 class Run(NamedTuple):
-    """A variant that is ready: enqueues a step on the n-th batch."""
+    """Variant that is ready: its step runs the n-th batch."""
 
     step: Callable[[int], None]
     loss: float
@@ -60,7 +60,7 @@ class Run(NamedTuple):
 
 
 def batches_of(task: TranslationTask, shapes: list[tuple[int, int, int]], full: float) -> list[Batch]:
-    """Random batches; a share ``full`` of the rows has all positions, the others 60 to 100 % of them."""
+    """Draws batches in which a share ``full`` of the rows has all positions, the others 60 to 100 % of them."""
     draw = torch.Generator().manual_seed(1)
     found = []
     for shape in shapes:
@@ -87,7 +87,7 @@ def batches_of(task: TranslationTask, shapes: list[tuple[int, int, int]], full: 
 
 
 def prepare(variant: str, task: TranslationTask, batches: list[Batch], precision: str) -> Run:
-    """Builds and captures a variant; its memory is what was taken from here on."""
+    """Builds and captures a variant, and measures the memory that it takes."""
     gc.collect()
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
@@ -141,7 +141,7 @@ def prepare(variant: str, task: TranslationTask, batches: list[Batch], precision
 
 
 def timed(runs: dict[str, Run], count: int, seconds: float) -> dict[str, float]:
-    """Seconds of a pass over all batches, each variant in turn; medians."""
+    """Returns the median seconds of a pass over all batches of each variant, in turns."""
     samples: dict[str, list[float]] = {name: [] for name in runs}
     deadline = time.perf_counter() + seconds * len(runs)
     while time.perf_counter() < deadline or min(map(len, samples.values())) < 3:
@@ -157,7 +157,7 @@ def timed(runs: dict[str, Run], count: int, seconds: float) -> dict[str, float]:
 
 
 def largest(peak: Callable[[int], int], rows: int, budget: int) -> int:
-    """The most rows, to one in 200, of which a step peaks within the budget: bytes grow almost along a line."""
+    """Returns the most rows, to one in 200, whose step peaks within the budget; bytes grow almost linearly."""
     known = {count: peak(count) for count in (rows, 2 * rows)}
     for _ in range(6):
         (low, below), (high, above) = sorted(
@@ -175,7 +175,7 @@ def largest(peak: Callable[[int], int], rows: int, budget: int) -> int:
 def batches_within(
     budget: int, variant: str, task: TranslationTask, shape: tuple[int, int, int], full: float, precision: str
 ) -> list[Batch]:
-    """One batch of a shape with as many rows as the budget allows."""
+    """Returns one batch of a shape with as many rows as the budget allows."""
 
     def of(rows: int) -> list[Batch]:
         return batches_of(task, [(rows, *shape[1:])], full)
@@ -184,7 +184,7 @@ def batches_within(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = parser_of(__doc__)
     parser.add_argument("--only", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
     parser.add_argument("--precision", nargs="+", choices=PRECISIONS, default=list(PRECISIONS))
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=["plain", "reference", "auto"])

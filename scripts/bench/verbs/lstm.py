@@ -31,9 +31,6 @@ def lstm_command(
             "--compile-loop", help="Also torch.compile of a plain loop: about a second a step to compile."
         ),
     ] = False,
-    bidirectional: Annotated[
-        bool, typer.Option("--bidirectional", help="With --ablation: one layer in both directions instead.")
-    ] = False,
     schedules: Annotated[
         list[str] | None,
         typer.Option("--schedule", help="With --ablation: only names that contain this; may be repeated."),
@@ -79,19 +76,15 @@ def lstm_command(
         raise InputError("--batch: give one with --ablation")
     if not ablation:
         why = "is for --ablation; give that, or leave it out"
-        refuse_idle(context, why, "bidirectional", "compile_loop", "schedules")
+        refuse_idle(context, why, "compile_loop", "schedules")
     else:
         refuse_idle(context, "is for batches up to the peak, without --ablation; leave it out", "limit")
-    if bidirectional:
-        refuse_idle(context, "is of a stack; --bidirectional measures one layer", "layers")
     place, types = BenchSession(device, threads, csv, plot), dtypes_of(dtypes)
     batch = (batches or [BATCH])[0]
-    shape = lstm_schedules.StackShape(2 if bidirectional else layers, steps, hidden, batch)
-    title = (
-        f"LSTM: {'both directions' if bidirectional else f'{layers} layers'}, {steps} steps, {hidden} units"
-    )
+    shape = lstm_schedules.StackShape(layers, steps, hidden, batch)
+    title = f"LSTM: {layers} layers, {steps} steps, {hidden} units"
     if ablation:
-        _lstm_ablation(place, shape, types, samples, compile_loop, bidirectional, schedules or (), title)
+        _lstm_ablation(place, shape, types, samples, compile_loop, schedules or (), title)
     else:
         _lstm_rates(place, shape, types, samples, batches, limit, title)
 
@@ -105,7 +98,6 @@ def _lstm_ablation(
     types: Sequence[torch.dtype],
     samples: int,
     compile_loop: bool,
-    both_ways: bool,
     only: Sequence[str],
     title: str,
 ) -> None:
@@ -114,7 +106,6 @@ def _lstm_ablation(
             *(shape, types, place.device, say),
             samples=samples,
             compile_loop=compile_loop,
-            both_ways=both_ways,
             only=only,
         )
         rows = place.kept(found)

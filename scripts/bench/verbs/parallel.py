@@ -10,7 +10,7 @@ from typing import Annotated
 import torch
 import typer
 
-from econmt.bench.rows import Row, Say, save_figure
+from econmt.bench.rows import Row, Say
 from econmt.cli.measuring import BenchSession, CsvOption, PlotOption
 from econmt.cli.options import DeviceOption, OverridesArgument, check_writable, refuse_idle, within
 from econmt.config import limits
@@ -22,6 +22,7 @@ from econmt.errors import InputError
 from econmt.parallel.cost_model import KINDS, Kind, best, predict
 from scripts.bench import parallel_measure, parallel_profile
 from scripts.bench.parallel_profile import BETWEEN, Profile, Setting
+from scripts.bench.plots import draw_lines
 
 MOST_RANKS = 65_536
 FULL_LENGTH = 50
@@ -69,11 +70,7 @@ ThreadsOption = Annotated[int, typer.Option(min=1, max=limits.THREADS, help="CPU
 
 
 def numbers_of(option: str, text: str, most: int) -> list[int]:
-    """Reads whole numbers from 1, such as "1,2,4".
-
-    Raises:
-        InputError: The text is something else.
-    """
+    """Reads whole numbers from 1, such as "1,2,4"; raises InputError for any other text."""
     parts = text.split(",")
     if not all(part.strip().isdecimal() and 1 <= int(part) <= most for part in parts):
         raise InputError(f"{option} '{text}': give numbers from 1 to {most:,} with commas between, as 1,2,4")
@@ -81,11 +78,7 @@ def numbers_of(option: str, text: str, most: int) -> list[int]:
 
 
 def kinds_of(text: str) -> list[Kind]:
-    """Reads kinds of division, such as "data,pipeline,both".
-
-    Raises:
-        InputError: A name is unknown.
-    """
+    """Reads kinds of division, such as "data,pipeline,both"; raises InputError if one is unknown."""
     names = [part.strip() for part in text.split(",")]
     for name in names:
         if name not in KINDS:
@@ -159,11 +152,7 @@ def parallel_command(
 
 
 def _check_gpus(device: torch.device, processes: int) -> None:
-    """Checks that each process can have a GPU, where there are any.
-
-    Raises:
-        InputError: There are fewer, or one was named.
-    """
+    """Raises InputError if the processes cannot have a GPU each."""
     if device.type != "cuda":
         return
     if str(device) != "cuda":
@@ -175,11 +164,7 @@ def _check_gpus(device: torch.device, processes: int) -> None:
 
 
 def _check_divisible(recipe: Recipe, counts: Sequence[int], kinds: Sequence[Kind]) -> None:
-    """Checks that several processes, if any, can share the updates of a recipe.
-
-    Raises:
-        InputError: No division can be measured; a line for each says why.
-    """
+    """Raises InputError if no division of several processes can be measured."""
     wanted = parallel_measure.ways(counts, kinds, parallel_measure.stack_of(recipe))
     if max(counts) > 1 and len(wanted) == 1:
         raise InputError(*parallel_measure.left_out(recipe, counts, kinds))
@@ -194,11 +179,7 @@ def _full_rows(recipe: Recipe, length: int | None) -> tuple[int, int]:
 
 
 def _profile(setting: Setting, ranks: int, path: Path | None, say: Say) -> Profile:
-    """Returns what an earlier command measured of this setting, or measures and keeps it.
-
-    Raises:
-        InputError: The file has the times of something else.
-    """
+    """Reads the profile of this setting, or measures and writes it; raises InputError if the file is of another one."""
     wanted = (setting.recipe.name, setting.rows, setting.length, setting.device)
     if path is not None and path.exists():
         found = parallel_profile.read_profile(path)
@@ -265,29 +246,11 @@ def _predicted(
 
 
 def _draw(found: Sequence[Mapping[str, str | int | float]], path: Path, title: str) -> None:
-    """Draws scaling against ranks, a line for each kind of division.
-
-    Raises:
-        InputError: The file cannot be written.
-    """
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 5), layout="constrained")
-    axes = figure.add_subplot()
-    for kind in dict.fromkeys(str(row["kind"]) for row in found):
-        rows = [row for row in found if row["kind"] == kind]
-        axes.plot(
-            [int(row["ranks"]) for row in rows],
-            [float(row["scaling"]) for row in rows],
-            marker="o",
-            label=kind,
-        )
-    ends = sorted({int(row["ranks"]) for row in found})
-    axes.plot(ends, ends, color="#999999", linestyle=":", label="as many times as ranks")
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log", base=2)
-    axes.set_xlabel("ranks")
-    axes.set_ylabel("tokens a second, times those of one rank")
-    axes.set_title(title)
-    axes.legend()
-    save_figure(figure, path)
+    """Draws scaling against ranks, a line for each kind of division."""
+    lines: dict[str, dict[int, float]] = {}
+    for row in found:
+        lines.setdefault(str(row["kind"]), {})[int(row["ranks"])] = float(row["scaling"])
+    ranks = {int(row["ranks"]) for row in found}
+    lines["as many times as ranks"] = {count: float(count) for count in ranks}
+    axes = "ranks", "tokens a second, relative to one rank"
+    draw_lines(lines, path, axes=axes, title=title, across={})

@@ -28,7 +28,6 @@ def scan_command(
         ),
     ] = None,
     dtypes: TypesOption = ["float32"],  # noqa: B006  typer copies it
-    only_ours: Annotated[bool, typer.Option("--only-ours", help="Leave out what is not of econmt.")] = False,
     seconds: Annotated[
         float, typer.Option(callback=FOR_SECONDS, help="For each implementation and pass.")
     ] = 1.0,
@@ -39,8 +38,7 @@ def scan_command(
 ) -> None:
     """Time the linear recurrence beside a copy that moves as many bytes, forward and backward.
 
-    On a GPU also torch.associative_scan, a kernel with one thread a channel, and accelerated-scan if it is installed.
-    All are compared with float64 first.
+    Every implementation is compared with float64 first.
 
     \b
     Example:
@@ -50,7 +48,7 @@ def scan_command(
     wanted = [_shape_of(text) for text in shapes or []] or list(scan.SHAPES)
     place, types = BenchSession(device, threads, csv, plot), dtypes_of(dtypes)
     with place.measuring() as say:
-        rows = place.kept(scan.rows(wanted, types, place.device, say, seconds=seconds, others=not only_ours))
+        rows = place.kept(scan.rows(wanted, types, place.device, say, seconds=seconds))
     columns = ("batch", "steps", "hidden", "dtype", "pass", "implementation")
     figures = ("milliseconds", "highest decile", "bytes", "GB/s", "share of a copy", "difference")
     place.print(rows, (*columns, *figures), "linear recurrence")
@@ -127,16 +125,8 @@ def memory_task_command(
     with place.measuring() as say, torch.enable_grad():
         rows = place.kept(memory_task.rows(settings, place.device, say, limit=limit, updates=updates))
     columns = (
-        "steps",
-        "cell",
-        "hidden",
-        "batch",
-        "learnt",
-        "updates",
-        "seconds",
-        "milliseconds",
-        "set up, s",
-    )
+        "steps", "cell", "hidden", "batch", "learnt", "updates", "seconds", "milliseconds", "set up, s",
+    )  # fmt: skip
     place.print(rows, (*columns, "speed-up", "failure"), f"memory task: {memory_task.SURE} right in a row")
     if place.plot is not None:
         memory_task.draw(rows, place.plot)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import csv
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from scripts.bench import language_model
-from scripts.bench.__main__ import COMMANDS
+from scripts.bench.__main__ import COMMANDS, scripts
+from tests.conftest import econmt_environment
 from tests.unit.cli.conftest import Call
 
 
@@ -24,6 +28,43 @@ def test_help_gives_examples(name: str, bench: Call, monkeypatch: pytest.MonkeyP
     assert ended.code == 0
     assert f"python -m scripts.bench {name}" in ended.out
     assert max(map(len, ended.lines)) <= 80
+
+
+OPTIONAL = "triton matplotlib sacremoses ctranslate2 liger_kernel cut_cross_entropy accelerated_scan uvicorn starlette"
+ALL_HELP = f"""
+import runpy, sys
+sys.modules.update(dict.fromkeys({OPTIONAL.split()!r}))  # as if they were not installed
+from scripts.bench.__main__ import scripts
+for name in scripts().keys() - {{"gpu.peers"}}:
+    sys.argv = [name, "--help"]
+    print(f"## {{name}}", flush=True)
+    try:
+        runpy.run_module(f"scripts.bench.{{name.replace('-', '_')}}", run_name="__main__")
+    except SystemExit as end:
+        assert not end.code, name
+"""
+
+
+def test_every_script_has_a_help_text_without_a_gpu_and_optional_packages() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", ALL_HELP],
+        env=econmt_environment() | {"CUDA_VISIBLE_DEVICES": "", "COLUMNS": "120"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    said = dict(part.split("\n", 1) for part in done.stdout.split("## ")[1:])
+    assert said.keys() == scripts().keys() - {"gpu.peers"}
+    for name, text in said.items():
+        assert f"python -m scripts.bench {name} " in text.replace("\n", " \n"), name
+
+
+@pytest.mark.parametrize(("name", "line"), scripts().items())
+def test_every_script_is_listed_with_a_whole_sentence(name: str, line: str) -> None:
+    if name != "gpu.peers":
+        assert re.fullmatch(r"(Times|Measures|Writes|Compares) .*\.", line)
+        assert len(line) <= 57
 
 
 @pytest.mark.parametrize(

@@ -19,10 +19,8 @@ SHAPE = scan.ScanShape(2, 30, 5)
 
 
 def test_every_implementation_that_runs_here() -> None:
-    found = scan.scans(SHAPE, torch.float32, CPU)
-    assert list(found)[:3] == ["reference", "chunk", "chunk, carries"]
-    assert not {"serial kernel", "torch.associative_scan"} & set(found)
-    assert list(scan.scans(SHAPE, torch.float64, CPU)) == ["reference", "chunk", "chunk, carries"]
+    assert list(scan.scans(torch.float32, CPU))[:3] == ["reference", "chunk", "chunk, carries"]
+    assert list(scan.scans(torch.float64, CPU)) == ["reference", "chunk", "chunk, carries"]
 
 
 @pytest.mark.parametrize("wrong", ["forward", "backward"])
@@ -35,20 +33,8 @@ def test_held_to_float64(wrong: str) -> None:
         return outputs
 
     assert scan.check("right", linear_recurrence, SHAPE, torch.float32, CPU) < 2e-6
-    with pytest.raises(EconmtError, match=r"bench scan: broken lies 0\.\d+ from float64"):
+    with pytest.raises(EconmtError, match=r"bench scan: broken differs from float64 by 0\.\d+"):
         scan.check("broken", broken, SHAPE, torch.float32, CPU)
-
-
-def test_others_that_are_wrong_are_left_out(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    found = {"other": lambda decay, inputs: 1.01 * linear_recurrence(decay, inputs)}
-    monkeypatch.setattr(scan, "scans", lambda *_: found)
-    assert list(scan.rows([SHAPE], [torch.float32], CPU, lambda _: None, seconds=1.0)) == []
-    assert "bench scan: other lies" in capsys.readouterr().err
-    found["chunk"] = found.pop("other")
-    with pytest.raises(EconmtError, match="chunk lies"):
-        list(scan.rows([SHAPE], [torch.float32], CPU, lambda _: None, seconds=1.0))
 
 
 def test_rows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,7 +54,7 @@ def test_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     rows = list(scan.rows([SHAPE], [torch.bfloat16], CPU, said.append, seconds=1.0))
     assert said[0] == "scan: 2x30x5, bfloat16, reference"
-    labels = list(scan.scans(SHAPE, torch.bfloat16, CPU))
+    labels = list(scan.scans(torch.bfloat16, CPU))
     assert [(row["pass"], row["implementation"]) for row in rows] == [
         (what, label) for what in ("forward", "backward") for label in labels
     ]

@@ -58,7 +58,7 @@ def padded(rows: Sequence[Sequence[int]]) -> Tensor:
 
 
 def batches(text: Text, seed: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Source ids, source lengths and target ids, epoch after epoch; sentences of like length share a batch."""
+    """Yields source ids, source lengths and target ids for ever; sentences of similar length share a batch."""
     draw = random.Random(seed)
     while True:
         order = list(range(len(text.pairs)))
@@ -100,7 +100,7 @@ def train(data: Path, folder: Path, updates: int, log_every: int) -> None:
 
 @torch.inference_mode()
 def search(model: PlainModel, sources: Sequence[Sequence[int]]) -> list[list[int]]:
-    """The best of ``BEAM`` hypotheses of each sentence, scores divided by length."""
+    """Returns the best of ``BEAM`` hypotheses of each sentence, scores divided by length."""
     count = len(sources)
     memory, state = model.encode(padded(sources), torch.tensor([len(row) for row in sources]))
     spread = torch.arange(count).repeat_interleave(BEAM)

@@ -14,7 +14,6 @@ from econmt.training.trainer import Trainer
 
 
 def main() -> None:
-    """Start it with the arguments given."""
     figures = Trainer._figures
 
     def counting_figures(self: Trainer, update: int) -> Figures:

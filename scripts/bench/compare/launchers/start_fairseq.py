@@ -24,7 +24,6 @@ def _hashable_dataclass(cls=None, /, **options):  # type: ignore[no-untyped-def]
 
 
 def main() -> None:
-    """Start the program that the first argument names with the arguments after it."""
     dataclasses.dataclass = _hashable_dataclass
     program = sys.argv[1]
     sys.argv[1:] = sys.argv[2:]

@@ -13,7 +13,6 @@ from joeynmt.training import TrainManager
 
 
 def main() -> None:
-    """Start it with the arguments given."""
     log = TrainManager._log_scores
 
     def counting_log(self, epoch, seconds, tokens_before, *others):  # type: ignore[no-untyped-def]

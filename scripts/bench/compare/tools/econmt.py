@@ -1,4 +1,4 @@
-"""econmt itself, as it is by default and held to float32."""
+"""econmt itself, with its defaults and in float32."""
 
 from __future__ import annotations
 
@@ -9,72 +9,58 @@ from typing import ClassVar
 
 import yaml
 
+from .. import toolkit as matched
 from ..make_data import RECIPE
-from ..toolkit import (
-    ATTENTION,
-    BATCH,
-    BEAM,
-    CLIP_NORM,
-    EMBEDDING,
-    HIDDEN,
-    LAUNCHERS,
-    LEARNING_RATE,
-    LOG_EVERY,
-    ROOT,
-    SOURCE,
-    Command,
-    Places,
-    Toolkit,
-)
+from ..toolkit import Command, Places, Toolkit
 
-_TRANSLATED = re.compile(r"\d+ lines, \d+ target tokens in ([\d.]+) s")
+MODEL = f"""
+model:
+  embedding: {matched.EMBEDDING}
+  encoder: {{layers: 1, size: {matched.HIDDEN}, bidirectional: bottom}}
+  decoder: {{layers: 1, size: {matched.HIDDEN}, input_feeding: true}}
+  attention: {{type: additive, size: {matched.ATTENTION}}}
+training:
+  batch: {{type: sentence, size: {matched.BATCH}}}
+  optimizer: {{name: adam, learning_rate: {matched.LEARNING_RATE}}}
+  gradient_clipping: {{type: norm, threshold: {matched.CLIP_NORM}}}
+  decode_and_evaluate: 0
+  log_interval: {matched.LOG_EVERY}
+  max_updates: 1
+"""
 
 
 class Econmt(Toolkit):
-    """Runs this checkout."""
+    """This checkout in this process's environment."""
 
     name = "econmt"
     package = "econmt"
+    translated = re.compile(r"\d+ lines, \d+ target tokens in ([\d.]+) s")
     differs = "as it is by default"
     precision: ClassVar[str | None] = None
 
     @property
     def requirements(self) -> Path | None:
-        """None: it runs in this process's environment."""
+        """None: it uses this process's environment."""
         return None
 
     def version(self) -> str:
-        """The commit; a plus sign says that files of the packages differ from it."""
-        describe = ["git", "rev-parse", "--short=7", "HEAD"]
-        changes = ["git", "status", "--porcelain", "--", "econmt", "ops"]
+        """Returns the commit, with a plus sign if files of the packages differ from it."""
         texts = [
-            subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
-            for words in (describe, changes)
+            subprocess.run(
+                words.split(), cwd=matched.ROOT, capture_output=True, text=True, check=False
+            ).stdout
+            for words in ("git rev-parse --short=7 HEAD", "git status --porcelain -- econmt ops")
         ]
-        return (texts[0] or "unknown") + ("+" if texts[1] else "")
+        return (texts[0].strip() or "unknown") + ("+" if texts[1] else "")
 
     def variables(self) -> dict[str, str]:
-        """The packages of this checkout, installed or not."""
-        return {"PYTHONPATH": f"{ROOT / 'ops'}:{ROOT}"}
+        """Returns the path of this checkout's packages, installed or not."""
+        return {"PYTHONPATH": f"{matched.ROOT / 'ops'}:{matched.ROOT}"}
 
     def prepare(self, places: Places) -> list[Command]:
-        """The recipe. The store that the token files were written from is used as it is."""
-        recipe = yaml.safe_load(RECIPE)
+        """Writes the recipe, which reads the token store that the token files were written from."""
+        recipe = yaml.safe_load(RECIPE + MODEL)
         recipe["data"]["prepared"] = str(places.data / "store")
-        recipe["model"] = {
-            "embedding": EMBEDDING,
-            "encoder": {"layers": 1, "size": HIDDEN, "bidirectional": "bottom"},
-            "decoder": {"layers": 1, "size": HIDDEN, "input_feeding": True},
-            "attention": {"type": "additive", "size": ATTENTION},
-        }
-        recipe["training"] = {
-            "batch": {"type": "sentence", "size": BATCH},
-            "optimizer": {"name": "adam", "learning_rate": LEARNING_RATE},
-            "gradient_clipping": {"type": "norm", "threshold": CLIP_NORM},
-            "decode_and_evaluate": 0,
-            "log_interval": LOG_EVERY,
-            "max_updates": 1,
-        }
         if self.precision is not None:
             recipe["training"]["precision"] = self.precision
         text = yaml.safe_dump(recipe, sort_keys=False)
@@ -82,34 +68,22 @@ class Econmt(Toolkit):
         return []
 
     def train(self, places: Places, model: Path, updates: int) -> Command:
-        """Validates and saves at the last update; through a launcher that tells the tokens, see there."""
-        launcher = str(LAUNCHERS / "start_econmt.py")
-        words = [str(places.interpreter), launcher, "train", str(places.work / "recipe.yaml")]
-        changes = {"output": model, "training.max_updates": updates, "training.checkpoint_interval": updates}
-        return Command([*words, *(f"{key}={value}" for key, value in changes.items())])
+        """Returns a command that validates and saves at the last update; the launcher prints numbers of tokens."""
+        changes = f"training.max_updates={updates}", f"training.checkpoint_interval={updates}"
+        launcher, recipe = matched.LAUNCHERS / "start_econmt.py", places.work / "recipe.yaml"
+        return Command.python(places, launcher, "train", recipe, f"output={model}", *changes)
 
     def translate(self, places: Places, model: Path, output: Path) -> Command:
-        """From raw text, which it cuts into subwords itself."""
-        options: dict[str, object] = {
-            "--model": model,
-            "--input": places.data / f"test.raw.{SOURCE}",
-            "--output": output,
-            "--beam-size": BEAM,
-            "--batch-size": BATCH,
-        }
+        """Returns a command that translates raw text, which econmt segments itself."""
+        files = "--model", model, "--input", places.data / f"test.raw.{matched.SOURCE}", "--output", output
+        options = f"--beam-size {matched.BEAM} --batch-size {matched.BATCH}"
         if self.precision is not None:
-            options["--precision"] = self.precision
-        words = [str(word) for pair in options.items() for word in pair]
-        return Command([str(places.interpreter), "-m", "econmt", "translate", *words])
-
-    def translation_seconds(self, line: str) -> float | None:
-        """Segmentation, search and writing, without loading the model."""
-        found = _TRANSLATED.search(line)
-        return float(found[1]) if found else None
+            options += f" --precision {self.precision}"
+        return Command.python(places, "-m", "econmt", "translate", *files, *options.split())
 
 
 class EconmtFloat32(Econmt):
-    """Held to the precision of the others."""
+    """econmt in the precision of the others."""
 
     name = "econmt, float32"
     differs = "training.precision=float32"

@@ -6,53 +6,44 @@ import importlib.metadata
 import re
 from pathlib import Path
 
-from ..toolkit import LAUNCHERS, LOG_EVERY, Command, Places, Toolkit
-
-_TRANSLATED = re.compile(r"translated in ([\d.]+) s")
+from .. import toolkit as matched
+from ..toolkit import Command, Places, Toolkit
 
 
 class Plain(Toolkit):
-    """Runs in econmt's own environment: the same torch."""
+    """Plain PyTorch loop in econmt's environment, with the same torch."""
 
     name = "plain PyTorch loop"
     devices = ("cpu",)
     package = "torch"
+    translated = re.compile(r"translated in ([\d.]+) s")
     differs = "our own 200 lines, with buckets, packed encoder, combined gates, fused Adam"
     options: tuple[str, ...] = ()
 
     @property
     def requirements(self) -> Path | None:
-        """None: it needs nothing that econmt does not need."""
+        """None: it needs only econmt's packages."""
         return None
 
     def version(self) -> str:
-        """torch's."""
+        """Returns torch's version."""
         return f"torch {importlib.metadata.version('torch')}"
 
-    def prepare(self, places: Places) -> list[Command]:  # noqa: ARG002
-        """Nothing: it reads the token files."""
-        return []
-
     def _command(self, places: Places, verb: str, *arguments: object) -> Command:
-        words = [str(places.interpreter), str(LAUNCHERS / "plain.py"), *self.options, verb, str(places.data)]
-        return Command([*words, *map(str, arguments)])
+        program = matched.LAUNCHERS / "plain.py"
+        return Command.python(places, program, *self.options, verb, places.data, *arguments)
 
     def train(self, places: Places, model: Path, updates: int) -> Command:
-        """The model is saved at the end."""
-        return self._command(places, "train", model, updates, LOG_EVERY)
+        """Returns a command that saves the model at the end."""
+        return self._command(places, "train", model, updates, matched.LOG_EVERY)
 
     def translate(self, places: Places, model: Path, output: Path) -> Command:
-        """Batches of 64, sorted by length."""
+        """Returns a command that translates batches of 64, sorted by length."""
         return self._command(places, "translate", model, output)
-
-    def translation_seconds(self, line: str) -> float | None:
-        """Search and writing, without start-up."""
-        found = _TRANSLATED.search(line)
-        return float(found[1]) if found else None
 
 
 class PlainBfloat16(Plain):
-    """The plain loop with products in bfloat16, which takes one line of ``torch.autocast``."""
+    """Plain loop with products in bfloat16, by one line of ``torch.autocast``."""
 
     name = "plain PyTorch loop, bfloat16"
     differs = 'torch.autocast("cpu", dtype=torch.bfloat16)'
