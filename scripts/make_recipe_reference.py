@@ -136,7 +136,7 @@ BOUNDS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than
 
 
 def value_text(field: FieldInfo) -> str:
-    """What a field may hold, in words."""
+    """Describes the values that a field may hold."""
     bounds = bounds_text(field.metadata)
     choices = [type_text(choice) for choice in members(field.annotation)]
     if NoneType in get_args(field.annotation):

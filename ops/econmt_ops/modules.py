@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -17,8 +16,8 @@ from econmt_ops.core.dropout import apply_dropout, keep_mask
 from econmt_ops.core.weights import AttentionalLSTMState, AttentionalLSTMWeights, LSTMState, LSTMWeights
 from econmt_ops.linear_cross_entropy import linear_cross_entropy
 from econmt_ops.lstm import bidirectional_lstm, lstm
-from econmt_ops.lstm.cudnn import in_order, one_buffer
-from econmt_ops.lstm.planned import PLANS, SplitLSTMWeights, key_of, run_planned
+from econmt_ops.lstm.cudnn import in_order, move_together
+from econmt_ops.lstm.planned import SplitLSTMWeights, run_again, split_weights
 
 
 def _dropout_seed(module: nn.Module, dropout: float, seed: int | None) -> tuple[float, int | None]:
@@ -26,13 +25,6 @@ def _dropout_seed(module: nn.Module, dropout: float, seed: int | None) -> tuple[
     if not module.training or dropout == 0.0:
         return 0.0, None
     return dropout, int(torch.randint(1 << 62, ())) if seed is None else seed
-
-
-@functools.cache
-def _parameter_names(layer: int, reverse: bool) -> tuple[str, ...]:
-    """Returns the names of a layer's input weights, recurrent weights and biases in one direction."""
-    suffix = f"_l{layer}{'_reverse' if reverse else ''}"
-    return tuple(name + suffix for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"))
 
 
 class LSTM(nn.Module):
@@ -112,22 +104,9 @@ class LSTM(nn.Module):
             nn.init.uniform_(weight, -bound, bound)
 
     def flatten_parameters(self) -> None:
-        """Moves the parameters into one buffer that cuDNN reads in place, as `torch.nn.LSTM` does.
-
-        It is called whenever the module is made or moved, and does nothing unless cuDNN may run the layers: in float32
-        on a GPU, in one direction, with biases.
-        """
-        if self.bidirectional or not self.bias:
-            return
-        parts = in_order([self._split_weights(layer) for layer in range(self.num_layers)])
-        if not all(type(part) is nn.Parameter for part in parts):
-            return
-        if any(not part.is_cuda or part.dtype != torch.float32 for part in parts):
-            return
-        with torch.no_grad():
-            buffer = one_buffer(parts)
-            for part, own in zip(parts, torch.split(buffer, [part.numel() for part in parts]), strict=True):
-                part.data = own.view(part.shape)
+        """Moves float32 parameters on a GPU into one buffer, as `torch.nn.LSTM` does: cuDNN reads it in place."""
+        if self.bias and not self.bidirectional:
+            move_together(in_order([self._split_weights(layer) for layer in range(self.num_layers)]))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> LSTM:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
@@ -169,30 +148,21 @@ class LSTM(nn.Module):
             self._check_state(*state)
         dropout, seed = _dropout_seed(self, self.dropout, dropout_seed)
         if not self.bidirectional:
-            start = None if state is None else tuple(zip(*state, strict=True))
             layers = tuple([self._split_weights(layer) for layer in range(self.num_layers)])
-            options = self.implementation, "auto", False, self.residual, dropout != 0.0
-            plan = PLANS.get(key_of("lstm", inputs, layers, start, lengths, options))
-            if plan is not None:
-                first = (
-                    None
-                    if state is None
-                    else list(zip(*(torch.split(part, 1) for part in state), strict=True))
-                )
-                outputs, states = run_planned(
-                    plan,
-                    inputs,
-                    layers,
-                    first,
-                    lengths,
-                    self.residual,
-                    dropout,
-                    seed,
-                    self.variational,
-                )
-                if len(states) == 1:
-                    return outputs, states[0]
-                return outputs, (torch.cat([h for h, _ in states]), torch.cat([c for _, c in states]))
+            found = run_again(
+                inputs,
+                layers,
+                state,
+                lengths,
+                self.residual,
+                dropout,
+                seed,
+                self.variational,
+                self.implementation,
+            )
+            if found is not None:
+                return found
+            start = None if state is None else tuple(zip(*state, strict=True))
             outputs, last = lstm(
                 inputs,
                 layers,  # type: ignore[arg-type]
@@ -210,12 +180,7 @@ class LSTM(nn.Module):
 
     def _split_weights(self, layer: int, reverse: bool = False) -> LSTMWeights | SplitLSTMWeights:
         """Returns the weights of one layer in one direction, with both biases if there are any."""
-        own = self._parameters
-        parts = [own.get(name) for name in _parameter_names(layer, reverse)]
-        # Parameters may be computed, as torch.nn.utils.parametrize does.
-        if any(part is None for part in parts):
-            return self.layer_weights(layer, reverse)
-        return SplitLSTMWeights(*parts)  # type: ignore[arg-type]
+        return split_weights(self._parameters, layer, reverse) or self.layer_weights(layer, reverse)
 
     def extra_repr(self) -> str:
         """Returns the sizes, and the settings that differ from the defaults."""

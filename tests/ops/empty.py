@@ -19,8 +19,8 @@ _AXES: dict[str, dict[str, int]] = {
     "batch": dict.fromkeys(
         ("inputs", "query", "keys", "values", "decay", "initial", "lengths", "state", "hidden", "targets"), 0
     )
-    | {"probe": 1},
-    "steps": {"inputs": 1, "query": 1, "decay": 1, "probe": 0},
+    | {"gate_gradient": 1},
+    "steps": {"inputs": 1, "query": 1, "decay": 1, "gate_gradient": 0},
     "positions": {"keys": 1, "values": 1},
 }
 """The axes of arguments that have no entries, by what there is none of."""

@@ -97,7 +97,11 @@ def problems(device: str, dtype: torch.dtype = torch.float32) -> Iterator[tuple[
     yield (
         "lstm-probe",
         alone._replace(
-            arguments={**alone.arguments, "layers": alone.arguments["layers"][:1], "probe": gate_gradient}
+            arguments={
+                **alone.arguments,
+                "layers": alone.arguments["layers"][:1],
+                "gate_gradient": gate_gradient,
+            }
         ),
     )
 

@@ -87,7 +87,7 @@ def test_a_probe_tells_the_gradient_of_the_gates(full: bool, implementation: str
         steps, BATCH, 4 * HIDDEN, dtype=torch.float64, device=device, requires_grad=True
     )
     made = []
-    for given, options in ((alone, {}), (own, {"probe": gate_gradient})):
+    for given, options in ((alone, {}), (own, {"gate_gradient": gate_gradient})):
         outputs, (state,) = lstm(
             given["inputs"],
             (LSTMWeights(given["input"], given["hidden"], given["bias"]),),

@@ -156,7 +156,7 @@ def cast_layers(layers: tuple[AnyLSTMWeights, ...], dtype: torch.dtype) -> tuple
     return tuple(cast_weights(layer, dtype) for layer in layers)
 
 
-def _check_probe(
+def _check_gate_gradient(
     check: Shapes, gate_gradient: Tensor, inputs: Inputs, layers: tuple[AnyLSTMWeights, ...], reverse: bool
 ) -> None:
     """Checks the gate-gradient tensor.
@@ -236,7 +236,7 @@ def lstm(
             device.
         variational: True for one mask per row and layer for all steps (Gal and Ghahramani 2016) instead of one per
             step.
-        probe: (T, B, 4H) zeros in the compute type, whose gradient becomes that of `W x_t + U h_{t-1} + b` for one
+        gate_gradient: (T, B, 4H) zeros in the compute type, whose gradient becomes that of `W x_t + U h_{t-1} + b` for one
             layer. The weights then get no gradient: it is computed from this one, for several calls at once; see
             :mod:`econmt_ops.lstm.chunked`.
         stash: tensors that the recomputing implementations save for the backward pass, each level in addition to the
@@ -274,7 +274,7 @@ def lstm(
     like = values_of(inputs)
     dtype = compute_dtype(like)
     if gate_gradient is not None:
-        _check_probe(check, gate_gradient, inputs, layers, reverse)
+        _check_gate_gradient(check, gate_gradient, inputs, layers, reverse)
     start = prepare_state(check, state, len(layers), like, dtype)
 
     def call(

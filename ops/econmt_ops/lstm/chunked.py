@@ -39,7 +39,7 @@ class _TimeChunk(NamedTuple):
     """Tensors of a chunk that the gradients of the weights need; time is the first axis.
 
     Attributes:
-        probe: (C, B, 4H), whose gradient is that of the gates.
+        gate_gradient: (C, B, 4H), whose gradient is that of the gates.
         inputs: (C, B, I). first_h: (B, H), before the chunk. outputs: (C, B, H).
     """
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 _LSTM, _GRU = 2, 3
 """PyTorch's mode numbers of these cells in `torch._cudnn_rnn`."""
@@ -89,6 +89,18 @@ def one_buffer(weights: Sequence[Tensor]) -> Tensor:
     with torch.no_grad():
         buffer: Tensor = torch._utils._flatten_dense_tensors(weights)  # type: ignore[no-untyped-call]
     return buffer
+
+
+def move_together(weights: Sequence[Tensor]) -> None:
+    """Moves parameters into one buffer, one after the other, if all are float32 parameters on a GPU."""
+    if not all(
+        type(weight) is nn.Parameter and weight.is_cuda and weight.dtype == torch.float32
+        for weight in weights
+    ):
+        return
+    parts = torch.split(one_buffer(weights), [weight.numel() for weight in weights])
+    for weight, part in zip(weights, parts, strict=True):
+        weight.data = part.view(weight.shape)
 
 
 def cudnn_stack(

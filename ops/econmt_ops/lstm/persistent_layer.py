@@ -141,3 +141,31 @@ class Prepared:
         """Returns the recurrent weights of a direction (4H, H) in the compute type."""
         dtype = self.rows.dtype
         return self.recurrents[number] if self._products == dtype else self.layer.recurrents[number].to(dtype)
+
+
+class WorkspaceOfBiases:
+    """Where the sums that are the biases' gradients have their counters and partial sums in a layer's workspace.
+
+    Args:
+        counters: number of integers before them.
+        directions: D.
+        width: 4H.
+        needed: True if there are such gradients.
+
+    Attributes:
+        needed: see above.
+        zeros: number of integers that have to be zero at first, those before included.
+        more: number of further integers.
+    """
+
+    def __init__(self, counters: int, directions: int, width: int, needed: bool) -> None:
+        from econmt_ops.backends.triton.layer_kernels import PARTIALS, counters_of_sums
+
+        self.needed = needed
+        self._begin, self._each = counters, counters_of_sums(width)
+        self.zeros = counters + (directions * self._each if needed else 0)
+        self.more = PARTIALS * width if needed else 0
+
+    def place(self, number: int) -> tuple[int, int]:
+        """Returns where the counters and the partial sums of a direction begin."""
+        return self._begin + number * self._each, self.zeros

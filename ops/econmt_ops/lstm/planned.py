@@ -6,6 +6,7 @@ tensors, autograd, autocast, the precision of float32 products and the modes of 
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -225,3 +226,57 @@ def run_planned(
             outputs = outputs + read
         read = outputs
     return read, last
+
+
+def run_again(
+    inputs: Any,
+    layers: tuple[Any, ...],
+    state: tuple[Tensor, Tensor] | None,
+    lengths: Tensor | None,
+    residual: bool,
+    dropout: float,
+    dropout_seed: Seed | None,
+    variational: bool,
+    implementation: str,
+) -> tuple[Tensor, tuple[Tensor, Tensor]] | None:
+    """Runs a call of `econmt_ops.LSTM` in one direction by its plan; returns None if it has none yet.
+
+    Args:
+        state: (h, c), (L, B, H) each; None: zeros.
+        Others: as those of `econmt_ops.lstm`.
+
+    Returns:
+        Outputs (B, T, H) and (h, c) after the last step, (L, B, H) each.
+    """
+    options = implementation, "auto", False, residual, dropout != 0.0
+    start = None if state is None else tuple(zip(*state, strict=True))
+    plan = PLANS.get(key_of("lstm", inputs, layers, start, lengths, options))
+    if plan is None:
+        return None
+    first = None if state is None else list(zip(*(torch.split(part, 1) for part in state), strict=True))
+    outputs, last = run_planned(
+        plan, inputs, layers, first, lengths, residual, dropout, dropout_seed, variational
+    )
+    if len(last) == 1:
+        return outputs, last[0]
+    return outputs, (torch.cat([h for h, _ in last]), torch.cat([c for _, c in last]))
+
+
+@functools.cache
+def _parameter_names(layer: int, reverse: bool) -> tuple[str, ...]:
+    """Returns the names of a layer's input weights, recurrent weights and biases in one direction."""
+    suffix = f"_l{layer}{'_reverse' if reverse else ''}"
+    return tuple(name + suffix for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"))
+
+
+def split_weights(
+    parameters: Mapping[str, Tensor | None], layer: int, reverse: bool
+) -> SplitLSTMWeights | None:
+    """Returns the weights of a layer of a module in one direction.
+
+    None: they are not all parameters, but are computed, as by torch.nn.utils.parametrize; or there are no biases.
+    """
+    parts = [parameters.get(name) for name in _parameter_names(layer, reverse)]
+    if any(part is None for part in parts):
+        return None
+    return SplitLSTMWeights(*parts)  # type: ignore[arg-type]

@@ -47,7 +47,7 @@ class LSTMArguments(NamedTuple):
         reverse: per direction, True to walk from the last step to the first.
         stash: the level, see `econmt_ops.core.chunks.STASHES`. layout: of the weights, see `econmt_ops.core.gemm`.
         backend: see `econmt_ops.backends.steps_for`.
-        probe: (T, B, 4H), or None; see `econmt_ops.lstm`. It requires one direction and no ``places``.
+        gate_gradient: (T, B, 4H), or None; see `econmt_ops.lstm`. It requires one direction and no ``places``.
     """
 
     inputs: Tensor

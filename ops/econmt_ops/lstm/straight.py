@@ -17,6 +17,7 @@ from torch import Tensor
 
 from econmt_ops.core.alignment import even
 from econmt_ops.lstm.direct import LayerCall, no_second_derivative, plain_products
+from econmt_ops.lstm.persistent_gradients import outer
 
 _INT32 = torch.int32
 
@@ -244,8 +245,6 @@ class StraightLayer:
         needs: Sequence[bool],
     ) -> list[Tensor | None]:
         """Returns the gradients that are made of the gates' gradient."""
-        from econmt_ops.lstm.triton import outer
-
         batch, count = self.batch, self.steps * self.batch
         dinputs: Tensor | None = None
         if needs[0]:

@@ -28,7 +28,13 @@ from econmt_ops.core.repeated import Inputs, UniqueRows, clean_rows, values_of
 from econmt_ops.core.weights import AnyLSTMWeights, LSTMState, LSTMWeights
 from econmt_ops.dispatch.registration import Gradients, Incoming, Operator
 from econmt_ops.lstm import direct, recompute
-from econmt_ops.lstm.persistent_layer import PersistentLayer, Prepared, sizes
+from econmt_ops.lstm.persistent_gradients import (
+    begins,
+    gradients_of_inputs,
+    gradients_of_recurrents,
+    neighbours,
+)
+from econmt_ops.lstm.persistent_layer import PersistentLayer, Prepared, WorkspaceOfBiases, sizes
 
 if TYPE_CHECKING:
     from econmt_ops.backends.triton.persistent import Partition
@@ -133,33 +139,12 @@ def _add_first_shares(ready: Prepared, sums: Tensor) -> None:
     """Adds the first h's share of the gates to sums (D, T, B, 4H), where a walk begins."""
     layer = ready.layer
     for number, h in enumerate(layer.first_h):
-        at, recurrent = _begins(layer, number), ready.recurrent(number).t()
+        at, recurrent = begins(layer, number), ready.recurrent(number).t()
         h = h.to(sums.dtype)
         if isinstance(at, int):
             sums[number][at].addmm_(h, recurrent)
         else:
             sums[number][at] += h @ recurrent
-
-
-def _begins(layer: PersistentLayer, number: int) -> tuple[Tensor, Tensor] | int:
-    """Returns the index, into (T, B), of the first position of each row in a direction's walk."""
-    _, steps, batch, _ = sizes(layer)
-    if not layer.reverse[number]:
-        return 0
-    if layer.lengths is None:
-        return steps - 1
-    rows = torch.arange(batch, device=layer.inputs.device)
-    return (layer.lengths - 1).clamp(min=0), rows
-
-
-def _neighbours(layer: PersistentLayer, number: int, later: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns as rows ``later`` (T, B, M) without a walk's first step, and ``before`` (T, B, N) without its last."""
-    if layer.reverse[number]:
-        later, before = later[:-1], before[1:]
-    else:
-        later, before = later[1:], before[:-1]
-    # Both are views, because the steps and rows of a direction's outputs have uniform strides.
-    return later.flatten(0, 1), before.flatten(0, 1)
 
 
 def _forward(layer: PersistentLayer, keep: bool) -> Walked:
@@ -253,7 +238,7 @@ def run_backward(
     partition = _partition(layer, back=True) if partition is None else partition
     counters = counters_of(partition, directions, batch, hidden)[1] + 1
     weights_have = weights_have and layer.gate_gradient is None
-    biases = _WorkspaceOfBiases(counters, directions, 4 * hidden, weights_have)
+    biases = WorkspaceOfBiases(counters, directions, 4 * hidden, weights_have)
     cleaned = layer
     if layer.lengths is not None and rows is None:
         cleaned = layer._replace(inputs=_cleaned(layer))
@@ -284,38 +269,10 @@ def run_backward(
     )
     return {
         "gate_gradient": None if layer.gate_gradient is None else dsums[0],
-        **_gradients_of_recurrents(ready, result.outputs, dsums, dlast[0], biases),
-        **_gradients_of_inputs(ready, dsums, inputs_have, weights_have),
+        **gradients_of_recurrents(ready, result.outputs, dsums, dlast[0], biases),
+        **gradients_of_inputs(ready, dsums, inputs_have, weights_have),
         "first_c": dfirst_c.unbind(0) if layer.first_c else [],
     }
-
-
-class _WorkspaceOfBiases:
-    """Layout of counters and partial sums of the biases' gradients in a layer's workspace.
-
-    Args:
-        counters: number of integers before them.
-        directions: D.
-        width: 4H.
-        needed: True if there are such gradients.
-
-    Attributes:
-        needed: see above.
-        zeros: number of integers that have to be zero at first, those before included.
-        more: number of further integers.
-    """
-
-    def __init__(self, counters: int, directions: int, width: int, needed: bool) -> None:
-        from econmt_ops.backends.triton.layer_kernels import PARTIALS, counters_of_sums
-
-        self.needed = needed
-        self._begin, self._each = counters, counters_of_sums(width)
-        self.zeros = counters + (directions * self._each if needed else 0)
-        self.more = PARTIALS * width if needed else 0
-
-    def place(self, number: int) -> tuple[int, int]:
-        """Returns where the counters and the partial sums of a direction begin."""
-        return self._begin + number * self._each, self.zeros
 
 
 def _cleaned(layer: PersistentLayer) -> Tensor:
@@ -337,84 +294,12 @@ def _kept(ready: Prepared, result: Walked) -> tuple[Tensor, Tensor]:
         _input_shares(ready, sums)
         _add_first_shares(ready, sums)
         for number, h in enumerate(result.outputs.chunk(directions, 2)):
-            later, before = _neighbours(layer, number, sums[number], h)
+            later, before = neighbours(layer, number, sums[number], h)
             later.addmm_(widened(before), widened(ready.recurrent(number)).t())
     if not reaches(layer.stash, "cells"):
         cells = cells.new_empty(directions, steps, batch, hidden)
         walk_cells(sums, _first(layer.first_c, torch.float32), cells, layer.lengths, tuple(layer.reverse))
     return sums, cells
-
-
-def _gradients_of_recurrents(
-    ready: Prepared, outputs: Tensor, dsums: Tensor, dlast_h: Tensor | None, places: _WorkspaceOfBiases
-) -> Gradients:
-    """Computes the gradients of recurrent matrices, biases and initial h."""
-    from econmt_ops.backends.triton.layer_kernels import column_sums
-
-    layer = ready.layer
-    recurrents, biases, first_h = [], [], []
-    directions = len(layer.recurrents)
-    for number, (own, h) in enumerate(zip(dsums.unbind(0), outputs.chunk(directions, 2), strict=True)):
-        weight = layer.recurrents[number]
-        begin = own[_begins(layer, number)] if layer.first_h else None
-        if begin is not None:
-            dh = begin @ ready.recurrent(number)
-            if layer.lengths is not None:
-                passed = dh.new_zeros(()) if dlast_h is None else dlast_h[number].to(dh.dtype)
-                dh = torch.where((layer.lengths > 0).unsqueeze(1), dh, passed)
-            first_h.append(dh)
-        if not places.needed:
-            continue
-        gradient = outer(*_neighbours(layer, number, own, h), weight.dtype)
-        if begin is not None:
-            gradient += outer(begin, layer.first_h[number].to(own.dtype), weight.dtype)
-        recurrents.append(gradient)
-        bias = weight.new_empty(own.shape[2])
-        column_sums(own.view(-1, own.shape[2]), bias, ready.workspace, *places.place(number))
-        biases.append(bias)
-    return {"recurrents": recurrents, "biases": biases, "first_h": first_h}
-
-
-def _gradients_of_inputs(ready: Prepared, dsums: Tensor, inputs_have: bool, weights_have: bool) -> Gradients:
-    """Computes the gradients of inputs and input matrices."""
-    from econmt_ops.backends.triton.embedding import gradient
-
-    layer, rows = ready.layer, ready.rows
-    width = layer.inputs.shape[-1]
-    weights: list[Tensor] = []
-    dinputs: Tensor | None = None
-    for number, (own, weight) in enumerate(zip(dsums.flatten(1, 2).unbind(0), layer.weights, strict=True)):
-        if layer.places is not None:
-            own = gradient(own, layer.places.flatten(), len(rows), -1)
-        if weights_have:
-            weights.append(outer(own, rows, weight.dtype, width))
-        if not inputs_have:
-            continue
-        if dinputs is not None:
-            dinputs.addmm_(own, ready.weights[number])
-        elif len(layer.weights) == 1 and own.is_cuda and own.dtype != layer.inputs.dtype == torch.float32:
-            dinputs = torch.mm(own, ready.weights[number], out_dtype=torch.float32)
-        else:
-            dinputs = own @ ready.weights[number]
-    if dinputs is None:
-        return {"inputs": None, "weights": weights}
-    if dinputs.shape[1] != width:
-        dinputs = dinputs[:, :width]
-    return {"inputs": dinputs.to(layer.inputs.dtype).view(layer.inputs.shape), "weights": weights}
-
-
-def outer(left: Tensor, right: Tensor, dtype: torch.dtype, width: int | None = None) -> Tensor:
-    """left^T right, of left (N, M) and right (N, K), in a type that is at least as wide: not rounded in between.
-
-    ``width`` is K if ``right`` has been padded to an aligned width.
-    """
-    width = right.shape[1] if width is None else width
-    right = widened(right)
-    if left.is_cuda and left.dtype != dtype == torch.float32:
-        product: Tensor = torch.mm(left.t(), right, out_dtype=torch.float32)
-    else:
-        product = (left.t() @ right).to(dtype)
-    return product if product.shape[1] == width else product[:, :width].contiguous()
 
 
 def _saves(_layer: PersistentLayer) -> set[str]:

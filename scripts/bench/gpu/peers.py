@@ -64,7 +64,7 @@ LARGE = recompute.LARGE_VOCABULARY
 
 
 def has(name: str) -> bool:
-    """Whether a package is installed."""
+    """Returns True if a package is installed."""
     return importlib.util.find_spec(name) is not None
 
 
