@@ -37,7 +37,7 @@ def neighbours(layer: PersistentLayer, number: int, later: Tensor, before: Tenso
 def gradients_of_recurrents(
     ready: Prepared, outputs: Tensor, dsums: Tensor, dlast_h: Tensor | None, places: WorkspaceOfBiases
 ) -> Gradients:
-    """Those of recurrent matrices, biases and first h."""
+    """Computes the gradients of recurrent matrices, biases and initial h."""
     from econmt_ops.backends.triton.layer_kernels import column_sums
 
     layer = ready.layer
@@ -65,7 +65,7 @@ def gradients_of_recurrents(
 
 
 def gradients_of_inputs(ready: Prepared, dsums: Tensor, inputs_have: bool, weights_have: bool) -> Gradients:
-    """Those of inputs and input matrices."""
+    """Computes the gradients of inputs and input matrices."""
     from econmt_ops.backends.triton.embedding import gradient
 
     layer, rows = ready.layer, ready.rows
