@@ -1,16 +1,16 @@
-"""Checkpoints: written so that a crash at any moment is harmless, read with every check, nothing ever executed.
+"""Saves and loads checkpoints so that a crash at any moment is harmless; loading checks files and executes nothing.
 
-The order of a checkpoint of update U:
+The order of writing a checkpoint of update U:
 
 1. ``params.U.safetensors.new`` and ``hypotheses.U.new``, each under a temporary name, synced, renamed;
 2. ``training_state/U.tmp/`` with the state and the optimizer's tensors, synced, renamed to ``training_state/U``:
    this rename is the commit;
-3. what follows from the committed state: the files of 1 get their names; the state is read back; then
-   ``params.best.safetensors``, ``metrics.tsv``, old files removed.
+3. everything that follows from the committed state: the files of step 1 get their final names; the state is read back;
+   ``params.best.safetensors`` and ``metrics.tsv`` are written and old files removed.
 
-A crash before the commit leaves the checkpoint before; :mod:`econmt.checkpoint.recovery` removes the debris. A crash
-after it leaves step 3 to recovery, which does it again; doing it twice changes nothing. The state of the checkpoint
-before stays, with the parameters that it needs, so that recovery can fall back to it.
+After a crash before the commit, the previous checkpoint is the newest; :mod:`econmt.checkpoint.recovery` removes the
+remains. After a crash later, recovery repeats step 3, which is idempotent. The state of the previous checkpoint and its
+parameters are kept, so that recovery can fall back to it.
 """
 
 from __future__ import annotations
@@ -50,17 +50,17 @@ from econmt.tasks.protocol import Task
 from econmt.tasks.registry import TASKS
 
 _CARRIED = "carried/"
-"""Prefix of the names of carried tensors in the optimizer's file."""
+"""Prefix of carried tensors in the optimizer's file."""
 
 _SUMS = "SHA256SUMS"
-"""The file with the checksum of a state.json, in the form that sha256sum reads; older states have none."""
+"""File with the checksum of state.json, in the format of sha256sum; older states have none."""
 
 
 class LoadedTask(NamedTuple):
-    """A trained model of any task, in evaluation mode, and what turns text into its ids and back.
+    """A trained model of any task, in evaluation mode, with its vocabularies.
 
     Attributes:
-        stored: the type in which its file has the matrices, if that is not float32.
+        stored: Type of the matrices in its file, if not float32.
     """
 
     model: torch.nn.Module
@@ -70,10 +70,10 @@ class LoadedTask(NamedTuple):
 
 
 class LoadedModel(NamedTuple):
-    """A trained translation model, in evaluation mode, and what turns text into its ids and back.
+    """A trained translation model, in evaluation mode, with its vocabularies.
 
     Attributes:
-        stored: as of :class:`LoadedTask`.
+        stored: Type of the matrices in its file, if not float32.
     """
 
     model: TranslationModel
@@ -83,9 +83,9 @@ class LoadedModel(NamedTuple):
 
 
 class Saved(NamedTuple):
-    """A run as it is saved: parameters and optimizer tensors by name, the optimizer's name, and the rest.
+    """Saved run: its state, parameters and optimizer tensors by name, and the optimizer's name.
 
-    ``carried`` is what a step hands to the next one, see :meth:`econmt.engine.step.TrainingStep.carried`.
+    ``carried`` are states carried from step to step, see :meth:`econmt.engine.step.TrainingStep.carried`.
     """
 
     state: TrainingState
@@ -95,35 +95,34 @@ class Saved(NamedTuple):
     carried: Mapping[str, Tensor] = MappingProxyType({})
 
     def given_to(self, name: str, current: Mapping[str, Tensor]) -> Saved:
-        """Returns a copy for an optimizer of this name, with its ``current`` tensors if the saved ones do not fit."""
+        """Returns this with the ``current`` optimizer tensors if the saved ones are not of the optimizer ``name``."""
         return self if self.optimizer_name == name else self._replace(optimizer=current, optimizer_name=name)
 
 
 def parameters_metadata(model: Mapping[str, Any], update: int, vocabulary: str) -> dict[str, str]:
-    """Returns the metadata of a parameter file: format, update, fingerprint of the vocabulary, model sizes."""
+    """Returns the metadata of a parameter file: format, update, vocabulary fingerprint, and model description."""
     description = json.dumps(model, sort_keys=True)
     return {"format": FORMAT, "update": str(update), "vocabulary": vocabulary, "model": description}
 
 
 def named_parameters(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
-    """Parameters by name; a matrix shared between layers comes once."""
+    """Returns a model's parameters by name; a matrix shared between layers occurs once."""
     return dict(model.named_parameters())
 
 
 def save_checkpoint(
     folder: ModelFolder, saved: Saved, model: Mapping[str, Any], hypotheses: Sequence[str] | None
 ) -> None:
-    """Saves the parameters and, unless a plateau made training go back, the state to go on from.
+    """Saves a checkpoint: the validated parameters, and the state from which training continues.
 
     Args:
-        folder: where.
-        saved: the state, with the checkpoint's row of metrics in it, the parameters that were validated, and the
-            optimizer's tensors to go on with.
-        model: see :meth:`econmt.tasks.protocol.Task.description`.
-        hypotheses: translations of the validation text, if there are any.
+        folder: Model folder.
+        saved: State, with the checkpoint's row of metrics; validated parameters; optimizer tensors to continue with.
+        model: See :meth:`econmt.tasks.protocol.Task.description`.
+        hypotheses: Translations of the validation text, if there are any.
 
     Raises:
-        OSError: if the disk is full; the checkpoint before is untouched.
+        OSError: The disk is full; the previous checkpoint is untouched.
     """
     state = saved.state
     metadata = parameters_metadata(model, state.update, state.vocabulary)
@@ -135,7 +134,7 @@ def save_checkpoint(
 
 
 def save_interrupted(folder: ModelFolder, saved: Saved, model: Mapping[str, Any]) -> None:
-    """Saves the state between two checkpoints: parameters lie beside it, no parameter file and no metrics are added."""
+    """Saves the state between two checkpoints with its parameters, but without parameter file and metrics."""
     metadata = parameters_metadata(model, saved.state.update, saved.state.vocabulary)
     _commit(folder, Commit(saved.state.update, False), saved, metadata)
 
@@ -145,9 +144,9 @@ def _commit(folder: ModelFolder, commit: Commit, saved: Saved, metadata: dict[st
     temporary = final.with_name(final.name + ".tmp")
     remove(temporary)
     temporary.mkdir(parents=True)
-    own = {**metadata, "optimizer": saved.optimizer_name}
+    optimizer_metadata = {**metadata, "optimizer": saved.optimizer_name}
     carried = {f"{_CARRIED}{name}": value for name, value in saved.carried.items()}
-    write_tensors(temporary / "optimizer.safetensors", {**saved.optimizer, **carried}, own)
+    write_tensors(temporary / "optimizer.safetensors", {**saved.optimizer, **carried}, optimizer_metadata)
     if not commit.is_checkpoint:
         write_tensors(temporary / "params.safetensors", saved.parameters, metadata)
     text = saved.state.to_json()
@@ -159,7 +158,7 @@ def _commit(folder: ModelFolder, commit: Commit, saved: Saved, metadata: dict[st
 
 
 def publish(folder: ModelFolder, update: int) -> None:
-    """Gives the files of a committed checkpoint their names."""
+    """Renames the files of a committed checkpoint to their final names."""
     for path in folder.pending().get(update, []):
         path.replace(path.with_suffix(""))
     sync_folder(folder.path)
@@ -170,10 +169,10 @@ def _sha256(content: bytes) -> str:
 
 
 def load_state(folder: ModelFolder, commit: Commit) -> TrainingState:
-    """The training state of a commit, without parameters and optimizer.
+    """Loads the training state of a commit, without parameters and optimizer.
 
     Raises:
-        InputError: if it is broken, or has not the checksum that it was written with.
+        InputError: The file is broken, or its checksum is wrong.
     """
     path = folder.state(commit) / "state.json"
     sums = path.with_name(_SUMS)
@@ -184,18 +183,15 @@ def load_state(folder: ModelFolder, commit: Commit) -> TrainingState:
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: cannot be read ({error}); start anew with --overwrite-output") from error
     if damaged:
-        raise InputError(
-            f"{path}: damaged, it does not have the checksum that it was written with; start anew with "
-            "--overwrite-output"
-        )
+        raise InputError(f"{path}: damaged (its checksum is wrong); start anew with --overwrite-output")
     return state
 
 
 def prove(folder: ModelFolder, commit: Commit) -> None:
-    """Reads all that going on from a commit needs, a block at a time.
+    """Reads all files needed to resume from a commit, block by block, to verify them.
 
     Raises:
-        InputError: as :func:`load_saved`.
+        InputError: See :func:`load_saved`.
     """
     state = load_state(folder, commit)
     for path in _tensor_files(folder, commit, state):
@@ -203,25 +199,25 @@ def prove(folder: ModelFolder, commit: Commit) -> None:
 
 
 def _tensor_files(folder: ModelFolder, commit: Commit, state: TrainingState) -> tuple[Path, Path]:
-    """The parameters and the optimizer's tensors of a commit."""
-    home = folder.state(commit)
-    beside = home / "params.safetensors"
-    parameters = folder.parameters(state.parameters_from) if commit.is_checkpoint else beside
-    return parameters, home / "optimizer.safetensors"
+    """Returns the files of a commit's parameters and optimizer tensors."""
+    state_folder = folder.state(commit)
+    interrupted_parameters = state_folder / "params.safetensors"
+    parameters = folder.parameters(state.parameters_from) if commit.is_checkpoint else interrupted_parameters
+    return parameters, state_folder / "optimizer.safetensors"
 
 
 def load_saved(folder: ModelFolder, commit: Commit) -> Saved:
-    """Everything of a commit.
+    """Loads everything of a commit.
 
     Raises:
-        InputError: if a file is absent, broken, or of another model's vocabulary.
+        InputError: A file is missing, broken, or belongs to another vocabulary.
     """
     state = load_state(folder, commit)
     parameters_path, optimizer_path = _tensor_files(folder, commit, state)
     parameters, metadata = read_tensors(parameters_path)
     optimizer, optimizer_metadata = read_tensors(optimizer_path)
-    for found, path in ((metadata, parameters_path), (optimizer_metadata, optimizer_path)):
-        check_vocabulary(found, state.vocabulary, path)
+    for file_metadata, path in ((metadata, parameters_path), (optimizer_metadata, optimizer_path)):
+        check_vocabulary(file_metadata, state.vocabulary, path)
     carried = {
         name.removeprefix(_CARRIED): optimizer.pop(name)
         for name in list(optimizer)
@@ -234,8 +230,8 @@ def check_vocabulary(metadata: Mapping[str, str], expected: str, path: Path) -> 
     """Raises InputError if a file's parameters were learnt with another vocabulary."""
     if metadata.get("vocabulary") != expected:
         raise InputError(
-            f"{path}: its vocabulary is another one (fingerprint {metadata.get('vocabulary', 'none')[:12]}, here "
-            f"{expected[:12]}); put back the vocabulary files that it was trained with"
+            f"{path}: belongs to another vocabulary (fingerprint {metadata.get('vocabulary', 'none')[:12]}, here "
+            f"{expected[:12]}); restore the vocabulary files that it was trained with"
         )
 
 
@@ -243,24 +239,24 @@ def load_parameters(model: torch.nn.Module, tensors: Mapping[str, Tensor], where
     """Copies tensors into a model's parameters.
 
     Raises:
-        InputError: naming the file and the first parameter that is missing, unknown, or of another shape or type.
+        InputError: A parameter is missing, unknown, or of another shape or type; the message names file and parameter.
     """
     parameters = named_parameters(model)
     for name in [*parameters, *tensors]:
         if name not in tensors or name not in parameters:
             state = "has no parameter" if name not in tensors else "has a parameter unknown to the model,"
             raise InputError(
-                f"{where}: {state} '{name}'; it belongs to another model than the recipe describes"
+                f"{where}: {state} '{name}'; the file belongs to another model than the recipe's"
             )
         if tensors[name].shape != parameters[name].shape:
             raise InputError(
-                f"{where}: parameter '{name}' has shape {tuple(tensors[name].shape)}, the recipe's model "
-                f"{tuple(parameters[name].shape)}; it belongs to another model than the recipe describes"
+                f"{where}: parameter '{name}' has shape {tuple(tensors[name].shape)}, but the recipe's model needs "
+                f"{tuple(parameters[name].shape)}; the file belongs to another model"
             )
         if tensors[name].dtype != parameters[name].dtype:
             raise InputError(
-                f"{where}: parameter '{name}' has type {_type_name(tensors[name])}, the recipe's model "
-                f"{_type_name(parameters[name])}; the file is damaged or of another program: use another checkpoint"
+                f"{where}: parameter '{name}' has type {_type_name(tensors[name])}, but the recipe's model needs "
+                f"{_type_name(parameters[name])}; the file is damaged or not from econmt: use another checkpoint"
             )
     with torch.no_grad():
         for name, parameter in parameters.items():
@@ -270,17 +266,17 @@ def load_parameters(model: torch.nn.Module, tensors: Mapping[str, Tensor], where
 def load_model(
     folder: Path | str, which: str | int | Path = "best", device: torch.device | str = "cpu"
 ) -> LoadedModel:
-    """A trained translation model from its folder.
+    """Loads a trained translation model from its folder.
 
-    Args: as for :func:`load_task`.
+    Args: See :func:`load_task`.
 
     Raises:
-        InputError: as :func:`load_task`, or the folder holds a language model.
+        InputError: See :func:`load_task`; or the folder holds a language model.
     """
     model, vocabularies, task, stored = load_task(folder, which, device)
     if not isinstance(model, TranslationModel):
         raise InputError(
-            f"{folder}: holds a language model, which does not translate; give it to econmt score or econmt generate"
+            f"{folder}: holds a language model, which does not translate; use it with econmt score or econmt generate"
         )
     return LoadedModel(model, vocabularies, task.recipe, stored)
 
@@ -288,59 +284,61 @@ def load_model(
 def load_task(
     folder: Path | str, which: str | int | Path = "best", device: torch.device | str = "cpu"
 ) -> LoadedTask:
-    """A trained model of any task from its folder.
+    """Loads a trained model of any task from its folder.
 
     Args:
-        folder: a model folder, or a lean export of one.
+        folder: Model folder, or an export of one.
         which: "best", "last", the update of a checkpoint, or the path of a parameter file.
-        device: where the parameters go.
+        device: Device of the parameters.
 
     Raises:
-        InputError: naming the file, if something is absent, broken, or does not belong together.
+        InputError: A file is missing, broken, or does not match the others; the message names it.
     """
-    home = ModelFolder(folder)
-    if not home.path.is_dir():
-        raise InputError(f"{home.path}: no such model folder; give the folder that econmt train wrote")
-    if not home.recipe.is_file():
-        raise InputError(f"{home.path}: no recipe.yaml, so not a model folder; give what econmt train wrote")
-    recipe = read_recipe(home.recipe)
-    path = parameter_file(home, which)
-    kept, metadata = read_tensors(path)
-    tensors = restored(kept, path)
-    check_vocabulary(metadata, fingerprint(home.path), path)
+    model_folder = ModelFolder(folder)
+    if not model_folder.path.is_dir():
+        raise InputError(f"{model_folder.path}: no such model folder; use a folder written by econmt train")
+    if not model_folder.recipe.is_file():
+        raise InputError(
+            f"{model_folder.path}: not a model folder, as it has no recipe.yaml; use a folder written by econmt train"
+        )
+    recipe = read_recipe(model_folder.recipe)
+    path = parameter_file(model_folder, which)
+    stored_tensors, metadata = read_tensors(path)
+    tensors = restored(stored_tensors, path)
+    check_vocabulary(metadata, fingerprint(model_folder.path), path)
     check_model(metadata, recipe.model, path)
-    vocabularies = load_vocabularies(home.path)
-    with _Undrawn():
+    vocabularies = load_vocabularies(model_folder.path)
+    with _SkipInitialization():
         task = TASKS[recipe.task](recipe, vocabularies)
         model = task.build_model()
     load_parameters(model, tensors, path)
     return LoadedTask(model.to(device).eval(), vocabularies, task, metadata.get("quantized", ""))
 
 
-class _Undrawn(TorchFunctionMode):
-    """Leaves parameters without first values while a model is made that gets other values at once.
+class _SkipInitialization(TorchFunctionMode):
+    """Skips the random initialization of a model whose parameters are loaded at once.
 
-    Drawing them takes half of the time of loading. A model without memory (device "meta") would need none either, but
-    its first operation makes torch import half of its compiler, which takes seconds.
+    Initialization takes half of the loading time. The "meta" device would avoid it too, but its first operation makes
+    torch import half of its compiler, which takes seconds.
     """
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        named = kwargs or {}
-        drawing = func in (torch.Tensor.uniform_, torch.Tensor.normal_)
-        if drawing or getattr(func, "__module__", "") == "torch.nn.init":
-            return args[0] if args else named["tensor"]
-        if func is torch.linalg.qr:  # what an orthogonal matrix is made of
+        keywords = kwargs or {}
+        initializes = func in (torch.Tensor.uniform_, torch.Tensor.normal_)
+        if initializes or getattr(func, "__module__", "") == "torch.nn.init":
+            return args[0] if args else keywords["tensor"]
+        if func is torch.linalg.qr:  # used for orthogonal initialization
             return args[0], args[0]
-        return func(*args, **named)
+        return func(*args, **keywords)
 
 
 def parameter_file(folder: ModelFolder, which: str | int | Path) -> Path:
-    """The parameter file that "best", "last", an update or a path means.
+    """Returns the parameter file for "best", "last", an update or a path.
 
     Raises:
-        InputError: if there is none.
+        InputError: There is no such file.
     """
     if isinstance(which, Path):
         return which
@@ -352,10 +350,10 @@ def parameter_file(folder: ModelFolder, which: str | int | Path) -> Path:
     elif re.fullmatch("[0-9]{1,15}", str(which)):
         path = folder.parameters(int(which))
     else:
-        raise InputError(f"checkpoint '{str(which)[:40]}': give best, last or the number of an update")
+        raise InputError(f"checkpoint '{str(which)[:40]}': use best, last or the number of an update")
     if path is None or not path.exists():
-        held = ", ".join(str(update) for update in sorted(numbered)) or "none"
-        raise InputError(f"{folder.path}: no checkpoint '{which}' (checkpoints of updates: {held})")
+        available = ", ".join(str(update) for update in sorted(numbered)) or "none"
+        raise InputError(f"{folder.path}: no checkpoint '{which}' (checkpoints of updates: {available})")
     return path
 
 
@@ -366,13 +364,13 @@ def check_model(
     advice: str = "put back the recipe.yaml that it was trained with",
     may_differ: Collection[str] = ("dropout", "initialization"),
 ) -> None:
-    """Raises InputError if a file's parameters belong to another kind of model; some keys may differ."""
-    theirs = _description(type(model), metadata, path)
-    ours = model.model_dump(mode="json")
-    for key in sorted(set(ours) & set(theirs) - set(may_differ)):
-        if ours[key] != theirs[key]:
+    """Raises InputError if a file's parameters belong to another kind of model, up to the keys that may differ."""
+    stored = _description(type(model), metadata, path)
+    expected = model.model_dump(mode="json")
+    for key in sorted(set(expected) & set(stored) - set(may_differ)):
+        if expected[key] != stored[key]:
             raise InputError(
-                f"{path}: was trained with model.{key} {_short(theirs[key])}, the recipe says {_short(ours[key])}; "
+                f"{path}: was trained with model.{key} {_short(stored[key])}, the recipe has {_short(expected[key])}; "
                 f"{advice}"
             )
 
@@ -380,36 +378,36 @@ def check_model(
 def _description(
     kind: type[Model | LanguageModelSection], metadata: Mapping[str, str], path: Path
 ) -> dict[str, Any]:
-    """The model that a file describes; what recipes did not know yet when it was written has its default."""
-    found = model_description(metadata, path)
-    known = {key: value for key, value in found.items() if key in kind.model_fields}
+    """Returns the model that a file describes; keys added to recipes after it was written get their defaults."""
+    described = model_description(metadata, path)
+    known = {key: value for key, value in described.items() if key in kind.model_fields}
     try:
-        whole = kind.model_validate(known).model_dump(mode="json")
-    except ValidationError:  # of a model that this version does not know: compared as it is
-        return found
-    return {key: whole[key] for key in known}
+        validated = kind.model_validate(known).model_dump(mode="json")
+    except ValidationError:  # of an unknown model, which is compared unchanged
+        return described
+    return {key: validated[key] for key in known}
 
 
 @contextlib.contextmanager
 def saving(folder: ModelFolder, update: int, last: int) -> Iterator[None]:
-    """Turns a failure to write into one line that says what is whole.
+    """Turns a failure to write into a one-line error that says which checkpoint is intact.
 
     Raises:
-        TrainingError: naming the update and the last good checkpoint.
+        TrainingError: The write failed; the message names the update and the last good checkpoint.
     """
     try:
         yield
     except (OSError, SafetensorError, InputError) as error:
-        good = f"the checkpoint of update {last} is whole" if last else "there is no earlier one"
+        good = f"the checkpoint of update {last} is intact" if last else "there is no earlier one"
         if isinstance(error, InputError):
             raise TrainingError(
-                f"{folder.path}: the checkpoint of update {update} cannot be read back ({error}); {good}: look to the "
-                "disk, and run the same command again to go on"
+                f"{folder.path}: the checkpoint of update {update} cannot be read back ({error}); {good}; check the "
+                "disk, and run the same command to resume"
             ) from error
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise TrainingError(
-            f"{folder.path}: cannot save the checkpoint of update {update} ({reason}); {good}: free some space and run "
-            "the same command again to go on"
+            f"{folder.path}: cannot save the checkpoint of update {update} ({reason}); {good}; free some space and run "
+            "the same command to resume"
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""Lexicons in files: a tensor file with the translations of every source word."""
+"""Reads and writes lexicons: tensor files with the translations of every source word."""
 
 from __future__ import annotations
 
@@ -16,24 +16,26 @@ _TABLE = "lexicon"
 
 
 def write_lexicon(path: Path, table: Tensor, vocabulary: str) -> None:
-    """Writes a table of :func:`~econmt.data.text.lexicon.learn_lexicon`; ``vocabulary``: fingerprint of its words."""
+    """Writes a table from :func:`econmt.data.text.lexicon.learn_lexicon`, with the vocabularies' fingerprint."""
     write_tensors(path, {_TABLE: table}, {"format": FORMAT, "vocabulary": vocabulary})
 
 
 def read_lexicon(path: Path, vocabulary: str, vocabularies: Vocabularies) -> Tensor:
-    """The table (source vocabulary, K) int32 of a file.
+    """Reads the table of a file, (source vocabulary, K) int32.
 
     Raises:
-        InputError: if it is damaged, no lexicon, or one of other vocabularies.
+        InputError: The file is damaged, not a lexicon, or belongs to other vocabularies.
     """
     tensors, metadata = read_tensors(path)
     if list(tensors) != [_TABLE]:
-        raise InputError(f"{path}: not a lexicon; give a file that econmt lexicon wrote")
+        raise InputError(f"{path}: not a lexicon; use a file written by econmt lexicon")
     check_vocabulary(metadata, vocabulary, path)
     table = tensors[_TABLE]
-    sound = table.dtype == torch.int32 and table.dim() == 2 and len(table) == vocabularies.source.size
-    if not sound or (
+    valid = table.dtype == torch.int32 and table.dim() == 2 and len(table) == vocabularies.source.size
+    if not valid or (
         table.numel() and not 0 <= int(table.min()) <= int(table.max()) < vocabularies.target.size
     ):
-        raise InputError(f"{path}: a damaged lexicon (shape {tuple(table.shape)}); make it again")
+        raise InputError(
+            f"{path}: a damaged lexicon (shape {tuple(table.shape)}); create it again with econmt lexicon"
+        )
     return table

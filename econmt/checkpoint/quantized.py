@@ -1,7 +1,7 @@
-"""Parameter files with matrices of 8 or 16 bits: how they are made, and how they become float32 again.
+"""Converts parameter files with 8-bit or 16-bit matrices from and to float32.
 
-A matrix (N, K) of 8 bits stands under its name, and under its name and ``.steps`` the steps (N,) float32 of its rows: a
-127th of each row's largest value.
+An 8-bit matrix (N, K) is stored under its name, and the scales (N,) float32 of its rows under its name and ``.steps``.
+A scale is the largest absolute value of the row divided by 127.
 """
 
 from __future__ import annotations
@@ -19,44 +19,44 @@ STEPS = ".steps"
 
 
 def quantized(tensors: Mapping[str, Tensor], precision: torch.dtype, where: Path) -> dict[str, Tensor]:
-    """Parameters with their matrices in ``precision``, int8 or bfloat16; vectors stay as they are.
+    """Converts the matrices of a model to ``precision``, int8 or bfloat16; vectors are unchanged.
 
     Raises:
-        InputError: naming ``where``, if a matrix holds values that are not finite.
+        InputError: A matrix holds values that are not finite; the message names ``where``.
     """
-    made: dict[str, Tensor] = {}
+    converted: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         if tensor.dim() != 2 or tensor.dtype != torch.float32:
-            made[name] = tensor
+            converted[name] = tensor
         elif not tensor.isfinite().all():
             raise InputError(
                 f"{where}: '{name}' holds values that are not finite; quantize another checkpoint"
             )
         elif precision == torch.int8:
-            made[name], made[name + STEPS] = rounded(tensor)
+            converted[name], converted[name + STEPS] = rounded(tensor)
         else:
-            made[name] = tensor.to(precision)
-    return made
+            converted[name] = tensor.to(precision)
+    return converted
 
 
 def restored(tensors: Mapping[str, Tensor], where: Path) -> dict[str, Tensor]:
-    """Parameters as a model has them: matrices of 8 and 16 bits become float32, others stay as they are.
+    """Converts 8-bit and 16-bit matrices to float32; other tensors are unchanged.
 
     Raises:
-        InputError: naming ``where``, if a matrix of 8 bits has no steps, or not one a row.
+        InputError: An 8-bit matrix lacks scales, or has not one per row; the message names ``where``.
     """
-    made = {}
+    converted = {}
     for name, tensor in tensors.items():
         if tensor.dtype == torch.int8:
             steps = tensors.get(name + STEPS)
             if steps is None or steps.dtype != torch.float32 or steps.shape != tensor.shape[:1]:
-                raise InputError(f"{where}: '{name}' has no steps of its rows; make the folder again")
-            made[name] = tensor.to(torch.float32) * steps[:, None]
+                raise InputError(f"{where}: '{name}' has no scales for its rows; create the folder again")
+            converted[name] = tensor.to(torch.float32) * steps[:, None]
         elif tensor.dtype == torch.bfloat16:
-            made[name] = tensor.to(torch.float32)
+            converted[name] = tensor.to(torch.float32)
         elif not (name.endswith(STEPS) and _is_of_8_bits(tensors.get(name.removesuffix(STEPS)))):
-            made[name] = tensor
-    return made
+            converted[name] = tensor
+    return converted
 
 
 def _is_of_8_bits(tensor: Tensor | None) -> bool:

@@ -1,4 +1,4 @@
-"""Clean-up that follows from the newest committed state, done after each commit and repeated after a crash."""
+"""Brings a model folder in line with its newest committed state, after each commit and after a crash."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ from econmt.errors import InputError
 
 
 class Recovered(NamedTuple):
-    """The saved state to go on from, None if there is none, and what a person should know about it."""
+    """Saved state to resume from, or None, and messages about it."""
 
     commit: Commit | None
     notes: tuple[str, ...] = ()
 
 
 def finish_commit(folder: ModelFolder, state: TrainingState, keep_last: int, keep_best_state: bool) -> None:
-    """Makes everything follow from the newest committed state: best parameters, metrics, and what is kept.
+    """Updates best parameters and metrics after a commit, and removes files that are no longer needed.
 
-    The state of the checkpoint before is kept as well, with the parameters that going on from it needs. Only files of
-    checkpoints of this run are removed.
+    The state of the previous checkpoint is kept too, with the parameters that resuming from it needs. Only files of
+    this run's checkpoints are removed.
 
     Args:
-        folder: where.
-        state: the newest committed state, which can be read.
-        keep_last: how many of the newest parameter files are kept, beside the best.
-        keep_best_state: whether the optimizer state of the best checkpoint is kept too.
+        folder: Model folder.
+        state: Newest committed state, which is readable.
+        keep_last: Number of the newest parameter files to keep, in addition to the best.
+        keep_best_state: True if the best checkpoint's optimizer state is kept too.
     """
     if state.best_update:
-        _follow_best(folder, state.best_update)
+        _link_best(folder, state.best_update)
     if state.metrics:
         write_text(folder.metrics, state.metrics_text())
     commits = folder.commits()
     before = [commit for commit in commits[:-1] if commit.is_checkpoint][-1:]
     needed = [state]
-    with suppress(InputError):  # it may be what is damaged
+    with suppress(InputError):  # this state may be the damaged one
         needed += [load_state(folder, commit) for commit in before]
     states = {commits[-1], *before}
     if keep_best_state:
-        states |= {Commit(each.best_update, True) for each in needed}
+        states |= {Commit(kept_state.best_update, True) for kept_state in needed}
     for commit in commits:
         if commit not in states:
             _remove_state(folder.state(commit))
@@ -55,8 +55,8 @@ def finish_commit(folder: ModelFolder, state: TrainingState, keep_last: int, kee
             remove(path)
     checkpoints = [int(row["update"]) for row in state.metrics]
     kept = {*checkpoints[-keep_last:]}
-    for each in needed:
-        kept |= {each.best_update, each.parameters_from}
+    for kept_state in needed:
+        kept |= {kept_state.best_update, kept_state.parameters_from}
     for update in checkpoints:
         if update not in kept:
             folder.parameters(update).unlink(missing_ok=True)
@@ -64,12 +64,12 @@ def finish_commit(folder: ModelFolder, state: TrainingState, keep_last: int, kee
 
 
 def recover(folder: ModelFolder, keep_last: int, keep_best_state: bool) -> Recovered:
-    """Puts the folder in order after a crash at any moment, and finds the newest saved state that can be read.
+    """Repairs the folder after a crash at any moment, and finds the newest readable state.
 
-    States that cannot be read are set aside if an earlier one can.
+    Unreadable states are set aside if an earlier one is readable.
 
     Raises:
-        InputError: if there are states, but none that can be read; the folder is as it was.
+        InputError: There are states, but none is readable; the folder of states is unchanged.
     """
     for path in folder.temporaries():
         remove(path)
@@ -94,7 +94,7 @@ def recover(folder: ModelFolder, keep_last: int, keep_best_state: bool) -> Recov
         try:
             check_tensors(folder.best)
         except InputError as error:
-            notes.append(f"the best checkpoint so far is lost, a better one will take its place: {error}")
+            notes.append(f"the best checkpoint so far is lost; the next better one replaces it: {error}")
     return Recovered(commit, tuple(notes))
 
 
@@ -109,32 +109,32 @@ def _newest_readable(folder: ModelFolder, commits: list[Commit]) -> tuple[Commit
             notes.append(f"the state of update {commit.update} cannot be used: {error}")
         else:
             if notes:
-                notes.append(f"going back to the state before, of update {commit.update}")
+                notes.append(f"using the previous state instead, of update {commit.update}")
             return commit, notes
     assert first is not None
     raise first
 
 
 def _remove_state(path: Path) -> None:
-    # Renamed first, so that a crash never leaves half a state under a good name.
-    going = path.with_name(path.name + ".tmp")
-    remove(going)
-    path.rename(going)
-    remove(going)
+    # Renamed first, so that a crash never leaves half a state under a valid name.
+    removed = path.with_name(path.name + ".tmp")
+    remove(removed)
+    path.rename(removed)
+    remove(removed)
 
 
-def _follow_best(folder: ModelFolder, update: int) -> None:
-    """Lets both names of the best checkpoint's parameters mean one content; one that is lost is made from the other."""
-    numbered = _head(folder.parameters(update))
-    best = _head(folder.best)
+def _link_best(folder: ModelFolder, update: int) -> None:
+    """Hard-links the best checkpoint's two file names to one content, and restores a missing one from the other."""
+    numbered = _metadata_or_none(folder.parameters(update))
+    best = _metadata_or_none(folder.best)
     if numbered is not None and numbered != best:
         _link(folder.parameters(update), folder.best)
     elif numbered is None and best is not None and best.get("update") == str(update):
         _link(folder.best, folder.parameters(update))
 
 
-def _head(path: Path) -> dict[str, str] | None:
-    """The metadata of a parameter file, which has its checksum; None if it has none to be read."""
+def _metadata_or_none(path: Path) -> dict[str, str] | None:
+    """Returns a parameter file's metadata, which includes its checksum; None if they cannot be read."""
     try:
         return read_metadata(path)
     except InputError:
@@ -146,7 +146,7 @@ def _link(source: Path, link: Path) -> None:
     temporary.unlink(missing_ok=True)
     try:
         os.link(source, temporary)
-    except OSError:  # a file system without hard links
+    except OSError:  # the file system has no hard links
         shutil.copyfile(source, temporary)
         with temporary.open("rb") as file:
             os.fsync(file.fileno())

@@ -1,4 +1,4 @@
-"""Checks whether a run in a folder may be resumed under a recipe, and from which state."""
+"""Decides whether a run may be resumed in a folder under a recipe, and from which state."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ FREE_KEYS = frozenset(
         "parallel.timeout",
     }
 )
-"""Keys that may differ when a run goes on: they change when it ends or how it runs, not what it learns."""
+"""Recipe keys that may change when a run is resumed: they affect its end or speed, not its parameters."""
 
 
 class Start(NamedTuple):
-    """Starting point of a run: a saved state, or None for a new run.
+    """Start of a run: a saved state, or None to start anew.
 
-    ``changes`` names keys that differ from the recipe it began with, ``with_changes`` says to go on all the same;
-    ``notes`` is what a person should know about the state.
+    ``changes`` names keys that differ from the recipe that the run began with, ``with_changes`` is True if it may be
+    resumed nevertheless, ``notes`` are messages about the state.
     """
 
     commit: Commit | None = None
@@ -55,18 +55,18 @@ class Start(NamedTuple):
 
 
 def find_start(recipe: Recipe, folder: ModelFolder, *, resume_with_changes: bool) -> Start:
-    """Puts a folder in order and finds the state to go on from; a folder that is refused is left as it was.
+    """Repairs a folder and finds the state to resume from; a refused folder is left unchanged.
 
     Raises:
-        InputError: if the folder's run has another recipe and ``resume_with_changes`` does not say to go on, if none of
-            its states can be read, or if it holds what is no run's to go on with (:meth:`ModelFolder.check`).
+        InputError: The folder's run has another recipe and ``resume_with_changes`` is False, none of its states is
+            readable, or the folder holds other files (:meth:`ModelFolder.check`).
     """
     folder.check(overwrite=False, last=recipe.training.max_updates)
     changes = _changes(recipe, folder) if folder.commits() else []
     if changes and not resume_with_changes:
         raise InputError(
-            f"{folder.path}: was trained with another recipe: {'; '.join(changes)}; go on all the same with "
-            "--resume-with-changes, start anew with --overwrite-output, or give another output=DIR"
+            f"{folder.path}: was trained with another recipe: {'; '.join(changes)}; resume nevertheless with "
+            "--resume-with-changes, start anew with --overwrite-output, or use another output=DIR"
         )
     keep_best_state = recipe.training.schedule.name == "plateau-reduce"
     commit, notes = recover(folder, recipe.training.keep_last_params, keep_best_state)
@@ -74,10 +74,10 @@ def find_start(recipe: Recipe, folder: ModelFolder, *, resume_with_changes: bool
 
 
 def _changes(recipe: Recipe, folder: ModelFolder) -> list[str]:
-    """The keys that matter and differ from the recipe of the folder's run."""
+    """Returns the relevant keys that differ from the recipe of the folder's run."""
     if not folder.recipe.is_file():
         raise InputError(
-            f"{folder.path}: holds checkpoints but no recipe.yaml; put it back or start anew with --overwrite-output"
+            f"{folder.path}: holds checkpoints but no recipe.yaml; restore it or start anew with --overwrite-output"
         )
     old = read_recipe(folder.recipe)
     free = FREE_KEYS | (keys_without_effect(old) & keys_without_effect(recipe))

@@ -1,4 +1,4 @@
-"""The state of a training run beside its parameters and the optimizer's: everything a later process needs to go on."""
+"""The state of a training run, apart from parameters and optimizer: everything that resuming needs."""
 
 from __future__ import annotations
 
@@ -51,11 +51,13 @@ COLUMNS = (
     "epoch",
     "gradient_norm",
 )
-"""Columns of metrics.tsv that are always there. ``seconds`` is wall time including validation, over all runs;
-``target_tokens_per_second`` is that of the updates since the last row, validation and saving not counted;
-``gradient_norm`` is that of the last update before clipping."""
+"""Columns that metrics.tsv always has.
+
+``seconds`` is wall time including validation, over all runs; ``target_tokens_per_second`` is that of the updates since
+the last row, without validation and saving; ``gradient_norm`` is that of the last update before clipping.
+"""
 TIMES = frozenset({"seconds", "target_tokens_per_second", "peak_memory_bytes"})
-"""The columns in which two runs of one recipe differ."""
+"""Columns in which two runs of one recipe may differ."""
 
 
 _STRICT = ConfigDict(strict=True, extra="forbid")
@@ -63,7 +65,7 @@ _STRICT = ConfigDict(strict=True, extra="forbid")
 
 @dataclass(config=_STRICT)
 class Meter:
-    """Sums over some updates: the loss in nats, the target tokens, and the seconds that they took."""
+    """Sums over some updates: loss in nats, target tokens, and seconds."""
 
     loss: Finite = 0.0
     tokens: Count = 0
@@ -72,17 +74,17 @@ class Meter:
 
 @dataclass(config=_STRICT)
 class TrainingState:
-    """State of one training run. All values are JSON, and floats return from JSON with the same bits.
+    """State of a run. All values are JSON, and floats are restored from JSON with the same bits.
 
     ``update`` counts updates; ``data`` is the state of the batch iterator; ``last_checkpoint`` is the update of the
-    last row of ``metrics``, 0 before the first; ``parameters_from`` is the checkpoint whose parameters training goes on
-    with (the best one after the plateau schedule went back to it); ``num_not_improved`` counts checkpoints since the
-    best one, of score ``best_score``; ``gradient_norm`` is that of the last update, ``monitored`` those of the
-    parameters that are watched; ``text`` and ``vocabulary`` are fingerprints; ``plan`` is that of a byte budget, empty
-    without one; ``choices`` names the implementations that the run began with, empty with a budget; ``pipeline`` says
-    how layers are divided over ranks, empty if they are not; ``precision`` is what it began with, by its name in a
-    recipe; ``average_from`` is the update after which the mean of the parameters began, none before; ``environment`` is
-    what it was saved with, see :mod:`econmt.training.environment`.
+    last row of ``metrics``, 0 before the first; ``parameters_from`` is the checkpoint whose parameters training
+    continues with (the best one after the plateau schedule returned to it); ``num_not_improved`` counts checkpoints
+    since the best one, of score ``best_score``; ``gradient_norm`` is that of the last update, ``monitored`` those of
+    monitored parameters; ``text`` and ``vocabulary`` are fingerprints; ``plan`` is that of a memory budget, empty
+    without one; ``choices`` names the implementations that the run began with, empty with a budget; ``pipeline`` is the
+    division of layers over ranks, empty without a pipeline; ``precision`` is that at the beginning, by its name in a
+    recipe; ``average_from`` is the update after which parameter averaging began, None before; ``environment`` is that
+    of the last save, see :mod:`econmt.training.environment`.
     """
 
     update: Update = 0
@@ -118,21 +120,23 @@ class TrainingState:
     metrics: list[Annotated[dict[str, Any], shaped_like(MetricsRow)]] = field(default_factory=list)
 
     def to_json(self) -> str:
-        """The state as JSON text."""
+        """Returns the state as JSON text."""
         return json.dumps({"format": FORMAT, **asdict(self)}, indent=1) + "\n"
 
     @classmethod
     def from_json(cls, text: str, where: str) -> TrainingState:
-        """The state in JSON text.
+        """Parses a state from JSON text.
 
         Raises:
-            InputError: naming ``where``, if the text is broken or another version's.
+            InputError: The text is broken or from another version; the message names ``where``.
         """
         advice = "start anew with --overwrite-output"
         values = parse_json(text, where, advice)
         if values.pop("format", None) != FORMAT:
-            raise InputError(f"{where}: not a training state of this version of econmt; start anew elsewhere")
-        # States of runs that began before there were budgets, choices and monitors have none, and auto was float32.
+            raise InputError(
+                f"{where}: not a training state of this version of econmt; start anew in another folder"
+            )
+        # States of older versions lack fields that were added later; their precision was float32.
         missing = (
             {entry.name for entry in fields(cls)}
             - {"plan", "choices", "precision", "average_from", "environment", "monitored"}
@@ -152,7 +156,7 @@ class TrainingState:
         return state
 
     def _contradictions(self) -> list[str]:
-        """Returns contradictions in a state: every checkpoint that it names must have a row of metrics."""
+        """Returns inconsistencies: every checkpoint that a state names must have a row of metrics."""
         rows = {0, *(row["update"] for row in self.metrics)}
         names = ("best_update", "last_checkpoint", "parameters_from")
         wrong = [
@@ -161,10 +165,10 @@ class TrainingState:
             if getattr(self, name) not in rows
         ]
         wrong += [f"{name}: empty" for name in ("data", "random", "schedule") if not getattr(self, name)]
-        return wrong + [f"update {self.update}: before a checkpoint"] * (max(rows) > self.update)
+        return wrong + [f"update {self.update}: less than that of a checkpoint"] * (max(rows) > self.update)
 
     def metrics_text(self) -> str:
-        """The content of metrics.tsv: numbers in the shortest form that reads back as the same float."""
+        """Returns the content of metrics.tsv; numbers have the shortest form that restores the same float."""
         columns = [*dict.fromkeys((*COLUMNS, *chain.from_iterable(self.metrics)))]
         lines = ["\t".join(columns)]
         lines += ["\t".join(_number(name, row.get(name, nan)) for name in columns) for row in self.metrics]
@@ -180,7 +184,7 @@ def _number(column: str, value: float) -> str:
 
 
 def random_states() -> dict[str, Any]:
-    """The states of every random generator that a library might draw from, as JSON values."""
+    """Returns the states of Python's, NumPy's and PyTorch's random generators as JSON values."""
     version, words, gauss = random.getstate()
     name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     states: dict[str, Any] = {
@@ -201,7 +205,7 @@ def random_states() -> dict[str, Any]:
 
 
 def restore_random_states(states: dict[str, Any]) -> None:
-    """Puts back what :func:`random_states` gave."""
+    """Restores the states from :func:`random_states`."""
     random.setstate(python_state(states["python"]))
     np.random.set_state(numpy_state(states["numpy"]))
     torch.set_rng_state(as_bytes(states["torch"]))
@@ -211,7 +215,7 @@ def restore_random_states(states: dict[str, Any]) -> None:
 
 
 def seed_everything(seed: int) -> None:
-    """Seeds python's, numpy's and torch's generators, on every device."""
+    """Seeds Python's, NumPy's and PyTorch's generators, on every device."""
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)

@@ -1,4 +1,4 @@
-"""Schema of the plain data in a training state, by which a damaged state is reported and never used."""
+"""Schema of the JSON data in a training state, so that a damaged state is reported rather than used."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Bytes = Annotated[int, Field(ge=0, le=2**62)]
 
 
 class DataPlace(Record):
-    """Position in the stream of batches."""
+    """Position of the batch iterator."""
 
     epoch: Update
     position: Count
@@ -46,7 +46,7 @@ class ScheduleState(Record):
 
 
 class MetricsRow(Record):
-    """A row of metrics.tsv; what was not measured is not a number. A recipe may ask for more columns."""
+    """Row of metrics.tsv; values that were not measured are NaN. A recipe may add columns."""
 
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, float]
@@ -67,7 +67,7 @@ class MetricsRow(Record):
     def _names_of_columns(self) -> MetricsRow:
         for name in self.__pydantic_extra__:
             if not re.fullmatch(r"[\w.:]+", name, re.ASCII):
-                raise ValueError(f"{name[:40]!r} is no name of a column")
+                raise ValueError(f"{name[:40]!r} is not a valid column name")
         return self
 
 
@@ -77,21 +77,21 @@ def _known(names: Any, keys: Any) -> None:
             implementation_names(key) if key in OPS else ["auto", "outputs", "attention", "cells", "gates"]
         )
         if name not in known:
-            raise ValueError(f"{key} {name!r} is none of {', '.join(known)}")
+            raise ValueError(f"{key} {name!r} is not one of {', '.join(known)}")
 
 
 def _allotment(row: list[Any]) -> list[Any]:
     sizes, names = row[:6], row[6:]
     if len(row) != 11 or not all(type(size) is int and 0 <= size < 2**62 for size in sizes):
-        raise ValueError("an allotment has six whole numbers and five names")
-    if not all(sizes[place] for place in (0, 1, 2, 4)):
-        raise ValueError("an allotment has positions and rows")
+        raise ValueError("an allotment must have six integers and five names")
+    if not all(sizes[index] for index in (0, 1, 2, 4)):
+        raise ValueError("an allotment must have positions and rows")
     _known(names, (*OPS, "stash"))
     return row
 
 
 class PlanState(Record):
-    """The plan of a byte budget, see :meth:`econmt.memory.plan.planner.MemoryPlan.state_dict`."""
+    """Plan of a memory budget, see :meth:`econmt.memory.plan.planner.MemoryPlan.state_dict`."""
 
     made_for: str
     budget: Annotated[int, Field(ge=1, le=2**62)]
@@ -115,12 +115,12 @@ class PipelineState(Record):
     @model_validator(mode="after")
     def _homes_are_stages(self) -> PipelineState:
         if any(home >= self.stages for homes in self.homes for home in homes):
-            raise ValueError("a layer is on a stage that there is not")
+            raise ValueError("a layer is on a stage that does not exist")
         return self
 
 
 class RandomStates(Record):
-    """States of generators, see :func:`econmt.checkpoint.state.random_states`; each is tried."""
+    """States of random generators, see :func:`econmt.checkpoint.state.random_states`; validated by the generators."""
 
     python: list[Any]
     numpy: list[Any]
@@ -134,21 +134,21 @@ class RandomStates(Record):
             try:
                 _TRIALS[name](getattr(self, name))
             except (ValueError, TypeError, RuntimeError, OverflowError, IndexError, KeyError):
-                raise ValueError(f"{name} is no state of its generator") from None
+                raise ValueError(f"{name} is not a state of its generator") from None
         for state in self.cuda:
             as_bytes(state)
         return self
 
 
-def python_state(given: Any) -> tuple[Any, ...]:
-    """Returns the argument of ``random.setstate``."""
-    version, words, gauss = given
+def python_state(value: Any) -> tuple[Any, ...]:
+    """Converts a JSON value to the argument of ``random.setstate``."""
+    version, words, gauss = value
     return version, tuple(words), gauss
 
 
-def numpy_state(given: Any) -> tuple[Any, ...]:
-    """Returns the argument of ``numpy.random.set_state``."""
-    name, keys, position, has_gauss, cached = given
+def numpy_state(value: Any) -> tuple[Any, ...]:
+    """Converts a JSON value to the argument of ``numpy.random.set_state``."""
+    name, keys, position, has_gauss, cached = value
     return (
         name,
         np.frombuffer(base64.b64decode(keys, validate=True), dtype="<u4"),
@@ -159,16 +159,16 @@ def numpy_state(given: Any) -> tuple[Any, ...]:
 
 
 def as_bytes(text: str) -> torch.Tensor:
-    """Returns the argument of ``torch.set_rng_state`` from base64.
+    """Decodes base64 to a byte tensor, the argument of ``torch.set_rng_state``.
 
     Raises:
-        ValueError: the text is none.
+        ValueError: The text is not base64.
     """
     return torch.frombuffer(bytearray(base64.b64decode(text, validate=True)), dtype=torch.uint8)
 
 
-def _try_torch(given: Any) -> None:
-    torch.Generator().set_state(as_bytes(given))
+def _try_torch(value: Any) -> None:
+    torch.Generator().set_state(as_bytes(value))
 
 
 _TRIALS: dict[str, Callable[[Any], object]] = {
@@ -179,7 +179,7 @@ _TRIALS: dict[str, Callable[[Any], object]] = {
 
 
 def _choices(names: dict[str, str]) -> dict[str, str]:
-    if "lstm" not in names:  # an older version's, whose names mean something else
+    if "lstm" not in names:  # from an older version, whose names have other meanings
         keys = [key for key in (*OPS, "stash") if key in names]
         _known([names[key] for key in keys], keys)
     return names

@@ -1,4 +1,4 @@
-"""Files that are whole or absent, whatever the moment at which the process dies; tensors in files."""
+"""Atomic writes of text and tensor files: after a crash a file is complete or absent."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from econmt.errors import InputError
 
 FORMAT = "econmt-1"
 CHECKSUM = "checksum"
-"""Key of a file's metadata: SHA-256 of the rest of its header and of its data. Older files have none."""
+"""Metadata key of the SHA-256 checksum over the rest of the header and the data. Older files have none."""
 _BLOCK = 1 << 20
 _BROKEN = "the file is damaged; use another checkpoint"
 
 
 class FileMetadata(Record):
-    """Metadata of a tensor file, as text; files of older versions have fewer fields."""
+    """Metadata of a tensor file, all text; files of older versions have fewer fields."""
 
     format: str
     update: str = Field("0", pattern=r"^[0-9]{1,15}$")
@@ -52,7 +52,7 @@ _DTYPES = {
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes text in UTF-8, whole or not at all, unless the file says just that already."""
+    """Writes text in UTF-8 atomically, unless the file has the same content already."""
     content = text.encode("utf-8")
     if not (path.is_file() and path.read_bytes() == content):
         with whole_file(path) as file:
@@ -62,8 +62,8 @@ def write_text(path: Path, text: str) -> None:
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
     """Writes a safetensors file with a checksum; the same tensors and metadata give the same bytes.
 
-    The library's own writer puts the metadata in an order that changes from run to run; so the header is made here
-    (8 bytes of length, JSON, data: see the safetensors format), and reading is left to the library.
+    The library's writer orders metadata differently in each run, so the header is written here (8 bytes of length,
+    JSON, data: see the safetensors format); the library is used for reading.
     """
     header: dict[str, Any] = {"__metadata__": {key: metadata[key] for key in metadata if key != CHECKSUM}}
     # Widest types first keep every tensor aligned, as in the library's writer.
@@ -80,7 +80,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
         offset += size
     digest = _digest_of(header)
     with whole_file(path) as file:
-        # The checksum lies before the data: its place is filled when the data has been seen.
+        # The checksum precedes the data, so it is filled in after the data is written.
         file.write(_head(header, digest.hexdigest()))
         for name in order:
             values = tensors[name].detach().to("cpu").contiguous().reshape(-1).view(torch.uint8).numpy().data
@@ -91,21 +91,21 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
 
 
 def _head(header: Mapping[str, Any], checksum: str) -> bytes:
-    """The beginning of a file, in which the checksum has its place."""
+    """Returns the beginning of a file, which includes the checksum."""
     metadata = {**header["__metadata__"], CHECKSUM: checksum}
-    whole = {**header, "__metadata__": dict(sorted(metadata.items()))}
-    head = json.dumps(whole, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
+    complete = {**header, "__metadata__": dict(sorted(metadata.items()))}
+    head = json.dumps(complete, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
     head += b" " * (-len(head) % 8)
     return len(head).to_bytes(8, "little") + head
 
 
 def _digest_of(header: Mapping[str, Any]) -> Any:
-    """The digest of a header without checksum, to go on with the data."""
+    """Returns the digest of a header without checksum, to be updated with the data."""
     return hashlib.sha256(json.dumps(header, sort_keys=True, separators=(",", ":")).encode("utf-8"))
 
 
 def read_metadata(path: Path) -> dict[str, str]:
-    """The metadata of a tensor file of econmt, after every check that needs no tensor; see :func:`read_tensors`."""
+    """Returns the metadata of econmt's tensor file after all checks that need no tensor; see :func:`read_tensors`."""
     _check_beginning(path)
     try:
         with safe_open(path, framework="pt") as file:
@@ -117,17 +117,17 @@ def read_metadata(path: Path) -> dict[str, str]:
     if metadata.get("format") != FORMAT:
         found = metadata.get("format", "none")
         raise InputError(
-            f"{path}: not a file of econmt (format {found}, wanted {FORMAT}); give a file that econmt wrote"
+            f"{path}: not a file of econmt (format {found}, expected {FORMAT}); use a file that econmt wrote"
         )
     check_section(FileMetadata, metadata, str(path), _BROKEN)
     return metadata
 
 
 def check_tensors(path: Path) -> dict[str, str]:
-    """Reads a file from beginning to end, a block at a time; returns its metadata.
+    """Reads a file completely, block by block, to verify its checksum; returns its metadata.
 
     Raises:
-        InputError: as :func:`read_tensors`.
+        InputError: See :func:`read_tensors`.
     """
     metadata = read_metadata(path)
     if CHECKSUM in metadata:
@@ -137,9 +137,7 @@ def check_tensors(path: Path) -> dict[str, str]:
         except OSError as error:
             raise InputError(f"{path}: cannot be read ({error.strerror}); use another checkpoint") from error
         if found != metadata[CHECKSUM]:
-            raise InputError(
-                f"{path}: damaged, it does not have the checksum that it was written with; use another checkpoint"
-            )
+            raise InputError(f"{path}: damaged (its checksum is wrong); use another checkpoint")
     return metadata
 
 
@@ -153,24 +151,23 @@ def _checksum(file: IO[bytes]) -> str:
 
 
 def model_description(metadata: Mapping[str, str], path: Path) -> dict[str, Any]:
-    """The model that a parameter file describes: its section of a recipe and its vocabulary sizes; empty without one.
+    """Returns the model that a parameter file describes: its recipe section and vocabulary sizes; empty if missing.
 
     Raises:
-        InputError: naming ``path``, if it is no JSON object.
+        InputError: The description is not a JSON object; the message names ``path``.
     """
     return parse_json(metadata["model"], f"{path}: model", _BROKEN) if "model" in metadata else {}
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors, on the CPU, and the metadata of a file that :func:`write_tensors` wrote. Nothing is executed.
+    """Reads the CPU tensors and the metadata of a file from :func:`write_tensors`, without executing anything.
 
     Raises:
-        InputError: naming the file, if it is absent, a pickle, truncated, not of econmt, or has not the checksum that
-            it was written with.
+        InputError: The file is missing, a pickle, truncated, not from econmt, or has a wrong checksum.
     """
     metadata = check_tensors(path)
     with safe_open(path, framework="pt") as file:
-        # The library maps the file; a copy is aligned and outlives it.
+        # The library maps the file into memory; a copy is aligned and independent of the file.
         return {name: file.get_tensor(name).clone() for name in file.keys()}, metadata  # noqa: SIM118
 
 
@@ -182,7 +179,7 @@ def _check_beginning(path: Path) -> None:
             size = os.fstat(file.fileno()).st_size
     except OSError as error:
         raise InputError(
-            f"{path}: cannot be read ({error.strerror}); give a parameter file of econmt"
+            f"{path}: cannot be read ({error.strerror}); use a parameter file of econmt"
         ) from error
     length = int.from_bytes(head[:8], "little")
     if head[8:9] == b"{":
@@ -191,6 +188,6 @@ def _check_beginning(path: Path) -> None:
         return
     if head[:4] == b"PK\x03\x04" or (head[:1] == b"\x80" and head[1:2] in b"\x01\x02\x03\x04\x05"):
         raise InputError(
-            f"{path} is a pickle; econmt never loads pickles: give a .safetensors file that econmt wrote"
+            f"{path} is a pickle; econmt never loads pickles: use a .safetensors file that econmt wrote"
         )
-    raise InputError(f"{path}: not a safetensors file; give a parameter file of econmt")
+    raise InputError(f"{path}: not a safetensors file; use a parameter file of econmt")

@@ -1,4 +1,4 @@
-"""Model folders made from others: what translation needs, and no training state."""
+"""Writes model folders for translation, without training state."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from econmt.errors import InputError
 
 
 def check_new(output: Path) -> None:
-    """Raises InputError if a folder to be made is there already and not empty."""
+    """Raises InputError if a folder to be created exists already and is not empty."""
     if Path(os.path.realpath(output)).is_symlink():
-        raise InputError(f"{output}: a link that leads to itself; give a new folder")
+        raise InputError(f"{output}: a link that leads to itself; use a new folder")
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise InputError(f"{output}: exists already; give a new folder")
+        raise InputError(f"{output}: exists already; use a new folder")
 
 
 def write_model(
@@ -33,42 +33,47 @@ def write_model(
     recipe: str | None = None,
     card: str | None = None,
 ) -> None:
-    """Writes a model folder under a temporary name and renames it, so that it is whole or not there.
+    """Writes a model folder under a temporary name and renames it, so that it is complete or absent.
 
     Args:
-        source: whose vocabulary, and recipe, it gets.
-        output: the folder to make; see :func:`check_new`.
-        tensors: its parameters. metadata: of the parameter file.
-        recipe: the text of its recipe instead. card: the text of a model card to go with it.
+        source: Model folder whose vocabulary and recipe are copied.
+        output: Folder to create; see :func:`check_new`.
+        tensors: Parameters.
+        metadata: Metadata of the parameter file.
+        recipe: Text of a recipe that replaces the copied one.
+        card: Text of a model card to add.
 
     Raises:
-        InputError: if it cannot be written.
+        InputError: The folder cannot be written.
     """
-    with writing(output), whole_folder(output) as place:
+    with writing(output), whole_folder(output) as temporary:
         for path in vocabulary_files(source.path):
-            shutil.copyfile(path, place / path.name)
-        made = ModelFolder(place)
-        write_text(made.recipe, source.recipe.read_text(encoding="utf-8") if recipe is None else recipe)
-        write_tensors(made.best, tensors, metadata)
+            shutil.copyfile(path, temporary / path.name)
+        model_folder = ModelFolder(temporary)
+        write_text(
+            model_folder.recipe, source.recipe.read_text(encoding="utf-8") if recipe is None else recipe
+        )
+        write_tensors(model_folder.best, tensors, metadata)
         if card is not None:
-            write_text((place / "README").with_suffix(".md"), card)
+            write_text((temporary / "README").with_suffix(".md"), card)
 
 
 def export_model(folder: Path | str, destination: Path | str, *, card: str | None = None) -> Path:
-    """Copies what translation needs, the best parameters, recipe and vocabulary, and none of the training state.
+    """Copies the files that translation needs: best parameters, recipe and vocabulary.
 
     Args:
-        folder: of the model. destination: a new one.
-        card: the text of a model card to go with it.
+        folder: Model folder.
+        destination: Folder to create.
+        card: Text of a model card to add.
 
     Returns:
         The destination.
 
     Raises:
-        InputError: if the folder holds no model or the destination cannot be written or is no new folder.
+        InputError: The folder holds no model, or the destination exists or cannot be written.
     """
-    home, target = ModelFolder(folder), Path(destination)
-    load_task(home.path)
+    source, target = ModelFolder(folder), Path(destination)
+    load_task(source.path)
     check_new(target)
-    write_model(home, target, *read_tensors(home.best), card=card)
+    write_model(source, target, *read_tensors(source.best), card=card)
     return target

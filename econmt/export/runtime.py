@@ -1,8 +1,8 @@
-"""Folders for ``econmt_runtime``, which translates without PyTorch.
+"""Exports models to folders for ``econmt_runtime``, which translates without PyTorch.
 
-``model.json`` has the shape of the model, how to search and the checksums of all files, ``arrays.safetensors`` its
-weights as a search multiplies with them, under the names of the parts of :class:`econmt_runtime.model.RuntimeModel`;
-beside them lie the vocabulary, the runtime's modules and the C library, so that ``python FOLDER`` translates.
+``model.json`` describes the model, its search, and the checksums of all files. ``arrays.safetensors`` holds the weights
+in the layout of the search's products, named after the parts of :class:`econmt_runtime.model.RuntimeModel`. The vocabulary,
+the runtime's modules and the C library are included, so that ``python FOLDER`` translates.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from econmt_ops.core.weights import LowRank
 
 RUNTIME_FORMAT = "econmt-runtime-2"
 _ENCODERS, _DECODERS = ("lstm", "gru", "ssru"), ("lstm", "ssru")
-_BEAM = 64
-"""Largest beam, as econmt_runtime.library.MOST_WORDS."""
+_MAX_BEAM = 64
+"""Largest beam size, equal to econmt_runtime.library.MOST_WORDS."""
 _LAUNCHER = "launcher.py"
 _NO_MODULES = "MODULES: dict[str, str] = {}"
 
@@ -54,15 +54,17 @@ def export_runtime(
     """Writes a folder that translates without PyTorch.
 
     Args:
-        folder: a model folder. destination: the folder to make.
-        precision: float32 or int8; None: int8 if the model's matrices are.
-        lexicon: a file of ``econmt lexicon``, or None. top: words that are kept of each of its; None: all.
+        folder: Model folder.
+        destination: Folder to create.
+        precision: float32 or int8; None: int8 if the model's matrices are 8-bit, else float32.
+        lexicon: File written by ``econmt lexicon``, or None.
+        top: Number of words to keep of each lexicon entry; None: all.
 
     Returns:
         The destination.
 
     Raises:
-        InputError: the runtime does not know such a model, or a file cannot be read or written.
+        InputError: The runtime does not support the model, or a file cannot be read or written.
     """
     loaded = load_model(folder)
     _check(loaded.recipe, folder)
@@ -70,34 +72,34 @@ def export_runtime(
     library = _library()
     tensors = _tensors(loaded.model)
     if (precision or loaded.stored or "float32") == "int8":
-        tensors = _in_8_bits(tensors)
+        tensors = _to_int8(tensors)
     if lexicon is not None:
         table = read_lexicon(lexicon, fingerprint(folder), loaded.vocabularies)
         tensors["lexicon"] = table[:, :top].contiguous()
     files = vocabulary_files(folder)
     config = _config(loaded.model, loaded.recipe, [path.name for path in files])
     config["joint"] = loaded.vocabularies.source is loaded.vocabularies.target
-    with writing(destination), whole_folder(destination) as place:
+    with writing(destination), whole_folder(destination) as temporary:
         for path in files:
-            shutil.copyfile(path, place / path.name)
-        write_tensors(place / "arrays.safetensors", tensors, {"format": FORMAT})
-        package = place / "econmt_runtime"
+            shutil.copyfile(path, temporary / path.name)
+        write_tensors(temporary / "arrays.safetensors", tensors, {"format": FORMAT})
+        package = temporary / "econmt_runtime"
         package.mkdir()
         for module in sorted(_runtime().glob("*.py")):
             if module.name != _LAUNCHER:
                 shutil.copyfile(module, package / module.name)
-        write_text(place / "__main__.py", _main_module(package))
+        write_text(temporary / "__main__.py", _main_module(package))
         shutil.copyfile(library, package / library.name)
-        arrays = place / "arrays.safetensors"
+        arrays = temporary / "arrays.safetensors"
         config["arrays"] = read_metadata(arrays)[CHECKSUM]
-        rest = sorted(path for path in place.rglob("*") if path.is_file() and path != arrays)
-        config["files"] = {path.relative_to(place).as_posix(): _checksum(path) for path in rest}
-        write_text(place / "model.json", json.dumps(_signed(config), indent=1) + "\n")
+        rest = sorted(path for path in temporary.rglob("*") if path.is_file() and path != arrays)
+        config["files"] = {path.relative_to(temporary).as_posix(): _checksum(path) for path in rest}
+        write_text(temporary / "model.json", json.dumps(_signed(config), indent=1) + "\n")
     return destination
 
 
 def _main_module(package: Path) -> str:
-    """Makes the folder's ``__main__.py``: the launcher with the checksums of the modules in ``package``."""
+    """Returns the folder's ``__main__.py``: the launcher, with the checksums of the modules in ``package``."""
     launcher = (_runtime() / _LAUNCHER).read_text(encoding="utf-8")
     assert _NO_MODULES in launcher
     checksums = {path.name: _checksum(path) for path in sorted(package.iterdir())}
@@ -109,17 +111,17 @@ def _checksum(path: Path) -> str:
 
 
 def _signed(config: Mapping[str, Any]) -> dict[str, Any]:
-    """With the checksum that econmt_runtime.checks compares."""
+    """Adds the checksum that econmt_runtime.checks verifies."""
     text = json.dumps(config, sort_keys=True, separators=(",", ":"))
     return {**config, CHECKSUM: hashlib.sha256(text.encode()).hexdigest()}
 
 
 def _runtime() -> Path:
     """Finds the folder of the runtime's modules without importing them."""
-    found = importlib.util.find_spec("econmt_runtime")
-    if found is None or found.origin is None:
+    spec = importlib.util.find_spec("econmt_runtime")
+    if spec is None or spec.origin is None:
         raise InputError("econmt_runtime is not installed beside econmt; install econmt again")
-    return Path(found.origin).parent
+    return Path(spec.origin).parent
 
 
 def _library() -> Path:
@@ -133,53 +135,55 @@ def _library() -> Path:
 
 
 def _check(recipe: Recipe, folder: Path) -> None:
-    """Raises InputError for models and searches that the runtime does not know."""
+    """Raises InputError if the runtime does not support the model or its search."""
     model, decoding = recipe.translation_model, recipe.decoding
-    for part, cell, known in (
+    for part, cell, supported in (
         ("encoder", model.encoder.cell, _ENCODERS),
         ("decoder", model.decoder.cell, _DECODERS),
     ):
-        if cell not in known:
-            raise InputError(f"{folder}: the runtime has {part}s of {', '.join(known)}, not of {cell}")
+        if cell not in supported:
+            raise InputError(
+                f"{folder}: the runtime supports {part}s of {', '.join(supported)}, not of {cell}"
+            )
     if model.source_factors_num_embed:
-        raise InputError(f"{folder}: reads source factors, which the runtime does not know")
-    if stepped := encoder_steps(model) or decoder_steps(model):
-        raise InputError(f"{folder}: the runtime does not know its {stepped}")
+        raise InputError(f"{folder}: has source factors, which the runtime does not support")
+    if unsupported := encoder_steps(model) or decoder_steps(model):
+        raise InputError(f"{folder}: the runtime does not support its {unsupported}")
     if model.decoder.copy_attention:
-        raise InputError(f"{folder}: the runtime does not know its decoder.copy_attention")
-    if decoding.beam_size > _BEAM:
+        raise InputError(f"{folder}: the runtime does not support its decoder.copy_attention")
+    if decoding.beam_size > _MAX_BEAM:
         raise InputError(
-            f"{folder}: its decoding.beam_size is {decoding.beam_size}; the runtime keeps {_BEAM} hypotheses at most"
+            f"{folder}: its decoding.beam_size is {decoding.beam_size}; the runtime supports at most {_MAX_BEAM}"
         )
     if decoding.block_ngram_repeat:
-        raise InputError(f"{folder}: its decoding.block_ngram_repeat is none that the runtime knows")
+        raise InputError(f"{folder}: the runtime does not support its decoding.block_ngram_repeat")
     if SearchOptions.from_recipe(decoding).penalizes or decoding.beam_prune:
-        raise InputError(f"{folder}: its search has penalties or is pruned, which the runtime does not know")
+        raise InputError(f"{folder}: its search has penalties or pruning, which the runtime does not support")
     if decoding.beam_search_stop != "all":
         raise InputError(
-            f"{folder}: its beam_search_stop is {decoding.beam_search_stop}; the runtime has all alone"
+            f"{folder}: its beam_search_stop is {decoding.beam_search_stop}; the runtime supports all only"
         )
     if model.encoder.bidirectional == "none" and model.encoder.residual:
-        raise InputError(f"{folder}: the runtime has residual encoders with a layer of two directions alone")
+        raise InputError(f"{folder}: the runtime supports residual encoders only with a bidirectional layer")
 
 
-def _whole(matrix: Any) -> Tensor:
-    """A weight, of factors their product."""
-    made: Tensor = matrix.left @ matrix.right if isinstance(matrix, LowRank) else matrix
-    return made.detach()
+def _dense(matrix: Any) -> Tensor:
+    """Returns a weight; if it is factorized, the product of its factors."""
+    dense: Tensor = matrix.left @ matrix.right if isinstance(matrix, LowRank) else matrix
+    return dense.detach()
 
 
 def _layer(made: dict[str, Tensor], name: str, cell: str, weights: Any) -> None:
-    """Adds the products of a layer: ``read`` of what it reads, ``recur`` of its h."""
-    made[f"{name}.read.weight"], made[f"{name}.read.bias"] = _whole(weights.input), weights.bias.detach()
+    """Adds a layer's weights: ``read`` multiplies its input, ``recur`` its state h."""
+    made[f"{name}.read.weight"], made[f"{name}.read.bias"] = _dense(weights.input), weights.bias.detach()
     if cell != "ssru":
-        made[f"{name}.recur.weight"] = _whole(weights.hidden)
+        made[f"{name}.recur.weight"] = _dense(weights.hidden)
     if cell == "gru":
         made[f"{name}.recur.bias"] = weights.hidden_bias.detach()
 
 
 def _tensors(model: TranslationModel) -> dict[str, Tensor]:
-    """The weights under the runtime's names, in float32."""
+    """Returns the weights under the runtime's names, in float32."""
     made: dict[str, Tensor] = {}
     encoder, decoder, attention = model.encoder, model.decoder, model.decoder.attention
     made["source.weight"] = model.source_embedding.weight.detach()
@@ -223,25 +227,43 @@ def _tensors(model: TranslationModel) -> dict[str, Tensor]:
     return {name: tensor.float().contiguous() for name, tensor in made.items()}
 
 
-def _in_8_bits(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The weights in 8 bits, with the steps of their rows; everything else as it is.
+def _combination(made: dict[str, Tensor], model: TranslationModel) -> None:
+    """Adds the attentional layer's weights for state and values; the state's include the query where possible."""
+    decoder = model.decoder
+    weight, bias = decoder.combine.weight.detach(), decoder.combine.bias.detach()
+    of_state, query = weight[:, : decoder.config.size], decoder.attention.query
+    made["values.weight"] = weight[:, decoder.config.size :]
+    if query is not None and _queries_from_top(model):
+        of_state, bias = torch.cat([query.detach(), of_state]), torch.cat([bias.new_zeros(len(query)), bias])
+    elif query is not None:
+        made["query.weight"] = query.detach()
+    made["own.weight"], made["own.bias"] = of_state, bias
 
-    Those of single words stay in rows; others are in the groups that the C library reads.
+
+def _queries_from_top(model: TranslationModel) -> bool:
+    config = model.decoder.config
+    return config.input_feeding or config.layers == 1
+
+
+def _to_int8(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Converts weight matrices to 8 bits with a scale for each row; other tensors are unchanged.
+
+    Matrices looked up by word keep their row layout; others are arranged in the groups that the C library reads.
     """
-    made: dict[str, Tensor] = {}
+    quantized: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         part = name.removesuffix(".weight")
         if part == name:
-            made[name] = tensor
+            quantized[name] = tensor
             continue
-        made[name], made[part + STEPS] = rounded(tensor)
+        quantized[name], quantized[part + STEPS] = rounded(tensor)
         if part not in ("source", "target", "output"):
-            made[name], made[f"{part}.sums"] = in_groups(made[name])
-    return made
+            quantized[name], quantized[f"{part}.sums"] = in_groups(quantized[name])
+    return quantized
 
 
 def _config(model: TranslationModel, recipe: Recipe, files: Sequence[str]) -> dict[str, Any]:
-    """Returns the content of ``model.json``."""
+    """Returns the content of ``model.json``, without checksums."""
     encoder, decoder, attention = model.encoder, model.decoder.config, model.decoder.attention
     return {
         "format": RUNTIME_FORMAT,
@@ -262,7 +284,7 @@ def _config(model: TranslationModel, recipe: Recipe, files: Sequence[str]) -> di
             "feeding": decoder.input_feeding,
             "residual": decoder.residual,
             "average": decoder.state_init == "avg",
-            "asked": SearchWeights.of(model.decoder, attention.query).asked,
+            "asked": len(query) if query is not None and _queries_from_top(model) else 0,
         },
         "attention": {"norm": attention.layer_norm is not None, "scale": attention.scale},
         "decoding": {

@@ -1,1 +1,1 @@
-"""Training: the objective, optimizers and schedules, checkpoints, validation, the trainer."""
+"""Training of a run: the loop, checkpoints, resuming, validation and results."""

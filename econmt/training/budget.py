@@ -1,4 +1,4 @@
-"""A run's byte budget: its plan, made before the first update or taken over from a saved state."""
+"""Memory budget of a run: its plan, made before the first update or taken over from a saved state."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ from econmt_ops.optimizer import FusedOptimizer
 def divide(
     batch: AnyBatch, plan: MemoryPlan | None, implementations: Implementations, ranks: int = 1
 ) -> list[tuple[AnyBatch, Implementations]]:
-    """The micro-batches of a batch, of all ranks together, and how their ops are run as planned.
+    """Splits a batch of all ranks into micro-batches, each with the implementations of its ops, as planned.
 
-    Without a plan it is the batch itself, with the given ``implementations``.
+    Without a plan, the batch stays whole and uses the given ``implementations``.
     """
     if plan is None:
         return [(batch, implementations)]
@@ -52,17 +52,17 @@ def first_plan(
     precision: torch.dtype,
     communicator: Communicator | None = None,
 ) -> MemoryPlan | None:
-    """The plan with which a run would begin; None without a budget.
+    """Returns the plan that a new run would begin with; None without a memory budget.
 
     Args:
-        recipe: the run.
-        prepared: its text.
-        device: where it would compute.
-        precision: of products and feature maps.
-        world: the ranks; None: this process alone.
+        recipe: Recipe of the run.
+        prepared: Prepared text of the run.
+        device: Device that would compute.
+        precision: Type of products and feature maps.
+        world: Communicator of the ranks; None: a single process.
 
     Raises:
-        InputError: if the budget does not suffice for one sentence.
+        InputError: The budget does not suffice for one sentence.
     """
     if recipe.training.memory_budget is None:
         return None
@@ -77,20 +77,20 @@ def first_plan(
 
 
 class Budget:
-    """Byte budget of a run: divides batches so that a step fits into the bytes that the recipe allows.
+    """Keeps a run within the memory budget of its recipe, if there is one.
 
     Args:
-        task: what is learnt, with the recipe of the run.
-        prepared: its text.
-        batches: of training.
-        device: where it computes.
-        precision: of products and feature maps.
-        parameters: of the model, those that are not learnt fixed.
-        world: the ranks, of which each has its own bytes.
+        task: Task that is learnt, with the recipe of the run.
+        prepared: Prepared text of the run.
+        batches: Batches of training.
+        device: Device that computes.
+        precision: Type of products and feature maps.
+        parameters: Parameters of the model, with ``requires_grad`` False for frozen ones.
+        world: Communicator of the ranks, each of which has its own budget.
 
     Attributes:
-        plan: None until :meth:`make`, and if the recipe has no budget.
-        notes: what a person should know of changes to it, one line each.
+        plan: None before :meth:`make`, or if the recipe has no budget.
+        notes: Messages about changes of the plan, one line each.
     """
 
     def __init__(
@@ -122,44 +122,44 @@ class Budget:
             _, self._share = largest_share(self._sizes, self._communicator.size)
 
     def make(self, state: TrainingState, taken: int) -> None:
-        """Make the plan; that of a saved state is kept if it was made for the same.
+        """Makes the plan, or takes over that of a saved state if it was made for the same settings.
 
         Args:
-            state: where the run stands.
-            taken: bytes of optimizer state that are there already.
+            state: State of the run.
+            taken: Bytes of optimizer state that are already allocated.
 
         Raises:
-            InputError: if the budget does not suffice for one sentence.
+            InputError: The budget does not suffice for one sentence.
         """
         value = self._recipe.training.memory_budget
         if value is None:
             return
         least = self._weights + self._state
-        if value != "auto" and parse_size(str(value)) < least:  # told at once, without an estimate
+        if value != "auto" and parse_size(str(value)) < least:  # reported at once, without an estimate
             raise InputError(
                 f"training.memory_budget {size_text(parse_size(str(value)))}: the parameters and the optimizer's "
-                f"state alone take {size_text(least)}; give more, as 1GiB, or a smaller model"
+                f"state alone take {size_text(least)}; use a larger budget, such as 1GiB, or a smaller model"
             )
         if state.plan.get("made_for") == self._made_for(state.text):
             self.plan = MemoryPlan.from_state_dict(state.plan)
             return
         planned: list[MemoryPlan] = []
 
-        def own() -> dict[str, Any]:
+        def make_on_rank_zero() -> dict[str, Any]:
             planned.append(self._planned(budget_bytes(value, self._device, self._weights + taken)))
             return planned[0].state_dict()
 
-        found = self._communicator.on_rank_zero(own)
-        self.plan = planned[0] if planned else MemoryPlan.from_state_dict(found)
+        saved_plan = self._communicator.on_rank_zero(make_on_rank_zero)
+        self.plan = planned[0] if planned else MemoryPlan.from_state_dict(saved_plan)
 
     @contextmanager
     def enforced(self) -> Iterator[None]:
-        """On a GPU, let PyTorch take no more than the budget inside; what it cannot have is an error to learn from."""
+        """Limits PyTorch's allocator on a GPU to the budget, so that exceeding it raises an out-of-memory error."""
         if self.plan is None or self._device.type != "cuda":
             yield
             return
         share = self.plan.budget / total_memory(self._device)
-        # Unlike its other functions, this one of PyTorch does not take "cuda" for the current GPU.
+        # Unlike PyTorch's other functions, this one does not take "cuda" for the current GPU.
         index = torch.cuda.current_device() if self._device.index is None else self._device.index
         torch.cuda.set_per_process_memory_fraction(min(1.0, share), index)
         try:
@@ -168,15 +168,15 @@ class Budget:
             torch.cuda.set_per_process_memory_fraction(1.0, index)
 
     def remember(self, state: TrainingState) -> None:
-        """Put the plan into a state that is to be saved."""
+        """Stores the plan in a state that is about to be saved."""
         state.plan = {}
         if self.plan is not None:
             state.plan = {"made_for": self._made_for(state.text), **self.plan.state_dict()}
 
     def largest_batches(self) -> list[AnyBatch]:
-        """Batches whose gradient needs as much memory as any: one, or two alike where gradients are added up.
+        """Returns batches whose gradient needs the most memory: one, or two equal ones if gradients are accumulated.
 
-        They are those of all ranks together.
+        These are batches of all ranks together.
         """
         if self.plan is None:
             return [self._batches.worst_batch()]
@@ -186,40 +186,40 @@ class Budget:
         return [batch, batch] if worst.parts > 1 and self._device.type == "cuda" else [batch]
 
     def room_for_optimizer(self, optimizer: FusedOptimizer) -> torch.Tensor:
-        """Reserves the bytes that a GPU needs for the optimizer's state.
+        """Allocates as many bytes as the optimizer's state will need on a GPU; nothing if it exists or on a CPU.
 
         Raises:
-            TrainingError: if it does not have them.
+            TrainingError: There is not enough memory.
         """
-        there = bool(optimizer.state) or self._device.type != "cuda"
+        exists = bool(optimizer.state) or self._device.type != "cuda"
         try:
-            return torch.empty(0 if there else self._state, dtype=torch.uint8, device=self._device)
+            return torch.empty(0 if exists else self._state, dtype=torch.uint8, device=self._device)
         except torch.cuda.OutOfMemoryError as error:
             raise TrainingError(
-                f"no memory left on {self._device} for the state of the optimizer; take a smaller model or another GPU"
+                f"out of memory on {self._device} for the optimizer's state; use a smaller model or another GPU"
             ) from error
 
     def shrink(self, batch: AnyBatch, rows: int) -> None:
-        """Learn that micro-batches of ``rows`` rows, at least 2, were too large for such a batch."""
+        """Halves the planned size of micro-batches for batches like this one, after ``rows`` rows ran out of memory."""
         assert self.plan is not None
         smaller = self.plan.halve(self.plan.find(batch), rows)
         self.notes.append(
-            f"no memory left on {self._device} for {rows} pairs of {smaller.source} x {smaller.target}: micro-batches "
-            f"of at most {smaller.rows} from now on"
+            f"out of memory on {self._device} for {rows} pairs of {smaller.source} x {smaller.target}; micro-batches "
+            f"have at most {smaller.rows} from now on"
         )
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
     @property
     def _state(self) -> int:
-        """Bytes of the optimizer's state, the few of its counters left aside."""
+        """Bytes of the optimizer's state, without its few counters."""
         size = self._moments
         if self._recipe.training.averaging.start != "never":
             size += sum(self._sizes)
         return size if self._share is None else int(size * self._share)
 
     def _made_for(self, text: str) -> str:
-        """Tells apart all that a plan depends on; ``text`` is the fingerprint of the text."""
+        """Returns a fingerprint of everything that a plan depends on; ``text`` is the fingerprint of the text."""
         recipe, training = self._recipe, self._recipe.training
         parts: dict[str, Any] = {
             "sections": [
@@ -280,40 +280,42 @@ class Budget:
         return MemoryPlan(budget, planner.allot(), self._decoding_rows(budget))
 
     def _decoding_rows(self, budget: int) -> int:
-        """Sentences that validation, and the test text in the end, translate together; 1 if none is translated."""
+        """Returns how many sentences validation and final test translate together; 1 if none is translated."""
         if not self._task.translates:
             return 1
         recipe, decoding = self._recipe, self._recipe.decoding
         texts = [self._prepared.test] if recipe.training.decode_and_evaluate == 0 else [self._prepared.valid]
         longest = max((int(text.source_lengths.max()) for text in texts if text is not None), default=0)
-        # Batches of longer sentences have fewer of them in turn.
+        # Batches of longer sentences contain fewer of them.
         source = min(longest, recipe.pairs.max_length) + 1
         target = int(decoding.max_output_factor * longest) + MAX_OUTPUT_EXTRA + 1
 
-        def needed(sentences: int) -> int:
+        def needed_bytes(sentences: int) -> int:
             shape = sentences, source, target
             factors = self._prepared.vocabularies.factor_sizes
-            found = estimate_search(recipe, *self._words, shape, self._device.type, torch.float32, factors)
-            return self._state + found
+            search_bytes = estimate_search(
+                recipe, *self._words, shape, self._device.type, torch.float32, factors
+            )
+            return self._state + search_bytes
 
-        rows = search_rows(needed, usable(budget), decoding.batch_size)
+        rows = search_rows(needed_bytes, usable(budget), decoding.batch_size)
         if rows == 0:
-            size = needed(1)
+            size = needed_bytes(1)
             raise InputError(
                 f"training.memory_budget {size_text(budget)}: translating one validation sentence of {source} tokens "
-                f"with decoding.beam_size={decoding.beam_size} needs {size_text(size)}; give "
+                f"with decoding.beam_size={decoding.beam_size} needs {size_text(size)}; set "
                 f"training.memory_budget={sufficient_budget(size)} or a smaller beam"
             )
         return rows
 
 
 def _shapes_of_epochs(data: Data, seed: int) -> dict[str, Any]:
-    """Returns the values that batch shapes depend on where epochs differ."""
-    found: dict[str, Any] = {}
+    """Returns the settings that batch shapes depend on when epochs differ."""
+    result: dict[str, Any] = {}
     if data.mixing.weights:
-        found["mixing"] = data.mixing.model_dump(mode="json")
+        result["mixing"] = data.mixing.model_dump(mode="json")
     if not data.noise.is_idle:
-        found["noise"] = [data.noise.model_dump(mode="json"), seed]
+        result["noise"] = [data.noise.model_dump(mode="json"), seed]
     if isinstance(data.subwords, SentencePieceSubwords) and data.subwords.dropout:
-        found["subword_dropout"] = data.subwords.dropout
-    return found
+        result["subword_dropout"] = data.subwords.dropout
+    return result

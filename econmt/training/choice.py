@@ -1,7 +1,7 @@
-"""Choice of implementations for ops that the recipe leaves at auto: measured when the run starts, then kept.
+"""Chooses implementations for the ops that a recipe leaves at auto, by measuring at the start of a run.
 
-Implementations differ by rounding, so a run that goes on must use those that it began with: they are a part of its
-saved state. With a byte budget the plan chooses instead (`econmt.training.budget`).
+Implementations differ in rounding, so a resumed run keeps those that it began with, which are saved in its state. With
+a memory budget the plan chooses instead (`econmt.training.budget`).
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from econmt_ops.dispatch.session import Session, measuring
 from econmt_ops.dispatch.traits import implementations_of
 
 POSITIONS = 6
-"""Positions of the batch that is measured: a step of a long sentence takes as long as one of a short one."""
+"""Time steps of the measured batch: steps of long and short sentences take equally long."""
 
 SECONDS = 1.6
-"""Seconds that measuring may take; with the batch itself it stays under two seconds."""
+"""Seconds for measuring; with the creation of the batch it stays below two seconds."""
 
 SHARE = 0.5
-"""Share of the remaining time that one op may take; later ops, the slowest of which is the decoder, need some too."""
+"""Share of the remaining time for one op: later ones, of which the decoder is the slowest, need some as well."""
 
 _WORTH_ITS_MEMORY = 0.15
-"""By which share the reference must be faster: it keeps several times as much, and so few positions flatter it."""
+"""Share of time that the reference must save, since it keeps several times the memory and short batches favour it."""
 
 _LEAST_OPERATIONS = 1e9
-"""Below this many operations in the measured batch there is nothing to gain: it takes milliseconds."""
+"""Least number of operations of the measured batch for which measuring pays; fewer take only milliseconds."""
 
 
 def is_worth_measuring(model: nn.Module, shape: Shape) -> bool:
     """Returns True if an update of this model takes long enough for the choice to matter."""
-    # Rows of a table are looked up, unless it is an output layer's weight too.
+    # Embedding tables are looked up, not multiplied, unless they are the output layer's weight too.
     multiplied = {part.weight for part in model.modules() if isinstance(part, nn.Linear)}
     tables = {part.weight for part in model.modules() if isinstance(part, nn.Embedding)} - multiplied
     size = sum(parameter.numel() for parameter in model.parameters() if parameter not in tables)
@@ -62,11 +62,11 @@ def measure(
     """Times the candidates of every op that a recipe leaves at auto, on random ids of at most `POSITIONS` positions.
 
     Args:
-        task: what is learnt; its recipe names implementations.
-        model: in training mode.
-        shape: of the batches that are most frequent.
-        device, precision: where and how products are computed.
-        seconds, compiled, byte_limit, remember: see `econmt_ops.dispatch.session.measuring`.
+        task: Task that is learnt; its recipe names implementations.
+        model: Model in training mode.
+        shape: Most frequent shape of the batches.
+        device, precision: Device and precision of the products.
+        seconds, compiled, byte_limit, remember: See `econmt_ops.dispatch.session.measuring`.
     """
     shape = Shape(shape.rows, min(shape.source, POSITIONS), min(shape.target, POSITIONS))
     given = Implementations.of(task.recipe.ops)
@@ -89,44 +89,44 @@ def settle(
     updates: float = 0.0,
     passes: int = 1,
 ) -> tuple[Implementations, str]:
-    """Names an implementation for everything that a recipe leaves at auto, as a run does when it begins.
+    """Chooses an implementation for every op that a recipe leaves at auto, as a run does when it begins.
 
-    What is measured is remembered, so that a run and a prediction of its memory choose alike.
+    Measurements are cached, so that a run and a prediction of its memory choose alike.
 
     Args:
-        task: what is learnt.
-        model: gives the model on the device; called only if measuring may pay.
-        shape: of the batches that are most frequent.
-        device: device that computes.
-        precision: precision of products.
-        updates: least number of updates of the run.
-        passes: most measurements, of :data:`SECONDS` each; another is made only if one has left something out.
+        task: Task that is learnt.
+        model: Returns the model on the device; called only if measuring may pay.
+        shape: Most frequent shape of the batches.
+        device: Device that computes.
+        precision: Precision of products.
+        updates: Least number of updates of the run.
+        passes: Largest number of measurements of :data:`SECONDS` each; another follows only if one was incomplete.
 
     Returns:
-        The implementations, and why it is these.
+        The implementations, and the reason for them.
     """
     training, given = task.recipe.training, Implementations.of(task.recipe.ops)
     in_graphs = device.type == "cuda" and training.in_graphs
-    found: list[Measurement] = []
+    measured: list[Measurement] = []
     if "auto" not in given:
-        why = "as the recipe says"
+        why = "set by the recipe"
     elif in_graphs:
-        why = "by the rule for steps in CUDA graphs"
-    elif is_worth_measuring(made := model().train(), shape):
+        why = "default for CUDA graphs"
+    elif is_worth_measuring(built := model().train(), shape):
         seconds = 0.0
         for _ in range(passes):
-            session = measure(task, made, shape, device, precision)
-            found, seconds = list(session.measurements.values()), seconds + session.seconds
+            session = measure(task, built, shape, device, precision)
+            measured, seconds = list(session.measurements.values()), seconds + session.seconds
             if session.seconds == 0.0:
                 break
         why = f"measured in {seconds:.1f} s"
     else:
-        why = "by the rule: too small to measure"
+        why = "default; the model is too small to measure"
     positions = max(shape.source, shape.target)
     with captured(in_graphs):
         chosen = choose_implementations(
             given,
-            found,
+            measured,
             device=device.type,
             updates=updates,
             positions=positions / min(positions, POSITIONS),
@@ -142,26 +142,28 @@ def choose_implementations(
     updates: float = 0.0,
     positions: float = 1.0,
 ) -> Implementations:
-    """Names an implementation for everything that is left at auto.
+    """Chooses an implementation for every op that is left at auto.
 
     Args:
-        given: the recipe's.
-        measurements: of the model's ops; where there are none the rule holds.
-        device: the type of device whose rule that is.
-        updates: how many the run will have at least: "compiled" must save more time in them than compiling takes.
-        positions: positions of an average batch by those of the measured one.
+        given: Implementations of the recipe.
+        measurements: Measurements of the model's ops; where there are none, the default holds.
+        device: Device type of the default.
+        updates: Least number of updates of the run, in which "compiled" must save more time than compiling takes.
+        positions: Positions of an average batch, relative to the measured one.
     """
-    found = list(measurements)
+    known_measurements = list(measurements)
     chosen = {}
     for key, functions in OPS.items():
         if getattr(given, key) == "auto":
-            mine = [measurement for measurement in found if measurement.op in functions]
-            # Without input feeding a decoder's layers are to an op what the encoder's are.
-            if key == "decoder" and not mine:
-                mine = [measurement for measurement in found if measurement.op in OPS["encoder"]]
-            chosen[key] = _fastest(mine, updates * positions, device) or rule(functions[0], device)
+            relevant = [measurement for measurement in known_measurements if measurement.op in functions]
+            # Without input feeding, a decoder's layers call the same op as the encoder's.
+            if key == "decoder" and not relevant:
+                relevant = [
+                    measurement for measurement in known_measurements if measurement.op in OPS["encoder"]
+                ]
+            chosen[key] = _fastest(relevant, updates * positions, device) or rule(functions[0], device)
     settled = given._replace(**chosen)
-    # An implementation that is named keeps what it keeps by itself, and there is one level for all.
+    # A named implementation keeps its own stash, and there is one stash level for all ops.
     named = filter(None, map(given.traits, ("encoder", "decoder")))
     decoder = settled.traits("decoder")
     if given.stash == "auto" and not any(traits.takes_stash for traits in named) and decoder is not None:
@@ -170,35 +172,35 @@ def choose_implementations(
 
 
 def refuse_missing(given: Implementations, device: str) -> None:
-    """Makes sure that a machine can run what a recipe names.
+    """Checks that a machine can run the implementations that a recipe names.
 
     Args:
-        given: the recipe's.
-        device: the type of device on which it is to run.
+        given: Implementations of the recipe.
+        device: Device type of the run.
 
     Raises:
-        InputError: it cannot; the message names what it can run.
+        InputError: The machine cannot run one of them; the message names the available ones.
     """
     for key, functions in OPS.items():
-        name, found = getattr(given, key), implementations_of(functions[0])
-        able = [
-            each.name
-            for each in found.values()
-            if device in each.traits.devices and each.traits.is_available()
+        name, candidates = getattr(given, key), implementations_of(functions[0])
+        available = [
+            candidate.name
+            for candidate in candidates.values()
+            if device in candidate.traits.devices and candidate.traits.is_available()
         ]
-        if name != "auto" and name not in able:
+        if name != "auto" and name not in available:
             raise InputError(
-                f"ops.{key}={name}: cannot run on this machine's {device}; give one of auto, {', '.join(able)}"
+                f"ops.{key}={name}: cannot run on this machine's {device}; use one of auto, {', '.join(available)}"
             )
 
 
 def _fastest(measurements: list[Measurement], times: float, device: str) -> str | None:
-    """The implementation that is fastest over all calls of an op's problems; None if nothing was measured.
+    """Returns the fastest implementation over all calls of an op; None if nothing was measured.
 
     Args:
-        measurements: of ops of one kind.
-        times: how often the measured calls will be repeated.
-        device: the type of device on which they were measured.
+        measurements: Measurements of ops of one kind.
+        times: Number of repetitions of the measured calls.
+        device: Device type on which they were measured.
     """
     totals: dict[str, MeasurementRecord] = {}
     for number, measurement in enumerate(measurements):
@@ -212,7 +214,7 @@ def _fastest(measurements: list[Measurement], times: float, device: str) -> str 
         }
     if not totals:
         return None
-    # Not the rule of the measured shape, which is smaller than those of the run.
+    # Not the default for the measured shape, which is smaller than the run's shapes.
     default = rule(measurements[0].op, device)
     if default not in totals:
         return None
@@ -241,7 +243,7 @@ def _sum(total: MeasurementRecord | None, record: MeasurementRecord, calls: int)
 
 
 def expected_updates(training: Training, batches_per_epoch: int, tokens_per_epoch: int) -> float:
-    """Returns a lower bound of the updates of a run, as far as its recipe determines it."""
+    """Returns the least number of updates of a run, as far as its recipe determines it."""
     an_epoch = batches_per_epoch / training.update_interval
     limits = [float(training.max_updates or 0), (training.max_epochs or 0) * an_epoch]
     limits.append((training.max_tokens or 0) / max(1, tokens_per_epoch) * an_epoch)
@@ -253,16 +255,16 @@ def expected_updates(training: Training, batches_per_epoch: int, tokens_per_epoc
 
 
 def saved_choice(recipe: Recipe, saved: Mapping[str, str], device: torch.device) -> Implementations | None:
-    """The implementations that a run began with; None if it was on another kind of device, or none are saved.
+    """Returns the implementations that a run began with; None if it began on another type of device, or saved none.
 
     Args:
-        recipe: whose named implementations go before the saved ones.
-        saved: what :func:`as_saved` made.
-        device: on which it goes on.
+        recipe: Recipe, whose named implementations take precedence over the saved ones.
+        saved: Result of :func:`as_saved`.
+        device: Device on which the run is resumed.
     """
     given = Implementations.of(recipe.ops)
     names = dict(saved)
-    if "lstm" in names:  # of a run that an older version began
+    if "lstm" in names:  # from a run that an older version began
         names.setdefault("decoder", names.get("attention", "auto"))
         rename_ops(names, recipe.translation_model.decoder.input_feeding)
     if names.pop("device", None) != device.type or names.keys() != set(Implementations._fields):
@@ -273,5 +275,5 @@ def saved_choice(recipe: Recipe, saved: Mapping[str, str], device: torch.device)
 
 
 def as_saved(implementations: Implementations, device: torch.device) -> dict[str, str]:
-    """Returns the part of a choice that is saved with the training state."""
+    """Returns the form of a choice that a state saves."""
     return {"device": device.type, **implementations._asdict()}

@@ -1,4 +1,4 @@
-"""When a run has come to its end, and how much of it is left."""
+"""Determines when a run ends, and how much of it remains."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from econmt.config.optimizer import METRICS
 def end_reason(
     training: recipe.Training, state: TrainingState, epoch: int, seconds: float | None = None
 ) -> str | None:
-    """Why training ends here, as words for a message; None if it goes on.
+    """Returns the reason why training ends now, for a message; None if it continues.
 
     Args:
-        training: the recipe's limits.
-        state: where the run stands.
-        epoch: passes over the data that are complete.
-        seconds: how long the run has taken, by the clock that all ranks go by; None: the state's.
+        training: The recipe's training section, with its limits.
+        state: State of the run.
+        epoch: Completed passes over the data.
+        seconds: Duration of the run as agreed between ranks; None: the state's.
     """
-    found = _done(state, epoch)
+    progress = _done(state, epoch)
     if seconds is not None:
-        found["max_seconds"] = seconds
-    for name, done in found.items():
+        progress["max_seconds"] = seconds
+    for name, done in progress.items():
         limit = getattr(training, name)
         if limit is not None and done >= limit:
             return f"{name} {limit} reached"
@@ -34,36 +34,38 @@ def end_reason(
 
 
 RECENT = 180.0
-"""Seconds of a run by which it is told how long the rest takes: machines get busy and idle again."""
+"""Seconds over which the pace is measured for the remaining time, since the load of machines changes."""
 
 
 class Pace:
-    """Seconds that an update has taken lately, validation and saving included."""
+    """Recent seconds per update, validation and saving included."""
 
     def __init__(self) -> None:
-        self._known: deque[tuple[float, int]] = deque()
+        self._samples: deque[tuple[float, int]] = deque()
 
     def of(self, seconds: float, update: int) -> float:
-        """Seconds an update, of the last minutes that this process has seen; at its beginning those of the whole run.
+        """Returns the seconds per update of the last minutes of this process; at its beginning those of the whole run.
 
         Args:
-            seconds: how long the run has taken. update: the updates that it has done.
+            seconds: Duration of the run so far.
+            update: Number of updates so far.
         """
-        known = self._known
-        if not known or update > known[-1][1]:
-            known.append((seconds, update))
-        while len(known) > 2 and seconds - known[1][0] >= RECENT:
-            known.popleft()
-        (began, first), (now, last) = known[0], known[-1]
+        samples = self._samples
+        if not samples or update > samples[-1][1]:
+            samples.append((seconds, update))
+        while len(samples) > 2 and seconds - samples[1][0] >= RECENT:
+            samples.popleft()
+        (began, first), (now, last) = samples[0], samples[-1]
         return (now - began) / (last - first) if last > first else seconds / max(update, 1)
 
 
 def share_done(training: recipe.Training, state: TrainingState, epochs_done: float) -> float | None:
-    """Returns the completed share of a run, from 0 to 1, by its nearest limit, or None without limits.
+    """Returns the completed share of a run, from 0 to 1, by the nearest limit; None without a limit.
 
     Args:
-        training: the recipe's limits. state: where the run stands.
-        epochs_done: passes over the data, with the running one's share.
+        training: The recipe's training section, with its limits.
+        state: State of the run.
+        epochs_done: Passes over the data, including the fraction of the current one.
     """
     done = {name: (value, getattr(training, name)) for name, value in _done(state, epochs_done).items()}
     shares = [value / limit for value, limit in done.values() if limit]
@@ -73,13 +75,13 @@ def share_done(training: recipe.Training, state: TrainingState, epochs_done: flo
 def seconds_left(
     training: recipe.Training, state: TrainingState, epochs_done: float, seconds_per_update: float
 ) -> float | None:
-    """An estimate from the limits and the pace so far; None where no limit tells.
+    """Estimates the remaining seconds from the limits and the recent pace; None without a limit.
 
     Args:
-        training: the recipe's limits.
-        state: where the run stands.
-        epochs_done: passes over the data, with the running one's share.
-        seconds_per_update: recent pace.
+        training: The recipe's training section, with its limits.
+        state: State of the run.
+        epochs_done: Passes over the data, including the fraction of the current one.
+        seconds_per_update: Recent pace.
     """
     estimates = []
     for name, done in _done(state, epochs_done).items():
@@ -92,7 +94,7 @@ def seconds_left(
 
 
 def _done(state: TrainingState, epochs: float) -> dict[str, float]:
-    """Returns the current value of each quantity that the recipe may limit, by key."""
+    """Returns the progress of each quantity that a recipe can limit, by its key."""
     return {
         "max_updates": state.update,
         "max_epochs": epochs,

@@ -1,4 +1,4 @@
-"""Environment that the last bits of a run depend on: versions, device and threads, saved with its state."""
+"""Software versions, device and threads, which rounding depends on and which are saved with a run's state."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import econmt
 
 
 def environment_of(device: torch.device) -> dict[str, str]:
-    """Returns the environment of this process; the number of threads only where the CPU computes."""
-    found = {"econmt": econmt.__version__, "torch": str(torch.__version__), "device": device.type}
-    return {**found, "threads": str(torch.get_num_threads())} if device.type == "cpu" else found
+    """Returns the environment of this process; the number of threads only if the CPU computes."""
+    environment = {"econmt": econmt.__version__, "torch": str(torch.__version__), "device": device.type}
+    return {**environment, "threads": str(torch.get_num_threads())} if device.type == "cpu" else environment
 
 
 def differences(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """One line if a run goes on with something else than it was saved with; a state of an earlier version says nothing.
+    """Returns one line if a run is resumed in another environment than it was saved in; values not saved are ignored.
 
     Example::
 
-        going on with threads 2 instead of 1: weights will differ, by rounding, from those of a run without this change
+        resuming with threads 2 instead of 1: parameters will differ by rounding from those of an unchanged run
     """
     changed = [
         f"{name} {now[name]} instead of {before[name]}"
@@ -30,5 +30,5 @@ def differences(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     if not changed:
         return []
     return [
-        f"going on with {', '.join(changed)}: weights will differ, by rounding, from those of a run without this change"
+        f"resuming with {', '.join(changed)}: parameters will differ by rounding from those of an unchanged run"
     ]

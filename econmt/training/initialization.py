@@ -1,4 +1,4 @@
-"""First parameters of a run that come from another model, and embeddings that come from files of vectors."""
+"""Initializes a run's parameters from another model, and its embeddings from files of word vectors."""
 
 from __future__ import annotations
 
@@ -25,37 +25,37 @@ from econmt.model import TranslationModel
 from econmt.training.vector_files import read_vectors
 
 _LENGTHS = "length_ratio."
-_ADVICE = "give the recipe the model section of that model, or leave training.initialize_from out"
+_ADVICE = "copy that model's model section into the recipe, or remove training.initialize_from"
 
 
 def parameters_to_start_from(recipe: Recipe) -> Path | None:
-    """The file that ``training.initialize_from`` means, after every check that needs no text; None without that key.
+    """Returns the file of ``training.initialize_from`` after all checks that need no text; None without that key.
 
     Raises:
-        InputError: if there is none, it is of another kind of model, or it lies in the folder that the run writes; or a
-            file of vectors is not there.
+        InputError: The file is missing, belongs to another kind of model, or is in the run's own output folder; or a
+            file of word vectors is missing.
     """
     for side, vectors in _vector_files(recipe).items():
         if not vectors.is_file():
             raise InputError(
-                f"model.initialization.{side}_embedding {vectors}: no such file; give one relative to the working "
+                f"model.initialization.{side}_embedding {vectors}: no such file; its path is relative to the working "
                 "directory"
             )
-    given = recipe.training.initialize_from
-    if given is None:
+    named = recipe.training.initialize_from
+    if named is None:
         return None
-    place, output = Path(given), Path(recipe.output)
-    if not place.exists():
+    location, output = Path(named), Path(recipe.output)
+    if not location.exists():
         raise InputError(
-            f"training.initialize_from {given}: no such file or folder; give a model folder or a parameter file, "
+            f"training.initialize_from {named}: no such file or folder; use a model folder or a parameter file, "
             "relative to the working directory"
         )
-    if output.resolve() in (place.resolve(), *place.resolve().parents):
+    if output.resolve() in (location.resolve(), *location.resolve().parents):
         raise InputError(
-            f"training.initialize_from {given}: lies in the folder that this run writes; give another output=DIR"
+            f"training.initialize_from {named}: is in the folder that this run writes; use another output=DIR"
         )
-    path = parameter_file(ModelFolder(place), "best") if place.is_dir() else place
-    # Scales of units, and a length task, begin where a model is tuned: they are drawn if the other model has none.
+    path = parameter_file(ModelFolder(location), "best") if location.is_dir() else location
+    # Fine-tuning may add LHUC scales and a length task: they are initialized randomly if the other model has none.
     may_differ = ("dropout", "initialization", "lhuc", "length_task", "length_task_layers")
     check_model(read_metadata(path), recipe.model, path, advice=_ADVICE, may_differ=may_differ)
     return path
@@ -64,54 +64,57 @@ def parameters_to_start_from(recipe: Recipe) -> Path | None:
 def initialize(
     model: nn.Module, recipe: Recipe, path: Path | None, vocabularies: Vocabularies, vocabulary: str
 ) -> list[str]:
-    """Gives a model the parameters of a file, and vectors to its embeddings; returns what a person should know.
+    """Loads a file's parameters and word vectors into a model; returns messages about them.
 
     Args:
-        model: as the recipe describes it, with parameters drawn.
-        recipe: of the run.
-        path: see :func:`parameters_to_start_from`.
-        vocabularies: the run's.
-        vocabulary: their fingerprint.
+        model: Model of the recipe, randomly initialized.
+        recipe: Recipe of the run.
+        path: See :func:`parameters_to_start_from`.
+        vocabularies: Vocabularies of the run.
+        vocabulary: Their fingerprint.
 
     Raises:
-        InputError: naming the file and the first thing that does not fit: its vocabulary, a parameter's name or shape,
-            or a vector.
+        InputError: Vocabulary, a parameter's name or shape, or a vector does not fit; the message names file and item.
     """
     notes = []
     if path is not None:
         tensors, metadata = read_tensors(path)
         tensors = restored(tensors, path)
-        begin = f"first parameters: those of update {metadata.get('update', '?')} in {path}"
+        begin = f"initial parameters: update {metadata.get('update', '?')} of {path}"
         if recipe.training.update_vocab and metadata.get("vocabulary") != vocabulary:
             check_vocabulary(metadata, fingerprint(path.parent), path)
-            theirs = load_vocabularies(path.parent)
-            tensors, told = _matched(model, tensors, theirs, vocabularies, path)
-            notes += [begin, *told]
+            other_vocabularies = load_vocabularies(path.parent)
+            tensors, match_notes = _matched(model, tensors, other_vocabularies, vocabularies, path)
+            notes += [begin, *match_notes]
         else:
             check_vocabulary(metadata, vocabulary, path)
             notes.append(begin)
-        own = {name: part.detach() for name, part in named_parameters(model).items()}
-        drawn = {name: part for name, part in own.items() if name.endswith("lhuc")}
-        lengths = {name for name in (*own, *tensors) if name.startswith(_LENGTHS)}
-        if any(name not in own or name not in tensors for name in lengths):  # another length task, or none
+        current = {name: part.detach() for name, part in named_parameters(model).items()}
+        random_parts = {name: part for name, part in current.items() if name.endswith("lhuc")}
+        lengths = {name for name in (*current, *tensors) if name.startswith(_LENGTHS)}
+        if any(name not in current or name not in tensors for name in lengths):  # another length task or none
             tensors = {name: part for name, part in tensors.items() if name not in lengths}
-            drawn |= {name: own[name] for name in lengths & own.keys()}
-            notes.append(f"model.length_task is another than in {path}: what it learns begins anew")
-        load_parameters(model, {**drawn, **tensors}, path)
+            random_parts |= {name: current[name] for name in lengths & current.keys()}
+            notes.append(
+                f"model.length_task differs from that of {path}: its parameters are initialized randomly"
+            )
+        load_parameters(model, {**random_parts, **tensors}, path)
     for side, vectors in _vector_files(recipe).items():
         assert isinstance(model, TranslationModel)
-        known = getattr(vocabularies, side)
-        notes.append(_give_vectors(getattr(model, f"{side}_embedding").weight, known, vectors, side))
+        side_vocabulary = getattr(vocabularies, side)
+        notes.append(
+            _give_vectors(getattr(model, f"{side}_embedding").weight, side_vocabulary, vectors, side)
+        )
     return notes
 
 
 def _vector_files(recipe: Recipe) -> dict[str, Path]:
-    """Files of vectors by side."""
+    """Returns the files of word vectors by side."""
     if not isinstance(recipe.model, Model):
         return {}
     init = recipe.model.initialization
-    given = {"source": init.source_embedding, "target": init.target_embedding}
-    return {side: Path(name) for side, name in given.items() if name is not None}
+    files = {"source": init.source_embedding, "target": init.target_embedding}
+    return {side: Path(name) for side, name in files.items() if name is not None}
 
 
 def _tokens(vocabulary: Vocabulary) -> list[str]:
@@ -124,7 +127,7 @@ _SIDES = {
     "target_embedding": "target",
     "output": "target",
 }
-"""By what has a row for each token: whose tokens these are."""
+"""Side whose tokens index the rows of a table, by the table's name."""
 
 
 def _matched(
@@ -134,9 +137,9 @@ def _matched(
     ours: Vocabularies,
     path: Path,
 ) -> tuple[dict[str, Tensor], list[str]]:
-    """The tensors of a model of another vocabulary, with a row for each of our tokens, and what is to be told.
+    """Maps a model's tensors to another vocabulary: returns tensors with a row for each of our tokens, and messages.
 
-    A token that the other vocabulary has gets its rows, the others keep what was drawn for them.
+    A token in the other vocabulary gets its rows from there, other tokens keep their random initialization.
     """
     rows = {}
     notes = []
@@ -149,19 +152,19 @@ def _matched(
         numbers = {token: number for number, token in enumerate(_tokens(before))}
         known = [numbers.get(token, -1) for token in _tokens(now)]
         rows[side] = torch.tensor(known)
-        found = sum(place >= 0 for place in known)
+        count = sum(position >= 0 for position in known)
         number = side.removeprefix("source_factor_embeddings.")
         name = f"source factor {int(number) + 1}" if number != side else side
         notes.append(
-            f"{name} vocabulary: {found:,} of {len(known):,} tokens are known there, the rows of the others are drawn"
+            f"{name} vocabulary: {count:,} of {len(known):,} tokens are known there, other rows are random"
         )
-    made = dict(tensors)
+    mapped = dict(tensors)
     for name, parameter in named_parameters(model).items():
         table = name.rpartition(".")[0]
         side = table if table in sides else _SIDES.get(table, "")
         if not side:
             continue
-        places, size = rows[side], sides[side][0].size
+        positions, size = rows[side], sides[side][0].size
         tensor = tensors.get(name)
         if (
             tensor is None
@@ -169,23 +172,21 @@ def _matched(
             or len(tensor) != size
             or tensor.shape[1:] != parameter.shape[1:]
         ):
-            raise InputError(
-                f"{path}: parameter '{name}' does not have a row for each token of its vocabulary"
-            )
-        whole = parameter.detach().clone()
-        whole[places >= 0] = tensor[places[places >= 0]].to(whole.dtype)
-        made[name] = whole
-    return made, notes
+            raise InputError(f"{path}: parameter '{name}' does not have one row per token of its vocabulary")
+        rows_of_ours = parameter.detach().clone()
+        rows_of_ours[positions >= 0] = tensor[positions[positions >= 0]].to(rows_of_ours.dtype)
+        mapped[name] = rows_of_ours
+    return mapped, notes
 
 
 def _give_vectors(table: nn.Parameter, vocabulary: Vocabulary, path: Path, side: str) -> str:
-    """Gives the rows of tokens that a file has its vectors; says how many."""
+    """Copies the vectors of a file into the embeddings of its tokens; returns a message with their number."""
     tokens = _tokens(vocabulary)
-    found = read_vectors(path, set(tokens) - set(SPECIAL_TOKENS), table.shape[1])
-    if not found:
+    vectors_of = read_vectors(path, set(tokens) - set(SPECIAL_TOKENS), table.shape[1])
+    if not vectors_of:
         raise InputError(f"{path}: has a vector for none of the {len(tokens):,} {side} tokens")
     with torch.no_grad():
         for number, token in enumerate(tokens):
-            if token in found:
-                table[number] = found[token]
-    return f"{side} embeddings: {len(found):,} of {len(tokens):,} from {path}, the others are drawn"
+            if token in vectors_of:
+                table[number] = vectors_of[token]
+    return f"{side} embeddings: {len(vectors_of):,} of {len(tokens):,} from {path}, the others are random"

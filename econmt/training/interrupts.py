@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C: training finishes the running update, saves and leaves."""
+"""Handles SIGTERM and Ctrl-C: training finishes the current update, saves and stops."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _EXIT_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
 
 
 class Interrupted(EconmtError):  # noqa: N818  not an error
-    """Training left because it was told to; everything is saved and the message says how to go on."""
+    """Training stopped on request; everything is saved, and the message says how to resume."""
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
@@ -21,14 +21,14 @@ class Interrupted(EconmtError):  # noqa: N818  not an error
 
 
 class Interrupts:
-    """While active, the first SIGTERM or Ctrl-C is only remembered; the second leaves at once."""
+    """Records the first SIGTERM or Ctrl-C while active; a second one interrupts at once."""
 
     def __init__(self) -> None:
         self.received: signal.Signals | None = None
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> None:
-        if threading.current_thread() is threading.main_thread():  # elsewhere python allows no handlers
+        if threading.current_thread() is threading.main_thread():  # Python requires the main thread
             for number in _EXIT_CODES:
                 self._before[number] = signal.signal(number, self._receive)
 
@@ -38,23 +38,23 @@ class Interrupts:
         for number, handler in self._before.items():
             if (
                 signal.getsignal(number) == self._receive
-            ):  # else the handler before, called by this one, has set another
+            ):  # otherwise the previous handler, called by ours, has set another one
                 signal.signal(number, handler)
         self._before.clear()
 
     @property
     def pending(self) -> bool:
-        """True if training is to stop."""
+        """True if training should stop."""
         return self.received is not None
 
     @property
     def name(self) -> str:
-        """Name of the signal for messages."""
+        """Name of the signal in messages."""
         return "Ctrl-C" if self.received == signal.SIGINT else "SIGTERM"
 
     @property
     def exit_code(self) -> int:
-        """The exit code that shells expect after the signal."""
+        """Exit code that shells expect after the signal."""
         assert self.received is not None
         return _EXIT_CODES[self.received]
 

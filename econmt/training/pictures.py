@@ -1,4 +1,4 @@
-"""The picture of a learning curve."""
+"""Draws the learning curve of a run."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 from econmt.training.progress import perplexity
 
 WHY_BELOW = (
-    "Training is measured while it learns, since the checkpoint before, with dropout, label smoothing and the like;\n"
-    "validation afterwards and without: so its curve may lie below that of training."
+    "Training perplexity is that of the updates since the previous checkpoint, with dropout and label smoothing;\n"
+    "validation perplexity is measured at the checkpoint without them, so its curve may lie below."
 )
 
 
@@ -20,12 +20,12 @@ def draw_learning_curve(
     """Draws perplexity of training and validation text, and BLEU if it was measured, over the updates.
 
     Args:
-        metrics: rows of metrics.tsv, at least one.
-        best_update: the best checkpoint, marked by a vertical line.
-        path: where to write the picture; its suffix chooses the format.
-        title: over the picture.
+        metrics: Rows of metrics.tsv, at least one.
+        best_update: Update of the best checkpoint, marked by a vertical line.
+        path: File to write; its suffix determines the format.
+        title: Title of the picture.
     """
-    # The canvas is used instead of pyplot: no global state, and no display is needed.
+    # The canvas replaces pyplot: it has no global state and needs no display.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
@@ -40,7 +40,7 @@ def draw_learning_curve(
     axes[0].plot(updates, [row["valid_perplexity"] for row in metrics], ".-", label="validation")
     axes[0].set_yscale("log")
     axes[0].set_ylabel("perplexity")
-    # As numbers, not as powers; more of them where the curve spans little.
+    # Plain numbers rather than powers of ten; more of them if the range is small.
     axes[0].yaxis.set_major_locator(LogLocator(subs=_digits(metrics), numticks=12))
     axes[0].yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.4g}"))
     axes[0].yaxis.set_minor_formatter(NullFormatter())
@@ -61,7 +61,7 @@ def draw_learning_curve(
 
 
 def _digits(metrics: Sequence[Mapping[str, float]]) -> tuple[float, ...]:
-    """First digits of the ticks of perplexity."""
+    """Returns the leading digits of the perplexity axis's ticks."""
     shown = [value for row in metrics for value in (perplexity(row["train_loss"]), row["valid_perplexity"])]
     finite = [value for value in shown if math.isfinite(value) and value > 0.0] or [1.0]
     span = max(finite) / min(finite)

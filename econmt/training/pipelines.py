@@ -1,4 +1,4 @@
-"""The training step of a run: of one process, of its rank among others, or of its stage in a pipeline of ranks."""
+"""Creates the training step of a run: for a single process, for data parallelism, or for a pipeline stage."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from econmt_ops.dispatch.rule import captured
 
 
 class Made(NamedTuple):
-    """A step, what a state remembers of how it is divided over ranks, and lines for the log."""
+    """Training step, its pipeline division to be saved in the state, and lines for the log."""
 
     step: TrainingStep
     pipeline: dict[str, Any]
@@ -30,16 +30,16 @@ class Made(NamedTuple):
 
 
 def check_ranks(recipe: Recipe, size: int) -> None:
-    """Makes sure that so many ranks can be divided into the pipelines of a recipe.
+    """Checks that the number of ranks is a multiple of the recipe's pipeline stages.
 
     Raises:
-        InputError: they cannot.
+        InputError: It is not.
     """
     stages = recipe.parallel.pipeline
     if size % stages:
         raise InputError(
             f"parallel.pipeline {stages}: {size} {'processes' if size > 1 else 'process'} cannot be divided into "
-            f"pipelines of {stages}; give --processes {stages}, or a multiple of it, or parallel.pipeline=1"
+            f"pipelines of {stages}; use --processes {stages}, or a multiple of it, or parallel.pipeline=1"
         )
 
 
@@ -51,15 +51,15 @@ def make_step(
     communicator: Communicator,
     saved: dict[str, Any],
 ) -> Made:
-    """The step of a run that begins or goes on.
+    """Creates the training step of a new or resumed run.
 
     Args:
-        task: what is learnt.
-        model: on the device.
-        batches: of training.
-        precision: of products and feature maps.
-        world: the processes that train together; from now on it knows its stages.
-        saved: what rank 0 has of a state of this run, so that it goes on divided as it was; empty for a new one.
+        task: Task that is learnt.
+        model: Model on the device.
+        batches: Batches of training.
+        precision: Precision of products and feature maps.
+        world: Communicator of the processes; its number of stages is set here.
+        saved: Rank 0's saved pipeline division, which a resumed run keeps; empty for a new run.
     """
     count = task.recipe.parallel.pipeline
     if count == 1:
@@ -78,16 +78,16 @@ def make_pipeline(
     saved: dict[str, Any],
     implementations: Implementations | None = None,
 ) -> Made:
-    """The step of a stage of a pipeline.
+    """Creates the training step of a pipeline stage.
 
     Args:
-        task, model, precision, world, saved: as `make_step` has them; the recipe says how many stages.
-        shape: of the batches of a replica that come most often, for which layers are divided.
-        implementations: of the ops; None: those of the recipe.
+        task, model, precision, world, saved: See `make_step`; the recipe has the number of stages.
+        shape: Most frequent shape of a replica's batches, for which layers are divided.
+        implementations: Implementations of the ops; None: those of the recipe.
     """
     recipe = task.recipe
     communicator.stages = count = recipe.parallel.pipeline
-    how = Implementations.of(recipe.ops) if implementations is None else implementations
+    chosen = Implementations.of(recipe.ops) if implementations is None else implementations
     device = device_of(model)
     with communicator.watched():
         stages = Stages(count, device, timedelta(seconds=recipe.parallel.timeout))
@@ -96,13 +96,19 @@ def make_pipeline(
 
     def planned() -> list[Any]:
         if saved.get("stages") == count:
-            return [saved["homes"], saved["chunks"], "pipeline: divided as the run began"]
+            return [saved["homes"], saved["chunks"], "pipeline: divided as at the beginning of the run"]
         with captured(device.type == "cuda" and recipe.training.in_graphs):
-            return list(plan_pipeline(model, count, shape, link, precision, how))
+            return list(plan_pipeline(model, count, shape, link, precision, chosen))
 
     plan = PipelinePlan(*communicator.on_rank_zero(planned))
     step = PipelinedStep(
-        task, model, stages, divided(model, plan), precision, implementations=how, communicator=communicator
+        task,
+        model,
+        stages,
+        divided(model, plan),
+        precision,
+        implementations=chosen,
+        communicator=communicator,
     )
-    remembered = {"stages": count, "homes": plan.homes, "chunks": plan.chunks}
-    return Made(step, remembered, [plan.note])
+    division = {"stages": count, "homes": plan.homes, "chunks": plan.chunks}
+    return Made(step, division, [plan.note])

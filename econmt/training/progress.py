@@ -1,4 +1,4 @@
-"""Progress output of a run: a live line on a terminal, plain lines elsewhere, the log file and TensorBoard."""
+"""Reports the progress of a run: a live line on a terminal or plain lines, the log file, and TensorBoard."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ from econmt.data.tables import WIDTH, print_table
 from econmt.errors import printable
 
 BAR = range(4, 31)
-"""Columns that the bar of a live line may take."""
+"""Columns that the progress bar of a live line may take."""
 
 
 class Figures(NamedTuple):
     """Figures of a progress line.
 
     Attributes:
-        update: done. updates: of the whole run, as far as it is known; None: no limit tells.
-        loss: in nats a target token.
-        memory: bytes, the peak of the process on the CPU, of PyTorch's allocator on a GPU; see `peak_memory`.
-        left: seconds, if known.
-        device: "cpu" or "cuda", whose memory is told.
+        update: Number of updates so far.
+        updates: Number of updates of the whole run, if known.
+        loss: Loss in nats per target token.
+        memory: Peak memory in bytes of the process on a CPU, of PyTorch's allocator on a GPU; see `peak_memory`.
+        left: Remaining seconds, if known.
+        device: "cpu" or "cuda", the type of device whose memory is shown.
     """
 
     update: int
@@ -46,14 +47,14 @@ class Figures(NamedTuple):
 
     @property
     def memory_name(self) -> str:
-        """Kind of memory, "process" or "GPU"; unlike the ledger, which counts the tensors of a step."""
+        """Kind of memory, "process" or "GPU"; both differ from the ledger, which counts the tensors of a step."""
         return "process" if self.device == "cpu" else "GPU"
 
     def line(self, width: int | None = None) -> str:
-        """The figures as one line.
+        """Returns the figures as one line.
 
         Args:
-            width: columns; what matters least is left out. None: all of them.
+            width: Number of columns, for which the least important figures are left out; None: unlimited.
         """
         left = [] if self.left is None else [f"{duration(self.left)} left"]
         first = [
@@ -68,7 +69,7 @@ class Figures(NamedTuple):
         return _filled(first, self._rest(), width)
 
     def live(self, width: int) -> Text:
-        """The figures as one line of a terminal, with a bar of what is done where that is known."""
+        """Returns the figures as one line for a terminal, with a progress bar if the run's length is known."""
         done = f"{self.update:,}" if self.updates is None else f"{self.update:,}/{self.updates:,}"
         left = [] if self.left is None else [f"{duration(self.left)} left"]
         figures = [f"loss {self.loss:.3f}", *self._short(), *left]
@@ -91,7 +92,7 @@ class Figures(NamedTuple):
         ]
 
     def _rest(self) -> list[str]:
-        """Returns the optional parts of the line, the most important first."""
+        """Returns the figures that are shown if there is space, the most important first."""
         return [
             f"epoch {self.epoch + 1}",
             f"perplexity {perplexity(self.loss):.2f}",
@@ -101,7 +102,7 @@ class Figures(NamedTuple):
 
 
 def _filled(parts: list[str], more: list[str], width: int | None) -> str:
-    """Parts of a line and, as long as they fit, more of them."""
+    """Joins the parts of a line, and appends further ones as long as they fit."""
     line = "  ".join(parts)
     for part in more:
         if width is None or len(line) + 2 + len(part) <= width:
@@ -110,7 +111,7 @@ def _filled(parts: list[str], more: list[str], width: int | None) -> str:
 
 
 def perplexity(loss: float) -> float:
-    """exp of a loss in nats a token; infinite where that is more than a float holds."""
+    """Returns exp of a loss in nats per token; infinity if that overflows."""
     try:
         return math.exp(loss)
     except OverflowError:
@@ -118,19 +119,19 @@ def perplexity(loss: float) -> float:
 
 
 def duration(seconds: float) -> str:
-    """h:mm:ss."""
+    """Formats seconds as h:mm:ss."""
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
 
 
 class Progress:
-    """Tells the terminal, the log file and TensorBoard how training goes.
+    """Reports progress on the terminal, in the log file and in TensorBoard.
 
     Args:
-        log: file to which lines are appended, each with its time.
-        tensorboard: folder of event files.
-        console: where a person reads; a live line if it is a terminal, else lines.
-        update: where the run begins; events of a killed run past it are hidden.
+        log: File to which lines are appended, each with its time.
+        tensorboard: Folder of event files.
+        console: Output for the user; a live line if it is a terminal, else plain lines.
+        update: Update at which the run begins; later events of a killed run are hidden.
     """
 
     def __init__(self, log: Path, tensorboard: Path, console: Console, update: int) -> None:
@@ -141,7 +142,7 @@ class Progress:
         self._live: Live | None = None
 
     def __enter__(self) -> None:
-        # Imported here: a verb that does not train needs none of its five megabytes.
+        # Imported here, since commands other than train do not need its five megabytes.
         tensorboard = importlib.import_module("torch.utils.tensorboard")
         self._writer = tensorboard.SummaryWriter(str(self._folder), purge_step=self._update + 1)
         if self._console.is_terminal:
@@ -157,12 +158,12 @@ class Progress:
         self._writer.close()
 
     def note(self, text: str) -> None:
-        """One line for the person and the log file."""
+        """Writes a line to the console and the log file."""
         self._console.print(Text(printable(text)), soft_wrap=not self._console.is_terminal)
         self.record(text)
 
     def show(self, table: Table) -> None:
-        """A table for the person, and line by line for the log file."""
+        """Prints a table on the console, and writes it line by line to the log file."""
         print_table(self._console, table)
         plain = Console(width=WIDTH, file=io.StringIO())
         with plain.capture() as captured:
@@ -171,22 +172,22 @@ class Progress:
             self.record(line.rstrip())
 
     def record(self, text: str) -> None:
-        """One line for the log file alone."""
+        """Writes a line to the log file only."""
         with self._log.open("a", encoding="utf-8") as file:
             file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {printable(text)}\n")
 
     @property
     def is_live(self) -> bool:
-        """True if there is a terminal for a live line."""
+        """True if a live line is shown on a terminal."""
         return self._live is not None
 
     def live(self, figures: Figures) -> None:
-        """Shows how it stands, on a terminal."""
+        """Updates the live line on a terminal."""
         if self._live is not None:
             self._live.update(figures.live(self._console.width))
 
     def updates(self, figures: Figures) -> None:
-        """Logs a stretch of updates."""
+        """Reports the figures of the updates since the last report."""
         if self._live is not None:
             self.live(figures)
         else:
@@ -202,14 +203,14 @@ class Progress:
         self.scalars(scalars, figures.update)
 
     def scalars(self, values: dict[str, float], update: int) -> None:
-        """Values for TensorBoard."""
+        """Writes values to TensorBoard."""
         for name, value in values.items():
             self._writer.add_scalar(name, value, update)
         self._writer.flush()
 
 
 class Silence(Progress):
-    """The progress of a rank that is not the first, of which nobody is told."""
+    """Progress of ranks other than rank 0, which report nothing."""
 
     def __enter__(self) -> None:
         return
@@ -220,16 +221,16 @@ class Silence(Progress):
         return
 
     def note(self, text: str) -> None:
-        """See :class:`Progress`, as the others."""
+        """Does nothing, like the methods below."""
 
     def show(self, table: Table) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     def record(self, text: str) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     def updates(self, figures: Figures) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     def scalars(self, values: dict[str, float], update: int) -> None:
-        """Nothing."""
+        """Does nothing."""

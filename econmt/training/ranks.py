@@ -1,4 +1,4 @@
-"""Coordination of several ranks: agreeing when to stop, sharing batches, and carrying states from step to step."""
+"""Coordinates the ranks of a run: stopping together, shares of batches, and gathering of states."""
 
 from __future__ import annotations
 
@@ -25,107 +25,109 @@ from econmt.training.interrupts import Interrupts
 from econmt.training.progress import Progress
 
 SEEN_WITHIN = 30.0
-"""Seconds in which what one host writes is seen by the others, where they share a file system."""
+"""Seconds within which all hosts should see a file that one host writes to a shared file system."""
 
 SLOW = 1.5
-"""Factor over the median time from which a rank is called slow."""
+"""Multiple of the median time above which a rank is called slow."""
 
 
 def check_shared(folder: ModelFolder, communicator: Communicator) -> None:
-    """Makes sure that all ranks see the model folder that rank 0 has made.
+    """Checks that all ranks see the model folder that rank 0 has created.
 
     Raises:
-        InputError: some do not, on every rank.
+        InputError: Some do not; raised on every rank.
     """
     if communicator.size == 1:
         return
-    sign = folder.path / communicator.on_rank_zero(lambda: f".ranks.{secrets.token_hex(8)}.tmp")
+    marker = folder.path / communicator.on_rank_zero(lambda: f".ranks.{secrets.token_hex(8)}.tmp")
     if communicator.is_rank_zero:
-        sign.touch()
-    until = time.monotonic() + SEEN_WITHIN
-    while not sign.exists() and time.monotonic() < until:
+        marker.touch()
+    deadline = time.monotonic() + SEEN_WITHIN
+    while not marker.exists() and time.monotonic() < deadline:
         time.sleep(0.05)
-        with contextlib.suppress(OSError):  # a file system of the network looks anew
+        with contextlib.suppress(OSError):  # a network file system refreshes its listing
             any(folder.path.iterdir())
-    own: list[Any] = [sign.exists(), socket.gethostname()]
-    found = communicator.gather(own, patient=True)
+    report: list[Any] = [marker.exists(), socket.gethostname()]
+    reports = communicator.gather(report, patient=True)
     if communicator.is_rank_zero:
-        sign.unlink()
-    blind = [f"rank {rank} ({host})" for rank, (sees, host) in enumerate(found) if not sees]
+        marker.unlink()
+    blind = [f"rank {rank} ({host})" for rank, (sees, host) in enumerate(reports) if not sees]
     if blind:
         raise InputError(
-            f"{folder.path}: {' and '.join(blind)} cannot see the model folder of rank 0 ({found[0][1]}); give "
-            "an output, and data.prepared, in a folder that all hosts share"
+            f"{folder.path}: {' and '.join(blind)} cannot see the model folder of rank 0 ({reports[0][1]}); put "
+            "output and data.prepared in a folder that all hosts share"
         )
 
 
 class Ranks:
-    """The ranks of a run; all that is done here is nothing where there is one.
+    """Ranks of a run; every method is trivial for a single rank.
 
     Args:
-        step: of the run.
+        step: Training step of the run.
 
     Attributes:
-        seconds: how long the run has taken, as all ranks have agreed.
+        seconds: Duration of the run as agreed between ranks.
     """
 
     def __init__(self, step: TrainingStep) -> None:
         self._step = step
         self._communicator = step.communicator
         self._most_rows: Callable[[AnyBatch], int] | None = None
-        self._asked: Callable[[], list[int]] | None = None
-        self._then = self.seconds = 0.0
+        self._pending_answer: Callable[[], list[int]] | None = None
+        self._seconds_sent = self.seconds = 0.0
 
     def told_to_leave(self, interrupts: Interrupts, state: TrainingState) -> bool:
-        """Returns True if any rank was told to stop and all ranks know it.
+        """Returns True, on all ranks alike, if any rank was asked to stop by a signal.
 
-        What is asked now is known at the next call: the question travels while an update is computed. All clocks are
-        put forward to that of the slowest rank.
+        The answer is that of the previous call: the exchange runs while an update is computed. All clocks are advanced
+        to the latest one.
         """
         if self._communicator.size == 1:
             self.seconds = state.seconds
             return interrupts.pending
         self._communicator.note(state.update)
-        answer = self._asked
+        answer = self._pending_answer
         if answer is not None:
             number, microseconds = answer()
             self.seconds = microseconds / 1e6
-            state.seconds += max(0.0, self.seconds - self._then)
-        self._then = state.seconds
-        self._asked = self._communicator.all_reduce_max_later(interrupts.received or 0, int(self._then * 1e6))
+            state.seconds += max(0.0, self.seconds - self._seconds_sent)
+        self._seconds_sent = state.seconds
+        self._pending_answer = self._communicator.all_reduce_max_later(
+            interrupts.received or 0, int(self._seconds_sent * 1e6)
+        )
         if answer is None:
-            number, microseconds = self._asked()
+            number, microseconds = self._pending_answer()
             self.seconds = microseconds / 1e6
         if number:
             interrupts.received = signal.Signals(number)
         return number > 0
 
     def ask_anew(self) -> None:
-        """Lets all ranks wait at the next call of :meth:`told_to_leave` for what is asked there."""
-        self._asked = None
+        """Makes the next call of :meth:`told_to_leave` wait for its own exchange."""
+        self._pending_answer = None
 
     def fill_up(
         self, shapes: Sequence[BatchShape], plan: Callable[[], MemoryPlan | None]
     ) -> Callable[[AnyBatch], int]:
-        """From now on batches of a shape have as many rows as any, those that are too few filled up; returns how many.
+        """Makes batches of a shape equally large by padding rows; returns a function that gives the number of rows.
 
         Args:
-            shapes: of batches.
-            plan: of the run's byte budget, as it stands.
+            shapes: Shapes of the batches.
+            plan: Returns the current plan of the run's memory budget.
         """
-        most = {(shape.source, shape.target): shape.rows for shape in shapes}
+        largest = {(shape.source, shape.target): shape.rows for shape in shapes}
 
         def rows(batch: AnyBatch) -> int:
             planned = plan()
             if planned is not None:
                 return planned.find(batch).rows
-            return rows_of_share(most.get(batch.positions, 0), self._communicator.replicas)
+            return rows_of_share(largest.get(batch.positions, 0), self._communicator.replicas)
 
         self._most_rows = rows
         return rows
 
     def share(self, batch: AnyBatch) -> AnyBatch:
-        """This rank's rows of a batch, of the same shape on every rank."""
+        """Returns this rank's rows of a batch, with the same shape on every rank."""
         size = self._communicator.replicas
         if size == 1:
             return batch
@@ -135,57 +137,59 @@ class Ranks:
         return batch.share(self._communicator.replica, size, rows)
 
     def carried(self, rows: int) -> dict[str, Tensor]:
-        """Returns the state carried to the next step, for this rank's rows of a batch.
+        """Gathers the states carried between steps from all ranks, for batches of ``rows`` rows.
 
-        A buffer has a state for each row of the whole batch, from the second on, and a rank that of its own.
+        A buffer has a state for each row of the whole batch, starting at index 1, and a rank updates those of its own
+        rows.
         """
-        found = self._step.carried()
+        buffers = self._step.carried()
         size = self._communicator.replicas
         if size == 1:
-            return found
+            return buffers
         share = rows_of_share(rows, size)
-        for buffer in found.values():
+        for buffer in buffers.values():
             for rank in range(size):
                 begin, end = 1 + rank * share, 1 + min((rank + 1) * share, rows)
                 if begin < end:
                     part = buffer[:, :, begin:end].contiguous()
                     self._communicator.broadcast([part], rank * self._communicator.stages)
                     buffer[:, :, begin:end] = part
-        return found
+        return buffers
 
     def optimizer_tensors(self, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
-        """The optimizer's state by name: on rank 0, which saves it, all of it, wherever it is; else what is there."""
-        own = self._step.optimizer_tensors()
+        """Returns the optimizer's state by name: of all ranks on rank 0, which saves it; elsewhere the local part."""
+        local = self._step.optimizer_tensors()
         shares = self._step.shares
         if shares is None:
-            return own
+            return local
         found: dict[str, Tensor] = {}
         described: list[Any] = [
-            [name, list(value.shape), str(value.dtype).removeprefix("torch.")] for name, value in own.items()
+            [name, list(value.shape), str(value.dtype).removeprefix("torch.")]
+            for name, value in local.items()
         ]
         listed = self._communicator.gather(described)
-        there = {name: (rank, *found) for rank, part in enumerate(listed) for name, *found in part}
+        location = {name: (rank, *found) for rank, part in enumerate(listed) for name, *found in part}
         for parameter_name in parameters:
-            for name in [each for each in there if each.partition("/")[2] == parameter_name]:
-                rank, shape, kind = there[name]
+            for name in [each for each in location if each.partition("/")[2] == parameter_name]:
+                rank, shape, kind = location[name]
                 empty = torch.empty(shape, dtype=getattr(torch, kind))
-                value = own[name].cpu() if rank == self._communicator.rank else empty
+                value = local[name].cpu() if rank == self._communicator.rank else empty
                 self._communicator.broadcast([value], rank)
                 if self._communicator.is_rank_zero:
                     found[name] = value
-        return found if self._communicator.is_rank_zero else own
+        return found if self._communicator.is_rank_zero else local
 
     def name_slow(self, progress: Progress) -> None:
-        """Tells of a rank that takes much longer than the others; to be called by all, now and then."""
+        """Reports a rank that is much slower than the others; all ranks call this now and then."""
         seconds, self._step.seconds = self._step.seconds, 0.0
         if self._communicator.size == 1:
             return
-        own: list[Any] = [seconds, socket.gethostname()]
-        found = self._communicator.gather(own)
-        usual = median_low([each for each, _ in found])
-        for rank, (each, host) in enumerate(found):
-            if each > SLOW * usual:
+        report: list[Any] = [seconds, socket.gethostname()]
+        reports = self._communicator.gather(report)
+        median = median_low([spent for spent, _ in reports])
+        for rank, (spent, host) in enumerate(reports):
+            if spent > SLOW * median:
                 progress.note(
-                    f"rank {rank} ({host}) is slow: all wait for it, {each / usual:.1f} times the {usual:.2f} s that "
-                    "the rank in the middle takes"
+                    f"rank {rank} ({host}) is slow: it takes {spent / median:.1f} times the median {median:.2f} s; "
+                    "all ranks wait for it"
                 )

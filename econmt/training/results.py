@@ -1,4 +1,4 @@
-"""Results of a finished run: test BLEU, sample translations, pictures, and the memory account."""
+"""Final results of a run: test score, sample translations, pictures, and a memory ledger."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ from econmt_ops.dispatch.rule import rules_only
 
 SAMPLES = 3
 READABLE_TOKENS = range(4, 25)
-"""Source tokens of a sentence whose attention is worth a picture."""
+"""Number of source tokens of a sentence that is suitable for an attention picture."""
 
 
 class Sample(NamedTuple):
-    """A sentence, its translation and its reference."""
+    """A source sentence, its translation and its reference."""
 
     source: str
     translation: str
@@ -61,10 +61,10 @@ class Sample(NamedTuple):
 
 
 class RunResults(NamedTuple):
-    """Results of the best checkpoint. ``corpus`` is "test" if the recipe has a test text, else "validation".
+    """Results of the best checkpoint.
 
-    ``perplexities`` are those of a language model's texts by "valid" and "test"; without
-    translations BLEU is not a number.
+    ``corpus`` is "test" if the recipe has a test text, otherwise "validation". ``perplexities`` are those of a language
+    model by "valid" and "test". Without translations, BLEU is NaN.
     """
 
     best_update: int
@@ -78,38 +78,38 @@ class RunResults(NamedTuple):
 
 
 class ResultsFile(Record):
-    """Schema of results.json: the run's last update and its best checkpoint."""
+    """Content of results.json: the run's last update, and the results of its best checkpoint."""
 
     update: Update
     best_update: Update
     test: str | None
     corpus: Literal["test", "validation"]
-    bleu: float | None  # none without translations: JSON has no word for what is not a number
+    bleu: float | None  # None without translations, since JSON has no NaN
     signature: str
     pictures: list[str]
     perplexities: dict[str, float] = Field(default_factory=dict)
 
 
 def read_results(folder: ModelFolder) -> ResultsFile | None:
-    """The results of a run; None if there are none yet.
+    """Reads the results of a run; None if there are none yet.
 
     Raises:
-        InputError: the file is broken.
+        InputError: The file is broken.
     """
     try:
-        return read_json(ResultsFile, folder.results, "run econmt train again to write it anew")
+        return read_json(ResultsFile, folder.results, "run econmt train again to recreate it")
     except FileNotFoundError:
         return None
 
 
 def are_complete(folder: ModelFolder, recipe: Recipe, update: int) -> bool:
-    """Returns True if the results of a run that ended at ``update`` exist; damaged ones are reported and made again."""
+    """Returns True if the results of a run that ended at ``update`` exist; warns if their file is broken."""
     try:
-        found = read_results(folder)
+        results = read_results(folder)
     except InputError as error:
-        notice(f"{str(error).partition('; ')[0]}; it is written anew")
+        notice(f"{str(error).partition('; ')[0]}; it will be recreated")
         return False
-    return found is not None and found.update == update and found.test == recipe.data.test
+    return results is not None and results.update == update and results.test == recipe.data.test
 
 
 def make_results(
@@ -120,13 +120,13 @@ def make_results(
     precision: Precision,
     ranks: int = 1,
 ) -> RunResults:
-    """Evaluates the best parameters, draws, measures, and notes in results.json that it is done.
+    """Evaluates the best parameters, draws pictures, measures memory, and writes results.json at the end.
 
-    Of several ``ranks`` the first one's bytes are measured.
+    Of several ``ranks``, the memory of the first one is measured.
 
     Raises:
-        InputError: if the folder holds no checkpoint, or one that cannot be read.
-        OSError: if the disk is full.
+        InputError: The folder holds no checkpoint, or an unreadable one.
+        OSError: The disk is full.
     """
     commit = folder.commits()[-1]
     state = load_state(folder, commit)
@@ -134,9 +134,9 @@ def make_results(
     task = make_task(recipe, prepared)
     ledger = _measure(recipe, folder, prepared, device, precision, plan, Rank(0, ranks))
     if task.translates:
-        result = _translate(recipe, folder, prepared, device, plan, state, ledger)
+        result = _evaluate_translation(recipe, folder, prepared, device, plan, state, ledger)
     else:
-        result = _read(recipe, folder, prepared, device, precision, plan, state, ledger)
+        result = _evaluate_language_model(recipe, folder, prepared, device, precision, plan, state, ledger)
     record = ResultsFile(
         update=state.update,
         best_update=state.best_update,
@@ -151,7 +151,7 @@ def make_results(
     return result
 
 
-def _read(
+def _evaluate_language_model(
     recipe: Recipe,
     folder: ModelFolder,
     prepared: PreparedData,
@@ -161,21 +161,21 @@ def _read(
     state: TrainingState,
     ledger: Ledger,
 ) -> RunResults:
-    """Perplexities of a language model: of the validation and of the test text."""
+    """Evaluates a language model: perplexities of the validation and the test text."""
     step = TrainingStep(make_task(recipe, prepared), load_task(folder.path, "best", device).model, precision)
     splits: list[Split] = ["valid"] if prepared.test is None else ["valid", "test"]
     given = Implementations.of(recipe.ops)
     chosen = saved_choice(recipe, state.choices, device) or given
-    # Without a backward pass the rule's choice is the fastest on a GPU, slices of the vocabulary on a CPU.
+    # Without a backward pass, the default is fastest on a GPU, and slices of the vocabulary on a CPU.
     sliced = device.type == "cpu" and given.output == "auto"
-    how = chosen._replace(output="recompute" if sliced else given.output)
+    used = chosen._replace(output="recompute" if sliced else given.output)
     perplexities: dict[str, float] = {}
     with status_line() as say, rules_only():  # as in training
         for split in splits:
-            found = step.task.evaluation(prepared, split, exact=True)
-            batches = _told(found.batches, f"reading the {split} text", say)
+            split_evaluation = step.task.evaluation(prepared, split, exact=True)
+            batches = _with_status(split_evaluation.batches, f"reading the {split} text", say)
             perplexities[split] = perplexity(
-                step, found._replace(batches=batches), plan=plan, implementations=how
+                step, split_evaluation._replace(batches=batches), plan=plan, implementations=used
             )
     curve = folder.pictures / "learning_curve.png"
     title = f"learning curve of {folder.path.resolve().name}"
@@ -192,16 +192,16 @@ def _read(
     )
 
 
-def _told(batches: Iterable[AnyBatch], what: str, say: Callable[[str], None]) -> Iterator[AnyBatch]:
-    """Passes batches on and says how many tokens there have been."""
+def _with_status(batches: Iterable[AnyBatch], action: str, say: Callable[[str], None]) -> Iterator[AnyBatch]:
+    """Yields the batches and reports the number of tokens so far."""
     tokens = 0
     for batch in batches:
-        say(f"{what}: {tokens:,} tokens")
+        say(f"{action}: {tokens:,} tokens")
         tokens += batch.target_tokens
         yield batch
 
 
-def _translate(
+def _evaluate_translation(
     recipe: Recipe,
     folder: ModelFolder,
     prepared: PreparedData,
@@ -210,7 +210,7 @@ def _translate(
     state: TrainingState,
     ledger: Ledger,
 ) -> RunResults:
-    """Translations of the test text, or of some of the validation text, with their BLEU."""
+    """Evaluates a translation model: translates the test text, or 100 validation sentences, and computes BLEU."""
     loaded = load_model(folder.path, "best", device)
     searched = IncrementalModel(loaded.model)
     translator = make_translator(searched, loaded.vocabularies, recipe, device, plan)
@@ -258,22 +258,24 @@ def _draw(
     lengths = {index: len(t.source_tokens) for index, t in enumerate(translations) if t.tokens}
     if not lengths:
         return [curve]
-    # The longest of the readable ones shows most reordering; without one, the shortest can be read best.
+    # The longest readable sentence shows most reordering; if none is readable, the shortest is the clearest.
     readable = [index for index, length in lengths.items() if length in READABLE_TOKENS]
     chosen = max(readable, key=lengths.__getitem__) if readable else min(lengths, key=lengths.__getitem__)
-    watching = Translator(
+    attending = Translator(
         translator.models,
         translator.vocabularies,
         replace(translator.options, attention=True),
         translator.device,
         max_length=translator.max_length,
     )
-    (translation,) = watching.translate([requests[chosen]])
+    (translation,) = attending.translate([requests[chosen]])
     assert translation.attention is not None
     picture = folder.pictures / "attention.png"
-    missing = draw_attention(translation.attention, translation.source_tokens, translation.tokens, picture)
-    if missing:
-        notice(f"warning: {missing_note(missing, picture)}")
+    missing_glyphs = draw_attention(
+        translation.attention, translation.source_tokens, translation.tokens, picture
+    )
+    if missing_glyphs:
+        notice(f"warning: {missing_note(missing_glyphs, picture)}")
     return [curve, picture]
 
 
@@ -286,7 +288,7 @@ def _measure(
     plan: MemoryPlan | None,
     rank: Rank,
 ) -> Ledger:
-    """The bytes of a rank's training step on the largest batch, or with a plan on the largest micro-batch."""
+    """Measures the memory of a rank's training step on the largest batch, or on the plan's largest micro-batch."""
     training = recipe.training
     task = make_task(recipe, prepared)
     saved = load_saved(folder, folder.commits()[-1])

@@ -1,4 +1,4 @@
-"""A recipe from beginning to end: find where it stands, prepare its text, train, leave results."""
+"""Runs a recipe from beginning to end: find the starting point, prepare the text, train, write results."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ from econmt_ops.dispatch.rule import rules_only
 
 
 class Outcome(NamedTuple):
-    """Outcome of a training command. ``results`` is None if the run was complete before."""
+    """Outcome of a command; ``results`` is None if the run was complete before."""
 
     training: TrainingResult
     results: RunResults | None
@@ -66,28 +66,28 @@ def run_recipe(
     verify: bool = False,
     communicator: Communicator | None = None,
 ) -> Outcome:
-    """Trains a recipe in its model folder, from the beginning or from where it stands.
+    """Trains a recipe in its model folder, from the beginning or from the last saved state.
 
-    Of several ranks the first one alone prepares, writes and speaks, and the others wait where it does.
+    With several ranks, only rank 0 prepares, writes and prints; the others wait for it.
 
     Args:
-        recipe: the run.
-        search: folders in which its text is looked for.
-        console: where a person reads how it goes.
-        overwrite_output: start anew, whatever is in the folder.
-        resume_with_changes: go on although the recipe differs from the one the run began with.
-        verify: see :func:`econmt.data.batching.store.prepare`.
-        world: the processes that train together; None: this one alone.
+        recipe: Recipe of the run.
+        search: Folders to search for its text.
+        console: Output for the user.
+        overwrite_output: True to start anew and delete an earlier run in the folder.
+        resume_with_changes: True to resume although the recipe differs from the one that the run began with.
+        verify: See :func:`econmt.data.batching.store.prepare`.
+        world: Communicator of the processes that train together; None: a single process.
 
     Raises:
-        InputError: if something that the user gave cannot be used.
-        TrainingError: if training had to stop.
-        Interrupted: after SIGTERM or Ctrl-C, with everything saved.
+        InputError: Recipe, text or folder cannot be used.
+        TrainingError: Training had to stop.
+        Interrupted: SIGTERM or Ctrl-C was received; everything is saved.
     """
     communicator = Communicator() if communicator is None else communicator
     check_ranks(recipe, communicator.size)
     device = resolve_device(recipe.training.device)
-    resolve_device(recipe.training.decode_and_evaluate_device or "cpu")  # one that is not there is told now
+    resolve_device(recipe.training.decode_and_evaluate_device or "cpu")  # reports a missing device now
     folder = ModelFolder(recipe.output)
     if communicator.is_rank_zero:
         folder.check(overwrite=overwrite_output, last=recipe.training.max_updates)
@@ -107,7 +107,7 @@ def run_recipe(
                 result = TrainingResult(reason, state.update, state.best_update, state.metrics, False)
                 return Outcome(result, None)
         if start.commit is None:
-            # Preparing text may take long: what cannot be used is told before.
+            # Preparing text may take long; unusable parameters are reported before.
             parameters_to_start_from(recipe)
         threads = _threads(recipe, folder, start, device, communicator)
         with reproducible(device, threads.number):
@@ -118,7 +118,7 @@ def run_recipe(
             if not communicator.is_rank_zero:
                 prepared = reopen(recipe, store)
             precision = _precision(recipe, folder, start, device, communicator)
-            if overwrite_output:  # only now: text or a budget that cannot be used must not cost the old run
+            if overwrite_output:  # only now, since unusable text or budget must not cost the old run
                 first_plan(recipe, prepared, device, precision.dtype, communicator)
                 if communicator.is_rank_zero:
                     folder.clear()
@@ -144,10 +144,14 @@ def run_recipe(
             )
 
 
+def _nothing() -> None:
+    """Does nothing: with ``world.first`` it is a barrier that waits for rank 0."""
+
+
 def _start(
     recipe: Recipe, folder: ModelFolder, resume_with_changes: bool, communicator: Communicator
 ) -> Start:
-    """Finds where the run starts, on rank 0 for all."""
+    """Returns the start of the run that rank 0 finds."""
     commit, changes, with_changes, notes = communicator.on_rank_zero(
         lambda: jsonable(find_start(recipe, folder, resume_with_changes=resume_with_changes))
     )
@@ -164,24 +168,24 @@ def train(
     threads: Threads | None = None,
     communicator: Communicator | None = None,
 ) -> TrainingResult:
-    """Trains prepared text until a limit; the folder must be this process's alone.
+    """Trains on prepared text until a limit is reached; no other process may use the folder.
 
     Args:
-        recipe: the run.
-        folder: its model folder, in order (see :func:`~econmt.checkpoint.resume.find_start`).
-        prepared: its text as ids.
-        start: from where.
-        console: where a person reads how it goes.
-        threads: that compute, of which a person is told.
-        world: the processes that train together; None: this one alone.
+        recipe: Recipe of the run.
+        folder: Its model folder, repaired (see :func:`~econmt.checkpoint.resume.find_start`).
+        prepared: Its prepared text.
+        start: Starting point.
+        console: Output for the user.
+        threads: Number of compute threads, reported to the user.
+        world: Communicator of the processes that train together; None: a single process.
 
     Raises:
-        TrainingError: if the loss is not finite, or memory or the disk are full.
-        Interrupted: after SIGTERM or Ctrl-C, with everything saved.
+        TrainingError: The loss is not finite, or memory or disk are full.
+        Interrupted: SIGTERM or Ctrl-C was received; everything is saved.
     """
     communicator = Communicator() if communicator is None else communicator
     if recipe.training.memory_budget is not None and communicator.is_rank_zero:
-        # It takes some seconds.
+        # Planning takes some seconds.
         console.print(f"planning for a memory budget of {recipe.training.memory_budget}", markup=False)
     trainer, notes = make_trainer(recipe, folder, prepared, start, communicator)
     if threads is not None:
@@ -202,16 +206,16 @@ def train(
             try:
                 result = trainer.run(progress, interrupts)
             except EconmtError as error:
-                with contextlib.suppress(OSError):  # the disk may be what is full
+                with contextlib.suppress(OSError):  # the disk may be full
                     progress.record(f"training stopped: {error}")
                 raise
             progress.note(f"training ended: {result.reason}; best checkpoint {result.best_update}")
             return result
     except OSError as error:
-        place = error.filename or folder.path
+        location = error.filename or folder.path
         raise TrainingError(
-            f"{place}: cannot be written ({error.strerror or error}); the last checkpoint is whole: look to the disk "
-            "and the permissions, and run the same command again to go on"
+            f"{location}: cannot be written ({error.strerror or error}); the last checkpoint is intact; check the disk "
+            "and the permissions, and run the same command to resume"
         ) from error
 
 
@@ -222,7 +226,7 @@ def make_trainer(
     start: Start,
     communicator: Communicator | None = None,
 ) -> tuple[Trainer, list[str]]:
-    """A trainer at its start, and what a person should know about it, one line each."""
+    """Creates a trainer at its starting point; returns it with messages for the user, one line each."""
     communicator = Communicator() if communicator is None else communicator
     device = resolve_device(recipe.training.device)
     precision = _precision(recipe, folder, start, device, communicator)
@@ -237,39 +241,39 @@ def make_trainer(
         text=text_fingerprint(prepared),
         environment=environment_of(device),
     )
-    beginnings: list[str] = []
+    initial_notes: list[str] = []
     if start.commit is None:
-        given = parameters_to_start_from(recipe)
-        beginnings = initialize(model, recipe, given, prepared.vocabularies, state.vocabulary)
-    begun = {} if start.commit is None else load_state(folder, start.commit).pipeline
+        initial_file = parameters_to_start_from(recipe)
+        initial_notes = initialize(model, recipe, initial_file, prepared.vocabularies, state.vocabulary)
+    saved_pipeline = {} if start.commit is None else load_state(folder, start.commit).pipeline
     step, pipeline, divisions = make_step(
-        task, model.to(device), task.batches(prepared), precision, communicator, begun
+        task, model.to(device), task.batches(prepared), precision, communicator, saved_pipeline
     )
     trainer = Trainer(step, folder, prepared, state)
     count = sum(parameter.numel() for parameter in model.parameters())
     notes = [
         f"{recipe.name}: {count:,} parameters, {len(prepared.train):,} {'pairs' if task.translates else 'lines'}, "
-        f"{trainer.batches.batches_per_epoch:,} batches an epoch, {device}, folder {folder.path}",
-        *filter(None, [left_out(recipe, prepared.statistics)]),
+        f"{trainer.batches.batches_per_epoch:,} batches per epoch, device {device}, folder {folder.path}",
+        *filter(None, [left_out(recipe, prepared)]),
         f"precision: {precision.name} ({precision.why})",
-        *beginnings,
-        *filter(None, [_of_ranks(communicator, recipe)]),
+        *initial_notes,
+        *filter(None, [_describe_ranks(communicator, recipe)]),
         *divisions,
     ]
     if start.commit is not None:
         notes += [*start.notes, *trainer.load(start.commit)]
-        notes += [f"going on with a changed recipe: {change}" for change in start.changes]
+        notes += [f"resuming with a changed recipe: {change}" for change in start.changes]
         notes += differences(trainer.state.environment, state.environment)
         trainer.state.environment = state.environment
         if trainer.state.text not in (state.text, _older_text_fingerprint(prepared)):
             if not start.with_changes:
                 raise InputError(
-                    f"{folder.path}: the run began with other text (a training or validation file has changed); put it "
-                    "back, go on all the same with --resume-with-changes, or start anew with --overwrite-output"
+                    f"{folder.path}: the run began with other text (a training or validation file has changed); "
+                    "restore it, resume nevertheless with --resume-with-changes, or start anew with --overwrite-output"
                 )
-            notes.append("going on with changed text")
+            notes.append("resuming with changed text")
         trainer.state.text = state.text
-        notes.append(f"going on from update {trainer.state.update}")
+        notes.append(f"resuming from update {trainer.state.update}")
     if task.translates:
         tokenizer = recipe_tokenizer(recipe, trainer.state.signature)
         notes += [tokenizer.note] if tokenizer.note else []
@@ -278,44 +282,44 @@ def make_trainer(
     trainer.make_plan()
     if trainer.budget.plan is None:
         notes.append(_choose(trainer, communicator))
-    if communicator.size > 1:  # rank 0 may have drawn while it measured
+    if communicator.size > 1:  # measuring may have drawn random numbers on rank 0
         restore_random_states(communicator.on_rank_zero(random_states))
     return trainer, notes
 
 
-def _of_ranks(communicator: Communicator, recipe: Recipe) -> str:
-    """Describes how several ranks share the run; for a single rank, the keys of the recipe that need several."""
+def _describe_ranks(communicator: Communicator, recipe: Recipe) -> str:
+    """Describes how ranks share the run; for a single process, names recipe keys that have no effect."""
     if communicator.size == 1:
         idle = keys_without_effect(recipe, processes=1) - keys_without_effect(recipe)
         keys = [key for key, _ in leaves(recipe, changed_only=True) if key in idle]
-        return f"note: without effect in one process: {', '.join(keys)}" if keys else ""
-    parts = [f"gradients in {recipe.parallel.reduction}"]
-    parts += [f"in pipelines of {communicator.stages}"] if communicator.stages > 1 else []
-    parts += ["the optimizer's state in shares"] if recipe.parallel.shard_optimizer else []
+        return f"note: no effect in a single process: {', '.join(keys)}" if keys else ""
+    parts = [f"gradients summed in {recipe.parallel.reduction}"]
+    parts += [f"pipelines of {communicator.stages} stages"] if communicator.stages > 1 else []
+    parts += ["optimizer state sharded"] if recipe.parallel.shard_optimizer else []
     return f"ranks: {communicator.size}, {communicator.local_size} on this host, {', '.join(parts)}"
 
 
 def _precision(
     recipe: Recipe, folder: ModelFolder, start: Start, device: torch.device, communicator: Communicator
 ) -> Precision:
-    """Returns the run's precision: the one it began with, or the faster one on rank 0 for a new run."""
-    found: list[Precision] = []
+    """Returns the run's precision: as at its beginning, or for a new run the one chosen on rank 0."""
+    local_choice: list[Precision] = []
 
-    def own() -> str:
+    def choose() -> str:
         saved = "" if start.commit is None else load_state(folder, start.commit).precision
-        found.append(precision_of_run(recipe, device, saved))
-        return found[0].name
+        local_choice.append(precision_of_run(recipe, device, saved))
+        return local_choice[0].name
 
-    name = communicator.on_rank_zero(own)
-    return found[0] if found else precision_of_run(recipe, device, name)
+    name = communicator.on_rank_zero(choose)
+    return local_choice[0] if local_choice else precision_of_run(recipe, device, name)
 
 
 def _threads(
     recipe: Recipe, folder: ModelFolder, start: Start, device: torch.device, communicator: Communicator
 ) -> Threads:
-    """Returns the number of threads: the recipe's, the one the run began with, or the fastest for a new run."""
+    """Returns the run's number of threads: from the recipe, as at its beginning, or for a new run the fastest."""
 
-    def own() -> list[Any]:
+    def choose() -> list[Any]:
         saved = (
             "" if start.commit is None else load_state(folder, start.commit).environment.get("threads", "")
         )
@@ -324,29 +328,29 @@ def _threads(
             *threads_for(recipe.training.threads, device, recipe.model.widest, began, communicator.local_size)
         ]
 
-    return Threads(*communicator.on_rank_zero(own))
+    return Threads(*communicator.on_rank_zero(choose))
 
 
 def _choose(trainer: Trainer, communicator: Communicator) -> str:
-    """:func:`_chosen` of rank 0 for all of them."""
-    found: list[str] = []
+    """Chooses implementations on rank 0 for all ranks; see :func:`_chosen`."""
+    messages: list[str] = []
 
-    def own() -> list[str]:
-        found.append(_chosen(trainer))
+    def choose() -> list[str]:
+        messages.append(_choose_locally(trainer))
         return list(trainer.step.implementations)
 
-    chosen = Implementations(*communicator.on_rank_zero(own))
+    chosen = Implementations(*communicator.on_rank_zero(choose))
     trainer.step.implementations = chosen
     trainer.state.choices = as_saved(chosen, trainer.device)
-    return "".join(found)
+    return "".join(messages)
 
 
-def _chosen(trainer: Trainer) -> str:
-    """Fixes what the recipe leaves at auto, as it was when the run began or by measuring; says which and why."""
+def _choose_locally(trainer: Trainer) -> str:
+    """Chooses the implementations that the recipe leaves at auto, as at the beginning of the run or by measuring."""
     recipe, model, state = trainer.recipe, trainer.model, trainer.state
     given = Implementations.of(recipe.ops)
     refuse_missing(given, trainer.device.type)
-    chosen, why = saved_choice(recipe, state.choices, trainer.device), "as the run began"
+    chosen, why = saved_choice(recipe, state.choices, trainer.device), "as at the beginning of the run"
     if chosen is None:
         frequent = max(trainer.batches.shapes(), key=lambda shape: shape.batches * shape.rows)
         shape = Shape(frequent.rows, frequent.source, frequent.target)
@@ -364,7 +368,7 @@ def _chosen(trainer: Trainer) -> str:
 
 
 def text_fingerprint(prepared: PreparedData) -> str:
-    """Tells prepared texts apart by all that training and validation read: ids, lengths, and raw validation lines."""
+    """Returns a fingerprint of all text that training and validation read: ids, lengths, and raw validation lines."""
     read = (
         "train.tokens",
         "train.index",
@@ -377,7 +381,7 @@ def text_fingerprint(prepared: PreparedData) -> str:
 
 
 def _older_text_fingerprint(prepared: PreparedData) -> str:
-    """Returns the fingerprint of states from before stores had checksums: counts and reference lines."""
+    """Returns the text fingerprint of older states, from counts and the raw validation lines."""
     counts = {key: value for key, value in prepared.statistics.items() if key not in ("seconds", "test")}
     digest = hashlib.sha256(json.dumps(counts, sort_keys=True).encode())
     for line in (*prepared.valid_source, *prepared.valid_target):
@@ -386,19 +390,19 @@ def _older_text_fingerprint(prepared: PreparedData) -> str:
 
 
 def _write_recipe(path: Path, recipe: Recipe) -> None:
-    """Writes the resolved recipe, unless what is there says the same: someone may have put comments in."""
+    """Writes the resolved recipe, unless an equal one exists, which may contain a user's comments."""
     if not (path.exists() and parse_recipe(path.read_text(encoding="utf-8"), str(path)) == recipe):
         write_text(path, recipe_text(recipe))
 
 
 def _copy(source: Path, destination: Path, start: Start) -> None:
-    """Puts a vocabulary file into the model folder; a run that goes on must find the one it began with."""
+    """Copies a vocabulary file into the model folder; a resumed run must have the one that it began with."""
     content = source.read_bytes()
     if destination.exists() and destination.read_bytes() == content:
         return
     if start.commit is not None:
         raise InputError(
-            f"{destination}: the run began with another vocabulary than the prepared text has ({source}); put back the "
+            f"{destination}: the run began with another vocabulary than the prepared text has ({source}); restore the "
             "text it began with, or start anew with --overwrite-output"
         )
     with whole_file(destination) as file:

@@ -1,4 +1,4 @@
-"""The mean of a run's parameters: when it begins, and where it stands in their place."""
+"""Parameter averaging in a run: when it begins, and swapping the mean in for validation and saving."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from econmt_ops.optimizer import FusedOptimizer
 
 
 class RunAverage:
-    """Parameter averaging of a run, if the recipe asks for it.
+    """Parameter averaging of a run, if the recipe has it.
 
     Args:
-        config: the recipe's.
-        optimizer: of the run.
+        config: Averaging section of the recipe.
+        optimizer: Optimizer of the run.
     """
 
     def __init__(self, config: recipe.Averaging, optimizer: FusedOptimizer) -> None:
@@ -24,19 +24,19 @@ class RunAverage:
         self._average = None if config.start == "never" else ParameterAverage(optimizer, config.decay)
 
     def begin(self, state: TrainingState) -> None:
-        """Takes note of where a run begins, or goes on without a mean."""
+        """Starts averaging at the current update if the recipe says so."""
         state.average_from = state.update if self._config.start == "at-once" else None
 
     def go_on(self, state: TrainingState) -> list[str]:
-        """Puts the parameters, which a saved state has in the place of their mean, back; returns what is to be told."""
+        """Restores the parameters, for which a saved state holds their mean; returns messages for the user."""
         if self._average is None:
-            for kept in self._optimizer.state.values():
-                kept.pop("average", None)
+            for parameter_state in self._optimizer.state.values():
+                parameter_state.pop("average", None)
             state.average_from = None
             return []
         if not self._average.prepare():
             self.begin(state)
-            return ["the mean of the parameters begins anew"]
+            return ["parameter averaging starts anew"]
         if self._count(state):
             self._average.exchange()
         elif state.average_from is None:
@@ -44,18 +44,18 @@ class RunAverage:
         return []
 
     def updated(self, state: TrainingState) -> None:
-        """Takes in the parameters of an update."""
+        """Adds the parameters after an update to the mean."""
         if self._average is not None and self._count(state):
             self._average.add(self._count(state))
 
     def in_place(self, state: TrainingState) -> AbstractContextManager[None]:
-        """Within it the model has the mean of the parameters, if there is one."""
+        """Swaps the mean into the model within the context, if there is one."""
         if self._average is None or not self._count(state):
             return nullcontext()
         return self._average.in_place()
 
     def checkpoint(self, state: TrainingState) -> list[str]:
-        """Takes note of a checkpoint, whose row of metrics is there; returns what is to be told."""
+        """Decides after a checkpoint, whose metrics are recorded, whether averaging begins; returns messages."""
         if self._config.start != "non-monotone" or state.average_from is not None:
             return []
         perplexities = [row["valid_perplexity"] for row in state.metrics]
@@ -67,5 +67,5 @@ class RunAverage:
         ]
 
     def _count(self, state: TrainingState) -> int:
-        """Updates that the mean is of."""
+        """Returns the number of updates in the mean."""
         return 0 if state.average_from is None else state.update - state.average_from

@@ -9,12 +9,11 @@ from econmt.config import recipe
 
 
 class Schedule:
-    """The learning rate of each update.
+    """Learning rate of each update.
 
     constant keeps the recipe's rate; inverse-sqrt multiplies it by sqrt(warmup / update) after the warm-up (Vaswani et
-    al., 2017, up to the constant); plateau-reduce multiplies it by ``reduce_factor`` whenever
-    ``reduce_num_not_improved`` checkpoints in a row brought no improvement. All of them rise linearly from zero over
-    the first ``warmup`` updates.
+    al., 2017, up to a constant); plateau-reduce multiplies it by ``reduce_factor`` after ``reduce_num_not_improved``
+    checkpoints without improvement. All of them rise linearly from zero over the first ``warmup`` updates.
     """
 
     def __init__(self, config: recipe.ScheduleSection, learning_rate: float) -> None:
@@ -24,7 +23,7 @@ class Schedule:
         self.num_not_improved = 0
 
     def learning_rate(self, update: int) -> float:
-        """The rate of an update, counted from 1."""
+        """Returns the learning rate of an update, counted from 1."""
         assert update >= 1, update
         warmup = self._config.warmup
         rate = self._base * self.factor
@@ -36,11 +35,11 @@ class Schedule:
 
     @property
     def goes_back(self) -> bool:
-        """True if a reduction returns to the best parameters, whose optimizer state is kept for it."""
+        """True if a reduction returns to the best parameters, so that their optimizer state must be kept."""
         return self._config.name == "plateau-reduce"
 
     def checkpoint(self, improved: bool) -> bool:
-        """Takes note of a checkpoint; True if the rate was reduced and training must go back to the best one."""
+        """Counts a checkpoint; returns True if the rate was reduced and training must return to the best checkpoint."""
         if not self.goes_back:
             return False
         self.num_not_improved = 0 if improved else self.num_not_improved + 1
@@ -51,11 +50,11 @@ class Schedule:
         return True
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state that a resumed run needs, as JSON values."""
+        """Returns the state needed to resume, as JSON values."""
         return {"name": self._config.name, "factor": self.factor, "num_not_improved": self.num_not_improved}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from a state; the state of a schedule of another name is left aside."""
+        """Restores a saved state; ignores that of a schedule with another name."""
         if state["name"] == self._config.name:
             self.factor = float(state["factor"])
             self.num_not_improved = int(state["num_not_improved"])

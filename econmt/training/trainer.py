@@ -55,24 +55,24 @@ _UPDATES_BETWEEN_TRIMS = 5
 
 
 class TrainingResult(NamedTuple):
-    """End of a run: the reason, and its best checkpoint."""
+    """Result of a run: the reason why it ended, and its best checkpoint."""
 
     reason: str
     update: int
     best_update: int
     metrics: list[dict[str, float]]
     went_on: bool
-    """False if the run had come to its end before and nothing was done."""
+    """False if the run had ended before and nothing was done."""
 
 
 class Trainer:
-    """One process of one run.
+    """Training loop of one process.
 
     Args:
-        step: with the task, the model and its first parameters.
-        folder: the run's model folder, in order.
-        prepared: its text as ids.
-        state: where it stands; a new one or a saved one's.
+        step: Training step, with the task, the model and its initial parameters.
+        folder: Model folder of the run, repaired.
+        prepared: Prepared text.
+        state: State of a new or a saved run.
     """
 
     def __init__(
@@ -111,21 +111,23 @@ class Trainer:
     # ------------------------------------------------------------------ going on
 
     def load(self, commit: Commit) -> list[str]:
-        """Goes on from a saved state; returns what could not be taken over, in words."""
+        """Resumes from a saved state; returns messages about anything that could not be restored."""
         saved = load_saved(self.folder, commit)
-        where = str(self.folder.state(commit))
+        state_folder = str(self.folder.state(commit))
         notes = []
         self.state = saved.state
         self._saved = saved.state.update
-        load_parameters(self.model, saved.parameters, where)
+        load_parameters(self.model, saved.parameters, state_folder)
         if saved.optimizer_name == self.recipe.training.optimizer.name:
-            self.step.load_optimizer_tensors(saved.optimizer, where)
+            self.step.load_optimizer_tensors(saved.optimizer, state_folder)
         else:
-            self.optimizer.state.clear()  # with it a mean that was never filled
-            notes.append(f"the optimizer was {saved.optimizer_name}: its state is left aside")
+            self.optimizer.state.clear()  # includes a mean that was never filled
+            notes.append(f"the saved optimizer is {saved.optimizer_name}; its state is not used")
         notes += self._average.go_on(self.state)
         if not self.step.set_carried(saved.carried):
-            notes.append("another batch size: each row begins without the state of the text before it")
+            notes.append(
+                "the batch size has changed: each row starts without the state of its preceding text"
+            )
         self.schedule.load_state_dict(saved.state.schedule)
         self.batches.load_state_dict(saved.state.data)
         self._monitors.go_on(saved.state.monitored)
@@ -135,10 +137,10 @@ class Trainer:
         return notes
 
     def make_plan(self) -> None:
-        """Plans, if the recipe has a byte budget, how batches are treated; a saved plan that still holds is kept.
+        """Plans micro-batches if the recipe has a memory budget; a saved plan that is still valid is kept.
 
         Raises:
-            InputError: if the budget does not suffice.
+            InputError: The budget does not suffice.
         """
         state = self.step.optimizer_tensors()
         self.budget.make(self.state, sum(tensor.nbytes for tensor in state.values()))
@@ -149,8 +151,8 @@ class Trainer:
         """Trains until a limit, early stopping or an interruption.
 
         Raises:
-            Interrupted: after SIGTERM or Ctrl-C, with everything saved.
-            TrainingError: if the loss is not finite, or memory or the disk are full.
+            Interrupted: SIGTERM or Ctrl-C was received; everything is saved.
+            TrainingError: The loss is not finite, or memory or disk are full.
         """
         with self.budget.enforced():
             return self._run(progress, interrupts)
@@ -159,26 +161,26 @@ class Trainer:
         self.model.train()
         if self.device.type == "cuda" and self.recipe.training.in_graphs:
             self.budget.room_for_optimizer(self.optimizer)
-            # What a byte budget divides further, or an update adds up, is captured batch by batch.
+            # If updates accumulate several (micro-)batches, each is captured as a graph of its own.
             plan, interval = self.budget.plan, self.recipe.training.update_interval
             several = interval > 1 or (plan is not None and plan.worst.parts > 1)
             most_rows = self._ranks.fill_up(self.batches.shapes(), lambda: self.budget.plan)
             self._graphed = GraphedStep(self.step, several=several, note=progress.note, most_rows=most_rows)
         elif self.device.type == "cuda" and self.recipe.training.cuda_graphs == "auto":
-            progress.note("training.monitor_pattern: steps are not captured in CUDA graphs")
+            progress.note("training.monitor_pattern is set: training steps are not captured in CUDA graphs")
         if self.device.type == "cuda" or self.budget.plan is not None:
             self.rehearse()
-        self._tell_of_plan(progress)
+        self._report_plan(progress)
         give_back_library_pages()
         self._clock = time.monotonic()
         while True:
             if self._ranks.told_to_leave(interrupts, self.state):
-                self._leave(interrupts)
+                self._save_and_stop(interrupts)
             reason = end_reason(self.recipe.training, self.state, self.batches.epoch, self._ranks.seconds)
             if self._checkpoint_due(reason):
                 self._checkpoint(progress, interrupts)
             elif reason is not None:
-                self._give_up_graphs()
+                self._release_graphs()
                 return TrainingResult(
                     reason, self.state.update, self.state.best_update, self.state.metrics, True
                 )
@@ -186,34 +188,34 @@ class Trainer:
                 self._update(progress)
 
     def rehearse(self) -> None:
-        """Computes the gradient of the largest batch and forgets it: too little memory shows now and not hours later.
+        """Computes the gradient of the largest batch and discards it, so that too little memory is noticed at once.
 
-        In CUDA graphs its step is captured, which takes the same memory. With a byte budget it is the micro-batch for
-        which the plan predicts the most.
+        With CUDA graphs its step is captured, which takes the same memory. With a memory budget it is the micro-batch
+        with the largest predicted memory.
 
         Raises:
-            TrainingError: if memory does not suffice.
+            TrainingError: Memory does not suffice.
         """
-        with self._streams_kept():
-            room = self.budget.room_for_optimizer(self.optimizer)
+        with self._streams_preserved():
+            reserved = self.budget.room_for_optimizer(self.optimizer)
             largest = self.budget.largest_batches()
             if self._graphed is None:
                 self.gradient(largest)
             else:
-                for part, how in self._divided(largest[0]):
-                    self._capture(self._graphed, self._ranks.share(part), how)
-            del room
+                for part, implementations in self._divided(largest[0]):
+                    self._capture(self._graphed, self._ranks.share(part), implementations)
+            del reserved
         self.step.clear()
 
-    def _give_up_graphs(self) -> None:
-        """On all ranks: what was captured with their messages in it must be gone before they part."""
+    def _release_graphs(self) -> None:
+        """Releases the CUDA graphs on all ranks, as required before communicators are destroyed."""
         if self._graphed is not None:
             self._graphed.release()
             self._graphed = None
 
-    def _capture(self, graphed: GraphedStep, batch: AnyBatch, how: Implementations) -> None:
+    def _capture(self, graphed: GraphedStep, batch: AnyBatch, implementations: Implementations) -> None:
         try:
-            graphed.capture(batch, how)
+            graphed.capture(batch, implementations)
         except RuntimeError as error:
             if is_out_of_memory(error):
                 raise TrainingError(self._out_of_memory(batch)) from error
@@ -225,7 +227,7 @@ class Trainer:
         return state.update > state.last_checkpoint and on_time
 
     def _update(self, progress: Progress) -> None:
-        """One update of the parameters, from ``update_interval`` batches."""
+        """Updates the parameters once, from ``update_interval`` batches."""
         training = self.recipe.training
         began = time.monotonic()
         update = self.state.update + 1
@@ -235,7 +237,7 @@ class Trainer:
         self.step.set_learning_rate(rate)
         loss, norm = self.gradient(batches, trim=self._trims)
         self._monitors.look()
-        self._tell_of_plan(progress)
+        self._report_plan(progress)
         indices = [batch.indices.numpy() for batch in batches]
         for metrics in self._metrics.submit(update, loss, norm, tokens, indices):
             self._count(metrics)
@@ -259,29 +261,29 @@ class Trainer:
             progress.live(self._figures(update))
 
     def gradient(self, batches: Sequence[AnyBatch], *, trim: bool = False) -> StepResult:
-        """Leaves the gradient of the loss a token in the parameters, to be clipped by the step's update.
+        """Computes the gradient of the loss per token, which the step's update clips and applies.
 
-        Graphs have updated the parameters, too. If memory is full and the budget's plan can divide batches further,
-        they are computed again in smaller parts.
+        CUDA graphs have applied the update, too. If memory is full and the memory budget's plan can split batches
+        further, they are computed again in smaller parts.
 
         Args:
-            batches: whose losses are added up.
-            trim: cut each part that is computed at once to its own longest pair.
+            batches: Batches whose losses are added up.
+            trim: True to trim each computed part to its own longest pair.
 
         Raises:
-            TrainingError: if memory was full and there is no plan, or nothing left to divide.
+            TrainingError: Memory was full, and there is no plan, or nothing left to split.
         """
         before = None
         self.step.overlaps = self.budget.plan is None
         if self.budget.plan is not None:
             before = random_states(), self.step.random_state(), self.step.carried()
         while True:
-            found = [
-                (batch, self._ranks.share(part.trimmed() if trim else part), how)
+            divided = [
+                (batch, self._ranks.share(part.trimmed() if trim else part), part_implementations)
                 for batch in batches
-                for part, how in self._divided(batch)
+                for part, part_implementations in self._divided(batch)
             ]
-            origins, parts, implementations = zip(*found, strict=True)
+            origins, parts, implementations = zip(*divided, strict=True)
             try:
                 if self._graphed is not None:
                     return self._graphed(parts, implementations, sum(b.target_tokens for b in batches))
@@ -296,7 +298,7 @@ class Trainer:
                 if before is None or len(parts[failed].indices) == 1:
                     raise TrainingError(self._out_of_memory(parts[failed])) from error
             assert before is not None
-            # Only now, after the error, are the tensors of the step that failed gone.
+            # The tensors of the failed step are released only now, after its exception.
             self.step.clear()
             self.budget.shrink(origins[failed], len(parts[failed].indices))
             restore_random_states(before[0])
@@ -325,11 +327,11 @@ class Trainer:
     # ------------------------------------------------------------------ checkpoints
 
     def _checkpoint(self, progress: Progress, interrupts: Interrupts) -> None:
-        """Validates and saves; nothing of it stays if an interruption cuts the validation short."""
+        """Validates and saves a checkpoint; an interruption during validation discards it."""
         self._flush()
         self.step.clear()
         try:
-            with self._streams_kept(), self._average.in_place(self.state):
+            with self._streams_preserved(), self._average.in_place(self.state):
                 self.step.make_whole()
                 plan, signature = self.budget.plan, self.state.signature
                 result = validate(self.step, self.prepared, lambda: interrupts.pending, plan, signature)
@@ -338,7 +340,7 @@ class Trainer:
             return
         except torch.cuda.OutOfMemoryError as error:
             raise TrainingError(
-                f"no memory left on {self.device} for validation at update {self.state.update}; {self._last_good()}: "
+                f"out of memory on {self.device} for validation at update {self.state.update}; {self._last_good()}; "
                 "lower decoding.batch_size or decoding.beam_size"
             ) from error
         state = self.state
@@ -367,7 +369,7 @@ class Trainer:
         tell(progress, result, state, goes_back=goes_back)
 
     def _best(self, current: dict[str, Tensor], progress: Progress) -> Saved:
-        """The best checkpoint; with the ``current`` optimizer tensors if its own were not kept or are damaged."""
+        """Loads the best checkpoint; with the ``current`` optimizer tensors if its own are missing or damaged."""
         commit = Commit(self.state.best_update, True)
         if self.folder.state(commit).is_dir():
             try:
@@ -378,7 +380,7 @@ class Trainer:
         return Saved(self.state, parameters, current, self.recipe.training.optimizer.name)
 
     def _judge(self, result: Validation) -> bool:
-        """Returns True if this checkpoint is the best so far; the first one always is."""
+        """Returns True if this checkpoint is the best so far, as the first one always is."""
         state = self.state
         metric = METRICS[self.recipe.training.early_stopping.metric]
         score, best = result.columns()[metric.column], state.best_score
@@ -407,9 +409,9 @@ class Trainer:
         }
 
     def _save(self, optimizer: Mapping[str, Tensor], result: Validation | None) -> None:
-        """Writes a checkpoint with a validation's result or, without one, where training stands between two."""
+        """Saves a checkpoint with a validation's result, or without one the state between two checkpoints."""
         state, training = self.state, self.recipe.training
-        self._remember()
+        self._update_state()
         with self._average.in_place(self.state):
             self.step.make_whole()
         carried = self._ranks.carried(training.batch.size)
@@ -429,40 +431,40 @@ class Trainer:
         self._saved = state.update
 
     def _optimizer_tensors(self) -> dict[str, Tensor]:
-        """Returns the optimizer's tensors for saving, with the parameters that averaging has displaced."""
+        """Returns the optimizer's tensors as saved; ranks' copies must be taken while the mean is swapped in."""
         with self._average.in_place(self.state):
             return self._ranks.optimizer_tensors(self.parameters)
 
-    def _remember(self) -> None:
-        """Puts what lives outside of the state into it, before it is saved."""
+    def _update_state(self) -> None:
+        """Stores values from outside of the state in it, before it is saved."""
         self.state.schedule = self.schedule.state_dict()
         self.state.data = self.batches.state_dict()
         self.state.monitored = self._monitors.gradients()
         self.state.random = {**random_states(), "dropout": self.step.random_state().tolist()}
         self.budget.remember(self.state)
 
-    def _tell_of_plan(self, progress: Progress) -> None:
+    def _report_plan(self, progress: Progress) -> None:
         for note in self.budget.notes:
             progress.note(note)
         self.budget.notes.clear()
 
-    def _leave(self, interrupts: Interrupts) -> None:
-        """Saves between two checkpoints and leaves."""
+    def _save_and_stop(self, interrupts: Interrupts) -> None:
+        """Saves between two checkpoints and stops."""
         state = self.state
         self._flush()
         self._tick()
         if state.update > self._saved:
             self._save(self._optimizer_tensors(), None)
-        self._give_up_graphs()
-        what = f"saved at update {state.update}" if state.update else "nothing was learnt yet"
+        self._release_graphs()
+        progress = f"saved at update {state.update}" if state.update else "no update was done yet"
         raise Interrupted(
-            f"{interrupts.name}: {what} in {self.folder.path}; the same command again goes on",
+            f"{interrupts.name}: {progress} in {self.folder.path}; run the same command to resume",
             interrupts.exit_code,
         )
 
     @contextmanager
-    def _streams_kept(self) -> Iterator[None]:
-        """Afterwards random states, and what a step hands to the next one, are as before."""
+    def _streams_preserved(self) -> Iterator[None]:
+        """Restores random states and the states carried between steps after the context."""
         states, dropout, carried = random_states(), self.step.random_state(), self.step.carried()
         try:
             yield

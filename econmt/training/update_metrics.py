@@ -1,4 +1,4 @@
-"""The loss and gradient norm of each update, brought from the device without making it wait."""
+"""Loss and gradient norm of each update, copied from the device without synchronization."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from econmt.engine.communicator import Communicator, Event
 
 
 class UpdateMetrics(NamedTuple):
-    """One update: loss in nats summed over its target tokens, norm of the gradient, tokens, and pairs in the store."""
+    """Metrics of one update: loss in nats summed over target tokens, gradient norm, tokens, and indices of pairs."""
 
     update: int
     loss: float
@@ -29,11 +29,11 @@ class UpdateMetrics(NamedTuple):
 
 
 class MetricsQueue:
-    """Hands out the metrics of updates in their order.
+    """Queue that returns the metrics of updates in order.
 
-    On the CPU each comes at once, so that a loss that is not finite stops training before it reaches the parameters.
-    On a GPU that would make the processor wait for it at every update; so each is copied in the background and comes
-    one update late, when it has long arrived.
+    On a CPU each is returned at once, so that a loss that is not finite stops training before it reaches the
+    parameters. On a GPU that would synchronize at every update; there, values are copied in the background and returned
+    one update later, when they have arrived.
     """
 
     def __init__(self, device: torch.device, communicator: Communicator | None = None) -> None:
@@ -44,28 +44,28 @@ class MetricsQueue:
     def submit(
         self, update: int, loss: Tensor, norm: Tensor, tokens: int, indices: Sequence[np.ndarray]
     ) -> list[UpdateMetrics]:
-        """Takes one update's scalars and returns what is ready, of this update or the one before."""
+        """Adds the scalars of an update and returns the metrics that are ready, of this update or the one before."""
         values = torch.stack((loss.detach(), norm.detach().to(loss.dtype)))
         metrics = UpdateMetrics(update, 0.0, 0.0, tokens, indices)
         if self._device.type != "cuda":
-            return [_filled(metrics, values)]
+            return [_with_values(metrics, values)]
         host, event = copy_in_background(values)
         ready = self.flush()
         self._waiting.append((metrics, host, event))
         return ready
 
     def flush(self) -> list[UpdateMetrics]:
-        """All that were not handed out yet."""
+        """Returns all metrics that were not returned yet."""
         ready = []
         for metrics, host, event in self._waiting:
             self._communicator.wait(event)
-            ready.append(_filled(metrics, host))
+            ready.append(_with_values(metrics, host))
         self._waiting.clear()
         return ready
 
 
 def copy_in_background(values: Tensor) -> tuple[Tensor, Event]:
-    """Starts a copy from a GPU; returns where it goes and what tells that it is there."""
+    """Starts an asynchronous copy from a GPU; returns the host tensor and an event that marks its completion."""
     host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
     host.copy_(values, non_blocking=True)
     event: Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -73,6 +73,6 @@ def copy_in_background(values: Tensor) -> tuple[Tensor, Event]:
     return host, event
 
 
-def _filled(metrics: UpdateMetrics, values: Tensor) -> UpdateMetrics:
+def _with_values(metrics: UpdateMetrics, values: Tensor) -> UpdateMetrics:
     loss, norm = values.tolist()
     return metrics._replace(loss=loss, gradient_norm=norm)

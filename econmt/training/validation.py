@@ -1,4 +1,4 @@
-"""Validation: perplexity, and translations made by the very code of ``econmt translate``, with their BLEU."""
+"""Validates a model: perplexity, and translations with the code of ``econmt translate`` and their BLEU."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ from econmt.training.progress import perplexity as perplexity_of
 
 
 class Abandoned(Exception):  # noqa: N818  not an error
-    """Validation was left because the run has to end now."""
+    """Validation was abandoned because the run has to stop now."""
 
 
 class Validation(NamedTuple):
-    """Validation scores of a checkpoint; without translations BLEU is NaN and the signature empty.
+    """Scores of a checkpoint; without translations BLEU is NaN and its signature is empty.
 
-    ``judged`` is the metric of translations that decides, if it is another one than BLEU, with its column;
-    ``length_loss`` that of a length task, a target token, without the recipe's weight.
+    ``judged`` is the deciding metric if it is chrF or TER, with its column; ``length_loss`` is the loss per target
+    token of a length task, without the recipe's weight.
     """
 
     perplexity: float
@@ -55,11 +55,11 @@ class Validation(NamedTuple):
     length_loss: float | None = None
 
     def columns(self) -> dict[str, float]:
-        """The figures under their names in metrics.tsv."""
-        more = {} if self.judged is None else {self.judged[0]: self.judged[1].value}
+        """Returns the scores by their column names in metrics.tsv."""
+        optional = {} if self.judged is None else {self.judged[0]: self.judged[1].value}
         if self.length_loss is not None:
-            more["valid_length_loss"] = self.length_loss
-        return {"valid_perplexity": self.perplexity, "bleu": self.bleu, **more}
+            optional["valid_length_loss"] = self.length_loss
+        return {"valid_perplexity": self.perplexity, "bleu": self.bleu, **optional}
 
 
 def validate(
@@ -69,19 +69,19 @@ def validate(
     plan: MemoryPlan | None = None,
     signature: str = "",
 ) -> Validation:
-    """Perplexity of the validation text and, of a translation model if the recipe wants it, translations and BLEU.
+    """Computes perplexity on the validation text and, for a translation model if the recipe asks for it, BLEU.
 
-    Ranks share the work, and all get the result, which is the same whatever their number.
+    Ranks share the work and all return the same result, which does not depend on their number.
 
     Args:
-        step: whose model is put into evaluation mode and back into training mode.
-        prepared: with the validation text raw, so that BLEU compares detokenised text with it.
-        stop: asked often; True makes validation end at once.
-        plan: of the run's byte budget, which validation obeys too; None: there is none.
-        signature: of the BLEU before, which goes on being measured so.
+        step: Training step, whose model is switched to evaluation mode and back.
+        prepared: Prepared text, with raw validation text, so that BLEU compares detokenized text with it.
+        stop: Polled often; if it returns True, validation ends at once.
+        plan: Plan of the run's memory budget, which validation respects too; None without one.
+        signature: Signature of earlier BLEU scores, which determines the tokenizer.
 
     Raises:
-        Abandoned: if ``stop`` said so.
+        Abandoned: ``stop`` returned True.
     """
     model, count = step.model, step.task.recipe.training.decode_and_evaluate
     model.eval()
@@ -96,9 +96,11 @@ def validate(
         recipe, device = step.task.recipe, step.device
         if recipe.training.decode_and_evaluate_device is not None:
             device = resolve_device(recipe.training.decode_and_evaluate_device)
-        there = model if _numbered(device) == _numbered(step.device) else copy.deepcopy(model).to(device)
+        device_model = (
+            model if _with_index(device) == _with_index(step.device) else copy.deepcopy(model).to(device)
+        )
         translator = make_translator(
-            IncrementalModel(there), prepared.vocabularies, recipe, device, plan, stop
+            IncrementalModel(device_model), prepared.vocabularies, recipe, device, plan, stop
         )
         requests = requests_of(prepared.valid_source[:count], prepared.valid_factors)
         hypotheses = _translated(step.communicator, translator, requests)
@@ -112,43 +114,45 @@ def validate(
         model.train()
 
 
-def _numbered(device: torch.device) -> torch.device:
-    """The device; of "cuda" the current GPU by its number, which is another device to PyTorch."""
+def _with_index(device: torch.device) -> torch.device:
+    """Returns the device with an index, since PyTorch distinguishes "cuda" from the current GPU's "cuda:N"."""
     unnamed = device.type == "cuda" and device.index is None
     return torch.device("cuda", torch.cuda.current_device()) if unnamed else device
 
 
 def requests_of(sources: Sequence[str], factors: Sequence[Sequence[str]]) -> list[Request]:
-    """Makes requests for a translator from lines and their source factors."""
+    """Returns translation requests for the lines of a text, with those of each source factor stream."""
     rows = zip(*factors, strict=True) if factors else repeat(())
     return [Request(text, factors=row) for text, row in zip(sources, rows, strict=False)]
 
 
 def _translated(communicator: Communicator, translator: Translator, sources: Sequence[Request]) -> list[str]:
-    """Translations of all sources, of which each rank makes each so many-th."""
-    own: list[str] = []
-    given_up = False
+    """Translates all sources, divided evenly among the ranks."""
+    translated: list[str] = []
+    abandoned = False
     try:
-        own = [found.text for found in translator.translate(sources[communicator.rank :: communicator.size])]
+        translated = [
+            parts.text for parts in translator.translate(sources[communicator.rank :: communicator.size])
+        ]
     except Abandoned:
-        given_up = True
-    found = _gathered(communicator, own, given_up)
+        abandoned = True
+    parts = _gathered(communicator, translated, abandoned)
     translations = [""] * len(sources)
-    for rank, part in enumerate(found):
+    for rank, part in enumerate(parts):
         translations[rank :: communicator.size] = part
     return translations
 
 
-def _gathered(communicator: Communicator, own: list[Any], given_up: bool) -> list[list[Any]]:
-    """Gathers the results of all ranks, in their order.
+def _gathered(communicator: Communicator, local: list[Any], abandoned: bool) -> list[list[Any]]:
+    """Gathers the results of all ranks, in rank order.
 
     Raises:
-        Abandoned: one has left it.
+        Abandoned: A rank has abandoned validation.
     """
-    found: list[Any] = communicator.gather([given_up, own], patient=True)
-    if any(left for left, _ in found):
+    gathered: list[Any] = communicator.gather([abandoned, local], patient=True)
+    if any(stopped for stopped, _ in gathered):
         raise Abandoned
-    return [part for _, part in found]
+    return [part for _, part in gathered]
 
 
 def perplexity(
@@ -158,16 +162,16 @@ def perplexity(
     plan: MemoryPlan | None = None,
     implementations: Implementations | None = None,
 ) -> float:
-    """Perplexity of a text, ends of sentences or lines counted, without label smoothing.
+    """Computes the perplexity of a text, including ends of sentences or lines, without label smoothing.
 
-    Ranks deal batches out; of batches that go on with a state each has some rows. Losses are added up in one order,
-    whatever the number of ranks.
+    Batches are distributed over ranks; if batches carry a state, their rows are. Losses are added up in the same order
+    for any number of ranks.
 
     Args:
-        step: whose model is in evaluation mode.
-        evaluation: of the text.
-        stop, plan: see :func:`validate`.
-        implementations: of the ops, without a plan; None: those of the recipe.
+        step: Training step, whose model is in evaluation mode.
+        evaluation: Batches of the text.
+        stop, plan: See :func:`validate`.
+        implementations: Implementations of the ops without a plan; None: those of the recipe.
     """
     given = implementations or Implementations.of(step.task.recipe.ops)
     total, tokens = _summed(step, evaluation, partial(step.task.loss, step.model), stop, plan, given)
@@ -180,13 +184,15 @@ def length_loss(
     stop: Callable[[], bool] = lambda: False,
     plan: MemoryPlan | None = None,
 ) -> float:
-    """The loss of a model's length task, a target token; see :func:`perplexity`."""
+    """Computes the loss of a model's length task per target token; see :func:`perplexity`."""
     model = step.model
     assert isinstance(model, TranslationModel)
 
-    def of(batch: AnyBatch, how: Implementations) -> Tensor:
+    def of(batch: AnyBatch, implementations: Implementations) -> Tensor:
         assert isinstance(batch, Batch)
-        return model.length_loss(model.encode(batch.source, batch.source_lengths, how), batch.target_output)
+        return model.length_loss(
+            model.encode(batch.source, batch.source_lengths, implementations), batch.target_output
+        )
 
     given = Implementations.of(step.task.recipe.ops)
     total, tokens = _summed(step, evaluation, of, stop, plan, given)
@@ -201,53 +207,55 @@ def _summed(
     plan: MemoryPlan | None,
     given: Implementations,
 ) -> tuple[float, int]:
-    """The sum of a loss over the batches of all ranks, and their target tokens."""
+    """Sums a loss over the batches of all ranks; returns the sum and the number of target tokens."""
     precision, device, communicator = step.precision, step.device, step.communicator
     losses: list[Tensor] = []
     numbers: list[int] = []
-    tokens, given_up = 0, False
+    tokens, abandoned = 0, False
     try:
         with torch.no_grad(), precision.products(device), precision.autocast(device):
-            for number, whole in enumerate(evaluation.batches):
-                tokens += whole.target_tokens
+            for number, full_batch in enumerate(evaluation.batches):
+                tokens += full_batch.target_tokens
                 if not evaluation.consecutive and number % communicator.size != communicator.rank:
                     continue
-                own = whole
+                local = full_batch
                 if evaluation.consecutive and communicator.size > 1:
-                    own = whole.share(communicator.rank, communicator.size).renumbered()
-                for batch, how in divide(own, plan, given):
+                    local = full_batch.share(communicator.rank, communicator.size).renumbered()
+                for batch, batch_implementations in divide(local, plan, given):
                     if stop():
                         raise Abandoned
-                    losses.append(loss(batch.to(device), how))
+                    losses.append(loss(batch.to(device), batch_implementations))
                     numbers.append(number)
     except Abandoned:
-        given_up = True
+        abandoned = True
     values: list[float] = torch.stack(losses).double().tolist() if losses else []
-    found = _gathered(communicator, list(zip(numbers, values, strict=True)), given_up)
+    gathered = _gathered(communicator, list(zip(numbers, values, strict=True)), abandoned)
     total = 0.0
-    for _, value in sorted(chain.from_iterable(found), key=itemgetter(0)):
+    for _, value in sorted(chain.from_iterable(gathered), key=itemgetter(0)):
         total += value
     return total, tokens
 
 
 def check_lengths(prepared: PreparedData, recipe: Recipe) -> list[str]:
-    """Returns notes on validation pairs that are too long, one line each.
+    """Checks validation pairs for excessive length; returns messages, one line each.
 
     Raises:
-        InputError: if all of them are.
+        InputError: All pairs are too long.
     """
     if recipe.task != "translation":
         return []
-    most = recipe.decoding.max_input_length
-    count, pairs = int(longer_than(prepared.valid, most).sum()), len(prepared.valid)
+    limit = recipe.decoding.max_input_length
+    count, pairs = int(longer_than(prepared.valid, limit).sum()), len(prepared.valid)
     if count == 0:
         return []
-    what = f"{count:,} of {pairs:,} validation pairs have more tokens than decoding.max_input_length {most:,}"
+    problem = (
+        f"{count:,} of {pairs:,} validation pairs have more tokens than decoding.max_input_length {limit:,}"
+    )
     if count == pairs:
-        raise InputError(f"{what}: none is left to validate with; raise it, or give other text as data.valid")
-    return [
-        f"{what}: the perplexity is that of the others, and of longer sources the beginning is translated"
-    ]
+        raise InputError(
+            f"{problem}: no pair remains for validation; raise it, or use other text as data.valid"
+        )
+    return [f"{problem}: perplexity leaves them out, and only the beginning of longer sources is translated"]
 
 
 def make_translator(
@@ -260,8 +268,8 @@ def make_translator(
 ) -> Translator:
     """Creates the translator of a run's validation and test text.
 
-    In float32: the precision that ``econmt translate`` takes by itself may come from a measurement, and a run that goes
-    on elsewhere must find the BLEU that it would have found here.
+    It computes in float32: the precision that ``econmt translate`` chooses may depend on a measurement, and BLEU must
+    not depend on the machine on which a run is resumed.
     """
 
     def watch() -> None:
@@ -277,18 +285,18 @@ def make_translator(
         max_length=recipe.pairs.max_length,
         max_input_length=recipe.decoding.max_input_length,
         watch=watch,
-        continuous=None if plan is None else False,  # the plan does not count on graphs
+        continuous=None if plan is None else False,  # the plan has no memory for CUDA graphs
     )
 
 
 def tell(progress: Progress, result: Validation, state: TrainingState, *, goes_back: bool) -> None:
-    """Tells a person how the newest checkpoint is.
+    """Reports the newest checkpoint.
 
     Args:
-        progress: to whom.
-        result: of its validation.
-        state: with the checkpoint in it.
-        goes_back: whether training goes on from the best checkpoint instead.
+        progress: Output for the user.
+        result: Result of its validation.
+        state: State that includes the checkpoint.
+        goes_back: True if training returns to the best checkpoint.
     """
     improved = state.best_update == state.update
     parts = [f"checkpoint {state.update}: validation perplexity {result.perplexity:.2f}"]
@@ -301,7 +309,7 @@ def tell(progress: Progress, result: Validation, state: TrainingState, *, goes_b
         parts.append(f"length loss {result.length_loss:.4f}")
     best = "the best so far" if improved else f"best is checkpoint {state.best_update}"
     parts.append(
-        best if improved or not goes_back else f"{best}; training goes back to it, learning rate reduced"
+        best if improved or not goes_back else f"{best}; training returns to it with a reduced learning rate"
     )
     progress.note(", ".join(parts))
     scalars = {"valid/perplexity": result.perplexity}

@@ -1,4 +1,4 @@
-"""Files of word vectors: text as word2vec, GloVe and fastText write it, .npz and .safetensors."""
+"""Reads and writes files of word vectors: text of word2vec, GloVe and fastText, .npz and .safetensors."""
 
 from __future__ import annotations
 
@@ -17,47 +17,48 @@ from torch import Tensor
 from econmt.data.files import whole_file
 from econmt.errors import InputError
 
-_FORM = "give text (a token and its values a line), .npz or .safetensors with tokens and vectors"
+_FORM = "use text (one token and its values per line), .npz or .safetensors with tokens and vectors"
 
 
 def read_vectors(path: Path, wanted: Collection[str], width: int) -> dict[str, Tensor]:
-    """The vectors (width,) in float32 of those of the ``wanted`` tokens that a file has, the first of each.
+    """Reads the vectors (width,) float32 of the ``wanted`` tokens in a file; the first one if a token is repeated.
 
-    Text may begin with a line of two numbers, as that of word2vec. ``.npz`` has the arrays ``tokens`` (N,) of words
-    and ``vectors`` (N, width); ``.safetensors`` the tensor ``vectors``, and ``tokens`` in its metadata, a JSON list.
+    Text may begin with a line of two numbers, as in word2vec. ``.npz`` holds the arrays ``tokens`` (N,) of strings and
+    ``vectors`` (N, width); ``.safetensors`` holds the tensor ``vectors``, and ``tokens`` in its metadata, as a JSON
+    list.
 
     Raises:
-        InputError: naming the file, and the line if it is text: there is none, it is broken, or vectors are of another
-            width.
+        InputError: The file is missing or broken, or a vector has another width; the message names file and line.
     """
-    rows = {".npz": _of_npz, ".safetensors": _of_safetensors}.get(path.suffix, _of_text)
-    found: dict[str, Tensor] = {}
+    rows = {".npz": _read_npz, ".safetensors": _read_safetensors}.get(path.suffix, _read_text)
+    vectors: dict[str, Tensor] = {}
     try:
-        for place, token, values in rows(path, wanted):
-            # Only the first of a token is read: some files have tokens with blanks, as glove.840B "at NAME@DOMAIN".
-            if token in wanted and token not in found:
+        for location, token, values in rows(path, wanted):
+            # Only the first vector of a token is used: some files have tokens with spaces, such as "at NAME@DOMAIN" in
+            # glove.840B.
+            if token in wanted and token not in vectors:
                 try:
                     vector = np.asarray(values, dtype=np.float32)
                 except ValueError:
-                    raise InputError(f"{place}: a value is no number; {_FORM}") from None
+                    raise InputError(f"{location}: a value is not a number; {_FORM}") from None
                 if vector.shape != (width,):
                     raise InputError(
-                        f"{place}: a vector of {vector.size} values; model.embedding is {width}: make them equal"
+                        f"{location}: a vector of {vector.size} values, but model.embedding is {width}; make them equal"
                     )
                 if not np.isfinite(vector).all():
-                    raise InputError(f"{place}: has values that are not finite numbers")
-                found[token] = torch.from_numpy(vector.copy())
+                    raise InputError(f"{location}: has values that are not finite")
+                vectors[token] = torch.from_numpy(vector.copy())
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
     except (ValueError, KeyError, TypeError, SafetensorError, zipfile.BadZipFile) as error:
-        raise InputError(f"{path}: no file of vectors ({str(error)[:60]}); {_FORM}") from None
-    return found
+        raise InputError(f"{path}: not a file of vectors ({str(error)[:60]}); {_FORM}") from None
+    return vectors
 
 
 _Rows = Iterator[tuple[str, str, object]]
 
 
-def _of_text(path: Path, wanted: Collection[str]) -> _Rows:
+def _read_text(path: Path, wanted: Collection[str]) -> _Rows:
     with path.open(encoding="utf-8", newline="\n") as lines:
         for number, line in enumerate(lines, 1):
             token, *values = line.rstrip("\r\n ").split(" ")
@@ -67,12 +68,12 @@ def _of_text(path: Path, wanted: Collection[str]) -> _Rows:
                 yield f"{path}:{number}", token, values
 
 
-def _of_npz(path: Path, wanted: Collection[str]) -> _Rows:
+def _read_npz(path: Path, wanted: Collection[str]) -> _Rows:
     with np.load(path, allow_pickle=False) as file:
         yield from _paired(path, [str(token) for token in file["tokens"]], file["vectors"], wanted)
 
 
-def _of_safetensors(path: Path, wanted: Collection[str]) -> _Rows:
+def _read_safetensors(path: Path, wanted: Collection[str]) -> _Rows:
     with safe_open(path, framework="np") as file:
         tokens = json.loads((file.metadata() or {})["tokens"])
         yield from _paired(path, [str(token) for token in tokens], file.get_tensor("vectors"), wanted)
@@ -81,7 +82,7 @@ def _of_safetensors(path: Path, wanted: Collection[str]) -> _Rows:
 def _paired(path: Path, tokens: Sequence[str], vectors: np.ndarray, wanted: Collection[str]) -> _Rows:
     if vectors.ndim != 2 or len(tokens) != len(vectors):
         raise InputError(
-            f"{path}: {len(tokens)} tokens and vectors of shape {vectors.shape}: one row a token"
+            f"{path}: {len(tokens)} tokens, but vectors of shape {vectors.shape}; there must be one row per token"
         )
     for token, vector in zip(tokens, vectors, strict=True):
         if token in wanted:
@@ -89,7 +90,7 @@ def _paired(path: Path, tokens: Sequence[str], vectors: np.ndarray, wanted: Coll
 
 
 def write_vectors(path: Path, tokens: Sequence[str], vectors: Tensor) -> None:
-    """Writes vectors (N, E) of N tokens, as :func:`read_vectors` reads them; the suffix says how."""
+    """Writes vectors (N, E) of N tokens in a format that :func:`read_vectors` reads, determined by the suffix."""
     values = vectors.detach().to(torch.float32).cpu().numpy()
     if path.suffix == ".npz":
         with io.BytesIO() as buffer:

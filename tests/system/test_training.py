@@ -132,7 +132,7 @@ def test_a_finished_run_says_so_in_one_line(folder: Path, capsys: pytest.Capture
     )
     assert said.err == ""
     assert train(folder, *SMALL, "training.max_updates=6") == 0
-    assert "going on from update 4" in capsys.readouterr().err
+    assert "resuming from update 4" in capsys.readouterr().err
 
 
 @pytest.mark.sampled(1)
@@ -150,7 +150,7 @@ def test_signals_save_and_leave(folder: Path, number: int, name: str, code: int)
     assert (process.returncode, out) == (code, "")
     last = err.splitlines()[-1]
     found = re.fullmatch(
-        rf"econmt: {name}: saved at update (\d+) in {folder}/run; the same command again goes on", last
+        rf"econmt: {name}: saved at update (\d+) in {folder}/run; run the same command to resume", last
     )
     assert found is not None, err
     assert ModelFolder(folder / "run").commits() == [Commit(int(found[1]), False)]
@@ -196,9 +196,7 @@ def test_a_full_disk_leaves_the_old_checkpoint_whole(
     assert process.returncode == 1
     last = err.splitlines()[-1]
     assert last.startswith(f"econmt: error: {folder}/run: cannot save the checkpoint of update 6 (")
-    assert (
-        "the checkpoint of update 4 is whole: free some space and run the same command again to go on" in last
-    )
+    assert "the checkpoint of update 4 is intact; free some space and run the same command to resume" in last
     assert "Traceback" not in err
     assert {path.name: path.read_bytes() for path in run.path.glob("*.safetensors")} == before
     assert train(folder, *longer) == 0

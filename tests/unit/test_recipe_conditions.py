@@ -121,7 +121,7 @@ def test_a_run_of_one_process_names_the_keys_of_several(tmp_path: Path) -> None:
     write_text(tmp_path, {"train": 12, "valid": 3})
     run = Run(tmp_path, tmp_path / "run", ("training.max_updates=1", "parallel.shard_optimizer=true"))
     run.train()
-    assert "note: without effect in one process: parallel.shard_optimizer\n" in run.said()
+    assert "note: no effect in a single process: parallel.shard_optimizer\n" in run.said()
     plain = Run(tmp_path, tmp_path / "plain", ("training.max_updates=1",))
     plain.train()
     assert "without effect" not in plain.said()

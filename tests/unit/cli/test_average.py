@@ -93,7 +93,7 @@ def test_what_cannot_be_averaged_is_one_clear_line(call: Call, word_model: Path,
     shutil.copytree(word_model, copy)
     words = (copy / "vocab.source.txt").read_text()
     (copy / "vocab.source.txt").write_text(words + "extra\n")
-    cases.append((call("average", "-m", copy, "-o", tmp_path / "new"), "its vocabulary is another one"))
+    cases.append((call("average", "-m", copy, "-o", tmp_path / "new"), "belongs to another vocabulary"))
     for ended, message in cases:
         assert ended.code == 2
         assert message in ended.err

@@ -92,7 +92,7 @@ def test_training_goes_on_from_it(call: Call, word_model: Path, text: Path, tmp_
     changes = [f"training.initialize_from={made}", f"output={tuned}", "training.max_updates=2"]
     ended = call("train", made / "recipe.yaml", *changes, "--data-dir", text)
     assert ended.code == 0, ended.err
-    assert "first parameters: those of update" in ended.err
+    assert "initial parameters: update " in ended.err
     assert load_file(tuned / PARAMETERS).keys() == load_file(made / PARAMETERS).keys()
 
 
@@ -102,7 +102,7 @@ def test_what_cannot_be_compressed_is_one_clear_line(call: Call, word_model: Pat
     new = tmp_path / "new"
     cases = [
         (("-m", word_model, "-o", new), "give --rank, --encoder-rank, --decoder-rank or --energy"),
-        (("-m", word_model, "-o", small, "--rank", 2), f"{small}: exists already; give a new folder"),
+        (("-m", word_model, "-o", small, "--rank", 2), f"{small}: exists already; use a new folder"),
         (("-m", tmp_path / "none", "-o", new, "--rank", 2), "no such folder"),
         (
             ("-m", word_model, "-o", new, "--encoder-rank", 4),

@@ -45,7 +45,7 @@ def test_a_model_that_copies_goes_on_and_is_used(text: Path, tmp_path: Path, cal
 
     refused = call("export", "--runtime", folder, tmp_path / "runtime")
     assert refused.code == 2
-    assert "the runtime does not know its decoder.copy_attention" in refused.err
+    assert "the runtime does not support its decoder.copy_attention" in refused.err
 
 
 def test_copying_is_refused_where_it_cannot_be(text: Path, tmp_path: Path) -> None:

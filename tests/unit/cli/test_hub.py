@@ -116,14 +116,14 @@ def test_a_model_of_the_hub_is_fetched_and_translates(
 def test_what_cannot_be_fetched_is_told(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     failure(
         call("translate", "-m", "hf://reverse", text=TEXT),
-        "hf://reverse: a model of the Hub is named hf://OWNER/NAME",
+        "hf://reverse: not the name of a model of the Hub; use hf://OWNER/NAME",
     )
 
     def refuse(*_: Any, **__: Any) -> str:
         raise LocalEntryNotFoundError("no connection\nand much more")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
-    failure(call("translate", "-m", "hf://me/x", text=TEXT), "hf://me/x: cannot be fetched: no connection")
+    failure(call("translate", "-m", "hf://me/x", text=TEXT), "hf://me/x: cannot be downloaded: no connection")
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(InputError, match=r"pip install huggingface_hub, or give a model folder"):
+    with pytest.raises(InputError, match=r"pip install huggingface_hub, or use a model folder"):
         econmt.load("hf://me/x")

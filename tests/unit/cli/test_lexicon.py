@@ -38,7 +38,7 @@ def test_a_lexicon_of_another_model_or_none_is_refused(
         (
             torch.zeros(vocabularies.source.size, 2).int(),
             fingerprint(subword_model),
-            "vocabulary is another one",
+            "belongs to another vocabulary",
         ),
         (torch.zeros(3, 2).int(), fingerprint(word_model), "a damaged lexicon (shape (3, 2))"),
         (torch.full((vocabularies.source.size, 1), 9999).int(), fingerprint(word_model), "a damaged lexicon"),
@@ -49,7 +49,7 @@ def test_a_lexicon_of_another_model_or_none_is_refused(
         assert message in ended.err
     other = word_model / "params.best.safetensors"
     ended = call("translate", "-m", word_model, "--restrict-lexicon", other, text="a\n")
-    assert "not a lexicon; give a file that econmt lexicon wrote" in ended.err
+    assert "not a lexicon; use a file written by econmt lexicon" in ended.err
 
 
 def test_a_text_is_not_written_over(call: Call, word_model: Path, tmp_path: Path) -> None:

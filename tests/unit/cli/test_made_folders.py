@@ -65,7 +65,7 @@ def test_only_new_and_empty_folders_are_written(
     ended = call(*words(verb, word_model, made))
     assert (ended.code, ended.err.splitlines()[-1]) == (
         2,
-        f"econmt: error: {made}: exists already; give a new folder",
+        f"econmt: error: {made}: exists already; use a new folder",
     )
     assert [path.name for path in made.iterdir()] == ["thesis.txt"]
     (made / "thesis.txt").unlink()
@@ -92,5 +92,5 @@ def test_damaged_parameters_are_refused_by_every_command_that_reads_them(
     for arguments in (words(verb, copy, tmp_path / "made"), ("translate", "-m", str(copy))):
         ended = call(*arguments, text="a b\n")
         assert (ended.code, ended.out) == (2, "")
-        assert "safetensors: damaged, it does not have the checksum that it was written with" in ended.err
+        assert "safetensors: damaged (its checksum is wrong)" in ended.err
     assert not (tmp_path / "made").exists()

@@ -222,7 +222,7 @@ def test_every_stage_of_a_pipeline_is_told(call: Call, recipe: Path) -> None:
     assert re.search(r"target tokens, rank [01] of 2\)", ended.out)
     assert [line.split()[0] for line in ended.lines if re.match(r" +[01] ", line)] == ["0", "1"]
     assert call("profile", recipe, *BUCKET, *deep, "parallel.pipeline=2", "--processes", 3).err == (
-        "econmt: error: parallel.pipeline 2: 3 processes cannot be divided into pipelines of 2; give --processes 2, or "
+        "econmt: error: parallel.pipeline 2: 3 processes cannot be divided into pipelines of 2; use --processes 2, or "
         "a multiple of it, or parallel.pipeline=1\n"
     )
     assert (

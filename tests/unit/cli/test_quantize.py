@@ -83,7 +83,7 @@ def test_a_file_without_steps_is_refused(call: Call, word_model: Path, tmp_path:
     write_tensors(made / PARAMETERS, tensors, metadata)
     ended = call("translate", "-m", made, text="a\n")
     assert ended.code == 2
-    assert f"'{name.removesuffix('.steps')}' has no steps of its rows" in ended.err
+    assert f"'{name.removesuffix('.steps')}' has no scales for its rows" in ended.err
 
 
 @pytest.mark.parametrize("precision", ["int8", "bfloat16"])

@@ -152,9 +152,9 @@ def test_what_the_runtime_does_not_know_is_refused_in_a_line(
 ) -> None:
     VARIANTS["qrnn"] = {"decoder": {"cell": "qrnn", "size": 8, "input_feeding": False}}
     for variant, decoding, message in (
-        ("qrnn", {}, "the runtime has decoders of lstm, ssru, not of qrnn"),
-        ("additive", {"beam_prune": 1.0}, "has penalties or is pruned"),
-        ("additive", {"beam_size": 65}, "decoding.beam_size is 65; the runtime keeps 64 hypotheses at most"),
+        ("qrnn", {}, "the runtime supports decoders of lstm, ssru, not of qrnn"),
+        ("additive", {"beam_prune": 1.0}, "has penalties or pruning"),
+        ("additive", {"beam_size": 65}, "decoding.beam_size is 65; the runtime supports at most 64"),
         ("additive", {"beam_search_stop": "first"}, "its beam_search_stop is first"),
     ):
         folder = random_model(word_model, tmp_path / f"{variant}{len(message)}", variant, **decoding)
@@ -353,7 +353,7 @@ def test_no_thread_replaces_what_another_has_computed(whole: Path, monkeypatch: 
 
 
 def test_structures_are_those_of_the_library() -> None:
-    assert runtime._BEAM == library.MOST_WORDS
+    assert runtime._MAX_BEAM == library.MOST_WORDS
     assert library.VERSION == structures._VERSION
     for name, fields in library.STRUCTURES.items():
         assert [field.lstrip("*") for field in fields.split()] == [

@@ -166,7 +166,7 @@ def test_what_else_a_model_with_factors_can(call: Call, model: Path, tmp_path: P
     assert near[0].startswith("u\t")
     assert "reads 1 streams" in call("embeddings", "-m", model, "--factor", "2", "u").err
     assert (
-        "reads source factors, which the runtime does not know"
+        "has source factors, which the runtime does not support"
         in call("export", model, tmp_path / "runtime", "--runtime").err
     )
     with pytest.raises(InputError, match="reads source factors, which no request to a server has"):

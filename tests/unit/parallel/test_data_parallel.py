@@ -142,7 +142,7 @@ def test_a_rank_without_memory_makes_all_divide_the_batch(group: Group, text: Pa
     alone = train(group, 1, path, text, *given, name="alone")
     assert_like_one(train(group, 2, path, text, *given), alone)
     said = group.run(2, jobs.short_of_memory, path, text, [*given, f"output={tmp_path / 'short'}"])
-    assert "no memory left on cpu for 2 pairs" in said[0]
+    assert "out of memory on cpu for 2 pairs" in said[0]
     assert "training ended: max_updates 4 reached" in said[0]
 
 

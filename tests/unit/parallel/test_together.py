@@ -37,7 +37,7 @@ def test_a_slow_rank_is_named_in_the_log(group: Group, text: Path, tmp_path: Pat
     said, other = group.run(2, jobs.run_slowly, path, text)
     assert other == ""
     assert said.count("rank 1 (") == 2, "at updates 3 and 6"
-    assert "is slow: all wait for it" in said
+    assert "all ranks wait for it" in said
     assert "is slow" in (tmp_path / "run" / "log").read_text()
 
 
@@ -97,7 +97,7 @@ def test_a_run_whose_rank_is_killed_goes_on_with_the_same_bits(
     assert said.count("econmt: error: ") == 1
     assert f"econmt: error: rank 1 ({socket.gethostname()}, process " in said
     assert "restarting all ranks from the last saved state (1 of 1)" in said
-    assert "going on from update " in said
+    assert "resuming from update " in said
     assert tiny.snapshot(folder) == tiny.snapshot(ModelFolder(whole))
 
 

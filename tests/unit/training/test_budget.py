@@ -219,7 +219,7 @@ def test_full_memory_halves_the_micro_batch_and_repeats_the_step(
     assert attempts[5:] == [3, 4, 4]
     (note,) = trainer.budget.notes
     shape = f"{batches[1].source.shape[1]} x {batches[1].target_output.shape[1]}"
-    assert note == f"no memory left on cpu for 8 pairs of {shape}: micro-batches of at most 4 from now on"
+    assert note == f"out of memory on cpu for 8 pairs of {shape}; micro-batches have at most 4 from now on"
 
 
 def test_a_run_whose_memory_was_full_is_that_of_the_smaller_plan(
@@ -241,7 +241,7 @@ def test_a_run_whose_memory_was_full_is_that_of_the_smaller_plan(
     assert len(found) > 2
     learnt = {entry.rows for entry in plan_of(full.trainer())}
     assert learnt == {2}
-    assert "micro-batches of at most 2 from now on" in full.folder.log.read_text()
+    assert "micro-batches have at most 2 from now on" in full.folder.log.read_text()
 
 
 def test_what_was_learnt_is_saved(make_run: MakeRun, use_rows: Use, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,7 +261,7 @@ def test_one_sentence_that_does_not_fit_ends_the_run(
     use_rows(4)
     attempts = fill_memory(monkeypatch, 0)
     with pytest.raises(
-        TrainingError, match=r"^no memory left on cpu for a batch of 1 pairs, .*: lower data\.max_length or"
+        TrainingError, match=r"^out of memory on cpu for a batch of 1 pairs, .*: lower data\.max_length or"
     ):
         make_run(BUDGET).train()
     assert attempts == [4, 2, 1]
@@ -403,7 +403,7 @@ def test_a_budget_that_does_not_suffice_is_refused_and_costs_no_old_run(make_run
         InputError, match=r"^training\.memory_budget 25 KiB: one sentence of the worst bucket"
     ) as e:
         run_recipe(small.recipe, [small.text], console=small.console, overwrite_output=True)
-    assert "; give training.memory_budget=" in str(e.value)
+    assert "; set training.memory_budget=" in str(e.value)
     assert snapshot(run.folder) == before
 
 

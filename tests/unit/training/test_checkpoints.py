@@ -59,7 +59,7 @@ def test_which_checkpoint(trained: Run) -> None:
     assert torch.equal(bias("best"), bias(best))
     with pytest.raises(InputError, match=r"no checkpoint '5' \(checkpoints of updates: 2, 4, 6, 8\)"):
         bias(5)
-    with pytest.raises(InputError, match="checkpoint 'newest': give best, last or the number of an update"):
+    with pytest.raises(InputError, match="checkpoint 'newest': use best, last or the number of an update"):
         bias("newest")
 
 
@@ -79,7 +79,7 @@ def test_a_parameter_file_says_what_it_belongs_to(trained: Run) -> None:
 def test_folders_that_hold_no_model(tmp_path: Path, copy: Run) -> None:
     with pytest.raises(InputError, match=f"^{tmp_path / 'absent'}: no such model folder"):
         load_model(tmp_path / "absent")
-    with pytest.raises(InputError, match=f"^{tmp_path}: no recipe.yaml, so not a model folder"):
+    with pytest.raises(InputError, match=f"^{tmp_path}: not a model folder, as it has no recipe.yaml"):
         load_model(tmp_path)
     copy.folder.best.unlink()
     with pytest.raises(InputError, match="no checkpoint 'best'"):
@@ -89,7 +89,7 @@ def test_folders_that_hold_no_model(tmp_path: Path, copy: Run) -> None:
 def test_the_vocabulary_of_another_model_is_refused(copy: Run) -> None:
     vocabulary = copy.folder.path / "vocab.source.txt"
     vocabulary.write_text(vocabulary.read_text().replace("a", "z"))
-    message = rf"^{copy.folder.best}: its vocabulary is another one \(fingerprint \w{{12}}, here \w{{12}}\); put back"
+    message = rf"^{copy.folder.best}: belongs to another vocabulary \(fingerprint \w{{12}}, here \w{{12}}\); restore"
     with pytest.raises(InputError, match=message):
         load_model(copy.folder.path)
 
@@ -110,7 +110,8 @@ def test_parameters_of_another_model_are_refused_by_name_and_shape(copy: Run) ->
     before = best.read_bytes()
     rewrite(best, output__bias=torch.zeros(5))
     with pytest.raises(
-        InputError, match=rf"^{best}: parameter 'output.bias' has shape \(5,\), the recipe's model \(12,\)"
+        InputError,
+        match=rf"^{best}: parameter 'output.bias' has shape \(5,\), but the recipe's model needs \(12,\)",
     ):
         load_model(copy.folder.path)
     best.write_bytes(before)
@@ -121,7 +122,7 @@ def test_parameters_of_another_model_are_refused_by_name_and_shape(copy: Run) ->
     rewrite(best, output__bias=torch.zeros(12, dtype=torch.int32))
     with pytest.raises(
         InputError,
-        match=rf"^{best}: parameter 'output.bias' has type int32, the recipe's model float32; the file is damaged",
+        match=rf"^{best}: parameter 'output.bias' has type int32, but the recipe's model needs float32; the file is damaged",
     ):
         load_model(copy.folder.path)
     best.write_bytes(before)
@@ -170,7 +171,7 @@ def test_a_lean_export_translates_like_the_whole_folder(trained: Run, tmp_path: 
     whole, lean = load_model(trained.folder.path), load_model(target)
     for name, parameter in whole.model.named_parameters():
         assert torch.equal(parameter, dict(lean.model.named_parameters())[name])
-    with pytest.raises(InputError, match="lean: exists already; give a new folder"):
+    with pytest.raises(InputError, match="lean: exists already; use a new folder"):
         export_model(trained.folder.path, target)
 
 
@@ -343,5 +344,5 @@ def test_loading_a_model_draws_nothing(trained: Run) -> None:
 def test_a_commit_needs_its_vocabulary(copy: Run) -> None:
     tensors, metadata = read_tensors(copy.folder.parameters(8))
     write_tensors(copy.folder.parameters(8), tensors, {**metadata, "vocabulary": "0" * 64})
-    with pytest.raises(InputError, match=rf"^{copy.folder.parameters(8)}: its vocabulary is another one"):
+    with pytest.raises(InputError, match=rf"^{copy.folder.parameters(8)}: belongs to another vocabulary"):
         checkpoints.load_saved(copy.folder, Commit(8, True))

@@ -198,7 +198,7 @@ def test_tiny_runs_follow_the_rule(text: Path, tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(choice, "measure", None)
     tiny = Run(text, tmp_path / "tiny", ("training.max_updates=2",))
     tiny.train()
-    assert "stash gates (by the rule: too small to measure)" in tiny.said()
+    assert "stash gates (default; the model is too small to measure)" in tiny.said()
     named = Run(
         text, tmp_path / "named", ("ops={encoder: reference, decoder: reference, output: reference}",)
     )
@@ -228,7 +228,7 @@ def test_what_a_machine_cannot_run_is_refused() -> None:
     refuse_missing(AUTO, "cpu")
     refuse_missing(Implementations.everywhere("recompute"), "cpu")
     with pytest.raises(
-        InputError, match=r"ops.output=triton: cannot run .* cpu; give one of auto, reference, recompute"
+        InputError, match=r"ops.output=triton: cannot run .* cpu; use one of auto, reference, recompute"
     ):
         refuse_missing(Implementations(output="triton"), "cpu")
 

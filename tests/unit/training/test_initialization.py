@@ -44,7 +44,7 @@ def test_it_is_said_recorded_and_counts_from_nothing(make_run: MakeRun, first: R
     second = make_run(f"training.initialize_from={first.folder.path}", name="second")
     result = second.train()
     assert result.update == 8
-    assert f"first parameters: those of update 2 in {first.folder.best}" in second.said()
+    assert f"initial parameters: update 2 of {first.folder.best}" in second.said()
     assert f"initialize_from: {first.folder.path}" in second.folder.recipe.read_text()
 
 
@@ -67,11 +67,11 @@ def test_going_on_needs_the_other_model_no_more(make_run: MakeRun, first: Run) -
     ("changes", "message"),
     [
         (("training.initialize_from=nowhere",), "training.initialize_from nowhere: no such file or folder"),
-        (("model.decoder.size=6",), "was trained with model.decoder .*; give the recipe the model section of that"),
+        (("model.decoder.size=6",), "was trained with model.decoder .*; copy that model's model section into"),
         (("model.decoder.rank=3",), "was trained with model.decoder .*rank"),
-        (("data.subwords={type: words, source: 6, target: 50}", "data.prepared=null"), "its vocabulary is another one"),
+        (("data.subwords={type: words, source: 6, target: 50}", "data.prepared=null"), "belongs to another vocabulary"),
         (("output={first}/inside",), None),
-        (("output={first}",), "lies in the folder that this run writes; give another output=DIR"),
+        (("output={first}",), "is in the folder that this run writes; use another output=DIR"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_one_clear_line(
@@ -123,7 +123,7 @@ def test_another_vocabulary_keeps_the_rows_of_its_tokens(
             (new / file.name).write_text("".join(f"{line} h g\n" for line in other.splitlines()))
     keys = (f"data.train=[{new}/train]", f"data.valid={new}/valid", f"data.prepared={tmp_path}/prepared")
     start_from = f"training.initialize_from={first.folder.path}"
-    with pytest.raises(InputError, match="its vocabulary is another one"):
+    with pytest.raises(InputError, match="belongs to another vocabulary"):
         make_run(*keys, start_from, name="second").trainer()
     second = make_run(
         *keys, start_from, "training.update_vocab=true", "training.max_updates=1", name="second"
@@ -147,9 +147,7 @@ def test_another_vocabulary_keeps_the_rows_of_its_tokens(
     expected_others = dict(load_model(first.folder.path).model.named_parameters())
     assert all(torch.equal(trainer.parameters[name], expected_others[name]) for name in others)
     second.train()
-    assert (
-        "source vocabulary: 8 of 12 tokens are known there, the rows of the others are drawn" in second.said()
-    )
+    assert "source vocabulary: 8 of 12 tokens are known there, other rows are random" in second.said()
     with pytest.raises(InputError, match="update_vocab needs initialize_from"):
         make_run("training.update_vocab=true")
 
@@ -172,7 +170,7 @@ def test_embeddings_come_from_a_file_of_vectors(make_run: MakeRun, tmp_path: Pat
     if suffix != "txt":
         return
     run.train()
-    assert f"source embeddings: 2 of 12 from {file}, the others are drawn" in run.said()
+    assert f"source embeddings: 2 of 12 from {file}, the others are random" in run.said()
     # What was learnt is loaded and goes on without the file.
     file.unlink()
     assert make_run(key, "training.max_updates=2").train(resume_with_changes=True).update == 2
@@ -192,9 +190,9 @@ def test_what_a_file_has_after_the_first_of_a_token_is_not_read(tmp_path: Path) 
         ("v.txt", b"x 1 2\nh 1 2 three\n", r"v\.txt:2: a value is no number"),
         ("v.txt", b"h 1 2 3 4 5 nan\n", "not finite"),
         ("v.txt", b"nothing 1 2 3 4 5 6\n", "has a vector for none of the 12 source tokens"),
-        ("v.txt", b"\xff\n", "no file of vectors"),
-        ("v.npz", b"no archive", r"v\.npz: no file of vectors"),
-        ("v.safetensors", b"{}", r"v\.safetensors: no file of vectors"),
+        ("v.txt", b"\xff\n", "not a file of vectors"),
+        ("v.npz", b"no archive", r"v\.npz: not a file of vectors"),
+        ("v.safetensors", b"{}", r"v\.safetensors: not a file of vectors"),
         (None, b"", "v: no such file"),
     ],
 )

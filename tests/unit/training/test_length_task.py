@@ -217,6 +217,6 @@ def test_what_does_not_go_together_is_refused(make_run: MakeRun, tmp_path: Path)
     run = make_run(*TASK, LEARNED, "decoding.brevity_penalty_weight=1.0", *short)
     run.train()
     with pytest.raises(
-        InputError, match="its search has penalties or is pruned, which the runtime does not know"
+        InputError, match="its search has penalties or pruning, which the runtime does not support"
     ):
         export_runtime(run.folder.path, tmp_path / "runtime")

@@ -116,7 +116,7 @@ def test_validation_translates_on_another_device(make_run: MakeRun, monkeypatch:
 @pytest.mark.parametrize(("one", "other"), [("cuda", "cuda:1"), ("cuda:1", "cuda"), ("cpu", "cpu")])
 def test_a_gpu_has_a_name_and_a_number(monkeypatch: pytest.MonkeyPatch, one: str, other: str) -> None:
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
-    found = [validation._numbered(torch.device(name)) for name in (one, other, "cuda:0")]
+    found = [validation._with_index(torch.device(name)) for name in (one, other, "cuda:0")]
     assert found[0] == found[1] != found[2]
 
 
@@ -155,8 +155,8 @@ def leave(trainer: Trainer) -> None:
     trainer.folder.recipe.write_text(recipe_text(trainer.recipe))
     interrupts = Interrupts()
     interrupts.received = signal.SIGTERM
-    with pytest.raises(Interrupted, match="the same command again goes on"):
-        trainer._leave(interrupts)
+    with pytest.raises(Interrupted, match="run the same command to resume"):
+        trainer._save_and_stop(interrupts)
 
 
 def test_a_mean_that_another_optimizer_left_begins_anew(make_run: MakeRun) -> None:

@@ -45,8 +45,8 @@ def test_parameters_without_a_state_are_not_trained_over(make_run: MakeRun, lost
     with pytest.raises(InputError) as caught:
         go(run)
     assert str(caught.value) == (
-        f"{run.folder.path}: holds params.best.safetensors of an earlier run but no training state to go on from; give "
-        f"another output=DIR (there training.initialize_from={run.folder.path} begins with these parameters), or start "
+        f"{run.folder.path}: holds params.best.safetensors of an earlier run but no training state to resume; use "
+        f"another output=DIR (training.initialize_from={run.folder.path} uses these), or start "
         "anew with --overwrite-output, which deletes them"
     )
     assert contents(run.folder.path) == before
@@ -93,7 +93,7 @@ def test_a_folder_that_is_not_of_econmt_is_refused_and_untouched(
     write_recipe(run.folder.path.with_name("own.yaml"), run.text, run.folder.path)
     before = contents(run.folder.path)
     with pytest.raises(
-        InputError, match=rf"^{run.folder.path}: holds .* and is no model folder of econmt; give another"
+        InputError, match=rf"^{run.folder.path}: holds .* and is no model folder of econmt; use another"
     ):
         go(run, overwrite_output=overwrite)
     assert contents(run.folder.path) == before
@@ -163,7 +163,7 @@ def test_what_a_link_leads_to_is_not_written(make_run: MakeRun, tmp_path: Path, 
     (run.folder.path / name).symlink_to(mine)
     for overwrite in (False, True):
         with pytest.raises(
-            InputError, match=rf"{name}: a link to .*notes.txt, which training would write over"
+            InputError, match=rf"{name}: a link to .*notes.txt, which training would overwrite"
         ):
             go(run, overwrite_output=overwrite)
     assert mine.read_text() == "mine"
@@ -193,7 +193,7 @@ def test_a_file_named_like_a_checkpoint_to_come_is_not_written(
         ("tensorboard", False, "needs a folder of this name"),
         ("log", True, "needs a file of this name"),
         ("params.00002.safetensors", True, "needs a file of this name"),
-        ("training_state/00004/x", True, "has the name of a training state and is none"),
+        ("training_state/00004/x", True, "has the name of a training state but is not one"),
     ],
 )
 def test_what_stands_where_a_run_writes_is_told_before(

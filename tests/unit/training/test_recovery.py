@@ -74,8 +74,8 @@ def test_a_damaged_newest_state_is_gone_around(
         (run.folder.path / "params.best.safetensors").write_bytes(best)
     run.train()
     assert f"the state of update 6 cannot be used: {run.folder.path / name}: " in run.said()
-    assert "going back to the state before, of update 4" in run.said()
-    assert "going on from update 4" in run.said()
+    assert "using the previous state instead, of update 4" in run.said()
+    assert "resuming from update 4" in run.said()
     assert snapshot(run.folder) == snapshot(whole.folder)
     assert sorted(path.name for path in run.folder.states.iterdir()) == ["00006", "00008"]
 
@@ -94,7 +94,7 @@ def test_without_a_state_that_can_be_read_nothing_is_touched(run: Run) -> None:
         flip(run.folder.states / number / "optimizer.safetensors")
     before = {path: path.read_bytes() for path in run.folder.path.rglob("*") if path.is_file()}
     newest = run.folder.path / NEWEST / "optimizer.safetensors"
-    with pytest.raises(InputError, match=rf"^{newest}: damaged, it does not have the checksum"):
+    with pytest.raises(InputError, match=rf"^{newest}: damaged \(its checksum is wrong\)"):
         run.train()
     assert {path: path.read_bytes() for path in run.folder.path.rglob("*") if path.is_file()} == before
 
@@ -105,7 +105,7 @@ def test_an_interrupted_state_is_gone_around_too(run: Run, whole: Run) -> None:
     (state / "params.safetensors").write_bytes(b"")
     run.train()
     assert f"the state of update 7 cannot be used: {state / 'params.safetensors'}: " in run.said()
-    assert "going on from update 6" in run.said()
+    assert "resuming from update 6" in run.said()
     assert snapshot(run.folder) == snapshot(whole.folder)
 
 
@@ -129,7 +129,7 @@ def test_a_state_that_cannot_be_read_back_stops_training_and_the_one_before_goes
     assert "\n" not in str(e.value)
     assert Commit(4, True) in run.folder.commits()
     run.train()
-    assert "going on from update 4" in run.said()
+    assert "resuming from update 4" in run.said()
     assert snapshot(run.folder) == snapshot(whole.folder)
 
 
@@ -155,7 +155,7 @@ def test_a_best_that_is_lost_is_said(make_run: MakeRun, monkeypatch: pytest.Monk
         file.write(b"\x7f")
     run.train()
     assert (
-        f"the best checkpoint so far is lost, a better one will take its place: {run.folder.best}: damaged"
+        f"the best checkpoint so far is lost; the next better one replaces it: {run.folder.best}: damaged"
         in run.said()
     )
     assert read_tensors(run.folder.best)[1]["update"] == "10"

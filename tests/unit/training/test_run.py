@@ -101,7 +101,7 @@ def test_an_interrupted_run_goes_on_as_if_nothing_had_happened(
         interrupt_after(patch, update, [])
         with pytest.raises(Interrupted) as caught:
             run.train()
-    message = f"SIGTERM: saved at update {update} in {run.folder.path}; the same command again goes on"
+    message = f"SIGTERM: saved at update {update} in {run.folder.path}; run the same command to resume"
     assert (str(caught.value), caught.value.exit_code) == (message, 143)
     assert run.folder.commits()[-1] == Commit(update, False)
     # An interruption is no checkpoint: it adds no parameter file and no row of metrics.
@@ -143,7 +143,7 @@ def test_an_interruption_before_the_first_update_saves_nothing(
     run = make_run()
     monkeypatch.setattr(Interrupts, "pending", property(lambda self: True))
     monkeypatch.setattr(Interrupts, "exit_code", 143)
-    with pytest.raises(Interrupted, match="nothing was learnt yet"):
+    with pytest.raises(Interrupted, match="no update was done yet"):
         run.train()
     assert run.folder.commits() == []
 
@@ -213,7 +213,7 @@ def test_keys_that_change_what_is_learnt_are_refused_and_listed(make_run: MakeRu
     assert "--overwrite-output" in message
     result = run.train(resume_with_changes=True)
     assert result.update == 3
-    assert "going on with a changed recipe: model.dropout 0.2 -> 0.1" in run.said()
+    assert "resuming with a changed recipe: model.dropout 0.2 -> 0.1" in run.said()
     run.train()  # the folder has the new recipe now
 
 
@@ -259,7 +259,7 @@ def test_another_optimizer_starts_with_a_fresh_state(make_run: MakeRun) -> None:
     make_run("training.max_updates=2").train()
     run = make_run("training.max_updates=4", "training.optimizer.name=sgd")
     run.train(resume_with_changes=True)
-    assert "the optimizer was adam: its state is left aside" in run.said()
+    assert "the saved optimizer is adam; its state is not used" in run.said()
     assert run.trainer().optimizer.state == {}
 
 
@@ -284,7 +284,7 @@ def test_changed_text_is_refused(make_run: MakeRun, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="began with other text"):
         longer.train()
     assert longer.train(resume_with_changes=True).update == 4
-    assert "going on with changed text" in longer.said()
+    assert "resuming with changed text" in longer.said()
 
 
 @pytest.mark.parametrize("hidden", [False, True])
@@ -340,9 +340,9 @@ def test_going_on_with_other_threads_or_versions_is_said(
     other.train()
     now, before = (
         "econmt 99.1 instead of ",
-        f"threads {threads + 1} instead of {threads}: weights will differ, by rounding",
+        f"threads {threads + 1} instead of {threads}: parameters will differ by rounding",
     )
-    assert f"going on with {now}" in other.said()
+    assert f"resuming with {now}" in other.said()
     assert "torch 98.2.0 instead of " in other.said()
     assert before in other.said()
     again = make_run("training.max_updates=8")
@@ -434,12 +434,12 @@ def test_validation_pairs_that_are_too_long_are_told_of(
     run = make_run("training.max_updates=2", "decoding.max_input_length=4", name="cut")
     run.train()
     assert (
-        "validation pairs have more tokens than decoding.max_input_length 4: the perplexity is" in run.said()
+        "validation pairs have more tokens than decoding.max_input_length 4: perplexity leaves" in run.said()
     )
     assert "max_input_length" not in whole.said()
     assert metrics(run.folder)[-1]["valid_perplexity"] != metrics(whole.folder)[-1]["valid_perplexity"]
     monkeypatch.setattr(validation, "longer_than", lambda store, _: np.ones(len(store), dtype=bool))
-    with pytest.raises(InputError, match="none is left to validate with"):
+    with pytest.raises(InputError, match="no pair remains for validation"):
         make_run(name="none").train()
 
 

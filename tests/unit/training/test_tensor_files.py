@@ -129,9 +129,7 @@ def test_relabelled_types_are_found(tmp_path: Path) -> None:
     path = tmp_path / "t.safetensors"
     write_tensors(path, {"a": torch.randn(4), "b": torch.randn(2, 2)}, METADATA)
     path.write_bytes(path.read_bytes().replace(b'"F32"', b'"I32"'))
-    with pytest.raises(
-        InputError, match=rf"^{path}: damaged, it does not have the checksum that it was written with"
-    ):
+    with pytest.raises(InputError, match=rf"^{path}: damaged \(its checksum is wrong\)"):
         read_tensors(path)
 
 

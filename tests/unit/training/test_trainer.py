@@ -264,7 +264,7 @@ def test_plateau_goes_back_to_the_best_parameters_and_optimizer_state(
     run = make_run(*PLATEAU, "training.max_updates=4")
     run.train()
     assert "checkpoint 4: validation perplexity 4.00" in run.said()
-    assert "best is checkpoint 2; training goes back to it, learning rate reduced" in run.said()
+    assert "best is checkpoint 2; training returns to it with a reduced learning rate" in run.said()
     trainer = run.trainer()
     assert trainer.state.update == 4
     assert trainer.schedule.learning_rate(5) == pytest.approx(0.01)
@@ -380,6 +380,6 @@ def test_worst_batches_run_out_of_memory_with_a_line_that_says_what_to_do(
     monkeypatch.setattr(TranslationTask, "loss", full)
     batch = batch_of(trainer, range(3))
     with pytest.raises(
-        TrainingError, match=r"no memory left on cpu for a batch of 3 pairs, \d source and \d target"
+        TrainingError, match=r"out of memory on cpu for a batch of 3 pairs, \d source and \d target"
     ):
         trainer.gradient([batch])
