@@ -1,1 +1,1 @@
-"""How good translations are: metrics with signatures, significance, log-probabilities of given translations."""
+"""Evaluation of translations: metrics with signatures, significance, log-probabilities."""

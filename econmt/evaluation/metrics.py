@@ -82,7 +82,7 @@ class Significance(NamedTuple):
 
 
 class Tokenizer(NamedTuple):
-    """How BLEU cuts text into words: sacreBLEU's name of it, and what a person should know, mostly nothing."""
+    """Tokenizer of BLEU: sacreBLEU's name, and a note for the user, usually empty."""
 
     name: str
     note: str = ""

@@ -33,7 +33,7 @@ class RerankCandidate(NamedTuple):
 
     @property
     def line(self) -> str:
-        """As :func:`read_candidate` reads it."""
+        """Line in the form that :func:`read_candidate` reads."""
         text = self.text.replace("|||", _BARS)
         return _BAR.join(
             [str(self.number), text, self.features, f"{self.score:.6f}", *filter(None, [self.rest])]

@@ -1,4 +1,4 @@
-"""How probable given translations are.
+"""Log-probabilities of given translations.
 
 Shapes: B sentences, T target positions, N target tokens, V target vocabulary, D width of the output layer.
 """
@@ -24,12 +24,12 @@ ROWS_AT_ONCE = 1024
 
 
 class ScoringModel(Protocol):
-    """What scoring asks of a model; :class:`econmt.model.TranslationModel` has it."""
+    """Interface of a model that scores; :class:`econmt.model.TranslationModel` has it."""
 
     def predict(
         self, source: Tensor, source_lengths: Tensor, target_input: Tensor, positions: Tensor, /
     ) -> Predictions:
-        """What is expected under teacher forcing where ``positions`` (B, T) is True."""
+        """Predicts under teacher forcing where ``positions`` (B, T) is True."""
 
 
 class ScoredPair(NamedTuple):

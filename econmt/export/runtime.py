@@ -1,8 +1,8 @@
 """Exports models to folders for ``econmt_runtime``, which translates without PyTorch.
 
 ``model.json`` describes the model, its search, and the checksums of all files. ``arrays.safetensors`` holds the weights
-in the layout of the search's products, named after the parts of :class:`econmt_runtime.model.RuntimeModel`. The vocabulary,
-the runtime's modules and the C library are included, so that ``python FOLDER`` translates.
+in the layout of the search's products, named after the parts of :class:`econmt_runtime.model.RuntimeModel`. The
+vocabulary, the runtime's modules and the C library are included, so that ``python FOLDER`` translates.
 """
 
 from __future__ import annotations
@@ -199,8 +199,8 @@ def _tensors(model: TranslationModel) -> dict[str, Tensor]:
         _layer(made, f"decoder.{number}", decoder.config.cell, weights)
     search = SearchWeights.of(decoder, attention.query)
     if search.fed is not None:
-        made["decoder.0.read.weight"] = _whole(search.word)
-        recurrent = torch.cat([_whole(search.fed), made["decoder.0.recur.weight"]], 1)
+        made["decoder.0.read.weight"] = _dense(search.word)
+        recurrent = torch.cat([_dense(search.fed), made["decoder.0.recur.weight"]], 1)
         made["decoder.0.recur.weight"] = recurrent
     if attention.key is not None:
         made["attention.key.weight"] = attention.key.weight.detach()
@@ -225,24 +225,6 @@ def _tensors(model: TranslationModel) -> dict[str, Tensor]:
         made["output.weight"] = model.output_weight.detach()
     made["output.bias"] = model.output_bias.detach()
     return {name: tensor.float().contiguous() for name, tensor in made.items()}
-
-
-def _combination(made: dict[str, Tensor], model: TranslationModel) -> None:
-    """Adds the attentional layer's weights for state and values; the state's include the query where possible."""
-    decoder = model.decoder
-    weight, bias = decoder.combine.weight.detach(), decoder.combine.bias.detach()
-    of_state, query = weight[:, : decoder.config.size], decoder.attention.query
-    made["values.weight"] = weight[:, decoder.config.size :]
-    if query is not None and _queries_from_top(model):
-        of_state, bias = torch.cat([query.detach(), of_state]), torch.cat([bias.new_zeros(len(query)), bias])
-    elif query is not None:
-        made["query.weight"] = query.detach()
-    made["own.weight"], made["own.bias"] = of_state, bias
-
-
-def _queries_from_top(model: TranslationModel) -> bool:
-    config = model.decoder.config
-    return config.input_feeding or config.layers == 1
 
 
 def _to_int8(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -284,7 +266,7 @@ def _config(model: TranslationModel, recipe: Recipe, files: Sequence[str]) -> di
             "feeding": decoder.input_feeding,
             "residual": decoder.residual,
             "average": decoder.state_init == "avg",
-            "asked": len(query) if query is not None and _queries_from_top(model) else 0,
+            "asked": SearchWeights.of(model.decoder, attention.query).asked,
         },
         "attention": {"norm": attention.layer_norm is not None, "scale": attention.scale},
         "decoding": {

@@ -1,1 +1,1 @@
-"""Where every byte of a training step is."""
+"""Memory account: measured, predicted, planned and reported bytes of a training step."""

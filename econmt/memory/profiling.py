@@ -32,7 +32,7 @@ from econmt.tasks.protocol import Shape, Task
 from econmt_ops.dispatch.rule import captured
 
 ROUNDS = 3
-"""How many steps of each technique are timed, in turns; the quickest counts."""
+"""Number of timed steps of each technique, in turns; the quickest counts."""
 
 TIME_LIMIT = 60.0
 """Seconds that measuring may take unless it is asked for."""
@@ -359,7 +359,7 @@ def _measure_gpu(step: Step, in_graphs: bool) -> Ledger | None:
 
 
 def rows_that_fit(ledger: Ledger, shape: Shape, memory: int) -> int:
-    """How many rows of a batch fit a memory, if all but the fixed bytes grows with them; at most all of them."""
+    """Returns the rows of a batch that fit into a memory, if all but the fixed bytes grow with them."""
     if ledger.peak <= memory:
         return shape.rows
     fixed = fixed_bytes(ledger)

@@ -59,7 +59,7 @@ class Attention(nn.Module):
         return self.gain, self.shift
 
     def values(self, values: Tensor) -> Tensor:
-        """What is summed (B, S, E) of the encoder's outputs ``values`` (B, S, E)."""
+        """Returns the vectors (B, S, E) that attention sums, from the encoder's outputs ``values`` (B, S, E)."""
         return values
 
     def keys(self, values: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from econmt_ops.dispatch.traits import implementations_of
 from econmt_ops.layers.ops import OPS
 
 _INSTEAD = "recompute"
-"""What runs where a recipe names an implementation that the op of a cell has not: less is kept, too."""
+"""Implementation that runs where a cell's op lacks the one that the recipe names; it saves memory too."""
 
 
 class RecipeCell:
@@ -50,7 +50,7 @@ class RecipeCell:
         return result
 
     def last(self, outputs: Tensor, states: State, lengths: Tensor, reverse: bool) -> Tensor:  # noqa: ARG002
-        """What the top layer's last step gives (B, H), residual sum included, of :meth:`run`'s results."""
+        """Returns the top layer's output at the last step (B, H), residual sum included, from :meth:`run`'s results."""
         return final_state(outputs, lengths=lengths, reverse=reverse)
 
     def run_both_ways(

@@ -24,7 +24,7 @@ PARTS = ("encoder", "decoder")
 
 
 class Compressed(NamedTuple):
-    """What became of one matrix.
+    """Compression of one matrix.
 
     Attributes:
         name: of the parameter. rows, columns: of the matrix. rank: of its factors.

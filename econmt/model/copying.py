@@ -25,7 +25,7 @@ from econmt_ops.core.repeated import Inputs, UniqueRows
 
 
 class Decoded(NamedTuple):
-    """What a decoder has made under teacher forcing.
+    """Results of a decoder under teacher forcing.
 
     Attributes:
         hidden: (B, T, D) what the output layer reads. words: (B, T, I) embeddings of the target before.
@@ -39,7 +39,7 @@ class Decoded(NamedTuple):
 
 
 class Copied(NamedTuple):
-    """Where N rows may copy from.
+    """Copy distributions of N rows.
 
     Attributes:
         gates: (N,) logits of g. attention: (N, S), 0 at padding. ids: (N, S) the source's words. first: (N, S), see
@@ -63,7 +63,7 @@ class Copied(NamedTuple):
 
 
 class Predictions(NamedTuple):
-    """What a model expects at N target positions.
+    """Predictions of a model at N target positions.
 
     Attributes:
         hidden: (N, D). weight: (V, D) and bias: (V,) of the output layer. copied: of a model that copies.
@@ -82,7 +82,7 @@ class Predictions(NamedTuple):
 
 
 def first_places(ids: Tensor) -> Tensor:
-    """Of ids (B, S), where each of them first stands in its row: (B, S) int64."""
+    """Returns for ids (B, S) the position at which each first occurs in its row, (B, S) int64."""
     return (ids.unsqueeze(2) == ids.unsqueeze(1)).to(torch.int8).argmax(2)
 
 

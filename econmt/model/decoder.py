@@ -30,7 +30,7 @@ from econmt_ops.core.weights import State
 
 
 class Memory(NamedTuple):
-    """What the decoder knows of the source: keys (B, S, A), values (B, S, E), lengths (B,)."""
+    """Source as the decoder reads it: keys (B, S, A), values (B, S, E), lengths (B,)."""
 
     keys: Tensor
     values: Tensor
@@ -49,13 +49,13 @@ class Recurrent(NamedTuple):
 
 
 class Decoder(nn.Module, ABC):
-    """What both decoders share: the layers, the attention and the combination of state and context.
+    """Base of both decoders: layers, attention, and the combination of state and context.
 
     o_t = tanh(combine [h_t ; context_t]) is the attentional hidden vector (Luong et al., 2015, equation 5).
     """
 
     steps = False
-    """Whether it walks step by step in PyTorch, in a search, too."""
+    """True if it computes one step at a time in PyTorch, in searches too."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class Decoder(nn.Module, ABC):
         return make_layer(self.config, width, self.config.size)
 
     def make_combine(self, encoder_size: int) -> nn.Linear:
-        """What makes of [h ; context] what tanh reads to give o."""
+        """Creates the layer that maps [h ; context] to the argument of tanh in o."""
         return nn.Linear(self.config.size + encoder_size, self.config.size)
 
     def start_vectors(self, made: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from econmt_ops.core.repeated import Inputs
 
 
 class EncoderSeeds(NamedTuple):
-    """Of the dropout masks of a forward pass, in the order in which they are drawn; None where nothing is dropped.
+    """Seeds of a forward pass's dropout masks, in the order in which they are drawn; None where nothing is dropped.
 
     Attributes:
         below: of what layers read that run one by one, bottom first.
@@ -58,7 +58,7 @@ class Encoder(nn.Module):
 
     @property
     def prepacked(self) -> bool:
-        """Whether a search has steps of its own for it, on weights laid out for it."""
+        """True if searches have an encoder of their own for it, with packed weights."""
         return self.cell.prepacked
 
     def make_layer(self, width: int, size: int) -> RecurrentLayer:
@@ -67,7 +67,7 @@ class Encoder(nn.Module):
 
     @property
     def residual_from_bottom(self) -> bool:
-        """Whether the lowest layer of one direction adds what it reads, too: a stack adds from its second layer on."""
+        """True if the lowest unidirectional layer has a residual connection too; a stack adds from its second layer on."""
         return self.config.residual and len(self.forward_layers) > 0
 
     def draw_seeds(self) -> EncoderSeeds:

@@ -1,4 +1,4 @@
-"""Which encoder and decoder a recipe's model section describes."""
+"""Creates the encoder and decoder that a recipe's model section describes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which implementation of each op a model runs."""
+"""Implementations of the ops that a model runs."""
 
 from __future__ import annotations
 
@@ -30,37 +30,37 @@ class Implementations(NamedTuple):
 
     @classmethod
     def of(cls, ops: recipe.Ops) -> Implementations:
-        """Those that a recipe asks for."""
+        """Returns the implementations that a recipe names."""
         return cls(**ops.model_dump())
 
     @classmethod
     def everywhere(cls, name: str, stash: str = "auto") -> Implementations:
-        """The same one for all ops."""
+        """Returns one implementation for all ops."""
         return cls(name, name, name, name, stash)
 
     @classmethod
     def definitions(cls) -> Implementations:
-        """Those that define the ops: plain PyTorch under autograd."""
+        """Returns the reference implementations: plain PyTorch under autograd."""
         return cls(**{key: definition(functions[0]).name for key, functions in recipe.OPS.items()})
 
     @classmethod
     def leanest(cls, device: str) -> Implementations:
-        """Those that keep least for the backward pass on a type of device and need not warm up."""
+        """Returns the implementations that save the fewest bytes on a device type and need no warm-up."""
         names = {key: leanest(functions[0], device) for key, functions in recipe.OPS.items()}
         return cls(**names)
 
     def traits(self, key: str) -> Traits | None:
-        """Those of the implementation under a key of :data:`econmt.config.recipe.OPS`; None: it is left to "auto"."""
+        """Returns the traits of the implementation under a key of :data:`econmt.config.recipe.OPS`, or None for "auto"."""
         name = getattr(self, key)
         return None if name == "auto" else implementations_of(recipe.OPS[key][0])[name].traits
 
     def recomputes(self, key: str) -> bool:
-        """Whether what is computed step by step keeps the state before each step alone, as auto does."""
+        """Returns True if unfused steps save only the state before each step, as auto does."""
         traits = self.traits(key)
         return traits is None or traits.recomputes
 
     def traceable(self) -> Implementations:
-        """Those that allocate the same bytes and can be followed on tensors without values."""
+        """Returns implementations that allocate the same bytes and run on fake tensors."""
         traits = {key: self.traits(key) for key in recipe.OPS}
         return self._replace(
             **{
@@ -71,7 +71,7 @@ class Implementations(NamedTuple):
         )
 
     def looks_rows_up(self, key: str) -> bool:
-        """Whether an LSTM takes rows of which many positions read the same."""
+        """Returns True if the LSTM accepts `UniqueRows`."""
         traits = self.traits(key)
         return traits is None or traits.casts
 

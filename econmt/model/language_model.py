@@ -29,7 +29,7 @@ State = tuple[tuple[Tensor, Tensor], ...]
 
 
 class Seeds(NamedTuple):
-    """Of the dropout masks of a forward pass, in the order in which they are drawn; None where nothing is dropped.
+    """Seeds of a forward pass's dropout masks, in the order in which they are drawn; None where nothing is dropped.
 
     Attributes:
         words: of words. inputs: of embeddings. weights: of the recurrent matrix of every layer. layers: between layers.
@@ -152,12 +152,12 @@ class LanguageModel(nn.Module):
         return Seeds(words, inputs, weights, between, self.output_dropout.draw())
 
     def drop_inputs(self, embedded: Tensor, ids: Tensor, seeds: Seeds) -> Tensor:
-        """What the bottom layer reads (B, T, E), of the embeddings of ids (B, T)."""
+        """Applies dropout to the embeddings of ids (B, T): the bottom layer's input (B, T, E)."""
         dropped: Tensor = self.input_dropout(self._drop_words(embedded, ids, seeds.words), seeds.inputs)
         return dropped
 
     def read_out(self, outputs: Tensor, seeds: Seeds) -> Tensor:
-        """What the output layer reads (B, T, D), of the top layer's outputs (B, T, H)."""
+        """Returns the output layer's input (B, T, D) from the top layer's outputs (B, T, H)."""
         dropped: Tensor = self.output_dropout(outputs, seeds.output)
         return dropped if self.readout is None else self.readout(dropped)
 
@@ -206,7 +206,7 @@ class LanguageModel(nn.Module):
         return loss.to(torch.float32)
 
     def log_probabilities(self, hidden: Tensor) -> Tensor:
-        """Those of all tokens (N, V) in float32, from hidden vectors (N, D)."""
+        """Returns the log-probabilities of all tokens (N, V) in float32, from hidden vectors (N, D)."""
         return nn.functional.linear(hidden, self.output.weight, self.output.bias).float().log_softmax(dim=1)
 
     def _drop_words(self, embedded: Tensor, ids: Tensor, seed: Seed | None) -> Tensor:
@@ -218,7 +218,7 @@ class LanguageModel(nn.Module):
         return apply_dropout(embedded, words[ids][..., None], probability)
 
     def weights_of(self, number: int, seeds: Seeds) -> LSTMWeights:
-        """Of a layer, with values of the recurrent matrix dropped in training."""
+        """Returns a layer's weights, with dropout of the recurrent matrix in training."""
         each = self.layers[number]
         assert isinstance(each, LSTMLayer)
         assert isinstance(each.hidden, nn.Parameter)
@@ -227,7 +227,7 @@ class LanguageModel(nn.Module):
         return LSTMWeights(each.input, dropped, each.bias)
 
     def place(self, rows: int) -> Tensor:
-        """Where the states of a batch of so many rows lie."""
+        """Returns the buffer of states for a batch of so many rows."""
         if self.training:
             if rows >= self.carried.shape[2]:
                 self.carried = self.carried.new_zeros(2, len(self.layers), 1 + rows, self.config.size)

@@ -235,7 +235,7 @@ class SeededDropout(nn.Module):
 
     @property
     def drops(self) -> bool:
-        """Whether it drops anything now."""
+        """True if it drops anything now."""
         return self.training and self.probability > 0.0
 
     def draw(self) -> Seed | None:
@@ -244,7 +244,7 @@ class SeededDropout(nn.Module):
 
 
 class _Drawing(threading.local):
-    """Of this thread: where dropout seeds are drawn from, and which row of a batch is the first one here."""
+    """Dropout seeds of this thread: their source, and the index of this rank's first row in the batch."""
 
     seeds: SeedCounter | None = None
     first_row: int = 0

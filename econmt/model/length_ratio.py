@@ -1,4 +1,4 @@
-"""How long a translation will be, from the encoder's outputs: an auxiliary task, as Sockeye has it.
+"""Prediction of a translation's length from the encoder's outputs: an auxiliary task, as in Sockeye.
 
 Shapes: B sentences, E encoder size.
 """
@@ -50,7 +50,7 @@ class LengthRatio(nn.Module):
 def length_loss(
     task: Literal["ratio", "length"], ratios: Tensor, source_lengths: Tensor, target_lengths: Tensor
 ) -> Tensor:
-    """How wrong expected lengths are: a scalar, summed over the target tokens, of which each has its sentence's loss.
+    """Computes the loss of predicted lengths: a scalar, summed over target tokens, each with its sentence's loss.
 
     So it is added up over batches and ranks, and divided, as the cross-entropy is. ratio: the squared error of the
     ratio. length: half the Poisson deviance of the length, which is Sockeye's loss less the least that it can be.

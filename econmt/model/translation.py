@@ -33,7 +33,7 @@ from econmt_ops.core.repeated import Inputs
 from econmt_ops.core.scopes import layer
 
 DISTINCT = 0.75
-"""Of a batch's words, the share of distinct ones up to which it pays to multiply each once."""
+"""Largest share of distinct words in a batch for which it pays to multiply each word once."""
 
 ROWS = 64
 """Their number is rounded up to a multiple of this: oneDNN makes a kernel for each number of rows, and memory that is
@@ -196,7 +196,7 @@ class TranslationModel(nn.Module):
         return self.encoded(values, last, lengths)
 
     def encoded(self, values: Tensor, last: Tensor, lengths: Tensor) -> EncoderOutput:
-        """What the decoder knows of the source, from the encoder's outputs (B, S, E) and last hidden state (B, E)."""
+        """Returns the decoder's view of the source from the encoder's outputs (B, S, E) and last hidden state (B, E)."""
         average, ratios = self.config.decoder.state_init == "avg", None
         with layer("encoder"):
             mean = mean_of_valid(values, lengths) if average or self.length_ratio is not None else last
@@ -231,7 +231,7 @@ class TranslationModel(nn.Module):
     def predict(
         self, source: Tensor, source_lengths: Tensor, target_input: Tensor, positions: Tensor
     ) -> Predictions:
-        """What is expected under teacher forcing at N target positions, those where ``positions`` (B, T) is True.
+        """Predicts under teacher forcing at the N target positions where ``positions`` (B, T) is True.
 
         Args:
             source: (B, S) int64 ids. source_lengths: (B,). target_input: (B, T) int64, the target after BOS.
@@ -259,7 +259,7 @@ class TranslationModel(nn.Module):
             return Decoded(self.read_out(outputs), embedded, encoded.memory.values, attention)
 
     def read_out(self, outputs: Tensor, seed: Seed | None = None) -> Tensor:
-        """What the output layer reads (B, T, D), of the decoder's outputs; ``seed``: of dropout, None: drawn now."""
+        """Returns the output layer's input (B, T, D) from the decoder's outputs; ``seed``: dropout seed, None: drawn now."""
         dropped: Tensor = self.output_dropout(outputs, seed)
         return dropped if self.readout is None else self.readout(dropped)
 

@@ -254,7 +254,7 @@ def make_trainer(
     notes = [
         f"{recipe.name}: {count:,} parameters, {len(prepared.train):,} {'pairs' if task.translates else 'lines'}, "
         f"{trainer.batches.batches_per_epoch:,} batches per epoch, device {device}, folder {folder.path}",
-        *filter(None, [left_out(recipe, prepared)]),
+        *filter(None, [left_out(recipe, prepared.statistics)]),
         f"precision: {precision.name} ({precision.why})",
         *initial_notes,
         *filter(None, [_describe_ranks(communicator, recipe)]),

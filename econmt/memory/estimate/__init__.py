@@ -1,3 +1,3 @@
-"""The same, predicted without running anything."""
+"""Prediction of a step's memory on fake tensors."""
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class _Pool:
         return _LARGE_SEGMENT if size < _OWN_SEGMENT else round_up(size, _ROUNDING)
 
     def splits(self, rest: int) -> bool:
-        """Whether what is left of a block becomes a block."""
+        """Returns True if the rest of a block becomes a block of its own."""
         return rest >= BLOCK if self.small else rest > _SMALL
 
 

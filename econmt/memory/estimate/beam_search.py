@@ -1,4 +1,4 @@
-"""What a beam search takes from the device, predicted; the training room caps the batches of validation with it."""
+"""Predicts the memory of a beam search, which limits the batches of validation within a budget."""
 
 from __future__ import annotations
 

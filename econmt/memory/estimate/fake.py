@@ -1,4 +1,4 @@
-"""What a step on fake tensors runs instead of operators that look at values or whose size only a library knows."""
+"""Replacements, on fake tensors, of operators that read values or whose size only a library knows."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def _every_index(tensor: Tensor) -> Tensor:
 def _distinct_words(
     words: Tensor, _sorted: bool = True, inverse: bool = False, counts: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """As many distinct ones as there are at most where the model multiplies each of them once."""
+    """Assumes the largest number of distinct words for which the model multiplies each once."""
     return _unique(words, max(1, translation.most_distinct(words.numel())), inverse, counts)
 
 
 def _all_different(
     values: Tensor, _sorted: bool = True, inverse: bool = False, counts: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """As many distinct values as there are values."""
+    """Assumes that all values are distinct."""
     return _unique(values, values.numel(), inverse, counts)
 
 
@@ -53,7 +53,7 @@ def _unique(values: Tensor, many: int, inverse: bool, counts: bool) -> tuple[Ten
 
 
 def _is_same(tensor: Tensor, other: Tensor) -> bool:
-    """What PyTorch would find out by making both anew, filled with zeros."""
+    """Compares two tensors' forms without making them, unlike PyTorch."""
     own, others = tensor.untyped_storage(), other.untyped_storage()
     return own._cdata == others._cdata and all(
         getattr(tensor, name)() == getattr(other, name)() for name in ("storage_offset", "size", "stride")
@@ -68,7 +68,7 @@ def _consecutive(
 
 
 def _counts(values: Tensor, _weights: Tensor | None = None, least: int = 0) -> Tensor:
-    """How often each value occurs."""
+    """Returns a tensor of counts of the right shape."""
     return values.new_empty(least)
 
 
@@ -87,7 +87,7 @@ def _add(left: Tensor, right: Tensor | float, **_: Any) -> Any:
 
 
 def _add_in_place(left: Tensor, right: Tensor | float, **_: Any) -> Any:
-    """The same in the place of the first."""
+    """Adds in place."""
     if isinstance(right, Tensor) and right.is_sparse and not left.is_sparse:
         return left
     return NotImplemented
@@ -262,4 +262,4 @@ ON_GPU: dict[OpOverload[..., Any], Callable[..., Any]] = {
         {aten.addmm.dtype_out: _add_to_sum} if hasattr(aten.addmm, "dtype_out") else {}
     ),  # torch 2.8 and newer
 }
-"""The same for what stands for a GPU, where the model asks for no distinct words: nobody may wait for their number."""
+"""Replacements for a fake GPU, on which the model does not look for distinct words, to avoid waiting."""

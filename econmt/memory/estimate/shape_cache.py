@@ -1,4 +1,4 @@
-"""What operators give on tensors without values, remembered by the shapes of their arguments.
+"""Cache of operators' results on fake tensors, by the shapes of their arguments.
 
 A step repeats the same operators on the same shapes hundreds of times. PyTorch's fake tensors find each result anew, in
 about a hundred microseconds; what is remembered takes a tenth of that.
@@ -93,7 +93,7 @@ class RememberedShapes:
 
 
 def _describe(values: Iterable[Any], tensors: list[FakeTensor]) -> tuple[Any, ...]:
-    """What of arguments the form of a result depends on; the tensors among them are added to a list.
+    """Describes the properties of arguments that a result depends on; tensors among them are added to a list.
 
     Raises:
         _UnknownError: they are of another kind.
@@ -115,7 +115,7 @@ def _describe(values: Iterable[Any], tensors: list[FakeTensor]) -> tuple[Any, ..
 
 
 def _form(func: Any, result: Any, tensors: list[FakeTensor], key: Any, arguments: Any) -> Any:
-    """How to make a result again: the number of an argument that it is, or what a new tensor looks like."""
+    """Returns instructions for making a result again: the index of an argument, or the form of a new tensor."""
     args, kwargs = arguments
     after = _describe(args, []), _describe(kwargs.items(), []) if kwargs else ()
     if after != key or torch.Tag.inplace_view in func.tags:

@@ -21,7 +21,7 @@ Say = Callable[[str], object]
 
 
 class Technique(NamedTuple):
-    """How a step is run."""
+    """Way of running a step."""
 
     name: str
     implementations: Implementations

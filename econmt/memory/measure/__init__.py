@@ -1,3 +1,3 @@
-"""Where every byte and millisecond of a step went, measured."""
+"""Measurement of a step's bytes and times."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a process takes from a GPU beyond what PyTorch's allocator knows of: the context, and captured graphs."""
+"""GPU memory of a process outside of PyTorch's allocator: the context and captured graphs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 
 class DeviceBytes(NamedTuple):
-    """What a GPU has lost to a process.
+    """GPU memory taken by a process.
 
     Attributes:
         context: taken when counting began, what the allocator had reserved left aside: CUDA's context, libraries, and
@@ -40,7 +40,7 @@ class DeviceMemory:
         self._context = self._unreserved()
 
     def read(self) -> DeviceBytes:
-        """What is taken now; waits for the device."""
+        """Returns the memory taken now; waits for the device."""
         outside = self._unreserved() - self._context
         return DeviceBytes(self._context, torch.cuda.memory_reserved(self._device), outside)
 

@@ -26,7 +26,7 @@ def count_flops(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result
 
 
 def has_flops(func: Any) -> bool:
-    """Whether calls of an operator have any floating point operations that count."""
+    """Returns True if an operator has floating-point operations that count."""
     formula = _aten_formula(func) if func.namespace == "aten" else _registered_formula(func)
     return formula is not None
 
@@ -48,7 +48,7 @@ def _aten_formula(func: Any) -> Callable[..., int] | None:
 
 
 def _product(left: Tensor, right: Tensor, *_: Any, **__: Any) -> int:
-    """Of matrices, or of two stacks of as many."""
+    """Returns the operations of a product of matrices, or of two stacks of them."""
     return 2 * left.numel() * right.shape[-1]
 
 

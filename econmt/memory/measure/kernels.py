@@ -1,4 +1,4 @@
-"""What a step is made of on a GPU: its kernels by class, what launching them takes, and what lies between them.
+"""GPU profile of a step: kernels by class, launch times, and gaps between kernels.
 
 Kernels are seen through CUPTI (``torch.profiler``), those of a replayed CUDA graph too.
 """
@@ -90,7 +90,7 @@ class KernelTimes:
 
     @property
     def kernels(self) -> int:
-        """How many there are."""
+        """Number of kernels."""
         return sum(row.launches for row in self.rows)
 
     @property
@@ -181,7 +181,7 @@ def copy_rate(device: torch.device) -> float:
 
 
 def optimizer_bytes(parameters: int, moments: int) -> int:
-    """What an optimizer reads and writes in float32: gradients twice (for their norm, too), values and moments.
+    """Returns the bytes that an optimizer reads and writes in float32: gradients twice, values and moments.
 
     Args:
         parameters: their values. moments: the values of all of them.

@@ -1,4 +1,4 @@
-"""How long each layer takes in each phase of a training step, and what the device could do."""
+"""Times of each layer in each phase of a training step, and the device's peak rate."""
 
 from __future__ import annotations
 

@@ -26,12 +26,12 @@ from econmt.memory.measure.tracker import BLOCK, PHASES, Beginning, Storage, Tra
 from econmt_ops.dispatch.capture import release_workspaces
 
 LAYERS = ("embedding", "encoder", "attention", "decoder", "output", "loss", "exchange", "other")
-"""Of a model, and beside them what ranks send each other: buckets of gradients, and parameters that others update."""
+"""Layers of a model; "exchange" holds buffers of communication between ranks."""
 
 
 CATEGORIES = ("feature maps", "weights", "gradients", "optimizer state", "workspace", "other")
 LARGEST = 20
-"""How many of the largest storages at the peak a ledger names."""
+"""Number of the largest storages at the peak that a ledger lists."""
 
 
 class TensorAtPeak(NamedTuple):
@@ -127,7 +127,7 @@ class Ledger:
 
     @property
     def share_of_peak(self) -> float | None:
-        """Which share of what the device can do the step did; None if either is unknown."""
+        """Returns the step's share of the device's peak rate, or None if either is unknown."""
         done = self.flops_per_second
         return (
             None if done is None or self.peak_flops_per_second is None else done / self.peak_flops_per_second

@@ -17,7 +17,7 @@ _SYSTEM = Path("/proc")
 
 
 def describe_machine(device: str) -> dict[str, str]:
-    """What a reader must know to compare figures: versions, processor, threads and GPU.
+    """Returns the environment of a measurement: versions, processor, threads and GPU.
 
     Args:
         device: "cpu", "cuda" or "cuda:N"; the GPU is named if torch sees it.

@@ -1,4 +1,4 @@
-"""What a process is made of beside its tensors: where its resident bytes are, by what put them there.
+"""Resident memory of a process by origin.
 
 Only Linux tells which file a page belongs to. The parts are measured, each by who knows it: pages of files by the
 system, tensors by PyTorch, other memory of the C library by its own counters, Python's by Python's; what is left of the

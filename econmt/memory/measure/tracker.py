@@ -1,4 +1,4 @@
-"""Which bytes are alive at every moment of a computation, and why.
+"""Tracks the live bytes at every moment of a computation.
 
 A :class:`Tracker` follows every storage that an operator of PyTorch makes, resizes or lets go, on real tensors and on
 fake ones alike: views share a storage and count once. The body of an operator registered with
@@ -210,12 +210,12 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.seconds = time.perf_counter() - self._start
 
     def begin(self, phase: str) -> None:
-        """What follows belongs to ``phase``, one of :data:`PHASES`."""
+        """Begins a phase, one of :data:`PHASES`."""
         self.begins[phase] = Beginning(time.perf_counter() - self._start, len(self.changes))
 
     @contextmanager
     def repeating(self, times: int) -> Iterator[None]:
-        """What is done inside stands for ``times`` more that do the same, too; see `econmt_ops.core.loops`."""
+        """Marks a loop body that represents ``times`` more equal ones; see `econmt_ops.core.loops`."""
         begin, flops, repetitions = len(self.changes), self.flops.copy(), len(self.repetitions)
         yield
         for dtype, done in self.flops.items():
@@ -233,7 +233,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Whether PyTorch wraps the next method to keep its compiler off it, and imports all of it to do so: 150 MB."""
+        """Tells PyTorch not to wrap the next method to keep its compiler off it, for which it would import 150 MB."""
         return False
 
     def __torch_dispatch__(
@@ -432,7 +432,7 @@ def _in_full(begin: int, end: int, repetitions: Iterable[Repetition]) -> Iterato
 
 
 class _Facts(NamedTuple):
-    """What following an operator depends on, whatever its arguments are.
+    """Properties of an operator that tracking depends on, whatever its arguments are.
 
     Attributes:
         name: of the operator.

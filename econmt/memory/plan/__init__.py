@@ -1,3 +1,3 @@
-"""How a step is made to fit a number of bytes."""
+"""Plans that make a step fit a number of bytes."""
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ class Fit(NamedTuple):
 
 
 def demand(ledger: Ledger) -> int:
-    """What a step takes from the device: on CUDA the segments of the allocator, on the CPU the tensors."""
+    """Returns the bytes that a step takes from the device: the allocator's segments on CUDA, the tensors on the CPU."""
     return ledger.peak if ledger.reserved is None else ledger.reserved
 
 

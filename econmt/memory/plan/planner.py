@@ -45,7 +45,7 @@ def sufficient_budget(size: int) -> str:
 
 
 class BatchBudget(NamedTuple):
-    """What batches of one padded shape get.
+    """Budget of the batches of one padded shape.
 
     Attributes:
         source, target: the shape.
@@ -89,12 +89,12 @@ class MemoryPlan:
 
     @property
     def worst(self) -> BatchBudget:
-        """That of training which is predicted to need the most."""
+        """Budget of the training shape with the highest predicted peak."""
         trained = [entry for entry in self if entry.batches]
         return max(trained, key=lambda entry: (entry.peak, entry.rows * entry.source * entry.target))
 
     def find(self, batch: AnyBatch) -> BatchBudget:
-        """What a batch gets: the allotment of its shape or, if there is none, what one of the others makes of it."""
+        """Returns a batch's budget: that of its shape or, if there is none, one derived from the others."""
         rows, (source, target) = len(batch.indices), batch.positions
         exact = self._by_shape.get((source, target))
         if exact is not None:
@@ -240,7 +240,7 @@ class Planner:
                 return found
 
     def _holds(self, entries: Sequence[BatchBudget], peaks: PeakModel) -> bool:
-        """Whether the tightest of some allotments, and the one of the longest sentences, are as they were told."""
+        """Returns True if the predictions hold for the tightest budget and for the longest sentences."""
         if not entries:
             return True
         doubtful = {
@@ -277,7 +277,7 @@ class Planner:
 
 
 def _exceeds(one: BatchShape, other: BatchShape) -> bool:
-    """Whether one shape is larger on a side and not smaller on the other."""
+    """Returns True if one shape is larger on a side and not smaller on the other."""
     sides, others = (one.source, one.target), (other.source, other.target)
     return sides != others and one.source >= other.source and one.target >= other.target
 
@@ -288,7 +288,7 @@ def _full(shape: BatchShape) -> Shape:
 
 @dataclass(frozen=True)
 class _Run:
-    """What the bytes of a run's steps depend on beside their shape; the same if ``key`` is."""
+    """Conditions of a run, besides the shape, that the bytes of its steps depend on; equal if ``key`` is."""
 
     task: Task = field(compare=False)
     key: str
@@ -368,7 +368,7 @@ def plan_table(plan: MemoryPlan, ranks: int = 1) -> Table:
 
 
 def describe(implementations: Implementations) -> str:
-    """What is not left alone: recompute attention, output; stash gates."""
+    """Describes what differs from keeping everything, such as "recompute attention, output; stash gates"."""
     by_name: dict[str, list[str]] = {}
     for op, name in implementations._asdict().items():
         if name != "auto" and op != "stash":

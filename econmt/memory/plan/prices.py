@@ -1,4 +1,4 @@
-"""What keeping less costs: the order in which a plan gives up feature maps."""
+"""Costs of recomputation: the order in which a plan gives up feature maps."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ _CHARACTER = 10.0
 _BAR, _STEP = 40, 58
 
 PLOT_LEFT = 112
-"""Where a timeline's plot begins, and how wide it is; the page's cursor needs to know."""
+"""Left edge and width of a timeline's plot, which the page's cursor needs."""
 PLOT_WIDTH = WIDTH - PLOT_LEFT - 14
 
 _PLOT_TOP, _PLOT_HEIGHT = 54, 400
@@ -56,7 +56,7 @@ def css_class(kind: str) -> str:
 
 
 def legend(kinds: Sequence[str]) -> str:
-    """What the colours stand for."""
+    """Returns the legend of the colours."""
     items = "".join(
         f'<li><span class="swatch {css_class(kind)}"></span>{escape(kind)}</li>' for kind in kinds
     )
@@ -117,7 +117,7 @@ def _inside(part: Part, row: Bar, width: float) -> str:
 
 
 class Plot(NamedTuple):
-    """Where a moment of a step lies in its chart."""
+    """Coordinates of a step's moments in its chart."""
 
     span: float
     top: float

@@ -34,7 +34,7 @@ def launch_cells(times: KernelTimes) -> list[str]:
 
 
 def share_of_copying(row: KernelRow, times: KernelTimes) -> float | None:
-    """What share of the rate of copies a class reads and writes at; None if its bytes are not known."""
+    """Returns a class's memory rate as a share of that of copies, or None if its bytes are unknown."""
     if row.bytes is None or not row.milliseconds:
         return None
     return row.bytes / (row.milliseconds / 1e3) / times.copy_rate
@@ -96,7 +96,7 @@ def _classes(times: KernelTimes) -> Table:
 
 
 def kernels_data(steps: Sequence[KernelTimes]) -> list[dict[str, Any]]:
-    """The same as JSON values; times are milliseconds."""
+    """Returns the kernels as JSON values; times are milliseconds."""
     return [
         {
             "step": times.name,

@@ -73,7 +73,7 @@ def page(report: Report) -> str:
 
 
 def best_of(profiles: Sequence[Profile]) -> Profile:
-    """What the headline compares with the reference: the leanest in its precision, of equals the fastest."""
+    """Returns the profile that the headline compares with the reference: the smallest, and of equals the fastest."""
     alike = [each for each in profiles if each.technique.precision == profiles[0].technique.precision]
     return min(alike, key=lambda each: (each.bytes.peak, -(each.tokens_per_second or 0.0)))
 
@@ -192,7 +192,7 @@ def _layer_bars(report: Report, ledger: Ledger) -> str:
 
 
 def _ranks(ledgers: Sequence[Ledger]) -> str:
-    """What each rank holds, where they differ."""
+    """Describes the memory of each rank, where they differ."""
     rows = [
         [
             ledger.rank,

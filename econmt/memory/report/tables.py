@@ -29,7 +29,7 @@ LEAST = 0.05
 
 @dataclass
 class Report:
-    """What ``econmt profile`` has found.
+    """Result of ``econmt profile``.
 
     Attributes:
         recipe: the run's name.
@@ -85,7 +85,7 @@ def format_precision(profile: Profile) -> str:
 
 
 def less(before: float, after: float) -> str:
-    """How much smaller a byte count has become."""
+    """Describes by how much a byte count has shrunk."""
     before, after = max(before, 1), max(after, 1)
     if round(before / after, 2) == 1.0:
         return "the same"
@@ -93,7 +93,7 @@ def less(before: float, after: float) -> str:
 
 
 def faster(before: float, after: float) -> str:
-    """How much larger a speed has become."""
+    """Describes by how much a speed has grown."""
     return _times(after / before)
 
 
@@ -191,7 +191,7 @@ def process_sentence(ledger: Ledger) -> str:
 
 
 def process_table(ledger: Ledger) -> Table:
-    """What the resident memory of the process is made of, beside its tensors."""
+    """Returns the table of the process's resident memory by origin."""
     whole = sum(ledger.process.values())
     result = Table(title="where the memory of the process is, after the step")
     result.add_column("part")
@@ -351,7 +351,7 @@ def size_of(report: Report) -> str:
 
 
 def heading(report: Report) -> list[str]:
-    """What was profiled, and what must be known to read the figures."""
+    """Returns the lines above the tables: the workload, and notes for reading the figures."""
     where = report.machine.get("GPU", report.device)
     shape = size_of(report)
     if len(report.vocabulary) > 1:

@@ -31,7 +31,7 @@ class LayerStep(Protocol):
     def __call__(
         self, share: Tensor, read: Tensor, state: Sequence[Tensor]
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """What the layer gives (R, H), in the type of products, and its states after the step.
+        """Computes the layer's output (R, H), in the type of products, and its states after the step.
 
         Args:
             share: what :attr:`read` has made. read: (R, I). state: before the step.

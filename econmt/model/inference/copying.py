@@ -16,7 +16,7 @@ from econmt_ops.core.precision import accumulate_dtype
 
 
 class SourceWords(NamedTuple):
-    """What may be copied of B sentences.
+    """Source words of B sentences that may be copied.
 
     Attributes:
         ids: (B, S) the words, as columns of the output layer. first: (B, S) where each first stands.
@@ -32,7 +32,7 @@ class SourceWords(NamedTuple):
         return SourceWords(*(part[:, :size].index_select(0, sentences) for part in self))
 
     def among(self, words: Tensor) -> SourceWords:
-        """The same for an output layer of ``words`` (N,) alone, rising, which these are among."""
+        """Restricts the columns to an output layer of ``words`` (N,) alone, rising, which include these."""
         return self._replace(ids=torch.searchsorted(words, self.ids))
 
     def room(self, sentences: int, positions: int) -> SourceWords:
@@ -58,7 +58,7 @@ class CopyStep:
         self._of_word = embedding.to(exact) @ of_word + copying.bias.detach().to(exact)
 
     def prepare(self, source: Tensor, values: Tensor) -> SourceWords:
-        """Of ids (B, S) and what the attention sums (B, S, E)."""
+        """Prepares source words from ids (B, S) and the attention's values (B, S, E)."""
         shares = torch.matmul(values.to(self._of_context.dtype), self._of_context)
         return SourceWords(source, first_places(source), shares)
 

@@ -45,7 +45,7 @@ from econmt_ops.core.precision import accumulate_dtype, autocast_to
 from econmt_ops.core.weights import State
 
 AnyState = IncrementalState | NativeState
-"""Where the rows of a search stand, for steps of tensor operations or of the C library."""
+"""State of the rows of a search, for tensor operations or the C library."""
 
 
 class IncrementalModel:
@@ -106,13 +106,13 @@ class IncrementalModel:
         return self._native if NativeDecoder.knows(self.model) else None
 
     def encode_for_native(self, source: Tensor, lengths: Tensor) -> NativeSources:
-        """As :meth:`encode`, for :attr:`native`."""
+        """Encodes as :meth:`encode`, for :attr:`native`."""
         with torch.no_grad():
             encoded, first = self._encoded(source, lengths)
             return self._native.begin(encoded.memory, first)
 
     def _encoded(self, source: Tensor, lengths: Tensor) -> tuple[EncoderOutput, Recurrent]:
-        """What the encoder makes of the source, and the decoder's first state."""
+        """Returns the encoder's output and the decoder's first state."""
         assert not self.model.training, "a search needs a model in evaluation mode"
         lower = autocast_to(source.device, self._dtype)
         if self._encoder is None or is_watched():  # estimates know the model's own encoder
@@ -137,7 +137,7 @@ class IncrementalModel:
             return decoder.start(decoder.begin(encoded.memory, first), encoded.length_ratios)
 
     def encode_tensors(self, source: Tensor, lengths: Tensor, *, factors: bool = True) -> IncrementalState:
-        """As :meth:`encode`, for steps of tensor operations.
+        """Encodes as :meth:`encode`, for tensor operations.
 
         ``factors``: whether keys may be made factors, see :meth:`_StepAttention.prepare`.
         """
@@ -189,7 +189,7 @@ class IncrementalModel:
             return logits if self._copying else self._log_softmax(logits), attention, state
 
     def logits(self, tokens: Tensor, state: IncrementalState) -> tuple[Tensor, Tensor, IncrementalState]:
-        """As :meth:`step`, with logits in the type of products; of a model that copies the same as :meth:`step`."""
+        """Computes :meth:`step` with logits in the type of products; with a copying model, with log-probabilities."""
         with torch.no_grad():
             attention, state = self._decoder(tokens, state)
             read = state.output if self._readout is None else self._readout(state.output)
@@ -200,7 +200,7 @@ class IncrementalModel:
             return logits, attention, state
 
     def _log_softmax(self, logits: Tensor) -> Tensor:
-        """Of (R, V), in the accumulate type, in place where it can.
+        """Computes the log-softmax of (R, V) in the accumulate type, in place where possible.
 
         On the CPU new tensors of this size are new pages each time, which take longer than what is written into them.
         """
@@ -347,7 +347,7 @@ class _StepAttention:
 
 
 def _is_within(low: Tensor, high: Tensor, bound: float) -> bool:
-    """Whether numbers lie between -bound and bound; no while :func:`is_watched`."""
+    """Returns True if the numbers lie between -bound and bound; False while :func:`is_watched`."""
     return not is_watched() and -bound <= float(low) and float(high) <= bound
 
 
@@ -386,7 +386,7 @@ class _StepDecoder:
         return tuple(h.to(self.dtype) for h in hidden), tuple(c.contiguous() for c in memory)
 
     def summands(self, values: Tensor) -> Tensor:
-        """What the attention sums of the values (B, S, E): their share of what tanh reads to give o, (B, S, H).
+        """Returns the vectors that attention sums: the values' share of the argument of tanh in o, (B, S, H).
 
         Where layers read the contexts, the values themselves come after them: (B, S, H + E).
         """
@@ -416,7 +416,7 @@ class _StepDecoder:
         return weights, state._replace(hidden=hidden, memory=memory, output=output)
 
     def bottom_step(self, tokens: Tensor, state: IncrementalState) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """What the bottom layer gives, (R, H), and its states after the step."""
+        """Computes the bottom layer's output (R, H) and its states after the step."""
         fed = (state.output,) if self.feeding else ()
         gates = self.bottom(*fed, state.hidden[0], start=self.words(tokens))
         h, c = self._advance(gates, state.memory[0])
@@ -425,7 +425,7 @@ class _StepDecoder:
     def upper_step(
         self, layer: int, read: Tensor, state: IncrementalState
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """What an upper layer gives of what it reads, (R, H), and its states after the step."""
+        """Computes an upper layer's output (R, H) and its states after the step."""
         gates = self.upper[layer - 1](read, state.hidden[layer])
         h, c = self._advance(gates, state.memory[layer])
         return h, (h, c)

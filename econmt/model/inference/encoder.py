@@ -28,7 +28,7 @@ from econmt_ops.lstm.reference import closed_gates
 
 
 class _Share(NamedTuple):
-    """What a direction's inputs add to its gates, padded positions having theirs closed.
+    """Inputs' share of a direction's gates; at padded positions it closes the gates.
 
     Attributes:
         table: (M, 4H). places: (S, B) the row of each position.
@@ -58,17 +58,17 @@ class _Direction:
         return Gates([self._hidden], None, self._dtype)
 
     def share_of_words(self, embedded: Tensor, places: Tensor) -> _Share:
-        """Of the distinct words' embeddings (N, I); places (S, B) of what stands where, N at padded positions."""
+        """Computes the share from embeddings (N, I) of distinct words and places (S, B), N at padded positions."""
         return _Share(torch.cat([self.read(embedded), self.closed.unsqueeze(0)]), places)
 
     def share(self, below: Tensor, padding: Tensor) -> _Share:
-        """Of what the layer below has given (S, B, E); padding (S, B)."""
+        """Computes the share from the outputs (S, B, E) of the layer below; padding (S, B)."""
         table = torch.where(padding.unsqueeze(2), self.closed, self.read(below)).flatten(0, 1)
         return _Share(table, torch.arange(len(table)).view(padding.shape))
 
 
 class LaidOutEncoder:
-    """What :meth:`TranslationModel.encode` does, up to rounding, without gradients and dropout, on a CPU.
+    """Encoder for searches on a CPU: :meth:`TranslationModel.encode` up to rounding, without gradients and dropout.
 
     Weights are copied: after they have changed, make a new one.
 

@@ -96,5 +96,5 @@ def _room(like: IncrementalState, sentences: int, positions: int, width: int) ->
 
 
 def _rows(state: IncrementalState) -> tuple[Tensor, ...]:
-    """What a state has of each row."""
+    """Returns the tensors of a state that have a row each."""
     return (*state.hidden, *state.memory, state.output)

@@ -57,5 +57,5 @@ class Gates:
 
 
 def is_watched() -> bool:
-    """Whether a dispatch mode looks on: fake tensors, for one, have no numbers that could be asked for."""
+    """Returns True if a dispatch mode is active; fake tensors, for example, have no values to inspect."""
     return bool(torch._C._len_torch_dispatch_stack())

@@ -33,7 +33,7 @@ _TABLE_BYTES = 256 << 20
 
 
 class NativeSources(NamedTuple):
-    """What a search knows of B sentences, in float32.
+    """Sources of B sentences as the C search reads them, in float32.
 
     Attributes:
         keys: (B, S, A). values: (B, S, H), their share of o; where layers read contexts, these behind: (B, S, H + E).
@@ -69,7 +69,7 @@ class NativeShortlist(NamedTuple):
 
 
 class NativeState(NamedTuple):
-    """Where R rows of a search stand; see :class:`econmt.decoding.search.model.SearchState`.
+    """State of R rows of a search; see :class:`econmt.decoding.search.model.SearchState`.
 
     Attributes:
         sources: of B sentences, which the rows share. owners: (R,) int64 the sentence of each row.
@@ -159,7 +159,7 @@ class NativeDecoder:
 
     @staticmethod
     def knows(model: TranslationModel) -> bool:
-        """Whether the library is there and has such decoders."""
+        """Returns True if the C library is installed and supports the model's decoder."""
         decoder = model.decoder
         if decoder.steps or not decoder.cell.prepacked or model.copying is not None:
             return False
@@ -171,7 +171,7 @@ class NativeDecoder:
         return not any(isinstance(part, LowRank) for part in parts)
 
     def begin(self, memory: Memory, first: Recurrent) -> NativeSources:
-        """What a search knows of the sentences of a memory, and of the decoder's first state."""
+        """Prepares the sources of a search from a memory and the decoder's first state."""
         keys, values, lengths = memory
         shares = self._values(values)
         if self._contexts:

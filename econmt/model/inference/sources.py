@@ -1,4 +1,4 @@
-"""What the steps of a search know of the source.
+"""Sources as the steps of a search read them.
 
 Shapes: B sentences, S source positions, A attention size.
 """
@@ -14,7 +14,7 @@ from econmt.model.inference.layout import is_watched
 
 
 class Sources(NamedTuple):
-    """What the steps know of B sentences.
+    """Sources of B sentences.
 
     Attributes:
         keys: (B, S, A), as the scores of a step want them. factors: whether they are exponentials.

@@ -1,4 +1,4 @@
-"""Where the rows of a search stand.
+"""State of the rows of a search.
 
 Shapes: B sentences, S source positions, K rows a sentence at most, R rows (hypotheses), H decoder size, A attention
 size.
@@ -16,7 +16,7 @@ from econmt.model.inference.words import Shortlist
 
 
 class IncrementalState(NamedTuple):
-    """Where R rows of a search stand.
+    """State of R rows of a search.
 
     Attributes:
         sources: of B sentences, which the rows share.

@@ -1,4 +1,4 @@
-"""What an output layer and a bottom layer know of single words of a vocabulary.
+"""Weights of single words: shortlists of the output layer, and words' shares of the bottom layer's gates.
 
 Shapes: B sentences, R rows, H hidden size, V vocabulary, N of its words.
 """
@@ -29,11 +29,11 @@ class Shortlist(NamedTuple):
     masked: Tensor
 
     def keep(self, sentences: Tensor) -> Shortlist:
-        """That of the sentences with indices ``sentences`` (C,)."""
+        """Selects the sentences with indices ``sentences`` (C,)."""
         return self._replace(masked=self.masked.index_select(0, sentences))
 
     def logits(self, read: Tensor, owners: Tensor) -> Tensor:
-        """Of what the output layer reads (R, H), with the sentence of each row, ``owners`` (R,): (R, N)."""
+        """Computes the logits (R, N) from the output layer's input (R, H) and each row's sentence, ``owners`` (R,)."""
         return self.output(read).add_(self.masked.index_select(0, owners))
 
 
@@ -56,7 +56,7 @@ class OutputWords:
             self.known = torch.zeros(len(embedding), dtype=torch.bool)
 
     def __call__(self, tokens: Tensor) -> Tensor:
-        """Of tokens (R,): (R, width), a new tensor."""
+        """Returns the shares (R, width) of tokens (R,), a new tensor."""
         if self.known is None or is_watched():
             return self._make(tokens)
         unknown: Tensor = torch.unique(tokens[~self.known[tokens]])

@@ -44,7 +44,7 @@ def sparsemax(scores: Tensor) -> Tensor:
 
 
 class CoverageLayer(nn.Module):
-    """How much each source position was attended to, (B, S, C), and what the attention's comparison reads of it.
+    """Coverage (B, S, C): how much each source position was attended to, and its share of the attention's scores.
 
     Count: C_t = C_{t-1} + a_t. Fertility: C_t = C_{t-1} + a_t / (N sigmoid(u . v_s)), N the largest fertility (Tu et
     al., 2016, equations 8 and 9). Activations: C_t = f(W [C_{t-1}; a_t; v_s; h_t] + b), and gru: a GRU of state C that

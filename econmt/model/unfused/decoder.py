@@ -26,7 +26,7 @@ from econmt_ops.core.weights import State
 
 
 class ContextGate(nn.Linear):
-    """What tanh reads to give o_t, with a gate between state and context (Tu et al., 2017, section 3.2, both).
+    """Context gate between state and context in the argument of tanh (Tu et al., 2017, section 3.2, both).
 
     z = sigmoid(W [h; context] + b), then z * (W_h h + b_h) + (1 - z) * (W_c context + b_c).
 
@@ -40,7 +40,7 @@ class ContextGate(nn.Linear):
         self.of_context = nn.Linear(encoder_size, size)
 
     def forward(self, joined: Tensor) -> Tensor:
-        """Of [h; context] (R, H + E): (R, H)."""
+        """Maps [h; context] (R, H + E) to (R, H)."""
         gate = torch.sigmoid(super().forward(joined))
         state, context = torch.split(joined, [self.out_features, self.of_context.in_features], dim=1)
         return torch.lerp(self.of_context(context), self.of_state(state), gate)

@@ -14,7 +14,7 @@ from econmt_ops.core.repeated import Inputs, expanded
 
 
 class UnfusedEncoder(Encoder):
-    """As :class:`Encoder`, with residual sums from any layer on, dropout within steps, zoneout, and LHUC.
+    """Encoder with residual sums from any layer on, dropout within steps, zoneout, and LHUC.
 
     Args:
         config, input_size, dropout: see :class:`Encoder`.

@@ -33,7 +33,7 @@ class StepDropout(NamedTuple):
 
     @classmethod
     def of(cls, dropout: recipe.Dropout) -> StepDropout:
-        """Those of a recipe."""
+        """Returns the dropout probabilities of a recipe."""
         return cls(*(getattr(dropout, name) for name in cls._fields))
 
     def draw(self) -> tuple[Seed | None, ...]:
@@ -43,7 +43,7 @@ class StepDropout(NamedTuple):
     def masks(
         self, seeds: tuple[Seed | None, ...], rows: int, steps: int, size: int, device: torch.device
     ) -> Masks:
-        """Of a layer: True where a value is kept, (B, 1, H) of states, else (B, T, H)."""
+        """Draws a layer's masks, True where a value is kept: (B, 1, H) for states, else (B, T, H)."""
         lengths = (1, steps, steps, steps)
         return Masks(
             *(
@@ -62,7 +62,7 @@ class Masks(NamedTuple):
     zoneout_cell: Tensor | None = None
 
     def at(self, step: int) -> Masks:
-        """Those of one step, (B, H)."""
+        """Returns the masks of one step, (B, H)."""
         return Masks(*(None if mask is None else mask[:, step if mask.shape[1] > 1 else 0] for mask in self))
 
 
@@ -196,7 +196,7 @@ class UnfusedLayer(LSTMLayer):
             nn.init.zeros_(self.lhuc)
 
     def draw_masks(self, rows: int, steps: int, device: torch.device) -> Masks | None:
-        """What the steps of a batch drop; None outside of training."""
+        """Draws the masks of a batch's steps; None outside of training."""
         if not self.training:
             return None
         size = self.bias.shape[0] // 4
@@ -208,7 +208,7 @@ class UnfusedLayer(LSTMLayer):
         return lstm_step(shares, self.hidden, state, self.step_dropout, masks, self.lhuc)
 
     def shares(self, inputs: Tensor) -> Tensor:
-        """What inputs (..., I) add to the gates, with the bias."""
+        """Computes the share of inputs (..., I) in the gates, with the bias."""
         assert isinstance(self.input, nn.Parameter)
         return functional.linear(inputs, self.input, self.bias)
 

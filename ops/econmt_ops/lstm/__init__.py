@@ -236,8 +236,8 @@ def lstm(
             device.
         variational: True for one mask per row and layer for all steps (Gal and Ghahramani 2016) instead of one per
             step.
-        gate_gradient: (T, B, 4H) zeros in the compute type, whose gradient becomes that of `W x_t + U h_{t-1} + b` for one
-            layer. The weights then get no gradient: it is computed from this one, for several calls at once; see
+        gate_gradient: (T, B, 4H) zeros in the compute type, whose gradient becomes that of `W x_t + U h_{t-1} + b` for
+            one layer. The weights then get no gradient: it is computed from this one, for several calls at once; see
             :mod:`econmt_ops.lstm.chunked`.
         stash: tensors that the recomputing implementations save for the backward pass, each level in addition to the
             previous ones: "outputs", "attention" (weights), "cells", "gates". "auto" is the default of the

@@ -6,7 +6,8 @@
 The shapes are those of ``econmt bench select --grid``: batches of 1 to 512, hidden sizes of 128 to 1,024, lengths of
 5 to 100. *ours* is ``econmt_ops.lstm`` without options in a captured step, *cuDNN* is torch.nn.LSTM in the same type;
 float32 is IEEE float32 for both or, with --tf32, TF32 is allowed for both. Figures are milliseconds of forward and
-backward with all gradients in CUDA graphs, medians of replays in turns. Kernels are compiled first, in several processes.
+backward with all gradients in CUDA graphs, medians of replays in turns. Kernels are compiled first, in several
+processes.
 """
 
 from __future__ import annotations
