@@ -283,7 +283,7 @@ def test_without_a_budget_full_memory_ends_the_run_and_names_the_budget(
 ) -> None:
     trainer = make_run().trainer()
     fill_memory(monkeypatch, 2)
-    with pytest.raises(TrainingError, match=r"for a batch of 4 pairs.*give training\.memory_budget=auto"):
+    with pytest.raises(TrainingError, match=r"for a batch of 4 pairs.*set training\.memory_budget=auto"):
         gradients(trainer, [batch_of(trainer, range(4))])
 
 
@@ -403,7 +403,7 @@ def test_a_budget_that_does_not_suffice_is_refused_and_costs_no_old_run(make_run
         InputError, match=r"^training\.memory_budget 25 KiB: one sentence of the worst bucket"
     ) as e:
         run_recipe(small.recipe, [small.text], console=small.console, overwrite_output=True)
-    assert "; set training.memory_budget=" in str(e.value)
+    assert "; give training.memory_budget=" in str(e.value)
     assert snapshot(run.folder) == before
 
 
@@ -441,7 +441,7 @@ def test_a_search_that_does_not_fit_is_refused(
     monkeypatch.setattr("econmt.training.budget.search_rows", lambda *_: 0)
     monkeypatch.setattr("econmt.training.budget.estimate_search", lambda *_: 10**9)
     with pytest.raises(
-        InputError, match=r"with decoding\.beam_size=2 needs .*; give training\.memory_budget=.* or a"
+        InputError, match=r"with decoding\.beam_size=2 needs .*; set training\.memory_budget=.* or a"
     ):
         make_run("training.memory_budget=1MiB").trainer()
 

@@ -207,7 +207,9 @@ def test_damaged_headers_and_foreign_files_are_refused_with_their_name(tmp_path:
     with pytest.raises(InputError, match=rf"^{path}: truncated or broken safetensors file"):
         read_tensors(path)
     safetensors.torch.save_file({"a": torch.zeros(2)}, path)
-    with pytest.raises(InputError, match=rf"^{path}: not a file of econmt \(format none, wanted econmt-1\)"):
+    with pytest.raises(
+        InputError, match=rf"^{path}: not a file of econmt \(format none, expected econmt-1\)"
+    ):
         read_tensors(path)
     safetensors.torch.save_file({"a": torch.zeros(2)}, path, metadata={"format": "pt"})
     with pytest.raises(InputError, match=r"format pt, wanted econmt-1"):
