@@ -1,4 +1,4 @@
-"""Which source words a translation's words were made of, read from the attention.
+"""Alignments between source words and translated words, read from the attention.
 
 Shapes: T target tokens, S source tokens, none of them the end of a sentence.
 """

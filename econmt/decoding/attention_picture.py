@@ -81,7 +81,7 @@ def draw_attention(
 
 
 def missing_note(letters: str, path: Path) -> str:
-    """What a person should know of letters that a picture shows as boxes."""
+    """Returns a note on letters that a picture shows as boxes."""
     some = ", ".join(f"U+{ord(letter):04X}" for letter in letters[:5])
     more = f" and {len(letters) - 5} more" if len(letters) > 5 else ""
     return (

@@ -36,7 +36,7 @@ def format_translation(
 def fields_of(
     translation: Translation, passed: Mapping[str, Any] | None = None, *, with_attention: bool
 ) -> dict[str, Any]:
-    """What the JSON of a translation holds, see :func:`format_translation`."""
+    """Returns the fields of a translation's JSON, see :func:`format_translation`."""
     candidates = [_as_dict(candidate, with_attention) for candidate in translation.hypotheses]
     best: dict[str, Any] = {
         **(passed or {}),

@@ -53,7 +53,7 @@ class Unit(NamedTuple):
 
     @property
     def has_letters(self) -> bool:
-        """Whether it is more than signs."""
+        """True if it contains more than punctuation."""
         return _LETTER.search(self.text) is not None
 
 
@@ -116,7 +116,7 @@ def take_out(line: str) -> Marked:
     line = _BLANK.sub(" ", unicodedata.normalize("NFC", line))
     text, end, found = "", 0, list[_Found]()
     kept: list[int] = []
-    """Where each character of the text stands in the line."""
+    """Position in the line of each character of the text."""
     for match in _TAG.finditer(line):
         text += line[end : match.start()]
         kept += range(end, match.start())

@@ -1,4 +1,4 @@
-"""Which words may follow the beginning of a translation, and how the translation goes on from each of them."""
+"""Alternative next words after the beginning of a translation, and the translation's continuation from each."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class Request(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
-        """Whether nothing is wished."""
+        """True if the request has no constraints."""
         return not (self.constraints or self.avoid or self.target_prefix)
 
 
@@ -47,7 +47,7 @@ _ADVICE = 'expected a JSON object a line, as {"text": "A dog.", "constraints": [
 
 
 class _RequestFields(BaseModel):
-    """What a JSON object may hold, by Sockeye's names; anything else is passed on."""
+    """Fields of a JSON request, by Sockeye's names; other fields are passed on."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 

@@ -33,7 +33,7 @@ def standard_input() -> int:
 
 
 def _may_pause(descriptor: int) -> bool:
-    """Whether more input may come later and a wait for it can be bounded: pipes, terminals and sockets."""
+    """Returns True if more input may come later and waiting can be bounded: pipes, terminals, sockets."""
     if os.name != "posix":
         return False
     mode = os.fstat(descriptor).st_mode
@@ -115,7 +115,7 @@ class LineOutput:
 
     @property
     def is_seen(self) -> bool:
-        """Whether the lines themselves show somebody how far they are."""
+        """True if the output lines themselves show the progress."""
         return self._path is None and sys.stdout.isatty()
 
     def __enter__(self) -> Callable[[Iterable[str]], None]:
@@ -153,7 +153,7 @@ def shown_on_terminal(text: str) -> str:
 
 
 def _is_same(output: Path | None, place: Path | None) -> bool:
-    """Whether an output is a file that is being read; devices and pipes may be both."""
+    """Returns True if an output is a file that is being read; devices and pipes may be both."""
     if output is None:
         return False
     try:

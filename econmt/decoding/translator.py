@@ -18,6 +18,7 @@ from econmt.config import recipe
 from econmt.data.text.source_factors import encode_sources
 from econmt.data.text.subwords import EOS, PAD, UNK, Vocabularies
 from econmt.decoding.alignment import copied, hard_alignment, joined
+from econmt.decoding.capitals import is_in_capitals, without_capitals
 from econmt.decoding.constraints.batch import ConstrainedContinuations, DecodingConstraints
 from econmt.decoding.constraints.glossary import Glossary
 from econmt.decoding.constraints.tokens import ConstraintCompiler
@@ -72,7 +73,7 @@ class NBestEntry(NamedTuple):
 
 
 class Translation(NamedTuple):
-    """What became of one line; the fields up to ``attention`` are those of its best hypothesis.
+    """Translation of one line; the fields up to ``attention`` are those of its best hypothesis.
 
     A blank line is translated by an empty line with probability 1, without asking the model; it has no hypotheses.
     """
@@ -95,18 +96,6 @@ def one_line(text: str) -> str:
     Byte subwords can produce both, and the sign for a blank may come as a subword of its own.
     """
     return text.replace("\n", " ").replace("\r", " ").strip()
-
-
-def is_in_capitals(text: str) -> bool:
-    """Whether a line has two words or more, and no letter that is not a capital; an acronym alone is none."""
-    return text != text.lower() and text == text.upper() and len(text.split()) > 1
-
-
-def without_capitals(text: str) -> str:
-    """A line in small letters but for its first, as a sentence that is not shouted."""
-    small = text.lower()
-    at = next((place for place, character in enumerate(small) if character.isalpha()), 0)
-    return small[:at] + small[at].upper() + small[at + 1 :]
 
 
 def in_capital_letters(translation: Translation) -> Translation:
@@ -270,7 +259,7 @@ class Translator:
 
     @property
     def _is_plain(self) -> bool:
-        """Whether nothing rules out tokens in sentences of which nothing is wished."""
+        """True if nothing rules out tokens in sentences without constraints."""
         return self.options.block_ngram_repeat == 0
 
     def translate(self, lines: Iterable[str | Request], where: str = "input") -> Iterator[Translation]:
@@ -392,7 +381,7 @@ class Translator:
     def _wishes_of(
         self, requests: Sequence[Request], numbers: Sequence[int], where: str
     ) -> list[DecodingConstraints | None]:
-        """What is wished of each line, None where it is nothing."""
+        """Returns each line's constraints, or None without any."""
         if self._constraint_compiler is None:
             if all(request.is_plain for request in requests):
                 return [None if self._is_plain else DecodingConstraints()] * len(requests)
@@ -456,7 +445,7 @@ class Translator:
         numbers: Sequence[int],
         sentence_constraints: Sequence[DecodingConstraints],
     ) -> list[list[Hypothesis]]:
-        """Those of a batch; of all of its sentences or of none something is wished."""
+        """Searches a batch, in which either all sentences have constraints or none has."""
         batch = *pad_sources(sources, self.device), self._limits([len(ids) for ids in sources])
         model, restricted, allowed = self.model, None, None
         if self._shortlists is not None:
@@ -496,7 +485,7 @@ class Translator:
     def _translation(
         self, text: str, source: Sequence[int], hypotheses: Sequence[Hypothesis], written: Iterator[str]
     ) -> Translation:
-        """Of a line's ``text`` and ids; ``written`` gives what the hypotheses read, in turn."""
+        """Makes the translation of a line's ``text`` and ids; ``written`` yields the hypotheses' texts in turn."""
         vocabulary = self.vocabularies.source
         source_tokens = vocabulary.tokens([token % vocabulary.size for token in source])
         entries = [self._entry(text, source_tokens, each, next(written)) for each in hypotheses]

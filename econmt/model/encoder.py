@@ -67,7 +67,7 @@ class Encoder(nn.Module):
 
     @property
     def residual_from_bottom(self) -> bool:
-        """True if the lowest unidirectional layer has a residual connection too; a stack adds from its second layer on."""
+        """True if the lowest unidirectional layer has a residual connection; a stack adds from its second layer on."""
         return self.config.residual and len(self.forward_layers) > 0
 
     def draw_seeds(self) -> EncoderSeeds:

@@ -50,7 +50,7 @@ class Implementations(NamedTuple):
         return cls(**names)
 
     def traits(self, key: str) -> Traits | None:
-        """Returns the traits of the implementation under a key of :data:`econmt.config.recipe.OPS`, or None for "auto"."""
+        """Returns the traits of the implementation under a key of ``econmt.config.recipe.OPS``, or None for "auto"."""
         name = getattr(self, key)
         return None if name == "auto" else implementations_of(recipe.OPS[key][0])[name].traits
 

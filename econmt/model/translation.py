@@ -196,7 +196,7 @@ class TranslationModel(nn.Module):
         return self.encoded(values, last, lengths)
 
     def encoded(self, values: Tensor, last: Tensor, lengths: Tensor) -> EncoderOutput:
-        """Returns the decoder's view of the source from the encoder's outputs (B, S, E) and last hidden state (B, E)."""
+        """Returns the decoder's view of the source from encoder outputs (B, S, E) and the last hidden state (B, E)."""
         average, ratios = self.config.decoder.state_init == "avg", None
         with layer("encoder"):
             mean = mean_of_valid(values, lengths) if average or self.length_ratio is not None else last
@@ -259,7 +259,7 @@ class TranslationModel(nn.Module):
             return Decoded(self.read_out(outputs), embedded, encoded.memory.values, attention)
 
     def read_out(self, outputs: Tensor, seed: Seed | None = None) -> Tensor:
-        """Returns the output layer's input (B, T, D) from the decoder's outputs; ``seed``: dropout seed, None: drawn now."""
+        """Returns the output layer's input (B, T, D) from decoder outputs; ``seed``: dropout seed, None: drawn now."""
         dropped: Tensor = self.output_dropout(outputs, seed)
         return dropped if self.readout is None else self.readout(dropped)
 

@@ -1,4 +1,4 @@
-"""Who may ask, and how often."""
+"""API keys and rate limits."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Keys:
 
     @property
     def wanted(self) -> bool:
-        """Whether a request needs a key."""
+        """True if requests need a key."""
         return bool(self._digests)
 
     def check(self, key: str) -> None:

@@ -1,4 +1,4 @@
-"""What a server answers, as JSON."""
+"""Answers of the server, as JSON."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from econmt.serving.models import Served
 from econmt.serving.settings import Refused
 
 _MOST_WEIGHTS = 500_000
-"""Of attention, in an answer: writing them holds up everybody else, and so many take about half a second."""
+"""Largest number of attention weights in an answer; writing so many takes about half a second."""
 
 _MOST_COMPLAINT = 1_000
 """Characters of an error."""
@@ -44,7 +44,7 @@ def refusal(error: EconmtError) -> JsonResponse:
 
 
 def complaint(error: EconmtError) -> dict[str, str]:
-    """What a client is told of an error; a part of it that the client wrote is not repeated at any length."""
+    """Returns the answer about an error, with the client's own text shortened."""
     return {"error": shortened(str(error), _MOST_COMPLAINT)}
 
 

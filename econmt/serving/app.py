@@ -33,9 +33,9 @@ from econmt.serving.settings import Refused, Settings, bug
 from econmt.serving.unread import CloseUnread
 
 _MOST_BYTES_A_CHARACTER = 12
-"""Of a body: JSON writes a character beyond U+FFFF as two escapes of six."""
+"""Largest number of body bytes for a character: JSON writes one beyond U+FFFF as two escapes of six."""
 _OTHER_BYTES = 1 << 18
-"""Of a body, for what is not the text: glossaries, constraints."""
+"""Bytes of a body for more than the text, such as glossaries and constraints."""
 _ADDRESS_CHARACTERS = 64
 """Kept of a client's address, which behind a proxy is whatever the proxy says."""
 _LEFT = 499
@@ -52,7 +52,7 @@ Answering = Callable[[Request], Awaitable[Response]]
 
 
 class Service:
-    """What answers requests.
+    """Service that answers requests.
 
     Args:
         models: of each language pair. settings: of the server. keys: that it wants.
@@ -230,7 +230,7 @@ class Service:
     def _submit(
         self, served: Served, lines: Sequence[requests.Request], task: TranslationJob
     ) -> list[asyncio.Future[Answer]]:
-        """What will become of each line; a blank one is translated by an empty one at once."""
+        """Returns a future for each line; a blank line has an empty translation at once."""
         assert self._scheduler is not None
         futures: list[asyncio.Future[Answer]] = []
         jobs: list[Job] = []
@@ -314,7 +314,7 @@ class Service:
 
 
 def _pages() -> dict[str, Answering]:
-    """What answers for each file of the page, read once."""
+    """Returns the handlers of the page's files, which are read once."""
     return {
         "/" if file.name == "index.html" else f"/{file.name}": _page(
             file.read_bytes(), _KINDS[Path(file.name).suffix]
@@ -349,7 +349,7 @@ async def _content(request: Request, most: int) -> bytes:
 
 
 async def _unless_left(request: Request, futures: Sequence[asyncio.Future[Answer]]) -> list[Answer]:
-    """What became of each sentence.
+    """Waits for the answer to each sentence.
 
     Raises:
         ClientDisconnect: the client has left; nothing more is done for it.
@@ -437,11 +437,11 @@ def _ranked(found: Translation, rank: int) -> str:
 
 
 async def _http_error(_: Request, error: Exception) -> Response:
-    """What the router says no to, as JSON."""
+    """Returns errors of the router as JSON."""
     assert isinstance(error, HTTPException)
     return answers.JsonResponse({"error": error.detail}, error.status_code, dict(error.headers or {}))
 
 
 async def _bug(_: Request, error: Exception) -> Response:
-    """What is said when this program is wrong; the traceback goes to standard error."""
+    """Returns the answer after a bug of this program; the traceback goes to standard error."""
     return answers.JsonResponse({"error": bug(error)}, 500)

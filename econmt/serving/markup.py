@@ -12,13 +12,13 @@ from econmt.decoding.requests import Request
 _KEPT = frozenset({"script", "style", "code", "pre", "textarea", "kbd", "samp", "var"})
 """Elements whose text is no sentence."""
 _RAW = frozenset({"script", "style"})
-"""Those of them in whose text there are no tags."""
+"""Elements whose text contains no tags."""
 _TAG = re.compile(r"""<(/?)([a-zA-Z][^\s/<>"']*)(?=[\s/>])[^<>"']*(?:(?:"[^"]*"|'[^']*')[^<>"']*)*>""")
 """A tag with its name; a bracket in a quoted value does not end it."""
 _BROKEN_TAG = re.compile(r"<(/?)([a-zA-Z][^\s/<>]*)(?=[\s/>])[^<>]*>")
 """A tag with a quote that is never closed."""
 _OTHERS = {"<!--": "-->", "<![CDATA[": "]]>", "<!": ">", "<?": ">", "</": ">"}
-"""How other markup begins, and what ends it; of those that fit the first."""
+"""Beginnings and ends of other markup; the first that matches applies."""
 _LONG_REFERENCE = re.compile(r"&#[0-9]{20,};?")
 """A number of so many digits is no character's, and Python reads none of thousands."""
 
@@ -106,7 +106,7 @@ class _Page:
 
 
 def _end_of_other(page: str, at: int) -> int:
-    """Where a comment, a declaration or the like ends that begins at a place; -1: none does."""
+    """Returns the end of the comment or declaration that begins at ``at``, or -1 if there is none."""
     for begin, end in _OTHERS.items():
         if page.startswith(begin, at):
             found = page.find(end, at + len(begin))

@@ -1,4 +1,4 @@
-"""What a server counts, for Prometheus."""
+"""Metrics of the server, for Prometheus."""
 
 from __future__ import annotations
 

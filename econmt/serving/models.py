@@ -23,12 +23,12 @@ from econmt.errors import InputError
 from econmt.serving.settings import Refused, Settings
 
 _LONGEST_PAUSE = 6
-"""As a power of two of looks at the folders, between tries to load what cannot be loaded."""
+"""Longest pause between attempts to load a broken model, as a power of two of folder checks."""
 Answer = Union[Translation, list[NextWord]]
 
 
 class TranslationJob(NamedTuple):
-    """What is asked of a sentence; those of the same task can be translated together.
+    """Kind of a sentence's request; requests of the same kind can be translated together.
 
     Attributes:
         nbest: translations wanted.
@@ -77,7 +77,7 @@ class _Loaded:
             return error
 
     def _problem(self, request: Request) -> InputError | None:
-        """What is wrong with what is wished of a translation: one such must not stop the others of a batch."""
+        """Returns the error in a request's constraints, which does not stop the rest of its batch."""
         if request.is_plain:
             return None
         try:
@@ -143,7 +143,7 @@ class Served:
 
     @property
     def parameters(self) -> int:
-        """How many numbers the models have learnt."""
+        """Number of parameters of the models."""
         models = self._loaded.model.models
         return sum(parameter.numel() for model in models for parameter in model.parameters())
 
@@ -168,7 +168,7 @@ class Served:
         return found
 
     def translate(self, requests: Sequence[Request], task: TranslationJob) -> list[Answer | InputError]:
-        """What is asked of each request; an error in the place of one whose wishes cannot be had."""
+        """Answers each request; a request with impossible constraints gets an error."""
         return self._loaded.translate(requests, task)
 
     def reload(self) -> bool:
@@ -205,7 +205,7 @@ class Served:
         return _Loaded(model, self._settings, size)
 
     def _found(self) -> tuple[Any, ...]:
-        """What tells the files with the parameters from others of their names."""
+        """Returns the identity of the parameter files, by which replaced files are noticed."""
         stamps: list[tuple[int, ...]] = []
         for folder in self.folders:
             try:

@@ -1,4 +1,4 @@
-"""What a request asks for: LibreTranslate's fields, and those of ``econmt translate --json-input``."""
+"""Bodies of requests: LibreTranslate's fields, and those of ``econmt translate --json-input``."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class _Wishes(_Body):
 
 
 class TranslateBody(_Wishes):
-    """What ``/translate`` reads; ``q`` may hold objects as lines of ``--json-input`` are."""
+    """Body of ``/translate``; ``q`` may hold objects as in lines of ``--json-input``."""
 
     q: str | dict[str, Any] | list[str | dict[str, Any]]
     format: Literal["text", "html"] = "text"
@@ -49,7 +49,7 @@ class TranslateBody(_Wishes):
 
 
 class WordsBody(_Wishes):
-    """What ``/alternatives`` reads: a sentence, and the words before the one that is asked for."""
+    """Body of ``/alternatives``: a sentence, and the words before the requested one."""
 
     q: str
     target_prefix: str = ""
@@ -57,7 +57,7 @@ class WordsBody(_Wishes):
 
 
 class DetectBody(_Body):
-    """What ``/detect`` reads."""
+    """Body of ``/detect``."""
 
     q: str
 
@@ -192,7 +192,7 @@ def check_size(body: TranslateBody | WordsBody, target_prefix: str, most: int) -
 
 
 def _characters(trees: Iterable[Any]) -> int:
-    """Of all texts in JSON values, and one more for each value and name."""
+    """Counts the characters of all texts in JSON values, plus one for each value and name."""
     count, left = 0, list(trees)
     while left:
         tree = left.pop()

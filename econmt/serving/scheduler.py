@@ -153,7 +153,7 @@ class Scheduler:
                 job.answer.set_result(answer)
 
     def _failure(self, error: Exception) -> Refused:
-        """What is said where a batch failed by no fault of those who asked.
+        """Returns the answer for a batch that failed by no fault of its clients.
 
         Raises:
             RuntimeError: the device is lost to this process; only a new one can go on.

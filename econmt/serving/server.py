@@ -23,7 +23,7 @@ _CONNECTIONS = 1_000
 """Beyond so many the server answers 503."""
 _WRITE_SECONDS = 30.0
 _WRITE_BYTES = 1 << 15
-"""Of an answer, which a client takes at least in :data:`_WRITE_SECONDS`, or all that is left of it."""
+"""Bytes of an answer that a client has to accept within :data:`_WRITE_SECONDS`."""
 
 
 class _Protocol(H11Protocol):
@@ -116,7 +116,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def url_of(bound: socket.socket) -> str:
-    """Where a browser finds what listens on a socket."""
+    """Returns the URL of a listening socket."""
     host, port = bound.getsockname()[:2]
     return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
 

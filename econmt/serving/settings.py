@@ -1,4 +1,4 @@
-"""What a server allows, and how it says no."""
+"""Settings of the server, and its refusals."""
 
 from __future__ import annotations
 
@@ -46,5 +46,5 @@ class Refused(InputError):  # noqa: N818  an answer
 
 
 def bug(error: Exception) -> str:
-    """What is said to a client when this program is wrong; the traceback goes to standard error."""
+    """Returns the answer after a bug of this program; the traceback goes to standard error."""
     return f"this is a bug in econmt: {type(error).__name__}"

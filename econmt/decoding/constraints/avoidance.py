@@ -20,7 +20,7 @@ from econmt.decoding.constraints.phrases import BLANK, Spelling, is_of_word
 
 
 class Reached(NamedTuple):
-    """What the last tokens have written.
+    """State after the last tokens: avoided phrases in progress.
 
     Attributes:
         begun: the avoided phrases, by number, with how many characters of each are there.
@@ -35,7 +35,7 @@ START = Reached(frozenset(), False)
 
 
 class Moves(NamedTuple):
-    """Where tokens lead.
+    """Consequences of the possible next tokens.
 
     Attributes:
         after: those that begin a phrase or go on with one.
@@ -70,13 +70,13 @@ class Avoidance:
                 self._begin(found, number, phrase, in_word)
 
     def after(self, reached: Reached, token: int) -> Reached:
-        """Where a token leads."""
+        """Returns the state after a token."""
         piece = self._spelling.pieces[token]
         known = self.moves(reached).after.get(token)
         return known or Reached(frozenset(), piece != "" and is_of_word(piece[-1]))
 
     def is_in(self, ids: Iterable[int], *, goes_on: bool = False) -> bool:
-        """Whether a phrase with these ids holds an avoided one; with ``goes_on`` its last word may become longer."""
+        """Returns True if these ids contain an avoided phrase; with ``goes_on`` the last word may become longer."""
         reached = START
         for token in ids:
             moves = self.moves(reached)
@@ -86,7 +86,7 @@ class Avoidance:
         return self.moves(reached).only_joining and not goes_on
 
     def moves(self, reached: Reached) -> Moves:
-        """Where tokens lead from ``reached``."""
+        """Returns the consequences of the next tokens after ``reached``."""
         if reached not in self._known:
             first = self._first[reached.in_word]
             if not reached.begun:

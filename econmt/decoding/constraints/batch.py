@@ -1,4 +1,4 @@
-"""What is wished of the translations of a batch, followed through a beam search.
+"""Constraints of a batch's translations, tracked through a beam search.
 
 Target prefixes are forced, avoided phrases and repeated n-grams are ruled out, and places are shared out so that every
 translation holds its constraints. Log-probabilities stay the model's own.
@@ -24,7 +24,7 @@ _RISKY = -2
 
 
 class DecodingConstraints(NamedTuple):
-    """What is wished of one sentence's translation.
+    """Constraints on one sentence's translation.
 
     Attributes:
         phrases: that it must hold.
@@ -163,7 +163,7 @@ class ConstrainedContinuations:
         return values, tokens
 
     def _moves(self, rows: Tensor) -> list[tuple[Moves, Tensor]]:
-        """What avoided phrases say of the next tokens of ``rows`` (R,) bool, each with the rows it is said of."""
+        """Returns the consequences of next tokens for ``rows`` (R,) bool, each with the rows that it applies to."""
         found: dict[int, tuple[Moves, list[int]]] = {}
         for row in rows.nonzero()[:, 0].tolist():
             avoidances = self._avoidances[int(self._owners[row])]
@@ -203,7 +203,7 @@ class ConstrainedContinuations:
         return tokens, values
 
     def _take_joining(self, log_probs: Tensor) -> tuple[Tensor, Tensor]:
-        """Where a word has just ended a constraint, sets tokens that go on with it to -inf; returns as _take_risky."""
+        """Sets tokens that continue a word to -inf where it has just ended a constraint; returns as _take_risky."""
         rows = self._automata.at_word_end(self._states)
         tokens, values = torch.zeros(len(rows), 1, dtype=torch.int64), torch.full((len(rows), 1), -torch.inf)
         if rows.any() and self._joins.any():

@@ -1,4 +1,4 @@
-"""Which phrases a growing translation still has to hold, and the places of a beam shared out by that.
+"""Phrases that a translation has to include, and the allocation of a beam by them.
 
 Dynamic beam allocation (Post and Vilar, 2018): the continuations of a sentence's hypotheses are the most probable ones
 and those that go on with a phrase that is still wanted. They are sorted into banks by how many tokens of phrases they
@@ -33,7 +33,7 @@ MOST_READINGS = 32
 
 
 class Phrase(NamedTuple):
-    """What a translation must hold: its tokens, and whether the one after them must not go on with a word."""
+    """Phrase that a translation has to include: its tokens, and whether the next token must not continue a word."""
 
     ids: tuple[int, ...]
     ends_word: bool
@@ -56,7 +56,7 @@ class Reading(NamedTuple):
     unmet: int
 
     def covers(self, other: Reading) -> bool:
-        """Whether every text that completes ``other`` completes this one as well."""
+        """Returns True if every text that completes ``other`` completes this reading as well."""
         alike = (self.kind, self.written) == (other.kind, other.written)
         return (self.kind == _BETWEEN or alike) and not self.unmet & ~other.unmet
 
@@ -109,7 +109,7 @@ class Phrases:
         return [(token, token in moves) for token in self.tokens]
 
     def after(self, progress: Progress, token: int) -> Progress:
-        """Where ``token`` leads."""
+        """Returns the progress after ``token``."""
         if token not in self._begun and all(reading.kind == _BETWEEN for reading in progress):
             return progress
         between, others = list[Reading](), list[Reading]()
@@ -146,7 +146,7 @@ class Phrases:
 
 
 class Automata:
-    """Those of all sentences of a batch, in tables by which many hypotheses are moved at once.
+    """Automata of all sentences of a batch, as tables that advance many hypotheses at once.
 
     Args:
         sentences: the phrases of each.
@@ -194,7 +194,7 @@ class Automata:
         return after == self.remaining(states)[:, None] - 1
 
     def after(self, states: Tensor, sentences: Tensor, tokens: Tensor) -> Tensor:
-        """Where ``tokens`` (R, W) lead from ``states`` (R,) of ``sentences`` (R,): (R, W)."""
+        """Returns the states (R, W) after ``tokens`` (R, W) from ``states`` (R,) of ``sentences`` (R,)."""
         most = self.tokens.shape[1]
         columns = most + self._joins[tokens].long()
         for column in range(most):

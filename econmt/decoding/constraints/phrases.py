@@ -12,7 +12,7 @@ from torch import Tensor
 from econmt.data.text.subwords import BOS, EOS, PAD, UNK, Vocabulary, WordVocabulary, normalized
 
 BLANK = "\u2581"
-"""How subwords mark a space before them."""
+"""Mark of a space before a subword."""
 
 _MARKER = "\ufffe"
 """A character that no text has: what stands behind it is cut into subwords as within a word."""
@@ -30,12 +30,12 @@ def units(text: str) -> list[str]:
 
 
 def is_of_word(character: str) -> bool:
-    """Whether a letter, mark or digit is of a script that leaves spaces between words."""
+    """Returns True for a letter, mark or digit of a script with spaces between words."""
     return unicodedata.category(character)[0] in "LMN" and not re.match(f"[{_SPACELESS}]", character)
 
 
 class Spelling:
-    """How the ids of a vocabulary are spelled.
+    """Spelling of a vocabulary's ids.
 
     Attributes:
         pieces: of each id, a space before it written as ``BLANK``; special tokens are empty.
@@ -56,7 +56,7 @@ class Spelling:
 
     @cached_property
     def tails(self) -> dict[str, list[tuple[int, int]]]:
-        """Where two characters stand in pieces, the last one alone: an id and an offset for each place."""
+        """Positions of pairs of characters in pieces, and of last characters: id and offset of each."""
         found: dict[str, list[tuple[int, int]]] = {}
         for token, piece in enumerate(self.pieces):
             for offset in range(len(piece)):
@@ -79,5 +79,5 @@ class Spelling:
         return tuple(marked[marked.index(UNK) + 1 :])
 
     def ends_word(self, text: str) -> bool:
-        """Whether the token after a phrase must begin a word, or be no letter, for the phrase to be there."""
+        """Returns True if the token after a phrase has to begin a word or be no letter."""
         return not self.words and is_of_word(normalized(text)[-1])

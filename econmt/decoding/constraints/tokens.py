@@ -1,4 +1,4 @@
-"""What is wished of translations, brought to the tokens of a target vocabulary."""
+"""Compilation of requests' constraints into tokens of the target vocabulary."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class ConstraintCompiler:
         return self._spelling.joins
 
     def of(self, request: Request, where: str) -> DecodingConstraints | None:
-        """What a request and the lists for all sentences ask for; None: nothing.
+        """Returns the constraints of a request and of the lists for all sentences, or None if there are none.
 
         Raises:
             InputError: naming ``where``: a phrase that the vocabulary cannot write, or that is avoided as well.

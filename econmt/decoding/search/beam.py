@@ -194,7 +194,7 @@ def highest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def _highest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """As :func:`highest`, on the CPU, with equal ones in any order.
+    """Computes :func:`highest` on the CPU, with equal values in any order.
 
     They lie in the groups of columns that have the highest maxima, as many groups as numbers are wanted. Finding the
     maxima and searching those groups takes half to a third of the time of searching whole rows.
@@ -244,7 +244,7 @@ def choose_places(
 
 
 class ContinuationChooser(Protocol):
-    """What else a search may follow than the scores, such as :class:`econmt.decoding.constraints.batch.ConstrainedContinuations`."""
+    """Chooses a search's continuations by more than scores, such as ``ConstrainedContinuations``."""
 
     def limits(self, limits: Tensor, /) -> Tensor:
         """``limits`` (B,), longer where the translation would not have room."""

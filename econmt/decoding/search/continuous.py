@@ -33,7 +33,7 @@ WORTH = 64
 
 
 class Sentence(NamedTuple):
-    """What is translated: source ids without EOS, and the most tokens before EOS that may come out."""
+    """Sentence to translate: source ids without EOS, and the largest number of output tokens before EOS."""
 
     ids: Sequence[int]
     limit: int

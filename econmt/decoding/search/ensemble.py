@@ -43,7 +43,7 @@ class Ensemble:
         self.mode = mode
 
     def encode(self, source: Tensor, lengths: Tensor) -> tuple[Any, ...]:
-        """What each model makes of the source (B, S), whose lengths are (B,)."""
+        """Encodes the source (B, S) with lengths (B,) by each model."""
         return tuple(model.encode(source, lengths) for model in self.models)
 
     def initial_state(self, encoded: tuple[Any, ...]) -> EnsembleState:

@@ -1,4 +1,4 @@
-"""What a search asks of a model; :class:`econmt.model.IncrementalModel` has it, and so does an ensemble.
+"""Interface of a model for searches, which :class:`econmt.model.IncrementalModel` and ensembles have.
 
 Shapes: B sentences, S source positions, K rows a sentence at most, R rows (hypotheses), V target vocabulary.
 """
@@ -13,7 +13,7 @@ State = TypeVar("State", bound="SearchState")
 
 
 class SearchState(Protocol):
-    """Where R rows of a search stand; what it holds is the model's own business.
+    """State of R rows of a search; its content is private to the model.
 
     The rows of a sentence share what is known of it. They lie in a grid (B, K): a row's cell is its sentence times K,
     plus its number among the rows of that sentence.
@@ -64,7 +64,7 @@ class SearchModel(Protocol):
 
 
 class SearchGrid(Protocol):
-    """The same at fixed places: B slots for a sentence each, of K rows each, and a waiting room of E sentences.
+    """Model state at fixed addresses: B slots of a sentence and K rows each, and a waiting room of E sentences.
 
     Every call changes tensors in place and waits for nothing. R = B K rows; those of a slot follow one another.
     """

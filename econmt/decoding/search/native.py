@@ -18,7 +18,7 @@ from econmt_ops.backends.c.search import MOST_PLACES, beam_search
 
 
 def has_native_search(model: object, options: SearchOptions) -> bool:
-    """Whether the library can search with a model, and as the options say."""
+    """Returns True if the C library supports the model and the options."""
     return (
         options.is_plain
         and options.sample is None
@@ -29,7 +29,7 @@ def has_native_search(model: object, options: SearchOptions) -> bool:
 
 
 def search_name(models: Sequence[object], *, in_c: bool = False) -> str:
-    """How users are told which search runs: where its loop and its steps are, and the precision of products.
+    """Returns the name of a search for users: where its loop and steps run, and the precision of products.
 
     Args:
         models: of an ensemble, or one. in_c: whether the loop is in C.

@@ -1,4 +1,4 @@
-"""How translations are searched for."""
+"""Options of a search."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from econmt.config.lengths import BrevityPenaltyType, check_penalty
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True, allow_inf_nan=False))
 class SearchOptions:
-    """How translations are searched for; those up to ``block_ngram_repeat`` are of ``recipe.Decoding``.
+    """Options of a search; those up to ``block_ngram_repeat`` are of ``recipe.Decoding``.
 
     Attributes:
         beam_size: hypotheses kept at each position; 1 is greedy search.
@@ -92,20 +92,20 @@ class SearchOptions:
 
     @property
     def penalizes(self) -> bool:
-        """Whether scores are more than log-probabilities divided by the length penalty."""
+        """True if scores include more than log-probabilities divided by the length penalty."""
         return self.punishes_brevity or self.coverage_penalty_weight > 0.0
 
     @property
     def punishes_brevity(self) -> bool:
-        """Whether there is a brevity penalty."""
+        """True if there is a brevity penalty."""
         return self.brevity_penalty_type != "none" and self.brevity_penalty_weight > 0.0
 
     @property
     def is_plain(self) -> bool:
-        """Whether a search follows nothing but log-probabilities and lengths, and ends when nothing better can come."""
+        """True if a search uses only log-probabilities and lengths, and ends when no better hypothesis can come."""
         return not (self.penalizes or self.beam_search_stop == "first" or self.beam_prune or self.is_steered)
 
     @property
     def is_steered(self) -> bool:
-        """Whether a search follows more than scores in the sentences of which nothing is wished."""
+        """True if a search uses more than scores even for sentences without constraints."""
         return self.block_ngram_repeat > 0 or self.beam_groups > 1

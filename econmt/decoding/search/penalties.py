@@ -1,4 +1,4 @@
-"""What is added to the scores of translations for being short, and for leaving source words unseen.
+"""Brevity and coverage penalties of translations' scores.
 
 Shapes: B sentences, K beam size, R rows, S source positions.
 """
@@ -36,7 +36,7 @@ class Penalties:
             self._outside = positions >= lengths.to(source.device)[:, None] - 1
 
     def look(self, attention: Tensor) -> None:
-        """What the rows (R, S) see at this step; S may be less once the longest sentences are done."""
+        """Adds the rows' attention (R, S) of this step; S may shrink once the longest sentences are done."""
         if self._seen is not None:
             self._seen = self._seen[:, : attention.shape[1]] + attention
 

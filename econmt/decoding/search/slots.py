@@ -176,7 +176,7 @@ class Slots:
         return torch.stack([self.taken.masked_fill(growing, 0), self.count])
 
     def read(self, slots: Tensor, steps: int) -> list[Tensor]:
-        """What :func:`hypotheses` reads, of ``slots`` (N,) whose sentences have taken at most ``steps``."""
+        """Returns the tensors that :func:`hypotheses` reads, for ``slots`` (N,) after at most ``steps``."""
         tables = [self.ended, self.grown[:, :steps]]
         if self.seen is not None:
             tables.append(self.seen[:, :steps])

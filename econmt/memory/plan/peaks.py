@@ -77,7 +77,7 @@ class PeakModel:
         return max(0, min(self._largest.rows, math.floor(self._largest.rows * room / whole)))
 
     def check(self, shape: Shape) -> bool:
-        """Returns True if a shape's exact peak is within its prediction; otherwise raises all predictions by the excess."""
+        """Returns True if a shape's exact peak is as predicted; otherwise raises all predictions by the excess."""
         missing = self._estimate(shape) - self(shape)
         self._raised += max(0, missing)
         return missing <= 0

@@ -144,7 +144,7 @@ class Prepared:
 
 
 class WorkspaceOfBiases:
-    """Where the sums that are the biases' gradients have their counters and partial sums in a layer's workspace.
+    """Layout of counters and partial sums of the bias gradients in a layer's workspace.
 
     Args:
         counters: number of integers before them.
