@@ -37,7 +37,8 @@ from econmt.decoding.constraints.glossary import Glossary, read_glossary
 from econmt.decoding.requests import Request as Request
 from econmt.decoding.search.beam import SearchOptions
 from econmt.decoding.search.shortlist import Shortlists
-from econmt.decoding.translator import CHUNK_SIZE, Translation, Translator
+from econmt.decoding.translation import Translation
+from econmt.decoding.translator import CHUNK_SIZE, Translator
 from econmt.engine.devices import resolve_device
 from econmt.engine.precision import precision_of
 from econmt.engine.threads import threads_for
@@ -248,7 +249,7 @@ class TrainedModel:
             search: other fields of :class:`~econmt.decoding.search.options.SearchOptions`, such as ``seed``.
 
         Returns:
-            A :class:`~econmt.decoding.translator.Translation` for each line, with text, score, tokens, ``attention``
+            A :class:`~econmt.decoding.translation.Translation` for each line, with text, score, tokens, ``attention``
             of shape (target tokens + 1, source tokens + 1), whose rows sum to 1, and the n best ``hypotheses``.
 
         Raises:

@@ -96,9 +96,9 @@ def decode_line(raw: bytes, where: str, number: int) -> str:
         RuntimeInputError: If the line is too long, is not UTF-8, or holds a NUL byte; the message names the line.
     """
     if len(raw) >= LINE_BYTES:
-        kind = "NUL bytes" if b"\0" in raw else "a line"
+        kind = "NUL bytes, a line" if b"\0" in raw else "a line"
         raise RuntimeInputError(
-            f"{where}:{number}: {kind} of {len(raw):,} bytes and more; is this a text file?"
+            f"{where}:{number}: {kind} of {len(raw):,} bytes or more; is this a text file?"
         )
     raw = raw.removesuffix(b"\r")
     try:

@@ -25,7 +25,8 @@ from econmt.decoding.formats import format_nbest, format_translation
 from econmt.decoding.paragraphs import ParagraphTranslator, sentence_splitter
 from econmt.decoding.requests import Request, read_request
 from econmt.decoding.streams import STANDARD_INPUT, LineOutput, read_chunks, standard_input
-from econmt.decoding.translator import CHUNK_SIZE, Translation, Translator
+from econmt.decoding.translation import Translation
+from econmt.decoding.translator import CHUNK_SIZE, Translator
 
 
 class OutputType(str, Enum):

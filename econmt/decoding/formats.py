@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from econmt.config.json_reader import json_text
-from econmt.decoding.translator import NBestEntry, Translation
+from econmt.decoding.translation import NBestEntry, Translation
 
 OutputType = Literal["translation", "score", "translation_with_alignments", "json", "attention"]
 ATTENTION_DIGITS = 5

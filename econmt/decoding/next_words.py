@@ -14,7 +14,8 @@ from econmt.decoding.constraints.phrases import BLANK, Spelling
 from econmt.decoding.constraints.tokens import ConstraintCompiler
 from econmt.decoding.requests import Request
 from econmt.decoding.search.beam import beam_search, output_limits
-from econmt.decoding.translator import Translator, evaluation_mode, one_line, pad_sources
+from econmt.decoding.translation import one_line
+from econmt.decoding.translator import Translator, evaluation_mode, pad_sources
 
 _TRIED = 3
 """Times as many first tokens are gone on from as words are wanted: some begin the same word."""

@@ -10,7 +10,8 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 
 from econmt.decoding.requests import Request
-from econmt.decoding.translator import EMPTY, Translation, Translator
+from econmt.decoding.translation import EMPTY, Translation
+from econmt.decoding.translator import Translator
 from econmt.errors import InputError
 
 _SPACELESS = ("zh", "ja", "th", "lo", "km", "my", "bo", "yue", "cmn")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import islice
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,7 @@ from econmt.decoding.capitals import is_in_capitals, without_capitals
 from econmt.decoding.constraints.batch import ConstrainedContinuations, DecodingConstraints
 from econmt.decoding.constraints.glossary import Glossary
 from econmt.decoding.constraints.tokens import ConstraintCompiler
-from econmt.decoding.markup import Marked, put_back, take_out
+from econmt.decoding.markup import take_out
 from econmt.decoding.requests import Request
 from econmt.decoding.search.beam import (
     ContinuationChooser,
@@ -38,6 +38,14 @@ from econmt.decoding.search.model import SearchModel
 from econmt.decoding.search.native import has_native_search, native_search, search_name
 from econmt.decoding.search.sampling import sample
 from econmt.decoding.search.shortlist import Restricted, Shortlists
+from econmt.decoding.translation import (
+    EMPTY,
+    NBestEntry,
+    Translation,
+    in_capital_letters,
+    one_line,
+    with_marks,
+)
 from econmt.errors import EconmtError, InputError
 from econmt.model import IncrementalModel
 from econmt.model.inference.grid import Grid
@@ -49,71 +57,6 @@ _DIVERSE = "groups of the beam choose by their diversity, not by wishes"
 _CHARACTERS_A_TOKEN = 50
 """More than tokens have on average: lines with more characters than the longest source can have are not even cut into
 tokens, which takes minutes for a word of megabytes."""
-
-
-class NBestEntry(NamedTuple):
-    """One translation of a line: a hypothesis as text.
-
-    Attributes:
-        text: detokenised text, always a single line.
-        tokens: the same as the vocabulary cuts it, EOS left out.
-        ids, score, log_probability, attention, cut: see :class:`~econmt.decoding.search.beam.Hypothesis`.
-        alignment: pairs of source and target words, what stands between spaces, each target word with those that it saw
-            most; empty without attention.
-    """
-
-    text: str
-    tokens: list[str]
-    ids: list[int]
-    score: float
-    log_probability: float
-    attention: Tensor | None
-    cut: bool
-    alignment: Sequence[tuple[int, int]] = ()
-
-
-class Translation(NamedTuple):
-    """Translation of one line; the fields up to ``attention`` are those of its best hypothesis.
-
-    A blank line is translated by an empty line with probability 1, without asking the model; it has no hypotheses.
-    """
-
-    text: str
-    score: float
-    log_probability: float
-    tokens: list[str]
-    attention: Tensor | None
-    hypotheses: list[NBestEntry]
-    source_tokens: list[str]
-
-
-EMPTY = Translation("", 0.0, 0.0, [], None, [], [])
-
-
-def one_line(text: str) -> str:
-    """``text`` without the line breaks that would shift all lines after it, and without blanks at its ends.
-
-    Byte subwords can produce both, and the sign for a blank may come as a subword of its own.
-    """
-    return text.replace("\n", " ").replace("\r", " ").strip()
-
-
-def in_capital_letters(translation: Translation) -> Translation:
-    """A translation with all of its texts in capitals; tokens stay as they were searched for."""
-    entries = [entry._replace(text=entry.text.upper()) for entry in translation.hypotheses]
-    return translation._replace(text=translation.text.upper(), hypotheses=entries)
-
-
-def with_marks(translation: Translation, marked: Marked) -> Translation:
-    """A translation with the tags and placeholders of its line in all of its texts, which alignments then are of."""
-    if not translation.hypotheses:
-        nothing = marked.marks and not marked.text.strip()  # a line that was left out stays empty
-        return translation._replace(text=marked.line.strip() if nothing else translation.text)
-    entries = []
-    for entry in translation.hypotheses:
-        text, alignment = put_back(marked, entry.text, entry.alignment)
-        entries.append(entry._replace(text=text, alignment=alignment))
-    return translation._replace(text=entries[0].text, hypotheses=entries)
 
 
 def pad_sources(sources: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ from econmt.config.json_reader import json_text
 from econmt.config.yaml_reader import shortened
 from econmt.decoding.formats import fields_of
 from econmt.decoding.next_words import NextWord
-from econmt.decoding.translator import NBestEntry, Translation
+from econmt.decoding.translation import NBestEntry, Translation
 from econmt.errors import EconmtError
 from econmt.serving.languages import language_name
 from econmt.serving.models import Served

@@ -21,7 +21,7 @@ from econmt.config.json_reader import json_text
 from econmt.config.yaml_reader import shortened
 from econmt.data.files import notice
 from econmt.decoding import requests
-from econmt.decoding.translator import EMPTY, Translation
+from econmt.decoding.translation import EMPTY, Translation
 from econmt.errors import EconmtError
 from econmt.serving import answers, queries
 from econmt.serving.access import Keys, Rates

@@ -18,7 +18,8 @@ from econmt.decoding.constraints.tokens import ConstraintCompiler
 from econmt.decoding.next_words import NextWord, NextWords
 from econmt.decoding.requests import Request
 from econmt.decoding.search.beam import output_limits
-from econmt.decoding.translator import Translation, Translator
+from econmt.decoding.translation import Translation
+from econmt.decoding.translator import Translator
 from econmt.errors import InputError
 from econmt.serving.settings import Refused, Settings
 

@@ -30,7 +30,8 @@ from econmt.data.files import notice
 from econmt.data.progress_bars import status_line
 from econmt.decoding.attention_picture import draw_attention, missing_note
 from econmt.decoding.requests import Request
-from econmt.decoding.translator import Translation, Translator
+from econmt.decoding.translation import Translation
+from econmt.decoding.translator import Translator
 from econmt.engine.precision import Precision
 from econmt.engine.step import TrainingStep
 from econmt.errors import InputError

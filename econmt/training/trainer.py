@@ -108,8 +108,6 @@ class Trainer:
         self._pace = Pace()
         self._clock = time.monotonic()
 
-    # ------------------------------------------------------------------ going on
-
     def load(self, commit: Commit) -> list[str]:
         """Resumes from a saved state; returns messages about anything that could not be restored."""
         saved = load_saved(self.folder, commit)
@@ -144,8 +142,6 @@ class Trainer:
         """
         state = self.step.optimizer_tensors()
         self.budget.make(self.state, sum(tensor.nbytes for tensor in state.values()))
-
-    # ------------------------------------------------------------------ the loop
 
     def run(self, progress: Progress, interrupts: Interrupts) -> TrainingResult:
         """Trains until a limit, early stopping or an interruption.
@@ -324,8 +320,6 @@ class Trainer:
         self.state.seconds += now - self._clock
         self._clock = now
 
-    # ------------------------------------------------------------------ checkpoints
-
     def _checkpoint(self, progress: Progress, interrupts: Interrupts) -> None:
         """Validates and saves a checkpoint; an interruption during validation discards it."""
         self._flush()
@@ -472,8 +466,6 @@ class Trainer:
             restore_random_states(states)
             self.step.set_random_state(dropout)
             self.step.set_carried(carried)
-
-    # ------------------------------------------------------------------ words
 
     def _figures(self, update: int) -> Figures:
         meter = self.state.since_log

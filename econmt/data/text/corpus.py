@@ -211,7 +211,7 @@ def check_line_end(raw: bytes, where: Path | str, number: int) -> None:
         InputError: if it is too long; the message names ``where`` and the line ``number``.
     """
     if len(raw) >= limits.LINE_BYTES:
-        kind = "NUL bytes" if b"\0" in raw else "a line"
+        kind = "NUL bytes, a line" if b"\0" in raw else "a line"
         raise InputError(f"{where}:{number}: {kind} of {len(raw):,} bytes or more; is this a text file?")
 
 

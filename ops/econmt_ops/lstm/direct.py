@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from econmt_ops.core.precision import MatmulTF32
 from econmt_ops.lstm.persistent_layer import PersistentLayer
+from econmt_ops.lstm.persistent_passes import Walked, run_backward, run_forward
 
 if TYPE_CHECKING:
     from econmt_ops.backends.triton.persistent import Partition
@@ -118,8 +119,6 @@ def _forward(
     call: LayerCall, keep: bool, inputs: Tensor, h: Tensor | None, c: Tensor | None, weights: Sequence[Tensor]
 ) -> tuple[Any, Tensor, Tensor]:
     """Returns the results, the inputs as they were multiplied, and the outputs (B, T, D H)."""
-    from econmt_ops.lstm.triton import run_forward
-
     batch, steps, _ = inputs.shape
     width = len(call.reverse) * weights[1].shape[1]
     # Time comes first in memory; the tensor that is returned is no view, so that it may be changed in place.
@@ -175,8 +174,6 @@ def _backward(
     ctx: Any, doutputs: Tensor | None, last_h: Tensor | None, last_c: Tensor | None
 ) -> tuple[Any, ...]:
     """Returns the gradients of all arguments of `_LayerFunction.forward`."""
-    from econmt_ops.lstm.triton import Walked, run_backward
-
     inputs, rows, outputs, cells, sums, lengths, h, c, *weights = ctx.saved_tensors
     call = ctx.call._replace(lengths=lengths)
     if doutputs is None and last_h is None and last_c is None:

@@ -26,6 +26,7 @@ from econmt_ops.dispatch.session import current_session
 from econmt_ops.dispatch.traits import Implementation
 from econmt_ops.lstm.cudnn import MOST_STEPS, cudnn_stack
 from econmt_ops.lstm.direct import LayerCall, is_plain, run_layer
+from econmt_ops.lstm.persistent_passes import partition_of
 from econmt_ops.lstm.straight import StraightLayer, run_straight
 
 
@@ -151,13 +152,13 @@ def add_plan(
         products = kernels.products_of(inputs.to(dtype) if inputs.dtype != dtype else inputs, layers)
         if products is not None:
             hidden, reverse = layers[0].hidden.shape[1], (False, True) if kind != "lstm" else (options[2],)
-            partitions = tuple(
-                kernels.partition_of(len(inputs), hidden, products, inputs.device, len(reverse), "auto", back)
+            forward, backward = (
+                partition_of(len(inputs), hidden, products, inputs.device, len(reverse), "auto", back)
                 for back in (False, True)
             )
             name, stash = str(products).removeprefix("torch."), candidate.options.get("stash", "gates")
             biases = parts[0] - 2
-            call = LayerCall(dtype, name, stash, reverse, "auto", None, biases, partitions)
+            call = LayerCall(dtype, name, stash, reverse, "auto", None, biases, (forward, backward))
             is_straight = kind == "lstm" and is_full and from_zero and stash == "gates" and inputs.numel() > 0
             PLANS.add(key, StackPlan(dtype, call, keep, {} if is_straight else None))
         return

@@ -79,11 +79,11 @@ def test_lines_are_read_as_econmt_reads_them(
 
 def test_lines_without_an_end_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lines, "LINE_BYTES", 1 << 18)
-    for block, kind in ((b"\0" * 1000, "NUL bytes of"), (b"a" * 1000, "a line of")):
+    for block, kind in ((b"\0" * 1000, "NUL bytes, a line of"), (b"a" * 1000, "a line of")):
         found, message = ended(lines._chunks(lambda block=block: block, "device"))
         assert found == []
         assert message is not None
-        assert message.startswith(f"device:1: {kind} 263,000 bytes and more")
+        assert message.startswith(f"device:1: {kind} 263,000 bytes or more")
 
 
 @pytest.mark.parametrize("fault", ["absent", "folder", "pipe", "half.gz"])

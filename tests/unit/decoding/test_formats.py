@@ -7,7 +7,7 @@ import json
 import torch
 
 from econmt.decoding.formats import format_translation
-from econmt.decoding.translator import EMPTY, NBestEntry, Translation
+from econmt.decoding.translation import EMPTY, NBestEntry, Translation
 
 ATTENTION = torch.tensor([[0.25, 0.75], [1 / 3, 2 / 3]])
 CANDIDATES = [

@@ -13,7 +13,8 @@ from econmt.data.text.subwords import EOS, PAD, Vocabularies
 from econmt.decoding.formats import format_translation
 from econmt.decoding.search import continuous
 from econmt.decoding.search.beam import SearchOptions
-from econmt.decoding.translator import Translator, batches_by_length, evaluation_mode, one_line, pad_sources
+from econmt.decoding.translation import one_line
+from econmt.decoding.translator import Translator, batches_by_length, evaluation_mode, pad_sources
 from econmt.errors import EconmtError
 from econmt.model import IncrementalModel
 from tests.unit.decoding.test_real_model import make_model

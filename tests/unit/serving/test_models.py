@@ -12,7 +12,7 @@ import pytest
 
 import econmt
 from econmt.api import TrainedModel
-from econmt.decoding.translator import Translation
+from econmt.decoding.translation import Translation
 from econmt.errors import InputError
 from econmt.serving import models
 from econmt.serving.access import Keys

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from econmt.decoding.requests import Request
-from econmt.decoding.translator import EMPTY
+from econmt.decoding.translation import EMPTY
 from econmt.errors import EconmtError, InputError
 from econmt.serving.metrics import Metrics
 from econmt.serving.models import TranslationJob

@@ -1,0 +1,75 @@
+"""Translations: what a search found for a line, as text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from torch import Tensor
+
+from econmt.decoding.markup import Marked, put_back
+
+
+class NBestEntry(NamedTuple):
+    """One translation of a line: a hypothesis as text.
+
+    Attributes:
+        text: detokenised text, always a single line.
+        tokens: the same as the vocabulary cuts it, EOS left out.
+        ids, score, log_probability, attention, cut: see :class:`~econmt.decoding.search.beam.Hypothesis`.
+        alignment: pairs of source and target words, what stands between spaces, each target word with those that it saw
+            most; empty without attention.
+    """
+
+    text: str
+    tokens: list[str]
+    ids: list[int]
+    score: float
+    log_probability: float
+    attention: Tensor | None
+    cut: bool
+    alignment: Sequence[tuple[int, int]] = ()
+
+
+class Translation(NamedTuple):
+    """Translation of one line; the fields up to ``attention`` are those of its best hypothesis.
+
+    A blank line is translated by an empty line with probability 1, without asking the model; it has no hypotheses.
+    """
+
+    text: str
+    score: float
+    log_probability: float
+    tokens: list[str]
+    attention: Tensor | None
+    hypotheses: list[NBestEntry]
+    source_tokens: list[str]
+
+
+EMPTY = Translation("", 0.0, 0.0, [], None, [], [])
+
+
+def one_line(text: str) -> str:
+    """Returns ``text`` without the line breaks that would shift all lines after it, and without blanks at its ends.
+
+    Byte subwords can produce both, and the sign for a blank may come as a subword of its own.
+    """
+    return text.replace("\n", " ").replace("\r", " ").strip()
+
+
+def in_capital_letters(translation: Translation) -> Translation:
+    """Returns a translation with its texts in capitals; its tokens stay as they were found."""
+    entries = [entry._replace(text=entry.text.upper()) for entry in translation.hypotheses]
+    return translation._replace(text=translation.text.upper(), hypotheses=entries)
+
+
+def with_marks(translation: Translation, marked: Marked) -> Translation:
+    """Returns a translation whose texts hold the tags and placeholders of its line; alignments are of these texts."""
+    if not translation.hypotheses:
+        nothing = marked.marks and not marked.text.strip()  # a line that was left out stays empty
+        return translation._replace(text=marked.line.strip() if nothing else translation.text)
+    entries = []
+    for entry in translation.hypotheses:
+        text, alignment = put_back(marked, entry.text, entry.alignment)
+        entries.append(entry._replace(text=text, alignment=alignment))
+    return translation._replace(text=entries[0].text, hypotheses=entries)
