@@ -103,4 +103,4 @@ def check_empty_rows(name: str, implementation: str, device: str, **options: str
     call = call._replace(arguments={**call.arguments, "lengths": torch.zeros_like(call.arguments["lengths"])})
     options["implementation"] = implementation
     for found, expected in zip(run(call, **options), run(call, implementation="reference"), strict=True):
-        assert_close(found, expected, 1e-5)
+        assert_close(found, expected, 1e-5 if device == "cpu" else 3e-5)
