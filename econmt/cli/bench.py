@@ -39,7 +39,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 PROJECTS_OWN = ("lstm", "low-rank", "scan", "memory-task", "language-model", "parallel")
-"""Benchmarks of the project itself, which a checkout has under ``scripts/bench``."""
+"""Benchmarks of the project itself, which only a checkout of the source has."""
 BOTH_TYPES = ["float32", "bfloat16"]
 FOR_SECONDS = within(0.0, limits.SECONDS)
 

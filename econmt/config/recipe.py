@@ -2,8 +2,8 @@
 
 A recipe is a YAML file. ``load_recipe`` reads it, applies ``key.sub=value`` overrides and returns a frozen
 :class:`Recipe`; every mistake in it raises an :class:`~econmt.errors.InputError` that names the file, the line,
-the key and, for an unknown key, the nearest valid one. ``docs/recipes.md``, the reference of all keys, is generated
-from the field descriptions here.
+the key and, for an unknown key, the nearest valid one. The reference of all keys is generated from the
+field descriptions here.
 """
 
 from __future__ import annotations

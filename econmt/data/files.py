@@ -66,7 +66,7 @@ def refuse_pipe(path: Path) -> None:
         InputError: if ``path`` is a named pipe.
     """
     if path.is_fifo() and Path(os.path.realpath(path)).exists():
-        raise InputError(f"{path}: is a named pipe, not a file; give a file, or its text on standard input")
+        raise InputError(f"{path}: a named pipe, not a file; give a file, or its text on standard input")
 
 
 def sync_folder(folder: Path) -> None:

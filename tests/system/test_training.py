@@ -254,7 +254,7 @@ def test_bad_checkpoints_are_refused_and_lose_nothing(
         (pickle.dumps(Hostile()), "is a pickle; econmt never loads pickles"),
         (
             whole.replace(b'"econmt-1"', b'"foreign1"'),
-            "not a file of econmt (format foreign1, wanted econmt-1)",
+            "not a file of econmt (format foreign1, expected econmt-1)",
         ),
     ]
     for content, message in damages:

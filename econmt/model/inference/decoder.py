@@ -269,7 +269,7 @@ class _StepAttention:
         """The sources with our kernels, where they run; keys and values must stay where they are from now on."""
         if not triton.serves(sources.keys):
             return sources
-        kernels = importlib.import_module("econmt_ops.backends.triton.attention").Attention(
+        kernels = importlib.import_module("econmt_ops.backends.triton.attention").AttentionLauncher(
             sources.keys, sources.values, self.score, self.norm, self.scale, sources.lengths
         )
         # Copies would not follow.

@@ -152,7 +152,7 @@ class CellSteps:
         extra: Sequence[Tensor],
         padding: Tensor | None,
     ) -> None:
-        """Implements `StepKernels.advance`."""
+        """Implements `StepKernels.step_forward_into`."""
         states = self.step_forward(cell, read, recurrent, before, extra)
         mask = None if padding is None else padding.unsqueeze(1)
         output.copy_(states[0] if mask is None else torch.where(mask, 0.0, states[0]))

@@ -168,7 +168,8 @@ class StepKernels(Protocol):
         """Runs the backward pass of one step of any cell, see `StepCell.backward`.
 
         Args:
-            cell, read, recurrent, extra: see there. before, after, padding: as passed to and written by `advance`.
+            cell, read, recurrent, extra: see there. before, after, padding: as given to and written by
+                `step_forward_into`.
             dstate: gradients of ``after``; overwritten by those of ``before``, without the part that flows through the
                 recurrent product.
             given: (B, H), the gradient of the step's output; or None.

@@ -142,7 +142,7 @@ class _Walk:
         after: Sequence[Tensor],
         output: Tensor,
     ) -> None:
-        """Computes one step from its input and recurrent products (B, G H); see `StepKernels.advance`."""
+        """Computes one step from its input and recurrent products (B, G H); see `StepKernels.step_forward_into`."""
         padding = None if self.padding is None else self.padding[number]
         self.run.step_forward_into(self.cell, *products, before, after, output, self.extra, padding)
 

@@ -219,7 +219,7 @@ def test_the_operator_is_registered_as_torch_expects(device: str) -> None:
     inputs = torch.randn(3, 2, 3, device=device, requires_grad=True)
     state = [torch.randn(2, 5, device=device, requires_grad=True) for _ in range(2)]
     lengths = torch.tensor([3, 1], device=device)
-    layer = triton.Layer(
+    layer = triton.PersistentLayer(
         inputs, *([part] for part in (*weights, *state)), lengths, None, [True], "cells", "float32", "auto"
     )
     torch.library.opcheck(triton._operator.forward, (*layer, True))

@@ -192,7 +192,7 @@ def test_seeds_of_steps(device: str) -> None:
     counter = SeedCounter(5, torch.device(device), draws=3)
     seen = []
     for _ in range(4):
-        counter.step_forward_into()
+        counter.advance()
         seen.append([int(counter.draw()) for _ in range(3)])
     assert len({seed for step in seen for seed in step}) == 12
     with pytest.raises(ValueError, match="draws more than 3 seeds"):
@@ -207,7 +207,7 @@ def test_a_seed_that_moves_on_before_the_backward_pass_is_found_out(device: str)
     counter = SeedCounter(5, torch.device(device))
     values = torch.ones(3, 4, device=device, requires_grad=True)
     dropped = dropout(values, 0.5, counter.draw())
-    counter.step_forward_into()
+    counter.advance()
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         dropped.sum().backward()
 
@@ -219,7 +219,7 @@ def test_each_replay_of_a_graph_draws_anew() -> None:
     values = torch.ones(8, 100, device=device)
 
     def step(seeds: SeedCounter) -> Tensor:
-        seeds.step_forward_into()
+        seeds.advance()
         return dropout(values, 0.5, seeds.draw()) + dropout(values, 0.5, seeds.draw(), index=1)
 
     step(SeedCounter(0, device))

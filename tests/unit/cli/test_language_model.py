@@ -103,9 +103,9 @@ def test_prepare_profile_and_dry_run(call: Call, trained: TextRun, tmp_path: Pat
 @pytest.mark.parametrize(
     ("override", "wanted"),
     [
-        ("training.batch.type=word", "training.batch.type means nothing with task: language_model"),
-        ("decoding.beam_size=3", "decoding means nothing with task: language_model"),
-        ("ops.decoder=reference", "ops.decoder means nothing with task: language_model"),
+        ("training.batch.type=word", "training.batch.type has no effect with task: language_model"),
+        ("decoding.beam_size=3", "decoding has no effect with task: language_model"),
+        ("ops.decoder=reference", "ops.decoder has no effect with task: language_model"),
         ("data={source: a, target: b, train: [x], valid: y}", "task: language_model needs data.text"),
         ("model={encoder: {}}", "needs model.size and model.layers"),
         ("task=translation", "task: translation needs data.source"),
@@ -122,7 +122,7 @@ def test_what_does_not_fit_a_language_model_is_refused(trained: TextRun, overrid
 
 
 def test_what_is_a_language_models_is_refused_in_translation() -> None:
-    with pytest.raises(InputError, match=r"training\.bptt means nothing with task: translation"):
+    with pytest.raises(InputError, match=r"training\.bptt has no effect with task: translation"):
         load_recipe("quickstart", ["training.bptt=20"])
 
 

@@ -101,7 +101,7 @@ def test_two_processes_are_timed(bench: Call, tmp_path: Path) -> None:
             "1,2",
             [
                 "division pipeline of 2 processes is not measured: parallel.pipeline 2: model.encoder and model.decoder "
-                "have at most one layer; a pipeline has at most as many stages as layers"
+                "have at most one layer; a pipeline cannot have more stages than layers"
             ],
         ),
         (
@@ -109,7 +109,7 @@ def test_two_processes_are_timed(bench: Call, tmp_path: Path) -> None:
             "2,4",
             [
                 f"division both of {count} processes is not measured: parallel.pipeline 2: model.encoder and "
-                "model.decoder have at most one layer; a pipeline has at most as many stages as layers"
+                "model.decoder have at most one layer; a pipeline cannot have more stages than layers"
                 for count in (2, 4)
             ],
         ),

@@ -81,8 +81,8 @@ def test_validate_tells_all_and_counts_in_its_exit_code(run_econmt: RunEconmt, t
     ]
     assert done.stderr.splitlines() == [
         "econmt: error: bad.yaml:1: name: expected text, found 3",
-        "econmt: error: bad.yaml:1: data: missing; where the text is and how it becomes token ids",
-        "econmt: error: bad.yaml:1: training: missing; how the parameters are learnt",
+        "econmt: error: bad.yaml:1: data: missing; text, subwords and filters",
+        "econmt: error: bad.yaml:1: training: missing; optimisation, batches and checkpoints",
     ]
     assert run_econmt(["recipes", "validate", *shipped_recipes().values()]).returncode == 0
 

@@ -338,6 +338,6 @@ def test_fixed_buckets_are_refused_and_a_recipe_is_written_as_it_is_read(make_re
     assert parse_recipe(recipe_text(recipe), "here") == recipe
     assert parse_recipe(recipe_text(recipe, changed_only=True), "here") == recipe
     with pytest.raises(
-        InputError, match=r"data\.mixing changes the lengths .*: remove training\.bucket_width"
+        InputError, match=r"data\.mixing changes the lengths .*; remove training\.bucket_width"
     ):
         parse_recipe(recipe_text(recipe).replace("bucket_width: null", "bucket_width: 8"), "here")

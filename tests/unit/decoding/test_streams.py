@@ -223,7 +223,9 @@ def test_a_line_without_end_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path
     path.write_bytes(b"a\n" + b"x" * 99_000 + b"\n" + b"\0" * 200_000)
     for lines in (read_lines(path), chain.from_iterable(read_chunks(os.open(path, os.O_RDONLY), 5))):
         found = []
-        with pytest.raises(InputError, match=r":3: NUL bytes, a line of [0-9,]+ bytes or more; is this a text file"):
+        with pytest.raises(
+            InputError, match=r":3: NUL bytes, a line of [0-9,]+ bytes or more; is this a text file"
+        ):
             found += lines
         assert len(found) in (0, 2)
     path.write_bytes(b"x" * 70_000 + b"\ny\n" + b"z" * 70_000)

@@ -137,7 +137,7 @@ def test_layers_and_what_is_fixed() -> None:
 
 def test_the_bottom_layer_adds_what_it_reads() -> None:
     with pytest.raises(
-        ValueError, match=r"encoder\.first_residual_layer 1 adds embeddings: embedding 10 with source "
+        ValueError, match=r"encoder\.first_residual_layer 1 adds embeddings: embedding width 10 with source "
     ):
         make_config(source_factors_num_embed=[3, 1], encoder__residual=True, encoder__first_residual_layer=1)
     assert isinstance(make_config(source_factors_num_embed=[2]), recipe.Model)

@@ -349,7 +349,7 @@ def test_heads_are_those_of_torch() -> None:
         ),
         (
             {"decoder__residual": True, "decoder__first_residual_layer": 1},
-            "embedding 6 must be decoder.size 8",
+            "embedding width 6 must equal decoder.size 8",
         ),
         ({"lhuc": "state_init", "decoder__state_init": "zero"}, "set decoder.state_init to last or avg"),
     ],

@@ -220,7 +220,7 @@ def test_norms_that_are_watched_stand_among_the_metrics(make_run: MakeRun) -> No
     going_on = make_run(key, "training.max_updates=6")
     assert going_on.train(resume_with_changes=True).update == 6
     for pattern, message in {
-        "(": "no regular expression",
+        "(": "not a valid regular expression",
         "nothing": "matches no parameter; the model has source_",
     }.items():
         with pytest.raises(InputError, match=message):
@@ -292,7 +292,7 @@ def test_names_that_are_fixed(make_run: MakeRun) -> None:
     for given, message in {
         r"['encoder']": "fixed_param_names encoder: matches no parameter; the model has source_embedding.weight, ",
         r"['.*']": "leaves no parameter to train",
-        r"['(']": "no regular expression",
+        r"['(']": "not a valid regular expression",
     }.items():
         with pytest.raises(InputError, match=message):
             make_run(f"training.fixed_param_names={given}", name="wrong").trainer()

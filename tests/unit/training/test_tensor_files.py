@@ -212,7 +212,7 @@ def test_damaged_headers_and_foreign_files_are_refused_with_their_name(tmp_path:
     ):
         read_tensors(path)
     safetensors.torch.save_file({"a": torch.zeros(2)}, path, metadata={"format": "pt"})
-    with pytest.raises(InputError, match=r"format pt, wanted econmt-1"):
+    with pytest.raises(InputError, match=r"format pt, expected econmt-1"):
         read_tensors(path)
     path.write_text("some text that is long enough")
     with pytest.raises(InputError, match=rf"^{path}: not a safetensors file"):

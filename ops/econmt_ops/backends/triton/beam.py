@@ -198,7 +198,7 @@ def beam_advance(
     tl.store(count + sentence, number)
 
 
-def step_forward_into(
+def advance(
     scores: Tensor,
     totals: Tensor,
     taken: Tensor,

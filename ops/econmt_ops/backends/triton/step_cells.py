@@ -296,7 +296,7 @@ def forward(
     extra: Sequence[Tensor],
     padding: Tensor | None,
 ) -> None:
-    """Runs one step; see `protocol.StepKernels.advance`. A GRU has the state h, the LSTM h and c."""
+    """Runs one step; see `protocol.StepKernels.step_forward_into`. A GRU has the state h, the LSTM h and c."""
     rows, hidden = before[0].shape
     mask = None if padding is None else padding.view(torch.int8)
     if len(before) == 1:

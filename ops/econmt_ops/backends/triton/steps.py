@@ -131,7 +131,7 @@ class TritonSteps(CellSteps):
         extra: Sequence[Tensor],
         padding: Tensor | None,
     ) -> None:
-        """Implements `StepKernels.advance`."""
+        """Implements `StepKernels.step_forward_into`."""
         step_cells.forward(read, recurrent, before, after, output, extra, padding)
 
     def rows_of_sums(self, batch: int) -> int:
