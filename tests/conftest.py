@@ -21,6 +21,9 @@ ROOT = Path(__file__).resolve().parent.parent
 def pytest_configure(config: pytest.Config) -> None:
     """Registers the hooks that pytest asks of a folder before it has read the folder's conftest.py."""
     config.pluginmanager.register(extras)
+    # A shell's background jobs ignore Ctrl-C, and so would the programs that tests start and interrupt.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m looks at the markers

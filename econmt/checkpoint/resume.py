@@ -7,38 +7,10 @@ from typing import NamedTuple
 from econmt.checkpoint.folder import Commit, ModelFolder
 from econmt.checkpoint.recovery import recover
 from econmt.config.conditions import keys_without_effect
+from econmt.config.marks import NO_PARAMETERS, marked_keys
 from econmt.config.recipe import Recipe, differing_keys, read_recipe
 from econmt.config.yaml_reader import plain_text
 from econmt.errors import InputError
-
-FREE_KEYS = frozenset(
-    {
-        "name",
-        "output",
-        "data.test",
-        "data.prepared",
-        "ops.encoder",
-        "ops.decoder",
-        "ops.attention",
-        "ops.output",
-        "ops.stash",
-        "training.memory_budget",
-        "training.max_updates",
-        "training.max_epochs",
-        "training.max_tokens",
-        "training.max_seconds",
-        "training.early_stopping.max_num_checkpoint_not_improved",
-        "training.keep_last_params",
-        "training.device",
-        "training.cuda_graphs",
-        "training.threads",
-        "training.log_interval",
-        "parallel.pipeline",
-        "parallel.shard_optimizer",
-        "parallel.timeout",
-    }
-)
-"""Recipe keys that may change when a run is resumed: they affect its end or speed, not its parameters."""
 
 
 class Start(NamedTuple):
@@ -80,7 +52,7 @@ def _changes(recipe: Recipe, folder: ModelFolder) -> list[str]:
             f"{folder.path}: holds checkpoints but no recipe.yaml; restore it or start anew with --overwrite-output"
         )
     old = read_recipe(folder.recipe)
-    free = FREE_KEYS | (keys_without_effect(old) & keys_without_effect(recipe))
+    free = marked_keys(Recipe, NO_PARAMETERS) | (keys_without_effect(old) & keys_without_effect(recipe))
     return [
         f"{key} {plain_text(before)} -> {plain_text(now)}"
         for key, before, now in differing_keys(old, recipe)

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, Union
 from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
 from econmt.config import limits
+from econmt.config.marks import NO_MEMORY, NO_PARAMETERS, NO_PREPARED_TEXT
 from econmt.config.model import Probability, Section
 
 Positions = Annotated[int, Field(ge=1, le=limits.POSITIONS)]
@@ -55,7 +56,7 @@ class SentencePieceSubwords(Section):
     joint: bool = Field(
         True, description="true: one subword model for both languages; false: one per language"
     )
-    dropout: Probability = Field(
+    dropout: Annotated[Probability, NO_PREPARED_TEXT] = Field(
         0.0, description="BPE-dropout: probability of skipping a merge, drawn again in every epoch (bpe only)"
     )
     character_coverage: float = Field(
@@ -246,11 +247,14 @@ class Data(Section):
         description="a tag for each prefix of data.train, put before its sources as a separate token, as ['', <BT>] "
         "for back-translated text; '': no tag for this prefix; empty list: no tags",
     )
-    mixing: Mixing = Field(Mixing(), description="mixing of the prefixes of data.train by weight")
-    noise: Noise = Field(Noise(), description="random changes of training pairs")
+    mixing: Annotated[Mixing, NO_PREPARED_TEXT] = Field(
+        Mixing(),
+        description="mixing of the prefixes of data.train by weight",
+    )
+    noise: Annotated[Noise, NO_PREPARED_TEXT] = Field(Noise(), description="random changes of training pairs")
     filters: Filters = Field(Filters(), description="filters that leave out training pairs")
     valid: TextPrefix = Field(description="prefix of the validation text")
-    test: TextPrefix | None = Field(
+    test: Annotated[TextPrefix | None, NO_PARAMETERS] = Field(
         None, description="prefix of the test text, translated and scored when training ends; null: none"
     )
     subwords: Subwords = Field(SentencePieceSubwords(), description="division of text into tokens")
@@ -261,7 +265,7 @@ class Data(Section):
         "error",
         description="training pairs with an empty side: error stops and names the line, skip leaves them out",
     )
-    prepared: str | None = Field(
+    prepared: Annotated[str | None, NO_PARAMETERS, NO_MEMORY, NO_PREPARED_TEXT] = Field(
         None,
         description="folder of the prepared data (token ids and vocabularies); null: prepared/ in the model folder",
     )

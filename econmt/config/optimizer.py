@@ -7,6 +7,7 @@ from typing import Annotated, Literal, NamedTuple
 from pydantic import Field, model_validator
 
 from econmt.config import limits
+from econmt.config.marks import NO_MEMORY, NO_PARAMETERS, TRANSLATION
 from econmt.config.model import Probability, Section
 
 Updates = Annotated[int, Field(ge=1, le=limits.UPDATES)]
@@ -41,7 +42,7 @@ METRICS = {
 class BatchSize(Section):
     """Size of a batch."""
 
-    type: Literal["sentence", "word"] = Field(
+    type: Annotated[Literal["sentence", "word"], TRANSLATION] = Field(
         "sentence", description="unit of size: sentence pairs, or padded target tokens (word)"
     )
     size: int = Field(
@@ -55,12 +56,14 @@ class BatchSize(Section):
 class EarlyStopping(Section):
     """Choice of the best checkpoint, and the criterion for stopping."""
 
-    metric: Literal["perplexity", "bleu", "chrf", "ter", "length_loss"] = Field(
-        "perplexity",
-        description="validation metric that selects the best checkpoint; chrf and ter are computed by sacreBLEU, only "
-        "if chosen here; length_loss is the loss of model.length_task",
+    metric: Annotated[Literal["perplexity", "bleu", "chrf", "ter", "length_loss"], NO_MEMORY, TRANSLATION] = (
+        Field(
+            "perplexity",
+            description="validation metric that selects the best checkpoint; chrf and ter are computed by sacreBLEU, "
+            "only if chosen here; length_loss is the loss of model.length_task",
+        )
     )
-    max_num_checkpoint_not_improved: Checkpoints | None = Field(
+    max_num_checkpoint_not_improved: Annotated[Checkpoints | None, NO_PARAMETERS, NO_MEMORY] = Field(
         8, description="stop after this many checkpoints without improvement; null: do not stop early"
     )
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from econmt.config import limits
+from econmt.config.marks import NO_MEMORY, NO_PARAMETERS
 from econmt.config.model import Section
 
 
 class ParallelSection(Section):
     """Division of one run among several processes (ranks); their number is an option of the command."""
 
-    pipeline: int = Field(
+    pipeline: Annotated[int, NO_PARAMETERS] = Field(
         1,
         ge=1,
         le=limits.LAYERS,
@@ -24,12 +25,12 @@ class ParallelSection(Section):
         "float32",
         description="precision in which gradients are summed over ranks; bfloat16 halves the traffic but rounds",
     )
-    shard_optimizer: bool = Field(
+    shard_optimizer: Annotated[bool, NO_PARAMETERS] = Field(
         False,
         description="each rank holds the optimizer state of a part of the parameters and updates only these (ZeRO-1); "
         "saves memory, does not change the result",
     )
-    timeout: int = Field(
+    timeout: Annotated[int, NO_PARAMETERS, NO_MEMORY] = Field(
         120,
         ge=1,
         le=limits.SECONDS,

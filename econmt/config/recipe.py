@@ -26,6 +26,7 @@ from econmt.config.data import WordSubwords as WordSubwords
 from econmt.config.data import check_mixing
 from econmt.config.factors import check_factors
 from econmt.config.lengths import BrevityPenaltyType, check_lengths
+from econmt.config.marks import NO_MEMORY, NO_PARAMETERS, TRANSLATION
 from econmt.config.migration import rename
 from econmt.config.migration import rename_ops as rename_ops
 from econmt.config.model import AttentionSection as AttentionSection
@@ -90,14 +91,20 @@ class Ops(Section):
     backward pass. compiled: recompute with compiled inner steps (needs a C++ compiler). triton: GPU kernels.
     """
 
-    encoder: Implementation = Field("auto", description="recurrent layers of the encoder or language model")
-    decoder: Implementation = Field(
+    encoder: Annotated[Implementation, NO_PARAMETERS] = Field(
+        "auto",
+        description="recurrent layers of the encoder or language model",
+    )
+    decoder: Annotated[Implementation, NO_PARAMETERS, TRANSLATION] = Field(
         "auto",
         description="decoder: its whole loop with attention if it has input feeding, else its recurrent layers",
     )
-    attention: Implementation = Field("auto", description="attention of a decoder without input feeding")
-    output: Implementation = Field("auto", description="output layer and loss")
-    stash: Literal["auto", "outputs", "attention", "cells", "gates"] = Field(
+    attention: Annotated[Implementation, NO_PARAMETERS, TRANSLATION] = Field(
+        "auto",
+        description="attention of a decoder without input feeding",
+    )
+    output: Annotated[Implementation, NO_PARAMETERS] = Field("auto", description="output layer and loss")
+    stash: Annotated[Literal["auto", "outputs", "attention", "cells", "gates"], NO_PARAMETERS] = Field(
         "auto",
         description="what recompute keeps for the backward pass, from least to most memory: outputs; also attention "
         "weights; also cell states; also gates. auto: chosen by the implementation, or by the plan for memory_budget",
@@ -157,11 +164,14 @@ class Decoding(Section):
 class Recipe(Section):
     """Settings of one training run."""
 
-    name: str = Field(description="name of the run", min_length=1)
+    name: Annotated[str, NO_PARAMETERS, NO_MEMORY] = Field(description="name of the run", min_length=1)
     task: Literal["translation", "language_model"] = Field(
         "translation", description="kind of model: translation, or a language model of one text"
     )
-    output: str = Field(description="model folder; training resumes from it if it exists", min_length=1)
+    output: Annotated[str, NO_PARAMETERS, NO_MEMORY] = Field(
+        description="model folder; training resumes from it if it exists",
+        min_length=1,
+    )
     data: Annotated[
         Union[Annotated[Data, Tag("pairs")], Annotated[TextData, Tag("text")]], Discriminator(data_kind)
     ] = Field(description="text, subwords and filters")
@@ -172,7 +182,7 @@ class Recipe(Section):
     ops: Ops = Field(Ops(), description="implementation of each large operation")
     training: Training = Field(description="optimisation, batches and checkpoints")
     parallel: ParallelSection = Field(ParallelSection(), description="division of one run among processes")
-    decoding: Decoding = Field(Decoding(), description="search for translations")
+    decoding: Annotated[Decoding, TRANSLATION] = Field(Decoding(), description="search for translations")
 
     @property
     def pairs(self) -> Data:

@@ -8,7 +8,16 @@ from pydantic import BaseModel, Discriminator, Field, Tag
 
 from econmt.config import limits
 from econmt.config.data import Language, TextPrefix, VocabularySize, subword_type
+from econmt.config.marks import (
+    LANGUAGE_MODEL,
+    NO_MEMORY,
+    NO_PARAMETERS,
+    NO_PREPARED_TEXT,
+    TRANSLATION,
+    marked_keys,
+)
 from econmt.config.model import Initialization, Probability, Section, Width
+from econmt.config.yaml_reader import leaves
 
 
 class TextWords(Section):
@@ -45,7 +54,7 @@ class TextData(Section):
         "in the same folders as those of a translation recipe",
     )
     valid: TextPrefix = Field(description="prefix of the validation text")
-    test: TextPrefix | None = Field(
+    test: Annotated[TextPrefix | None, NO_PARAMETERS] = Field(
         None,
         description="prefix of the test text, whose perplexity is reported when training ends; null: none",
     )
@@ -57,7 +66,7 @@ class TextData(Section):
         ],
         Discriminator(subword_type),
     ] = Field(TextSubwords(), description="division of text into tokens; the end of a line is one more token")
-    prepared: str | None = Field(
+    prepared: Annotated[str | None, NO_PARAMETERS, NO_MEMORY, NO_PREPARED_TEXT] = Field(
         None,
         description="folder of the prepared data (token ids and vocabularies); null: prepared/ in the model folder",
     )
@@ -134,23 +143,6 @@ def data_kind(value: Any) -> str:
     return "text" if isinstance(value, TextData) else "pairs"
 
 
-_TRANSLATION_KEYS = (
-    "decoding",
-    "ops.decoder",
-    "ops.attention",
-    "training.batch.type",
-    "training.max_buckets",
-    "training.bucket_width",
-    "training.trim_batches",
-    "training.decode_and_evaluate",
-    "training.decode_and_evaluate_device",
-    "training.fixed_param_strategy",
-    "training.bleu_tokenizer",
-    "training.early_stopping.metric",
-)
-_LANGUAGE_MODEL_KEYS = ("training.bptt", "training.bptt_jitter", "training.valid_rows")
-
-
 def check_task(recipe: Any) -> None:
     """Checks that the sections and keys of a recipe belong to its task.
 
@@ -174,10 +166,8 @@ def check_task(recipe: Any) -> None:
         raise ValueError(
             "model.initialization.source_embedding and target_embedding need task: translation; remove them"
         )
-    for key in _TRANSLATION_KEYS if text else _LANGUAGE_MODEL_KEYS:
-        section, _, name = key.rpartition(".")
-        owner: BaseModel = recipe
-        for part in filter(None, section.split(".")):
-            owner = getattr(owner, part)
-        if getattr(owner, name) != type(owner).model_fields[name].get_default(call_default_factory=True):
+    schema: type[BaseModel] = type(recipe)
+    without_effect = marked_keys(schema, TRANSLATION if text else LANGUAGE_MODEL)
+    for key, _ in leaves(recipe, changed_only=True):
+        if key in without_effect:
             raise ValueError(f"{key} has no effect with task: {recipe.task}; remove it")

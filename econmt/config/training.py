@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from econmt.config import limits
 from econmt.config.data import Positions
+from econmt.config.marks import LANGUAGE_MODEL, NO_MEMORY, NO_PARAMETERS, TRANSLATION
 from econmt.config.model import Probability, Regex, Section
 from econmt.config.optimizer import (
     METRICS,
@@ -27,39 +28,39 @@ class Training(Section):
     """Optimisation, batches, precision, checkpoints and the end of training."""
 
     batch: BatchSize = Field(BatchSize(), description="size of a batch")
-    bptt: Positions = Field(
+    bptt: Annotated[Positions, LANGUAGE_MODEL] = Field(
         35,
         description="language model: tokens of each row in a batch; its state is carried over to the next batch",
     )
-    bptt_jitter: bool = Field(
+    bptt_jitter: Annotated[bool, LANGUAGE_MODEL] = Field(
         False,
         description="draw bptt at random for each batch and scale the learning rate with it (Merity et al., 2018)",
     )
-    valid_rows: int = Field(
+    valid_rows: Annotated[int, LANGUAGE_MODEL] = Field(
         1,
         ge=1,
         le=limits.TRANSLATED,
         description="rows into which a language model's validation text is cut at checkpoints: more rows are faster, "
         "but each starts without context; the final figures always give every word at least 1,000 tokens of context",
     )
-    max_buckets: int = Field(
+    max_buckets: Annotated[int, TRANSLATION] = Field(
         12,
         ge=1,
         le=limits.BUCKETS,
         description="maximum number of buckets, the shapes to which pairs are padded; derived from the text",
     )
-    bucket_width: Positions | None = Field(
+    bucket_width: Annotated[Positions | None, TRANSLATION] = Field(
         None, description="use fixed buckets instead: round lengths up to multiples of this many tokens"
     )
-    trim_batches: Literal["auto", "always", "never"] = Field(
+    trim_batches: Annotated[Literal["auto", "always", "never"], TRANSLATION] = Field(
         "auto",
         description="trim each batch to its longest pair; never keeps few shapes; auto trims on the CPU only",
     )
-    cuda_graphs: Literal["auto", "off"] = Field(
+    cuda_graphs: Annotated[Literal["auto", "off"], NO_PARAMETERS] = Field(
         "auto",
         description="replay the step of each batch shape as a CUDA graph on a GPU; off: launch each kernel",
     )
-    memory_budget: SizeOrAuto | None = Field(
+    memory_budget: Annotated[SizeOrAuto | None, NO_PARAMETERS] = Field(
         None, description="maximum bytes, as 4GiB or 512MiB; auto: the memory of the device; null: unlimited"
     )
     update_interval: int = Field(
@@ -70,7 +71,10 @@ class Training(Section):
     )
     optimizer: OptimizerSection = Field(OptimizerSection(), description="optimizer and learning rate")
     averaging: Averaging = Field(Averaging(), description="averaging of the parameters over updates")
-    schedule: ScheduleSection = Field(ScheduleSection(), description="schedule of the learning rate")
+    schedule: Annotated[ScheduleSection, NO_MEMORY] = Field(
+        ScheduleSection(),
+        description="schedule of the learning rate",
+    )
     gradient_clipping: GradientClipping = Field(GradientClipping(), description="clipping of gradients")
     label_smoothing: Probability = Field(0.0, description="probability mass spread over all tokens")
     length_task_weight: float = Field(
@@ -85,22 +89,31 @@ class Training(Section):
         "stay float32. auto: bfloat16 on a GPU that supports it and on a CPU that is clearly faster with it (measured "
         "when the run begins, then kept), else float32. On a GPU, float32 means IEEE products, tf32 allows TF32",
     )
-    max_updates: Updates | None = Field(None, description="stop after this many updates")
-    max_epochs: Updates | None = Field(None, description="stop after this many epochs")
-    max_tokens: int | None = Field(
+    max_updates: Annotated[Updates | None, NO_PARAMETERS, NO_MEMORY] = Field(
+        None,
+        description="stop after this many updates",
+    )
+    max_epochs: Annotated[Updates | None, NO_PARAMETERS, NO_MEMORY] = Field(
+        None,
+        description="stop after this many epochs",
+    )
+    max_tokens: Annotated[int | None, NO_PARAMETERS, NO_MEMORY] = Field(
         None, ge=1, le=limits.TOKENS, description="stop after this many target tokens"
     )
-    max_seconds: int | None = Field(
+    max_seconds: Annotated[int | None, NO_PARAMETERS, NO_MEMORY] = Field(
         None, ge=1, le=limits.SECONDS, description="stop after this many seconds, summed over resumed runs"
     )
-    checkpoint_interval: Updates = Field(500, description="updates between checkpoints (validate and save)")
-    decode_and_evaluate: int = Field(
+    checkpoint_interval: Annotated[Updates, NO_MEMORY] = Field(
+        500,
+        description="updates between checkpoints (validate and save)",
+    )
+    decode_and_evaluate: Annotated[int, TRANSLATION] = Field(
         -1,
         ge=-1,
         le=limits.SENTENCES,
         description="validation sentences to translate at each checkpoint for BLEU; -1: all, 0: none",
     )
-    decode_and_evaluate_device: str | None = Field(
+    decode_and_evaluate_device: Annotated[str | None, NO_MEMORY, TRANSLATION] = Field(
         None, description="device of decode_and_evaluate: cpu, cuda or cuda:N; null: as device"
     )
     monitor_pattern: Regex | None = Field(
@@ -108,23 +121,25 @@ class Training(Section):
         description="regular expression; metrics.tsv records the norms of the parameters whose full name it matches, "
         "and of their gradients before norm clipping, at each checkpoint. Disables CUDA graphs",
     )
-    bleu_tokenizer: Literal["auto", "13a", "intl", "zh", "ja-mecab", "ko-mecab", "char", "none"] = Field(
+    bleu_tokenizer: Annotated[
+        Literal["auto", "13a", "intl", "zh", "ja-mecab", "ko-mecab", "char", "none"], NO_MEMORY, TRANSLATION
+    ] = Field(
         "auto",
         description="sacreBLEU's tokenizer; auto: by data.target: zh for Chinese, ja-mecab or ko-mecab if installed, "
         "char for other languages without spaces, else 13a. BLEU's signature names it",
     )
     early_stopping: EarlyStopping = Field(EarlyStopping(), description="best checkpoint, and when to stop")
-    keep_last_params: Checkpoints = Field(
+    keep_last_params: Annotated[Checkpoints, NO_PARAMETERS, NO_MEMORY] = Field(
         3,
         description="newest parameter files to keep, besides the best and those needed to go back one checkpoint",
     )
-    initialize_from: str | None = Field(
+    initialize_from: Annotated[str | None, NO_MEMORY] = Field(
         None,
         min_length=1,
         description="start a new run from these parameters: a model folder (its best checkpoint) or a parameter file, "
         "of the same vocabulary and model section; relative to the working directory",
     )
-    update_vocab: bool = Field(
+    update_vocab: Annotated[bool, NO_MEMORY] = Field(
         False,
         description="allow initialize_from a different vocabulary (its files are beside it): embeddings of shared "
         "tokens are copied, the others are initialised randomly",
@@ -132,7 +147,7 @@ class Training(Section):
     fixed_param_names: list[Regex] = Field(
         [], description="regular expressions; parameters whose full name matches one of them are frozen"
     )
-    fixed_param_strategy: (
+    fixed_param_strategy: Annotated[
         Literal[
             "all_except_decoder",
             "all_except_outer_layers",
@@ -141,21 +156,28 @@ class Training(Section):
             "encoder_and_source_embeddings",
             "encoder_half_and_source_embeddings",
         ]
-        | None
-    ) = Field(
+        | None,
+        TRANSLATION,
+    ] = Field(
         None, description="predefined set of parameters to freeze as well; tied matrices freeze together"
     )
     seed: int = Field(
         1, ge=0, le=limits.SEED, description="seed of initial parameters, dropout and the order of the data"
     )
-    device: str = Field("auto", description="device: cpu, cuda, cuda:N, or auto for a GPU if there is one")
-    threads: int | None = Field(
+    device: Annotated[str, NO_PARAMETERS, NO_MEMORY] = Field(
+        "auto",
+        description="device: cpu, cuda, cuda:N, or auto for a GPU if there is one",
+    )
+    threads: Annotated[int | None, NO_PARAMETERS, NO_MEMORY] = Field(
         None,
         ge=1,
         le=limits.THREADS,
         description="CPU threads; null: the fastest number, measured when the run begins, then kept",
     )
-    log_interval: Updates = Field(50, description="updates between two lines of the log")
+    log_interval: Annotated[Updates, NO_PARAMETERS, NO_MEMORY] = Field(
+        50,
+        description="updates between two lines of the log",
+    )
 
     @property
     def in_graphs(self) -> bool:

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 
 from econmt.checkpoint.state import TrainingState
-from econmt.config.recipe import Data, Recipe, SentencePieceSubwords
-from econmt.config.yaml_reader import parse_size
+from econmt.config.marks import NO_MEMORY, marked_keys
+from econmt.config.recipe import Recipe
+from econmt.config.yaml_reader import leaves, parse_size
 from econmt.data.batching.batch import AnyBatch, Batches
 from econmt.data.batching.store import PreparedData
 from econmt.decoding.search.beam import MAX_OUTPUT_EXTRA
@@ -220,43 +221,15 @@ class Budget:
 
     def _made_for(self, text: str) -> str:
         """Returns a fingerprint of everything that a plan depends on; ``text`` is the fingerprint of the text."""
-        recipe, training = self._recipe, self._recipe.training
+        irrelevant = marked_keys(Recipe, NO_MEMORY)
         parts: dict[str, Any] = {
-            "sections": [
-                section.model_dump(mode="json")
-                for section in (
-                    recipe.model,
-                    recipe.ops,
-                    recipe.decoding,
-                    training.batch,
-                    training.optimizer,
-                )
-            ],
-            "budget": training.memory_budget,
+            "recipe": {key: value for key, value in leaves(self._recipe) if key not in irrelevant},
             "device": self._device.type,
-            "memory": total_memory(self._device) if training.memory_budget == "auto" else 0,
+            "memory": total_memory(self._device) if self._recipe.training.memory_budget == "auto" else 0,
             "precision": str(self._precision),
             "text": text,
-            "values": [
-                training.bucket_width,
-                training.max_buckets,
-                training.update_interval,
-                training.label_smoothing,
-                training.decode_and_evaluate,
-                recipe.data.max_length if isinstance(recipe.data, Data) else training.bptt,
-            ],
+            "ranks": self._communicator.size,
         }
-        if training.averaging.start != "never":
-            parts["averaging"] = True
-        if training.fixed_param_names or training.fixed_param_strategy:
-            parts["fixed"] = [training.fixed_param_names, training.fixed_param_strategy]
-        if isinstance(recipe.data, Data):
-            parts |= _shapes_of_epochs(recipe.data, training.seed)
-        if self._communicator.size > 1:
-            parts["ranks"] = [
-                self._communicator.size,
-                *recipe.parallel.model_dump(exclude={"timeout"}).values(),
-            ]
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
     @property
@@ -307,15 +280,3 @@ class Budget:
                 f"training.memory_budget={sufficient_budget(size)} or a smaller beam"
             )
         return rows
-
-
-def _shapes_of_epochs(data: Data, seed: int) -> dict[str, Any]:
-    """Returns the settings that batch shapes depend on when epochs differ."""
-    result: dict[str, Any] = {}
-    if data.mixing.weights:
-        result["mixing"] = data.mixing.model_dump(mode="json")
-    if not data.noise.is_idle:
-        result["noise"] = [data.noise.model_dump(mode="json"), seed]
-    if isinstance(data.subwords, SentencePieceSubwords) and data.subwords.dropout:
-        result["subword_dropout"] = data.subwords.dropout
-    return result

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from econmt.config.json_reader import parse_json
+from econmt.config.marks import NO_PREPARED_TEXT, marked_keys
 from econmt.config.recipe import Data, Recipe, SentencePieceSubwords, TextData, model_folder
 from econmt.config.yaml_reader import check_section
 from econmt.data.batching.split_writer import SplitWriter, TrainingSplit
@@ -93,7 +94,7 @@ def prepare(
     """
     data = recipe.data
     meta = _read_meta(folder)
-    fits = meta is not None and meta["data"] == _data_settings(data)
+    fits = meta is not None and _changed_setting(meta, data) is None
     try:
         inputs = _find_inputs(data, search, show_progress, fetch=not fits)
     except InputError:
@@ -131,7 +132,7 @@ def holds_text_of(recipe: Recipe, folder: Path) -> bool:
         meta = _read_meta(folder)
     except InputError:
         return False
-    return meta is not None and meta["data"] == _data_settings(recipe.data)
+    return meta is not None and _changed_setting(meta, recipe.data) is None
 
 
 def store_folder(recipe: Recipe) -> Path:
@@ -214,20 +215,33 @@ def _read_meta(folder: Path) -> dict[str, Any] | None:
 
 
 def _data_settings(data: Data | TextData) -> dict[str, Any]:
-    """Returns the settings that a store depends on: the section without its folder and what is drawn in training."""
+    """Returns the settings that a store depends on, as in JSON: the data section without keys that do not matter."""
     settings = data.model_dump(mode="json")
-    del settings["prepared"]
-    settings["subwords"].pop("dropout", None)
-    if isinstance(data, Data):
-        # Unused settings are left out, because stores of earlier versions lack them.
-        unused = {
-            "tags": not any(data.tags),
-            "filters": data.filters.is_idle,
-            "source_factors": not data.source_factors,
-        }
-        for key in ("noise", "mixing", *(key for key, asks_nothing in unused.items() if asks_nothing)):
-            del settings[key]
+    for key in marked_keys(type(data), NO_PREPARED_TEXT):
+        section, _, name = key.rpartition(".")
+        owner = settings.get(section, {}) if section else settings
+        owner.pop(name, None)
     return settings
+
+
+def _changed_setting(meta: dict[str, Any], data: Data | TextData) -> str | None:
+    """Describes a setting that has changed since a store was made; None if there is none.
+
+    A key that the store lacks is newer than the store and had its default value.
+    """
+    settings = _data_settings(data)
+    fields = type(data).model_fields
+    for key in dict.fromkeys((*settings, *meta["data"])):
+        new = settings.get(key)
+        if key in meta["data"]:
+            old = meta["data"][key]
+        elif getattr(data, key) == fields[key].get_default():
+            old = new
+        else:
+            old = None
+        if old != new:
+            return f"data.{key} changed from {old!r} to {new!r}"
+    return None
 
 
 def _subword_dropout(data: Data | TextData) -> float:
@@ -268,11 +282,9 @@ def _describe_inputs(
 
 
 def _why_outdated(meta: dict[str, Any], data: Data | TextData, files: Sequence[dict[str, Any]]) -> str | None:
-    settings = _data_settings(data)
-    for key in dict.fromkeys((*settings, *meta["data"])):
-        old, new = meta["data"].get(key), settings.get(key)
-        if old != new:
-            return f"data.{key} changed from {old!r} to {new!r}"
+    changed = _changed_setting(meta, data)
+    if changed is not None:
+        return changed
     if len(meta["files"]) != len(files):
         return "the number of text files has changed"
     for old, new in zip(meta["files"], files, strict=True):
