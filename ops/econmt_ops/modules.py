@@ -226,7 +226,8 @@ class LSTM(nn.Module):
             weights: Any = self._split_weights(layer), self._split_weights(layer, reverse=True)
             if state is None:
                 return bidirectional_lstm(read, *weights, lengths=lengths, implementation=self.implementation)
-            halves, last = [], []
+            halves: list[Tensor] = []
+            last: list[tuple[Tensor, Tensor]] = []
             for direction, weight in enumerate(weights):
                 half, after = lstm(
                     read,

@@ -128,7 +128,8 @@ class CellLayers(nn.Module):
             )
 
         def run(layer: int, read: Tensor) -> tuple[Tensor, list[tuple[Tensor, ...]]]:
-            halves, last = [], []
+            halves: list[Tensor] = []
+            last: list[tuple[Tensor, ...]] = []
             for way in (0, 1):
                 half, after = op(
                     read,
