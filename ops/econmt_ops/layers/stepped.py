@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from econmt_ops.backends import steps_for
+from econmt_ops.backends.protocol import StepGradients
 from econmt_ops.cells.gru import GRU
 from econmt_ops.cells.lnlstm import LNLSTM
 from econmt_ops.cells.protocol import StepCell
@@ -253,9 +254,7 @@ def _backward(call: SteppedArguments, results: SteppedResults, incoming: Incomin
                 None if doutputs is None else rows_of(doutputs[begin + step]),
                 walk.extra,
                 None if walk.padding is None else walk.padding[begin + step],
-                dreads[step],
-                drecurrents[step],
-                sums.extra,
+                StepGradients(dreads[step], drecurrents[step], sums.extra),
             )
             dstate = (to_h.plus(dstate[0], drecurrents[step]), *dstate[1:])
         sums.add(dreads, drecurrents, read, before, begin, end)
