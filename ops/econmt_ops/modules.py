@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch.nn import functional
 from econmt_ops.additive_attention import additive_attention
 from econmt_ops.attentional_lstm import attentional_lstm
 from econmt_ops.core.dropout import apply_dropout, keep_mask
+from econmt_ops.core.stack import StackOptions, run_stack
 from econmt_ops.core.weights import AttentionalLSTMState, AttentionalLSTMWeights, LSTMState, LSTMWeights
 from econmt_ops.linear_cross_entropy import linear_cross_entropy
 from econmt_ops.lstm import bidirectional_lstm, lstm
@@ -215,38 +217,33 @@ class LSTM(nn.Module):
         dropout: float,
         seed: int | None,
     ) -> tuple[Tensor, LSTMState]:
-        outputs = inputs
-        last: list[tuple[Tensor, Tensor]] = []
-        for layer in range(self.num_layers):
-            read = outputs
-            if layer > 0 and dropout > 0.0:
-                assert seed is not None
-                shape = (read.shape[0], 1 if self.variational else read.shape[1], read.shape[2])
-                read = apply_dropout(read, keep_mask(shape, dropout, seed, read.device, layer), dropout)
+        def drop(read: Tensor, layer: int) -> Tensor:
+            assert seed is not None
+            shape = (read.shape[0], 1 if self.variational else read.shape[1], read.shape[2])
+            return apply_dropout(read, keep_mask(shape, dropout, seed, read.device, layer), dropout)
+
+        def run(layer: int, read: Tensor) -> tuple[Tensor, Sequence[tuple[Tensor, Tensor]]]:
             weights: Any = self._split_weights(layer), self._split_weights(layer, reverse=True)
             if state is None:
-                outputs, states = bidirectional_lstm(
-                    read, *weights, lengths=lengths, implementation=self.implementation
+                return bidirectional_lstm(read, *weights, lengths=lengths, implementation=self.implementation)
+            halves: list[Tensor] = []
+            last: list[tuple[Tensor, Tensor]] = []
+            for direction, weight in enumerate(weights):
+                half, after = lstm(
+                    read,
+                    (weight,),
+                    state=((state[0][2 * layer + direction], state[1][2 * layer + direction]),),
+                    lengths=lengths,
+                    reverse=bool(direction),
+                    implementation=self.implementation,
                 )
-                last += states
-            else:
-                halves = []
-                for direction, weight in enumerate(weights):
-                    start = ((state[0][2 * layer + direction], state[1][2 * layer + direction]),)
-                    half, after = lstm(
-                        read,
-                        (weight,),
-                        state=start,
-                        lengths=lengths,
-                        reverse=bool(direction),
-                        implementation=self.implementation,
-                    )
-                    halves.append(half)
-                    last += after
-                outputs = torch.cat(halves, 2)
-            if self.residual and layer > 0:
-                outputs = outputs + read
-        return outputs, tuple(last)
+                halves.append(half)
+                last += after
+            return torch.cat(halves, 2), last
+
+        options = StackOptions(self.residual, dropout, seed, self.variational)
+        outputs, last = run_stack(run, inputs, self.num_layers, options, drop=drop)
+        return outputs, tuple(itertools.chain.from_iterable(last))
 
 
 class AdditiveAttention(nn.Module):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from econmt_ops.backends.attention import EagerAttention
-from econmt_ops.backends.protocol import AttentionKernels, Read
+from econmt_ops.backends.protocol import AttentionKernels, Read, StepGradients
 from econmt_ops.cells.protocol import StepCell
 from econmt_ops.core.activations import tanh_
 from econmt_ops.core.loops import steps_of
@@ -174,23 +174,21 @@ class CellSteps:
         given: Tensor | None,
         extra: Sequence[Tensor],
         padding: Tensor | None,
-        dread: Tensor,
-        drecurrent: Tensor,
-        dextra: Sequence[Tensor],
+        gradients: StepGradients,
     ) -> None:
-        """Implements `StepKernels.retreat`."""
+        """Implements `StepKernels.step_backward_into`."""
         mask = None if padding is None else padding.unsqueeze(1)
         dafter = tuple(dstate) if given is None else (dstate[0] + given, *dstate[1:])
         if mask is not None:  # a padded row's state bypasses the step
             dafter = tuple(torch.where(mask, 0.0, part) for part in dafter)
-        step_dread, step_drecurrent, dbefore, parts = self.step_backward(
+        dread, drecurrent, dbefore, parts = self.step_backward(
             cell, read, recurrent, before, after, dafter, extra
         )
-        dread.copy_(step_dread)
-        drecurrent.copy_(step_drecurrent)
+        gradients.read.copy_(dread)
+        gradients.recurrent.copy_(drecurrent)
         for destination, new in zip(dstate, dbefore, strict=True):
             destination.copy_(new if mask is None else torch.where(mask, destination, new))
-        for total, part in zip(dextra, parts, strict=True):
+        for total, part in zip(gradients.extra, parts, strict=True):
             total += part
 
 

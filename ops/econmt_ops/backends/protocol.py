@@ -100,6 +100,19 @@ class AttentionKernels(Protocol):
         """
 
 
+class StepGradients(NamedTuple):
+    """Tensors that receive the gradients of a step of a cell.
+
+    Attributes:
+        read, recurrent: (B, G H), the gradients of the products; written.
+        extra: (R, .) each, in the accumulate type; the gradients of the cell's vectors are added to them.
+    """
+
+    read: Tensor
+    recurrent: Tensor
+    extra: Sequence[Tensor]
+
+
 class StepKernels(Protocol):
     """Backend of one call."""
 
@@ -148,7 +161,7 @@ class StepKernels(Protocol):
         """
 
     def rows_of_sums(self, batch: int) -> int:
-        """Returns R, the number of rows over which `retreat` spreads the gradients of a cell's vectors."""
+        """Returns R, the number of rows over which `step_backward_into` spreads the gradients of a cell's vectors."""
 
     def step_backward_into(
         self,
@@ -161,9 +174,7 @@ class StepKernels(Protocol):
         given: Tensor | None,
         extra: Sequence[Tensor],
         padding: Tensor | None,
-        dread: Tensor,
-        drecurrent: Tensor,
-        dextra: Sequence[Tensor],
+        gradients: StepGradients,
     ) -> None:
         """Runs the backward pass of one step of any cell, see `StepCell.backward`.
 
@@ -173,8 +184,7 @@ class StepKernels(Protocol):
             dstate: gradients of ``after``; overwritten by those of ``before``, without the part that flows through the
                 recurrent product.
             given: (B, H), the gradient of the step's output; or None.
-            dread, drecurrent: (B, G H) are written.
-            dextra: (R, .) each, in the accumulate type; the gradients of ``extra`` are added to them.
+            gradients: tensors that receive the gradients.
         """
 
     def prepare_gates(self, gates: Tensor) -> Tensor:

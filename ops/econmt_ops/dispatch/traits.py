@@ -1,16 +1,19 @@
 """Traits and registry of the implementations of each op.
 
-Every op has a package of its own. Each of its modules that is listed in `NAMES` and has a function with the op's name
-is an implementation; the module's constant `TRAITS` describes it. The choice of an implementation, recipes, plans,
+Every op has a package of its own. Each of its modules with a name from `NAMES` that has a function with the op's name
+is an implementation; the module's constant `TRAITS` describes it. "compiled" has no module: it is "recompute" with
+``backend="compiled"``. The choice of an implementation, recipes, plans,
 estimates and benchmarks read the traits instead of comparing names.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
+import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +21,7 @@ import torch
 from econmt_ops.dispatch.plans import forget_plans
 
 NAMES = ("reference", "recompute", "chunk", "compiled", "c", "triton")
-"""Modules that may hold an implementation, in the order in which they are listed for users."""
+"""Names of implementations, in the order in which they are listed for users."""
 
 FLOATS = frozenset({torch.float64, torch.float32, torch.bfloat16, torch.float16})
 
@@ -118,7 +121,21 @@ def implementations(package: str, op: str) -> Mapping[str, Implementation]:
             module = importlib.import_module(f"{package}.{name}")
             if hasattr(module, op):
                 register(op, name, getattr(module, op), module.TRAITS)
+    recompute = _OPS[op].get("recompute")
+    if recompute is not None and "backend" in inspect.signature(recompute.function).parameters:
+        register(op, "compiled", *compiled(recompute.function, recompute.traits))
     return _OPS[op]
+
+
+def compiled(recompute: Callable[..., Any], traits: Traits) -> tuple[Callable[..., Any], Traits]:
+    """Returns a recomputing implementation and its traits with steps compiled by torch.compile.
+
+    Args:
+        recompute: Implementation that takes ``backend``; see `econmt_ops.backends.steps_for`.
+        traits: Traits of ``recompute``.
+    """
+    function = functools.partial(recompute, backend="compiled")
+    return function, replace(traits, warms_up=True, fake_implementation="recompute")
 
 
 def add_op(op: str, found: Mapping[str, tuple[Callable[..., Any], Traits]]) -> Mapping[str, Implementation]:

@@ -15,9 +15,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from econmt_ops.cells.gru import GRU
 from econmt_ops.core.lengths import padding_mask, zero_padding
+from econmt_ops.core.stack import last_of, run_cells
 from econmt_ops.core.weights import GRUWeights, State
 from econmt_ops.layers import stepped
-from econmt_ops.layers.stack import last_of, run_stack
 from econmt_ops.lstm.cudnn import MOST_STEPS, cudnn_gru
 from econmt_ops.lstm.reference import STEPWISE
 
@@ -27,7 +27,7 @@ TRAITS = stepped.REFERENCE
 def _layer(
     inputs: Tensor, weights: GRUWeights, state: Sequence[Tensor], lengths: Tensor | None
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Runs one layer; see `econmt_ops.layers.stack.RunLayer`."""
+    """Runs one layer; see `econmt_ops.core.stack.RunLayer`."""
     by_cudnn = inputs.is_cuda and not torch.compiler.is_compiling()
     if inputs.dtype in STEPWISE or (by_cudnn and isinstance(inputs, FakeTensor)):
         return stepped.reference_layer(GRU, inputs, weights, state, lengths)
@@ -48,4 +48,4 @@ def _layer(
 
 def gru(inputs: Tensor, layers: tuple[GRUWeights, ...], **how: object) -> tuple[Tensor, State]:
     """Runs a stack of layers; all arguments are complete, checked and cast. See `econmt_ops.gru`."""
-    return run_stack(_layer, inputs, layers, **how)  # type: ignore[arg-type]
+    return run_cells(_layer, inputs, layers, **how)  # type: ignore[arg-type]

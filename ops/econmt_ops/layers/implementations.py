@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, cast
 
 from econmt_ops.backends.triton import with_kernels
 from econmt_ops.cells.protocol import Cell, StepCell
 from econmt_ops.cells.scan import ScanLayer
-from econmt_ops.dispatch.traits import Traits
+from econmt_ops.dispatch.traits import Traits, compiled
 from econmt_ops.layers import fused, gru_reference, scanned, stepped
 
 _REFERENCES = {"gru": gru_reference.gru}
@@ -33,13 +32,12 @@ def implementations_for(cells: tuple[Cell, ...]) -> dict[str, tuple[Callable[...
         }
     cell = cast(StepCell, cells[0])
     recompute: Callable[..., Any] = functools.partial(stepped.recompute, cell)
-    compiled = replace(stepped.RECOMPUTE, warms_up=True, fake_implementation="recompute")
     return {
         "reference": (
             _REFERENCES.get(cell.name, functools.partial(stepped.reference, cell)),
             stepped.REFERENCE,
         ),
         "recompute": (recompute, stepped.RECOMPUTE),
-        "compiled": (functools.partial(recompute, backend="compiled"), compiled),
+        "compiled": compiled(recompute, stepped.RECOMPUTE),
         "triton": (functools.partial(recompute, backend="triton"), with_kernels(stepped.RECOMPUTE)),
     }

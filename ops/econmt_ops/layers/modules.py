@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any, ClassVar
 
@@ -14,7 +15,7 @@ from econmt_ops.cells.protocol import Cell
 from econmt_ops.cells.scan import GILR_LSTM, QRNN_OF_TWO
 from econmt_ops.cells.scan import SRU as SRU_CELL
 from econmt_ops.cells.scan import SSRU as SSRU_CELL
-from econmt_ops.core.dropout import dropout as drop_units
+from econmt_ops.core.stack import StackOptions, run_stack
 from econmt_ops.core.weights import State
 from econmt_ops.layers.op import LayerOp
 from econmt_ops.layers.ops import OPS
@@ -125,14 +126,10 @@ class CellLayers(nn.Module):
                 variational=self.variational,
                 implementation=self.implementation,
             )
-        outputs = inputs
-        last: list[tuple[Tensor, ...]] = []
-        for layer in range(self.num_layers):
-            read = outputs
-            if layer > 0 and probability > 0.0:
-                assert seed is not None
-                read = drop_units(read, probability, seed, self.variational, layer)
-            halves = []
+
+        def run(layer: int, read: Tensor) -> tuple[Tensor, list[tuple[Tensor, ...]]]:
+            halves: list[Tensor] = []
+            last: list[tuple[Tensor, ...]] = []
             for way in (0, 1):
                 half, after = op(
                     read,
@@ -144,10 +141,11 @@ class CellLayers(nn.Module):
                 )
                 halves.append(half)
                 last += after
-            outputs = torch.cat(halves, 2)
-            if self.residual and layer > 0:
-                outputs = outputs + read
-        return outputs, tuple(last)
+            return torch.cat(halves, 2), last
+
+        options = StackOptions(self.residual, probability, seed, self.variational)
+        outputs, last = run_stack(run, inputs, self.num_layers, options)
+        return outputs, tuple(itertools.chain.from_iterable(last))
 
     def extra_repr(self) -> str:
         """Returns the sizes."""

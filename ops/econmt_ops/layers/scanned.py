@@ -30,11 +30,11 @@ from econmt_ops.cells.scan import CELLS, ScanCell, ScanLayer
 from econmt_ops.core.chunks import add_outer, reaches
 from econmt_ops.core.gemm import Product, add_rows
 from econmt_ops.core.lengths import padding_mask, zero_padding
+from econmt_ops.core.stack import last_of, run_cells
 from econmt_ops.core.weights import State
 from econmt_ops.dispatch.registration import Gradients, Incoming, Operator
 from econmt_ops.dispatch.rule import device_of, rule
 from econmt_ops.dispatch.traits import Traits
-from econmt_ops.layers.stack import last_of, run_stack
 from econmt_ops.linear_recurrence import linear_recurrence
 
 REFERENCE = Traits()
@@ -74,7 +74,7 @@ def run_layers(
     state: Sequence[Tensor],
     lengths: Tensor | None,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Runs one layer with a given function for its recurrences; see `econmt_ops.layers.stack.RunLayer`."""
+    """Runs one layer with a given function for its recurrences; see `econmt_ops.core.stack.RunLayer`."""
     outputs, after = layer.run(functools.partial(stage, lengths), inputs, weights, state)
     if len(after) < len(state):  # a window's last input
         after = (*after, last_of(inputs, state[-1], lengths))
@@ -458,7 +458,7 @@ def staged(operator: Operator[ScannedArguments, ScannedResults]) -> Callable[...
         **how: Any,
     ) -> tuple[Tensor, State]:
         run_layer = functools.partial(run_layers, functools.partial(stage, stash), layer)
-        return run_stack(run_layer, inputs, layers, state=state, lengths=lengths, **how)
+        return run_cells(run_layer, inputs, layers, state=state, lengths=lengths, **how)
 
     return run
 
@@ -478,4 +478,4 @@ def reference(
 ) -> tuple[Tensor, State]:
     """Runs a stack of layers in plain PyTorch; the arguments are those that `econmt_ops.layers.op` passes."""
     run_layer = functools.partial(run_layers, _reference_stage, layer)
-    return run_stack(run_layer, inputs, layers, state=state, lengths=lengths, **how)
+    return run_cells(run_layer, inputs, layers, state=state, lengths=lengths, **how)

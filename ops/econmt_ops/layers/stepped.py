@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from econmt_ops.backends import steps_for
+from econmt_ops.backends.protocol import StepGradients
 from econmt_ops.cells.gru import GRU
 from econmt_ops.cells.lnlstm import LNLSTM
 from econmt_ops.cells.protocol import StepCell
@@ -28,10 +29,10 @@ from econmt_ops.core.gemm import Product, add_rows
 from econmt_ops.core.lengths import padding_mask, zero_padding
 from econmt_ops.core.loops import steps_of
 from econmt_ops.core.precision import accumulate_dtype
+from econmt_ops.core.stack import run_cells
 from econmt_ops.core.weights import State
 from econmt_ops.dispatch.registration import Gradients, Incoming, Operator
 from econmt_ops.dispatch.traits import Traits
-from econmt_ops.layers.stack import run_stack
 
 REFERENCE = Traits()
 RECOMPUTE = Traits(recomputes=True, loops=True, casts=True)
@@ -49,7 +50,7 @@ def carried(padding: Tensor | None, before: Sequence[Tensor], after: Sequence[Te
 def reference_layer(
     cell: StepCell, inputs: Tensor, weights: Any, state: Sequence[Tensor], lengths: Tensor | None
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Runs one layer in plain PyTorch; see `econmt_ops.layers.stack.RunLayer`."""
+    """Runs one layer in plain PyTorch; see `econmt_ops.core.stack.RunLayer`."""
     parts = cell.split(weights)
     padding = None if lengths is None else padding_mask(lengths, inputs.shape[1], inputs.device)
     reads = functional.linear(zero_padding(inputs, padding), parts.input, parts.read_bias)
@@ -253,9 +254,7 @@ def _backward(call: SteppedArguments, results: SteppedResults, incoming: Incomin
                 None if doutputs is None else rows_of(doutputs[begin + step]),
                 walk.extra,
                 None if walk.padding is None else walk.padding[begin + step],
-                dreads[step],
-                drecurrents[step],
-                sums.extra,
+                StepGradients(dreads[step], drecurrents[step], sums.extra),
             )
             dstate = (to_h.plus(dstate[0], drecurrents[step]), *dstate[1:])
         sums.add(dreads, drecurrents, read, before, begin, end)
@@ -290,7 +289,7 @@ def _recompute_layer(
     state: Sequence[Tensor],
     lengths: Tensor | None,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Runs one layer with recomputation; see `econmt_ops.layers.stack.RunLayer`."""
+    """Runs one layer with recomputation; see `econmt_ops.core.stack.RunLayer`."""
     parts = cell.split(weights)
     results = _layer(
         SteppedArguments(
@@ -311,11 +310,11 @@ def _recompute_layer(
 
 def reference(cell: StepCell, inputs: Tensor, layers: tuple[Any, ...], **how: Any) -> tuple[Tensor, State]:
     """Runs a stack of layers in plain PyTorch; the arguments are those that `econmt_ops.layers.op` passes."""
-    return run_stack(functools.partial(reference_layer, cell), inputs, layers, **how)
+    return run_cells(functools.partial(reference_layer, cell), inputs, layers, **how)
 
 
 def recompute(
     cell: StepCell, inputs: Tensor, layers: tuple[Any, ...], *, backend: str = "eager", **how: Any
 ) -> tuple[Tensor, State]:
     """Runs a stack of layers that keeps less and recomputes it; see the module."""
-    return run_stack(functools.partial(_recompute_layer, backend, cell), inputs, layers, **how)
+    return run_cells(functools.partial(_recompute_layer, backend, cell), inputs, layers, **how)

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from econmt_ops.backends.triton import runs_on
 from econmt_ops.core.dropout import Seed
-from econmt_ops.core.dropout import dropout as drop_units
 from econmt_ops.core.precision import compute_dtype, recurrent_tf32
 from econmt_ops.core.shapes import Shapes, check_dropout
+from econmt_ops.core.stack import StackOptions, run_stack
 from econmt_ops.core.weights import LSTMWeights
 from econmt_ops.dispatch.plans import Plans
 from econmt_ops.dispatch.rule import MODE, Candidate
@@ -208,25 +208,21 @@ def run_planned(
         return outputs, [(h, c)]
     if lengths is not None:
         call = call._replace(lengths=lengths.to(inputs.device, non_blocking=True).contiguous())
-    read = inputs
-    last: list[tuple[Tensor, Tensor]] = []
-    for number, weights in enumerate(layers):
-        if number > 0 and dropout > 0.0:
-            assert dropout_seed is not None
-            read = drop_units(read, dropout, dropout_seed, variational, index=number)
-        if plan.straight is None:
+    straight = plan.straight
+
+    def run(number: int, read: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        weights = layers[number]
+        if straight is None:
             first: tuple[Any, Any] = (None, None) if state is None else state[number]
             outputs, last_h, last_c = run_layer(call, read, first[0], first[1], weights)
         else:
-            layer = plan.straight.get(number)
+            layer = straight.get(number)
             if layer is None:
-                layer = plan.straight[number] = StraightLayer(call, read, weights, plan.keep)
+                layer = straight[number] = StraightLayer(call, read, weights, plan.keep)
             outputs, last_h, last_c = run_straight(layer, read, weights)
-        last.append((last_h, last_c))
-        if residual and number > 0:
-            outputs = outputs + read
-        read = outputs
-    return read, last
+        return outputs, (last_h, last_c)
+
+    return run_stack(run, inputs, len(layers), StackOptions(residual, dropout, dropout_seed, variational))
 
 
 def run_again(

@@ -10,6 +10,7 @@ Sizes: B batch, T steps, I input size, H hidden, D directions, K steps of a bloc
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -19,11 +20,11 @@ from torch import Tensor
 from econmt_ops.backends import steps_for
 from econmt_ops.core.chunks import reaches, split_blocks
 from econmt_ops.core.dropout import Seed
-from econmt_ops.core.dropout import dropout as drop_units
 from econmt_ops.core.lengths import padding_mask, reverse_rows
 from econmt_ops.core.low_rank import layers_of_tensors, tensors_of_matrices
 from econmt_ops.core.precision import accumulate_dtype
 from econmt_ops.core.repeated import Inputs, UniqueRows, expanded, values_of
+from econmt_ops.core.stack import StackOptions, run_stack
 from econmt_ops.core.weights import AnyLSTMWeights, LSTMState
 from econmt_ops.dispatch.registration import Gradients, Incoming, Operator
 from econmt_ops.dispatch.traits import Traits
@@ -257,21 +258,13 @@ def lstm(
     """
     # Rows are reversed in memory only if an initial state has to pass the padding before it.
     turn = reverse and lengths is not None and not from_zero
-    read: Inputs = reverse_rows(expanded(inputs), lengths) if turn else inputs
     walks_back = reverse and not turn
-    last: list[tuple[Tensor, Tensor]] = []
-    for number, (layer, (h, c)) in enumerate(zip(layers, state, strict=True)):
-        if number > 0 and dropout > 0.0:
-            assert dropout_seed is not None
-            assert isinstance(read, Tensor)
-            # Masks are defined by position, whatever the direction of the stack.
-            read = reverse_rows(read, lengths) if turn else read
-            read = drop_units(read, dropout, dropout_seed, variational, number)
-            read = reverse_rows(read, lengths) if turn else read
+
+    def run(number: int, read: Inputs) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         outputs, last_h, last_c = run_layer(
             read,
-            [layer],
-            [(h, c)],
+            [layers[number]],
+            [state[number]],
             lengths,
             [walks_back],
             stash=stash,
@@ -279,13 +272,18 @@ def lstm(
             backend=backend,
             gate_gradient=gate_gradient,
         )
-        ahead = last_h[0] if lengths is None or walks_back else last_outputs(outputs, h, lengths)
-        last.append((ahead, last_c[0]))
-        if residual and number > 0:
-            assert isinstance(read, Tensor)
-            outputs = outputs + read
-        read = outputs
-    return reverse_rows(outputs, lengths) if turn else outputs, tuple(last)
+        if lengths is not None and not walks_back:
+            return outputs, (last_outputs(outputs, state[number][0], lengths), last_c[0])
+        return outputs, (last_h[0], last_c[0])
+
+    outputs, last = run_stack(
+        run,
+        expanded(inputs) if turn else inputs,
+        len(layers),
+        StackOptions(residual, dropout, dropout_seed, variational),
+        turn=functools.partial(reverse_rows, lengths=lengths) if turn else None,
+    )
+    return outputs, tuple(last)
 
 
 def bidirectional_lstm(

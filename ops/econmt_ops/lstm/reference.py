@@ -22,6 +22,7 @@ from econmt_ops.core.dropout import Seed, apply_dropout, layer_keep_masks
 from econmt_ops.core.lengths import padding_mask, reverse_rows, zero_padding
 from econmt_ops.core.low_rank import linear, linear_add
 from econmt_ops.core.precision import accumulate_dtype, recurrent_tf32
+from econmt_ops.core.stack import StackOptions, run_stack
 from econmt_ops.core.weights import AnyLSTMWeights, LowRankLSTMWeights, LSTMState, LSTMWeights
 from econmt_ops.dispatch.traits import Traits
 from econmt_ops.lstm.cudnn import MOST_STEPS, cudnn_lstm, in_parts
@@ -245,18 +246,22 @@ def lstm(
     masks = layer_keep_masks(
         len(layers), batch, steps, layers[0].hidden.shape[1], dropout, dropout_seed, variational, device
     )
-    outputs = zero_padding(inputs, padding)
-    if reverse:
-        outputs = reverse_rows(outputs, lengths)
-    last: list[tuple[Tensor, Tensor]] = []
-    for number, (layer, (h, c), mask) in enumerate(zip(layers, state, masks, strict=True)):
+    inputs = zero_padding(inputs, padding)
+
+    def drop(read: Tensor, number: int) -> Tensor:
+        mask = masks[number]
         if mask is not None and reverse and not variational:
             mask = reverse_rows(mask, lengths)
-        layer_inputs = apply_dropout(outputs, mask, dropout)
-        outputs, last_h, last_c = _run_layer(layer_inputs, layer, h, c, padding, gate_gradient)
-        last.append((last_h if lengths is None else last_outputs(outputs, h, lengths), last_c))
-        if residual and number > 0:
-            outputs = outputs + layer_inputs
+        return apply_dropout(read, mask, dropout)
+
+    def run(number: int, read: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        h, c = state[number]
+        outputs, last_h, last_c = _run_layer(read, layers[number], h, c, padding, gate_gradient)
+        return outputs, (last_h if lengths is None else last_outputs(outputs, h, lengths), last_c)
+
+    options = StackOptions(residual, dropout, dropout_seed, variational)
+    read = reverse_rows(inputs, lengths) if reverse else inputs
+    outputs, last = run_stack(run, read, len(layers), options, drop=drop)
     return reverse_rows(outputs, lengths) if reverse else outputs, tuple(last)
 
 

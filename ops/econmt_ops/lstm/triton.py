@@ -16,9 +16,9 @@ from torch import Tensor
 
 from econmt_ops.backends.triton import MOST_UNITS, interpreted, serves, with_kernels
 from econmt_ops.core.dropout import Seed
-from econmt_ops.core.dropout import dropout as drop_units
 from econmt_ops.core.precision import recurrent_tf32
 from econmt_ops.core.repeated import Inputs, UniqueRows, values_of
+from econmt_ops.core.stack import StackOptions, run_stack
 from econmt_ops.core.weights import AnyLSTMWeights, LSTMState, LSTMWeights
 from econmt_ops.dispatch.registration import Gradients, Incoming, Operator
 from econmt_ops.lstm import direct, recompute
@@ -168,24 +168,17 @@ def lstm(
             stash=stash,
             backend=_steps(inputs),
         )
-    read = inputs
-    last: list[tuple[Tensor, Tensor]] = []
-    for number, layer in enumerate(layers):
-        if number > 0 and dropout > 0.0:
-            assert dropout_seed is not None
-            assert isinstance(read, Tensor)
-            read = drop_units(read, dropout, dropout_seed, variational, index=number)
+
+    def run(number: int, read: Inputs) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         first = [] if from_zero else [state[number]]
         outputs, last_h, last_c = _run_layer(
-            read, [layer], first, lengths, [reverse], stash, products, gate_gradient=gate_gradient
+            read, [layers[number]], first, lengths, [reverse], stash, products, gate_gradient=gate_gradient
         )
-        last.append((last_h.squeeze(0), last_c.squeeze(0)))  # squeeze: its backward launches no kernel
-        if residual and number > 0:
-            assert isinstance(read, Tensor)
-            outputs = outputs + read
-        read = outputs
-    assert isinstance(read, Tensor)
-    return read, tuple(last)
+        return outputs, (last_h.squeeze(0), last_c.squeeze(0))  # squeeze: its backward launches no kernel
+
+    options = StackOptions(residual, dropout, dropout_seed, variational)
+    outputs, last = run_stack(run, inputs, len(layers), options)
+    return outputs, tuple(last)
 
 
 def bidirectional_lstm(

@@ -7,6 +7,7 @@ import sys
 
 import torch
 
+from econmt_ops.backends.protocol import StepGradients
 from econmt_ops.backends.triton import scan_cells, step_cells
 from econmt_ops.cells.scan import CELLS
 from tests.ops.triton.compiling import compile_only, resources
@@ -60,7 +61,8 @@ def step(name: str) -> None:
     padding = torch.zeros(2, dtype=torch.bool)
     sums = [part.expand(2, -1).contiguous() for part in extra]
     step_cells.forward(products, products, state, state, h, extra, padding)
-    step_cells.backward(products, products, state, state, h, extra, padding, products, products, sums)
+    gradients = StepGradients(products, products, sums)
+    step_cells.backward(products, products, state, state, h, extra, padding, gradients)
 
 
 def main() -> None:

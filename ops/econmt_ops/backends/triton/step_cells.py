@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from econmt_ops.backends.protocol import StepGradients
 from econmt_ops.backends.triton.cells import division, row_stride
 from econmt_ops.backends.triton.pointwise import sigmoid, tanh
 from econmt_ops.cells.attention import LAYER_NORM_EPSILON
@@ -320,11 +321,10 @@ def backward(
     given: Tensor | None,
     extra: Sequence[Tensor],
     padding: Tensor | None,
-    dread: Tensor,
-    drecurrent: Tensor,
-    dextra: Sequence[Tensor],
+    gradients: StepGradients,
 ) -> None:
-    """Runs one step backward; see `protocol.StepKernels.retreat`, with ``dextra`` of (B, .) each."""
+    """Runs one step backward; see `StepKernels.step_backward_into`; ``gradients.extra`` are (B, .) each."""
+    dread, drecurrent, dextra = gradients
     rows, hidden = before[0].shape
     mask = None if padding is None else padding.view(torch.int8)
     if len(before) == 1:

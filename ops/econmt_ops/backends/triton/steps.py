@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from econmt_ops.backends.eager import CellSteps
-from econmt_ops.backends.protocol import AttentionGradients, AttentionKernels, Read
+from econmt_ops.backends.protocol import AttentionGradients, AttentionKernels, Read, StepGradients
 from econmt_ops.backends.triton import cells, step_cells
 from econmt_ops.backends.triton.attention import AttentionLauncher, KeyGradients
 from econmt_ops.cells.protocol import StepCell
@@ -149,12 +149,10 @@ class TritonSteps(CellSteps):
         given: Tensor | None,
         extra: Sequence[Tensor],
         padding: Tensor | None,
-        dread: Tensor,
-        drecurrent: Tensor,
-        dextra: Sequence[Tensor],
+        gradients: StepGradients,
     ) -> None:
-        """Implements `StepKernels.retreat`."""
-        step_cells.backward(read, recurrent, before, dstate, given, extra, padding, dread, drecurrent, dextra)
+        """Implements `StepKernels.step_backward_into`."""
+        step_cells.backward(read, recurrent, before, dstate, given, extra, padding, gradients)
 
     def prepare_gates(self, gates: Tensor) -> Tensor:
         """Implements `StepKernels.prepare_gates`."""
