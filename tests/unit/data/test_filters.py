@@ -10,7 +10,7 @@ import pytest
 
 from econmt.config.recipe import Recipe
 from econmt.data.batching.store import PreparedData, open_prepared, prepare
-from econmt.data.text.filters import report_lines
+from econmt.data.text.filters import Selection, report_lines
 from econmt.errors import InputError
 from tests.unit.data.conftest import made_up_pairs, write_pairs
 
@@ -192,3 +192,16 @@ def test_a_pair_that_is_left_out_for_another_reason_is_no_first_of_its_duplicate
     lines = [int(store.train.location(index).rpartition(":")[2]) for index in range(len(store.train))]
     assert [line for line in lines if line <= 5] == [2]
     assert store.statistics["train"]["duplicate"] == 1
+
+
+def test_a_certainty_that_is_just_reached_is_enough(
+    corpus: Path, make_recipe: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certainties = {"ba": 0.75, "de": 0.7}
+    monkeypatch.setattr(
+        "econmt.data.text.filters.language_classifier",
+        lambda languages: lambda text: ("xx", certainties[text]),
+    )
+    pairs = make_recipe(filters={"language_certainty": 0.75}, subwords={"type": "words"}).pairs
+    selection = Selection(pairs, [])
+    assert [selection._reason(text, text) for text in certainties] == ["language", None]
