@@ -19,6 +19,7 @@ from econmt_ops import (
     LayerNormPerGateLSTMWeights,
 )
 from econmt_ops.backends import c as native
+from econmt_ops.cells.scan import CELLS, QRNN_OF_TWO, ScanLayer, SurrogateLayer
 from econmt_ops.core.dropout import derive_seed
 from tests.ops.helpers import (
     Make,
@@ -495,3 +496,14 @@ def check_closed_gates(implementation: str, device: str) -> None:
     outputs, _ = econmt_ops.min_lstm(inputs, (weights,), state=state, implementation=implementation)
     assert outputs.flatten()[:6].tolist() == [3, 5, 3, 4, 3, 4]
     assert outputs.flatten()[6:].isnan().all()
+
+
+@pytest.mark.parametrize("name", ["sru", "ssru", "qrnn", "min_gru", "min_lstm", "gilr", "gilr_lstm"])
+@pytest.mark.parametrize(("inputs", "hidden"), [(6, 6), (5, 7)])
+def test_operations_of_a_scan_are_two_for_each_weight(name: str, inputs: int, hidden: int) -> None:
+    layers = [ScanLayer(CELLS[name])] if name != "gilr_lstm" else [SurrogateLayer(CELLS["gilr"], CELLS[name])]
+    for layer in [*layers, QRNN_OF_TWO]:
+        shapes = layer.parameter_shapes(inputs, hidden).values()
+        assert layer.operations(inputs, hidden) == 2 * sum(
+            math.prod(shape) for shape in shapes if len(shape) > 1
+        )

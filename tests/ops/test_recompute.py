@@ -504,6 +504,17 @@ def test_gradient_of_the_loss_is_not_copied() -> None:
     assert {hidden.grad.data_ptr(), weight.grad.data_ptr()} <= kept
 
 
+def test_chunks_of_bfloat16_are_as_many_bytes_as_their_float32_logits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    vocabulary = 50
+    monkeypatch.setattr(loss_module, "CHUNK_BYTES", 8 * vocabulary * 4)
+    targets = torch.zeros(20, dtype=torch.int64)
+    for dtype in (torch.float32, torch.bfloat16):
+        chunks = loss_module._chunks(torch.zeros(20, 4, dtype=dtype), targets, -100, vocabulary)
+        assert [len(chunk[1]) for chunk in chunks] == [8, 8, 4]
+
+
 def test_loss_makes_a_chunk_of_logits_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside the gradients and one chunk's logits nothing of the size of a chunk exists."""
     chunk, vocabulary = 64, 500

@@ -106,3 +106,15 @@ def test_threads_and_slices_change_nothing(monkeypatch: pytest.MonkeyPatch) -> N
     for left, right in zip(*found, strict=True):
         assert isinstance(left, Tensor)
         assert left.equal(right)
+
+
+@pytest.mark.usefixtures("_level")
+@pytest.mark.parametrize("name", list(CELLS))
+def test_a_state_that_is_not_a_number_stays(name: str) -> None:
+    """A rectifier that compared only would hide it as 0."""
+    cell = CELLS[name]
+    products, read, lengths = torch.zeros(1, 2, cell.gates * 33), torch.zeros(1, 2, 33), torch.tensor([2])
+    first, outputs = torch.full((1, 33), float("nan")), torch.zeros(1, 2, 33)
+    last = scan_cells.forward(cell, products, read, first, lengths, outputs, None)
+    assert outputs.isnan().all()
+    assert last.isnan().all()

@@ -109,6 +109,15 @@ def test_kernels_make_the_masks_of_some_rows(first: int, device: str) -> None:
         assert dropped.cpu().bool().equal(expected[:, None].expand(shape))
 
 
+def test_the_last_elements_of_a_mask_that_begins_inside_a_group(device: str) -> None:
+    """Rows of one element, of which the first begins a group less one: one group more than the elements fill."""
+    rows = 8 * random._GROUPS
+    expected = keep_mask((rows, 1), 0.4, RowsSeed(seed_of(8, "cpu"), 1), torch.device("cpu"), 2)
+    ones = torch.ones(rows, 1, 1, device=device)
+    found = random.dropout(ones, seed_of(8, device), 2, keep_threshold(0.4), 1.0, False, 1)
+    assert found.cpu().bool().flatten().equal(expected.flatten())
+
+
 def layouts(device: str, width: int) -> list[Tensor]:
     """Positions before rows, some positions of many, columns before positions, values that overlap, and other ranks."""
     whole = torch.randn(9, 2, width, device=device)

@@ -62,6 +62,14 @@ def test_who_asks_the_same_again_gets_the_translator_with_its_graphs(word_model:
     assert model.translator({"beam_size": 2}, batch_size=model.recipe.decoding.batch_size) is first
     for changed in (model.translator({"beam_size": 3}), model.translator({"beam_size": 2}, batch_size=1)):
         assert changed is not first
+    lexicons = iter(range(9))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(model, "_shortlists", lambda path, top: next(lexicons) and None)
+        few = model.translator({"beam_size": 2}, restrict_lexicon="lexicon", restrict_lexicon_topk=2)
+        more = model.translator({"beam_size": 2}, restrict_lexicon="lexicon", restrict_lexicon_topk=3)
+        assert more is not few
+        assert model.translator({"beam_size": 2}, restrict_lexicon="lexicon", restrict_lexicon_topk=3) is more
+        assert next(lexicons) == 2, "a lexicon is read for each number of words"
     again = model.translator({"beam_size": 2})
     model.to("cpu")
     assert model.translator({"beam_size": 2}) is not again

@@ -77,6 +77,8 @@ def test_a_verb_that_ends_well(run_verb: Any) -> None:
             1,
             "x: No such file or directory",
         ),
+        (IsADirectoryError(errno.EISDIR, "Is a directory", "x"), 2, "x: Is a directory"),
+        (OSError(errno.EIO, "Input/output error", "x"), 1, "x: Input/output error"),
         (MemoryError(), 1, OUT_OF_MEMORY),
         (
             torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),

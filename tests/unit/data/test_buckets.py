@@ -120,3 +120,14 @@ def test_table_of_derived_buckets_has_a_row_each() -> None:
     counts = count_lengths(*arrays([(3, 3), (2, 1), (9, 2), (5, 6)]))
     table = bucket_table(counts, Derived(2, PairFlops(1, 1, 0)))
     assert [tuple(row) for row in table] == [(4, 4, 4, 2, 8 + 5, 16), (7, 10, 10, 2, 13 + 13, 34)]
+
+
+def test_more_pairs_of_lengths_than_16_bits_count_are_told_apart() -> None:
+    """A grid of 260 x 260 lengths, each once, from the longest to the shortest."""
+    source, target = (side.ravel()[::-1].astype(np.int32) for side in np.mgrid[:260, :260])
+    found = assign_buckets(source, target, Derived(1, PairFlops(1, 1, 0)))
+    assert found.alike.tolist() == [1] * 260 * 260
+    assert np.array_equal(np.sort(found.order), np.arange(260 * 260))
+    ordered = target[found.order]
+    assert (np.diff(ordered) >= 0).all()
+    assert (ordered[0], ordered[-1]) == (0, 259)

@@ -10,7 +10,7 @@ import pytest
 
 from econmt.config.recipe import Recipe
 from econmt.data.batching.store import PreparedData, open_prepared, prepare
-from econmt.data.text.filters import report_lines
+from econmt.data.text.filters import Selection, report_lines
 from econmt.errors import InputError
 from tests.unit.data.conftest import made_up_pairs, write_pairs
 
@@ -179,3 +179,29 @@ def test_nothing_left_is_told(corpus: Path, make_recipe: Make) -> None:
         InputError, match=r"no training pair is left of 200: 0 longer .*, 200 with fewer than 90 words"
     ):
         prepared(make_recipe(filters={"min_words": 90}, subwords={"type": "words"}), corpus)
+
+
+def test_a_pair_that_is_left_out_for_another_reason_is_no_first_of_its_duplicates(
+    corpus: Path, make_recipe: Make
+) -> None:
+    first = [("ba de", "li " * 20), ("ba de", "mo nu"), ("ba de", "mo ra"), ("", "mo"), ("", "nu")]
+    write_pairs(corpus, "train", [*first, *made_up_pairs(20)])
+    filters = {"max_length_ratio": 3.0, "duplicates": "source"}
+    recipe = make_recipe(filters=filters, empty_lines="skip", subwords={"type": "words"})
+    store = prepared(recipe, corpus)
+    lines = [int(store.train.location(index).rpartition(":")[2]) for index in range(len(store.train))]
+    assert [line for line in lines if line <= 5] == [2]
+    assert store.statistics["train"]["duplicate"] == 1
+
+
+def test_a_certainty_that_is_just_reached_is_enough(
+    corpus: Path, make_recipe: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certainties = {"ba": 0.75, "de": 0.7}
+    monkeypatch.setattr(
+        "econmt.data.text.filters.language_classifier",
+        lambda languages: lambda text: ("xx", certainties[text]),
+    )
+    pairs = make_recipe(filters={"language_certainty": 0.75}, subwords={"type": "words"}).pairs
+    selection = Selection(pairs, [])
+    assert [selection._reason(text, text) for text in certainties] == ["language", None]

@@ -258,11 +258,20 @@ def test_nothing_has_changed_afterwards(model: TranslationModel, optimizer: str,
     if state:
         step([batch])
     before = parameters(model)
+    model.register_buffer("carried", torch.ones(3))
+    accumulate = step.accumulate
+
+    def carrying(*arguments: Any) -> Tensor:
+        model.get_buffer("carried").add_(1.0)
+        return accumulate(*arguments)
+
+    step.accumulate = carrying  # type: ignore[method-assign, assignment]
     held = copy.deepcopy(list(step.optimizer.state.values()))
     random_state = torch.get_rng_state()
     ledger = measure_step(step, batch)
     assert ledger.category("optimizer state") > 0
     assert_same_bits(parameters(model), before)
+    assert torch.equal(model.get_buffer("carried"), torch.ones(3))
     assert bool(step.optimizer.state) == state
     for then, now in zip(held, step.optimizer.state.values(), strict=True):
         assert_same_bits(now, then)

@@ -97,6 +97,21 @@ def test_what_is_told_of_a_shape_is_never_too_little(
         assert peaks(shape._replace(rows=rows + 1)) > limit
 
 
+def test_peaks_that_were_raised_leave_less_room_for_rows() -> None:
+    """The estimate of one row is 50 bytes more than the line between the largest shape and the smallest."""
+    largest = Shape(10, 10, 10)
+
+    def estimate(shape: Shape) -> int:
+        return 10 * shape.rows + (50 if shape == Shape(5, 10, 10) else 0)
+
+    peaks = PeakModel(estimate, largest)
+    assert peaks.rows(10, 10, 100) == 10
+    assert not peaks.check(Shape(5, 10, 10))
+    rows = peaks.rows(10, 10, 100)
+    assert 0 < rows < 10
+    assert peaks(Shape(rows, 10, 10)) <= 100
+
+
 def test_along_the_diagonal_one_phase_is_told_exactly() -> None:
     phase = Phase(5000, (0, 30, 70, 0))
     peaks = PeakModel(phase.bytes, Shape(64, 40, 80))
@@ -248,6 +263,12 @@ def test_the_largest_micro_batch_is_that_of_the_highest_peak() -> None:
     assert plan.worst.peak == max(entry.peak for entry in plan)
     equal = [BatchBudget(8, 8, 4, 1, 4, 100, AUTO), BatchBudget(16, 8, 4, 1, 4, 100, AUTO)]
     assert MemoryPlan(100, equal, 1).worst.source == 16
+    for small, large in (((8, 8, 9), (8, 10, 8)), ((9, 8, 1), (8, 8, 2)), ((8, 9, 1), (1, 8, 10))):
+        shapes = [BatchBudget(*shape[:2], 4, 1, shape[2], 100, AUTO) for shape in (small, large)]
+        assert MemoryPlan(100, shapes, 1).worst == shapes[1]
+        assert MemoryPlan(100, shapes[::-1], 1).worst == shapes[1]
+    validated = BatchBudget(32, 32, 4, 0, 4, 999, AUTO)
+    assert MemoryPlan(100, [*equal, validated], 1).worst.source == 16
 
 
 def test_settings_are_tried_by_bisection() -> None:

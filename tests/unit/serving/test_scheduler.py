@@ -260,3 +260,19 @@ def test_stopping_does_not_wait_for_what_is_being_translated() -> None:
             await first.answer
 
     run(test)
+
+
+def test_the_sentence_that_is_due_first_decides_though_another_came_first() -> None:
+    async def test(table: Table) -> None:
+        await table.busy()
+        late = [table.job(f"late {number}", 9, number=1000 * number) for number in (5, 4, 3, 2, 1)]
+        early = [table.job(f"early {number}", 50, number=number) for number in range(2)]
+        table.scheduler.submit([*late, *early])
+        table.fake.go.set()
+        await asyncio.gather(*(job.answer for job in (*late, *early)))
+        assert table.fake.batches[1:] == [
+            ["early 0", "early 1", "late 1", "late 2"],
+            ["late 3", "late 4", "late 5"],
+        ]
+
+    run(test)

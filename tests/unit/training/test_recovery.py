@@ -89,6 +89,25 @@ def test_a_state_that_is_set_aside_stays_until_there_is_a_newer_one(run: Run) ->
     assert run.folder.parameters(6).read_bytes() == parameters
 
 
+def test_a_state_that_was_set_aside_goes_with_the_one_that_replaces_it(run: Run) -> None:
+    flip(run.folder.path / NEWEST / "optimizer.safetensors")
+    Run(run.text, run.folder.path, ("training.max_updates=6",)).train()
+    assert sorted(path.name for path in run.folder.states.iterdir()) == ["00004", "00006"]
+
+
+def test_the_best_states_of_the_newest_and_of_the_one_before_are_kept(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plateau may come at the last checkpoint, or again at it when the state before is resumed from."""
+    values = iter((3.0, 4.0, 4.5, 2.0))
+    monkeypatch.setattr("econmt.training.validation.perplexity", lambda *arguments: next(values))
+    run = make_run("training.schedule.name=plateau-reduce")
+    run.train()
+    assert [row["update"] for row in run.trainer().state.metrics] == [2, 4, 6, 8]
+    assert run.trainer().state.best_update == 8
+    assert sorted(path.name for path in run.folder.states.iterdir()) == ["00002", "00006", "00008"]
+
+
 def test_without_a_state_that_can_be_read_nothing_is_touched(run: Run) -> None:
     for number in ("00004", "00006"):
         flip(run.folder.states / number / "optimizer.safetensors")

@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import sacrebleu
 import torch
 
 from econmt.checkpoint.state import seed_everything
+from econmt.config.optimizer import METRICS
 from econmt.data.batching.batches import Batch, pad_batch
 from econmt.errors import TrainingError
 from econmt.evaluation.metrics import Score
@@ -309,6 +311,26 @@ def test_a_plateau_after_a_change_of_schedule_goes_back_to_the_parameters_alone(
     assert trainer.state.parameters_from == 2
     assert run.folder.parameters(2).read_bytes() == best
     assert {float(state["step"]) for state in trainer.optimizer.state.values()} == {8.0}
+
+
+@pytest.mark.parametrize("metric", ["perplexity", "bleu"])
+def test_a_first_score_that_is_not_a_number_gives_way_to_the_next(metric: str) -> None:
+    columns: dict[str, float] = {}
+    trainer = SimpleNamespace(
+        recipe=SimpleNamespace(training=SimpleNamespace(early_stopping=SimpleNamespace(metric=metric))),
+        state=SimpleNamespace(best_score=None, best_update=0, num_not_improved=0, update=0),
+    )
+    found = []
+    for update, score in enumerate((math.nan, 5.0, math.nan, 5.0), start=1):
+        trainer.state.update = update
+        columns[METRICS[metric].column] = score
+        found.append(Trainer._judge(trainer, SimpleNamespace(columns=lambda: columns)))  # type: ignore[arg-type]
+    assert found == [True, True, False, False]
+    assert (trainer.state.best_score, trainer.state.best_update, trainer.state.num_not_improved) == (
+        5.0,
+        2,
+        2,
+    )
 
 
 @pytest.mark.slow

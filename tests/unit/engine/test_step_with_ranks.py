@@ -1,0 +1,167 @@
+"""A training step asks the other ranks for the right thing at the right moment."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from econmt.engine import step as module
+from econmt.engine.communicator import Communicator, Reduction
+from econmt.engine.step import OtherRankError, TrainingStep
+from econmt.tasks.protocol import Shape
+from econmt.tasks.translation import TranslationTask
+from tests.unit.engine.toy import tiny_recipe
+
+
+class RecordedReduction:
+    """A reduction that writes down what is asked of it, and doubles the loss."""
+
+    def __init__(self, calls: list[str]) -> None:
+        self._calls = calls
+
+    def begin(self) -> None:
+        self._calls.append("begin")
+
+    def pack(self) -> None:
+        self._calls.append("pack")
+
+    def finish(self, loss: Tensor) -> None:
+        self._calls.append("finish")
+        loss *= 2
+
+    def abandon(self) -> None:
+        self._calls.append("abandon")
+
+
+class RecordedShares:
+    """Shares in which this rank updates some parameters."""
+
+    def __init__(self, calls: list[str], owned: Sequence[nn.Parameter]) -> None:
+        self._calls, self.owned = calls, list(owned)
+
+    def spread(self) -> None:
+        self._calls.append("spread")
+
+
+class RecordedRank(Communicator):
+    """Rank 1 of 2, whose partner says that batch ``failed`` - 1 did not fit, or 0."""
+
+    rank, size = 1, 2
+
+    def __init__(self, failed: int = 0) -> None:
+        self.calls: list[str] = []
+        self.failed = failed
+
+    def reduction(self, parameters: Iterable[nn.Parameter]) -> Reduction:
+        assert list(parameters)
+        return RecordedReduction(self.calls)
+
+    def shares(self, parameters: Iterable[nn.Parameter]) -> RecordedShares:
+        return RecordedShares(self.calls, list(parameters)[:1])
+
+    def all_reduce_max(self, *values: int) -> list[int]:
+        self.calls.append(f"most of {values[0]}")
+        return [max(values[0], self.failed)]
+
+
+def make_step(rank: RecordedRank) -> tuple[TrainingStep, list[object]]:
+    """A step of a tiny model, and two batches for it."""
+    task = TranslationTask(tiny_recipe(), 11, 11)
+    step = TrainingStep(task, task.build_model().train(), communicator=rank)
+    accumulate = step.accumulate
+
+    def recorded(*arguments: object) -> Tensor:
+        rank.calls.append("batch")
+        return accumulate(*arguments)  # type: ignore[arg-type]
+
+    step.accumulate = recorded  # type: ignore[method-assign, assignment]
+    return step, [task.example(Shape(2, 3, 4)), task.example(Shape(1, 2, 2))]
+
+
+def test_sending_begins_before_the_last_batch_only() -> None:
+    rank = RecordedRank()
+    step, batches = make_step(rank)
+    step(batches)  # type: ignore[arg-type]
+    assert rank.calls == ["abandon", "batch", "begin", "batch", "finish", "spread"]
+
+
+def test_without_overlap_nothing_is_sent_before_all_have_computed() -> None:
+    rank = RecordedRank()
+    step, batches = make_step(rank)
+    step.overlaps = False
+    step(batches)  # type: ignore[arg-type]
+    assert rank.calls == ["abandon", "batch", "batch", "pack", "most of 0", "finish", "spread"]
+
+
+def test_a_batch_that_another_rank_could_not_compute_is_named() -> None:
+    rank = RecordedRank(failed=2)
+    step, batches = make_step(rank)
+    step.overlaps = False
+    with pytest.raises(OtherRankError) as caught:
+        step(batches)  # type: ignore[arg-type]
+    assert caught.value.number == 1
+    assert "finish" not in rank.calls
+    assert step.agree(0) == 1, "the later of the two"
+    assert step.agree(5) == 5
+    assert rank.calls[-2:] == ["most of 1", "most of 6"]
+
+
+def test_where_gradients_are_sent_early_no_rank_is_asked() -> None:
+    rank = RecordedRank(failed=2)
+    step, _ = make_step(rank)
+    assert step.agree(3) == 3
+    assert rank.calls == []
+
+
+def test_the_loss_is_that_of_all_ranks_and_an_optimizer_has_its_share() -> None:
+    rank = RecordedRank()
+    step, batches = make_step(rank)
+    parts = [float(step.accumulate(batch, torch.tensor(1))) for batch in batches]  # type: ignore[arg-type]
+    result = step.gradient(batches, torch.tensor(1))  # type: ignore[arg-type]
+    assert float(result.loss) == pytest.approx(2 * sum(parts), rel=0.2)
+    first, *others = step.model.parameters()
+    assert step.optimizer.owns(first)
+    assert not any(step.optimizer.owns(parameter) for parameter in others)
+
+
+@pytest.mark.parametrize("overlaps", [True, False])
+def test_seconds_are_those_of_computing_alone(monkeypatch: pytest.MonkeyPatch, overlaps: bool) -> None:
+    """Each batch takes 3 seconds, each call of another rank 100; two updates add up."""
+    now = [50.0]
+    rank = RecordedRank()
+    step, batches = make_step(rank)
+    step.overlaps = overlaps
+
+    def last(seconds: float) -> object:
+        def call(*arguments: object) -> Tensor:
+            now[0] += seconds
+            return torch.zeros(())
+
+        return call
+
+    def waits(loss: Tensor) -> None:
+        now[0] += 100.0
+
+    assert step._reduction is not None
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(step, "accumulate", last(3.0))
+    monkeypatch.setattr(step._reduction, "finish", waits)
+    for _ in range(2):
+        step.add_gradient(batches, torch.tensor(1))  # type: ignore[arg-type]
+    assert step.seconds == 12.0
+    assert step.number is None
+    assert module.time is time
+
+
+def test_carried_states_of_other_shapes_change_nothing() -> None:
+    step, _ = make_step(RecordedRank())
+    step.model.register_buffer("state", torch.ones(2, 3))
+    for wrong in ({"state": torch.zeros(4, 3)}, {}, {"state": torch.zeros(2, 3), "other": torch.zeros(1)}):
+        assert not step.set_carried(wrong)
+        assert torch.equal(step.carried()["state"], torch.ones(2, 3))
+    assert step.set_carried({"state": torch.full((2, 3), 5.0)})
+    assert torch.equal(step.carried()["state"], torch.full((2, 3), 5.0))
