@@ -1,0 +1,117 @@
+"""The Gluon kernels of the linear recurrence against the definition; they need a GPU, for nothing interprets them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from econmt_ops import linear_recurrence
+from econmt_ops.backends.triton import recurrence_gluon
+from tests.ops.helpers import Make, assert_same_function, padded_part, poisoned, values_and_gradients
+
+pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
+TILED = pytest.mark.parametrize("tiled", [False, True], ids=["walk", "tiles"])
+REVERSE = pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
+RADIX = 4
+
+
+@pytest.fixture(autouse=True)
+def _calls(monkeypatch: pytest.MonkeyPatch, tiled: bool) -> list[None]:
+    """Many groups in few steps, and both ways to go through them; an entry for each launch."""
+    monkeypatch.setattr(recurrence_gluon, "RADIX", RADIX)
+    launches: list[None] = []
+    plan = recurrence_gluon.plan
+
+    def planned(like: Tensor, tensors: int, _: bool | None) -> Any:
+        launches.append(None)
+        return plan(like, tensors, tiled)
+
+    monkeypatch.setattr(recurrence_gluon, "plan", planned)
+    return launches
+
+
+def tensors(make: Make, steps: int, initial: bool, rows: int = 2, hidden: int = 128) -> dict[str, Any]:
+    return {
+        "decay": make(rows, steps, hidden).sigmoid(),
+        "inputs": make(rows, steps, hidden),
+        "initial": make(rows, hidden) if initial else None,
+    }
+
+
+def function(**options: Any) -> Callable[..., Tensor]:
+    return lambda **given: linear_recurrence(**given, **options)
+
+
+@TILED
+@REVERSE
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    ("steps", "initial"), [(1, True), (31, False), (64, True), (65, False), (200, True), (64 * 37 - 5, True)]
+)
+def test_equals_the_definition(
+    steps: int, initial: bool, dtype: torch.dtype, reverse: bool, _calls: list[None]
+) -> None:
+    given = tensors(Make("cuda"), steps, initial)
+    definition = function(reverse=reverse, implementation="chunk")
+    assert_same_function(function(reverse=reverse, implementation="triton"), definition, given, dtype)
+    assert len(_calls) == 2
+
+
+@TILED
+@REVERSE
+def test_lengths(reverse: bool) -> None:
+    """Rows that are full, empty, or end at, before and behind the end of a tile; poison in the padding."""
+    lengths = torch.tensor([200, 0, 64, 63, 65, 1])
+
+    def kernels(decay: Tensor, inputs: Tensor, initial: Tensor) -> Tensor:
+        outputs = linear_recurrence(
+            poisoned(decay, lengths), poisoned(inputs, lengths), initial=initial, lengths=lengths.cuda(),
+            reverse=reverse, implementation="triton",
+        )  # fmt: skip
+        assert not padded_part(outputs, lengths).any()
+        outputs.register_hook(lambda gradient: poisoned(gradient, lengths))
+        return outputs
+
+    definition = function(lengths=lengths.cuda(), reverse=reverse, implementation="chunk")
+    given = tensors(Make("cuda"), 200, True, rows=6, hidden=64)
+    assert_same_function(kernels, definition, given, torch.float32)
+
+
+@TILED
+def test_rows_that_lie_apart_and_one_decay_for_all(_calls: list[None]) -> None:
+    make = Make("cuda", torch.float32)
+    slices = make(100, 2, 96)
+    views = {"inputs": slices.transpose(0, 1)[:, :, 16:80], "decay": make(64).sigmoid()}
+    kernels, definition = function(implementation="triton"), function(implementation="chunk")
+    assert_same_function(kernels, definition, views, torch.float32)
+    assert _calls
+
+
+@TILED
+@pytest.mark.parametrize("decay", [4.0, 0.0, -1.0, 1.0001])
+def test_extreme_decays(decay: float) -> None:
+    inputs = Make("cuda", torch.float32)(1, 130, 32)
+    if decay == 4.0:
+        inputs[:, :100] = 0
+    given = torch.full_like(inputs, decay)
+    found = linear_recurrence(given, inputs, implementation="triton")
+    expected = linear_recurrence(given.double(), inputs.double(), implementation="reference")
+    assert found.isfinite().all()
+    torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-4)
+
+
+@TILED
+def test_the_same_at_every_call(_calls: list[None]) -> None:
+    """Although tiles of several thousand programs wait for each other in any order."""
+    make = Make("cuda", torch.float32)
+    given = {"decay": make(2, 30_000, 128).sigmoid(), "inputs": make(2, 30_000, 128)}
+    first, gradients = values_and_gradients(function(implementation="triton"), given)
+    for _ in range(20):
+        again, others = values_and_gradients(function(implementation="triton"), given)
+        assert all(
+            one.equal(other) for one, other in zip([*first, *gradients], [*again, *others], strict=True)
+        )
