@@ -14,24 +14,25 @@ from econmt_ops.backends.triton import recurrence_gluon
 from tests.ops.helpers import Make, assert_same_function, padded_part, poisoned, values_and_gradients
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
-TILED = pytest.mark.parametrize("tiled", [False, True], ids=["walk", "tiles"])
 REVERSE = pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
-RADIX = 4
+SPAN, RADIX = 8, 4
+TILE = SPAN * recurrence_gluon.WARPS
 
 
 @pytest.fixture(autouse=True)
-def _calls(monkeypatch: pytest.MonkeyPatch, tiled: bool) -> list[None]:
-    """Many groups in few steps, and both ways to go through them; an entry for each launch."""
+def launches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Many tiles, groups and blocks in few steps; the tiles of a row of each launch."""
+    monkeypatch.setattr(recurrence_gluon, "SPAN", SPAN)
     monkeypatch.setattr(recurrence_gluon, "RADIX", RADIX)
-    launches: list[None] = []
+    found: list[int] = []
     plan = recurrence_gluon.plan
 
-    def planned(like: Tensor, tensors: int, _: bool | None) -> Any:
-        launches.append(None)
-        return plan(like, tensors, tiled)
+    def planned(like: Tensor) -> recurrence_gluon.TilePlan:
+        found.append(plan(like).tiles)
+        return plan(like)
 
     monkeypatch.setattr(recurrence_gluon, "plan", planned)
-    return launches
+    return found
 
 
 def tensors(make: Make, steps: int, initial: bool, rows: int = 2, hidden: int = 128) -> dict[str, Any]:
@@ -46,26 +47,25 @@ def function(**options: Any) -> Callable[..., Tensor]:
     return lambda **given: linear_recurrence(**given, **options)
 
 
-@TILED
 @REVERSE
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(
-    ("steps", "initial"), [(1, True), (31, False), (64, True), (65, False), (200, True), (64 * 37 - 5, True)]
+    ("steps", "initial"),
+    [(1, True), (TILE - 1, False), (TILE, True), (TILE + 1, False), (200, True), (TILE * 37 - 5, True)],
 )
 def test_equals_the_definition(
-    steps: int, initial: bool, dtype: torch.dtype, reverse: bool, _calls: list[None]
+    steps: int, initial: bool, dtype: torch.dtype, reverse: bool, launches: list[int]
 ) -> None:
     given = tensors(Make("cuda"), steps, initial)
     definition = function(reverse=reverse, implementation="chunk")
     assert_same_function(function(reverse=reverse, implementation="triton"), definition, given, dtype)
-    assert len(_calls) == 2
+    assert launches == [-(-steps // TILE)] * 2
 
 
-@TILED
 @REVERSE
 def test_lengths(reverse: bool) -> None:
     """Rows that are full, empty, or end at, before and behind the end of a tile; poison in the padding."""
-    lengths = torch.tensor([200, 0, 64, 63, 65, 1])
+    lengths = torch.tensor([200, 0, TILE, TILE - 1, 2 * TILE + 1, 1])
 
     def kernels(decay: Tensor, inputs: Tensor, initial: Tensor) -> Tensor:
         outputs = linear_recurrence(
@@ -81,17 +81,15 @@ def test_lengths(reverse: bool) -> None:
     assert_same_function(kernels, definition, given, torch.float32)
 
 
-@TILED
-def test_rows_that_lie_apart_and_one_decay_for_all(_calls: list[None]) -> None:
+def test_rows_that_lie_apart_and_one_decay_for_all(launches: list[int]) -> None:
     make = Make("cuda", torch.float32)
     slices = make(100, 2, 96)
     views = {"inputs": slices.transpose(0, 1)[:, :, 16:80], "decay": make(64).sigmoid()}
     kernels, definition = function(implementation="triton"), function(implementation="chunk")
     assert_same_function(kernels, definition, views, torch.float32)
-    assert _calls
+    assert launches
 
 
-@TILED
 @pytest.mark.parametrize("decay", [4.0, 0.0, -1.0, 1.0001])
 def test_extreme_decays(decay: float) -> None:
     inputs = Make("cuda", torch.float32)(1, 130, 32)
@@ -104,8 +102,7 @@ def test_extreme_decays(decay: float) -> None:
     torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-4)
 
 
-@TILED
-def test_the_same_at_every_call(_calls: list[None]) -> None:
+def test_the_same_at_every_call() -> None:
     """Although tiles of several thousand programs wait for each other in any order."""
     make = Make("cuda", torch.float32)
     given = {"decay": make(2, 30_000, 128).sigmoid(), "inputs": make(2, 30_000, 128)}

@@ -116,7 +116,7 @@ def forward(
     """
     decay, inputs = rows_of(decay), rows_of(inputs)
     if not keep and recurrence_gluon.serves(decay, inputs):
-        return recurrence_gluon.forward(decay, inputs, initial, lengths, reverse, tiled), None
+        return recurrence_gluon.forward(decay, inputs, initial, lengths, reverse), None
     rows, steps, hidden = inputs.shape
     cut = TileCut(inputs, block, tiled)
     outputs = torch.empty_like(inputs, memory_format=torch.contiguous_format)
@@ -147,7 +147,7 @@ def backward(
     """Returns the gradients of decay, inputs and initial; see `scan.Backend.backward`, and `Cut` for ``tiled``."""
     decay, kept, doutputs = rows_of(decay), rows_of(kept), rows_of(doutputs)
     if carries is None and recurrence_gluon.serves(decay, kept, doutputs):
-        return recurrence_gluon.backward(decay, kept, initial, lengths, reverse, doutputs, tiled)
+        return recurrence_gluon.backward(decay, kept, initial, lengths, reverse, doutputs)
     rows, steps, hidden = decay.shape
     cut = TileCut(decay, block, tiled)
     ddecay, dinputs = (torch.empty_like(decay, memory_format=torch.contiguous_format) for _ in range(2))
