@@ -112,3 +112,47 @@ def test_the_same_at_every_call() -> None:
         assert all(
             one.equal(other) for one, other in zip([*first, *gradients], [*again, *others], strict=True)
         )
+
+
+def test_offsets_beyond_32_bits(launches: list[int]) -> None:
+    """Rows that lie 2^33 bytes apart."""
+    memory = torch.empty(2**31 + 4096, dtype=torch.float32, device="cuda")
+    views = [torch.as_strided(memory, (2, 2, 32), (2**31, 32, 1), 1024 * number) for number in range(2)]
+    values = Make("cuda", torch.float32)(2, 2, 2, 32)
+    for view, value in zip(views, values, strict=True):
+        view.copy_(value)
+    found = linear_recurrence(views[0], views[1], implementation="triton")
+    torch.testing.assert_close(found, linear_recurrence(values[0], values[1], implementation="reference"))
+    assert launches
+
+
+def test_captured() -> None:
+    """In a CUDA graph, replayed with other values; at every replay the same."""
+    make = Make("cuda", torch.float32)
+    decay, inputs = make(1, 5000, 64).sigmoid(), make(1, 5000, 64)
+    linear_recurrence(decay, inputs, implementation="triton")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        outputs = linear_recurrence(decay, inputs, implementation="triton")
+    inputs.copy_(make(1, 5000, 64))
+    graph.replay()
+    first = outputs.clone()
+    torch.testing.assert_close(first, linear_recurrence(decay, inputs, implementation="chunk"))
+    for _ in range(20):
+        graph.replay()
+        assert outputs.equal(first)
+
+
+@pytest.mark.parametrize(
+    "shape, dtype",
+    [((2, 40, 33), torch.float32), ((2, 40, 32), torch.bfloat16), ((2, 40, 32), torch.float64)],
+    ids=str,
+)
+def test_other_tensors_take_the_other_kernels(
+    shape: tuple[int, ...], dtype: torch.dtype, launches: list[int]
+) -> None:
+    make = Make("cuda")
+    given = {"decay": make(*shape).sigmoid(), "inputs": make(*shape)}
+    kernels, definition = function(implementation="triton"), function(implementation="chunk")
+    assert_same_function(kernels, definition, given, dtype)
+    assert not launches

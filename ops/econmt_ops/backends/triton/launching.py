@@ -32,12 +32,6 @@ _INTERPRETED = interpreted()
 """True if the kernels of this package run in Triton's interpreter."""
 
 
-@functools.cache
-def multiprocessors(index: int) -> int:
-    """Returns the number of multiprocessors of a device."""
-    return torch.cuda.get_device_properties(index).multi_processor_count
-
-
 def _is_watched(hook: Any) -> bool:
     """Returns True if functions are to be called at launches: a list of them, or one in some versions of Triton."""
     return bool(getattr(hook, "calls", hook))

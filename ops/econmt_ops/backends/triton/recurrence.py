@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -10,7 +11,6 @@ import triton.language as tl
 from torch import Tensor
 
 from econmt_ops.backends.triton import interpreted, recurrence_gluon
-from econmt_ops.backends.triton.launching import multiprocessors
 from econmt_ops.backends.triton.recurrence_kernels import recurrence_backward, recurrence_forward
 from econmt_ops.core.chunks import rows_of
 from econmt_ops.core.precision import accumulate_dtype
@@ -34,6 +34,12 @@ _MANY = 8
 
 RADIX = 16
 """Tiles of a group, and groups after which a state is published."""
+
+
+@functools.cache
+def multiprocessors(index: int) -> int:
+    """Returns the number of multiprocessors of a device."""
+    return torch.cuda.get_device_properties(index).multi_processor_count
 
 
 class TileCut:
@@ -115,7 +121,7 @@ def forward(
         tiled: see `Cut`.
     """
     decay, inputs = rows_of(decay), rows_of(inputs)
-    if not keep and recurrence_gluon.serves(decay, inputs):
+    if tiled is None and not keep and recurrence_gluon.serves(decay, inputs):
         return recurrence_gluon.forward(decay, inputs, initial, lengths, reverse), None
     rows, steps, hidden = inputs.shape
     cut = TileCut(inputs, block, tiled)
@@ -146,7 +152,7 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Returns the gradients of decay, inputs and initial; see `scan.Backend.backward`, and `Cut` for ``tiled``."""
     decay, kept, doutputs = rows_of(decay), rows_of(kept), rows_of(doutputs)
-    if carries is None and recurrence_gluon.serves(decay, kept, doutputs):
+    if tiled is None and carries is None and recurrence_gluon.serves(decay, kept, doutputs):
         return recurrence_gluon.backward(decay, kept, initial, lengths, reverse, doutputs)
     rows, steps, hidden = decay.shape
     cut = TileCut(decay, block, tiled)

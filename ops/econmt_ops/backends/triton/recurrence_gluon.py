@@ -29,6 +29,7 @@ from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
+from triton.runtime.driver import driver
 
 from econmt_ops.backends.triton import interpreted
 from econmt_ops.backends.triton.exchange import SPINS as _SPINS
@@ -101,7 +102,7 @@ def _after(p: tl.tensor, e: tl.tensor, state: tl.tensor) -> tl.tensor:
 
 @gluon.jit
 def _publish(at: tl.tensor, p: tl.tensor, e: tl.tensor) -> None:
-    """Stores a map or, with p = 0, a state (UNITS,) where later programs can read it."""
+    """Stores a map or, with p = 0, a state (UNITS,) where later programs can read it: 64 bits at once."""
     low, high = p.to(gl.uint32, bitcast=True).to(gl.uint64), e.to(gl.uint32, bitcast=True).to(gl.uint64)
     gl.store(at, (low | (high << 32)).to(gl.int64, bitcast=True))
 
@@ -126,13 +127,15 @@ def _wait(
     """
     polls = 0
     missing = 1
-    p, e = gl.full([UNITS], 1.0, gl.float32, layout=LINE), gl.full([UNITS], 0.0, gl.float32, layout=LINE)
-    state = start
+    one, nothing = (
+        gl.full([UNITS], 1.0, gl.float32, layout=LINE),
+        gl.full([UNITS], 0.0, gl.float32, layout=LINE),
+    )
+    p, e, state = one, nothing, start
     while (missing > 0) & (polls < _SPINS):
         _, given, absent = _map_at(states_at + (block - 1) * UNITS, block > 0)
         state = gl.where(block > 0, given, start)
-        p, e = gl.full([UNITS], 1.0, gl.float32, layout=LINE), gl.full([UNITS], 0.0, gl.float32, layout=LINE)
-        p_groups, e_groups = p, e
+        p, e, p_groups, e_groups = one, nothing, one, nothing
         for k in gl.static_range(RADIX - 1):
             q, f, lacks = _map_at(tiles_at + k * UNITS, k < rank)
             p, e = _join(p, e, q, f)
@@ -178,29 +181,27 @@ def _state_before(
     )
     state = _after(p_before, e_before, state)
     if (rank == RADIX - 1) & (group_rank == RADIX - 1):
-        _publish(
-            states_at + block * UNITS, gl.full([UNITS], 0.0, gl.float32, layout=LINE), _after(p, e, state)
-        )
+        nothing = gl.full([UNITS], 0.0, gl.float32, layout=LINE)
+        _publish(states_at + block * UNITS, nothing, _after(p, e, state))
     return state
 
 
 @gluon.jit
 def _states(
-    a: tl.tensor, b: tl.tensor, start: tl.tensor, number: tl.tensor, tiles: tl.tensor, words: tl.tensor,
-    BACK: tl.constexpr, SPAN: tl.constexpr, WARPS: tl.constexpr, UNITS: tl.constexpr, RADIX: tl.constexpr,
-    GRID: tl.constexpr, LINE: tl.constexpr,
+    a: tl.tensor, b: tl.tensor, start: tl.tensor, line: tl.tensor, number: tl.tensor, tiles: tl.tensor,
+    words: tl.tensor, BACK: tl.constexpr, SPAN: tl.constexpr, WARPS: tl.constexpr, UNITS: tl.constexpr,
+    RADIX: tl.constexpr, GRID: tl.constexpr, LINE: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
     """Returns the states (WARPS, UNITS) before the steps of each warp; with BACK from the last step to the first.
 
     Args:
         a, b: shared memory (SPAN, WARPS, UNITS), decays and inputs of the tile's steps.
         start, number, tiles: see `_state_before`.
-        words: pointers as there, or None if a row has one tile.
+        line: number of these units among the lines of all rows.
+        words: pointer to the words of all lines, or None if a row has one tile.
     """
-    p, e = (
-        gl.full([WARPS, UNITS], 1.0, gl.float32, layout=GRID),
-        gl.full([WARPS, UNITS], 0.0, gl.float32, layout=GRID),
-    )
+    p = gl.full([WARPS, UNITS], 1.0, gl.float32, layout=GRID)
+    e = gl.full([WARPS, UNITS], 0.0, gl.float32, layout=GRID)
     for base in range(0, SPAN, _UNROLL):
         first = SPAN - _UNROLL - base if BACK else base
         decays, inputs = _values(a, first, GRID), _values(b, first, GRID)
@@ -211,29 +212,20 @@ def _states(
     all_e = gl.allocate_shared_memory(gl.float32, [WARPS, UNITS], _ROWS)
     all_p.store(p)
     all_e.store(e)
-    all_p, all_e = (
-        all_p._reinterpret(gl.float32, [WARPS, UNITS], _ROW),
-        all_e._reinterpret(gl.float32, [WARPS, UNITS], _ROW),
-    )
+    all_p = all_p._reinterpret(gl.float32, [WARPS, UNITS], _ROW)
+    all_e = all_e._reinterpret(gl.float32, [WARPS, UNITS], _ROW)
     warp = gl.expand_dims(gl.arange(0, WARPS, layout=gl.SliceLayout(1, GRID)), 1)
-    p_tile, e_tile = (
-        gl.full([UNITS], 1.0, gl.float32, layout=LINE),
-        gl.full([UNITS], 0.0, gl.float32, layout=LINE),
-    )
-    p, e = (
-        gl.full([WARPS, UNITS], 1.0, gl.float32, layout=GRID),
-        gl.full([WARPS, UNITS], 0.0, gl.float32, layout=GRID),
-    )
+    p_tile = gl.full([UNITS], 1.0, gl.float32, layout=LINE)
+    e_tile = gl.full([UNITS], 0.0, gl.float32, layout=LINE)
     for k in gl.static_range(WARPS):
-        other = WARPS - 1 - k if BACK else k
-        reached = warp == other
-        p, e = (
-            gl.where(reached, gl.expand_dims(p_tile, 0), p),
-            gl.where(reached, gl.expand_dims(e_tile, 0), e),
-        )
-        p_tile, e_tile = _join(p_tile, e_tile, all_p.index(other).load(LINE), all_e.index(other).load(LINE))
+        joined = WARPS - 1 - k if BACK else k
+        p = gl.where(warp == joined, gl.expand_dims(p_tile, 0), p)  # the map of the warps before this one
+        e = gl.where(warp == joined, gl.expand_dims(e_tile, 0), e)
+        p_tile, e_tile = _join(p_tile, e_tile, all_p.index(joined).load(LINE), all_e.index(joined).load(LINE))
     if words is not None:
-        start = _state_before(p_tile, e_tile, start, number, tiles, words, UNITS, RADIX, LINE)
+        count = tiles + gl.cdiv(tiles, RADIX) + gl.cdiv(tiles, RADIX * RADIX)
+        at = words + line * count * UNITS + gl.arange(0, UNITS, layout=LINE)
+        start = _state_before(p_tile, e_tile, start, number, tiles, at, UNITS, RADIX, LINE)
     return _after(p, e, gl.expand_dims(start, 0))
 
 
@@ -246,20 +238,6 @@ def _tile_of(
     line, number = gl.program_id(0) % lines, gl.program_id(0) // lines
     of_row = hidden // UNITS
     return (line // of_row).to(gl.int64), line % of_row * UNITS, number, line.to(gl.int64)
-
-
-@gluon.jit
-def _words_of(
-    words: tl.tensor,
-    line: tl.tensor,
-    tiles: tl.tensor,
-    unit: tl.tensor,
-    UNITS: tl.constexpr,
-    RADIX: tl.constexpr,
-) -> tl.tensor:
-    """Returns pointers (UNITS,) to the first words of a line of units."""
-    count = tiles + gl.cdiv(tiles, RADIX) + gl.cdiv(tiles, RADIX * RADIX)
-    return words + line * count * UNITS + unit
 
 
 @gluon.jit(do_not_specialize=["steps", "tiles"])
@@ -277,39 +255,16 @@ def scan_forward(
     length = steps
     if lengths is not None:
         length = gl.load(lengths + row).to(gl.int32)
-    a = _copy(
-        decay + row * decay_batch + column,
-        decay_step,
-        first,
-        length,
-        length,
-        REVERSE,
-        SPAN,
-        WARPS,
-        UNITS,
-        COPY,
-    )
-    b = _copy(
-        inputs + row * inputs_batch + column,
-        inputs_step,
-        first,
-        length,
-        length,
-        REVERSE,
-        SPAN,
-        WARPS,
-        UNITS,
-        COPY,
-    )
+    a_at, b_at = decay + row * decay_batch + column, inputs + row * inputs_batch + column
+    a = _copy(a_at, decay_step, first, length, length, REVERSE, SPAN, WARPS, UNITS, COPY)
+    b = _copy(b_at, inputs_step, first, length, length, REVERSE, SPAN, WARPS, UNITS, COPY)
     async_copy.commit_group()
     unit = gl.arange(0, UNITS, layout=LINE)
     state = gl.full([UNITS], 0.0, gl.float32, layout=LINE)
     if initial is not None:
         state = gl.load(initial + row * hidden + column + unit)
-    if words is not None:
-        words = _words_of(words, line, tiles, unit, UNITS, RADIX)
     async_copy.wait_group(0)
-    state = _states(a, b, state, number, tiles, words, False, SPAN, WARPS, UNITS, RADIX, GRID, LINE)
+    state = _states(a, b, state, line, number, tiles, words, False, SPAN, WARPS, UNITS, RADIX, GRID, LINE)
     step = first + SPAN * gl.expand_dims(gl.arange(0, WARPS, layout=gl.SliceLayout(1, GRID)), 1)
     made_at = outputs + row * steps * hidden + column + gl.expand_dims(unit, 0)
     for base in range(0, SPAN, _UNROLL):
@@ -374,22 +329,19 @@ def scan_backward(
     delta = begin
     if initial is not None:
         begin = gl.load(initial + row * hidden + column + unit).to(decay.dtype.element_ty).to(gl.float32)
-    if words is not None:
-        words = _words_of(words, line, tiles, unit, UNITS, RADIX)
     async_copy.wait_group(0)
-    delta = _states(a, d, delta, number, tiles, words, True, SPAN, WARPS, UNITS, RADIX, GRID, LINE)
-    warp, unit = (
-        gl.expand_dims(gl.arange(0, WARPS, layout=gl.SliceLayout(1, GRID)), 1),
-        gl.expand_dims(unit, 0),
-    )
+    delta = _states(a, d, delta, line, number, tiles, words, True, SPAN, WARPS, UNITS, RADIX, GRID, LINE)
+    warp = gl.expand_dims(gl.arange(0, WARPS, layout=gl.SliceLayout(1, GRID)), 1)
+    unit = gl.expand_dims(unit, 0)
     made = row * steps * hidden + column + unit
     delta = _go_back(
         a, d, h, delta, gl.expand_dims(begin, 0), first + SPAN * warp, ddecay + made, dinputs + made, hidden, length,
         steps, REVERSE, SPAN, GRID,
     )  # fmt: skip
     if first == 0:
-        position = (length - 1 if REVERSE else 0) * decay_step
-        at_start = gl.load(a_at + position + unit, mask=(length > 0) & (unit >= 0), other=0.0).to(gl.float32)
+        position = length - 1 if REVERSE else length * 0
+        at_start = a_at + position.to(gl.int64) * decay_step + unit
+        at_start = gl.load(at_start, mask=(length > 0) & (unit >= 0), other=0.0).to(gl.float32)
         value = gl.where(length > 0, at_start * delta, 0.0)
         gl.store(dinitial + row * hidden + column + unit + 0 * warp, value, mask=(warp == 0) & (unit >= 0))
 
@@ -400,8 +352,11 @@ _LINE = 128
 WARPS = 4
 """Warps of a program."""
 
-SPAN = 32
-"""Steps of a warp, at most."""
+SPAN = 64
+"""Steps of a warp, at most; half as many on devices that are not in _LARGE."""
+
+_LARGE = (80, 87, 90, 100, 103)
+"""Compute capabilities with at least 160 KB of shared memory a multiprocessor; others have 100 KB."""
 
 RADIX = 8
 """Tiles of a group, and groups of a block."""
@@ -457,7 +412,8 @@ def plan(like: Tensor) -> TilePlan:
     """Divides (B, T, H) into programs."""
     rows, steps, hidden = like.shape
     units = _LINE // like.dtype.itemsize
-    span = max(_UNROLL.value, min(SPAN, triton.next_power_of_2(-(-steps // WARPS))))
+    most = SPAN if driver.active.get_current_target().arch in _LARGE else SPAN // 2
+    span = max(_UNROLL.value, min(most, triton.next_power_of_2(-(-steps // WARPS))))
     return TilePlan(units, rows * hidden // units, span, -(-steps // (span * WARPS)))
 
 

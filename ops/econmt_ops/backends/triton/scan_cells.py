@@ -24,7 +24,6 @@ import triton.language as tl
 from torch import Tensor
 
 from econmt_ops.backends.triton import recurrence
-from econmt_ops.backends.triton.launching import multiprocessors
 from econmt_ops.backends.triton.pointwise import sigmoid, tanh
 from econmt_ops.cells.scan import ScanCell
 from econmt_ops.core.chunks import rows_of
@@ -379,7 +378,7 @@ def _chunks(batch: int, steps: int, hidden: int, device: torch.device) -> int:
     programs = max(1, batch * triton.cdiv(hidden, _UNITS))
     if device.type != "cuda" or steps < 2 * _FEW_STEPS:
         return 1
-    processors = multiprocessors(device.index or 0)
+    processors = recurrence.multiprocessors(device.index or 0)
     if programs >= _FULL * processors:
         return 1
     return int(min(triton.cdiv(_WANTED * processors, programs), steps // _FEW_STEPS))
