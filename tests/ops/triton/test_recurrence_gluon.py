@@ -144,7 +144,7 @@ def test_captured() -> None:
 
 
 @pytest.mark.parametrize(
-    "shape, dtype",
+    ("shape", "dtype"),
     [((2, 40, 33), torch.float32), ((2, 40, 32), torch.bfloat16), ((2, 40, 32), torch.float64)],
     ids=str,
 )
