@@ -1,4 +1,7 @@
-"""The linear recurrence in Triton kernels: a backend of `econmt_ops.linear_recurrence.scan`."""
+"""The linear recurrence in Triton kernels: a backend of `econmt_ops.linear_recurrence.scan`.
+
+The kernels of `recurrence_gluon` are faster; those of `recurrence_kernels` take what they do not.
+"""
 
 from __future__ import annotations
 
@@ -118,7 +121,7 @@ def forward(
 
     Args:
         decay, inputs, initial, lengths, reverse, block, keep: see there.
-        tiled: see `Cut`.
+        tiled: see `TileCut`; if not None, the kernels are those of `recurrence_kernels`.
     """
     decay, inputs = rows_of(decay), rows_of(inputs)
     if tiled is None and not keep and recurrence_gluon.serves(decay, inputs):
@@ -150,7 +153,7 @@ def backward(
     doutputs: Tensor,
     tiled: bool | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the gradients of decay, inputs and initial; see `scan.Backend.backward`, and `Cut` for ``tiled``."""
+    """Returns the gradients of decay, inputs and initial; see `scan.Backend.backward`, and `forward` for ``tiled``."""
     decay, kept, doutputs = rows_of(decay), rows_of(kept), rows_of(doutputs)
     if tiled is None and carries is None and recurrence_gluon.serves(decay, kept, doutputs):
         return recurrence_gluon.backward(decay, kept, initial, lengths, reverse, doutputs)
