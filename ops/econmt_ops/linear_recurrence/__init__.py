@@ -34,8 +34,8 @@ def linear_recurrence(
         reverse: True to run from a row's last position to its first, `h_t = decay_t h_{t+1} + inputs_t`, starting from
             `initial` after the last position.
         stash: tensors saved for the backward pass beside the decay: "outputs", which callers often keep anyway; or
-            "carries", the inputs and a few states from which the outputs are recomputed. The results are the same. The
-            reference saves what autograd saves.
+            "carries", the inputs and a few states from which the outputs are recomputed. The results are the same; on a
+            GPU, where the two may run different kernels, up to rounding. The reference saves what autograd saves.
         implementation: "auto" or the name of an implementation.
 
     Returns:

@@ -40,6 +40,7 @@ SCANS = (
     (8, 1024, 1536),
     (128, 128, 512),
     (128, 100, 512),
+    (2, 16_384, 1024),
     (1, 65_536, 128),
     (1, 1_048_576, 128),
 )
@@ -60,6 +61,8 @@ PRECISIONS = ("bfloat16", "tf32", "ieee")
 WORKERS = 12
 """Processes that compile kernels at first."""
 TURNS = 9
+LONGEST = 8192
+"""Most steps for accelerated-scan 0.3.1: from 16,384 on it is wrong by 1 %, and in bfloat16 ends in an error."""
 LARGE = recompute.LARGE_VOCABULARY
 
 
@@ -186,7 +189,7 @@ def recurrence() -> None:
             decay, inputs, given = made[0].sigmoid_().to(dtype), made[1].to(dtype), made[2].to(dtype)
             del made
             scans = {"ours": functools.partial(econmt_ops.linear_recurrence, implementation="triton")}
-            if has("accelerated_scan") and shape[1] & (shape[1] - 1) == 0 and shape[1] <= 65_536 // 2:
+            if has("accelerated_scan") and shape[1] & (shape[1] - 1) == 0 and shape[1] <= LONGEST:
                 scans["accelerated-scan"] = importlib.import_module("accelerated_scan.warp").scan
             exact = [each.double().requires_grad_() for each in (decay, inputs)]
             outputs = econmt_ops.linear_recurrence(*exact, implementation="chunk")

@@ -15,9 +15,13 @@ from econmt_ops.linear_recurrence.scan import block_of
 from tests.ops.triton.compiling import compile_only, resources
 
 
-def calls() -> dict[str, tuple[torch.dtype, bool, bool, bool]]:
-    """By name: type, whether by tiles, outputs made again, and all options of a call."""
+def calls() -> dict[str, tuple[torch.dtype, bool | None, bool, bool]]:
+    """By name: type, whether by tiles (None: in Gluon), outputs made again, and all options of a call."""
     return {
+        "gluon float32": (torch.float32, None, False, False),
+        "gluon float32 options": (torch.float32, None, False, True),
+        "gluon bfloat16": (torch.bfloat16, None, False, False),
+        "gluon bfloat16 options": (torch.bfloat16, None, False, True),
         "tiles float32": (torch.float32, True, False, False),
         "walk float32": (torch.float32, False, False, True),
         "tiles bfloat16 again": (torch.bfloat16, True, True, True),
@@ -27,7 +31,7 @@ def calls() -> dict[str, tuple[torch.dtype, bool, bool, bool]]:
     }
 
 
-def call(dtype: torch.dtype, tiled: bool, again: bool, options: bool) -> None:
+def call(dtype: torch.dtype, tiled: bool | None, again: bool, options: bool) -> None:
     """Forward and backward of 2 rows of 300 steps of 64 units."""
     values = torch.zeros(2, 300, 64, dtype=dtype)
     exact = torch.float64 if dtype == torch.float64 else torch.float32

@@ -15,6 +15,10 @@ MOST = {
     "walk bfloat16 again": [(64, 0), (144, 0)],
     "tiles float64 again": [(255, 0), (255, 0)],
 }
+GLUON = ("gluon float32", "gluon float32 options", "gluon bfloat16", "gluon bfloat16 options")
+SHARED = {80: 163, 86: 99, 89: 99, 90: 227, 120: 99}
+"""KB of shared memory of a program, at most, by compute capability."""
+REGISTERS = 128
 SPILLED = 64
 """Bytes of a thread's registers that may be kept in memory: ptxas does so, now and then, where it need not."""
 
@@ -36,3 +40,16 @@ def test_compiled_for_a_gpu(capability: int, names: tuple[str, ...]) -> None:
             assert kernel["registers"] <= registers, (name, kernels)
             assert kernel["shared"] <= shared, (name, kernels)
             assert kernel["stack"] <= SPILLED, (name, kernels)
+
+
+@pytest.mark.parametrize(
+    "capability", [80, 86, 90, *(pytest.param(each, marks=pytest.mark.thorough) for each in (89, 120))]
+)
+def test_gluon_compiled_for_a_gpu(capability: int) -> None:
+    """What a thread keeps in memory is one pair of registers at most."""
+    for name, kernels in compiled("compiling_recurrence", capability, GLUON).items():
+        assert len(kernels) == 2
+        for kernel in kernels:
+            assert kernel["registers"] <= REGISTERS, (name, kernels)
+            assert kernel["shared"] <= SHARED[capability] << 10, (name, kernels)
+            assert kernel["stack"] <= 8, (name, kernels)

@@ -1,4 +1,7 @@
-"""The linear recurrence in Triton kernels: a backend of `econmt_ops.linear_recurrence.scan`."""
+"""The linear recurrence in Triton kernels: a backend of `econmt_ops.linear_recurrence.scan`.
+
+The kernels of `recurrence_gluon` are faster; those of `recurrence_kernels` take what they do not.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from econmt_ops.backends.triton import interpreted
+from econmt_ops.backends.triton import interpreted, recurrence_gluon
 from econmt_ops.backends.triton.recurrence_kernels import recurrence_backward, recurrence_forward
 from econmt_ops.core.chunks import rows_of
 from econmt_ops.core.precision import accumulate_dtype
@@ -118,9 +121,11 @@ def forward(
 
     Args:
         decay, inputs, initial, lengths, reverse, block, keep: see there.
-        tiled: see `Cut`.
+        tiled: see `TileCut`; if not None, the kernels are those of `recurrence_kernels`.
     """
     decay, inputs = rows_of(decay), rows_of(inputs)
+    if tiled is None and not keep and recurrence_gluon.serves(decay, inputs):
+        return recurrence_gluon.forward(decay, inputs, initial, lengths, reverse), None
     rows, steps, hidden = inputs.shape
     cut = TileCut(inputs, block, tiled)
     outputs = torch.empty_like(inputs, memory_format=torch.contiguous_format)
@@ -148,8 +153,10 @@ def backward(
     doutputs: Tensor,
     tiled: bool | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the gradients of decay, inputs and initial; see `scan.Backend.backward`, and `Cut` for ``tiled``."""
+    """Returns the gradients of decay, inputs and initial; see `scan.Backend.backward`, and `forward` for ``tiled``."""
     decay, kept, doutputs = rows_of(decay), rows_of(kept), rows_of(doutputs)
+    if tiled is None and carries is None and recurrence_gluon.serves(decay, kept, doutputs):
+        return recurrence_gluon.backward(decay, kept, initial, lengths, reverse, doutputs)
     rows, steps, hidden = decay.shape
     cut = TileCut(decay, block, tiled)
     ddecay, dinputs = (torch.empty_like(decay, memory_format=torch.contiguous_format) for _ in range(2))
