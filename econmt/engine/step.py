@@ -62,7 +62,7 @@ class TrainingStep:
         precision: Precision of products and feature maps.
         implementations: Implementations of the ops; None: those of the recipe.
         optimizer: Optimizer of the model's parameters; None: a new one from the recipe.
-        world: Communicator of the processes that train together.
+        communicator: Communicator of the processes that train together.
         stands_for: Device type that fake tensors represent; None: the model's device.
 
     Attributes:

@@ -60,7 +60,7 @@ def first_plan(
         prepared: Prepared text of the run.
         device: Device that would compute.
         precision: Type of products and feature maps.
-        world: Communicator of the ranks; None: a single process.
+        communicator: Communicator of the ranks; None: a single process.
 
     Raises:
         InputError: The budget does not suffice for one sentence.
@@ -87,7 +87,7 @@ class Budget:
         device: Device that computes.
         precision: Type of products and feature maps.
         parameters: Parameters of the model, with ``requires_grad`` False for frozen ones.
-        world: Communicator of the ranks, each of which has its own budget.
+        communicator: Communicator of the ranks, each of which has its own budget.
 
     Attributes:
         plan: None before :meth:`make`, or if the recipe has no budget.

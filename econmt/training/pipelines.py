@@ -58,7 +58,7 @@ def make_step(
         model: Model on the device.
         batches: Batches of training.
         precision: Precision of products and feature maps.
-        world: Communicator of the processes; its number of stages is set here.
+        communicator: Communicator of the processes; its number of stages is set here.
         saved: Rank 0's saved pipeline division, which a resumed run keeps; empty for a new run.
     """
     count = task.recipe.parallel.pipeline
@@ -81,7 +81,7 @@ def make_pipeline(
     """Creates the training step of a pipeline stage.
 
     Args:
-        task, model, precision, world, saved: See `make_step`; the recipe has the number of stages.
+        task, model, precision, communicator, saved: See `make_step`; the recipe has the number of stages.
         shape: Most frequent shape of a replica's batches, for which layers are divided.
         implementations: Implementations of the ops; None: those of the recipe.
     """

@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-import torch
 from pydantic import Field
 
 from econmt.checkpoint.checkpoints import (
@@ -25,14 +24,12 @@ from econmt.checkpoint.tensor_files import write_text
 from econmt.config.json_reader import Record, read_json
 from econmt.config.recipe import Recipe
 from econmt.data.batching.batch import AnyBatch
-from econmt.data.batching.store import PreparedData
 from econmt.data.files import notice
 from econmt.data.progress_bars import status_line
 from econmt.decoding.attention_picture import draw_attention, missing_note
 from econmt.decoding.requests import Request
 from econmt.decoding.translation import Translation
 from econmt.decoding.translator import Translator
-from econmt.engine.precision import Precision
 from econmt.engine.step import TrainingStep
 from econmt.errors import InputError
 from econmt.evaluation.metrics import bleu, recipe_tokenizer
@@ -44,6 +41,7 @@ from econmt.parallel.simulated_rank import Rank, simulated_step
 from econmt.tasks.protocol import Shape, Split
 from econmt.tasks.registry import make_task
 from econmt.training.choice import saved_choice
+from econmt.training.context import RunContext
 from econmt.training.pictures import draw_learning_curve
 from econmt.training.validation import make_translator, perplexity, requests_of
 from econmt_ops.dispatch.rule import rules_only
@@ -113,31 +111,22 @@ def are_complete(folder: ModelFolder, recipe: Recipe, update: int) -> bool:
     return results is not None and results.update == update and results.test == recipe.data.test
 
 
-def make_results(
-    recipe: Recipe,
-    folder: ModelFolder,
-    prepared: PreparedData,
-    device: torch.device,
-    precision: Precision,
-    ranks: int = 1,
-) -> RunResults:
+def make_results(context: RunContext) -> RunResults:
     """Evaluates the best parameters, draws pictures, measures memory, and writes results.json at the end.
 
-    Of several ``ranks``, the memory of the first one is measured.
+    Of several ranks, the memory of the first one is measured.
 
     Raises:
         InputError: The folder holds no checkpoint, or an unreadable one.
         OSError: The disk is full.
     """
-    commit = folder.commits()[-1]
-    state = load_state(folder, commit)
+    recipe, folder = context.recipe, context.folder
+    state = load_state(folder, folder.commits()[-1])
     plan = MemoryPlan.from_state_dict(state.plan) if state.plan else None
-    task = make_task(recipe, prepared)
-    ledger = _measure(recipe, folder, prepared, device, precision, plan, Rank(0, ranks))
-    if task.translates:
-        result = _evaluate_translation(recipe, folder, prepared, device, plan, state, ledger)
-    else:
-        result = _evaluate_language_model(recipe, folder, prepared, device, precision, plan, state, ledger)
+    ledger = _measure(context, plan)
+    translates = make_task(recipe, context.prepared).translates
+    evaluate = _evaluate_translation if translates else _evaluate_language_model
+    result = evaluate(context, plan, state, ledger)
     record = ResultsFile(
         update=state.update,
         best_update=state.best_update,
@@ -153,17 +142,13 @@ def make_results(
 
 
 def _evaluate_language_model(
-    recipe: Recipe,
-    folder: ModelFolder,
-    prepared: PreparedData,
-    device: torch.device,
-    precision: Precision,
-    plan: MemoryPlan | None,
-    state: TrainingState,
-    ledger: Ledger,
+    context: RunContext, plan: MemoryPlan | None, state: TrainingState, ledger: Ledger
 ) -> RunResults:
     """Evaluates a language model: perplexities of the validation and the test text."""
-    step = TrainingStep(make_task(recipe, prepared), load_task(folder.path, "best", device).model, precision)
+    recipe, folder, prepared, device = context.recipe, context.folder, context.prepared, context.device
+    step = TrainingStep(
+        make_task(recipe, prepared), load_task(folder.path, "best", device).model, context.precision
+    )
     splits: list[Split] = ["valid"] if prepared.test is None else ["valid", "test"]
     given = Implementations.of(recipe.ops)
     chosen = saved_choice(recipe, state.choices, device) or given
@@ -203,15 +188,10 @@ def _with_status(batches: Iterable[AnyBatch], action: str, say: Callable[[str], 
 
 
 def _evaluate_translation(
-    recipe: Recipe,
-    folder: ModelFolder,
-    prepared: PreparedData,
-    device: torch.device,
-    plan: MemoryPlan | None,
-    state: TrainingState,
-    ledger: Ledger,
+    context: RunContext, plan: MemoryPlan | None, state: TrainingState, ledger: Ledger
 ) -> RunResults:
     """Evaluates a translation model: translates the test text, or 100 validation sentences, and computes BLEU."""
+    recipe, folder, prepared, device = context.recipe, context.folder, context.prepared, context.device
     loaded = load_model(folder.path, "best", device)
     searched = IncrementalModel(loaded.model)
     translator = make_translator(searched, loaded.vocabularies, recipe, device, plan)
@@ -280,20 +260,14 @@ def _draw(
     return [curve, picture]
 
 
-def _measure(
-    recipe: Recipe,
-    folder: ModelFolder,
-    prepared: PreparedData,
-    device: torch.device,
-    precision: Precision,
-    plan: MemoryPlan | None,
-    rank: Rank,
-) -> Ledger:
-    """Measures the memory of a rank's training step on the largest batch, or on the plan's largest micro-batch."""
+def _measure(context: RunContext, plan: MemoryPlan | None) -> Ledger:
+    """Measures the memory of the first rank's training step on the largest batch or the plan's largest micro-batch."""
+    recipe, folder, device = context.recipe, context.folder, context.device
+    rank = Rank(0, context.communicator.size)
     training = recipe.training
-    task = make_task(recipe, prepared)
+    task = make_task(recipe, context.prepared)
     saved = load_saved(folder, folder.commits()[-1])
-    batches = task.batches(prepared)
+    batches = task.batches(context.prepared)
     batch, accumulating = batches.worst_batch(), False
     if rank.size > 1:
         batch = batch.share(0, rank.size // recipe.parallel.pipeline)
@@ -303,7 +277,7 @@ def _measure(
         load_task(folder.path, "best", device).model.train(),
         rank,
         Shape(len(batch.indices), *batch.positions),
-        precision,
+        context.precision,
         plan=PipelinePlan(division["homes"], division["chunks"], "") if division else None,
     )
     if saved.optimizer_name == training.optimizer.name:

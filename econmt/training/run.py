@@ -7,12 +7,10 @@ import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import torch
 from rich.console import Console
 
-from econmt.checkpoint.checkpoints import load_state
 from econmt.checkpoint.folder import Commit, ModelFolder
 from econmt.checkpoint.resume import Start, find_start
 from econmt.checkpoint.state import TrainingState, random_states, restore_random_states, seed_everything
@@ -26,8 +24,7 @@ from econmt.data.text.filters import left_out
 from econmt.data.text.subwords import fingerprint
 from econmt.engine.communicator import Communicator, jsonable
 from econmt.engine.devices import reproducible, resolve_device
-from econmt.engine.precision import Precision, precision_of_run
-from econmt.engine.threads import Threads, crowded, missing_library, threads_for
+from econmt.engine.threads import crowded, missing_library
 from econmt.errors import EconmtError, InputError, TrainingError
 from econmt.evaluation.metrics import recipe_tokenizer
 from econmt.memory.plan.planner import plan_table
@@ -36,6 +33,7 @@ from econmt.tasks.protocol import Shape
 from econmt.tasks.registry import make_task
 from econmt.training.budget import first_plan
 from econmt.training.choice import as_saved, expected_updates, refuse_missing, saved_choice, settle
+from econmt.training.context import RunContext, choose_threads, make_context, saved_state
 from econmt.training.end_of_run import end_reason
 from econmt.training.environment import differences, environment_of
 from econmt.training.initialization import initialize, parameters_to_start_from
@@ -77,7 +75,7 @@ def run_recipe(
         overwrite_output: True to start anew and delete an earlier run in the folder.
         resume_with_changes: True to resume although the recipe differs from the one that the run began with.
         verify: See :func:`econmt.data.batching.store.prepare`.
-        world: Communicator of the processes that train together; None: a single process.
+        communicator: Communicator of the processes that train together; None: a single process.
 
     Raises:
         InputError: Recipe, text or folder cannot be used.
@@ -97,19 +95,19 @@ def run_recipe(
         start = Start()
         if not overwrite_output:
             start = _start(recipe, folder, resume_with_changes, communicator)
-        if start.commit is not None:
-            state = load_state(folder, start.commit)
-            reason = end_reason(recipe.training, state, state.data["epoch"])
-            ended = reason is not None and state.last_checkpoint == state.update
-            update = state.update
-            if ended and communicator.on_rank_zero(lambda: are_complete(folder, recipe, update)):
-                assert reason is not None
-                result = TrainingResult(reason, state.update, state.best_update, state.metrics, False)
-                return Outcome(result, None)
-        if start.commit is None:
+        saved = saved_state(folder, start)
+        if saved is None:
             # Preparing text may take long; unusable parameters are reported before.
             parameters_to_start_from(recipe)
-        threads = _threads(recipe, folder, start, device, communicator)
+        else:
+            reason = end_reason(recipe.training, saved, saved.data["epoch"])
+            ended = reason is not None and saved.last_checkpoint == saved.update
+            update = saved.update
+            if ended and communicator.on_rank_zero(lambda: are_complete(folder, recipe, update)):
+                assert reason is not None
+                result = TrainingResult(reason, saved.update, saved.best_update, saved.metrics, False)
+                return Outcome(result, None)
+        threads = choose_threads(recipe, device, saved, communicator)
         with reproducible(device, threads.number):
             store = Path(recipe.data.prepared) if recipe.data.prepared else folder.prepared
             if communicator.is_rank_zero:
@@ -117,35 +115,19 @@ def run_recipe(
             communicator.barrier()
             if not communicator.is_rank_zero:
                 prepared = reopen(recipe, store)
-            precision = _precision(recipe, folder, start, device, communicator)
+            context = make_context(recipe, folder, prepared, start, communicator, threads)
             if overwrite_output:  # only now, since unusable text or budget must not cost the old run
-                first_plan(recipe, prepared, device, precision.dtype, communicator)
+                first_plan(recipe, prepared, device, context.precision.dtype, communicator)
                 if communicator.is_rank_zero:
                     folder.clear()
                     folder.create()
             try:
-                result = train(
-                    recipe,
-                    folder,
-                    prepared,
-                    start=start,
-                    console=console,
-                    threads=threads,
-                    communicator=communicator,
-                )
+                result = train(context, console)
             except Interrupted:
                 communicator.destroy()
                 raise
             communicator.destroy()
-            if not communicator.is_rank_zero:
-                return Outcome(result, None)
-            return Outcome(
-                result, make_results(recipe, folder, prepared, device, precision, communicator.size)
-            )
-
-
-def _nothing() -> None:
-    """Does nothing: with ``world.first`` it is a barrier that waits for rank 0."""
+            return Outcome(result, make_results(context) if communicator.is_rank_zero else None)
 
 
 def _start(
@@ -158,39 +140,25 @@ def _start(
     return Start(None if commit is None else Commit(*commit), tuple(changes), with_changes, tuple(notes))
 
 
-def train(
-    recipe: Recipe,
-    folder: ModelFolder,
-    prepared: PreparedData,
-    *,
-    start: Start,
-    console: Console,
-    threads: Threads | None = None,
-    communicator: Communicator | None = None,
-) -> TrainingResult:
+def train(context: RunContext, console: Console) -> TrainingResult:
     """Trains on prepared text until a limit is reached; no other process may use the folder.
 
     Args:
-        recipe: Recipe of the run.
-        folder: Its model folder, repaired (see :func:`~econmt.checkpoint.resume.find_start`).
-        prepared: Its prepared text.
-        start: Starting point.
+        context: Context of the run.
         console: Output for the user.
-        threads: Number of compute threads, reported to the user.
-        world: Communicator of the processes that train together; None: a single process.
 
     Raises:
         TrainingError: The loss is not finite, or memory or disk are full.
         Interrupted: SIGTERM or Ctrl-C was received; everything is saved.
     """
-    communicator = Communicator() if communicator is None else communicator
+    recipe, folder, communicator = context.recipe, context.folder, context.communicator
     if recipe.training.memory_budget is not None and communicator.is_rank_zero:
         # Planning takes some seconds.
         console.print(f"planning for a memory budget of {recipe.training.memory_budget}", markup=False)
-    trainer, notes = make_trainer(recipe, folder, prepared, start, communicator)
-    if threads is not None:
-        notes.append(f"threads: {threads.number} ({threads.why})")
-        warnings = crowded(threads.number), missing_library()
+    trainer, notes = make_trainer(context)
+    if context.threads is not None:
+        notes.append(f"threads: {context.threads.number} ({context.threads.why})")
+        warnings = crowded(context.threads.number), missing_library()
         notes += [f"warning: {line}" for line in warnings if line is not None]
     try:
         if communicator.is_rank_zero:
@@ -219,17 +187,10 @@ def train(
         ) from error
 
 
-def make_trainer(
-    recipe: Recipe,
-    folder: ModelFolder,
-    prepared: PreparedData,
-    start: Start,
-    communicator: Communicator | None = None,
-) -> tuple[Trainer, list[str]]:
+def make_trainer(context: RunContext) -> tuple[Trainer, list[str]]:
     """Creates a trainer at its starting point; returns it with messages for the user, one line each."""
-    communicator = Communicator() if communicator is None else communicator
-    device = resolve_device(recipe.training.device)
-    precision = _precision(recipe, folder, start, device, communicator)
+    recipe, folder, prepared, start = context.recipe, context.folder, context.prepared, context.start
+    device, precision, communicator = context.device, context.precision, context.communicator
     seed_everything(recipe.training.seed)
     task = make_task(recipe, prepared)
     model = task.build_model()
@@ -245,7 +206,7 @@ def make_trainer(
     if start.commit is None:
         initial_file = parameters_to_start_from(recipe)
         initial_notes = initialize(model, recipe, initial_file, prepared.vocabularies, state.vocabulary)
-    saved_pipeline = {} if start.commit is None else load_state(folder, start.commit).pipeline
+    saved_pipeline = {} if context.saved is None else context.saved.pipeline
     step, pipeline, divisions = make_step(
         task, model.to(device), task.batches(prepared), precision, communicator, saved_pipeline
     )
@@ -297,38 +258,6 @@ def _describe_ranks(communicator: Communicator, recipe: Recipe) -> str:
     parts += [f"pipelines of {communicator.stages} stages"] if communicator.stages > 1 else []
     parts += ["optimizer state sharded"] if recipe.parallel.shard_optimizer else []
     return f"ranks: {communicator.size}, {communicator.local_size} on this host, {', '.join(parts)}"
-
-
-def _precision(
-    recipe: Recipe, folder: ModelFolder, start: Start, device: torch.device, communicator: Communicator
-) -> Precision:
-    """Returns the run's precision: as at its beginning, or for a new run the one chosen on rank 0."""
-    local_choice: list[Precision] = []
-
-    def choose() -> str:
-        saved = "" if start.commit is None else load_state(folder, start.commit).precision
-        local_choice.append(precision_of_run(recipe, device, saved))
-        return local_choice[0].name
-
-    name = communicator.on_rank_zero(choose)
-    return local_choice[0] if local_choice else precision_of_run(recipe, device, name)
-
-
-def _threads(
-    recipe: Recipe, folder: ModelFolder, start: Start, device: torch.device, communicator: Communicator
-) -> Threads:
-    """Returns the run's number of threads: from the recipe, as at its beginning, or for a new run the fastest."""
-
-    def choose() -> list[Any]:
-        saved = (
-            "" if start.commit is None else load_state(folder, start.commit).environment.get("threads", "")
-        )
-        began = int(saved) if saved.isdecimal() else 0
-        return [
-            *threads_for(recipe.training.threads, device, recipe.model.widest, began, communicator.local_size)
-        ]
-
-    return Threads(*communicator.on_rank_zero(choose))
 
 
 def _choose(trainer: Trainer, communicator: Communicator) -> str:

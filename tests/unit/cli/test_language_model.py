@@ -104,7 +104,7 @@ def test_prepare_profile_and_dry_run(call: Call, trained: TextRun, tmp_path: Pat
     ("override", "wanted"),
     [
         ("training.batch.type=word", "training.batch.type has no effect with task: language_model"),
-        ("decoding.beam_size=3", "decoding has no effect with task: language_model"),
+        ("decoding.beam_size=3", "decoding.beam_size has no effect with task: language_model"),
         ("ops.decoder=reference", "ops.decoder has no effect with task: language_model"),
         ("data={source: a, target: b, train: [x], valid: y}", "task: language_model needs data.text"),
         ("model={encoder: {}}", "needs model.size and model.layers"),

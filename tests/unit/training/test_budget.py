@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +15,6 @@ from econmt.data.batching.batches import Batch
 from econmt.decoding.translator import Translator
 from econmt.engine.communicator import Communicator
 from econmt.engine.devices import is_out_of_memory
-from econmt.engine.precision import Precision
 from econmt.errors import InputError, TrainingError
 from econmt.memory.measure.byte_budget import AUTO_SHARE
 from econmt.memory.measure.tracker import Tracker
@@ -365,7 +365,7 @@ def test_the_step_measured_in_the_end_is_the_largest_micro_batch(
     run.train()
     seen = []
     watch_losses(monkeypatch, lambda batch, how: seen.append((len(batch.indices), how)))
-    found = make_results(run.recipe, run.folder, run.prepared(), CPU, Precision())
+    found = make_results(run.context())
     assert set(seen) == {(2, LEAN)}
     assert found.ledger.category("gradients") > 0
 
@@ -502,10 +502,8 @@ def test_a_rank_plans_with_its_rows_and_its_share_of_the_state(make_run: MakeRun
 def test_what_is_measured_in_the_end_is_of_one_rank(make_run: MakeRun) -> None:
     run = make_run("training.max_updates=2", "parallel.shard_optimizer=true")
     run.train()
-    ledgers = [
-        make_results(run.recipe, run.folder, run.prepared(), CPU, Precision(), ranks).ledger
-        for ranks in (1, 2)
-    ]
+    worlds = [Communicator(), SimulatedRank(Rank(0, 2), run.recipe.parallel)]
+    ledgers = [make_results(replace(run.context(), communicator=world)).ledger for world in worlds]
     assert [ledger.rank for ledger in ledgers] == ["", "rank 0 of 2"]
     assert ledgers[1].tokens < ledgers[0].tokens
     state = [ledger.category("optimizer state") for ledger in ledgers]

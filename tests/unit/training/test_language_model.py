@@ -133,8 +133,7 @@ def test_the_mean_of_the_parameters_is_validated_and_saved(make_run: MakeRun) ->
 def test_validation_results_and_score_agree(make_run: MakeRun, text: Path) -> None:
     run = make_run("training.max_updates=8", "model.dropout=0.1")
     run.train()
-    prepared = run.prepared()
-    results = make_results(run.recipe, run.folder, prepared, CPU, run.trainer().step.precision)
+    results = make_results(run.context())
     rows = metrics(run.folder)
     best = next(row for row in rows if row["update"] == results.best_update)
     assert results.perplexities["valid"] == pytest.approx(best["valid_perplexity"], rel=1e-6)

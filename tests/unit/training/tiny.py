@@ -19,6 +19,7 @@ from econmt.data.batching.batches import Batch
 from econmt.data.batching.store import PreparedData, prepare
 from econmt.model import Implementations
 from econmt.tasks.translation import TranslationTask
+from econmt.training.context import RunContext, make_context
 from econmt.training.run import make_trainer, train
 from econmt.training.trainer import Trainer, TrainingResult
 
@@ -97,15 +98,16 @@ class Run:
         assert self.recipe.data.prepared is not None
         return prepare(self.recipe, Path(self.recipe.data.prepared), [self.text], show_progress=False)
 
-    def trainer(self, *, resume_with_changes: bool = False) -> Trainer:
+    def context(self, *, resume_with_changes: bool = False) -> RunContext:
         self.folder.create()
         start = find_start(self.recipe, self.folder, resume_with_changes=resume_with_changes)
-        return make_trainer(self.recipe, self.folder, self.prepared(), start)[0]
+        return make_context(self.recipe, self.folder, self.prepared(), start)
+
+    def trainer(self, *, resume_with_changes: bool = False) -> Trainer:
+        return make_trainer(self.context(resume_with_changes=resume_with_changes))[0]
 
     def train(self, *, resume_with_changes: bool = False) -> TrainingResult:
-        self.folder.create()
-        start = find_start(self.recipe, self.folder, resume_with_changes=resume_with_changes)
-        return train(self.recipe, self.folder, self.prepared(), start=start, console=self.console)
+        return train(self.context(resume_with_changes=resume_with_changes), self.console)
 
     def said(self) -> str:
         file: Any = self.console.file

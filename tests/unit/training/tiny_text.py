@@ -12,6 +12,7 @@ from econmt.checkpoint.folder import ModelFolder
 from econmt.checkpoint.resume import find_start
 from econmt.config.recipe import Recipe, load_recipe
 from econmt.data.batching.store import PreparedData, prepare
+from econmt.training.context import RunContext, make_context
 from econmt.training.run import make_trainer, train
 from econmt.training.trainer import Trainer, TrainingResult
 
@@ -78,12 +79,13 @@ class TextRun:
         assert self.recipe.data.prepared is not None
         return prepare(self.recipe, Path(self.recipe.data.prepared), [self.text], show_progress=False)
 
-    def trainer(self) -> Trainer:
+    def context(self) -> RunContext:
         self.folder.create()
         start = find_start(self.recipe, self.folder, resume_with_changes=False)
-        return make_trainer(self.recipe, self.folder, self.prepared(), start)[0]
+        return make_context(self.recipe, self.folder, self.prepared(), start)
+
+    def trainer(self) -> Trainer:
+        return make_trainer(self.context())[0]
 
     def train(self) -> TrainingResult:
-        self.folder.create()
-        start = find_start(self.recipe, self.folder, resume_with_changes=False)
-        return train(self.recipe, self.folder, self.prepared(), start=start, console=self.console)
+        return train(self.context(), self.console)
