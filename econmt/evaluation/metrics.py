@@ -1,4 +1,4 @@
-"""BLEU, chrF and TER with sacreBLEU, and whether the difference of two systems means anything.
+"""BLEU, chrF and TER with sacreBLEU, and the significance of the difference of two systems.
 
 Every figure is sacreBLEU's own: the same text on its command line gives the same number and the same signature.
 """
@@ -21,7 +21,7 @@ from sacrebleu.significance import PairedTest, Result
 from econmt.config.recipe import Recipe
 from econmt.errors import EconmtError, InputError
 
-# Its advice about names of tokenizers is no line of ours.
+# Silences sacreBLEU's advice about names of tokenizers.
 logging.getLogger("sacrebleu").setLevel(logging.ERROR)
 
 METRICS = ("bleu", "chrf", "ter")
@@ -38,12 +38,12 @@ _HIGHER_IS_BETTER = {"bleu": True, "chrf": True, "ter": False}
 
 
 class Score(NamedTuple):
-    """One figure.
+    """A metric of a corpus.
 
     Attributes:
-        name: as sacreBLEU writes it: BLEU, chrF2, TER.
-        value: in percent, not rounded.
-        signature: everything needed to compute it again, as sacreBLEU writes it.
+        name: its name as sacreBLEU writes it: BLEU, chrF2, TER.
+        value: its value in percent, not rounded.
+        signature: sacreBLEU's signature, which has everything needed to compute it again.
         text: figure, signature and details (precisions, brevity penalty) as sacreBLEU prints them, rounded.
     """
 
@@ -62,7 +62,7 @@ class Comparison(NamedTuple):
         mean, interval: mean and half width of the 95 % interval over the resampled test sets.
         p_value: probability of a difference as large as the one found if the systems were equally good; None for
             the baseline itself.
-        better: whether the figure is better than the baseline's; None if it is equal, or the baseline itself.
+        better: True if the figure is better than the baseline's; None if it is equal, or the baseline itself.
     """
 
     system: str
@@ -89,9 +89,9 @@ class Tokenizer(NamedTuple):
 
 
 def tokenizer_of(language: str) -> Tokenizer:
-    """BLEU's tokenizer for a target language, given as its files' suffix: ``ja``, ``zh_CN``, ``tok.ko``.
+    """Returns BLEU's tokenizer for a target language, given as its files' suffix: ``ja``, ``zh_CN``, ``tok.ko``.
 
-    Where that of a language is not installed, characters are counted, which needs nothing.
+    If the tokenizer of a language is not installed, the one of single characters is used, which needs no package.
     """
     parts = re.split(r"[._-]", language.lower())
     name = next((_BY_LANGUAGE[part] for part in parts if part in _BY_LANGUAGE), "13a")
@@ -105,14 +105,14 @@ def tokenizer_of(language: str) -> Tokenizer:
 
 
 def recipe_tokenizer(recipe: Recipe, signature: str = "") -> Tokenizer:
-    """The one that a run uses: as the recipe says or as it began, else that of its target language.
+    """Returns BLEU's tokenizer of a run: the recipe's, the one that it began with, or that of its target language.
 
     Args:
-        recipe: the run's.
-        signature: of the run's last BLEU, which tells how it began; empty at its beginning.
+        recipe: the run's recipe.
+        signature: signature of the run's last BLEU, which names the tokenizer; empty when the run begins.
 
     Raises:
-        EconmtError: it is not installed here.
+        EconmtError: The tokenizer is not installed.
     """
     wanted = recipe.training.bleu_tokenizer
     began = re.search(r"\btok:([^|]+)", signature)
@@ -138,7 +138,7 @@ def make_metric(
     tokenize: str | None = None,
     lowercase: bool = False,
 ) -> Metric:
-    """A sacreBLEU metric with its own defaults.
+    """Returns a metric of sacreBLEU with its defaults.
 
     Args:
         name: one of ``METRICS``. references: one list of lines for each set of references.
@@ -169,7 +169,7 @@ def make_metric(
 
 
 def corpus_score(metric: Metric, hypotheses: Sequence[str], *, width: int = 2) -> Score:
-    """The metric, which has the references in it, of a whole corpus; ``width`` digits in the text."""
+    """Computes a metric, which holds the references, of a corpus; its text has ``width`` digits."""
     result = metric.corpus_score(list(hypotheses), None)
     _forget_lines()
     signature = str(metric.get_signature())
@@ -177,9 +177,9 @@ def corpus_score(metric: Metric, hypotheses: Sequence[str], *, width: int = 2) -
 
 
 def _forget_lines() -> None:
-    """Lets go of the lines that sacreBLEU's tokenizers have cut.
+    """Empties the caches of sacreBLEU's tokenizers.
 
-    They keep the last 65,536, and with each the tokenizer that did it, of which every metric has another: a run that
+    They keep the last 65,536 lines together with the tokenizer, and every metric has its own tokenizer: a run that
     validates often would grow by tens of megabytes.
     """
     for name, module in list(sys.modules.items()):
@@ -191,7 +191,7 @@ def _forget_lines() -> None:
 
 
 def bleu(hypotheses: Sequence[str], references: Sequence[str], tokenize: str | None = None) -> Score:
-    """Cased, detokenised BLEU with sacreBLEU's defaults.
+    """Computes cased, detokenised BLEU with sacreBLEU's defaults.
 
     Args:
         hypotheses, references: one reference for each.
@@ -208,7 +208,7 @@ def bleu(hypotheses: Sequence[str], references: Sequence[str], tokenize: str | N
 def paired_bootstrap(
     systems: Mapping[str, Sequence[str]], metrics: Mapping[str, Metric], samples: int = 1000
 ) -> list[Significance]:
-    """Compare systems with the first of them by paired bootstrap resampling (Koehn, 2004), as sacreBLEU does it.
+    """Compares systems with the first of them by paired bootstrap resampling (Koehn, 2004), as sacreBLEU does.
 
     Args:
         systems: lines by name, the baseline first, at least two. metrics: by name, with references inside.
@@ -219,7 +219,7 @@ def paired_bootstrap(
     test = PairedTest(named, metrics, None, test_type="bs", n_samples=samples)
     signatures, scores = test()
     outcome = []
-    # sacreBLEU's answer goes by its own names, in the order of the metrics given.
+    # sacreBLEU's result has its own names, in the order of the metrics.
     for (key, signature), metric in zip(signatures.items(), metrics, strict=True):
         results = [result for result in scores[key] if isinstance(result, Result)]
         baseline = results[0].score

@@ -1,4 +1,4 @@
-"""N-best lists in Moses' format, put into another order: by a reference, or by what other models think of them."""
+"""Reranking of n-best lists in Moses' format, by references or by the scores of other models."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class RerankCandidate(NamedTuple):
     """A line of an n-best list.
 
     Attributes:
-        number: of the sentence, from 0. text: the translation. features, rest: what stands between text and score, and
-            behind it. score: its place in the list follows from it.
+        number: number of the sentence, from 0. text: the translation. features, rest: the fields between text and
+            score, and after the score. score: the list is sorted by it.
     """
 
     number: int
@@ -41,10 +41,10 @@ class RerankCandidate(NamedTuple):
 
 
 def read_candidate(line: str, where: str) -> RerankCandidate:
-    """A line such as ``0 ||| Ein Hund. ||| logprob= -1.2 ||| -0.3``, with or without more fields.
+    """Reads a line such as ``0 ||| Ein Hund. ||| logprob= -1.2 ||| -0.3``, with or without more fields.
 
     Raises:
-        InputError: naming ``where``, if it is none.
+        InputError: The line is no candidate; the message names ``where``.
     """
     fields = line.split(_BAR)
     try:
@@ -59,10 +59,10 @@ def read_candidate(line: str, where: str) -> RerankCandidate:
 
 
 def read_lists(lines: Iterable[str], where: str) -> Iterator[list[RerankCandidate]]:
-    """The candidates of each sentence; sentences are numbered from 0, one after the other.
+    """Yields the candidates of each sentence; sentences are numbered consecutively from 0.
 
     Raises:
-        InputError: naming ``where`` and the line, if one is no candidate, or if a number is missing.
+        InputError: A line is no candidate, or a number is missing; the message names ``where`` and the line.
     """
     own: list[RerankCandidate] = []
     expected = 0
@@ -86,7 +86,7 @@ Judge = Callable[[Sequence[list[RerankCandidate]], int], list[list[float]]]
 
 
 def by_reference(metric: Literal["bleu", "chrf"], references: Sequence[str], tokenize: str) -> Judge:
-    """Scores by sacreBLEU's sentence BLEU (exponential smoothing, effective order) or chrF against references."""
+    """Returns a judge by sacreBLEU's sentence BLEU (exponential smoothing, effective order) or chrF."""
     judge = BLEU(effective_order=True, tokenize=tokenize) if metric == "bleu" else CHRF()
 
     def judged(lists: Sequence[list[RerankCandidate]], first: int) -> list[list[float]]:
@@ -99,10 +99,11 @@ def by_reference(metric: Literal["bleu", "chrf"], references: Sequence[str], tok
 
 
 class Opinion(NamedTuple):
-    """A model that is asked, and how much its mean log-probability of a token counts.
+    """A model that scores candidates, with its weight.
 
     Attributes:
-        scorer: of the model. weight: see above. reverse: whether it translates back.
+        scorer: scorer of the model. weight: factor of its mean log-probability per token. reverse: True if it
+            translates from the target to the source language.
     """
 
     scorer: Scorer
@@ -111,7 +112,7 @@ class Opinion(NamedTuple):
 
 
 def by_models(sources: Sequence[str], opinions: Sequence[Opinion]) -> Judge:
-    """Adds to the scores in the list what models think of each pair, forwards or backwards."""
+    """Adds the weighted scores of models, forward or reverse, to the scores in the list."""
 
     def judged(lists: Sequence[list[RerankCandidate]], first: int) -> list[list[float]]:
         pairs = [(sources[number], each.text) for number, own in enumerate(lists, first) for each in own]
@@ -129,7 +130,7 @@ def by_models(sources: Sequence[str], opinions: Sequence[Opinion]) -> Judge:
 def rerank(
     lists: Iterable[list[RerankCandidate]], judge: Judge, chunk_size: int = CHUNK_SIZE
 ) -> Iterator[list[RerankCandidate]]:
-    """The lists with new scores, best first; equal ones stay in the order in which they came."""
+    """Returns the lists with new scores, best first; candidates of equal scores keep their order."""
     stream, first = iter(lists), 0
     while chunk := list(islice(stream, max(1, chunk_size))):
         for own, scores in zip(chunk, judge(chunk, first), strict=True):

@@ -38,7 +38,8 @@ class ScoredPair(NamedTuple):
     Attributes:
         log_probability: natural logarithm of the probability of the target given the source, EOS included.
         tokens: target tokens, EOS left out.
-        token_log_probabilities: of each of them and of EOS, so one more than ``tokens``; empty for a blank source.
+        token_log_probabilities: log-probability of each token and of EOS, one more than ``tokens``; empty for a blank
+            source.
     """
 
     log_probability: float
@@ -47,20 +48,20 @@ class ScoredPair(NamedTuple):
 
     @property
     def length(self) -> int:
-        """Target tokens, EOS counted."""
+        """Number of target tokens, including EOS."""
         return len(self.tokens) + 1
 
     @property
     def perplexity(self) -> float:
-        """exp of the mean negative log-probability of a token, EOS counted; infinite where nothing smaller holds."""
+        """Exponential of the mean negative log-probability per token, including EOS; infinite if it overflows."""
         mean = -self.log_probability / self.length
         return math.exp(mean) if mean < 700.0 else math.inf
 
 
 def token_ids(vocabulary: Vocabulary) -> Callable[[str], list[int]]:
-    """A function that turns vocabulary tokens between spaces into their ids; KeyError(token) if there is none.
+    """Returns a function from vocabulary tokens, separated by spaces, to their ids; it raises KeyError(token).
 
-    Padding and sentence marks are not among them.
+    Padding and sentence marks have no token.
     """
     ids = {token: index for index, token in enumerate(vocabulary.tokens(range(vocabulary.size)))}
     for special in (PAD, BOS, EOS):
@@ -76,10 +77,11 @@ class Scorer:
     """Scores sentence pairs with one model or an ensemble, as the search of :mod:`econmt.decoding` scores them.
 
     Args:
-        models: models on ``device``, all with these vocabularies.
+        models: models on ``device`` that share the vocabularies.
         vocabularies: source and target vocabulary.
-        device: where the models are. precision: of products, float32 or bfloat16. batch_size: pairs at once.
-        mode: how an ensemble is averaged.
+        device: device of the models. precision: type of matrix products, float32 or bfloat16. batch_size: pairs
+            scored together.
+        mode: averaging of an ensemble.
     """
 
     def __init__(
@@ -100,10 +102,10 @@ class Scorer:
         self.mode = mode
 
     def score(self, pairs: Iterable[tuple[str, str]], chunk_size: int = CHUNK_SIZE) -> Iterator[ScoredPair]:
-        """Score raw text, in order.
+        """Scores raw text, in order.
 
-        The target is cut into tokens anew. A search may have put a text together from other tokens, and then its
-        translation's log-probability is another one; :meth:`score_ids` scores the tokens themselves.
+        The target is segmented anew. A search may have composed a text from other tokens, whose log-probability
+        differs; :meth:`score_ids` scores given tokens.
         """
         stream = iter(pairs)
         while chunk := list(islice(stream, chunk_size)):
@@ -119,18 +121,18 @@ class Scorer:
         factors: Sequence[Sequence[str]] = (),
         place: Callable[[int, int | None], str] = _place,
     ) -> list[ScoredPair]:
-        """Score target ids, without BOS and EOS, given raw source lines.
+        """Scores target ids, without BOS and EOS, given raw source lines.
 
-        A blank source line has one translation, the empty one, with probability 1, as in translating.
+        A blank source line has one translation, the empty one, with probability 1, as in translation.
 
         Args:
             sources: the source lines. targets: the ids.
-            done: told how many more pairs are done.
-            factors, place: see :func:`econmt.data.text.source_factors.encode_sources`; no factors: the model reads
+            done: called with the number of pairs scored since the last call.
+            factors, place: see :func:`econmt.data.text.source_factors.encode_sources`; no factors: the model has
                 none.
 
         Raises:
-            InputError: source factors are missing, or are not one a word.
+            InputError: Source factors are missing, or their number is not that of the words.
         """
         source_ids = encode_sources(self.vocabularies, sources, factors or [()] * len(sources), place)
         results: list[ScoredPair] = []
@@ -151,7 +153,7 @@ class Scorer:
         return results
 
     def _batch(self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> list[list[float]]:
-        """Log-probability of every target token and EOS of each pair."""
+        """Returns the log-probability of every target token and EOS of each pair."""
         source, source_lengths = pad_sources(sources, self.device)
         output, lengths = pad_sources(targets, self.device)
         begin = torch.full_like(output[:, :1], BOS)
@@ -160,7 +162,7 @@ class Scorer:
         words = output[valid]
         with autocast_to(self.device, self.precision):
             made = [model.predict(source, source_lengths, inputs, valid) for model in self.models]
-            # A slice of rows at a time: the whole vocabulary's log-probabilities of all of them would fill the memory.
+            # Rows in slices: log-probabilities over the vocabulary for all rows together would fill the memory.
             parts = []
             for first in range(0, len(words), ROWS_AT_ONCE):
                 rows = slice(first, first + ROWS_AT_ONCE)
@@ -171,5 +173,5 @@ class Scorer:
         return [flat[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
     def _log_probs(self, each: list[Tensor]) -> Tensor:
-        """Log-probabilities (N, V) of one model or the ensemble, from each model's."""
+        """Combines the log-probabilities (N, V) of each model into those of the ensemble."""
         return each[0] if len(each) == 1 else average_log_probs(torch.stack(each), self.mode)

@@ -1,8 +1,9 @@
-"""Phrases that no translation may hold, however its tokens cut them.
+"""Avoided phrases: no translation may contain them, whatever its segmentation into tokens.
 
-An avoided phrase is there where its characters are, and neither its first nor its last word is part of a longer one:
-"dog" avoids "dog" and "(dog)", not "dogs". While its last token is written it cannot be known whether the word goes on,
-so that what must not follow is ruled out a step later; :attr:`Moves.risky` tells a search what may come to that.
+A translation contains an avoided phrase if it has its characters, and neither the first nor the last word of the phrase
+is part of a longer word: "dog" avoids "dog" and "(dog)", not "dogs". When the last token of a phrase is written it is
+unknown whether the word continues, so tokens that would complete the phrase are ruled out one step later;
+:attr:`Moves.risky` tells a search which tokens lead there.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ class Reached(NamedTuple):
     """State after the last tokens: avoided phrases in progress.
 
     Attributes:
-        begun: the avoided phrases, by number, with how many characters of each are there.
-        in_word: whether the last character is one of a word.
+        begun: number of characters written of each avoided phrase in progress, by the index of the phrase.
+        in_word: True if the last character belongs to a word.
     """
 
     begun: frozenset[tuple[int, int]]
@@ -38,10 +39,10 @@ class Moves(NamedTuple):
     """Consequences of the possible next tokens.
 
     Attributes:
-        after: those that begin a phrase or go on with one.
-        barred: (N,) those that would write a whole one.
-        risky: (N,) those that write a whole one unless its last word goes on.
-        only_joining: whether a whole one is there unless the next token goes on with its last word.
+        after: states after the tokens that begin or continue a phrase.
+        barred: (N,) tokens that would complete a phrase.
+        risky: (N,) tokens that complete a phrase unless its last word continues.
+        only_joining: True if a phrase is complete unless the next token continues its last word.
     """
 
     after: MutableMapping[int, Reached]
@@ -51,18 +52,18 @@ class Moves(NamedTuple):
 
 
 class Avoidance:
-    """The avoided phrases of a sentence as an automaton over tokens, made as far as it is asked for.
+    """Automaton over tokens of the avoided phrases of a sentence; its states are made when they are reached.
 
     Args:
         phrases: raw text; ``<unk>`` also stands for the token of unknown words.
-        spelling: of the target vocabulary.
+        spelling: spelling of the target vocabulary.
     """
 
     def __init__(self, phrases: Iterable[str], spelling: Spelling) -> None:
         self._spelling = spelling
         self._phrases = [BLANK.join(split_words(phrase)) for phrase in phrases]
         self._known: dict[Reached, Moves] = {}
-        # What begins a phrase, behind a character of a word and behind any other.
+        # Tokens that begin a phrase, after a character of a word and after any other.
         self._first: dict[bool, dict[int, set[tuple[int, int]]]] = {}
         for in_word in (False, True):
             found = self._first[in_word] = {}
@@ -76,7 +77,7 @@ class Avoidance:
         return known or Reached(frozenset(), piece != "" and is_of_word(piece[-1]))
 
     def is_in(self, ids: Iterable[int], *, goes_on: bool = False) -> bool:
-        """Returns True if these ids contain an avoided phrase; with ``goes_on`` the last word may become longer."""
+        """Returns True if the ids contain an avoided phrase; with ``goes_on`` their last word may continue."""
         reached = START
         for token in ids:
             moves = self.moves(reached)
@@ -97,7 +98,7 @@ class Avoidance:
                 self._go_on(found, number, position)
             for token, places in found.items():
                 places |= first.get(token, set())
-            # What begins a phrase is the same in all states, and may be much.
+            # The tokens that begin a phrase are the same in all states, and may be many.
             theirs, ours = self.moves(Reached(frozenset(), reached.in_word)), self._moves(found, reached)
             self._known[reached] = Moves(
                 ChainMap(ours.after, theirs.after),

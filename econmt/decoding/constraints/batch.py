@@ -1,9 +1,9 @@
 """Constraints of a batch's translations, tracked through a beam search.
 
-Target prefixes are forced, avoided phrases and repeated n-grams are ruled out, and places are shared out so that every
-translation holds its constraints. Log-probabilities stay the model's own.
+Target prefixes are forced, avoided phrases and repeated n-grams are ruled out, and the beam is allocated so that every
+translation contains its phrases. Log-probabilities remain those of the model.
 
-Shapes: B sentences, R rows, V target vocabulary, W tokens of a row that are looked at, M tokens of constraints.
+Shapes: B sentences, R rows, V target vocabulary, W candidate tokens of a row, M tokens of constraints.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class DecodingConstraints(NamedTuple):
     """Constraints on one sentence's translation.
 
     Attributes:
-        phrases: that it must hold.
-        prefix: the tokens that it begins with.
-        avoidances: of what it must not hold.
+        phrases: phrases that it must contain.
+        prefix: tokens that it begins with.
+        avoidances: automata of phrases that it must not contain.
     """
 
     phrases: tuple[Phrase, ...] = ()
@@ -46,7 +46,9 @@ class ConstrainedContinuations:
     """Chooses the continuations of a search's hypotheses; see :class:`econmt.decoding.search.beam.ContinuationChooser`.
 
     Args:
-        wishes: of each sentence. joins: (V,) bool the tokens that go on with a word. options: how to search.
+        sentence_constraints: constraints of each sentence.
+        joins: (V,) bool, True for tokens that continue a word.
+        options: options of the search.
     """
 
     def __init__(
@@ -69,7 +71,7 @@ class ConstrainedContinuations:
         self._avoids = any(self._avoidances)
 
     def limits(self, limits: Tensor) -> Tensor:
-        """``limits`` (B,), longer where prefix and constraints would have no room."""
+        """Returns ``limits`` (B,), increased where prefix and constraints would not fit."""
         least = [len(prefix) + wanted for prefix, wanted in zip(self._prefixes, self._wanted, strict=True)]
         return torch.maximum(limits, torch.tensor(least))
 
@@ -81,13 +83,13 @@ class ConstrainedContinuations:
         after = self._automata.after(self._states, self._owners, tokens)
         wanted = self._automata.remaining(after)
         needed = wanted.clone()
-        needed[:, _RISKY] += 1  # a word that is avoided unless it goes on must have room to
+        needed[:, _RISKY] += 1  # a word that is avoided unless it continues needs room to do so
         values = values.masked_fill(needed > room.clamp(min=0)[:, None], -torch.inf)
         shape = len(free), self._beam, values.shape[1]
         grid = totals.new_full(shape, -torch.inf)
         grid[sentences, places] = totals[:, None] + values
-        # Hypotheses that hold everything have a bank of their own from the next token on, or those that have put off
-        # their last phrase the longest would always take their places.
+        # Hypotheses with all phrases get a bank of their own from the next token on; else those that have postponed
+        # their last phrase the longest would always replace them.
         settled = (wanted == 0) & (self._automata.remaining(self._states) == 0)[:, None]
         held = torch.zeros(shape, dtype=torch.int64)
         held[sentences, places] = self._automata.sizes[self._owners][:, None] - wanted + settled
@@ -123,14 +125,14 @@ class ConstrainedContinuations:
             ]
 
     def _continuations(self, log_probs: Tensor, room: Tensor) -> tuple[Tensor, Tensor]:
-        """The log-probabilities (R, W + M + 3) of tokens to look at, and these; -inf for those that are ruled out.
+        """Returns log-probabilities (R, W + M + 3) of candidate tokens, and the tokens; -inf if ruled out.
 
-        These are the most probable ones, those of constraints, EOS, one that may come to write an avoided phrase, and
-        one that makes another word of a constraint's last.
+        Candidates are the most probable tokens, those of constraints, EOS, one that may lead to an avoided phrase, and
+        one that continues the last word of a constraint.
         """
         device, position = log_probs.device, self._history.shape[1]
         wanted = self._automata.remaining(self._states)
-        # Where the next token must be one of a constraint it is taken even if it were ruled out.
+        # If the next token must be one of a constraint, it is taken even if it is ruled out.
         open_rows = wanted <= room
         forced = self._forced[self._owners, min(position, self._forced.shape[1] - 1)]
         given = log_probs.gather(1, forced.clamp(min=0)[:, None].to(device)).cpu()
@@ -173,7 +175,7 @@ class ConstrainedContinuations:
         return [(moves, torch.tensor(at)) for moves, at in found.values()]
 
     def _rule_out_avoided(self, log_probs: Tensor, said: Sequence[tuple[Moves, Tensor]]) -> None:
-        """Sets what would write an avoided phrase to -inf."""
+        """Sets tokens that would complete an avoided phrase to -inf."""
         device = log_probs.device
         for moves, rows in said:
             at = rows.to(device)
@@ -184,11 +186,11 @@ class ConstrainedContinuations:
     def _take_risky(
         self, log_probs: Tensor, said: Sequence[tuple[Moves, Tensor]], room: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Sets tokens that write an avoided phrase unless a word goes on to -inf.
+        """Sets tokens that complete an avoided phrase unless a word continues to -inf.
 
         Returns:
-            (R, 1) the best of them of each row, and (R, 1) its log-probability, -inf where there is none or where the
-            word has no room to go on.
+            (R, 1) the best of them in each row, and (R, 1) its log-probability; -inf if there is none, or no room for
+            the word to continue.
         """
         tokens, values = torch.zeros(len(room), 1, dtype=torch.int64), torch.full((len(room), 1), -torch.inf)
         device = log_probs.device
@@ -227,7 +229,7 @@ class ConstrainedContinuations:
 
 
 def _few(grid: Tensor, column: int, most: Tensor) -> Tensor:
-    """``grid`` (B, K, N) with only the ``most`` (B,) best of a column; its others are -inf."""
+    """Returns ``grid`` (B, K, N) with only the ``most`` (B,) best values of each column; the others are -inf."""
     order = grid[:, :, column].argsort(dim=1, descending=True, stable=True)
     late = (torch.arange(grid.shape[1]) >= most[:, None]).expand_as(order)
     fewer = grid.clone()

@@ -1,4 +1,4 @@
-"""Terms whose translation is given: where one occurs in the source, its translation must occur in the target."""
+"""Glossaries: if a term occurs in the source, its given translation must occur in the target."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from econmt.errors import InputError
 class Glossary:
     """Source phrases and their translations.
 
-    A term occurs where its words follow one another, whole. One that is written without capitals is found whatever the
-    capitals in the text. Of terms that overlap the one that begins first is taken, and of these the longest.
+    A term occurs where its whole words follow one another. A term without capitals matches regardless of case. Of
+    overlapping terms the one that begins first is taken, and of these the longest.
 
     Args:
-        terms: source phrase and target phrase, none of them blank.
+        terms: pairs of a source phrase and a target phrase, none of them blank.
     """
 
     def __init__(self, terms: dict[str, str]) -> None:
@@ -25,14 +25,14 @@ class Glossary:
         for source, target in terms.items():
             words = units(source)
             self._terms.setdefault(_folded(words), []).append((words, target))
-        # Only lengths that some term has are tried, or one long term would make every text slow.
+        # Only lengths of existing terms are tried; else one long term would make every text slow.
         self._sizes = sorted({len(words) for words in self._terms}, reverse=True)
         for found in self._terms.values():
-            # Where two differ in their capitals the one that has some is meant by text that has the same.
+            # Of two terms that differ in case, the one with capitals matches text with the same capitals.
             found.sort(key=lambda term: _has_no_capitals(term[0]))
 
     def constraints(self, text: str) -> list[str]:
-        """The translations of all terms that occur in a sentence, in order, each as often as its term occurs."""
+        """Returns the translations of all terms in a sentence, in order, each as often as its term occurs."""
         words = units(text)
         folded = _folded(words)
         found, at = list[str](), 0
@@ -69,11 +69,11 @@ def _has_no_capitals(words: list[str]) -> bool:
 
 
 def read_glossary(path: Path) -> Glossary:
-    """Reads terms, a line each: source phrase, tab, target phrase. Blank lines are skipped.
+    """Reads a glossary; each line has a source phrase, a tab and a target phrase. Blank lines are skipped.
 
     Raises:
-        InputError: naming file and line: it cannot be read, has not two columns, a side is blank, or a term has two
-            translations.
+        InputError: The file cannot be read, a line has not two columns or a blank side, or a term has two
+            translations; the message names file and line.
     """
     terms: dict[str, str] = {}
     lines: dict[str, int] = {}
@@ -94,9 +94,9 @@ def read_glossary(path: Path) -> Glossary:
 
 
 def read_avoid_list(path: Path) -> tuple[str, ...]:
-    """Reads phrases that no translation may hold, a line each. Blank lines are skipped.
+    """Reads phrases that no translation may contain, one a line. Blank lines are skipped.
 
     Raises:
-        InputError: naming the file, if it cannot be read.
+        InputError: The file cannot be read; the message names it.
     """
     return tuple(dict.fromkeys(found for line in read_lines(path) if (found := " ".join(split_words(line)))))

@@ -1,14 +1,14 @@
-"""Phrases that a translation has to include, and the allocation of a beam by them.
+"""Phrases that a translation must contain, and the allocation of a beam by them.
 
 Dynamic beam allocation (Post and Vilar, 2018): the continuations of a sentence's hypotheses are the most probable ones
-and those that go on with a phrase that is still wanted. They are sorted into banks by how many tokens of phrases they
-hold, and places go to the banks in turn, so that hypotheses which have paid for an improbable phrase do not compete
-with those which have not. All sentences of a batch are shared out at once, as by Hu et al. (2019).
+and those that continue a phrase that is still missing. They are sorted into banks by the number of tokens of phrases
+that they have, and the beam is filled from the banks in turn, so that hypotheses with an improbable phrase do not
+compete with those without. All sentences of a batch are allocated at once (Hu et al., 2019).
 
-A phrase is there where its tokens follow one another and no letter goes on with its last word. A token counts for one
-phrase. Which tokens serve which phrase may show only later: of the phrases "a b" and "a a", the text "a a b a a" holds
-both, with the last two tokens for the second. So each hypothesis keeps every way to read its tokens that may turn out
-to be the best one.
+A translation contains a phrase if its tokens follow one another and no letter continues its last word. A token counts
+for one phrase only. Which tokens belong to which phrase may be decided later: of the phrases "a b" and "a a", the text
+"a a b a a" contains both, with the last two tokens for the second. So each hypothesis keeps every reading of its tokens
+that may turn out to be the best.
 
 Shapes: B sentences, R rows, N continuations of a sentence, M different tokens of a sentence's phrases.
 """
@@ -33,7 +33,7 @@ MOST_READINGS = 32
 
 
 class Phrase(NamedTuple):
-    """Phrase that a translation has to include: its tokens, and whether the next token must not continue a word."""
+    """Phrase that a translation must contain: its tokens, and True if the next token must not continue a word."""
 
     ids: tuple[int, ...]
     ends_word: bool
@@ -43,11 +43,11 @@ class Reading(NamedTuple):
     """One way to divide the tokens of a hypothesis among the phrases.
 
     Attributes:
-        remaining: the tokens after which all phrases are there, at least.
+        remaining: fewest tokens after which all phrases are complete.
         kind: the phrase that the last tokens begin, as an index into the different phrases; ``_BETWEEN`` phrases, or
             ``_ENDED``: one that the next token takes back if it goes on with its last word.
-        written: the tokens of that phrase that are there.
-        unmet: a bit for each phrase that is not there and not begun.
+        written: number of tokens of that phrase that are written.
+        unmet: a bit for each phrase that is neither complete nor begun.
     """
 
     remaining: int
@@ -68,12 +68,12 @@ Progress = tuple[Reading, ...]
 class Phrases:
     """The phrases of one sentence as an automaton over tokens.
 
-    A hypothesis holds all phrases exactly where one of its readings does. To find one among all may take exponential
-    time, so that of the readings between phrases, and of the others, ``MOST_READINGS`` each are kept; only texts in
+    A hypothesis contains all phrases if one of its readings does. A search among all readings may take exponential
+    time, so of the readings between phrases, and of the others, ``MOST_READINGS`` each are kept; only texts in
     which many phrases overlap at many places have more.
 
     Args:
-        phrases: several may be alike; each is wanted then.
+        phrases: the phrases; equal ones count separately.
         joins: whether a token goes on with a word.
     """
 
@@ -94,7 +94,7 @@ class Phrases:
         self.start: Progress = (Reading(self.size, _BETWEEN, 0, (1 << len(phrases)) - 1),)
 
     def remaining(self, progress: Progress) -> int:
-        """The fewest tokens after which everything is there; one of ``tokens`` always makes it one less."""
+        """Fewest tokens after which all phrases are complete; one of ``tokens`` always reduces it by one."""
         return progress[0].remaining
 
     def moving(self, progress: Progress) -> list[tuple[int, bool]]:
@@ -113,7 +113,7 @@ class Phrases:
         if token not in self._begun and all(reading.kind == _BETWEEN for reading in progress):
             return progress
         between, others = list[Reading](), list[Reading]()
-        # A reading comes behind all that cover it.
+        # A reading comes after all that cover it.
         for reading in sorted({after for before in progress for after in self._read(before, token)}):
             kept = between if reading.kind == _BETWEEN else others
             if len(kept) < MOST_READINGS and not any(each.covers(reading) for each in (*between, *others)):
@@ -121,7 +121,7 @@ class Phrases:
         return tuple(sorted(between + others))
 
     def _read(self, reading: Reading, token: int) -> Iterator[Reading]:
-        """The readings of a hypothesis that ``token`` extends."""
+        """Returns the readings of a hypothesis after ``token``."""
         remaining, kind, written, unmet = reading
         if kind >= 0:
             if self._kinds[kind].ids[written] == token:
@@ -137,7 +137,7 @@ class Phrases:
                 yield self._written(Reading(remaining, begun, 0, left))
 
     def _written(self, reading: Reading) -> Reading:
-        """``reading`` with one more token of its phrase."""
+        """Returns ``reading`` with one more token of its phrase."""
         remaining, kind, written, unmet = reading
         phrase = self._kinds[kind]
         if written + 1 < len(phrase.ids):
@@ -161,7 +161,7 @@ class Automata:
         tokens = [[*sentence.tokens, *[_OTHER] * (most - len(sentence.tokens))] for sentence in sentences]
         self.tokens = torch.tensor(tokens, dtype=torch.int64).view(len(sentences), most)
         self.sizes = torch.tensor([sentence.size for sentence in sentences])
-        # The last two columns are where other tokens lead.
+        # The last two columns are the transitions of other tokens.
         self._next = np.zeros((64, most + 2), dtype=np.int64)
         self._remaining = np.zeros(64, dtype=np.int64)
         self._ready = np.zeros(64, dtype=bool)
@@ -180,16 +180,16 @@ class Automata:
         return found, wanted
 
     def remaining(self, states: Tensor) -> Tensor:
-        """Tokens that states still want, of their shape."""
+        """Returns the number of tokens that states still need, in their shape."""
         return torch.from_numpy(self._remaining)[states]
 
     def at_word_end(self, states: Tensor) -> Tensor:
-        """(R,) bool whether a phrase is there unless the next token goes on with its last word."""
+        """Returns (R,) bool, True if a phrase is complete unless the next token continues its last word."""
         after = self.remaining(torch.from_numpy(self._next)[states][:, -2:])
         return after[:, 0] < after[:, 1]
 
     def offered(self, states: Tensor) -> Tensor:
-        """(R, M) bool which tokens of ``tokens`` bring ``states`` (R,) one step further."""
+        """Returns (R, M) bool, True for the tokens of ``tokens`` that advance ``states`` (R,)."""
         after = self.remaining(torch.from_numpy(self._next)[states][:, :-2])
         return after == self.remaining(states)[:, None] - 1
 
@@ -202,7 +202,7 @@ class Automata:
         return torch.from_numpy(self._next)[states].gather(1, columns)
 
     def expand(self, states: Tensor) -> None:
-        """Fills in where ``states`` (R,) lead; before that nothing but what they want is known of them."""
+        """Computes the transitions of ``states`` (R,), of which only the remaining tokens were known."""
         for state in set(states.tolist()):
             if self._ready[state]:
                 continue
@@ -230,14 +230,14 @@ class Automata:
 
 
 def share_out(totals: Tensor, banks: Tensor, beam: int) -> Tensor:
-    """The continuations that get a place, those before others that should get one rather: (B, beam) int64.
+    """Returns the continuations that enter the beam, best first: (B, beam) int64.
 
-    The best of each bank come first, those of fuller banks before; then the second of each, and so on. Where there are
-    fewer banks than places, each has its share, and what a bank cannot fill goes to the others.
+    The best of each bank come first, in descending order of banks; then the second of each, and so on. If there are
+    fewer banks than hypotheses in the beam, each bank has its share, and unused shares go to the others.
 
     Args:
-        totals: (B, N) log-probabilities, -inf for what may not be chosen; there may be fewer than ``beam`` others.
-        banks: (B, N) tokens of phrases that each holds.
+        totals: (B, N) log-probabilities, -inf if ruled out; fewer than ``beam`` may remain.
+        banks: (B, N) number of tokens of phrases that each has.
     """
     count = totals.shape[1]
     by_total = totals.argsort(dim=1, descending=True, stable=True)

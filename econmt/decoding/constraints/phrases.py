@@ -1,4 +1,4 @@
-"""Phrases of raw text as a target vocabulary writes them."""
+"""Segmentation of raw phrases into the tokens of a target vocabulary."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _UNIT = re.compile(rf"[{_SPACELESS}]|[^\W{_SPACELESS}]+|\S")
 
 
 def units(text: str) -> list[str]:
-    """The words and signs of raw text; letters of scripts that leave no spaces between words stand alone."""
+    """Returns the words and signs of raw text; letters of scripts without spaces are units of their own."""
     return _UNIT.findall(normalized(text))
 
 
@@ -38,10 +38,10 @@ class Spelling:
     """Spelling of a vocabulary's ids.
 
     Attributes:
-        pieces: of each id, a space before it written as ``BLANK``; special tokens are empty.
-        ids: of each piece.
-        joins: (V,) bool the ids that go on with a word that the token before them began.
-        words: whether tokens are whole words.
+        pieces: text of each id, with a leading space as ``BLANK``; empty for special tokens.
+        ids: id of each piece.
+        joins: (V,) bool, True for ids that continue the word of the token before.
+        words: True if tokens are whole words.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
@@ -65,14 +65,14 @@ class Spelling:
 
     @cached_property
     def in_order(self) -> list[tuple[str, int]]:
-        """The pieces, sorted, with their ids."""
+        """Sorted pieces with their ids."""
         return sorted(self.ids.items())
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """The ids of a phrase as they stand in a sentence, ``UNK`` where the vocabulary lacks a character or word."""
+        """Returns the ids of a phrase within a sentence; ``UNK`` if the vocabulary lacks a character or word."""
         text = normalized(text)
         whole = tuple(self._vocabulary.encode(text))
-        # An unknown first character would become one with the marker.
+        # An unknown first character would merge with the marker.
         if UNK in whole or self.words or not re.match(f"[{_SPACELESS}]", text):
             return whole
         marked = self._vocabulary.encode(_MARKER + text)

@@ -21,10 +21,10 @@ _KEPT = 256
 
 
 class ConstraintCompiler:
-    """Makes of requests what a search can follow.
+    """Compiler of requests into constraints of a search.
 
     Args:
-        vocabulary: of the target. avoid: phrases that no translation may hold. glossary: see :class:`Glossary`.
+        vocabulary: target vocabulary. avoid: phrases that no translation may contain. glossary: see :class:`Glossary`.
     """
 
     def __init__(
@@ -37,14 +37,14 @@ class ConstraintCompiler:
 
     @property
     def joins(self) -> Tensor:
-        """(V,) bool the tokens that go on with a word."""
+        """(V,) bool, True for tokens that continue a word."""
         return self._spelling.joins
 
     def of(self, request: Request, where: str) -> DecodingConstraints | None:
         """Returns the constraints of a request and of the lists for all sentences, or None if there are none.
 
         Raises:
-            InputError: naming ``where``: a phrase that the vocabulary cannot write, or that is avoided as well.
+            InputError: The vocabulary cannot write a phrase, or a phrase is also avoided; the message names ``where``.
         """
         check_request(request, where)
         texts = list(request.constraints)
