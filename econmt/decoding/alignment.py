@@ -24,9 +24,9 @@ from econmt.decoding.constraints.phrases import BLANK
 def hard_alignment(
     attention: Tensor, source: Sequence[str], target: Sequence[str], vocabularies: Vocabularies
 ) -> list[tuple[int, int]]:
-    """For each target word the source words that its tokens see most, as pairs of source and target word, from 0.
+    """Returns pairs of source and target words, from 0: for each target word those that its tokens attend to most.
 
-    Words are what stands between spaces, on both sides.
+    Words are separated by spaces on both sides.
 
     Args:
         attention: (T + 1, S + 1). source, target: the S and T tokens.
@@ -41,7 +41,7 @@ def hard_alignment(
 
 
 def _words(tokens: Sequence[str], vocabulary: Vocabulary) -> list[int]:
-    """The number of the word that each token is in; a space alone belongs to the word behind it."""
+    """Returns the index of the word of each token; a single space belongs to the next word."""
     if isinstance(vocabulary, WordVocabulary):
         return list(range(len(tokens)))
     words, number, written = list[int](), 0, False
@@ -55,12 +55,12 @@ def _words(tokens: Sequence[str], vocabulary: Vocabulary) -> list[int]:
 
 
 def copied(attention: Tensor, ids: Sequence[int], text: str, vocabularies: Vocabularies) -> list[str]:
-    """The target's tokens (T,), those that are unknown as the source writes what they see most.
+    """Returns the target's tokens (T,) with each unknown one replaced by the source text that it attends to most.
 
-    A word of a vocabulary of words stands for itself; of subwords an unknown one does, and for another its whole word.
+    From a vocabulary of words a single word is copied; from subwords an unknown token, or else its whole word.
 
     Args:
-        attention: (T + 1, S + 1). ids: of the target. text: the source, raw.
+        attention: (T + 1, S + 1). ids: ids of the target. text: the raw source.
     """
     tokens = vocabularies.target.tokens(ids)
     pieces, words = _written(text, vocabularies.source)
@@ -75,7 +75,7 @@ def copied(attention: Tensor, ids: Sequence[int], text: str, vocabularies: Vocab
 
 
 def _written(text: str, vocabulary: Vocabulary) -> tuple[list[str], list[str]]:
-    """The source's tokens as the text has them, and what is copied for each."""
+    """Returns the source's tokens as written in the text, and the text to copy for each."""
     if isinstance(vocabulary, WordVocabulary):
         words = split_words(text)
         return words, words
@@ -87,7 +87,7 @@ def _written(text: str, vocabulary: Vocabulary) -> tuple[list[str], list[str]]:
 
 
 def joined(tokens: Sequence[str], vocabulary: Vocabulary) -> str:
-    """The raw text of tokens, some of which the vocabulary may lack."""
+    """Returns the raw text of tokens, some of which the vocabulary may lack."""
     if isinstance(vocabulary, WordVocabulary):
         return " ".join(tokens)
     assert isinstance(vocabulary, SentencePieceVocabulary)

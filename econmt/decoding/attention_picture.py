@@ -19,7 +19,7 @@ LONGEST = 40
 
 
 def token_label(token: str) -> str:
-    """A token as a person reads it: SentencePiece's sign for a space becomes an open box, a long one is cut."""
+    """Returns a readable token: SentencePiece's sign for a space becomes an open box, long tokens are cut."""
     shown = token if len(token) <= LONGEST else token[: LONGEST - 1] + "…"
     return printable(shown.replace(SENTENCEPIECE_SPACE, VISIBLE_SPACE))
 
@@ -27,15 +27,15 @@ def token_label(token: str) -> str:
 def draw_attention(
     attention: Tensor, source_tokens: Sequence[str], target_tokens: Sequence[str], path: Path
 ) -> str:
-    """Draw a heat map: one row a target token, one column a source token, dark where the model looked.
+    """Draws a heat map with a row for each target and a column for each source token; dark means much attention.
 
     Args:
-        attention: (T, S) weights in [0, 1]; a row or column more than there are tokens is that of EOS.
+        attention: (T, S) weights in [0, 1]; a row or column beyond the tokens is that of EOS.
         source_tokens, target_tokens: the tokens, EOS left out or not.
-        path: where to write the picture; its suffix chooses the format.
+        path: file of the picture; its suffix selects the format.
 
     Returns:
-        The letters that no font of this machine has, which are drawn as boxes; see :func:`missing_note`.
+        The letters that no installed font has, which are drawn as boxes; see :func:`missing_note`.
 
     Raises:
         ValueError: if the shape does not fit the tokens.
@@ -91,7 +91,7 @@ def missing_note(letters: str, path: Path) -> str:
 
 
 def fonts_for(text: str) -> tuple[list[str], str]:
-    """Names of installed fonts that together have the letters of a text, and the letters that none has."""
+    """Returns names of installed fonts that together have the letters of a text, and the letters that none has."""
     from matplotlib.font_manager import FontProperties, findfont, fontManager, get_font
 
     def covered(path: str) -> set[str]:

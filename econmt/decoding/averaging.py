@@ -1,4 +1,4 @@
-"""One set of parameters from several checkpoints of a run."""
+"""Averaging of the parameters of several checkpoints."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from econmt.errors import InputError
 
 
 def average_tensors(parts: Iterable[tuple[str, Mapping[str, Tensor]]]) -> dict[str, Tensor]:
-    """The mean of each tensor, added up in float64 and rounded once, to the type that it had.
+    """Returns the mean of each tensor, summed in float64 and rounded once to its type.
 
     Args:
-        parts: where each set of tensors is from, for messages, and the tensors by name. They are read one after the
-            other, so that an iterator over files holds one of them at a time.
+        parts: for each set, its origin for messages and its tensors by name. Sets are read one after the other, so an
+            iterator over files holds one at a time.
 
     Raises:
-        InputError: naming the place and the tensor, if two sets do not have the same tensors.
+        InputError: Two sets do not have the same tensors; the message names the set and the tensor.
     """
     sums: dict[str, Tensor] = {}
     dtypes: dict[str, torch.dtype] = {}
@@ -45,10 +45,11 @@ def average_tensors(parts: Iterable[tuple[str, Mapping[str, Tensor]]]) -> dict[s
 
 
 def choose_checkpoints(updates: Iterable[int], scores: Mapping[int, float] | None, count: int) -> list[int]:
-    """The updates of the ``count`` best checkpoints, oldest first, or of the last if there are no scores.
+    """Returns the updates of the ``count`` best checkpoints, oldest first; of the last ones if there are no scores.
 
     Args:
-        updates: of the parameter files there are. scores: of each update, higher is better; an update without a score,
+        updates: updates with parameter files.
+        scores: score of each update, higher is better; an update without a score,
             or whose score is not a number, is never among the best.
     """
     if scores is None:

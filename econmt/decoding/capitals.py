@@ -1,4 +1,4 @@
-"""Lines in capital letters, which are translated as if they were not."""
+"""Lines in capital letters, which are translated in lower case."""
 
 from __future__ import annotations
 

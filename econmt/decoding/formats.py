@@ -1,4 +1,4 @@
-"""Translations as lines of output."""
+"""Output formats of translations."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ ATTENTION_DIGITS = 5
 def format_translation(
     translation: Translation, output_type: OutputType, passed: Mapping[str, Any] | None = None
 ) -> str:
-    """One line, without its end.
+    """Returns a translation as one line, without line end.
 
     ``translation`` is the text alone; ``score`` the score, a tab and the text; ``translation_with_alignments`` the
     text, a tab and pairs of source and target words as Pharaoh wrote them, ``0-0 1-2``; ``json`` an object with the
     text, the score, the log-probability, the tokens of both sides and all hypotheses; ``attention`` the same with a
     matrix of attention for each hypothesis, a row for each target token and EOS, a column for each source token and
-    EOS. Objects begin with what is ``passed``, but for keys of their own.
+    EOS. Objects begin with the fields ``passed``, except keys of their own.
     """
     if output_type == "translation":
         return translation.text
@@ -57,11 +57,11 @@ def _pharaoh(pairs: Sequence[tuple[int, int]]) -> str:
 
 
 def format_nbest(translation: Translation, number: int, *, aligned: bool = False) -> list[str]:
-    """The hypotheses of a line as Moses lists them, a line each, the best first.
+    """Returns the hypotheses of a line in Moses' n-best format, one a line, best first.
 
     ``number ||| text ||| logprob= log-probability ||| score``, with the number of the source line from 0. Bars in a
-    text that would end it are written as Moses escapes them. A blank line has one, its empty translation. With
-    ``aligned`` one more field has pairs of source and target words, ``0-0 1-2``.
+    text are escaped as in Moses. A blank line has one hypothesis, the empty translation. With ``aligned`` a further
+    field has pairs of source and target words, ``0-0 1-2``.
     """
     best: Sequence[NBestEntry | Translation] = translation.hypotheses or [translation]
     return [

@@ -1,12 +1,11 @@
-"""Tags and placeholders are taken out of a line before it is translated, and put into the translation by alignments.
+"""Removes tags and placeholders from a line before translation and inserts them into the translation by alignment.
 
-A tag that is opened and closed stands around words; the translation's words around which it is put are those in a row
-that have the most to do with them: one that was made of them counts for it, one that was made of others against it.
-What is inside another tag stays inside it, and what stands beside it does not overlap, so that tags are nested as well
-as they were. Each stands in the translation once. Everything else, placeholders among it, goes before the words that
-follow it.
+A pair of tags encloses words; in the translation it encloses the consecutive words that are aligned best with them:
+a word aligned with enclosed words counts for them, a word aligned with others against. Tags inside another tag stay
+inside it and neighbours do not overlap, so that nesting is kept. Each tag occurs once in the translation. Everything
+else, as placeholders, is inserted before the words that follow it.
 
-Words are looked at without the signs at their ends: ``<b>dog</b>.`` leaves the full stop outside.
+Punctuation at the ends of words is separate: ``<b>dog</b>.`` leaves the full stop outside.
 """
 
 from __future__ import annotations
@@ -38,12 +37,12 @@ _LETTER = re.compile(r"\w")
 
 
 class Unit(NamedTuple):
-    """The letters of a word, or the signs before or behind them.
+    """Letters of a word, or the punctuation before or after them.
 
     Attributes:
-        text: never empty. word: the number of its word.
-        start: the character of the text at which it begins.
-        glued: whether no blank stands before it.
+        text: its characters, never empty. word: index of its word.
+        start: index of its first character in the text.
+        glued: True if no blank precedes it.
     """
 
     text: str
@@ -59,12 +58,12 @@ class Unit(NamedTuple):
 
 @dataclass
 class Mark:
-    """A tag with its end, or something alone.
+    """A pair of tags, or a single tag or placeholder.
 
     Attributes:
-        text, end: what stands in the line; ``end`` is empty of what stands alone.
-        first, last: the source's units from ``first`` up to ``last`` stand inside.
-        glued: no blank: before ``text``, behind it, before ``end``, behind it.
+        text, end: opening and closing text; ``end`` is empty if single.
+        first, last: it encloses the source's units from ``first`` up to ``last``.
+        glued: True if there is no blank: before ``text``, after it, before ``end``, after it.
         inner: marks inside.
     """
 
@@ -77,10 +76,10 @@ class Mark:
 
 
 class Marked(NamedTuple):
-    """A line without its marks, and these, those inside others with them.
+    """A line without its marks, and the marks as a tree.
 
     Attributes:
-        words: of each word of the text, the line's words that it stands in.
+        words: for each word of the text, the words of the line that it is part of.
     """
 
     line: str
@@ -91,7 +90,7 @@ class Marked(NamedTuple):
 
 
 def units(text: str) -> list[Unit]:
-    """The units of a text; words are what stands between blanks."""
+    """Returns the units of a text; words are separated by blanks."""
     found: list[Unit] = []
     for number, word in enumerate(_WORD.finditer(text)):
         whole, start = word[0], word.start()
@@ -104,7 +103,7 @@ def units(text: str) -> list[Unit]:
 
 
 class _Found(NamedTuple):
-    """A match in a line: its text, the characters of text before it, and whether a blank is before and behind it."""
+    """A match in a line: its text, the number of characters before it, and True for a blank before and after it."""
 
     match: re.Match[str]
     at: int
@@ -112,7 +111,7 @@ class _Found(NamedTuple):
 
 
 def take_out(line: str) -> Marked:
-    """A line's marks, and what is left to translate."""
+    """Separates a line into its marks and the text to translate."""
     line = _BLANK.sub(" ", unicodedata.normalize("NFC", line))
     text, end, found = "", 0, list[_Found]()
     kept: list[int] = []
@@ -142,13 +141,13 @@ def take_out(line: str) -> Marked:
 
 
 def _tree(found: Sequence[_Found], own: Sequence[Unit]) -> list[Mark]:
-    """Marks with their ends, nested; an end without a beginning, and the other way round, stands alone."""
+    """Returns marks as a tree; an opening without a closing tag, or the reverse, is single."""
     top: list[Mark] = []
     open_tags: list[tuple[str, Mark, list[Mark]]] = []
     level = top
     starts, ends = [unit.start for unit in own], [unit.start + len(unit.text) for unit in own]
     for match, at, glued in found:
-        # What begins or ends inside a word takes in all of it.
+        # A mark that begins or ends inside a word encloses the whole word.
         first, last = bisect_right(ends, at), bisect_left(starts, at)
         names = [name for name, _, _ in open_tags]
         if match["close"] and match["name"] in names:
@@ -177,11 +176,11 @@ def _tree(found: Sequence[_Found], own: Sequence[Unit]) -> list[Mark]:
 def put_back(
     marked: Marked, translation: str, alignment: Sequence[tuple[int, int]]
 ) -> tuple[str, list[tuple[int, int]]]:
-    """A translation with the marks of its line, and its alignment to the line with marks.
+    """Inserts the marks of a line into its translation; returns it with its alignment to the line with marks.
 
     Args:
-        marked: the line. translation: its text.
-        alignment: pairs of source and target word, as :func:`econmt.decoding.alignment.hard_alignment` has them.
+        marked: the line. translation: text of its translation.
+        alignment: pairs of source and target word; see :func:`econmt.decoding.alignment.hard_alignment`.
     """
     if not marked.marks:
         return translation, list(alignment)
@@ -222,9 +221,9 @@ def put_back(
 def _interval(
     mark: Mark, sources: Sequence[set[int]], links: Sequence[tuple[int, int]], taken: set[int]
 ) -> tuple[int, int] | None:
-    """The target's units in a row that have the most to do with a mark's, of those not taken; None: none has.
+    """Returns the consecutive free target units that are aligned best with a mark's units; None if none is.
 
-    ``links``, source and target units, in order, are those of all units that are looked at.
+    ``links`` are the sorted pairs of aligned source and target units.
     """
     own_units = [at for _, at in links[bisect_left(links, (mark.first,)) : bisect_left(links, (mark.last,))]]
     if not own_units:
@@ -255,7 +254,7 @@ word that it is of, None of a mark."""
 def _laid_out(
     marks: Sequence[Mark], target: Sequence[Unit], sources: Sequence[set[int]], begin: int, end: int
 ) -> Iterator[_Piece]:
-    """The pieces of the target's units from ``begin`` to ``end``, with marks among them."""
+    """Returns the pieces of the target's units from ``begin`` to ``end`` with the marks among them."""
     links = sorted((index, at) for at in range(begin, end) for index in sources[at]) if marks else []
     taken: set[int] = set()
     intervals: dict[int, tuple[int, int]] = {}
@@ -287,7 +286,7 @@ def _laid_out(
     while at <= end:
         for number in points.get(at, ()):
             mark = marks[number]
-            if mark.end:  # its words are not in the translation: it stands around nothing
+            if mark.end:  # its words are not in the translation: it encloses nothing
                 yield piece(mark.text, False, True)
                 for each in _laid_out(mark.inner, target, sources, at, at):
                     yield piece(*each)

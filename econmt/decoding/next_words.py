@@ -22,13 +22,13 @@ _TRIED = 3
 
 
 class NextWord(NamedTuple):
-    """A word that may follow.
+    """A possible next word.
 
     Attributes:
-        word: what stands between spaces.
-        probability: of the token that begins it, after the beginning that was given.
+        word: the word, without spaces.
+        probability: probability of its first token after the given beginning.
         text: the translation that the search finds with it.
-        score: of that, see :class:`~econmt.decoding.search.beam.Hypothesis`.
+        score: score of that translation, see :class:`~econmt.decoding.search.beam.Hypothesis`.
     """
 
     word: str
@@ -38,10 +38,10 @@ class NextWord(NamedTuple):
 
 
 class NextWords:
-    """Goes on from each of the most probable tokens after a beginning by a search of its own, all in one batch.
+    """Finds next words: continues each of the most probable tokens after a beginning by a search, all in one batch.
 
     Args:
-        translator: whose models and search are used; one that draws nothing.
+        translator: translator whose models and search are used; it must not sample.
     """
 
     def __init__(self, translator: Translator) -> None:
@@ -60,7 +60,7 @@ class NextWords:
             request: the sentence, its ``target_prefix`` the words before.
 
         Raises:
-            InputError: naming ``where``: what is wished cannot be had.
+            InputError: The constraints cannot be fulfilled; the message names ``where``.
         """
         translator = self._translator
         source = translator.vocabularies.source.encode(request.text)[: translator.max_input_length]
@@ -88,7 +88,7 @@ class NextWords:
         return list(words.values())[:most]
 
     def _after(self, source: Sequence[int], prefix: Sequence[int]) -> Tensor:
-        """(V,) float32 on the CPU the log-probabilities of tokens after a beginning, those that begin no word -inf."""
+        """Returns log-probabilities (V,) of tokens after a beginning, float32 on the CPU; -inf if they begin no word."""
         model, device = self._translator.model, self._translator.device
         state = model.initial_state(model.encode(*pad_sources([source], device)))
         first = torch.zeros(1, dtype=torch.int64, device=device)
@@ -101,7 +101,7 @@ class NextWords:
     def _search(
         self, source: Sequence[int], sentence_constraints: Sequence[DecodingConstraints]
     ) -> list[tuple[str, float]]:
-        """Text and score of the best translation for each wish."""
+        """Returns text and score of the best translation for each list of constraints."""
         translator = self._translator
         options = translator.options
         sources, lengths = pad_sources([source] * len(sentence_constraints), translator.device)
@@ -113,5 +113,5 @@ class NextWords:
 
 
 def _letters(spelling: Spelling) -> list[tuple[str, bool]]:
-    """The pieces of a vocabulary, each with whether it goes on with a word."""
+    """Returns the pieces of a vocabulary, each with True if it continues a word."""
     return list(zip(spelling.pieces, spelling.joins.tolist(), strict=True))

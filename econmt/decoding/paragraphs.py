@@ -1,4 +1,4 @@
-"""Paragraphs, a line each, translated sentence by sentence and put together again.
+"""Translation of paragraphs, one a line, sentence by sentence.
 
 Sentences are split by sentence-splitter (the extra ``sentences``), the splitter of Moses and Europarl: rules with a
 list of abbreviations for each of some twenty languages.
@@ -21,13 +21,13 @@ Split = Callable[[str], list[str]]
 
 
 def sentence_splitter(language: str) -> Split:
-    """A function that splits a paragraph into its sentences.
+    """Returns a function that splits a paragraph into its sentences.
 
     Args:
-        language: its code; of ``en-US`` the ``en`` counts.
+        language: language code; only ``en`` of ``en-US`` is used.
 
     Raises:
-        InputError: the library is not installed, or does not know the language.
+        InputError: The library is not installed, or does not know the language.
     """
     try:
         from sentence_splitter import SentenceSplitter, SentenceSplitterException
@@ -51,9 +51,9 @@ class ParagraphTranslator:
     """Translates lines of several sentences.
 
     Args:
-        translator: of sentences; one translation of each is taken, the best.
+        translator: translator of sentences; the best translation of each is used.
         split: see :func:`sentence_splitter`.
-        target: code of the target language, which says whether a blank stands between sentences.
+        target: code of the target language, which decides if sentences are separated by blanks.
     """
 
     def __init__(self, translator: Translator, split: Split, target: str) -> None:
@@ -67,13 +67,13 @@ class ParagraphTranslator:
         where: str,
         done: Callable[[int], object] = lambda _: None,
     ) -> list[Translation]:
-        """See :meth:`Translator.translate_chunk`; what is wished of a line no sentence alone could follow.
+        """Translates lines as :meth:`Translator.translate_chunk`; lines cannot have constraints.
 
         Returns:
             For each line its text, tokens and the sum of its log-probabilities, which is its score too.
 
         Raises:
-            InputError: something is wished of a line.
+            InputError: A line has constraints.
         """
         for number, request in enumerate(lines, first):
             if request.factors or not request.is_plain:

@@ -1,4 +1,4 @@
-"""A line to translate with what is wished of its translation, from a program or as a JSON object."""
+"""Requests: lines to translate with their constraints, from a program or as JSON objects."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _UNREADABLE = re.compile("[\0\ud800-\udfff]")
 
 
 class Request(NamedTuple):
-    """A sentence and what is wished of its translation; texts are raw, like the sentence.
+    """A sentence to translate and the constraints of its translation, all as raw text.
 
     Attributes:
         text: the sentence.
-        constraints: phrases that the translation must hold, each as often as it is given.
-        avoid: phrases that it must not hold.
-        target_prefix: how it must begin.
-        passed: what else a JSON object held, for the JSON that comes out.
-        factors: its source factors, a text a stream with one token a word, for a model that reads such.
+        constraints: phrases that the translation must contain, each as often as it is listed.
+        avoid: phrases that it must not contain.
+        target_prefix: its beginning.
+        passed: other fields of a JSON object, copied to the JSON output.
+        factors: source factors: for each stream, a text with one token a word.
     """
 
     text: str
@@ -63,17 +63,17 @@ _REFUSED = ("source_prefix", "restrict_lexicon", "target_prefix_factors")
 
 
 def read_request(line: str, where: str) -> Request:
-    """The request in a line of JSON, with Sockeye's fields: text, constraints, avoid, target_prefix and factors.
+    """Reads a request from a line of JSON with Sockeye's fields: text, constraints, avoid, target_prefix and factors.
 
     Raises:
-        InputError: one line that names ``where``: no JSON object, a field of a wrong type, one that is misspelt, or
-            one of Sockeye's that no model here can follow; a key given twice, NaN or a number beyond a float's range.
+        InputError: The line is no JSON object, a field has a wrong type or a misspelt name or is not
+            supported, a key occurs twice, or a number is NaN or out of range; the message names ``where``.
     """
     return request_of(parse_json(line, where, _ADVICE, strict=True), where)
 
 
 def request_of(tree: Mapping[str, Any], where: str) -> Request:
-    """The request in a JSON object that is read already; raises as :func:`read_request`."""
+    """Makes a request from a parsed JSON object; raises as :func:`read_request`."""
     for name in _REFUSED:
         if tree.get(name) not in (None, [], ""):
             raise InputError(f"{where}: {name}: econmt has nothing of the kind; leave it out")
@@ -97,10 +97,10 @@ def request_of(tree: Mapping[str, Any], where: str) -> Request:
 
 
 def check_request(request: Request, where: str) -> None:
-    """Refuses texts that no vocabulary could read, and phrases that are none.
+    """Refuses texts with invalid characters and blank phrases.
 
     Raises:
-        InputError: one line that names ``where`` and the field.
+        InputError: A text or phrase is refused; the message names ``where`` and the field.
     """
     for name in ("constraints", "avoid"):
         phrases = getattr(request, name)

@@ -1,4 +1,4 @@
-"""Lines from a pipe, a terminal or a file, and output that grows with them."""
+"""Reading of lines from a pipe, a terminal or a file, and output line by line."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ STANDARD_INPUT = "standard input"
 
 
 def standard_input() -> int:
-    """The descriptor of standard input.
+    """Returns the descriptor of standard input.
 
     Raises:
-        InputError: if it is closed.
+        InputError: Standard input is closed.
     """
     if sys.stdin is None or sys.stdin.closed:
         raise InputError(f"{STANDARD_INPUT} is closed; name a file instead")
@@ -41,13 +41,13 @@ def _may_pause(descriptor: int) -> bool:
 
 
 def read_chunks(descriptor: int, size: int, where: str = STANDARD_INPUT) -> Iterator[list[str]]:
-    """Read lines from a file descriptor, at most ``size`` at a time, fewer as soon as the input pauses.
+    """Yields lines from a file descriptor, at most ``size`` at a time, fewer when the input pauses.
 
-    So a person who types a line, or a program that waits for an answer, gets it at once, and a file in a pipe is read
-    in full chunks. Lines before one that cannot be read are given first.
+    A person who types a line, or a program that waits for an answer, is answered at once; a file in a pipe is read
+    in full chunks. Lines before an unreadable one are yielded first.
 
     Raises:
-        InputError: naming the line, if it is not UTF-8 or holds a NUL byte.
+        InputError: A line is not UTF-8 or contains a NUL byte; the message names the line.
     """
     bounded = _may_pause(descriptor)
     held: list[bytes] = []
@@ -82,10 +82,10 @@ def read_chunks(descriptor: int, size: int, where: str = STANDARD_INPUT) -> Iter
 
 
 def check_not_read(path: Path | None, inputs: Iterable[Path | None]) -> None:
-    """Refuse to write over a file that is read; None stands for standard output and input.
+    """Refuses to overwrite a file that is being read; None means standard output and input.
 
     Raises:
-        InputError: the path is one.
+        InputError: The output is one of the inputs.
     """
     for place in inputs:
         if _is_same(path, place):
@@ -94,18 +94,17 @@ def check_not_read(path: Path | None, inputs: Iterable[Path | None]) -> None:
 
 
 class LineOutput:
-    """Writes lines as they come: to standard output, or to a file.
+    """Writer of lines to standard output or a file, as they come.
 
-    The file is opened, and what it held is gone, when the first lines are there; it grows with them, so that an
-    interrupted run leaves the lines that were done. Links are followed, permissions stay, and devices and pipes are
-    written to.
+    The file is truncated when the first lines are written and grows with each chunk, so that an interrupted run leaves
+    the finished lines. Links are followed, permissions stay, and devices and pipes are written to.
 
     Args:
-        path: of the file; None: standard output.
-        inputs: what is being read, and must not be the same file; None stands for standard input.
+        path: path of the file; None: standard output.
+        inputs: files that are being read and must differ from it; None means standard input.
 
     Raises:
-        InputError: the file cannot be written, or is one of the inputs.
+        InputError: The file cannot be written, or is one of the inputs.
     """
 
     def __init__(self, path: Path | None, inputs: Sequence[Path | None] = ()) -> None:
@@ -115,7 +114,7 @@ class LineOutput:
 
     @property
     def is_seen(self) -> bool:
-        """True if the output lines themselves show the progress."""
+        """True if the output itself shows the progress."""
         return self._path is None and sys.stdout.isatty()
 
     def __enter__(self) -> Callable[[Iterable[str]], None]:
@@ -148,7 +147,7 @@ class LineOutput:
 
 
 def shown_on_terminal(text: str) -> str:
-    """Lines whose control characters cannot steer a terminal; tabs and line ends stay."""
+    """Escapes control characters, except tabs and line ends, so that lines cannot control a terminal."""
     return "\n".join("\t".join(map(printable, line.split("\t"))) for line in text.split("\n"))
 
 

@@ -1,4 +1,4 @@
-"""A language model that reads a text, remembers it, tells how probable it was, and writes on.
+"""Scoring and continuation of a text with a language model that keeps its state.
 
 Shapes: N tokens, V vocabulary.
 """
@@ -24,12 +24,12 @@ WINDOW = 1000
 
 
 class ScoredLine(NamedTuple):
-    """A line and how probable it was, given all lines before it.
+    """A line and its log-probabilities given all lines before it.
 
     Attributes:
-        tokens: of the line, its end left out.
-        token_log_probabilities: natural logarithms, of each of them and of the line's end.
-        words: of the line, its end counted.
+        tokens: tokens of the line without its end.
+        token_log_probabilities: natural logarithm of the probability of each token and of the line's end.
+        words: number of words, including the line's end.
     """
 
     tokens: list[str]
@@ -38,24 +38,24 @@ class ScoredLine(NamedTuple):
 
     @property
     def log_probability(self) -> float:
-        """The sum of all of them."""
+        """Sum of the log-probabilities."""
         return math.fsum(self.token_log_probabilities)
 
     @property
     def perplexity(self) -> float:
-        """exp of the mean negative log-probability of a word; infinite where nothing smaller holds."""
+        """Exponential of the mean negative log-probability per word; infinite if it overflows."""
         mean = -self.log_probability / self.words
         return math.exp(mean) if mean < 700.0 else math.inf
 
 
 class TextReader:
-    """Reads a text from its beginning; what it has read is the model's state, and nothing else is kept.
+    """Reader of a text from its beginning; only the model's state is kept.
 
     Args:
-        model: in evaluation mode, on ``device``.
-        vocabulary: of the model.
-        device: where it is.
-        precision: of products, float32 or bfloat16.
+        model: model in evaluation mode, on ``device``.
+        vocabulary: its vocabulary.
+        device: its device.
+        precision: type of matrix products, float32 or bfloat16.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class TextReader:
 
     @torch.inference_mode()
     def read(self, ids: Sequence[int]) -> list[float]:
-        """The log-probability of each of the next ids of the text, given all before it."""
+        """Reads the next ids of the text; returns the log-probability of each given all before it."""
         found: list[float] = []
         for first in range(0, len(ids), WINDOW):
             targets = torch.tensor(ids[first : first + WINDOW])
@@ -90,7 +90,7 @@ class TextReader:
         return found
 
     def score(self, lines: Iterable[str]) -> Iterator[ScoredLine]:
-        """Reads whole lines, and tells of each how probable it was."""
+        """Reads whole lines and yields each with its log-probabilities."""
         texts = list(lines)
         encoded = self.vocabulary.encode_many(texts)
         scores = iter(self.read([token for ids in encoded for token in (*ids, EOS)]))
@@ -103,10 +103,10 @@ class TextReader:
         """Draws the next ids of the text from the model's distribution, and reads them.
 
         Args:
-            count: how many.
-            temperature: divides the log-probabilities.
-            top_k: draw among this many most probable ids; 0: all.
-            seed: of the draws.
+            count: number of ids.
+            temperature: divisor of the log-probabilities.
+            top_k: number of most probable ids to draw from; 0: all.
+            seed: seed of the draws.
         """
         generator = np.random.Generator(np.random.Philox(key=[seed, 0]))
         for _ in range(count):

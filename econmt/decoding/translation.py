@@ -1,4 +1,4 @@
-"""Translations: what a search found for a line, as text."""
+"""Translations of lines, made from the hypotheses of a search."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class NBestEntry(NamedTuple):
 
     Attributes:
         text: detokenised text, always a single line.
-        tokens: the same as the vocabulary cuts it, EOS left out.
+        tokens: its tokens, without EOS.
         ids, score, log_probability, attention, cut: see :class:`~econmt.decoding.search.beam.Hypothesis`.
-        alignment: pairs of source and target words, what stands between spaces, each target word with those that it saw
+        alignment: pairs of source and target words, separated by spaces: each target word with those that it attends to
             most; empty without attention.
     """
 
@@ -34,7 +34,7 @@ class NBestEntry(NamedTuple):
 class Translation(NamedTuple):
     """Translation of one line; the fields up to ``attention`` are those of its best hypothesis.
 
-    A blank line is translated by an empty line with probability 1, without asking the model; it has no hypotheses.
+    A blank line is translated by an empty line with probability 1, without the model; it has no hypotheses.
     """
 
     text: str
@@ -50,7 +50,7 @@ EMPTY = Translation("", 0.0, 0.0, [], None, [], [])
 
 
 def one_line(text: str) -> str:
-    """Returns ``text`` without the line breaks that would shift all lines after it, and without blanks at its ends.
+    """Returns ``text`` without line breaks, which would shift all lines after it, and without blanks at its ends.
 
     Byte subwords can produce both, and the sign for a blank may come as a subword of its own.
     """
@@ -66,7 +66,7 @@ def in_capital_letters(translation: Translation) -> Translation:
 def with_marks(translation: Translation, marked: Marked) -> Translation:
     """Returns a translation whose texts hold the tags and placeholders of its line; alignments are of these texts."""
     if not translation.hypotheses:
-        nothing = marked.marks and not marked.text.strip()  # a line that was left out stays empty
+        nothing = marked.marks and not marked.text.strip()  # a skipped line stays empty
         return translation._replace(text=marked.line.strip() if nothing else translation.text)
     entries = []
     for entry in translation.hypotheses:

@@ -1,4 +1,4 @@
-"""From lines of text to lines of text.
+"""Translation of lines of text.
 
 The trainer validates with the same :class:`Translator` that ``econmt translate`` uses.
 """
@@ -60,7 +60,7 @@ tokens, which takes minutes for a word of megabytes."""
 
 
 def pad_sources(sources: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Source ids (B, S) with EOS and padding, and lengths (B,) that count EOS, from ids without them."""
+    """Returns source ids (B, S) with EOS and padding, and lengths (B,) including EOS, from ids without them."""
     lengths = torch.tensor([len(ids) + 1 for ids in sources], dtype=torch.int64)
     source = torch.full((len(sources), int(lengths.max())), PAD, dtype=torch.int64)
     for row, ids in enumerate(sources):
@@ -69,11 +69,12 @@ def pad_sources(sources: Sequence[Sequence[int]], device: torch.device) -> tuple
 
 
 def batches_by_length(lengths: Sequence[int], batch_size: int, tokens: int) -> list[list[int]]:
-    """Batches of indices, sentences of like length together, longest first.
+    """Returns batches of indices of sentences of similar length, longest first.
 
     Args:
-        lengths: of each sentence. batch_size: most sentences in a batch. tokens: most padded tokens in a batch of more
-            than one sentence, so that very long lines go alone.
+        lengths: length of each sentence. batch_size: most sentences in a batch.
+        tokens: most padded tokens in a batch of
+            several sentences, so that very long lines are translated alone.
     """
     order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
     batches: list[list[int]] = []
@@ -88,10 +89,10 @@ def batches_by_length(lengths: Sequence[int], batch_size: int, tokens: int) -> l
 
 @contextmanager
 def evaluation_mode(models: Sequence[object]) -> Iterator[None]:
-    """Switch dropout and cuDNN's TF32 off for the time of the context, and back to what they were.
+    """Disables dropout and cuDNN's TF32 within the context.
 
-    PyTorch lets cuDNN compute the LSTMs of whole sentences in TF32, but not the single steps of a search: with it a
-    translation and the same words scored would differ in the fourth digit.
+    PyTorch lets cuDNN compute the LSTMs of whole sentences in TF32, but not the single steps of a search: scores of a
+    translation from searching and from scoring would differ in the fourth digit.
     """
     training = [model for model in models if isinstance(model, nn.Module) and model.training]
     allowed = torch.backends.cudnn.allow_tf32
@@ -110,27 +111,26 @@ class Translator:
     """Translates lines with one model or an ensemble.
 
     Args:
-        models: models on ``device``, all with these vocabularies; :class:`econmt.model.IncrementalModel` makes one of a
+        models: models on ``device`` that share the vocabularies; :class:`econmt.model.IncrementalModel` makes one of a
             trained model.
         vocabularies: source and target vocabulary.
-        options: how to search; a recipe's ``decoding`` section also gives the batch size.
-        device: where the models are.
+        options: options of the search; a recipe's ``decoding`` section also gives the batch size.
+        device: device of the models.
         batch_size: sentences translated together; None: the recipe's, or 64.
-        chunk_size: lines read before any is translated; sorted by length within.
-        max_length: the longest source the models were trained on, in tokens; lines beyond it are warned of.
-        max_input_length: the longest source, in tokens, that is translated whole; None: a recipe's default.
-        long_lines: what becomes of a longer one: "cut" translates its beginning, "skip" gives an empty line.
-        warn: takes one line about a doubtful input line.
-        watch: called between the steps of a search; what it raises ends it.
-        continuous: whether beam search with one model lets sentences take one another's places, on a GPU in CUDA graphs
-            (:mod:`econmt.decoding.search.continuous`), where there are enough of them; None: on a GPU. Results are the
-            same.
-        avoid: phrases that no translation may hold.
-        glossary: where a term occurs in a source, its translation is a constraint.
-        shortlists: the target words that each sentence may have; None: all.
+        chunk_size: lines read before any is translated; they are sorted by length.
+        max_length: longest source in training, in tokens; longer lines cause a warning.
+        max_input_length: longest source, in tokens, that is translated completely; None: a recipe's default.
+        long_lines: treatment of longer ones: "cut" translates the beginning, "skip" gives an empty line.
+        warn: called with a message about a doubtful input line.
+        watch: called between the steps of a search; an exception that it raises ends the search.
+        continuous: True if beam search with one model replaces finished sentences by waiting ones, on a GPU in CUDA
+            graphs (:mod:`econmt.decoding.search.continuous`); None: on a GPU. Results are the same.
+        avoid: phrases that no translation may contain.
+        glossary: terms; if one occurs in a source, its translation is a constraint.
+        shortlists: target words allowed for each sentence; None: all.
 
     Attributes:
-        factor_files: what messages call the files that the source factors of requests are from, line by line.
+        factor_files: names of the files of source factors, for messages.
         searches: names of the searches that have run, see :func:`~econmt.decoding.search.native.search_name`.
     """
 
@@ -206,11 +206,11 @@ class Translator:
         return self.options.block_ngram_repeat == 0
 
     def translate(self, lines: Iterable[str | Request], where: str = "input") -> Iterator[Translation]:
-        """Translate a stream of lines, without their line ends, in order; a chunk is read before it is translated.
+        """Translates a stream of lines without line ends, in order; reads a chunk before translating it.
 
         Args:
-            lines: the lines, or requests, which say what is wished of a translation.
-            where: what to call them in messages.
+            lines: lines, or requests with constraints.
+            where: name of the input in messages.
         """
         stream, first = iter(lines), 1
         while chunk := list(islice(stream, self.chunk_size)):
@@ -226,13 +226,13 @@ class Translator:
         *,
         numbers: Sequence[int] | None = None,
     ) -> list[Translation]:
-        """Translate a few lines.
+        """Translates a chunk of lines.
 
         Args:
-            lines: the lines. where: what to call them in messages.
-            first: the number of the first of them, on which the draws of sampling depend.
-            done: told how many more of them are done.
-            numbers: of all of them, where they do not count up from ``first``.
+            lines: the lines. where: name of the input in messages.
+            first: number of the first line; the draws of sampling depend on it.
+            done: called with the number of lines translated since the last call.
+            numbers: numbers of all lines, if they are not consecutive from ``first``.
 
         Raises:
             EconmtError: if the model's probabilities are not finite.
