@@ -88,7 +88,7 @@ class NextWords:
         return list(words.values())[:most]
 
     def _after(self, source: Sequence[int], prefix: Sequence[int]) -> Tensor:
-        """Returns log-probabilities (V,) of tokens after a beginning, float32 on the CPU; -inf if they begin no word."""
+        """Returns log-probabilities (V,) of tokens after a prefix, float32 on the CPU; -inf if they begin no word."""
         model, device = self._translator.model, self._translator.device
         state = model.initial_state(model.encode(*pad_sources([source], device)))
         first = torch.zeros(1, dtype=torch.int64, device=device)
