@@ -309,8 +309,10 @@ def run_sections(
         recipes = ["multi30k"]
     if "output" in options.only:
         yield "output", measure_output(options.quick, device, clock)
+    if not {"step", "checkpoint"} & set(options.only):
+        return
     variants = chosen_variants(options)
-    for name in recipes if {"step", "checkpoint"} & set(options.only) else []:
+    for name in recipes:
         longest = load_recipe(name).data.max_length
         usual = [f"{longest}x{longest}", *([] if device.type == "cuda" else ["20x20"])]
         if options.quick or name == "multi30k":

@@ -1,4 +1,4 @@
-"""Code blocks of the Markdown pages, and which of their commands are only parsed."""
+"""Code blocks of the Markdown pages, and which of their commands tests execute."""
 
 from __future__ import annotations
 
@@ -16,23 +16,20 @@ _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _SHELL = ("bash", "console", "sh")
 
 ONLY_PARSED = {
-    "a GPU": ["--device cuda", "device=cuda"],
-    "the network": ["pip install", "hf auth", "hf upload", "hf://"],
+    "a GPU": ["scripts.bench gpu.", "bench layout --device cuda --graph"],
+    "the network": ["pip install", "hf auth", "hf upload", "hf://", "make ", "python3 -m venv"],
     "several hosts": ["torchrun ", "srun ", "#SBATCH", "scontrol "],
-    "minutes or hours": [
-        "bench layout --recurrent",
-        "bench select --grid",
-        "bench select --summary",
-        "scripts.soak",
-        "scripts.bench ",
-        "make ",
-        "en-vi",
-        "-m RUN ",
-        "python3 -m venv",
-    ],
-    "text that is not public": ["train ptb"],
+    "packages that tests do not install": ["scripts.bench compare.", "scripts.bench make-en-vi"],
 }
 """Why some commands are not executed, and what they contain."""
+
+SLOW = re.compile(
+    r"econmt train .*--processes|scripts\.bench parallel |scripts\.kill_campaign |bench layout --recurrent"
+)
+"""Commands that only slow tests execute: they start processes that import PyTorch, or have no small sizes.
+
+The others read their arguments, and train what would be trained as a dry run.
+"""
 
 
 class Block(NamedTuple):
@@ -64,6 +61,17 @@ def commands(block: Block) -> list[str]:
         re.sub(r"(^|\s)#(?!SBATCH).*", "", line.removeprefix("$ ")).strip() for line in joined.splitlines()
     ]
     return [line for line in lines if line]
+
+
+def quoted_scripts(page: str) -> list[str]:
+    """The commands ``python -m scripts.*`` that stand in the text of a page, outside of its blocks."""
+    text = _BLOCK.sub("", (ROOT / page).read_text(encoding="utf-8"))
+    spans = [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", text)]
+    return [
+        span.removeprefix("ECONMT_DATA=FOLDER ")
+        for span in spans
+        if re.match(r"(\w+=\S+ )*python -m scripts\.\w+ [\w-]", span)
+    ]
 
 
 def why_only_parsed(command: str) -> str | None:

@@ -1,21 +1,26 @@
-"""Runs ``econmt`` commands in forks of one process that has imported everything already.
+"""Runs ``econmt`` commands and the project's scripts in forks of one process that has imported everything already.
 
 A page of the documentation has dozens of commands, each of which would import torch anew: two seconds of a core. The
-client, which stands on the ``PATH`` under the name ``econmt``, hands over its arguments, environment, folder and
-standard streams; a fork of the server becomes that command, and the client leaves with its exit code.
+client, which stands on the ``PATH`` under the name ``econmt`` or ``python``, hands over its arguments, environment,
+folder and standard streams; a fork of the server becomes that command, and the client leaves with its exit code.
 
     python fork_server.py SOCKET
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import runpy
+import select
 import signal
 import socket
 import struct
 import sys
+import traceback
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NoReturn
 
 CLIENT = """\
@@ -23,6 +28,7 @@ import array, json, os, signal, socket, struct, sys
 signal.signal(signal.SIGINT, signal.SIG_DFL)
 connection = socket.socket(socket.AF_UNIX)
 connection.connect({socket!r})
+signal.signal(signal.SIGTERM, lambda *_: connection.shutdown(socket.SHUT_WR))
 words = [{program!r}, *sys.argv[1:]]
 request = json.dumps([words, os.getcwd(), dict(os.environ)]).encode()
 streams = array.array("i", [0, 1, 2])
@@ -35,15 +41,34 @@ sys.exit(struct.unpack("i", answer)[0] if len(answer) == 4 else 99)
 
 PRELOADED = (
     "econmt.api",
+    "econmt.cli.bench",
+    "econmt.cli.inspection",
+    "econmt.cli.main",
+    "econmt.cli.profile",
+    "econmt.cli.standard_streams",
     "econmt.cli.train",
     "econmt.cli.translate",
-    "econmt.cli.profile",
     "econmt.memory.report",
     "econmt.training.run",
     "matplotlib.figure",
+    "numpy.random",
+    "PIL.features",
+    "PIL.JpegImagePlugin",
+    "PIL.PpmImagePlugin",
+    "rich._emoji_codes",
     "sacrebleu",
+    "scripts.bench.arguments",
+    "scripts.bench.verbs.language_model",
+    "scripts.bench.verbs.low_rank",
+    "scripts.bench.verbs.lstm",
+    "scripts.bench.verbs.parallel",
+    "scripts.bench.verbs.recurrences",
     "sentencepiece",
+    "sympy",
+    "torch._dynamo",
+    "torch.utils.tensorboard",
 )
+"""Modules that commands would import, slowly, one after the other."""
 
 
 def serve(path: str) -> NoReturn:
@@ -65,7 +90,10 @@ def serve(path: str) -> NoReturn:
 
 
 def _answer(connection: socket.socket) -> NoReturn:
-    """Forks once more: the child becomes the command, the parent sends its exit code."""
+    """Forks once more: the child becomes the command, the parent sends its exit code.
+
+    A client that is told to end, or is killed, tells the command to end.
+    """
     head, streams, _, _ = socket.recv_fds(connection, 4, 3)
     (size,) = struct.unpack("I", head)
     request = b""
@@ -84,22 +112,37 @@ def _answer(connection: socket.socket) -> NoReturn:
         _become(words)
     for stream in streams:
         os.close(stream)
+    if connection in select.select([connection, os.pidfd_open(child)], [], [])[0]:
+        os.kill(child, signal.SIGTERM)
     _, status = os.waitpid(child, 0)
     code = os.waitstatus_to_exitcode(status)
-    connection.sendall(struct.pack("i", code if code >= 0 else 128 - code))
+    with contextlib.suppress(BrokenPipeError):
+        connection.sendall(struct.pack("i", code if code >= 0 else 128 - code))
     os._exit(0)
 
 
 def _become(words: Sequence[str]) -> NoReturn:
-    from econmt.cli.main import main
-
-    sys.argv = list(words)
     code = 70
     try:
-        main()
+        if words[0] == "python":  # -m MODULE
+            sys.argv = list(words[2:])
+            sys.path.insert(0, str(Path(__file__).parents[2]))
+            if words[2] == "scripts.bench":  # its processes are forks, too
+                sys.executable = str(Path(os.environ["PATH"].partition(os.pathsep)[0]) / "python")
+            runpy.run_module(words[2], run_name="__main__", alter_sys=True)
+            code = 0
+        else:
+            from econmt.cli.main import main
+
+            sys.argv = list(words)
+            main()
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
     finally:
+        if sys.exc_info()[0] is not None:
+            traceback.print_exc()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

@@ -21,7 +21,9 @@ TIMEOUT = 240
 
 
 class Shell:
-    """Runs shell commands in which ``econmt`` is this checkout, started by a fork and shrunk by ``tiny.shrink``.
+    """Runs shell commands in which ``econmt`` and ``python -m scripts.*`` are those of this checkout, made small.
+
+    Programs are started by a fork; their arguments are changed by ``tiny.shrink`` and ``tiny.shrink_script``.
 
     Args:
         folder: Where the server's socket, the programs on the ``PATH``, the text and the cache lie.
@@ -43,6 +45,7 @@ class Shell:
                 ),
                 "HOME": str(folder),
                 "PYTHONWARNINGS": "ignore",
+                "TORCHDYNAMO_DISABLE": "1",  # compiling takes minutes, and has tests of its own
             }
         )
         self._server = subprocess.Popen(
@@ -55,16 +58,29 @@ class Shell:
         )
         assert self._server.stdout is not None
         assert self._server.stdout.readline() == "ready\n"
-        self._write_program("econmt")
+        self._write_program("econmt", "shrink", "True")
+        self._write_program(
+            "python",
+            "shrink_script",
+            "sys.argv[1] == '-m' and sys.argv[2].partition('.')[0] in ('econmt', 'scripts')",
+        )
+        self._write("taskset", '#!/bin/sh\nshift 2\nexec "$@"\n')  # as if the machine had all cores
         (self._programs / "activate").touch()
 
-    def _write_program(self, name: str) -> None:
-        shrink = f"sys.path.insert(0, {str(ROOT)!r})\nfrom tests.documents.tiny import shrink\n"
+    def _write_program(self, name: str, shrink: str, forked: str) -> None:
+        """Writes a program that becomes a fork of the server where ``forked`` is true, else the real one."""
         client = fork_server.CLIENT.format(socket=self._socket, program=name)
-        program = self._programs / name
-        program.write_text(
-            f"#!{sys.executable} -SE\nimport sys\n{shrink}sys.argv[1:] = shrink(sys.argv[1:])\n{client}"
+        self._write(
+            name,
+            f"#!{sys.executable} -SE\nimport os, sys\nif not ({forked}):\n"
+            f"    os.execv({sys.executable!r}, [{sys.executable!r}, *sys.argv[1:]])\n"
+            f"sys.path.insert(0, {str(ROOT)!r})\nfrom tests.documents.tiny import {shrink}\n"
+            f"sys.argv[1:] = {shrink}(sys.argv[1:])\n{client}",
         )
+
+    def _write(self, name: str, text: str) -> None:
+        program = self._programs / name
+        program.write_text(text)
         program.chmod(program.stat().st_mode | stat.S_IXUSR)
 
     def run(self, command: str, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -83,7 +99,8 @@ class Shell:
     def serve(self, command: str, folder: Path, port: int) -> subprocess.Popen[bytes]:
         """Starts ``econmt serve`` and returns when it accepts connections."""
         process = subprocess.Popen(
-            [sys.executable, "-m", *shlex.split(command, comments=True), "--port", str(port)],
+            [*shlex.split(command, comments=True), "--port", str(port)],
+            executable=str(self._programs / "econmt"),
             cwd=folder,
             env=self.environment,
             stdin=subprocess.DEVNULL,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import importlib
 import os
 import re
 import shlex
@@ -18,21 +20,28 @@ import pytest
 import yaml
 from typer.main import get_command
 
-from scripts.bench.__main__ import COMMANDS, application
+from scripts.bench.__main__ import COMMANDS, application, scripts
 from tests.conftest import ROOT
 from tests.documents import tiny
 from tests.documents.blocks import (
     ONLY_PARSED,
     PAGES,
+    SLOW,
     Block,
     blocks,
     commands,
     console_blocks,
+    quoted_scripts,
     why_only_parsed,
 )
 from tests.documents.shell import Shell
 
-NEEDS_EXTRA = {"serve ": "starlette", "--split-sentences": "sentence_splitter"}
+NEEDS_EXTRA = {
+    "serve ": "starlette",
+    "serve-load": "starlette",
+    "bench filters": "py3langid",
+    "--split-sentences": "sentence_splitter",
+}
 """Commands that need an optional package, by what they contain."""
 
 
@@ -48,6 +57,18 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("models")
 
 
+_SCRIPT = re.compile(r"(?:\w+=\S+ )*python -m (scripts\.\S+) (.*)")
+
+
+def _script(command: str) -> tuple[str, list[str]] | None:
+    """The module and the arguments of a command that runs a script of the project, or None."""
+    found = _SCRIPT.fullmatch(command)
+    if found is None:
+        return None
+    words = [tiny.PLACEHOLDERS.get(word, word) for word in shlex.split(found[2])]
+    return found[1], words
+
+
 MINE = {"output": "runs/mine", "data": {"train": ["mytext"], "valid": "mytext.valid", "test": None}}
 """How a reader changes the copy of a recipe."""
 PYTHON_PAGES = ("README.md", "docs/python.md")
@@ -57,8 +78,8 @@ PYTHON_PAGES = ("README.md", "docs/python.md")
 class Reader:
     """Follows one page: runs its commands in order, and edits recipes as its YAML blocks say."""
 
-    def __init__(self, page: str, shell: Shell, folder: Path) -> None:
-        self.page, self.shell, self.folder = page, shell, folder
+    def __init__(self, page: str, shell: Shell, folder: Path, *, with_slow: bool = False) -> None:
+        self.page, self.shell, self.folder, self.with_slow = page, shell, folder, with_slow
         self.server: subprocess.Popen[bytes] | None = None
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
@@ -68,8 +89,7 @@ class Reader:
         for block in blocks(self.page):
             if block.language in ("bash", "console", "sh"):
                 for command in commands(block):
-                    if why_only_parsed(command) is None:
-                        self.execute(command, block)
+                    self.execute(command, block)
             elif block.language == "yaml" and (self.folder / "mine.yaml").is_file():
                 self.edit(yaml.safe_load(block.text))
 
@@ -79,6 +99,12 @@ class Reader:
             self.check(f"{shlex.quote(sys.executable)} -c {shlex.quote(text)}", program[0])
 
     def execute(self, command: str, block: Block) -> None:
+        if why_only_parsed(command) is not None:
+            return
+        if SLOW.search(command) and not self.with_slow:
+            if not command.startswith("econmt train"):
+                return
+            command += " --dry-run"
         for part, package in NEEDS_EXTRA.items():
             if part in command:
                 pytest.importorskip(package)
@@ -95,7 +121,9 @@ class Reader:
         said = (
             f"{self.page}, block at line {block.line}: {command}\n{done.stdout[-2000:]}{done.stderr[-4000:]}"
         )
-        assert done.returncode == 0, f"exit code {done.returncode}: {said}"
+        too_short = next((words for part, words in tiny.TOO_SHORT.items() if part in command), None)
+        assert done.returncode == (0 if too_short is None else 2), f"exit code {done.returncode}: {said}"
+        assert too_short is None or too_short in done.stderr, said
         assert "Traceback" not in done.stderr, said
         if command.startswith("curl"):
             assert '"error"' not in done.stdout, said
@@ -129,6 +157,8 @@ def _provide(page: str, shell: Shell, store: Path, folder: Path) -> None:
         assert done.returncode == 0, done.stderr
 
     shutil.copytree(ROOT / "recipes", folder / "recipes")
+    (folder / "scripts" / "bench").mkdir(parents=True)
+    shutil.copy(ROOT / "scripts" / "bench" / "en-vi.yaml", folder / "scripts" / "bench")
     (folder / ".venv").mkdir()
     (folder / ".venv" / "bin").symlink_to(Path(shell.environment["PATH"].split(os.pathsep)[0]))
     shutil.copytree(shell.environment["ECONMT_DATA"], folder, dirs_exist_ok=True)
@@ -146,6 +176,12 @@ def _provide(page: str, shell: Shell, store: Path, folder: Path) -> None:
             reader.edit(_nested(key.split("."), yaml.safe_load(value)))
 
 
+def _every_command() -> list[str]:
+    """The commands of all pages' blocks, and of scripts in their text, each once."""
+    in_blocks = [command for page in PAGES for block in console_blocks(page) for command in commands(block)]
+    return sorted({*in_blocks, *(command for page in PAGES for command in quoted_scripts(page))})
+
+
 @pytest.mark.parametrize("page", [page for page in PAGES if console_blocks(page) or page == "docs/python.md"])
 def test_what_a_page_says_works(page: str, shell: Shell, store: Path, tmp_path: Path) -> None:
     _provide(page, shell, store, tmp_path)
@@ -156,42 +192,56 @@ def test_what_a_page_says_works(page: str, shell: Shell, store: Path, tmp_path: 
         reader.stop()
 
 
+@pytest.mark.parametrize("page", [page for page in PAGES if quoted_scripts(page)])
+def test_scripts_that_the_text_of_a_page_names_run(
+    page: str, shell: Shell, store: Path, tmp_path: Path
+) -> None:
+    _provide(page, shell, store, tmp_path)
+    reader = Reader(page, shell, tmp_path)
+    for command in quoted_scripts(page):
+        reader.execute(command, Block("bash", command, 1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [command for command in _every_command() if SLOW.search(command)])
+def test_commands_that_take_long_work(command: str, shell: Shell, store: Path, tmp_path: Path) -> None:
+    _provide("docs/parallel.md", shell, store, tmp_path)
+    Reader("a page", shell, tmp_path, with_slow=True).execute(command, Block("bash", command, 1))
+
+
 def test_only_named_commands_are_not_executed() -> None:
-    every = [command for page in PAGES for block in console_blocks(page) for command in commands(block)]
-    skipped = [command for command in every if why_only_parsed(command)]
-    assert len(every) - len(skipped) > 80
+    every = _every_command()
+    assert len([command for command in every if why_only_parsed(command) is None]) > 150
     for reason, parts in ONLY_PARSED.items():
         for part in parts:
             assert any(part in f"{command} " for command in every), f"no page has '{part}' ({reason})"
 
 
-@pytest.mark.parametrize(
-    "command",
-    sorted(
-        {
-            command
-            for page in PAGES
-            for block in console_blocks(page)
-            for command in commands(block)
-            if re.search(r"\bscripts([./]\S*?(\.py\b|\.\w+ )|\.bench )", command)
-            and "econmt train" not in command
-        }
-    ),
-)
-def test_scripts_have_the_options_that_pages_give(command: str, shell: Shell) -> None:
-    words = shlex.split(command)
-    number = next(place for place, word in enumerate(words) if word.startswith(("scripts/", "scripts.")))
-    number += words[number] == "scripts.bench"
-    name = words[number]
-    if name in COMMANDS:
-        group = get_command(application([]))
-        options = {option for each in group.commands[name].params for option in each.opts}  # type: ignore[attr-defined]
-    else:
-        path = name if "/" in name else name.replace("-", "_").replace(".", "/") + ".py"
-        file = ROOT / path if words[number - 1] != "scripts.bench" else ROOT / "scripts" / "bench" / path
-        assert file.is_file(), name
-        options = set(re.findall(r'"(--[\w-]+)"', "".join(map(Path.read_text, file.parent.glob("*.py")))))
-    own = words[number + 1 :]
-    for option in own[: own.index("--") if "--" in own else None]:
-        if option.startswith("--") and option != "--":
-            assert option in options, f"{name} has no {option}"
+class ArgumentsReadError(Exception):
+    """Raised where a script has read its arguments and would begin its work."""
+
+
+@pytest.mark.parametrize("command", [command for command in _every_command() if _script(command)])
+def test_scripts_have_the_options_that_pages_give(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, words = _script(command)
+    if module == "scripts.bench" and words[0] in COMMANDS:
+        get_command(application([])).commands[words[0]].make_context(words[0], words[1:])  # type: ignore[attr-defined]
+        return
+    if module == "scripts.bench":
+        assert words[0] in scripts(), command
+        module, words = f"scripts.bench.{words[0].replace('-', '_')}", words[1:]
+
+    def stop_after(method: str) -> None:
+        read = getattr(argparse.ArgumentParser, method)
+
+        def stop(parser: argparse.ArgumentParser, given: Sequence[str] | None = None) -> None:
+            read(parser, given)
+            raise ArgumentsReadError
+
+        monkeypatch.setattr(argparse.ArgumentParser, method, stop)
+
+    monkeypatch.setattr(sys, "argv", [module, *words])
+    stop_after("parse_args")
+    stop_after("parse_intermixed_args")
+    with pytest.raises(ArgumentsReadError):
+        importlib.import_module(module).main()

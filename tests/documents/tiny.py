@@ -9,10 +9,12 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import shlex
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+SOAKS = Path(__file__).parents[2] / "docs" / "results" / "soak"
 TRANSLATION = {
     "model.embedding": "128",
     "model.encoder.size": "256",
@@ -33,45 +35,110 @@ LENGTH = {
     "training.checkpoint_interval": "1",
     "training.early_stopping.max_num_checkpoint_not_improved": "null",
 }
+SHORT = {"data.max_length": "4", "training.max_buckets": "1", "training.bucket_width": "null"}
+"""Keys of translation for ``econmt profile``, which takes the longest sentences that a recipe allows."""
 LANGUAGE_MODELS = ("wikitext2", "wikitext2-awd", "ptb")
 BENCHES = {
-    "lstm": "--layers 2 --steps 4 --hidden 16 --batch 2 --samples 1 --threads 1 --dtype float32",
-    "scan": "--shape 2x8x4 --seconds 0.01 --threads 1",
-    "memory-task": "--steps 8 --cell gilr --hidden 8 --batch 2 --symbols 4 --limit 1 --threads 1",
-    "low-rank": "--hidden 16 --steps 4 --batch 2 --rank 2 --seconds 0.01 --threads 1 --dtype float32",
-    "language-model": "--hidden 8 --batch 2 --vocabulary 20 --bptt 4 --layers 1 --seconds 0.01 --threads 1",
-    "layout": "--seconds 0.01 --threads 1",
+    "layout": "--seconds 0.01 --threads 1 --dtype float32",
     "training": "--length 4 --seconds 0.01 --threads 1",
     "select": "--bucket 4x4 --batch 2 --seconds 0.01 --threads 1",
-    "parallel": "--processes 1,2 --length 4 --seconds 0.1 --limit 60",
+    "select --grid": "--part 1/140 --seconds 0.2 --threads 1",
 }
+"""Options that replace those of ``econmt bench VERB``."""
+SCRIPTS = {
+    "lstm": "--layers 2 --steps 4 --hidden 16 --batch 2 --samples 1 --threads 1 --dtype float32",
+    "scan": "--shape 2x8x4 --seconds 0.01 --threads 1 --device cpu",
+    "memory-task": "--steps 8 --cell gilr --hidden 8 --batch 2 --symbols 4 --limit 0.1 --threads 1 --device cpu",
+    "low-rank": "--hidden 16 --steps 4 --batch 2 --rank 2 --seconds 0.01 --threads 1 --dtype float32",
+    "language-model": "--hidden 8 --batch 2 --vocabulary 20 --bptt 4 --layers 1 --seconds 0.01 --threads 1 --device cpu",
+    "parallel": "--processes 1,2 --length 4 --seconds 0.1 --limit 60 --device cpu",
+    "buckets": "",
+    "cells": "--batch 2 --steps 4 --hidden 8 --turns 1",
+    "checksums": "--megabytes 1",
+    "chunks": "--size 8 --rows 2 --steps 20 --turns 1",
+    "constraints": "--beams 2 --lines 4 --turns 1",
+    "data": "--pairs 2000 --batches 4 --seeks 2",
+    "filters": "",
+    "inference": "--rounds 1 --threads 1",
+    "memory": "--quick --seconds 0.01 --lengths 4x3 --variants 'all, outputs' 'checkpoint: step'",
+    "serve-load": "--lines 4 --seconds 1 --clients 2 --rate 5 --trouble 1",
+    "scripts.kill_campaign": "--kinds translation --kills 1 --updates 4",
+    "scripts.soak run": "--minutes 0.001",
+    "scripts.soak draw": "",
+}
+"""Options that replace those of ``python -m scripts.bench NAME`` and of other scripts."""
+LEFT_OUT = ("--ctranslate2", "--data-dir")
+"""Options of scripts that are left out, with their values: they name what small sizes do not have."""
+TOO_SHORT = {"scripts.soak run": "fewer than two full minutes from minute 2 on; soak for longer"}
+"""Commands that at small sizes end with exit code 2, and the error that says why."""
+PLACEHOLDERS = {"RECIPE": "multi30k", "RUN": "runs/multi30k", "RUN-average": "runs/RUN-average", "ROWS": "2"}
+"""Words that pages have where a reader puts a word of his own."""
 
 
 def shrink(words: Sequence[str]) -> list[str]:
     """The arguments of an ``econmt`` command, with small sizes in the place of those that the documentation names."""
+    words = [PLACEHOLDERS.get(word, word) for word in words]
     if not words:
         return []
     if words[0] == "compress":  # of a model that has learnt nothing, whose matrices have no small rank
         return ["0.4" if word == "0.95" else word for word in words]
-    if words[0] in ("train", "prepare", "profile") and len(words) > 1:
-        return _with_keys(words, _keys(words[1]))
-    if words[0] == "bench" and len(words) > 1 and words[1] in BENCHES:
-        small = [] if "--simulate" in words else BENCHES[words[1]].split()
-        replaced = {word for word in small if word.startswith("--")}
-        kept: list[str] = []
-        rest = iter(words[2:])
-        for word in rest:
-            if word in replaced:
-                next(rest, None)
-            else:
-                kept.append(word)
+    if words[0] == "profile" and len(words) > 1:
+        words = ["64MiB" if word == "8GiB" else word for word in words]
+        return _with_keys(words, _keys(words[1]) | SHORT)
+    if words[0] in ("train", "prepare") and len(words) > 1:
+        return _with_keys([word.replace("device=cuda", "device=cpu") for word in words], _keys(words[1]))
+    if words[0] == "bench" and len(words) > 1 and words[1] in BENCHES and "--summary" not in words:
+        name = "select --grid" if "--grid" in words else words[1]
+        small = [] if "--simulate" in words else shlex.split(BENCHES[name])
+        kept = _without(words[2:], small)
         recipe = next((word for word in kept if not word.startswith("-")), "")
         if words[1] == "training":
             small += [part for key, value in TRANSLATION.items() for part in ("--set", f"{key}={value}")]
-        if words[1] in ("select", "parallel") and recipe:
+        if name == "select" and recipe:
             return ["bench", words[1], *_with_keys(kept, _keys(recipe)), *small]
         return ["bench", words[1], *kept, *small]
     return list(words)
+
+
+def shrink_script(words: Sequence[str]) -> list[str]:
+    """The arguments of ``python -m MODULE``, with small sizes if it is one of the project's scripts."""
+    if words[1] == "scripts.bench":
+        name, first = words[2], 3
+    elif words[1] == "scripts.soak":
+        name, first = " ".join(words[1:3]), 3
+    else:
+        name, first = words[1], 2
+    if name not in SCRIPTS:
+        return list(words)
+    end = words.index("--") if "--" in words else len(words)
+    small = shlex.split(SCRIPTS[name])
+    own = [_placed(word) for word in words[first:end]]
+    own = _without(own, [*(word for word in small if word.startswith("--")), *LEFT_OUT])
+    if name in ("parallel", "buckets"):
+        own = _with_keys(own, _keys(next(word for word in own if not word.startswith("-"))))
+    if name == "scripts.soak draw":  # what is drawn took half an hour
+        own = [str(SOAKS / word) if (SOAKS / word).is_file() else word for word in own]
+    return [*words[:first], *own, *small, *words[end:]]
+
+
+def _placed(word: str) -> str:
+    """A word of a command, or ``KEY=WORD``, in which a placeholder is replaced."""
+    key, equals, value = word.rpartition("=")
+    return key + equals + PLACEHOLDERS.get(value, value)
+
+
+def _without(words: Sequence[str], options: Sequence[str]) -> list[str]:
+    """The words without the options that are replaced and without their values.
+
+    Words that follow such an option up to the next option are its values.
+    """
+    kept, skipping = [], False
+    for word in words:
+        if word.startswith("--"):
+            skipping = word.partition("=")[0] in options
+        if not skipping:
+            kept.append(word)
+    return kept
 
 
 def _keys(recipe: str) -> dict[str, str]:
@@ -143,11 +210,24 @@ def write_texts(folder: Path) -> None:
     ):
         _write(folder / f"{prefix}.en", english[:size])
         _write(folder / f"{prefix}.de", german[:size])
-    for name in ("new.en", "report.en", "mine.txt", "test.en"):
+    for name in ("new.en", "report.en", "mine.txt", "test.en", "test_2016_flickr.en"):
         _write(folder / name, english[:4])
-    with gzip.open(folder / "new.en.gz", "wt", encoding="utf-8") as file:
-        file.write("".join(f"{line}\n" for line in english[:4]))
-    _write(folder / "test.de", german[:4])
+    for name, lines in (
+        ("new.en", english),
+        ("test_2016_flickr.en", english),
+        ("test_2016_flickr.de", german),
+        ("vlsp20-en-vi/news_valid.vi", german),
+    ):
+        (folder / name).parent.mkdir(exist_ok=True)
+        with gzip.open(folder / f"{name}.gz", "wt", encoding="utf-8") as file:
+            file.write("".join(f"{line}\n" for line in lines[:4]))
+    for split, size in (("train", 64), ("tst2012", 6), ("tst2013", 6)):
+        _write(folder / "en-vi" / f"{split}.en", english[:size])
+        _write(folder / "en-vi" / f"{split}.vi", german[:size])
+    for split, size in (("train", 64), ("valid", 12), ("test", 12)):
+        _write(folder / "corpora" / "ptb" / f"ptb.{split}.txt", english[:size])
+    for name in ("test.de", "test_2016_flickr.de"):
+        _write(folder / name, german[:4])
     _write(folder / "baseline.de", german[:6])
     _write(folder / "terms.tsv", ["dog\tHund"])
     _write(folder / "avoid.txt", ["Kater"])

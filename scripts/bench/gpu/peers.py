@@ -1,6 +1,6 @@
 """Times ops on a GPU beside PyTorch and other packages, each checked against float64 first.
 
-    python scripts/bench/gpu/peers.py [output] [recurrence] [lstm]     none: all
+    python -m scripts.bench gpu.peers [output] [recurrence] [lstm]     none: all
 
 ``lstm`` compares `econmt_ops.LSTM` with `torch.nn.LSTM`, forward and backward with all gradients: under autocast to
 bfloat16, and in float32 with TF32 allowed (PyTorch's default for cuDNN) and forbidden. "host" is the time until an
@@ -31,6 +31,7 @@ from torch.nn import functional
 import econmt_ops
 from econmt_ops.dispatch.rule import captured
 from econmt_ops.linear_cross_entropy import recompute
+from scripts.bench.arguments import parser_of
 
 Call = Callable[..., Any]
 DEVICE = torch.device("cuda")
@@ -321,7 +322,10 @@ def compile_lstms(number: int) -> None:
 
 def lstm() -> None:
     """Stacks of LSTM layers beside torch.nn.LSTM, with and without a CUDA graph."""
-    workers = [subprocess.Popen([sys.executable, __file__, "compile", str(each)]) for each in range(WORKERS)]
+    workers = [
+        subprocess.Popen([sys.executable, "-m", "scripts.bench.gpu.peers", "compile", str(each)])
+        for each in range(WORKERS)
+    ]
     for worker in workers:
         worker.wait()
     kinds = {"ours": econmt_ops.LSTM, "nn.LSTM": torch.nn.LSTM}
@@ -351,9 +355,12 @@ def main() -> None:
     if sys.argv[1:2] == ["compile"]:
         compile_lstms(int(sys.argv[2]))
         return
-    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
     parts: dict[str, Callable[[], None]] = {"output": output, "recurrence": recurrence, "lstm": lstm}
-    for part in sys.argv[1:] or parts:
+    parser = parser_of(__doc__)
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"some of {', '.join(parts)}; default: all")
+    wanted = parser.parse_args().parts or list(parts)
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
+    for part in wanted:
         parts[part]()
 
 
