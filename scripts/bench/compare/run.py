@@ -260,9 +260,8 @@ def main(words: Sequence[str] | None = None) -> int:
     if options.data_dir is not None:
         os.environ["ECONMT_DATA"] = str(options.data_dir.resolve())
     counts = make_data(options.work / "data", options.data_dir, options.test_source)
-    runners = {
-        key: Runner(key, TOOLKITS[key](), options, counts["test_pairs"]) for key in options.only or TOOLKITS
-    }
+    keys = options.only or [key for key, toolkit in TOOLKITS.items() if options.device in toolkit.devices]
+    runners = {key: Runner(key, TOOLKITS[key](), options, counts["test_pairs"]) for key in keys}
     about = {
         **machine(),
         "threads": options.threads,

@@ -1,14 +1,19 @@
 from __future__ import annotations
 
+import math
 import sys
 from collections import Counter
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from econmt.data.text.subwords import SPECIAL_TOKENS, WordVocabulary
+from scripts.bench.compare.launchers import plain
 from scripts.bench.compare.make_data import piece_line, vocabulary_files, write_test
 from scripts.bench.compare.measure import (
     FailedError,
@@ -24,6 +29,7 @@ from scripts.bench.compare.report import Row, cells, markdown, set_ratios, write
 from scripts.bench.compare.run import Runner, arguments, too_large
 from scripts.bench.compare.toolkit import Places
 from scripts.bench.compare.tools import TOOLKITS
+from scripts.bench.plain_model import Sizes
 
 # Lines as the toolkits printed them, and what they say.
 TRAINING = {
@@ -171,8 +177,8 @@ def test_all_models_are_matched(tmp_path: Path) -> None:
         assert "512" in said[key]
     assert "precision: float32" in said["econmt-float32"]
     assert "precision" not in said["econmt"]
-    assert "--bfloat16" in said["plain-bfloat16"]
-    assert "--bfloat16" not in said["plain"]
+    for key, precision in (("plain", "float32"), ("plain-bfloat16", "bfloat16"), ("plain-tf32", "tf32")):
+        assert f"--precision {precision} train" in said[key]
 
 
 def test_the_table_has_medians_and_names_what_failed(tmp_path: Path) -> None:
@@ -278,6 +284,7 @@ def words_of(key: str, device: str, folder: Path) -> str:
         ("opennmt", "gpu_ranks: []", "gpu_ranks:\n- 0"),
         ("opennmt", "-gpu -1", "-gpu 0"),
         ("joeynmt", "use_cuda: false", "use_cuda: true"),
+        ("plain", "--device cpu", "--device cuda"),
     ],
 )
 def test_each_is_told_by_its_own_option_to_take_the_gpu(
@@ -300,6 +307,43 @@ def test_on_a_gpu_each_is_alone_and_sees_it(tmp_path: Path) -> None:
     options = arguments(["--work", str(tmp_path)])
     runner = Runner("fairseq", TOOLKITS["fairseq"](), options, 200)
     assert (options.one_by_one, runner.environment["CUDA_VISIBLE_DEVICES"]) == (False, "")
+
+
+@pytest.fixture
+def _tf32() -> Iterator[None]:
+    """Puts PyTorch's switches of TF32 back after a test."""
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = matmul.allow_tf32, cudnn.allow_tf32
+    yield
+    matmul.allow_tf32, cudnn.allow_tf32 = before
+
+
+@pytest.mark.usefixtures("_tf32")
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "tf32"])
+def test_the_plain_loop_learns_and_translates(
+    precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pairs = [("a b", "A B"), ("b", "B"), ("a", "A")] * 8
+    for side, column in (("en", 0), ("de", 1)):
+        words = "ab" if column == 0 else "AB"
+        (tmp_path / f"vocabulary.{side}.joeynmt.txt").write_text("".join(f"{word}\n" for word in words))
+        for split in ("train", "test"):
+            (tmp_path / f"{split}.{side}").write_text("".join(f"{pair[column]}\n" for pair in pairs))
+    tiny = partial(Sizes, embedding=64, encoder=64, decoder=64, attention=64)
+    monkeypatch.setattr(plain, "Sizes", tiny)
+    model, output = tmp_path / "model", tmp_path / "output"
+    for words in (["train", tmp_path, model, "100", "50"], ["translate", tmp_path, model, output]):
+        monkeypatch.setattr(sys, "argv", ["plain.py", "--precision", precision, *map(str, words)])
+        plain.main()
+    assert torch.backends.cudnn.allow_tf32 == (precision == "tf32")
+    said = capsys.readouterr().out.splitlines()
+    assert TOOLKITS["plain"]().reading(said[0]) == Reading(50, 50 * (8 * 4 + 3 * 8))
+    assert TOOLKITS["plain"]().translation_seconds(said[-1]) is not None
+    losses = [float(line.rpartition("loss ")[2]) for line in said[:2]]
+    assert losses[1] < losses[0] < math.log(6)  # better than chance among six entries
+    translations = [line.split() for line in output.read_text().splitlines()]
+    assert len(translations) == len(pairs)
+    assert {word for words in translations for word in words} <= {"A", "B"}
 
 
 def test_any_text_can_be_translated_and_what_is_unknown_is_unknown_to_all(tmp_path: Path) -> None:

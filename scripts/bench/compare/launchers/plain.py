@@ -3,12 +3,15 @@
 The model is :class:`scripts.bench.plain_model.PlainModel` over packed sequences, its loss on the positions that are not
 padding; fused Adam; batches of sentences of like length. Usage:
 
-python plain.py train DATA MODEL_FOLDER UPDATES LOG_EVERY
-python plain.py translate DATA MODEL_FOLDER OUTPUT
+python plain.py [--device cuda] [--precision PRECISION] train DATA MODEL_FOLDER UPDATES LOG_EVERY
+python plain.py [--device cuda] [--precision PRECISION] translate DATA MODEL_FOLDER OUTPUT
+
+PRECISION is float32 (IEEE, in cuDNN too), tf32 or bfloat16, which is one line of ``torch.autocast``.
 """
 
 from __future__ import annotations
 
+import argparse
 import random
 import sys
 import time
@@ -76,15 +79,15 @@ def batches(text: Text, seed: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
             yield padded(sources), torch.tensor([len(row) for row in sources]), padded(targets)
 
 
-def train(data: Path, folder: Path, updates: int, log_every: int) -> None:
+def train(data: Path, folder: Path, updates: int, log_every: int, device: torch.device) -> None:
     torch.manual_seed(1)
     text = read_text(data, "train")
-    model = PlainModel(Sizes(*text.sizes), packed=True)
+    model = PlainModel(Sizes(*text.sizes), packed=True).to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
     tokens = 0
     for update, (source, lengths, target) in enumerate(batches(text, seed=1), 1):
         optimizer.zero_grad()
-        loss = model.loss(source, lengths, target)
+        loss = model.loss(source.to(device), lengths, target.to(device))
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -99,14 +102,15 @@ def train(data: Path, folder: Path, updates: int, log_every: int) -> None:
 
 
 @torch.inference_mode()
-def search(model: PlainModel, sources: Sequence[Sequence[int]]) -> list[list[int]]:
+def search(model: PlainModel, sources: Sequence[Sequence[int]], device: torch.device) -> list[list[int]]:
     """Returns the best of ``BEAM`` hypotheses of each sentence, scores divided by length."""
     count = len(sources)
-    memory, state = model.encode(padded(sources), torch.tensor([len(row) for row in sources]))
-    spread = torch.arange(count).repeat_interleave(BEAM)
+    memory, state = model.encode(padded(sources).to(device), torch.tensor([len(row) for row in sources]))
+    numbers = torch.arange(count, device=device)
+    spread = numbers.repeat_interleave(BEAM)
     memory, state = Memory(*(part[spread] for part in memory)), tuple(part[spread] for part in state)
-    words = torch.full((count * BEAM, 1), BOS)
-    scores = torch.full((count, BEAM), float("-inf"))
+    words = torch.full((count * BEAM, 1), BOS, device=device)
+    scores = torch.full((count, BEAM), float("-inf"), device=device)
     scores[:, 0] = 0.0
     finished: list[list[tuple[float, list[int]]]] = [[] for _ in range(count)]
     limits = [2 * len(row) + 10 for row in sources]
@@ -124,34 +128,48 @@ def search(model: PlainModel, sources: Sequence[Sequence[int]]) -> list[list[int
         if all(len(found) >= BEAM or length >= limit for found, limit in zip(finished, limits, strict=True)):
             break
         scores, kept = best.masked_fill(ends, float("-inf")).topk(BEAM, 1)
-        rows = (parents.gather(1, kept) + BEAM * torch.arange(count).unsqueeze(1)).view(-1)
+        rows = (parents.gather(1, kept) + BEAM * numbers.unsqueeze(1)).view(-1)
         words = torch.cat((words[rows], chosen.gather(1, kept).view(-1, 1)), 1)
         state = tuple(part[rows] for part in state)
     rest = words.view(count, BEAM, -1)[:, 0, 1:].tolist()
     return [max(found)[1] if found else rest[row][: limits[row]] for row, found in enumerate(finished)]
 
 
-def translate(data: Path, folder: Path, output: Path) -> None:
+def translate(data: Path, folder: Path, output: Path, device: torch.device) -> None:
     text = read_text(data, "test")
-    model = PlainModel(Sizes(*text.sizes), packed=True).eval()
+    model = PlainModel(Sizes(*text.sizes), packed=True).to(device).eval()
     model.load_state_dict(load_file(folder / "model.safetensors"))
     began = time.perf_counter()
     order = sorted(range(len(text.pairs)), key=lambda number: len(text.pairs[number][0]))
     lines = [""] * len(order)
     for first in range(0, len(order), BATCH):
         group = order[first : first + BATCH]
-        for number, ids in zip(group, search(model, [text.pairs[n][0] for n in group]), strict=True):
+        for number, ids in zip(group, search(model, [text.pairs[n][0] for n in group], device), strict=True):
             lines[number] = " ".join(text.words[i] for i in ids)
     output.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     print(f"translated in {time.perf_counter() - began:.3f} s")
 
 
-if __name__ == "__main__":
-    words = sys.argv[1:]
-    in_bfloat16 = words[0] == "--bfloat16"
-    verb, data, folder, *rest = words[in_bfloat16:]
-    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=in_bfloat16):
-        if verb == "train":
-            train(Path(data), Path(folder), *map(int, rest))
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
+    parser.add_argument("--precision", choices=("float32", "tf32", "bfloat16"), default="float32")
+    parser.add_argument("verb", choices=("train", "translate"))
+    parser.add_argument("data", type=Path)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("rest", nargs="+")
+    given = parser.parse_args()
+    in_tf32 = given.precision == "tf32"
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = in_tf32
+    in_bfloat16 = given.precision == "bfloat16"
+    with torch.autocast(given.device.type, dtype=torch.bfloat16, enabled=in_bfloat16):
+        if given.verb == "train":
+            train(given.data, given.folder, *map(int, given.rest), given.device)
         else:
-            translate(Path(data), Path(folder), Path(rest[0]))
+            translate(given.data, given.folder, Path(given.rest[0]), given.device)
+
+
+if __name__ == "__main__":
+    main()

@@ -7,7 +7,7 @@ from .econmt import Econmt, EconmtFloat32
 from .fairseq import Fairseq
 from .joeynmt import JoeyNMT
 from .opennmt import OpenNMT
-from .plain import Plain, PlainBfloat16
+from .plain import Plain, PlainBfloat16, PlainTF32
 from .sockeye import Sockeye
 
 TOOLKITS: dict[str, type[Toolkit]] = {
@@ -15,6 +15,7 @@ TOOLKITS: dict[str, type[Toolkit]] = {
     "econmt-float32": EconmtFloat32,
     "plain": Plain,
     "plain-bfloat16": PlainBfloat16,
+    "plain-tf32": PlainTF32,
     "fairseq": Fairseq,
     "opennmt": OpenNMT,
     "joeynmt": JoeyNMT,

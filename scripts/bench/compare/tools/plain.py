@@ -14,11 +14,10 @@ class Plain(Toolkit):
     """Plain PyTorch loop in econmt's environment, with the same torch."""
 
     name = "plain PyTorch loop"
-    devices = ("cpu",)
     package = "torch"
     translated = re.compile(r"translated in ([\d.]+) s")
     differs = "our own 200 lines, with buckets, packed encoder, combined gates, fused Adam"
-    options: tuple[str, ...] = ()
+    precision = "float32"
 
     @property
     def requirements(self) -> Path | None:
@@ -31,7 +30,8 @@ class Plain(Toolkit):
 
     def _command(self, places: Places, verb: str, *arguments: object) -> Command:
         program = matched.LAUNCHERS / "plain.py"
-        return Command.python(places, program, *self.options, verb, places.data, *arguments)
+        options = "--device", self.device, "--precision", self.precision
+        return Command.python(places, program, *options, verb, places.data, *arguments)
 
     def train(self, places: Places, model: Path, updates: int) -> Command:
         """Returns a command that saves the model at the end."""
@@ -46,5 +46,14 @@ class PlainBfloat16(Plain):
     """Plain loop with products in bfloat16, by one line of ``torch.autocast``."""
 
     name = "plain PyTorch loop, bfloat16"
-    differs = 'torch.autocast("cpu", dtype=torch.bfloat16)'
-    options = ("--bfloat16",)
+    differs = "torch.autocast(device, dtype=torch.bfloat16)"
+    precision = "bfloat16"
+
+
+class PlainTF32(Plain):
+    """Plain loop on a GPU whose float32 products are computed in TF32, as cuDNN does by default."""
+
+    name = "plain PyTorch loop, TF32"
+    devices = ("cuda",)
+    differs = "torch.backends.cuda.matmul.allow_tf32 and torch.backends.cudnn.allow_tf32"
+    precision = "tf32"
