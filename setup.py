@@ -63,6 +63,7 @@ setup(
         "econmt.memory.report": ["page.html"],
         "econmt.serving": ["page/*"],
         "econmt_ops": ["py.typed"],
+        "econmt_ops.backends.cuda": ["*.cu", "*.cuh"],
         "econmt._recipes": ["*.yaml"],
     },
     # Sources that a source distribution holds and an installed package does not need.

@@ -127,8 +127,8 @@ def attentional_lstm(
         layer_norm: (gain (A,), bias (A,)) of a layer normalisation applied to query + keys before tanh; None: no
             normalisation.
         scale: scale of dot attention; must be 1 for additive attention.
-        clean: True if the caller guarantees that keys and values are finite past the lengths; this avoids a copy of
-            both per call, which matters in a search with one step per call.
+        clean: True if the caller guarantees that keys and values are finite past the lengths, which saves copies of
+            both.
         stash: tensors that the recomputing implementations save for the backward pass, each level in addition to the
             previous ones: "outputs", "attention" (weights), "cells", "gates". "auto" is the default of the
             implementation, and "gates" if the implementation is "auto" too. The reference saves what autograd saves.
@@ -164,8 +164,6 @@ def attentional_lstm(
         norm: tuple[Tensor, Tensor] | None,
     ) -> tuple[Tensor, Tensor, AttentionalLSTMState]:
         casts = candidate.traits.casts
-        # Implementations that cast internally also clean within their steps, at no cost.
-        cleaning = {} if casts else {"clean": clean}
         with explicit_casts(like):
             result: tuple[Tensor, Tensor, AttentionalLSTMState] = candidate.function(
                 (inputs if casts else expanded(inputs)).to(dtype),
@@ -181,7 +179,7 @@ def attentional_lstm(
                 variational=variational,
                 layer_norm=None if norm is None else (norm[0].to(dtype), norm[1].to(dtype)),
                 scale=scale,
-                **cleaning,
+                clean=clean,
                 **candidate.options,
             )
         return result

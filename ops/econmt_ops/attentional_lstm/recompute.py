@@ -18,8 +18,13 @@ from torch.nn import functional
 from econmt_ops.additive_attention.recompute import additive_attention, clean_keys
 from econmt_ops.additive_attention.reference import attend
 from econmt_ops.attentional_lstm.backward import Backward
-from econmt_ops.attentional_lstm.forward import Forward, Result, empty_result
-from econmt_ops.attentional_lstm.problem import AttentionalArguments, AttentionalProblem
+from econmt_ops.attentional_lstm.forward import Forward
+from econmt_ops.attentional_lstm.problem import (
+    AttentionalArguments,
+    AttentionalProblem,
+    Result,
+    empty_result,
+)
 from econmt_ops.core.chunks import reaches
 from econmt_ops.core.dropout import Seed, split_seed
 from econmt_ops.core.lengths import padding_mask, zero_padding
@@ -66,6 +71,7 @@ def attentional_lstm(
     variational: bool,
     layer_norm: tuple[Tensor, Tensor] | None,
     scale: float,
+    clean: bool = False,
     stash: str = "attention",
     backend: str = "eager",
     run_stack: Callable[..., tuple[Tensor, LSTMState]] | None = None,
@@ -91,7 +97,7 @@ def attentional_lstm(
         return _attend_at_once(stack, keys, values, weights, lengths, layer_norm, scale, backend)
     gain, shift = (None, None) if layer_norm is None else layer_norm
     if weights.score is not None:
-        keys = clean_keys(keys, lengths)
+        keys = keys.contiguous() if clean else clean_keys(keys, lengths)
     seed, device_seed, first_row = split_seed(dropout_seed)
     result = _operator(
         AttentionalArguments(
@@ -119,6 +125,7 @@ def attentional_lstm(
             first_row,
             variational,
             scale,
+            clean,
             stash,
             backend,
         )
