@@ -25,7 +25,8 @@ from econmt.memory.measure.ledger import (
     track_step,
 )
 from econmt.memory.measure.tracker import Tracker
-from econmt.memory.report.tables import format_bytes, table
+from econmt.memory.report.report import ledger_table
+from econmt.memory.report.tables import format_bytes
 from econmt.model import Implementations, TranslationModel, layers
 from econmt.tasks.protocol import Shape
 from econmt.tasks.translation import TranslationTask
@@ -326,7 +327,7 @@ def test_report_prints_every_figure() -> None:
     ledger.entries["weights", "attention"] = 1_000_000
     console = Console(width=120)
     with console.capture() as capture:
-        console.print(table(ledger))
+        console.print(ledger_table(ledger).for_terminal())
     text = capture.get()
     assert "7 target tokens" in text
     assert "3.0 MB" in text
