@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from econmt.engine.devices import shortest_seconds
 from econmt.engine.precision import Precision
 from econmt.model import Implementations, TranslationModel
 from econmt.model.decoder import ParallelDecoder
@@ -22,7 +22,6 @@ from econmt.parallel.pipeline.translation import StagePlacement, divide_translat
 from econmt.tasks.protocol import Shape
 from econmt_ops.dispatch.capture import Capturer
 from econmt_ops.dispatch.rule import MODE, rules_only
-from econmt_ops.dispatch.timing import synchronizer
 from econmt_ops.lstm.chunked import ChunkedLSTM
 
 _REPEATS = 3
@@ -192,7 +191,7 @@ def measured_link(stages: Stages, device: torch.device, size: int) -> Link:
                 stages.receive(tensor, 0).wait()
                 stages.send(tensor, 0).wait()
 
-        seconds.append(_seconds(round_trip, device) / 2.0)
+        seconds.append(shortest_seconds(round_trip, device, _REPEATS) / 2.0)
     return Link(seconds[0], max(0.0, seconds[1] - seconds[0]) / size)
 
 
@@ -248,7 +247,7 @@ class _LayerTimer:
                         layer.forget()
 
             runs.append(run)
-        seconds = [_seconds(run, self._device) for run in self._replayed(runs)]
+        seconds = [shortest_seconds(run, self._device, _REPEATS) for run in self._replayed(runs)]
         once_for_all = max(0.0, seconds[2] - seconds[0])
         if steps == short:
             return [seconds[0] / steps, 0.0, once_for_all]
@@ -282,16 +281,3 @@ def _widths(weights: Any) -> tuple[int, int]:
     """Returns the input size and the hidden size of a layer."""
     matrix = weights.input
     return (matrix if isinstance(matrix, Tensor) else matrix.right).shape[1], len(weights.bias) // 4
-
-
-def _seconds(run: Callable[[], None], device: torch.device) -> float:
-    """Returns the least seconds of several calls, after one that is not counted."""
-    synchronize = synchronizer(device)
-    times = []
-    for _ in range(1 + _REPEATS):
-        synchronize()
-        began = time.perf_counter()
-        run()
-        synchronize()
-        times.append(time.perf_counter() - began)
-    return min(times[1:])

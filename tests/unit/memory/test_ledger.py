@@ -291,8 +291,8 @@ def test_times_and_rates(model: TranslationModel, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(FusedOptimizer, "clip", noted)
     step = step_of(model, loss_of(model), "training.gradient_clipping={type: norm, threshold: 1.0}")
-    ledger = measure_step(step, some_batch(5), repeats=2)
-    assert len(clipped) == 5
+    ledger = measure_step(step, some_batch(5))
+    assert len(clipped) == 4
     assert min(clipped) > 0.0
     layers = {"embedding", "encoder", "attention", "decoder", "output"}
     for phase in ("forward", "backward"):

@@ -420,7 +420,7 @@ def test_auto_is_what_the_device_has(
 ) -> None:
     use_rows(2)
     monkeypatch.setattr("econmt.memory.measure.byte_budget.free_memory", lambda device: 10**9)
-    monkeypatch.setattr("econmt.memory.measure.byte_budget.group_room", lambda: None)
+    monkeypatch.setattr("econmt.memory.measure.byte_budget.group_memory", lambda: None)
     run = make_run("training.memory_budget=auto", "training.max_updates=2")
     trainer = run.trainer()
     weights = sum(parameter.nbytes for parameter in trainer.parameters.values())
