@@ -266,9 +266,7 @@ class Budget:
         def needed_bytes(sentences: int) -> int:
             shape = sentences, source, target
             factors = self._prepared.vocabularies.factor_sizes
-            search_bytes = estimate_search(
-                recipe, *self._words, shape, self._device.type, torch.float32, factors
-            )
+            search_bytes = estimate_search(recipe, *self._words, shape, self._device.type, factors)
             return self._state + search_bytes
 
         rows = search_rows(needed_bytes, usable(budget), decoding.batch_size)

@@ -490,9 +490,7 @@ def test_a_search_takes_what_was_predicted_or_a_little_less(
     keys = ("model.decoder.copy_attention=true",) if copies else ()
     recipe = small("decoding.beam_size=4", "decoding.max_output_factor=1.0", *keys)
     target = length - 1 + 10 + 1
-    predicted = estimate_search(
-        recipe, VOCABULARY, VOCABULARY, (sentences, length, target), "cpu", torch.float32
-    )
+    predicted = estimate_search(recipe, VOCABULARY, VOCABULARY, (sentences, length, target), "cpu")
     found = searched(recipe, sentences, length)
     assert 0.99 * found <= predicted <= 1.25 * found
 
