@@ -8,7 +8,7 @@ the same dropout seeds and read the same batch, so that only values between laye
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,31 +20,14 @@ from econmt.engine.precision import Precision
 from econmt.engine.step import StepResult, TrainingStep, Watch
 from econmt.model import Implementations
 from econmt.model.layers import drawing_from
-from econmt.parallel.pipeline.embedding import DividedTable, LookUp
+from econmt.parallel.pipeline.embedding import DividedTable
 from econmt.parallel.pipeline.output import Slice, split_cross_entropy
-from econmt.parallel.pipeline.plan import Like, Output, PipelinePart, Walk
+from econmt.parallel.pipeline.parts import Parts
+from econmt.parallel.pipeline.plan import Walk
 from econmt.parallel.pipeline.stages import Stages, even_rows
 from econmt.parallel.reduction import BucketedReduction, travelling
 from econmt.tasks.protocol import Task
 from econmt_ops.core.scopes import layer
-
-
-class Parts(Protocol):
-    """Forward pass of a batch up to the output layer's input, identical on all ranks.
-
-    Attributes:
-        parts: Parts of all ranks.
-        hidden: Output that the output layer reads.
-        like: Shape and type of that output, (B, T, D).
-        targets: Target tokens, (B, T).
-        look_ups: Look-ups in the output layer's matrix, if an embedding is tied to it.
-    """
-
-    parts: list[PipelinePart]
-    hidden: Output
-    like: Like
-    targets: Tensor
-    look_ups: list[LookUp]
 
 
 class Divided(NamedTuple):
