@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from econmt.config.recipe import ParallelSection
-from econmt.parallel.groups import Members, Pending
+from econmt.parallel.groups import Group, Pending
 from econmt_ops.core.scopes import layer
 
 BUCKET_BYTES = 25 << 20
@@ -50,7 +50,7 @@ class BucketedReduction:
         dtype: Type in which gradients are sent.
     """
 
-    def __init__(self, parameters: Iterable[nn.Parameter], ranks: Members, dtype: torch.dtype) -> None:
+    def __init__(self, parameters: Iterable[nn.Parameter], ranks: Group, dtype: torch.dtype) -> None:
         self._ranks, self._dtype = ranks, dtype
         self._buckets: list[list[nn.Parameter]] = [[]]
         bucket_bytes = 0

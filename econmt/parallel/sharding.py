@@ -12,7 +12,7 @@ from itertools import zip_longest
 import torch
 from torch import Tensor, nn
 
-from econmt.parallel.groups import Members
+from econmt.parallel.groups import Group
 from econmt.parallel.reduction import BUCKET_BYTES
 from econmt_ops.core.scopes import layer
 
@@ -45,7 +45,7 @@ class OptimizerShares:
         ranks: Group of all ranks.
     """
 
-    def __init__(self, parameters: Iterable[nn.Parameter], rank: int, ranks: Members) -> None:
+    def __init__(self, parameters: Iterable[nn.Parameter], rank: int, ranks: Group) -> None:
         self._ranks, self._rank = ranks, rank
         trained = [parameter for parameter in parameters if parameter.requires_grad]
         owners = shares([parameter.numel() for parameter in trained], ranks.size)

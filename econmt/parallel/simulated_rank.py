@@ -16,7 +16,7 @@ from econmt.engine.communicator import Communicator, Json
 from econmt.engine.precision import Precision
 from econmt.engine.step import TrainingStep
 from econmt.model import Implementations
-from econmt.parallel.groups import Members
+from econmt.parallel.groups import Group, Pending
 from econmt.parallel.pipeline.costs import PipelinePlan, divided, plan_by_weights
 from econmt.parallel.pipeline.stages import Stages
 from econmt.parallel.pipeline.step import PipelinedStep
@@ -75,7 +75,7 @@ def simulated_step(
     """Creates the training step of one rank of the recipe's parallel training, without the other ranks.
 
     Args:
-        task, model, precision, implementations, stands_for: See :class:`econmt.engine.step.TrainingStep`.
+        task, model, precision, implementations, target_device: See :class:`econmt.engine.step.TrainingStep`.
         rank: Rank to simulate.
         shape: Shape of its batches.
         plan: Placement of the layers on pipeline stages; None: balanced by the layers' numbers of weights.
@@ -141,19 +141,17 @@ class _CompletedWork:
         """Returns immediately."""
 
 
-class _SimulatedGroup:
-    """Simulated :class:`econmt.parallel.groups.Members`: gathers copies, receives zeros."""
+class _SimulatedGroup(Group):
+    """Simulated group: gathers copies of the local tensor, receives zeros."""
 
     def __init__(self, rank: int, size: int) -> None:
-        self._rank, self.size = rank, size
+        super().__init__(size, None, nullcontext)
+        self._rank = rank
 
-    def watched(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def all_reduce(self, _tensor: Tensor) -> _CompletedWork:
+    def all_reduce(self, tensor: Tensor) -> Pending:  # noqa: ARG002
         return _CompletedWork()
 
-    def broadcast(self, tensor: Tensor, rank: int) -> _CompletedWork:
+    def broadcast(self, tensor: Tensor, rank: int) -> Pending:
         if rank != self._rank:
             tensor.zero_()
         return _CompletedWork()
@@ -161,12 +159,12 @@ class _SimulatedGroup:
     def gather(self, tensor: Tensor) -> list[Tensor]:
         return [tensor.clone() for _ in range(self.size)]
 
-    def counts(self, own: list[int]) -> list[list[int]]:
-        return [own] * self.size
+    def counts(self, local: list[int]) -> list[list[int]]:  # without tensors, which may be fake
+        return [local] * self.size
 
 
 class _SimulatedGathering:
-    """Simulated :class:`econmt_ops.core.gathering.Gathered`: copies of this rank's own tensor."""
+    """Simulated gathering from all stages: copies of the local tensor."""
 
     def __init__(self, tensor: Tensor, size: int) -> None:
         self._all = tensor.new_empty(size, *tensor.shape)
@@ -177,19 +175,19 @@ class _SimulatedGathering:
 
 
 class _SimulatedStages(Stages):
-    """Simulated :class:`econmt.parallel.pipeline.stages.Stages`: received values are zeros."""
+    """Simulated stages of a pipeline: received values are zeros."""
 
     def __init__(self, rank: Rank, size: int) -> None:
         self.size, self.replicas = size, rank.size // size
         self.replica, self.rank = divmod(rank.number, size)
 
-    def of_replicas(self, watched: Callable[[], AbstractContextManager[None]]) -> Members:  # noqa: ARG002
+    def of_replicas(self, watched: Callable[[], AbstractContextManager[None]]) -> Group:  # noqa: ARG002
         return _SimulatedGroup(self.replica, self.replicas)
 
-    def send(self, tensor: Tensor, rank: int) -> _CompletedWork:  # noqa: ARG002
+    def send(self, tensor: Tensor, rank: int) -> Pending:  # noqa: ARG002
         return _CompletedWork()
 
-    def receive(self, tensor: Tensor, rank: int) -> _CompletedWork:  # noqa: ARG002
+    def receive(self, tensor: Tensor, rank: int) -> Pending:  # noqa: ARG002
         tensor.zero_()
         return _CompletedWork()
 

@@ -26,7 +26,6 @@ from econmt.engine.step import StepResult, TrainingStep
 from econmt.errors import EconmtError
 from econmt.model.layers import Embedding
 from econmt.parallel import processes
-from econmt.parallel.processes import Processes
 from econmt.tasks.translation import TranslationTask
 from econmt.training import ranks
 from econmt.training.context import make_context
@@ -94,7 +93,7 @@ def run_slowly(communicator: Communicator, path: Path, text: Path) -> str:
         TrainingStep.gradient = real  # type: ignore[method-assign]
 
 
-def hang(communicator: Processes) -> list[str]:
+def hang(communicator: Communicator) -> list[str]:
     """Rank 1 does not come to an exchange; the lines that this rank tells before it leaves, which it does not here."""
     said: list[str] = []
     left = threading.Event()
