@@ -215,7 +215,7 @@ def track_step(
         tracker.label(parameter.grad, "gradients", layers[parameter])
     _label_state(tracker, step, layers)
     with tracker.recording():
-        step.add_gradient([batch], tokens, watch=lambda phase, _: begin(phase))
+        step.gradient([batch], tokens, watch=lambda phase, _: begin(phase), adds=True)
         step.update()
         for parameter in step.parameters:
             gradient, layer = parameter.grad, layers[parameter]

@@ -19,7 +19,6 @@ from econmt.engine.optimizers import load_optimizer_tensors, make_optimizer
 from econmt.engine.precision import Precision
 from econmt.engine.step import StepResult, TrainingStep, Watch
 from econmt.model import Implementations
-from econmt.model.layers import drawing_from
 from econmt.parallel.pipeline.embedding import DividedTable
 from econmt.parallel.pipeline.output import Slice, split_cross_entropy
 from econmt.parallel.pipeline.parts import Parts
@@ -58,8 +57,8 @@ class PipelinedStep(TrainingStep):
         divided: Division of the model over them.
         precision: Precision of products and feature maps.
         implementations: Implementations of the ops; None: those of the recipe.
-        world: Communicator of all ranks, including those of other replicas.
-        stands_for: Device type that fake tensors represent; None: the model's device.
+        communicator: Communicator of all ranks, including those of other replicas.
+        target_device: Device type that fake tensors represent; None: the model's device.
     """
 
     def __init__(
@@ -174,35 +173,19 @@ class PipelinedStep(TrainingStep):
 
     # ------------------------------------------------------------------ a batch
 
-    def accumulate(
-        self,
-        batch: AnyBatch,
-        tokens: Tensor,
-        implementations: Implementations | None = None,
-        watch: Watch | None = None,
+    def compute(
+        self, batch: AnyBatch, tokens: Tensor, implementations: Implementations, watch: Watch
     ) -> Tensor:
         """Returns the loss of the whole batch on every rank; see :meth:`econmt.engine.step.TrainingStep.accumulate`."""
-        chosen = self.implementations if implementations is None else implementations
-        self.optimizer.make_dense()
-        if self.seeds is not None:
-            self.seeds.advance()
-        if watch is not None:
-            watch("forward", None)
-        first_row = self.stages.replica * len(batch.indices)
-        with (
-            self.communicator.watched(),
-            self.precision.products(self.device),
-            drawing_from(self.seeds, first_row),
-        ):
+        with self.communicator.watched():
             with self.precision.autocast(self.device):
-                forward_parts = self.divided.parts(batch, chosen)
+                forward_parts = self.divided.parts(batch, implementations)
                 with layer("embedding"):
                     for item in forward_parts.look_ups:
                         self._table.look_up(item)
                 walk = Walk(forward_parts.parts, self.stages.rank, self.stages, self.device)
                 hidden_outputs = walk.forward([forward_parts.hidden])
-            if watch is not None:
-                watch("backward", None)
+            watch("backward", None)
             with layer("output"):
                 loss, gradient = self._loss(hidden_outputs, forward_parts, tokens)
             walk.backward({forward_parts.hidden: gradient} if hidden_outputs else {})
