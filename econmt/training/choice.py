@@ -7,12 +7,17 @@ a memory budget the plan chooses instead (`econmt.training.budget`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import nn
 
+from econmt.checkpoint.state import TrainingState
 from econmt.config.recipe import OPS, Recipe, Training, rename_ops
+from econmt.data.batching.batch import Batches
+from econmt.data.batching.store import PreparedData
 from econmt.engine.precision import Precision
+from econmt.engine.step import TrainingStep
 from econmt.errors import InputError
 from econmt.model import Implementations
 from econmt.tasks.protocol import Shape, Task
@@ -35,6 +40,46 @@ _WORTH_ITS_MEMORY = 0.15
 
 _LEAST_OPERATIONS = 1e9
 """Least number of operations of the measured batch for which measuring pays; fewer take only milliseconds."""
+
+
+def frequent_shape(batches: Batches) -> Shape:
+    """Returns the shape that most rows of an epoch have."""
+    frequent = max(batches.shapes(), key=lambda shape: shape.batches * shape.rows)
+    return Shape(frequent.rows, frequent.source, frequent.target)
+
+
+def choose(step: TrainingStep, batches: Batches, prepared: PreparedData, state: TrainingState) -> str:
+    """Chooses the implementations that the recipe leaves at auto, on rank 0 for all ranks; returns a message.
+
+    They are those of the beginning of the run, or for a new run the fastest ones measured.
+
+    Args:
+        step: Training step, which receives the implementations.
+        batches: Batches of training.
+        prepared: Prepared text of the run.
+        state: State of the run, which receives the implementations.
+    """
+    recipe, device = step.task.recipe, step.device
+
+    def choose_on_rank_zero() -> list[Any]:
+        refuse_missing(Implementations.of(recipe.ops), device.type)
+        chosen = saved_choice(recipe, state.choices, device)
+        if chosen is not None:
+            return [[*chosen], "as at the beginning of the run"]
+        tokens = int(prepared.train.target_lengths.sum()) + len(prepared.train)
+        updates = expected_updates(recipe.training, batches.batches_per_epoch, tokens)
+        carried = step.carried()
+        chosen, why = settle(
+            step.task, lambda: step.model, frequent_shape(batches), device, step.precision, updates
+        )
+        step.set_carried(carried)
+        return [[*chosen], why]
+
+    names, why = step.communicator.on_rank_zero(choose_on_rank_zero)
+    step.implementations = Implementations(*names)
+    state.choices = as_saved(step.implementations, device)
+    parts = ", ".join(f"{field} {name}" for field, name in step.implementations._asdict().items())
+    return f"ops: {parts} ({why})"
 
 
 def is_worth_measuring(model: nn.Module, shape: Shape) -> bool:

@@ -28,10 +28,10 @@ from econmt.model.layers import Embedding
 from econmt.parallel import processes
 from econmt.tasks.translation import TranslationTask
 from econmt.training import ranks
-from econmt.training.context import make_context
 from econmt.training.progress import Progress
 from econmt.training.run import make_trainer, run_recipe
 from econmt.training.trainer import Trainer
+from tests.unit.training.tiny import context_of
 
 
 def run(communicator: Communicator, path: Path, text: Path, overrides: Sequence[str] = ()) -> str:
@@ -123,7 +123,7 @@ def state_bytes(communicator: Communicator, path: Path, text: Path) -> int:
         prepare(recipe, folder.prepared, [text], show_progress=False)
     communicator.on_rank_zero(lambda: None)
     prepared = reopen(recipe, folder.prepared)
-    trainer, _ = make_trainer(make_context(recipe, folder, prepared, Start(), communicator))
+    trainer, _ = make_trainer(context_of(recipe, folder, prepared, Start(), communicator))
     trainer.model.train()
     trainer.gradient([next(trainer.batches)])
     trainer.step.update()

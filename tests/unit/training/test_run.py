@@ -20,7 +20,8 @@ from econmt.engine.precision import ProductTimes
 from econmt.errors import InputError
 from econmt.training import validation
 from econmt.training.interrupts import Interrupted, Interrupts
-from econmt.training.run import _older_text_fingerprint, run_recipe
+from econmt.training.provenance import _older_text_fingerprint
+from econmt.training.run import run_recipe
 from econmt.training.trainer import Trainer
 from tests.unit.training.tiny import Run, metrics, snapshot, write_text
 
