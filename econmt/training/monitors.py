@@ -48,7 +48,7 @@ class Monitors:
         """Returns the norms from the last :meth:`look` by parameter name, as JSON values."""
         return {name: float(norm) for name, norm in self._gradients.items()}
 
-    def go_on(self, gradients: Mapping[str, float]) -> None:
+    def restore(self, gradients: Mapping[str, float]) -> None:
         """Restores norms that :meth:`gradients` returned when a run was saved."""
         self._gradients = {name: torch.tensor(gradients[name]) for name in self._watched if name in gradients}
 

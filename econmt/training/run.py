@@ -235,7 +235,8 @@ def make_trainer(context: RunContext) -> tuple[Trainer, list[str]]:
         notes.append(recipe_tokenizer(recipe, trainer.state.signature).note)
     notes += check_lengths(prepared, recipe)
     trainer.state.precision, trainer.state.pipeline = precision.name, pipeline
-    trainer.make_plan()
+    taken = sum(tensor.nbytes for tensor in step.optimizer_tensors().values())
+    trainer.budget.make(trainer.state, taken)
     if trainer.budget.plan is None:
         notes.append(choose(step, trainer.batches, prepared, trainer.state))
     if communicator.size > 1:  # measuring may have drawn random numbers on rank 0

@@ -27,8 +27,8 @@ class RunAverage:
         """Starts averaging at the current update if the recipe says so."""
         state.average_from = state.update if self._config.start == "at-once" else None
 
-    def go_on(self, state: TrainingState) -> list[str]:
-        """Restores the parameters, for which a saved state holds their mean; returns messages for the user."""
+    def restore(self, state: TrainingState) -> list[str]:
+        """Restores the parameters of a saved run, whose file holds their mean; returns messages for the user."""
         if self._average is None:
             for parameter_state in self._optimizer.state.values():
                 parameter_state.pop("average", None)
