@@ -11,15 +11,27 @@ import datetime as dt
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Annotated
 
 import torch
+from pydantic import Field
 
+from econmt.config.json_reader import Record, read_json
 from econmt.data.files import cache_folder, write_atomically
 from econmt.errors import InputError
 from econmt_ops.dispatch.measurements import machine
 
 Times = dict[str, float]
 """Seconds by name."""
+
+
+class _MeasuredToday(Record):
+    """Content of the cache file: a date, and measurements by their keys."""
+
+    date: str
+    measured: dict[
+        str, Annotated[dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]], Field(min_length=1)]
+    ]
 
 
 def remembered_file() -> Path:
@@ -48,21 +60,7 @@ def remembered(what: str, measure: Callable[[], Mapping[str, float]]) -> Times:
 def _read(today: str) -> dict[str, Times]:
     """Returns the entries of today; empty if the file is missing, broken or of another day."""
     try:
-        cached = json.loads(remembered_file().read_bytes())
-    except (OSError, ValueError, RecursionError):
+        cache = read_json(_MeasuredToday, remembered_file(), "it may be deleted")
+    except (OSError, InputError):
         return {}
-    if (
-        not isinstance(cached, dict)
-        or cached.get("date") != today
-        or not isinstance(cached.get("measured"), dict)
-    ):
-        return {}
-    return {key: times for key, times in cached["measured"].items() if _are_times(times)}
-
-
-def _are_times(value: object) -> bool:
-    return (
-        isinstance(value, dict)
-        and bool(value)
-        and all(isinstance(name, str) and type(time) is float and time > 0.0 for name, time in value.items())
-    )
+    return cache.measured if cache.date == today else {}

@@ -266,10 +266,6 @@ class TrainingStep:
             self._reduction.abandon()
         self.optimizer.zero_grad(set_to_none=not self.keeps_gradients)
 
-    def set_learning_rate(self, rate: float) -> None:
-        """Sets the learning rate of the next update."""
-        self.optimizer.set_learning_rate(rate)
-
     def prepare(self, *, gradients: bool = False) -> None:
         """Creates the optimizer's state and, if ``gradients``, zero gradients, before the first step does."""
         self.optimizer.prepare()

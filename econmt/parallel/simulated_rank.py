@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
@@ -80,29 +80,17 @@ def simulated_step(
         shape: Shape of its batches.
         plan: Placement of the layers on pipeline stages; None: balanced by the layers' numbers of weights.
     """
-    settings = task.recipe.parallel
-    communicator = Communicator() if rank.size == 1 else SimulatedRank(rank, settings)
+    communicator = Communicator() if rank.size == 1 else SimulatedRank(rank, task.recipe.parallel)
+    options: dict[str, Any] = {
+        "implementations": implementations,
+        "communicator": communicator,
+        "target_device": target_device,
+    }
     if communicator.stages == 1:
-        return TrainingStep(
-            task,
-            model,
-            precision,
-            implementations=implementations,
-            communicator=communicator,
-            target_device=target_device,
-        )
-    if plan is None:
-        plan = plan_by_weights(model, communicator.stages, shape)
-    return PipelinedStep(
-        task,
-        model,
-        _SimulatedStages(rank, communicator.stages),
-        divided(model, plan),
-        precision,
-        implementations=implementations,
-        communicator=communicator,
-        target_device=target_device,
-    )
+        return TrainingStep(task, model, precision, **options)
+    division = divided(model, plan or plan_by_weights(model, communicator.stages, shape))
+    stages = _SimulatedStages(rank, communicator.stages)
+    return PipelinedStep(task, model, stages, division, precision, **options)
 
 
 class SimulatedRank(Communicator):

@@ -221,7 +221,7 @@ class Trainer:
         batches = [next(self.batches) for _ in range(training.update_interval)]
         tokens = sum(batch.target_tokens for batch in batches)
         rate = self.schedule.learning_rate(update) * sum(batch.rate for batch in batches) / len(batches)
-        self.step.set_learning_rate(rate)
+        self.optimizer.set_learning_rate(rate)
         loss, norm = self.gradient(batches, trim=self._trims)
         self._monitors.look()
         self._report_plan(progress)

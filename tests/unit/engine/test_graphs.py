@@ -96,7 +96,7 @@ def train(
     """Updates at changing learning rates."""
     losses, norms = [], []
     for batches, rate in zip(updates, RATES, strict=False):
-        step.set_learning_rate(rate)
+        step.optimizer.set_learning_rate(rate)
         result = run(batches)
         losses.append(result.loss.clone())
         norms.append(result.norm.clone())
