@@ -253,12 +253,14 @@ class Budget:
         target = int(decoding.max_output_factor * longest) + MAX_OUTPUT_EXTRA + 1
 
         vocabularies = self._prepared.vocabularies
-        words = [side.size for side in vocabularies.sides]
+        words, target_words = (side.size for side in vocabularies.sides)
 
         def needed_bytes(sentences: int) -> int:
             shape = sentences, source, target
-            search = estimate_search(recipe, *words, shape, self._device.type, vocabularies.factor_sizes)
-            return self._state + search
+            factors = vocabularies.factor_sizes
+            return self._state + estimate_search(
+                recipe, words, target_words, shape, self._device.type, factors
+            )
 
         rows = search_rows(needed_bytes, usable(budget), decoding.batch_size)
         if rows == 0:
