@@ -100,7 +100,10 @@ class Communicator:
         return lambda: list(values)
 
     def reduction(self, parameters: Iterable[nn.Parameter]) -> Reduction | None:  # noqa: ARG002  there is one rank
-        """Creates the reduction that sums the parameters' gradients; None for a single rank."""
+        """Creates the reduction that sums the parameters' gradients during the backward pass.
+
+        Returns None for a single rank, and for pipelines, whose gradients are complete only after the last chunk.
+        """
         return None
 
     def shares(self, parameters: Iterable[nn.Parameter]) -> Shares | None:  # noqa: ARG002  there is one rank

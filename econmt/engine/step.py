@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from econmt.data.batching.batch import AnyBatch
 from econmt.engine.averaging import ParameterAverage
-from econmt.engine.communicator import Communicator, Reduction
+from econmt.engine.communicator import Communicator
 from econmt.engine.freeze import fix_parameters
 from econmt.engine.optimizers import load_optimizer_tensors, make_optimizer, optimizer_tensors
 from econmt.engine.precision import Precision
@@ -109,7 +109,7 @@ class TrainingStep:
         self.optimizer = optimizer
         self.keeps_gradients = False
         self.overlaps = True
-        self._reduction = self.make_reduction()
+        self._reduction = self.communicator.reduction(self.parameters)
         self.number: int | None = None
         self.seconds = 0.0
         self.seeds: SeedCounter | None = None
@@ -128,10 +128,6 @@ class TrainingStep:
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yields these parameters by name; a slice of a parameter has the name of the whole parameter."""
         yield from self.model.named_parameters()
-
-    def make_reduction(self) -> Reduction | None:
-        """Creates the reduction that sums gradients over ranks in the backward pass; None if not applicable."""
-        return self.communicator.reduction(self.parameters)
 
     def __call__(self, batches: Sequence[AnyBatch]) -> StepResult:
         """Updates the parameters from batches that may still be on the CPU; see :meth:`run`."""

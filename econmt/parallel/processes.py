@@ -164,8 +164,12 @@ class _Processes(Communicator):
 
         return result
 
-    def reduction(self, parameters: Iterable[nn.Parameter]) -> BucketedReduction:
-        return BucketedReduction(parameters, self._members(), travelling(self._settings))
+    def reduction(self, parameters: Iterable[nn.Parameter]) -> BucketedReduction | None:
+        return (
+            None
+            if self.stages > 1
+            else BucketedReduction(parameters, self._members(), travelling(self._settings))
+        )
 
     def wait(self, event: torch.cuda.Event) -> None:
         deadline = time.monotonic() + self._settings.timeout

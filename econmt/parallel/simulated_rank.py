@@ -109,11 +109,10 @@ class SimulatedRank(Communicator):
         """See :meth:`econmt.engine.communicator.Communicator.gather`."""
         return [value] * self.size
 
-    def reduction(self, parameters: Iterable[nn.Parameter]) -> BucketedReduction:
+    def reduction(self, parameters: Iterable[nn.Parameter]) -> BucketedReduction | None:
         """See :meth:`econmt.engine.communicator.Communicator.reduction`."""
-        return BucketedReduction(
-            parameters, _SimulatedGroup(self.rank, self.size), travelling(self._settings)
-        )
+        group = _SimulatedGroup(self.rank, self.size)
+        return None if self.stages > 1 else BucketedReduction(parameters, group, travelling(self._settings))
 
     def shares(self, parameters: Iterable[nn.Parameter]) -> OptimizerShares | None:
         """See :meth:`econmt.engine.communicator.Communicator.shares`."""

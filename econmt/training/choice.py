@@ -114,14 +114,14 @@ def measure(
         seconds, compiled, byte_limit, remember: See `econmt_ops.dispatch.session.measuring`.
     """
     shape = Shape(shape.rows, min(shape.source, POSITIONS), min(shape.target, POSITIONS))
-    given = Implementations.of(task.recipe.ops)
+    of_recipe = Implementations.of(task.recipe.ops)
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices), precision.products(device), precision.autocast(device):
         batch = task.example(shape).to(device)
         with measuring(
             seconds, byte_limit=byte_limit, compiled=compiled, remember=remember, share=SHARE
         ) as session:
-            task.loss(model, batch, given)
+            task.loss(model, batch, of_recipe)
     return session
 
 
@@ -150,10 +150,10 @@ def settle(
     Returns:
         The implementations, and the reason for them.
     """
-    training, given = task.recipe.training, Implementations.of(task.recipe.ops)
+    training, of_recipe = task.recipe.training, Implementations.of(task.recipe.ops)
     in_graphs = device.type == "cuda" and training.in_graphs
     measured: list[Measurement] = []
-    if "auto" not in given:
+    if "auto" not in of_recipe:
         why = "set by the recipe"
     elif in_graphs:
         why = "default for CUDA graphs"
@@ -170,7 +170,7 @@ def settle(
     positions = max(shape.source, shape.target)
     with captured(in_graphs):
         chosen = choose_implementations(
-            given,
+            of_recipe,
             measured,
             device=device.type,
             updates=updates,
@@ -180,7 +180,7 @@ def settle(
 
 
 def choose_implementations(
-    given: Implementations,
+    of_recipe: Implementations,
     measurements: Iterable[Measurement],
     *,
     device: str = "cpu",
@@ -190,7 +190,7 @@ def choose_implementations(
     """Chooses an implementation for every op that is left at auto.
 
     Args:
-        given: Implementations of the recipe.
+        of_recipe: Implementations of the recipe.
         measurements: Measurements of the model's ops; where there are none, the default holds.
         device: Device type of the default.
         updates: Least number of updates of the run, in which "compiled" must save more time than compiling takes.
@@ -199,7 +199,7 @@ def choose_implementations(
     known_measurements = list(measurements)
     chosen = {}
     for key, functions in OPS.items():
-        if getattr(given, key) == "auto":
+        if getattr(of_recipe, key) == "auto":
             relevant = [measurement for measurement in known_measurements if measurement.op in functions]
             # Without input feeding, a decoder's layers call the same op as the encoder's.
             if key == "decoder" and not relevant:
@@ -207,27 +207,27 @@ def choose_implementations(
                     measurement for measurement in known_measurements if measurement.op in OPS["encoder"]
                 ]
             chosen[key] = _fastest(relevant, updates * positions, device) or rule(functions[0], device)
-    settled = given._replace(**chosen)
+    settled = of_recipe._replace(**chosen)
     # A named implementation keeps its own stash, and there is one stash level for all ops.
-    named = filter(None, map(given.traits, ("encoder", "decoder")))
+    named = filter(None, map(of_recipe.traits, ("encoder", "decoder")))
     decoder = settled.traits("decoder")
-    if given.stash == "auto" and not any(traits.takes_stash for traits in named) and decoder is not None:
+    if of_recipe.stash == "auto" and not any(traits.takes_stash for traits in named) and decoder is not None:
         settled = settled._replace(stash=decoder.model_stash)
     return settled
 
 
-def refuse_missing(given: Implementations, device: str) -> None:
+def refuse_missing(of_recipe: Implementations, device: str) -> None:
     """Checks that a machine can run the implementations that a recipe names.
 
     Args:
-        given: Implementations of the recipe.
+        of_recipe: Implementations of the recipe.
         device: Device type of the run.
 
     Raises:
         InputError: The machine cannot run one of them; the message names the available ones.
     """
     for key, functions in OPS.items():
-        name, candidates = getattr(given, key), implementations_of(functions[0])
+        name, candidates = getattr(of_recipe, key), implementations_of(functions[0])
         available = [
             candidate.name
             for candidate in candidates.values()
@@ -307,15 +307,15 @@ def saved_choice(recipe: Recipe, saved: Mapping[str, str], device: torch.device)
         saved: Result of :func:`as_saved`.
         device: Device on which the run is resumed.
     """
-    given = Implementations.of(recipe.ops)
+    of_recipe = Implementations.of(recipe.ops)
     names = dict(saved)
     if "lstm" in names:  # from a run that an older version began
         names.setdefault("decoder", names.get("attention", "auto"))
         rename_ops(names, recipe.translation_model.decoder.input_feeding)
     if names.pop("device", None) != device.type or names.keys() != set(Implementations._fields):
         return None
-    return given._replace(
-        **{field: names[field] for field, name in given._asdict().items() if name == "auto"}
+    return of_recipe._replace(
+        **{field: names[field] for field, name in of_recipe._asdict().items() if name == "auto"}
     )
 
 

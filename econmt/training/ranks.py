@@ -162,13 +162,13 @@ class Ranks:
         shares = self._step.shares
         if shares is None:
             return local
-        found: dict[str, Tensor] = {}
+        tensors: dict[str, Tensor] = {}
         described: list[Any] = [
             [name, list(value.shape), str(value.dtype).removeprefix("torch.")]
             for name, value in local.items()
         ]
         listed = self._communicator.gather(described)
-        location = {name: (rank, *found) for rank, part in enumerate(listed) for name, *found in part}
+        location = {name: (rank, *form) for rank, part in enumerate(listed) for name, *form in part}
         for parameter_name in parameters:
             for name in [each for each in location if each.partition("/")[2] == parameter_name]:
                 rank, shape, kind = location[name]
@@ -176,8 +176,8 @@ class Ranks:
                 value = local[name].cpu() if rank == self._communicator.rank else empty
                 self._communicator.broadcast([value], rank)
                 if self._communicator.is_rank_zero:
-                    found[name] = value
-        return found if self._communicator.is_rank_zero else local
+                    tensors[name] = value
+        return tensors if self._communicator.is_rank_zero else local
 
     def name_slow(self, progress: Progress) -> None:
         """Reports a rank that is much slower than the others; all ranks call this now and then."""

@@ -171,8 +171,8 @@ def perplexity(
         stop, plan: See :func:`validate`.
         implementations: Implementations of the ops without a plan; None: those of the recipe.
     """
-    given = implementations or Implementations.of(step.task.recipe.ops)
-    total, tokens = _summed(step, evaluation, partial(step.task.loss, step.model), stop, plan, given)
+    chosen = implementations or Implementations.of(step.task.recipe.ops)
+    total, tokens = _summed(step, evaluation, partial(step.task.loss, step.model), stop, plan, chosen)
     return perplexity_of(total / (evaluation.words or tokens))
 
 
@@ -186,14 +186,14 @@ def length_loss(
     model = step.model
     assert isinstance(model, TranslationModel)
 
-    def of(batch: AnyBatch, implementations: Implementations) -> Tensor:
+    def loss(batch: AnyBatch, implementations: Implementations) -> Tensor:
         assert isinstance(batch, Batch)
         return model.length_loss(
             model.encode(batch.source, batch.source_lengths, implementations), batch.target_output
         )
 
-    given = Implementations.of(step.task.recipe.ops)
-    total, tokens = _summed(step, evaluation, of, stop, plan, given)
+    implementations = Implementations.of(step.task.recipe.ops)
+    total, tokens = _summed(step, evaluation, loss, stop, plan, implementations)
     return total / tokens
 
 

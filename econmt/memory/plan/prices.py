@@ -28,19 +28,19 @@ class _Saving(NamedTuple):
     steps: list[dict[str, str]]
 
 
-def settings(given: Implementations, device: str) -> list[Implementations]:
+def settings(of_recipe: Implementations, device: str) -> list[Implementations]:
     """Returns the settings that a plan chooses from, the fastest first, each keeping less than the one before.
 
     The first is that of the recipe. The others change what it leaves at auto, in the order of the prices.
 
     Args:
-        given: Implementations of the recipe.
+        of_recipe: Implementations of the recipe.
         device: "cpu" or "cuda".
     """
     prices, leanest = PRICES[device], Implementations.leanest(device)
-    free = {key: getattr(leanest, key) for key in OPS if getattr(given, key) == "auto"}
+    free = {key: getattr(leanest, key) for key in OPS if getattr(of_recipe, key) == "auto"}
     savings = []
-    free_stash = given.stash == "auto"
+    free_stash = of_recipe.stash == "auto"
     fastest = leanest.traits("decoder")
     assert fastest is not None
     levels = STASHES[: STASHES.index(fastest.model_stash) + 1][::-1]
@@ -52,11 +52,11 @@ def settings(given: Implementations, device: str) -> list[Implementations]:
     if "output" in free:
         savings.append(_Saving(prices["output"], [{"output": free["output"]}]))
     chosen = {"encoder": free["encoder"]} if "encoder" in free else {}
-    recurrent = map(given.traits, ("encoder", "decoder"))
+    recurrent = map(of_recipe.traits, ("encoder", "decoder"))
     free_stash = free_stash and any(traits is None or traits.takes_stash for traits in recurrent)
     steps = [{**chosen, "stash": level} for level in levels] if free_stash else [chosen]
     savings.append(_Saving(prices["stash"], [step for step in steps if step]))
-    ladder = [given]
+    ladder = [of_recipe]
     for saving in sorted(savings, key=lambda saving: saving.price):
         for step in saving.steps:
             ladder.append(ladder[-1]._replace(**step))

@@ -12,13 +12,13 @@ soon as its part has run. So both ends of the earliest unfinished transfer alway
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from econmt.parallel.groups import Pending
-from econmt.parallel.pipeline.boundary import Boundary
 from econmt.parallel.pipeline.stages import Stages
 from econmt_ops.core.scopes import layer
 
@@ -129,6 +129,41 @@ def early(actions: Sequence[Action]) -> list[Action]:
                 position -= 1
         reordered.insert(position, action)
     return reordered
+
+
+class Boundary:
+    """Boundary between two autograd graphs, which may be on different ranks.
+
+    It makes a value of one graph an input of the other, and stores its gradient to be passed back.
+
+    A leaf tensor would do the same, but would copy each gradient whose memory layout differs from its value's.
+
+    Attributes:
+        gradient: Gradient of the value, once the backward pass has reached it.
+    """
+
+    def __init__(self) -> None:
+        self.gradient: Tensor | None = None
+
+    def cross(self, value: Tensor) -> Tensor:
+        """Returns the value as an input of a new graph."""
+        crossed: Tensor = _Cross.apply(value.new_empty(0).requires_grad_(), value.detach(), self)  # type: ignore[no-untyped-call]
+        return crossed
+
+
+class _Cross(torch.autograd.Function):
+    """Identity function that stores its gradient; the first argument makes autograd call the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, _anchor: Tensor, value: Tensor, boundary: Boundary) -> Tensor:
+        ctx.boundary = boundary
+        return value
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, None]:
+        ctx.boundary.gradient = gradient
+        return None, None, None
 
 
 class Walk:
