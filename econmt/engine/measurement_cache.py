@@ -34,12 +34,12 @@ class _MeasuredToday(Record):
     ]
 
 
-def remembered_file() -> Path:
+def cache_file() -> Path:
     """Returns the path of the cache file, which may be deleted at any time."""
     return cache_folder() / "measured.json"
 
 
-def remembered(what: str, measure: Callable[[], Mapping[str, float]]) -> Times:
+def measured_today(what: str, measure: Callable[[], Mapping[str, float]]) -> Times:
     """Returns today's measurement for this machine and these versions; measures and stores it if there is none.
 
     Args:
@@ -53,14 +53,14 @@ def remembered(what: str, measure: Callable[[], Mapping[str, float]]) -> Times:
         known[key] = dict(measure())
         text = json.dumps({"date": today, "measured": known}, indent=1) + "\n"
         with contextlib.suppress(InputError):  # without a writable cache folder, each command measures anew
-            write_atomically(remembered_file(), text.encode())
+            write_atomically(cache_file(), text.encode())
     return known[key]
 
 
 def _read(today: str) -> dict[str, Times]:
     """Returns the entries of today; empty if the file is missing, broken or of another day."""
     try:
-        cache = read_json(_MeasuredToday, remembered_file(), "it may be deleted")
+        cache = read_json(_MeasuredToday, cache_file(), "it may be deleted")
     except (OSError, InputError):
         return {}
     return cache.measured if cache.date == today else {}

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from econmt.config.recipe import Recipe
 from econmt.engine.devices import shortest_seconds
-from econmt.engine.measurement_cache import remembered
+from econmt.engine.measurement_cache import measured_today
 from econmt_ops.backends import c as native
 from econmt_ops.core.gemm import Product
 from econmt_ops.core.int8 import Int8Product
@@ -154,7 +154,7 @@ class ProductTimes(NamedTuple):
 
 def time_products() -> ProductTimes:
     """Returns the times of a product on this CPU with PyTorch's current number of threads, measured once a day."""
-    return ProductTimes(**remembered("a product in two precisions", lambda: _time_products()._asdict()))
+    return ProductTimes(**measured_today("a product in two precisions", lambda: _time_products()._asdict()))
 
 
 def int8_pays() -> bool:
@@ -164,7 +164,7 @@ def int8_pays() -> bool:
     """
     if not native.is_built():
         return False
-    times = remembered("a product of few rows, laid out", _time_few_rows)
+    times = measured_today("a product of few rows, laid out", _time_few_rows)
     return min(times["float32"], times["bfloat16"]) > MARGIN * times["int8"]
 
 

@@ -161,7 +161,7 @@ class Budget:
         finally:
             torch.cuda.set_per_process_memory_fraction(1.0, index)
 
-    def remember(self, state: TrainingState) -> None:
+    def store(self, state: TrainingState) -> None:
         """Stores the plan in a state that is about to be saved."""
         state.plan = {}
         if self.plan is not None:

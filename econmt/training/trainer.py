@@ -49,7 +49,7 @@ from econmt.training.ranks import Ranks
 from econmt.training.run_average import RunAverage
 from econmt.training.schedules import Schedule
 from econmt.training.update_metrics import MetricsQueue, UpdateMetrics
-from econmt.training.validation import Abandoned, Validation, tell, validate
+from econmt.training.validation import Abandoned, Validation, report_checkpoint, validate
 
 _UPDATES_BETWEEN_TRIMS = 5
 
@@ -144,7 +144,7 @@ class Trainer:
         with self.budget.enforced():
             self._begin(progress)
             while True:
-                if self._ranks.told_to_leave(interrupts, self.state):
+                if self._ranks.should_stop(interrupts, self.state):
                     self._save_and_stop(interrupts)
                 reason = end_reason(self.recipe.training, self.state, self.batches.epoch, self._ranks.seconds)
                 if self._checkpoint_due(reason):
@@ -166,7 +166,7 @@ class Trainer:
             # If updates accumulate several (micro-)batches, each is captured as a graph of its own.
             plan, interval = self.budget.plan, self.recipe.training.update_interval
             several = interval > 1 or (plan is not None and plan.worst.parts > 1)
-            most_rows = self._ranks.fill_up(self.batches.shapes(), lambda: self.budget.plan)
+            most_rows = self._ranks.pad_to_largest(self.batches.shapes(), lambda: self.budget.plan)
             self._graphed = GraphedStep(self.step, several=several, note=progress.note, most_rows=most_rows)
         elif self.device.type == "cuda" and self.recipe.training.cuda_graphs == "auto":
             progress.note("training.monitor_pattern is set: training steps are not captured in CUDA graphs")
@@ -223,7 +223,7 @@ class Trainer:
         rate = self.schedule.learning_rate(update) * sum(batch.rate for batch in batches) / len(batches)
         self.optimizer.set_learning_rate(rate)
         loss, norm = self.gradient(batches, trim=self._trims)
-        self._monitors.look()
+        self._monitors.measure()
         self._report_plan(progress)
         indices = [batch.indices.numpy() for batch in batches]
         for metrics in self._metrics.submit(update, loss, norm, tokens, indices):
@@ -242,7 +242,7 @@ class Trainer:
         if update % training.log_interval == 0:
             self._flush()
             progress.updates(self._figures(update))
-            self._ranks.name_slow(progress)
+            self._ranks.report_slow(progress)
             self.state.since_log = Meter()
         elif progress.is_live:
             progress.live(self._figures(update))
@@ -317,7 +317,7 @@ class Trainer:
                 plan, signature = self.budget.plan, self.state.signature
                 result = validate(self.step, self.prepared, lambda: interrupts.pending, plan, signature)
         except Abandoned:
-            self._ranks.ask_anew()
+            self._ranks.discard_answer()
             return
         except torch.cuda.OutOfMemoryError as error:
             raise TrainingError(
@@ -347,7 +347,7 @@ class Trainer:
             progress.note(note)
         if new_signature:
             progress.note(f"BLEU signature {result.signature}")
-        tell(progress, result, state, goes_back=goes_back)
+        report_checkpoint(progress, result, state, goes_back=goes_back)
 
     def _best(self, current: dict[str, Tensor], progress: Progress) -> Saved:
         """Loads the best checkpoint; with the ``current`` optimizer tensors if its own are missing or damaged."""
@@ -396,7 +396,7 @@ class Trainer:
         state.data = self.batches.state_dict()
         state.monitored = self._monitors.gradients()
         state.random = {**random_states(), "dropout": self.step.random_state().tolist()}
-        self.budget.remember(state)
+        self.budget.store(state)
         with self._average.in_place(self.state):
             self.step.make_whole()
         carried = self._ranks.carried(training.batch.size)
@@ -472,7 +472,7 @@ class Trainer:
             gradient_norm=self.state.gradient_norm,
             tokens_per_second=meter.tokens / max(meter.seconds, 1e-9),
             memory=peak_memory(self.device),
-            left=seconds_left(training, state, epochs, self._pace.of(state.seconds, update)),
+            left=seconds_left(training, state, epochs, self._pace.seconds_per_update(state.seconds, update)),
             updates=round(update / share) if share else None,
             device=self.device.type,
         )

@@ -287,7 +287,9 @@ def make_translator(
     )
 
 
-def tell(progress: Progress, result: Validation, state: TrainingState, *, goes_back: bool) -> None:
+def report_checkpoint(
+    progress: Progress, result: Validation, state: TrainingState, *, goes_back: bool
+) -> None:
     """Reports the newest checkpoint.
 
     Args:

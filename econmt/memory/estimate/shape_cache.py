@@ -34,7 +34,7 @@ class _New(NamedTuple):
     dtype: torch.dtype
 
 
-class RememberedShapes:
+class ShapeCache:
     """Runs operators on fake tensors, with cached results.
 
     Args:

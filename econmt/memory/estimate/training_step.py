@@ -18,7 +18,7 @@ from torch import Tensor
 from econmt.engine.precision import Precision, precision_of
 from econmt.memory.estimate.allocator import CachingAllocator
 from econmt.memory.estimate.fake import ON_GPU, REPLACEMENTS, fake_tensors
-from econmt.memory.estimate.shape_cache import RememberedShapes
+from econmt.memory.estimate.shape_cache import ShapeCache
 from econmt.memory.measure.ledger import Ledger, track_step
 from econmt.memory.measure.tracker import BLOCK, Storage, Tracker
 from econmt.model import Implementations
@@ -91,7 +91,7 @@ def estimate_step(
             _CPU,
             block=BLOCK if cuda else 1,
             replacements=ON_GPU if cuda else REPLACEMENTS,
-            run=RememberedShapes(mode),
+            run=ShapeCache(mode),
         )
         workspaces = cublas_workspaces(tracker, 1 if in_graphs else 2) if cuda else []
         with shortened(tracker.repeating):

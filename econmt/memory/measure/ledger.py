@@ -22,7 +22,7 @@ from torch import Tensor
 from econmt.data.batching.batch import AnyBatch
 from econmt.engine.step import TrainingStep
 from econmt.memory.measure.layer_times import peak_flops, time_step
-from econmt.memory.measure.tracker import BLOCK, PHASES, Beginning, Storage, Tracker, in_full
+from econmt.memory.measure.tracker import BLOCK, PHASES, Beginning, Storage, Tracker, expanded
 from econmt_ops.dispatch.capture import release_workspaces
 
 LAYERS = ("embedding", "encoder", "attention", "decoder", "output", "loss", "exchange", "other")
@@ -267,7 +267,7 @@ def _timeline(tracker: Tracker) -> list[Moment]:
         points.append(Moment(1000.0 * begin.seconds, live[begin.changes], phase))
         points += [
             Moment(1000.0 * tracker.changes[number].seconds, live[number + 1], phase)
-            for number in in_full(begin.changes, end.changes, tracker.repetitions)
+            for number in expanded(begin.changes, end.changes, tracker.repetitions)
         ]
     return [*points, Moment(1000.0 * tracker.seconds, live[-1], PHASES[-1])]
 

@@ -221,7 +221,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for dtype, done in self.flops.items():
             self.flops[dtype] = done + times * (done - flops[dtype])
         end, inside = len(self.changes), self.repetitions[repetitions:]
-        order = list(in_full(begin, end, inside))
+        order = list(expanded(begin, end, inside))
         self.repetitions[repetitions:] = [Repetition(begin, end, times + 1, order)]
 
     def label(self, tensor: Tensor, category: str, layer: str) -> None:
@@ -416,7 +416,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return max(self.flops, key=self.flops.__getitem__, default=torch.float32)
 
 
-def in_full(begin: int, end: int, repetitions: Iterable[Repetition]) -> Iterator[int]:
+def expanded(begin: int, end: int, repetitions: Iterable[Repetition]) -> Iterator[int]:
     """Yields the indices of changes from ``begin`` to ``end``, those of repetitions as often as they occurred."""
     for repetition in repetitions:
         if begin <= repetition.begin and repetition.end <= end:

@@ -45,7 +45,7 @@ def test_products_are_timed_once_a_day(asked: Asked, monkeypatch: pytest.MonkeyP
 
 def test_8_bits_must_win_among_few_rows(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
     times = {"float32": 4.0, "bfloat16": 1.31, "int8": 1.0}
-    monkeypatch.setattr(precision, "remembered", lambda what, measure: times)
+    monkeypatch.setattr(precision, "measured_today", lambda what, measure: times)
     assert precision.int8_pays()
     times["bfloat16"] = 1.29
     assert not precision.int8_pays()
