@@ -22,7 +22,7 @@ from econmt.training.context import RunContext
 from econmt_ops.dispatch.rule import captured
 
 
-class Made(NamedTuple):
+class StepOfRun(NamedTuple):
     """Training step, its pipeline division to be saved in the state, and lines for the log."""
 
     step: TrainingStep
@@ -44,14 +44,14 @@ def check_ranks(recipe: Recipe, size: int) -> None:
         )
 
 
-def make_step(task: Task, model: nn.Module, context: RunContext) -> Made:
+def make_step(task: Task, model: nn.Module, context: RunContext) -> StepOfRun:
     """Creates the training step of a new or resumed run; ``model``: model of the task on the device.
 
     It sets the communicator's number of stages. A resumed run keeps its pipeline division.
     """
     precision, communicator, count = context.precision, context.communicator, context.recipe.parallel.pipeline
     if count == 1:
-        return Made(TrainingStep(task, model, precision, communicator=communicator), {}, [])
+        return StepOfRun(TrainingStep(task, model, precision, communicator=communicator), {}, [])
     frequent = frequent_shape(task.batches(context.prepared))
     shape = frequent._replace(rows=rows_of_share(frequent.rows, communicator.size // count))
     saved = {} if context.saved is None else context.saved.pipeline
@@ -66,7 +66,7 @@ def make_pipeline(
     communicator: Communicator,
     saved: dict[str, Any],
     implementations: Implementations | None = None,
-) -> Made:
+) -> StepOfRun:
     """Creates the training step of a pipeline stage.
 
     Args:
@@ -104,4 +104,4 @@ def make_pipeline(
         communicator=communicator,
     )
     division = {"stages": count, "homes": plan.homes, "chunks": plan.chunks}
-    return Made(step, division, [plan.note])
+    return StepOfRun(step, division, [plan.note])

@@ -1,4 +1,4 @@
-"""The training loop."""
+"""The training loop: updates, checkpoints, and leaving or going on when memory runs out or a signal arrives."""
 
 from __future__ import annotations
 

@@ -10,8 +10,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -285,15 +283,8 @@ def _exceeds(one: BatchShape, other: BatchShape) -> bool:
     return sides != others and one.source >= other.source and one.target >= other.target
 
 
-@dataclass(frozen=True)
-class _Run:
-    """Properties of a run that the bytes of its steps depend on besides the shape; ``key`` stands for the recipe."""
-
-    task: Task = field(compare=False)
-    key: str
-    device: str
-    precision: torch.dtype
-    ranks: tuple[Rank, ...]
+_PEAKS: dict[tuple[Any, ...], int] = {}
+"""Estimated peaks, by everything that they depend on."""
 
 
 def estimator(task: Task, device: str, precision: torch.dtype, ranks: Sequence[Rank] = (ALONE,)) -> PeakOf:
@@ -316,24 +307,26 @@ def estimator(task: Task, device: str, precision: torch.dtype, ranks: Sequence[R
     dumped = [section.model_dump(mode="json") for section in sections]
     others = [training.label_smoothing, training.fixed_param_names, training.fixed_param_strategy]
     key = json.dumps([task.name, *task.sizes, *dumped, *others], sort_keys=True)
-    return partial(_peak, _Run(task, key, device, precision, tuple(ranks)))
 
+    def peak(setting: Implementations, shape: Shape, accumulating: bool) -> int:
+        conditions = key, device, precision, tuple(ranks), setting, shape, accumulating
+        if conditions not in _PEAKS:
+            ledgers = [
+                estimate_step(
+                    task,
+                    shape,
+                    device,
+                    precision=precision,
+                    implementations=setting.traceable(),
+                    accumulating=accumulating,
+                    rank=rank,
+                )
+                for rank in ranks
+            ]
+            _PEAKS[conditions] = max(map(demand, ledgers))
+        return _PEAKS[conditions]
 
-@cache
-def _peak(run: _Run, setting: Implementations, shape: Shape, accumulating: bool) -> int:
-    ledgers = [
-        estimate_step(
-            run.task,
-            shape,
-            run.device,
-            precision=run.precision,
-            implementations=setting.traceable(),
-            accumulating=accumulating,
-            rank=rank,
-        )
-        for rank in run.ranks
-    ]
-    return max(map(demand, ledgers))
+    return peak
 
 
 # ---------------------------------------------------------------------- text
