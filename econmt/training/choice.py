@@ -20,7 +20,7 @@ from econmt.engine.precision import Precision
 from econmt.engine.step import TrainingStep
 from econmt.errors import InputError
 from econmt.model import Implementations
-from econmt.tasks.protocol import Shape, Task
+from econmt.tasks.protocol import Shape, Task, device_of
 from econmt_ops.dispatch.measurements import Measurement, MeasurementRecord, decide
 from econmt_ops.dispatch.rule import captured, rule
 from econmt_ops.dispatch.session import Session, measuring
@@ -96,31 +96,28 @@ def measure(
     task: Task,
     model: nn.Module,
     shape: Shape,
-    device: torch.device,
     precision: Precision,
     *,
     seconds: float = SECONDS,
     compiled: bool = False,
     byte_limit: int | None = None,
-    remember: bool = True,
 ) -> Session:
     """Times the candidates of every op that a recipe leaves at auto, on random ids of at most `POSITIONS` positions.
 
     Args:
         task: Task that is learnt; its recipe names implementations.
-        model: Model in training mode.
+        model: Model in training mode, on the device.
         shape: Most frequent shape of the batches.
-        device, precision: Device and precision of the products.
-        seconds, compiled, byte_limit, remember: See `econmt_ops.dispatch.session.measuring`.
+        precision: Precision of the products.
+        seconds, compiled, byte_limit: See `econmt_ops.dispatch.session.measuring`.
     """
     shape = Shape(shape.rows, min(shape.source, POSITIONS), min(shape.target, POSITIONS))
     of_recipe = Implementations.of(task.recipe.ops)
+    device = device_of(model)
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices), precision.products(device), precision.autocast(device):
         batch = task.example(shape).to(device)
-        with measuring(
-            seconds, byte_limit=byte_limit, compiled=compiled, remember=remember, share=SHARE
-        ) as session:
+        with measuring(seconds, byte_limit=byte_limit, compiled=compiled, share=SHARE) as session:
             task.loss(model, batch, of_recipe)
     return session
 
@@ -160,7 +157,7 @@ def settle(
     elif is_worth_measuring(built := model().train(), shape):
         seconds = 0.0
         for _ in range(passes):
-            session = measure(task, built, shape, device, precision)
+            session = measure(task, built, shape, precision)
             measured, seconds = list(session.measurements.values()), seconds + session.seconds
             if session.seconds == 0.0:
                 break

@@ -45,8 +45,8 @@ class RunAverage:
 
     def updated(self, state: TrainingState) -> None:
         """Adds the parameters after an update to the mean."""
-        if self._average is not None and self._count(state):
-            self._average.add(self._count(state))
+        if self._average is not None and (count := self._count(state)):
+            self._average.add(count)
 
     def in_place(self, state: TrainingState) -> AbstractContextManager[None]:
         """Swaps the mean into the model within the context, if there is one."""

@@ -261,7 +261,7 @@ class Planner:
         if not exact or max(exact.values()) <= self._limit:
             return
         worst, needed = max(exact.items(), key=lambda item: item[1])
-        advice = f"give training.memory_budget={sufficient_budget(needed)}"
+        advice = f"set training.memory_budget={sufficient_budget(needed)}"
         _, source, target = self._largest
         sides = [
             side

@@ -191,7 +191,7 @@ def test_every_micro_batch_fits_and_only_what_cannot_fit_is_refused(
     except InputError as error:
         assert one > limit
         advice = re.fullmatch(
-            r"training\.memory_budget .*: one sentence of the worst bucket, (\d+) x (\d+), needs .*; give "
+            r"training\.memory_budget .*: one sentence of the worst bucket, (\d+) x (\d+), needs .*; set "
             r"training\.memory_budget=([^ ]+)(?: or data\.max_length=(\d+))?",
             str(error),
         )

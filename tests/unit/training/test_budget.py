@@ -403,7 +403,7 @@ def test_a_budget_that_does_not_suffice_is_refused_and_costs_no_old_run(make_run
         InputError, match=r"^training\.memory_budget 25 KiB: one sentence of the worst bucket"
     ) as e:
         run_recipe(small.recipe, [small.text], console=small.console, overwrite_output=True)
-    assert "; give training.memory_budget=" in str(e.value)
+    assert "; set training.memory_budget=" in str(e.value)
     assert snapshot(run.folder) == before
 
 
