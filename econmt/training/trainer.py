@@ -1,4 +1,4 @@
-"""The training loop: updates, checkpoints, and leaving or going on when memory runs out or a signal arrives."""
+"""The training loop: updates, checkpoints, stopping on signals, and smaller micro-batches when memory runs out."""
 
 from __future__ import annotations
 
