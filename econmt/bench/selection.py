@@ -67,7 +67,7 @@ def choose(
     task = task_of_sizes(recipe, sizes)
     model = task.build_model().to(device).train()
     session = measure(
-        task, model, shape, device, precision, seconds=seconds, compiled=compiled, byte_limit=byte_limit
+        task, model, shape, precision, seconds=seconds, compiled=compiled, byte_limit=byte_limit
     )
     found = list(session.measurements.values())
     positions = max(shape.source, shape.target)

@@ -84,7 +84,7 @@ class TrainingState:
     without one; ``choices`` names the implementations that the run began with, empty with a budget; ``pipeline`` is the
     division of layers over ranks, empty without a pipeline; ``precision`` is that at the beginning, by its name in a
     recipe; ``average_from`` is the update after which parameter averaging began, None before; ``environment`` is that
-    of the last save, see :mod:`econmt.training.environment`.
+    of the last save, see :mod:`econmt.training.provenance`.
     """
 
     update: Update = 0

@@ -49,8 +49,9 @@ from econmt.memory.plan.fit import Fit, demand, fit_all
 from econmt.memory.plan.planner import describe
 from econmt.memory.profiling import Failures, Profile, Step, kernels
 from econmt.memory.profiling import profile as measure_profile
+from econmt.memory.report.data import fit_data, report_data
 from econmt.memory.report.page import page
-from econmt.memory.report.tables import Report, fit_data, fit_table, print_report, report_data
+from econmt.memory.report.report import Report, fit_table, print_report
 from econmt.model import Implementations
 from econmt.parallel.simulated_rank import ALONE, Rank, ranks_that_differ
 from econmt.training.choice import settle
@@ -205,7 +206,7 @@ def _print_fits(
         if ranks > 1:
             lines.append(f"rows of all {ranks} ranks together, bytes of the one that holds the most")
         console.print("\n".join(lines), highlight=False, markup=False)
-        print_table(console, fit_table(fits, size))
+        print_table(console, fit_table(fits, size).for_terminal())
         return
     device = where.split(",")[0]
     record: dict[str, Any] = {"recipe": recipe, "command": json_of, "device": device}

@@ -37,7 +37,7 @@ from econmt.engine.devices import resolve_device
 from econmt.engine.precision import precision_of_run
 from econmt.errors import InputError, printable
 from econmt.memory.plan.planner import plan_table
-from econmt.memory.report.tables import table as ledger_table
+from econmt.memory.report.report import ledger_table
 from econmt.parallel.processes import joined
 from econmt.parallel.rank_environment import RankEnvironment, rank_environment, take_own_gpu
 from econmt.parallel.simulated_rank import Rank, SimulatedRank
@@ -173,7 +173,7 @@ def _print_results(found: RunResults, console: Console) -> None:
         print(f"source {number}:      {printable(sample.source)}")
         print(f"translation {number}: {printable(sample.translation)}")
         print(f"reference {number}:   {printable(sample.reference)}")
-    print_table(console, ledger_table(found.ledger))
+    print_table(console, ledger_table(found.ledger).for_terminal())
     for picture in found.pictures:
         print(f"picture: {printable(picture)}")
     for split, value in found.perplexities.items():

@@ -128,27 +128,25 @@ def requests_of(sources: Sequence[str], factors: Sequence[Sequence[str]]) -> lis
 
 def _translated(communicator: Communicator, translator: Translator, sources: Sequence[Request]) -> list[str]:
     """Translates all sources, divided evenly among the ranks."""
-    translated: list[str] = []
-    abandoned = False
-    try:
-        translated = [
-            parts.text for parts in translator.translate(sources[communicator.rank :: communicator.size])
-        ]
-    except Abandoned:
-        abandoned = True
-    parts = _gathered(communicator, translated, abandoned)
+    local = sources[communicator.rank :: communicator.size]
+    parts = _gathered(communicator, lambda: [translation.text for translation in translator.translate(local)])
     translations = [""] * len(sources)
     for rank, part in enumerate(parts):
         translations[rank :: communicator.size] = part
     return translations
 
 
-def _gathered(communicator: Communicator, local: list[Any], abandoned: bool) -> list[list[Any]]:
-    """Gathers the results of all ranks, in rank order.
+def _gathered(communicator: Communicator, compute: Callable[[], list[Any]]) -> list[list[Any]]:
+    """Calls a function on every rank and gathers the results of all ranks, in rank order.
 
     Raises:
-        Abandoned: A rank has abandoned validation.
+        Abandoned: The function raised it on some rank; raised on every rank.
     """
+    local, abandoned = [], False
+    try:
+        local = compute()
+    except Abandoned:
+        abandoned = True
     gathered: list[Any] = communicator.gather([abandoned, local], patient=True)
     if any(stopped for stopped, _ in gathered):
         raise Abandoned
@@ -173,8 +171,8 @@ def perplexity(
         stop, plan: See :func:`validate`.
         implementations: Implementations of the ops without a plan; None: those of the recipe.
     """
-    given = implementations or Implementations.of(step.task.recipe.ops)
-    total, tokens = _summed(step, evaluation, partial(step.task.loss, step.model), stop, plan, given)
+    chosen = implementations or Implementations.of(step.task.recipe.ops)
+    total, tokens = _summed(step, evaluation, partial(step.task.loss, step.model), stop, plan, chosen)
     return perplexity_of(total / (evaluation.words or tokens))
 
 
@@ -188,14 +186,14 @@ def length_loss(
     model = step.model
     assert isinstance(model, TranslationModel)
 
-    def of(batch: AnyBatch, implementations: Implementations) -> Tensor:
+    def loss(batch: AnyBatch, implementations: Implementations) -> Tensor:
         assert isinstance(batch, Batch)
         return model.length_loss(
             model.encode(batch.source, batch.source_lengths, implementations), batch.target_output
         )
 
-    given = Implementations.of(step.task.recipe.ops)
-    total, tokens = _summed(step, evaluation, of, stop, plan, given)
+    implementations = Implementations.of(step.task.recipe.ops)
+    total, tokens = _summed(step, evaluation, loss, stop, plan, implementations)
     return total / tokens
 
 
@@ -205,14 +203,15 @@ def _summed(
     loss: Callable[[AnyBatch, Implementations], Tensor],
     stop: Callable[[], bool],
     plan: MemoryPlan | None,
-    given: Implementations,
+    implementations: Implementations,
 ) -> tuple[float, int]:
     """Sums a loss over the batches of all ranks; returns the sum and the number of target tokens."""
     precision, device, communicator = step.precision, step.device, step.communicator
-    losses: list[Tensor] = []
-    numbers: list[int] = []
-    tokens, abandoned = 0, False
-    try:
+    tokens = 0
+
+    def compute() -> list[tuple[int, float]]:
+        nonlocal tokens
+        numbers, losses = [], []
         with torch.no_grad(), precision.products(device), precision.autocast(device):
             for number, full_batch in enumerate(evaluation.batches):
                 tokens += full_batch.target_tokens
@@ -221,17 +220,16 @@ def _summed(
                 local = full_batch
                 if evaluation.consecutive and communicator.size > 1:
                     local = full_batch.share(communicator.rank, communicator.size).renumbered()
-                for batch, batch_implementations in divide(local, plan, given):
+                for batch, batch_implementations in divide(local, plan, implementations):
                     if stop():
                         raise Abandoned
                     losses.append(loss(batch.to(device), batch_implementations))
                     numbers.append(number)
-    except Abandoned:
-        abandoned = True
-    values: list[float] = torch.stack(losses).double().tolist() if losses else []
-    gathered = _gathered(communicator, list(zip(numbers, values, strict=True)), abandoned)
+        return list(zip(numbers, torch.stack(losses).double().tolist() if losses else [], strict=True))
+
+    gathered = chain.from_iterable(_gathered(communicator, compute))
     total = 0.0
-    for _, value in sorted(chain.from_iterable(gathered), key=itemgetter(0)):
+    for _, value in sorted(gathered, key=itemgetter(0)):  # sum() rounds differently in Python 3.12
         total += value
     return total, tokens
 
@@ -289,7 +287,9 @@ def make_translator(
     )
 
 
-def tell(progress: Progress, result: Validation, state: TrainingState, *, goes_back: bool) -> None:
+def report_checkpoint(
+    progress: Progress, result: Validation, state: TrainingState, *, goes_back: bool
+) -> None:
     """Reports the newest checkpoint.
 
     Args:

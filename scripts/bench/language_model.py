@@ -200,7 +200,7 @@ def chosen_by_auto(problem: Problem, device: torch.device, precision: Precision)
     found = []
     if device.type == "cpu":
         model = task.build_model().train()
-        session = measure(task, model, Shape(problem.batch, 1, problem.bptt), device, precision)
+        session = measure(task, model, Shape(problem.batch, 1, problem.bptt), precision)
         found = list(session.measurements.values())
     with captured(device.type == "cuda"):
         return choose_implementations(Implementations.of(recipe.ops), found, device=device.type)

@@ -326,7 +326,7 @@ class Steps:
         task = TranslationTask(case.recipe, *case.sizes)
         model = task.build_model().train().to(device)
         plain = TrainingStep(task, model)
-        plain.set_learning_rate(0.0)
+        plain.optimizer.set_learning_rate(0.0)
         plain.prepare()
         self._steps = {"": plain}
         for variant in checkpoint_variants():

@@ -179,7 +179,7 @@ class Setting(NamedTuple):
             task = task_of_sizes(self.recipe, vocabulary_sizes(self.recipe))
             model = task.build_model().train()
             precision = precision_of(self.precision, device, [self.recipe])
-            session = measure(task, model, shape_of(self.recipe, self.rows, self.length), device, precision)
+            session = measure(task, model, shape_of(self.recipe, self.rows, self.length), precision)
             found = list(session.measurements.values())
         with captured(device.type == "cuda"):
             return choose_implementations(Implementations.of(self.recipe.ops), found, device=self.device)
