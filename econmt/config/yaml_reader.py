@@ -471,7 +471,7 @@ def _complaint(error: ErrorDetails, context: dict[str, Any]) -> str:
         return f"must be one of {', '.join(choices)}, found {found_text}{hint}"
     if name == "value_error":
         return str(context["error"])
-    if name == "unexpected_keyword_argument":
+    if name in ("unexpected_keyword_argument", "extra_forbidden"):
         return "unknown option"
     if name in ("too_short", "string_too_short"):
         return f"must not be empty, found {found_text}"

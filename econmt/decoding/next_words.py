@@ -63,7 +63,7 @@ class NextWords:
             InputError: The constraints cannot be fulfilled; the message names ``where``.
         """
         translator = self._translator
-        source = translator.vocabularies.source.encode(request.text)[: translator.max_input_length]
+        source = translator.vocabularies.source.encode(request.text)[: translator.options.max_input_length]
         if not source:
             return []
         constraints = self._constraint_compiler.of(request, where) or DecodingConstraints()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -245,7 +244,7 @@ def _draw(
     attending = Translator(
         translator.models,
         translator.vocabularies,
-        replace(translator.options, attention=True),
+        translator.options.changed(attention=True),
         translator.device,
         max_length=translator.max_length,
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import chain, repeat
 from operator import itemgetter
@@ -276,16 +275,16 @@ def make_translator(
         if stop():
             raise Abandoned
 
+    options = SearchOptions.from_recipe(recipe.decoding).changed(attention=False)
+    if plan is not None:  # the plan has no memory for CUDA graphs
+        options = options.changed(batch_size=plan.decoding_rows, continuous=False)
     return Translator(
         [model],
         vocabularies,
-        replace(SearchOptions.from_recipe(recipe.decoding), attention=False),
+        options,
         device,
-        batch_size=recipe.decoding.batch_size if plan is None else plan.decoding_rows,
         max_length=recipe.pairs.max_length,
-        max_input_length=recipe.decoding.max_input_length,
         watch=watch,
-        continuous=None if plan is None else False,  # the plan has no memory for CUDA graphs
     )
 
 

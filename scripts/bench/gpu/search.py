@@ -109,7 +109,7 @@ def main() -> None:
     model = make_model(given.model, device)
     steps = IncrementalModel(model, getattr(torch, given.precision))
     sentences = make_sentences(given.sentences, model.source_size, cut=given.model is None)
-    options = SearchOptions(given.beam, attention=False)
+    options = SearchOptions(beam_size=given.beam, attention=False)
     name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
     print(
         f"{name}, torch {torch.__version__}, {given.precision}, beam {given.beam}, {len(sentences)} sentences"

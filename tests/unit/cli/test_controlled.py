@@ -86,7 +86,7 @@ def test_a_line_of_json_that_is_wrong_is_named_and_loses_nothing(call: Call, wor
     failure(
         call(*good, "--sample", text=objects({"text": "a", "target_prefix": "A"})),
         "standard input:1",
-        "drawn",
+        "sample cannot be combined",
     )
 
 
@@ -199,7 +199,7 @@ def test_from_python(word_model: Path, tmp_path: Path) -> None:
     assert "B" not in " ".join(each.text for each in found).split()
     with pytest.raises(InputError, match="avoid expects a list"):
         model.translate(["a"], avoid="B")
-    with pytest.raises(InputError, match="drawn"):
+    with pytest.raises(InputError, match="sample cannot be combined"):
         model.translate(["a"], avoid=["B"], sample=0)
     with pytest.raises(InputError, match="input:1"):
         model.translate([econmt.Request("a", constraints=["ä"])])

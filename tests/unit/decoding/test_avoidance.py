@@ -107,7 +107,7 @@ def test_the_token_of_unknown_words_can_be_avoided(vocabulary: WordVocabulary | 
 @pytest.mark.parametrize("beam_size", [1, 3])
 def test_a_search_leaves_out_the_token_of_unknown_words(beam_size: int) -> None:
     spelling = Spelling(WordVocabulary([*SPECIAL_TOKENS, "a", "b"]))
-    options = SearchOptions(beam_size, nbest_size=beam_size)
+    options = SearchOptions(beam_size=beam_size, nbest_size=beam_size)
 
     def search(phrases: list[str]) -> list[list[int]]:
         sentence_constraints = [DecodingConstraints(avoidances=(Avoidance(phrases, spelling),))] * 5
@@ -135,7 +135,7 @@ def test_a_search_avoids_phrases_and_comes_to_an_end(beam_size: int) -> None:
         DecodingConstraints(avoidances=(Avoidance(phrases, spelling),) if phrases else ())
         for phrases in lists
     ]
-    options = SearchOptions(beam_size, nbest_size=beam_size)
+    options = SearchOptions(beam_size=beam_size, nbest_size=beam_size)
     for seed in range(6):
         model = ToyModel(seed, end_bias=-1.0)
         control = ConstrainedContinuations(sentence_constraints, spelling.joins, options)
@@ -160,7 +160,7 @@ def test_hypotheses_that_need_a_word_to_go_on_do_not_fill_the_beam() -> None:
     vocabulary = Pieces([f"{BLANK}a", "b", f"{BLANK}c"])
     spelling = Spelling(vocabulary)
     for beam_size in (1, 2, 4):
-        options = SearchOptions(beam_size)
+        options = SearchOptions(beam_size=beam_size)
         control = ConstrainedContinuations(
             [DecodingConstraints(avoidances=(Avoidance(["a"], spelling),))], spelling.joins, options
         )
@@ -172,7 +172,7 @@ def test_hypotheses_that_need_a_word_to_go_on_do_not_fill_the_beam() -> None:
 def test_an_avoided_word_is_not_begun_where_constraints_leave_it_no_room_to_go_on(beam_size: int) -> None:
     vocabulary = Pieces([f"{BLANK}a", "b", f"{BLANK}c"])
     spelling = Spelling(vocabulary)
-    options = SearchOptions(beam_size, nbest_size=beam_size)
+    options = SearchOptions(beam_size=beam_size, nbest_size=beam_size)
     for seed in range(12):
         model = ToyModel(seed, end_bias=-3.0)
         model.size = vocabulary.size
@@ -187,7 +187,7 @@ def test_an_avoided_word_is_not_begun_where_constraints_leave_it_no_room_to_go_o
 
 def test_no_n_gram_comes_twice() -> None:
     for width in (1, 2, 3):
-        options = SearchOptions(3, nbest_size=3, block_ngram_repeat=width)
+        options = SearchOptions(beam_size=3, nbest_size=3, block_ngram_repeat=width)
         model = ToyModel(1, end_bias=-4.0)
         control = ConstrainedContinuations(
             [DecodingConstraints()] * 4, torch.zeros(6, dtype=torch.bool), options
@@ -196,7 +196,7 @@ def test_no_n_gram_comes_twice() -> None:
         for hypotheses in found:
             assert hypotheses
             assert not any(repeats(hypothesis.ids, width) for hypothesis in hypotheses)
-        plain = beam_search(model, *sources(0, 1, 2, 3), torch.full((4,), 12), SearchOptions(3))
+        plain = beam_search(model, *sources(0, 1, 2, 3), torch.full((4,), 12), SearchOptions(beam_size=3))
         assert any(repeats(hypotheses[0].ids, width) for hypotheses in plain)
 
 
