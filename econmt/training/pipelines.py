@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from econmt.config.recipe import Recipe
-from econmt.data.batching.batch import Batches
+from econmt.data.batching.batch import AnyBatch, Batches
 from econmt.engine.communicator import Communicator, rows_of_share
 from econmt.engine.precision import Precision
 from econmt.engine.step import TrainingStep
@@ -46,7 +46,7 @@ def check_ranks(recipe: Recipe, size: int) -> None:
 def make_step(
     task: Task,
     model: nn.Module,
-    batches: Batches,
+    batches: Batches[AnyBatch],
     precision: Precision,
     communicator: Communicator,
     saved: dict[str, Any],

@@ -196,8 +196,8 @@ def _evaluate_translation(
     translator = make_translator(searched, loaded.vocabularies, recipe, device, plan)
     if prepared.test is not None:
         corpus: Literal["test", "validation"] = "test"
-        sources, references = prepared.test_source, prepared.test_target
-        requests = requests_of(sources, prepared.test_factors)
+        sources, references = prepared.test_text.source, prepared.test_text.target
+        requests = requests_of(sources, prepared.test_text.factors)
         translations = list(translator.translate(requests))
         hypotheses = [translation.text for translation in translations]
         write_text(folder.test_hypotheses, "".join(line + "\n" for line in hypotheses))
@@ -205,8 +205,8 @@ def _evaluate_translation(
         score, signature = measured.value, measured.signature
     else:
         corpus = "validation"
-        sources, references = prepared.valid_source[:100], prepared.valid_target[:100]
-        requests = requests_of(sources, prepared.valid_factors)
+        sources, references = prepared.valid_text.source[:100], prepared.valid_text.target[:100]
+        requests = requests_of(sources, prepared.valid_text.factors)
         translations = list(translator.translate(requests))
         row = next(row for row in state.metrics if row["update"] == state.best_update)
         score, signature = row["bleu"], state.signature

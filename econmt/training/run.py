@@ -18,10 +18,10 @@ from econmt.checkpoint.tensor_files import write_text
 from econmt.config.conditions import keys_without_effect
 from econmt.config.recipe import Recipe, parse_recipe, recipe_text
 from econmt.config.yaml_reader import leaves
-from econmt.data.batching.store import PreparedData, prepare, reopen
+from econmt.data.batching.store import PreparedData, open_prepared, prepare
 from econmt.data.files import whole_file
 from econmt.data.text.filters import left_out
-from econmt.data.text.subwords import fingerprint
+from econmt.data.text.subwords import fingerprint, vocabulary_files
 from econmt.engine.communicator import Communicator, jsonable
 from econmt.engine.devices import reproducible, resolve_device
 from econmt.engine.threads import crowded, missing_library
@@ -114,7 +114,7 @@ def run_recipe(
                 prepared = prepare(recipe, store, search, show_progress=console.is_terminal, verify=verify)
             communicator.barrier()
             if not communicator.is_rank_zero:
-                prepared = reopen(recipe, store)
+                prepared = open_prepared(store)
             context = make_context(recipe, folder, prepared, start, communicator, threads)
             if overwrite_output:  # only now, since unusable text or budget must not cost the old run
                 first_plan(recipe, prepared, device, context.precision.dtype, communicator)
@@ -194,7 +194,7 @@ def make_trainer(context: RunContext) -> tuple[Trainer, list[str]]:
     seed_everything(recipe.training.seed)
     task = make_task(recipe, prepared)
     model = task.build_model()
-    for path in prepared.vocabulary_files if communicator.is_rank_zero else ():
+    for path in vocabulary_files(prepared.folder) if communicator.is_rank_zero else ():
         _copy(path, folder.path / path.name, start)
     communicator.barrier()
     state = TrainingState(
@@ -313,7 +313,7 @@ def _older_text_fingerprint(prepared: PreparedData) -> str:
     """Returns the text fingerprint of older states, from counts and the raw validation lines."""
     counts = {key: value for key, value in prepared.statistics.items() if key not in ("seconds", "test")}
     digest = hashlib.sha256(json.dumps(counts, sort_keys=True).encode())
-    for line in (*prepared.valid_source, *prepared.valid_target):
+    for line in (*prepared.valid_text.source, *prepared.valid_text.target):
         digest.update(line.encode("utf-8") + b"\n")
     return digest.hexdigest()
 

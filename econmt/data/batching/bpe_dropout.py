@@ -149,7 +149,7 @@ class BpeDropout:
         self._source = BpeSampler(vocabularies.source, dropout)
         joint = vocabularies.source is vocabularies.target
         self._target = self._source if joint else BpeSampler(vocabularies.target, dropout)
-        self._dropout = dropout
+        self.probability = dropout
         self._factored = vocabularies.source if vocabularies.factors else None
 
     def resample(
@@ -167,7 +167,7 @@ class BpeDropout:
         targets: list[list[int]] = []
         for row, index in enumerate(indices.tolist()):
             draw = np.random.Generator(np.random.PCG64([*seed, index]))
-            gaps = gaps_between_skips(draw, self._dropout)
+            gaps = gaps_between_skips(draw, self.probability)
             source = pairs.source[row, : pairs.source_lengths[row]].tolist()
             target = pairs.target[row, : pairs.target_lengths[row]].tolist()
             if self._factored is None:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import re
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from econmt.config.json_reader import parse_json
 from econmt.config.marks import NO_PREPARED_TEXT, marked_keys
-from econmt.config.recipe import Data, Recipe, SentencePieceSubwords, TextData, model_folder
+from econmt.config.recipe import Data, Recipe, TextData, model_folder
 from econmt.config.yaml_reader import check_section
 from econmt.data.batching.split_writer import SplitWriter, TrainingSplit
 from econmt.data.batching.store_schema import StoreDescription
@@ -29,7 +28,6 @@ from econmt.data.text.subwords import (
     load_vocabularies,
     train_factor_vocabularies,
     train_vocabularies,
-    vocabulary_files,
 )
 from econmt.errors import InputError
 
@@ -42,27 +40,25 @@ _STORE_FILES = re.compile(
 """Names of a store's files; a folder with other files is never overwritten."""
 
 
-@dataclasses.dataclass(frozen=True)
-class PreparedData:
+class RawText(NamedTuple):
+    """Raw lines of a split: sources, targets (the references), and for each stream of source factors its lines."""
+
+    source: list[str]
+    target: list[str]
+    factors: tuple[list[str], ...] = ()
+
+
+class PreparedData(NamedTuple):
     """Prepared data of one run, opened for reading."""
 
     folder: Path
     vocabularies: Vocabularies
     train: TokenStore
     valid: TokenStore
-    valid_source: list[str]
-    """Raw source lines of the validation text."""
-    valid_target: list[str]
-    """Raw target lines of the validation text, the references."""
+    valid_text: RawText
     test: TokenStore | None
-    test_source: list[str]
-    test_target: list[str]
-    valid_factors: list[list[str]]
-    """Raw source factors of the validation text: for each stream, its lines."""
-    test_factors: list[list[str]]
-    vocabulary_files: list[Path]
-    subword_dropout: float
-    """Probability of BPE-dropout; 0 if disabled."""
+    test_text: RawText
+    """Raw text of the test split; empty without one."""
     statistics: dict[str, Any]
     """Counts of pairs, tokens, unknown tokens and left-out pairs by split, and the words of a language model's text
     including line ends; see ``econmt prepare``."""
@@ -103,27 +99,18 @@ def prepare(
         notice(
             f"using the prepared data in {folder}; its text was not found, so it was not checked for changes"
         )
-        return dataclasses.replace(
-            open_prepared(folder, verify=verify), subword_dropout=_subword_dropout(data)
-        )
+        return open_prepared(folder, verify=verify)
     files = _describe_inputs(inputs, meta, verify)
     if meta is not None:
         reason = _why_outdated(meta, data, files)
         if reason is None:
             try:
-                return dataclasses.replace(
-                    open_prepared(folder, verify=verify), subword_dropout=_subword_dropout(data)
-                )
+                return open_prepared(folder, verify=verify)
             except InputError as error:
                 reason = str(error)
         notice(f"preparing the data in {folder} again: {reason}")
     _build(data, folder, inputs, files, show_progress)
     return open_prepared(folder)
-
-
-def reopen(recipe: Recipe, folder: Path) -> PreparedData:
-    """Opens the store that :func:`prepare` has just made, in another process of the same run."""
-    return dataclasses.replace(open_prepared(folder), subword_dropout=_subword_dropout(recipe.data))
 
 
 def holds_text_of(recipe: Recipe, folder: Path) -> bool:
@@ -155,12 +142,10 @@ def open_prepared(folder: Path, *, verify: bool = False) -> PreparedData:
         )
     vocabularies = load_vocabularies(folder)
     streams = len(vocabularies.factors)
-    lines = {
-        split: _read_raw(folder, split, streams) for split in ("valid", "test") if split in meta["splits"]
-    }
     stores = {split: TokenStore(folder, split, description) for split, description in meta["splits"].items()}
-    for split, sides in lines.items():
-        if {len(side) for side in sides} != {len(stores[split])}:
+    texts = {split: _read_raw(folder, split, streams) for split in ("valid", "test") if split in stores}
+    for split, text in texts.items():
+        if {len(text.source), len(text.target), *map(len, text.factors)} != {len(stores[split])}:
             raise InputError(
                 f"{folder}: the {split} text does not belong to the token store; remove the folder"
             )
@@ -172,15 +157,9 @@ def open_prepared(folder: Path, *, verify: bool = False) -> PreparedData:
         vocabularies=vocabularies,
         train=stores["train"],
         valid=stores["valid"],
-        valid_source=lines["valid"][0],
-        valid_target=lines["valid"][1],
-        valid_factors=lines["valid"][2:],
+        valid_text=texts["valid"],
         test=stores.get("test"),
-        test_source=lines["test"][0] if "test" in lines else [],
-        test_target=lines["test"][1] if "test" in lines else [],
-        test_factors=lines["test"][2:] if "test" in lines else [],
-        vocabulary_files=vocabulary_files(folder),
-        subword_dropout=float(meta["subword_dropout"]),
+        test_text=texts.get("test", RawText([], [])),
         statistics=meta["statistics"],
         checksums={name: entry["sha256"] for name, entry in _described(folder, meta).items()},
     )
@@ -242,10 +221,6 @@ def _changed_setting(meta: dict[str, Any], data: Data | TextData) -> str | None:
         if old != new:
             return f"data.{key} changed from {old!r} to {new!r}"
     return None
-
-
-def _subword_dropout(data: Data | TextData) -> float:
-    return data.subwords.dropout if isinstance(data.subwords, SentencePieceSubwords) else 0.0
 
 
 def _find_inputs(
@@ -366,15 +341,13 @@ def _write_store(
     return {
         "format": FORMAT,
         "data": _data_settings(data),
-        "subword_dropout": _subword_dropout(data),
         "vocabulary": fingerprint(folder),
         "splits": splits,
         "statistics": statistics,
     }
 
 
-def _read_raw(folder: Path, split: str, streams: int) -> list[list[str]]:
-    """Reads the raw lines of a split: sources, targets, and each stream of source factors."""
+def _read_raw(folder: Path, split: str, streams: int) -> RawText:
     sides = []
     for side in ("source", "target", *(f"factor{number}" for number in range(1, streams + 1))):
         path = folder / f"{split}.{side}.txt"
@@ -382,4 +355,4 @@ def _read_raw(folder: Path, split: str, streams: int) -> list[list[str]]:
             sides.append(path.read_bytes().decode("utf-8").split("\n")[:-1])
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"{path}: the prepared data is damaged ({error}); remove {folder}") from error
-    return sides
+    return RawText(sides[0], sides[1], tuple(sides[2:]))

@@ -8,7 +8,6 @@ from pydantic import AfterValidator, Field
 
 from econmt.config import limits
 from econmt.config.json_reader import Record
-from econmt.config.model import Probability
 
 
 def _check_file(entry: list[Any]) -> list[Any]:
@@ -92,7 +91,6 @@ class StoreDescription(Record):
 
     format: str
     data: dict[str, Any]
-    subword_dropout: Probability
     vocabulary: str
     splits: Splits
     statistics: StoreStatistics
