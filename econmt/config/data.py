@@ -297,19 +297,3 @@ class Data(Section):
     def tag(self, number: int) -> str:
         """Returns the tag of a prefix of ``train``, given by its index; empty if it has none."""
         return self.tags[number] if self.tags else ""
-
-
-def check_mixing(recipe: Any) -> None:
-    """Checks that mixing and noise are not combined with fixed buckets.
-
-    Raises:
-        ValueError: if they are.
-    """
-    data = recipe.data
-    if isinstance(data, Data) and recipe.training.bucket_width is not None:
-        for name, section in (("mixing", data.mixing.weights), ("noise", not data.noise.is_idle)):
-            if section:
-                raise ValueError(
-                    f"data.{name} changes the lengths of pairs in each epoch and needs buckets derived from the text; "
-                    "remove training.bucket_width"
-                )

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal, NamedTuple, Union
+from typing import Annotated, Literal, NamedTuple, Union
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from econmt.config import limits
-from econmt.config.lengths import LengthTask
 
 Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
 Width = Annotated[int, Field(ge=1, le=limits.WIDTH)]
+LengthTask = Literal["none", "ratio", "length"]
 
 
 def _check_regex(pattern: str) -> str:
@@ -21,6 +21,11 @@ def _check_regex(pattern: str) -> str:
         raise ValueError(f"not a valid regular expression ({error})") from None
     return pattern
 
+
+number_or_section = Discriminator(
+    lambda value: "section" if isinstance(value, (dict, BaseModel)) else "number"
+)
+"""Chooses between the members tagged number and section of a key that holds one probability or a section of them."""
 
 Regex = Annotated[str, Field(min_length=1, max_length=limits.REGEX), AfterValidator(_check_regex)]
 
@@ -239,16 +244,6 @@ class Dropout(Section):
     zoneout_cell: Probability = Field(0.0, description="zoneout probability of cell values; unfused")
 
 
-def _dropout_kind(value: Any) -> str:
-    return "section" if isinstance(value, (dict, Dropout)) else "number"
-
-
-DropoutChoice = Annotated[
-    Union[Annotated[Probability, Tag("number")], Annotated[Dropout, Tag("section")]],
-    Discriminator(_dropout_kind),
-]
-
-
 class Initialization(Section):
     """Initial values of the parameters."""
 
@@ -294,7 +289,9 @@ class Model(Section):
     attention: AttentionSection = Field(
         AttentionSection(), description="attention over the encoder's outputs"
     )
-    dropout: DropoutChoice = Field(
+    dropout: Annotated[
+        Union[Annotated[Probability, Tag("number")], Annotated[Dropout, Tag("section")]], number_or_section
+    ] = Field(
         0.0,
         description="one probability for embedding, layers and output, or a section with a value for each place",
     )
@@ -328,40 +325,21 @@ class Model(Section):
     initialization: Initialization = Field(Initialization(), description="initial values of the parameters")
 
     @model_validator(mode="after")
-    def _sizes_fit(self) -> Model:
-        if self.attention.type in ("dot", "scaled_dot") and self.encoder.size != self.decoder.size:
+    def _parts_fit(self) -> Model:
+        attention, encoder, decoder = self.attention, self.encoder, self.decoder
+        if attention.type in ("dot", "scaled_dot") and encoder.size != decoder.size:
             raise ValueError(
-                f"attention.type {self.attention.type} needs encoder.size ({self.encoder.size}) equal to decoder.size "
-                f"({self.decoder.size}); change one of them, or use bilinear or additive"
+                f"attention.type {attention.type} needs encoder.size ({encoder.size}) equal to decoder.size "
+                f"({decoder.size}); change one of them, or use bilinear or additive"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _heads_divide(self) -> Model:
-        attention = self.attention
-        if attention.type == "mhdot" and self.encoder.size % attention.mhdot_heads:
+        if attention.type == "mhdot" and encoder.size % attention.mhdot_heads:
             raise ValueError(
-                f"encoder.size {self.encoder.size} must be a multiple of attention.mhdot_heads {attention.mhdot_heads}"
+                f"encoder.size {encoder.size} must be a multiple of attention.mhdot_heads {attention.mhdot_heads}"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _bottom_adds_its_width(self) -> Model:
-        for part, stack in (("encoder", self.encoder), ("decoder", self.decoder)):
-            width = self.source_width if part == "encoder" else self.embedding
-            if stack.residual and stack.first_residual_layer == 1 and width != stack.size:
-                raise ValueError(
-                    f"{part}.first_residual_layer 1 adds embeddings: embedding width {width}"
-                    f"{'' if width == self.embedding else ' with source factors'} must equal {part}.size {stack.size}"
-                )
-        if self.lhuc in ("state_init", "all") and self.decoder.state_init == "zero":
+        if self.lhuc in ("state_init", "all") and decoder.state_init == "zero":
             raise ValueError(
                 f"lhuc {self.lhuc} scales the decoder's initial states; set decoder.state_init to last or avg"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _tables_get_vectors_once(self) -> Model:
         if self.weight_tying.startswith("src_trg") and self.initialization.target_embedding is not None:
             raise ValueError(
                 f"weight_tying {self.weight_tying} shares both embeddings; set initialization.source_embedding only, "
@@ -370,28 +348,29 @@ class Model(Section):
         return self
 
     @model_validator(mode="after")
-    def _states_are_multiplied(self) -> Model:
-        how = self.initialization.rnn_h2h
-        if how != "default":
-            for part, stack in (("encoder", self.encoder), ("decoder", self.decoder)):
-                if stack.cell in ("sru", "ssru", "qrnn"):
-                    raise ValueError(
-                        f"initialization.rnn_h2h {how}: {part}.cell {stack.cell} has no recurrent matrix; set "
-                        "rnn_h2h to default"
-                    )
-                if stack.rank is not None:
-                    raise ValueError(
-                        f"initialization.rnn_h2h {how}: {part}.rank {stack.rank} factorises these matrices; set "
-                        "rnn_h2h to default, or rank to null"
-                    )
-        return self
-
-    @model_validator(mode="after")
-    def _ranks_save(self) -> Model:
-        for part, rank in (("encoder", self.encoder.rank), ("decoder", self.decoder.rank)):
+    def _layers_fit(self) -> Model:
+        initialization = f"initialization.rnn_h2h {self.initialization.rnn_h2h}"
+        for part, stack, width in (
+            ("encoder", self.encoder, self.source_width),
+            ("decoder", self.decoder, self.embedding),
+        ):
+            if stack.residual and stack.first_residual_layer == 1 and width != stack.size:
+                raise ValueError(
+                    f"{part}.first_residual_layer 1 adds embeddings: embedding width {width}"
+                    f"{'' if width == self.embedding else ' with source factors'} must equal {part}.size {stack.size}"
+                )
+            if self.initialization.rnn_h2h != "default" and stack.cell in ("sru", "ssru", "qrnn"):
+                raise ValueError(
+                    f"{initialization}: {part}.cell {stack.cell} has no recurrent matrix; set rnn_h2h to default"
+                )
+            if self.initialization.rnn_h2h != "default" and stack.rank is not None:
+                raise ValueError(
+                    f"{initialization}: {part}.rank {stack.rank} factorises these matrices; set rnn_h2h to default, or "
+                    "rank to null"
+                )
             limit = rank_limit(self, part)
-            if rank is not None and rank > limit.rank:
-                raise ValueError(f"{part}.rank {rank} must be at most {limit.rank}: {limit.reason}")
+            if stack.rank is not None and stack.rank > limit.rank:
+                raise ValueError(f"{part}.rank {stack.rank} must be at most {limit.rank}: {limit.reason}")
         return self
 
     @property

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from econmt.config.model import Model
 
 STEPPED = ("auto", "reference", "recompute")
@@ -44,35 +42,3 @@ def _layer_options(model: Model, part: str) -> dict[str, bool]:
         f"lhuc {model.lhuc}": model.lhuc in (part, "all")
         or (part == "decoder" and model.lhuc == "state_init"),
     }
-
-
-def check_stepped(recipe: Any) -> None:
-    """Checks that the other settings allow unfused options, and replaces implementation auto by recompute for them.
-
-    Raises:
-        ValueError: if not; the message names the option and what it needs.
-    """
-    model = recipe.model
-    if not isinstance(model, Model):
-        return
-    updates = {}
-    for part, key in (("encoder", encoder_steps(model)), ("decoder", decoder_steps(model))):
-        stack, implementation = getattr(model, part), getattr(recipe.ops, part)
-        if not key:
-            continue
-        if stack.cell != "lstm" or stack.rank is not None:
-            raise ValueError(f"model.{key} needs model.{part}.cell: lstm and model.{part}.rank: null")
-        if part == "decoder" and not model.decoder.input_feeding:
-            raise ValueError(f"model.{key} needs model.decoder.input_feeding: true")
-        if recipe.parallel.pipeline > 1:
-            raise ValueError(
-                f"model.{key} cannot be combined with parallel.pipeline above 1; set parallel.pipeline to 1"
-            )
-        if implementation not in STEPPED:
-            raise ValueError(
-                f"ops.{part} {implementation} does not support model.{key}; choose one of {', '.join(STEPPED)}"
-            )
-        if implementation == "auto":
-            updates[part] = "recompute"
-    if updates:
-        recipe.__dict__["ops"] = recipe.ops.model_copy(update=updates)

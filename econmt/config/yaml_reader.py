@@ -150,9 +150,7 @@ def load_section(
     return section
 
 
-def check_section(
-    kind: type[SectionType], tree: Any, where: str, advice: str, locations: Places | None = None
-) -> SectionType:
+def check_section(kind: type[SectionType], tree: Any, where: str, advice: str) -> SectionType:
     """Validates machine-written data, such as a JSON file of a run, against ``kind``.
 
     Raises:
@@ -161,7 +159,7 @@ def check_section(
     try:
         return kind.model_validate(tree)
     except ValidationError as failure:
-        explanation = _explain(kind, failure.errors(include_url=False)[0], locations or {(): where})
+        explanation = _explain(kind, failure.errors(include_url=False)[0], {(): where})
         raise InputError(f"{explanation}; {advice}") from None
 
 
@@ -372,16 +370,6 @@ def walk(kind: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, type[Ba
         yield prefix + name, kind, field
         for inner in section_kinds(field.annotation):
             yield from walk(inner, f"{prefix}{name}.")
-
-
-def changed_values(section: BaseModel) -> dict[str, Any]:
-    """Returns a section as plain data without the values that equal their defaults."""
-    values: dict[str, Any] = {}
-    for name, field in type(section).model_fields.items():
-        value = getattr(section, name)
-        if field.is_required() or value != field.get_default(call_default_factory=True):
-            values[name] = changed_values(value) if isinstance(value, BaseModel) else value
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
 def leaves(

@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from econmt.config import limits, recipe
-from econmt.config.lengths import check_penalty
 
 CHUNK_SIZE = 1024
 """Default number of lines that are read and sorted by length before any is translated."""
@@ -40,11 +39,11 @@ class SearchOptions(recipe.Decoding):
         ValidationError: pydantic's, a ValueError, if a value has another type or is out of range.
     """
 
-    nbest_size: limits.NBestSize = 1
+    nbest_size: Annotated[int, Field(ge=1, le=limits.NBEST)] = 1
     ensemble_mode: Literal["linear", "log_linear"] = "linear"
-    sample: limits.TopTokens | None = None
-    temperature: limits.Temperature = 1.0
-    seed: limits.Seed = 1
+    sample: Annotated[int, Field(ge=0, le=limits.WORDS)] | None = None
+    temperature: Annotated[float, Field(gt=0.0, le=limits.TEMPERATURE)] = 1.0
+    seed: Annotated[int, Field(ge=0, le=limits.SEED)] = 1
     attention: bool = True
     replace_unk: bool = False
     restore_case: bool = False
@@ -58,7 +57,6 @@ class SearchOptions(recipe.Decoding):
 
     @model_validator(mode="after")
     def _options_fit(self) -> SearchOptions:
-        check_penalty(self.brevity_penalty_type, self.brevity_penalty_weight)
         if self.sample is None and self.nbest_size > self.beam_size:
             raise ValueError(f"nbest_size {self.nbest_size} must not exceed beam_size {self.beam_size}")
         if self.sample is not None and self.block_ngram_repeat:
