@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import base64
 import json
-import random
 from dataclasses import asdict, field, fields
 from itertools import chain
 from math import nan
 from typing import Annotated, Any
 
-import numpy as np
 import torch
 from pydantic import ConfigDict, ValidationError
 from pydantic.dataclasses import dataclass
@@ -30,8 +28,6 @@ from econmt.checkpoint.state_schema import (
     Seconds,
     Update,
     as_bytes,
-    numpy_state,
-    python_state,
 )
 from econmt.config.json_reader import parse_json, shaped_like
 from econmt.config.yaml_reader import complaints
@@ -184,42 +180,20 @@ def _number(column: str, value: float) -> str:
 
 
 def random_states() -> dict[str, Any]:
-    """Returns the states of Python's, NumPy's and PyTorch's random generators as JSON values."""
-    version, words, gauss = random.getstate()
-    name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
-    states: dict[str, Any] = {
-        "python": [version, list(words), gauss],
-        "numpy": [
-            str(name),
-            _encode(np.asarray(keys, dtype="<u4").tobytes()),
-            int(position),
-            int(has_gauss),
-            float(cached),
-        ],
-        "torch": _encode(torch.get_rng_state().numpy().tobytes()),
-        "cuda": [],
-    }
+    """Returns the states of PyTorch's default generators as JSON values; nothing draws from other global generators."""
+    states: dict[str, Any] = {"torch": _encode(torch.get_rng_state()), "cuda": []}
     if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        states["cuda"] = [_encode(state.numpy().tobytes()) for state in torch.cuda.get_rng_state_all()]
+        states["cuda"] = [_encode(state) for state in torch.cuda.get_rng_state_all()]
     return states
 
 
 def restore_random_states(states: dict[str, Any]) -> None:
     """Restores the states from :func:`random_states`."""
-    random.setstate(python_state(states["python"]))
-    np.random.set_state(numpy_state(states["numpy"]))
     torch.set_rng_state(as_bytes(states["torch"]))
     for index, state in enumerate(states["cuda"]):
         if index < torch.cuda.device_count():
             torch.cuda.set_rng_state(as_bytes(state), index)
 
 
-def seed_everything(seed: int) -> None:
-    """Seeds Python's, NumPy's and PyTorch's generators, on every device."""
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.manual_seed(seed)
-
-
-def _encode(content: bytes) -> str:
-    return base64.b64encode(content).decode("ascii")
+def _encode(state: torch.Tensor) -> str:
+    return base64.b64encode(state.numpy().tobytes()).decode("ascii")

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import base64
-import random
 import re
-from collections.abc import Callable
 from typing import Annotated, Any, Literal, Union
 
-import numpy as np
 import torch
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
@@ -120,42 +117,21 @@ class PipelineState(Record):
 
 
 class RandomStates(Record):
-    """States of random generators, see :func:`econmt.checkpoint.state.random_states`; validated by the generators."""
+    """States of random generators, see :func:`econmt.checkpoint.state.random_states`; validated by a generator."""
 
-    python: list[Any]
-    numpy: list[Any]
     torch: str
     cuda: list[str]
     dropout: list[Annotated[int, Field(ge=-(2**63), lt=2**63)]] = Field(default_factory=list)
 
     @model_validator(mode="after")
     def _generators_take_them(self) -> RandomStates:
-        for name in ("python", "numpy", "torch"):
-            try:
-                _TRIALS[name](getattr(self, name))
-            except (ValueError, TypeError, RuntimeError, OverflowError, IndexError, KeyError):
-                raise ValueError(f"{name} is not a state of its generator") from None
+        try:
+            torch.Generator().set_state(as_bytes(self.torch))
+        except (ValueError, TypeError, RuntimeError):
+            raise ValueError("torch is not a state of its generator") from None
         for state in self.cuda:
             as_bytes(state)
         return self
-
-
-def python_state(value: Any) -> tuple[Any, ...]:
-    """Converts a JSON value to the argument of ``random.setstate``."""
-    version, words, gauss = value
-    return version, tuple(words), gauss
-
-
-def numpy_state(value: Any) -> tuple[Any, ...]:
-    """Converts a JSON value to the argument of ``numpy.random.set_state``."""
-    name, keys, position, has_gauss, cached = value
-    return (
-        name,
-        np.frombuffer(base64.b64decode(keys, validate=True), dtype="<u4"),
-        position,
-        has_gauss,
-        cached,
-    )
 
 
 def as_bytes(text: str) -> torch.Tensor:
@@ -165,17 +141,6 @@ def as_bytes(text: str) -> torch.Tensor:
         ValueError: The text is not base64.
     """
     return torch.frombuffer(bytearray(base64.b64decode(text, validate=True)), dtype=torch.uint8)
-
-
-def _try_torch(value: Any) -> None:
-    torch.Generator().set_state(as_bytes(value))
-
-
-_TRIALS: dict[str, Callable[[Any], object]] = {
-    "python": lambda given: random.Random().setstate(python_state(given)),
-    "numpy": lambda given: np.random.RandomState().set_state(numpy_state(given)),
-    "torch": _try_torch,
-}
 
 
 def _choices(names: dict[str, str]) -> dict[str, str]:

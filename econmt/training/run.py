@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
 from rich.console import Console
 
 from econmt.checkpoint.folder import Commit, ModelFolder
 from econmt.checkpoint.resume import Start, find_start
-from econmt.checkpoint.state import TrainingState, random_states, restore_random_states, seed_everything
+from econmt.checkpoint.state import TrainingState, random_states, restore_random_states
 from econmt.checkpoint.tensor_files import write_text
 from econmt.config.conditions import keys_without_effect
 from econmt.config.recipe import Recipe, parse_recipe, recipe_text
@@ -191,7 +192,7 @@ def make_trainer(context: RunContext) -> tuple[Trainer, list[str]]:
     """Creates a trainer at its starting point; returns it with messages for the user, one line each."""
     recipe, folder, prepared, start = context.recipe, context.folder, context.prepared, context.start
     device, precision, communicator = context.device, context.precision, context.communicator
-    seed_everything(recipe.training.seed)
+    torch.manual_seed(recipe.training.seed)
     task = make_task(recipe, prepared)
     model = task.build_model()
     for path in vocabulary_files(prepared.folder) if communicator.is_rank_zero else ():
