@@ -97,7 +97,7 @@ def check_pipeline(recipe: Any) -> None:
         }
     for key, is_set in conflicts.items():
         if is_set:
-            raise ValueError(f"parallel.pipeline {stages} cannot be combined with {key}; change one of them")
+            raise ValueError(f"parallel.pipeline {stages} cannot be combined with {key}; remove one of them")
     for name, part in parts.items():
         if part.cell != "lstm":
             raise ValueError(f"parallel.pipeline {stages} does not support {name}.cell {part.cell}; use lstm")

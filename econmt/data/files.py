@@ -26,11 +26,6 @@ def cache_folder() -> Path:
     return measurements.cache_folder()
 
 
-def data_cache() -> Path:
-    """Returns the folder of downloaded and generated text in the cache folder."""
-    return cache_folder() / "data"
-
-
 @contextlib.contextmanager
 def writing(place: Path) -> Iterator[None]:
     """Translates operating system errors while ``place`` is written.

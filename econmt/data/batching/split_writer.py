@@ -11,7 +11,7 @@ from typing import IO, Any, NamedTuple
 
 from econmt.config.recipe import Data, TextData
 from econmt.data.batching.token_store import TokenStoreWriter
-from econmt.data.progress_bars import counted
+from econmt.data.progress_bars import counting, told
 from econmt.data.text.corpus import Corpus, read_lines, read_pairs
 from econmt.data.text.filters import KEPT, REASONS, Codes, LeftOut, no_pair_left
 from econmt.data.text.source_factors import count_of_ids, encode_sources, with_factors
@@ -90,15 +90,16 @@ class SplitWriter:
         for part in training.corpus.parts:
             self._store.begin_file(part.source, part.target)
             self._files.append(str(part.source))
-            pairs = counted(f"writing {self._split}", _read(self._data, part, training.tag), show=progress)
             first_line = 1
-            while chunk := list(islice(pairs, _CHUNK_PAIRS)):
-                codes = [KEPT] * len(chunk)
-                if training.codes is not None:
-                    codes = training.codes[pairs_done : pairs_done + len(chunk)].tolist()
-                self._write_chunk(part, chunk, first_line, codes)
-                first_line += len(chunk)
-                pairs_done += len(chunk)
+            with counting(f"writing {self._split}", None, "pairs", show=progress) as more:
+                pairs = told(_read(self._data, part, training.tag), more)
+                while chunk := list(islice(pairs, _CHUNK_PAIRS)):
+                    codes = [KEPT] * len(chunk)
+                    if training.codes is not None:
+                        codes = training.codes[pairs_done : pairs_done + len(chunk)].tolist()
+                    self._write_chunk(part, chunk, first_line, codes)
+                    first_line += len(chunk)
+                    pairs_done += len(chunk)
 
     def _write_chunk(
         self, corpus: Corpus, chunk: Sequence[tuple[str, ...]], first_line: int, codes: Sequence[int]

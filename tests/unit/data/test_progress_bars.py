@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import pytest
 
-from econmt.data.progress_bars import counted, counting, download_bar, status_line
+from econmt.data.progress_bars import counting, download_bar, status_line, told
+
+
+def counted(items: Iterable[int], show: bool) -> list[int]:
+    with counting("reading", None, "pairs", show=show) as more:
+        return list(told(items, more))
 
 
 @pytest.mark.parametrize("show", [True, False])
 def test_silent_without_a_terminal(show: bool, capfd: pytest.CaptureFixture[str]) -> None:
-    assert list(counted("reading", range(2500), show=show)) == list(range(2500))
+    assert counted(range(2500), show) == list(range(2500))
     with download_bar("file", 100, show=show) as arrived:
         arrived(60)
     assert capfd.readouterr() == ("", "")
@@ -20,7 +25,7 @@ def test_silent_without_a_terminal(show: bool, capfd: pytest.CaptureFixture[str]
 
 def test_bars_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")  # how rich is told to take a pipe for a terminal
-    assert list(counted("reading", range(2500), show=True)) == list(range(2500))
+    assert counted(range(2500), True) == list(range(2500))
     with download_bar("file.gz", None, show=True) as arrived:
         arrived(60)
     captured = capfd.readouterr()
@@ -37,7 +42,7 @@ def test_what_is_raised_in_the_text_comes_through(monkeypatch: pytest.MonkeyPatc
         raise ValueError("line 2")
 
     with pytest.raises(ValueError, match="line 2"):
-        list(counted("reading", broken(), show=True))
+        counted(broken(), True)
 
 
 def test_counts_of_a_total_with_the_rate(

@@ -73,7 +73,7 @@ def test_ranks_that_make_no_pipelines_are_refused(group: Group, text: Path, tmp_
     ("given", "told"),
     [
         (("training.memory_budget=1GiB",), "cannot be combined with training.memory_budget"),
-        (("training.optimizer.name=adafactor",), "change one of them"),
+        (("training.optimizer.name=adafactor",), "remove one of them"),
         (("training.optimizer.name=adam8bit",), "cannot be combined with training.optimizer.name adam8bit"),
         (("parallel.shard_optimizer=true",), "cannot be combined with parallel.shard_optimizer"),
         (("model.encoder.cell=gru",), "does not support model.encoder.cell gru"),

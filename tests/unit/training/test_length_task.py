@@ -200,7 +200,7 @@ def test_what_does_not_go_together_is_refused(make_run: MakeRun, tmp_path: Path)
             *TASK,
             "parallel.pipeline=2",
             "model.encoder.layers=2",
-        ): "model.length_task ratio cannot be combined with parallel.pipeline above 1",
+        ): "parallel.pipeline 2 cannot be combined with model.length_task ratio",
         ("training.length_task_weight=0.0",): "training.length_task_weight",
         ("training.length_task_weight=2.0",): "training.length_task_weight needs model.length_task",
         ("model.length_task_layers=2",): "model.length_task_layers needs model.length_task",

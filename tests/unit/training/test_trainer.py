@@ -10,7 +10,6 @@ import pytest
 import sacrebleu
 import torch
 
-from econmt.checkpoint.state import seed_everything
 from econmt.config.optimizer import METRICS
 from econmt.data.batching.batches import Batch, pad_batch
 from econmt.errors import TrainingError
@@ -381,7 +380,7 @@ def test_a_rehearsal_leaves_no_trace(make_run: MakeRun) -> None:
     with progress:
         for trainer in (plain, rehearsed):
             trainer.model.train()
-            seed_everything(1)
+            torch.manual_seed(1)
             if trainer is rehearsed:
                 trainer.rehearse()
                 assert all(parameter.grad is None for parameter in trainer.parameters.values())
