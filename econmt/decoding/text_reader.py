@@ -83,7 +83,7 @@ class TextReader:
                     targets.to(self._device),
                     bias=self.model.output.bias,
                     reduction="none",
-                    **self.model.implementations.for_output(),
+                    implementation=self.model.implementations.output,
                 )
             found += (-loss.double()).tolist()
             self._last = int(targets[-1])

@@ -98,7 +98,7 @@ class Attention(nn.Module):
                 self.score,
                 lengths=lengths,
                 layer_norm=self.layer_norm,
-                **implementations.for_attention(),
+                implementation=implementations.attention,
             )
         scores = torch.matmul(states, keys.transpose(1, 2))
         scores = scores.to(accumulate_dtype(scores.dtype)) * self.scale

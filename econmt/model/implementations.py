@@ -83,14 +83,6 @@ class Implementations(NamedTuple):
         """Keyword arguments of ``attentional_lstm``, or of a decoder's ``lstm`` without input feeding."""
         return self._recurrent("decoder")
 
-    def for_attention(self) -> dict[str, Any]:
-        """Keyword arguments of ``econmt_ops.additive_attention``."""
-        return {"implementation": self.attention}
-
-    def for_output(self) -> dict[str, Any]:
-        """Keyword arguments of ``econmt_ops.linear_cross_entropy``."""
-        return {"implementation": self.output}
-
     def _recurrent(self, key: str) -> dict[str, Any]:
         traits = self.traits(key)
         takes_stash = self.stash != "auto" and (traits is None or traits.takes_stash)

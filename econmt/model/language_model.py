@@ -54,13 +54,14 @@ class LanguageModel(nn.Module):
         config: the recipe's model section.
         size: V, special symbols counted.
         rows: for how many rows of a batch there is a carried state at first; a larger batch makes room.
-        pad: the padding id; no loss counts it.
         implementations: of the ops, where a call names no others.
 
     Attributes:
         carried: (2, L, 1 + rows, H): h and c that training goes on with. The first row is that of padding rows.
     """
 
+    pad = 0
+    """Id of padding, which no loss counts."""
     carried: Tensor
 
     def __init__(
@@ -68,14 +69,12 @@ class LanguageModel(nn.Module):
         config: recipe.LanguageModelSection,
         size: int,
         rows: int = 1,
-        pad: int = 0,
         implementations: Implementations | None = None,
     ) -> None:
         super().__init__()
         dropout = config.dropouts
         self.config = config
-        self.pad = pad
-        self.embedding = Embedding(size, config.embedding, padding_idx=pad)
+        self.embedding = Embedding(size, config.embedding, padding_idx=self.pad)
         self.input_dropout = SeededDropout(dropout.inputs, dropout.variational)
         self.layers = nn.ModuleList(
             LSTMLayer(config.embedding if number == 0 else config.size, config.size)
@@ -201,7 +200,7 @@ class LanguageModel(nn.Module):
                 label_smoothing=label_smoothing,
                 ignore_index=self.pad,
                 reduction="sum",
-                **how.for_output(),
+                implementation=how.output,
             )
         return loss.to(torch.float32)
 

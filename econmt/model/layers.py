@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -80,21 +79,8 @@ def give_sparse_gradients(model: nn.Module) -> None:
             part.sparse = True
 
 
-class RecurrentLayer(nn.Module, ABC):
-    """The parameters of one layer of a cell in one direction."""
-
-    @property
-    @abstractmethod
-    def weights(self) -> Any:
-        """The parameters as ``econmt_ops`` takes them."""
-
-    @abstractmethod
-    def initialize(self, init: Initialization) -> None:
-        """Draw first values; every gate is a matrix of its own for the fan-in and fan-out of ``xavier``."""
-
-
-class CellLayer(RecurrentLayer):
-    """The parameters of a layer of any cell, by the names and shapes that the cell gives them."""
+class RecurrentLayer(nn.Module):
+    """Parameters of one layer of a cell in one direction, by the names and shapes that the cell gives them."""
 
     def __init__(self, cell: Cell, input_size: int, hidden_size: int) -> None:
         super().__init__()
@@ -104,12 +90,12 @@ class CellLayer(RecurrentLayer):
 
     @property
     def weights(self) -> Any:
-        """See :class:`RecurrentLayer`."""
+        """Parameters as ``econmt_ops`` takes them."""
         return self.cell.weights(*(getattr(self, name) for name in self.cell.weights._fields))
 
     def initialize(self, init: Initialization) -> None:
-        """See :class:`RecurrentLayer`; gains of a normalisation are 1. Every cell forgets by its second gate."""
-        for name, parameter in self.named_parameters():
+        """Draws initial values; the matrix of each gate has its own fan-in and fan-out, and gains are 1."""
+        for name, parameter in self.named_parameters(recurse=False):
             if name == "hidden":
                 initialize_hidden(parameter.data, init)
             elif parameter.dim() == 2:
@@ -119,12 +105,12 @@ class CellLayer(RecurrentLayer):
                 nn.init.ones_(parameter)
             else:
                 nn.init.zeros_(parameter)
-            if name in ("bias", "surrogate_bias"):
+            if name in ("bias", "surrogate_bias"):  # the second gate of every cell is its forget gate
                 parameter.data[self.hidden_size : 2 * self.hidden_size] = init.forget_bias
 
 
 class LSTMLayer(RecurrentLayer):
-    """The parameters of one LSTM layer in one direction, gates in the order i, f, g, o (as torch.nn.LSTM).
+    """Parameters of one LSTM layer in one direction, gates in the order i, f, g, o (as torch.nn.LSTM).
 
     Attributes:
         input: (4H, I), hidden: (4H, H); with a rank r each is a :class:`Factors`. bias: (4H,).
@@ -132,39 +118,29 @@ class LSTMLayer(RecurrentLayer):
 
     input: nn.Parameter | Factors
     hidden: nn.Parameter | Factors
+    bias: nn.Parameter
 
     def __init__(self, input_size: int, hidden_size: int, rank: int | None = None) -> None:
-        super().__init__()
-        if rank is None:
-            self.input = nn.Parameter(torch.empty(4 * hidden_size, input_size))
-            self.hidden = nn.Parameter(torch.empty(4 * hidden_size, hidden_size))
-        else:
+        super().__init__(CELLS["lstm"].cell, input_size, hidden_size)
+        if rank is not None:
+            del self.input, self.hidden
             self.input = Factors(4 * hidden_size, input_size, rank)
             self.hidden = Factors(4 * hidden_size, hidden_size, rank)
-        self.bias = nn.Parameter(torch.empty(4 * hidden_size))
 
     @property
     def weights(self) -> AnyLSTMWeights:
-        """The parameters as ``econmt_ops`` takes them."""
-        if isinstance(self.input, Factors):
-            assert isinstance(self.hidden, Factors)
+        """Parameters as ``econmt_ops`` takes them."""
+        if isinstance(self.input, Factors) and isinstance(self.hidden, Factors):
             return LowRankLSTMWeights(self.input.matrix, self.hidden.matrix, self.bias)
-        assert not isinstance(self.hidden, Factors)
-        return LSTMWeights(self.input, self.hidden, self.bias)
+        full: LSTMWeights = super().weights
+        return full
 
     def initialize(self, init: Initialization) -> None:
-        """Draw first values; every gate is a matrix of its own for the fan-in and fan-out of ``xavier``."""
-        hidden_size = self.bias.shape[0] // 4
-        for weight in (self.input, self.hidden):
-            if isinstance(weight, Factors):
-                weight.initialize(init, matrices=4)
-            elif weight is self.hidden:
-                initialize_hidden(weight.data, init)
-            else:
-                for gate in weight.data.chunk(4):
-                    initialize_matrix(gate, init)
-        nn.init.zeros_(self.bias)
-        self.bias.data[hidden_size : 2 * hidden_size] = init.forget_bias
+        """Draws initial values, see :class:`RecurrentLayer`."""
+        super().initialize(init)
+        for part in (self.input, self.hidden):
+            if isinstance(part, Factors):
+                part.initialize(init, matrices=4)
 
 
 class Factors(nn.Module):
@@ -330,7 +306,7 @@ def make_layer(stack: RecurrentStack, input_size: int, hidden_size: int) -> Recu
     cell = CELLS[stack.cell].cell
     if isinstance(cell, LSTMCell):
         return LSTMLayer(input_size, hidden_size, stack.rank)
-    return CellLayer(cell, input_size, hidden_size)
+    return RecurrentLayer(cell, input_size, hidden_size)
 
 
 def weights_of(layers: nn.ModuleList) -> tuple[Any, ...]:

@@ -14,10 +14,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from econmt.config import recipe
+from econmt.config.unfused import decoder_steps, encoder_steps
 from econmt.factored_ids import separate_ids
 from econmt.model.copying import Copied, Copying, Decoded, Predictions, first_places, mixture_loss
-from econmt.model.decoder import Memory
-from econmt.model.factory import make_decoder, make_encoder
+from econmt.model.decoder import Decoder, InputFeedingDecoder, Memory, ParallelDecoder
+from econmt.model.encoder import Encoder
 from econmt.model.implementations import Implementations
 from econmt.model.layers import (
     Embedding,
@@ -27,6 +28,8 @@ from econmt.model.layers import (
     mean_of_valid,
 )
 from econmt.model.length_ratio import LengthRatio, length_loss
+from econmt.model.unfused.decoder import UnfusedDecoder
+from econmt.model.unfused.encoder import UnfusedEncoder
 from econmt_ops import UniqueRows, linear_cross_entropy
 from econmt_ops.core.dropout import Seed
 from econmt_ops.core.repeated import Inputs
@@ -51,6 +54,20 @@ def most_distinct(words: int) -> int:
     return min(int(DISTINCT * words), int(18.0 * words**0.5)) // ROWS * ROWS
 
 
+def _make_encoder(config: recipe.Model) -> Encoder:
+    if encoder_steps(config):
+        lhuc = config.lhuc in ("encoder", "all")
+        return UnfusedEncoder(config.encoder, config.source_width, config.dropouts, lhuc=lhuc)
+    return Encoder(config.encoder, config.source_width, config.dropouts)
+
+
+def _make_decoder(config: recipe.Model) -> Decoder:
+    if decoder_steps(config):
+        return UnfusedDecoder(config)
+    kind = InputFeedingDecoder if config.decoder.input_feeding else ParallelDecoder
+    return kind(config.decoder, config.attention, config.embedding, config.encoder.size, config.dropouts)
+
+
 class EncoderOutput(NamedTuple):
     """A batch of encoded sentences.
 
@@ -73,18 +90,19 @@ class TranslationModel(nn.Module):
         config: the recipe's model section.
         source_size: source vocabulary, special symbols counted.
         target_size: target vocabulary V.
-        pad: the padding id; its embeddings get no gradient from positions that hold it, and no loss counts it.
         implementations: of the ops, where a call names no others.
         factor_sizes: vocabularies of the source factors; source ids are then those of
             :func:`econmt.factored_ids.joined_ids`.
     """
+
+    pad = 0
+    """Id of padding: positions that hold it give embeddings no gradient, and no loss counts it."""
 
     def __init__(
         self,
         config: recipe.Model,
         source_size: int,
         target_size: int,
-        pad: int = 0,
         implementations: Implementations | None = None,
         factor_sizes: Sequence[int] = (),
     ) -> None:
@@ -98,19 +116,18 @@ class TranslationModel(nn.Module):
         self.config = config
         self.source_size = source_size
         self.target_size = target_size
-        self.pad = pad
         self.source_sizes = source_size, *factor_sizes
-        self.source_embedding = Embedding(source_size, config.embedding, padding_idx=pad)
+        self.source_embedding = Embedding(source_size, config.embedding, padding_idx=self.pad)
         self.source_factor_embeddings = nn.ModuleList(
-            Embedding(size, width, padding_idx=pad)
+            Embedding(size, width, padding_idx=self.pad)
             for size, width in zip(factor_sizes, config.source_factors_num_embed, strict=True)
         )
-        self.target_embedding = Embedding(target_size, config.embedding, padding_idx=pad)
+        self.target_embedding = Embedding(target_size, config.embedding, padding_idx=self.pad)
         if tying in ("src_trg", "src_trg_softmax"):
             self.target_embedding.weight = self.source_embedding.weight
         self.embedding_dropout = SeededDropout(dropout.embedding, dropout.variational)
-        self.encoder = make_encoder(config, dropout)
-        self.decoder = make_decoder(config, dropout)
+        self.encoder = _make_encoder(config)
+        self.decoder = _make_decoder(config)
         self.output_dropout = SeededDropout(dropout.output, dropout.variational)
         tied = tying in ("trg_softmax", "src_trg_softmax")
         # A tied output layer reads vectors as wide as an embedding; a decoder of another width is mapped to it.
@@ -301,7 +318,7 @@ class TranslationModel(nn.Module):
                 label_smoothing=label_smoothing,
                 ignore_index=self.pad,
                 reduction="sum" if decoded is None else "none",
-                **how.for_output(),
+                implementation=how.output,
             )
             if self.copying is not None and decoded is not None:
                 gates = self.copying(decoded, rows)

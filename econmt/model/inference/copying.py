@@ -71,10 +71,7 @@ class CopyStep:
             log_probs: (R, V). tokens: (R,) read. read: (R, D) by the output layer. attention: (R, S).
             state: of the rows, after the step.
         """
-        cells = state.cells
-        if cells is None:
-            cells = torch.arange(len(tokens), device=tokens.device)
-        owners = torch.div(cells, state.width, rounding_mode="floor")
+        owners = state.owners
         ids, first, shares = (part.index_select(0, owners) for part in state.sources.words)
         seen = attention.to(shares.dtype)
         gates = self._of_word.index_select(0, tokens) + torch.mv(read.to(shares.dtype), self._of_state)

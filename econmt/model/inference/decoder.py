@@ -26,11 +26,10 @@ from econmt.model.inference.copying import CopyStep
 from econmt.model.inference.encoder import LaidOutEncoder
 from econmt.model.inference.layout import Gates, is_watched, prepacked, value_type
 from econmt.model.inference.native import NativeDecoder, NativeSources, NativeState
-from econmt.model.inference.sources import Sources
-from econmt.model.inference.state import IncrementalState
+from econmt.model.inference.state import IncrementalState, Shortlist, Sources
 from econmt.model.inference.unfused import PlainStepDecoder
 from econmt.model.inference.weights import SearchWeights
-from econmt.model.inference.words import OutputWords, Shortlist
+from econmt.model.inference.words import OutputWords
 from econmt.model.layers import weights_of
 from econmt.model.translation import EncoderOutput, TranslationModel
 from econmt_ops.backends import steps_for, triton

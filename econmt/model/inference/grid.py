@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from econmt.model.inference.decoder import IncrementalModel
-from econmt.model.inference.sources import Sources
-from econmt.model.inference.state import IncrementalState
+from econmt.model.inference.state import IncrementalState, Sources
 from econmt_ops.core.lengths import padding_mask
 
 

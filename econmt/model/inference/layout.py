@@ -11,6 +11,9 @@ from econmt_ops.core.gemm import Product
 from econmt_ops.core.int8 import Int8Product
 from econmt_ops.core.weights import LowRank, Matrix
 
+TABLE_BYTES = 256 << 20
+"""Maximum size in bytes of a table of the words' shares in the gates of the bottom layer."""
+
 
 def value_type(products: torch.dtype) -> torch.dtype:
     """The type of what goes into products of a type and comes out: float32 where their factors have 8 bits."""

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from econmt.model.decoder import Memory, Recurrent
-from econmt.model.inference.layout import prepacked
+from econmt.model.inference.layout import TABLE_BYTES, prepacked
+from econmt.model.inference.state import Shortlist
 from econmt.model.inference.weights import SearchWeights
 from econmt.model.layers import weights_of
 from econmt.model.translation import TranslationModel
@@ -27,9 +28,6 @@ from econmt_ops.core.weights import LowRank
 
 OUTPUT = 5
 """The output layer among the weights in the order of kernels.h."""
-
-_TABLE_BYTES = 256 << 20
-"""The largest table of what words add to the lowest layer's gates."""
 
 
 class NativeSources(NamedTuple):
@@ -57,17 +55,6 @@ class NativeSources(NamedTuple):
         )
 
 
-class NativeShortlist(NamedTuple):
-    """The output layer of a few words.
-
-    Attributes:
-        output: that of N words. barred: (B, N) float32, 0, and -inf where a sentence must not have one.
-    """
-
-    output: SearchWeight
-    masked: Tensor
-
-
 class NativeState(NamedTuple):
     """State of R rows of a search; see :class:`econmt.decoding.search.model.SearchState`.
 
@@ -83,7 +70,7 @@ class NativeState(NamedTuple):
     hidden: Tensor
     memory: Tensor
     output: Tensor
-    shortlist: NativeShortlist | None = None
+    shortlist: Shortlist | None = None
     length_ratios: Tensor | None = None
 
     def select(self, rows: Tensor, cells: Tensor, width: int) -> NativeState:
@@ -96,9 +83,7 @@ class NativeState(NamedTuple):
 
     def keep(self, sentences: Tensor) -> NativeState:
         """See :meth:`econmt.decoding.search.model.SearchState.keep`."""
-        shortlist = self.shortlist
-        if shortlist is not None:
-            shortlist = shortlist._replace(masked=shortlist.masked.index_select(0, sentences))
+        shortlist = None if self.shortlist is None else self.shortlist.keep(sentences)
         owners = torch.searchsorted(sentences, self.owners)
         return self._replace(sources=self.sources.keep(sentences), owners=owners, shortlist=shortlist)
 
@@ -152,7 +137,7 @@ class NativeDecoder:
             "embedding": embedding.contiguous(),
             "score": None if score is None else score.detach().contiguous(),
         }
-        if len(embedding) * 4 * size * 4 <= _TABLE_BYTES:
+        if len(embedding) * 4 * size * 4 <= TABLE_BYTES:
             # Pages of it that no word needs are never there.
             self.tensors["shares"] = torch.empty(len(embedding), 4 * size)
             self.tensors["known"] = torch.zeros(len(embedding), dtype=torch.uint8)
@@ -196,13 +181,11 @@ class NativeDecoder:
         """See :meth:`econmt.decoding.search.model.SearchModel.restrict`."""
         return state._replace(shortlist=self.shortlist(words, allowed))
 
-    def shortlist(self, words: Tensor, allowed: Tensor) -> NativeShortlist:
+    def shortlist(self, words: Tensor, allowed: Tensor) -> Shortlist:
         """The output layer of ``words`` (N,), of which ``allowed`` (B, N) bool says which each sentence may have."""
         output = self.weights[OUTPUT]
         assert output is not None
-        return NativeShortlist(
-            output.only(words), torch.zeros(allowed.shape).masked_fill_(~allowed, -torch.inf)
-        )
+        return Shortlist(output.only(words), torch.zeros(allowed.shape).masked_fill_(~allowed, -torch.inf))
 
     def step(self, tokens: Tensor, state: NativeState) -> tuple[Tensor, Tensor, NativeState]:
         """See :meth:`econmt.decoding.search.model.SearchModel.step`."""

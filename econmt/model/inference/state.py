@@ -6,13 +6,63 @@ size.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from econmt.model.inference.sources import Sources
-from econmt.model.inference.words import Shortlist
+from econmt.model.inference.copying import SourceWords
+from econmt.model.inference.layout import is_watched
+
+
+class Sources(NamedTuple):
+    """Sources of B sentences.
+
+    Attributes:
+        keys: (B, S, A), as the scores of a step want them. factors: whether they are exponentials.
+        values: (B, S, .) what the attention sums. padding: (B, S), True past a sentence's length.
+        lengths: (B,).
+        kernels: our kernels on keys and values, where these stay at their place; or None.
+        words: what may be copied, of a model that copies.
+    """
+
+    keys: Tensor
+    factors: bool
+    values: Tensor
+    padding: Tensor
+    lengths: Tensor
+    kernels: Any = None
+    words: SourceWords | None = None
+
+    def keep(self, sentences: Tensor) -> Sources:
+        """The sentences with indices ``sentences`` (C,), cut to the longest of them."""
+        lengths = self.lengths[sentences]
+        size = self.keys.shape[1] if is_watched() else int(lengths.max())
+        keys, values, padding = (
+            part[:, :size].index_select(0, sentences) for part in (self.keys, self.values, self.padding)
+        )
+        words = None if self.words is None else self.words.keep(sentences, size)
+        return Sources(keys, self.factors, values, padding, lengths, words=words)
+
+
+class Shortlist(NamedTuple):
+    """The output layer of a few words.
+
+    Attributes:
+        output: the product with the weights of N words. barred: (B, N) 0, and -inf where a sentence must not have one.
+    """
+
+    output: Any
+    masked: Tensor
+
+    def keep(self, sentences: Tensor) -> Shortlist:
+        """Selects the sentences with indices ``sentences`` (C,)."""
+        return self._replace(masked=self.masked.index_select(0, sentences))
+
+    def logits(self, read: Tensor, owners: Tensor) -> Tensor:
+        """Computes the logits (R, N) from the output layer's input (R, H) and each row's sentence, ``owners`` (R,)."""
+        logits: Tensor = self.output(read)
+        return logits.add_(self.masked.index_select(0, owners))
 
 
 class IncrementalState(NamedTuple):
@@ -57,6 +107,8 @@ class IncrementalState(NamedTuple):
 
     @property
     def owners(self) -> Tensor:
-        """(R,) int64 the sentence of each row; rows are in cells."""
-        assert self.cells is not None
-        return torch.div(self.cells, self.width, rounding_mode="floor")
+        """(R,) int64 sentence of each row."""
+        cells = self.cells
+        if cells is None:
+            cells = torch.arange(len(self.output), device=self.output.device)
+        return torch.div(cells, self.width, rounding_mode="floor")

@@ -46,10 +46,7 @@ class PlainStepDecoder:
 
     def __call__(self, tokens: Tensor, state: Any) -> tuple[Tensor, Any]:
         """Read tokens (R,): the attention (R, S) and the state after the step."""
-        sources, places = state.sources, state.cells
-        if places is None:
-            places = torch.arange(len(tokens), device=tokens.device)
-        owners = torch.div(places, state.width, rounding_mode="floor")
+        sources, owners = state.sources, state.owners
         memory = Memory(
             *(part.index_select(0, owners) for part in (sources.keys, sources.values, sources.lengths))
         )

@@ -5,36 +5,10 @@ Shapes: B sentences, R rows, H hidden size, V vocabulary, N of its words.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
-from econmt.model.inference.layout import Gates, is_watched
-from econmt_ops.core.gemm import Product
-from econmt_ops.core.int8 import Int8Product
-
-_TABLE_BYTES = 256 << 20
-"""The largest table of what words add to gates."""
-
-
-class Shortlist(NamedTuple):
-    """The output layer of a few words.
-
-    Attributes:
-        output: the product with the weights of N words. barred: (B, N) 0, and -inf where a sentence must not have one.
-    """
-
-    output: Product | Int8Product
-    masked: Tensor
-
-    def keep(self, sentences: Tensor) -> Shortlist:
-        """Selects the sentences with indices ``sentences`` (C,)."""
-        return self._replace(masked=self.masked.index_select(0, sentences))
-
-    def logits(self, read: Tensor, owners: Tensor) -> Tensor:
-        """Computes the logits (R, N) from the output layer's input (R, H) and each row's sentence, ``owners`` (R,)."""
-        return self.output(read).add_(self.masked.index_select(0, owners))
+from econmt.model.inference.layout import TABLE_BYTES, Gates, is_watched
 
 
 class OutputWords:
@@ -50,7 +24,7 @@ class OutputWords:
         self.embedding, self.gates = embedding, gates
         self.known: Tensor | None = None
         size = len(embedding) * width * gates.dtype.itemsize
-        if embedding.device.type == "cpu" and size <= _TABLE_BYTES:
+        if embedding.device.type == "cpu" and size <= TABLE_BYTES:
             # Pages of it that no word needs are never there.
             self.table = torch.empty(len(embedding), width, dtype=gates.dtype)
             self.known = torch.zeros(len(embedding), dtype=torch.bool)

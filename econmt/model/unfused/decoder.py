@@ -51,12 +51,12 @@ class UnfusedDecoder(Decoder):
 
     Args:
         model: the recipe's section.
-        dropout: of it.
     """
 
     steps = True
 
-    def __init__(self, model: recipe.Model, dropout: recipe.Dropout) -> None:
+    def __init__(self, model: recipe.Model) -> None:
+        dropout = model.dropouts
         self._model, self._within = model, StepDropout.of(dropout)
         super().__init__(model.decoder, model.attention, model.embedding, model.encoder.size, dropout)
         vectors = len(self.cell.cell.states) * model.decoder.layers

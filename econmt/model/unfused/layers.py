@@ -189,12 +189,6 @@ class UnfusedLayer(LSTMLayer):
         self.step_dropout = dropout
         self.lhuc = nn.Parameter(torch.zeros(hidden_size)) if lhuc else None
 
-    def initialize(self, init: recipe.Initialization) -> None:
-        """See :class:`econmt.model.layers.RecurrentLayer`; LHUC begins with factors of 1."""
-        super().initialize(init)
-        if self.lhuc is not None:
-            nn.init.zeros_(self.lhuc)
-
     def draw_masks(self, rows: int, steps: int, device: torch.device) -> Masks | None:
         """Draws the masks of a batch's steps; None outside of training."""
         if not self.training:

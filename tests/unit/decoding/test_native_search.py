@@ -207,7 +207,7 @@ def test_threads_share_the_sentences() -> None:
 def test_words_that_have_no_table_are_read_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     options = SearchOptions(beam_size=3)
     wanted = native_search(IncrementalModel(make_model("additive")), *BATCH, options)
-    monkeypatch.setattr("econmt.model.inference.native._TABLE_BYTES", 0)
+    monkeypatch.setattr("econmt.model.inference.native.TABLE_BYTES", 0)
     agree(native_search(IncrementalModel(make_model("additive")), *BATCH, options), wanted, 0.0)
 
 

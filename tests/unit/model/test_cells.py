@@ -10,7 +10,7 @@ from econmt.config import model
 from econmt.data.batching.pair_flops import pair_flops
 from econmt.model import IncrementalModel, TranslationModel
 from econmt.model.cells import CELLS
-from econmt.model.layers import CellLayer
+from econmt.model.layers import RecurrentLayer
 from tests.unit.model.test_translation import VOCABULARY, make_batch, make_config, make_model
 
 OTHERS = [name for name in CELLS if name != "lstm"]
@@ -92,7 +92,7 @@ def test_every_parameter_learns_whatever_the_implementation(cell: str) -> None:
 def test_first_values(cell: str) -> None:
     config = config_of(cell, initialization={"weights": "uniform", "scale": 0.25, "forget_bias": 1.5})
     layer = make_model(config).encoder.upper_layers[0]
-    assert isinstance(layer, CellLayer)
+    assert isinstance(layer, RecurrentLayer)
     for name, parameter in layer.named_parameters():
         if parameter.dim() == 2:
             assert 0.2 < float(parameter.detach().abs().max()) <= 0.25

@@ -152,7 +152,7 @@ def test_factors_hold_where_tanh_is_flat() -> None:
 def test_words_looked_up_are_those_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     model = make_model(make_config())
     table = IncrementalModel(model)
-    monkeypatch.setattr(lookups, "_TABLE_BYTES", 0)
+    monkeypatch.setattr(lookups, "TABLE_BYTES", 0)
     product = IncrementalModel(model)
     first, second = begin(table), begin(product)
     for words in ([5, 6, 5], [6, 7, 5], [5, 6, 7]):
