@@ -21,7 +21,7 @@ from econmt.cli.options import ModelOption, NewModelOption, ThreadsOption, refus
 from econmt.config import limits
 from econmt.config.model import CELLS, rank_limit
 from econmt.config.recipe import Model, recipe_text
-from econmt.config.unfused import decoder_steps, encoder_steps
+from econmt.config.unfused import unfused_decoder_key, unfused_encoder_key
 from econmt.data.files import notice
 from econmt.data.progress_bars import status_line
 from econmt.data.tables import print_table
@@ -123,7 +123,7 @@ def _ranks(
         if not CELLS[cell].ranks:
             notice(f"the {part} stays whole: layers of cell {cell} have no factors")
             continue
-        if steps := {"encoder": encoder_steps, "decoder": decoder_steps}[part](model):
+        if steps := {"encoder": unfused_encoder_key, "decoder": unfused_decoder_key}[part](model):
             notice(f"the {part} stays whole: model.{steps} needs whole matrices")
             continue
         if before is not None:

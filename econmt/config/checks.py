@@ -10,7 +10,7 @@ from econmt.config.data import Data, WordSubwords
 from econmt.config.marks import LANGUAGE_MODEL, TRANSLATION, marked_keys
 from econmt.config.model import Model
 from econmt.config.text import data_kind, model_kind
-from econmt.config.unfused import STEPPED, decoder_steps, encoder_steps
+from econmt.config.unfused import UNFUSED_IMPLEMENTATIONS, unfused_decoder_key, unfused_encoder_key
 from econmt.config.yaml_reader import leaves
 
 
@@ -93,7 +93,11 @@ def check_pipeline(recipe: Any) -> None:
             ),
             "data.source_factors": bool(recipe.data.source_factors),
             f"model.length_task {model.length_task}": model.length_task != "none",
-            **{f"model.{key}": True for key in (encoder_steps(model), decoder_steps(model)) if key},
+            **{
+                f"model.{key}": True
+                for key in (unfused_encoder_key(model), unfused_decoder_key(model))
+                if key
+            },
         }
     for key, is_set in conflicts.items():
         if is_set:
@@ -160,7 +164,7 @@ def _check_unfused(recipe: Any) -> None:
     """Checks that other settings allow unfused options, and replaces implementation auto by recompute for them."""
     model: Model = recipe.model
     updates = {}
-    for part, key in (("encoder", encoder_steps(model)), ("decoder", decoder_steps(model))):
+    for part, key in (("encoder", unfused_encoder_key(model)), ("decoder", unfused_decoder_key(model))):
         stack, implementation = getattr(model, part), getattr(recipe.ops, part)
         if not key:
             continue
@@ -168,9 +172,10 @@ def _check_unfused(recipe: Any) -> None:
             raise ValueError(f"model.{key} needs model.{part}.cell: lstm and model.{part}.rank: null")
         if part == "decoder" and not model.decoder.input_feeding:
             raise ValueError(f"model.{key} needs model.decoder.input_feeding: true")
-        if implementation not in STEPPED:
+        if implementation not in UNFUSED_IMPLEMENTATIONS:
             raise ValueError(
-                f"ops.{part} {implementation} does not support model.{key}; choose one of {', '.join(STEPPED)}"
+                f"ops.{part} {implementation} does not support model.{key}; choose one of "
+                f"{', '.join(UNFUSED_IMPLEMENTATIONS)}"
             )
         if implementation == "auto":
             updates[part] = "recompute"

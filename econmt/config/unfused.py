@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from econmt.config.model import Model
 
-STEPPED = ("auto", "reference", "recompute")
-"""Implementations of unfused models; recompute keeps only the state before each step."""
+UNFUSED_IMPLEMENTATIONS = ("auto", "reference", "recompute")
+"""Implementations of unfused layers; recompute keeps only the state before each step."""
 
 
-def decoder_steps(model: Model) -> str:
+def unfused_decoder_key(model: Model) -> str:
     """Returns the key of the first decoder option that no fused operation supports; empty if there is none."""
     decoder, attention = model.decoder, model.attention
     options = {
@@ -24,7 +24,7 @@ def decoder_steps(model: Model) -> str:
     return next((key for key, used in options.items() if used), "")
 
 
-def encoder_steps(model: Model) -> str:
+def unfused_encoder_key(model: Model) -> str:
     """Returns the key of the first encoder option that no fused operation supports; empty if there is none."""
     return next((key for key, used in _layer_options(model, "encoder").items() if used), "")
 

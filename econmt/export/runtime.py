@@ -23,7 +23,7 @@ from econmt.checkpoint.lexicons import read_lexicon
 from econmt.checkpoint.quantized import STEPS
 from econmt.checkpoint.tensor_files import CHECKSUM, FORMAT, read_metadata, write_tensors, write_text
 from econmt.config.recipe import Recipe
-from econmt.config.unfused import decoder_steps, encoder_steps
+from econmt.config.unfused import unfused_decoder_key, unfused_encoder_key
 from econmt.data.files import whole_folder, writing
 from econmt.data.text.subwords import fingerprint, vocabulary_files
 from econmt.decoding.search.options import SearchOptions
@@ -147,7 +147,7 @@ def _check(recipe: Recipe, folder: Path) -> None:
             )
     if model.source_factors_num_embed:
         raise InputError(f"{folder}: has source factors, which the runtime does not support")
-    if unsupported := encoder_steps(model) or decoder_steps(model):
+    if unsupported := unfused_encoder_key(model) or unfused_decoder_key(model):
         raise InputError(f"{folder}: the runtime does not support its {unsupported}")
     if model.decoder.copy_attention:
         raise InputError(f"{folder}: the runtime does not support its decoder.copy_attention")
@@ -215,7 +215,7 @@ def _tensors(model: TranslationModel) -> dict[str, Tensor]:
     made["values.weight"] = search.values
     if search.query is not None:
         made["query.weight"] = search.query
-    made["own.weight"], made["own.bias"] = search.own, search.own_bias
+    made["own.weight"], made["own.bias"] = search.top, search.top_bias
     if model.readout is not None:
         made["readout.weight"], made["readout.bias"] = (
             model.readout.weight.detach(),

@@ -1,4 +1,4 @@
-"""Weights laid out once for the many products that a search makes with them."""
+"""Prepacked weights for the many products of few rows in a search."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ TABLE_BYTES = 256 << 20
 
 
 def value_type(products: torch.dtype) -> torch.dtype:
-    """The type of what goes into products of a type and comes out: float32 where their factors have 8 bits."""
+    """Returns the type of inputs and outputs of products of type ``products``: float32 for int8."""
     return torch.float32 if products == torch.int8 else products
 
 
 def prepacked(weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Product | Int8Product:
-    """The product with a weight (N, K), in the layout that products of few rows read fastest; on a GPU as it is.
+    """Creates the product with a weight (N, K), packed on a CPU for products of few rows.
 
-    ``dtype``: of the product; int8: both factors are rounded to 8 bits.
+    ``dtype`` is the type of the product; with int8 both factors are rounded to 8 bits.
     """
     if dtype == torch.int8:
         return Int8Product(weight, bias)
@@ -32,26 +32,26 @@ def prepacked(weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Produc
 
 
 class Gates:
-    """The gates of one layer before their nonlinearities: the products of several inputs, added.
+    """Sum of the products of several inputs: the pre-activations of one layer's gates.
 
     Args:
-        weights: (4H, .) of each input. bias: (4H,) or None. dtype: of the products.
+        weights: weight of each input, (4H, .). bias: (4H,) or None. dtype: type of the products.
 
     Attributes:
-        dtype: of what goes in and comes out.
+        dtype: type of inputs and outputs.
     """
 
     def __init__(self, weights: Sequence[Matrix], bias: Tensor | None, dtype: torch.dtype) -> None:
         self.dtype = value_type(dtype)
-        # Of factorised weights each input meets its right factor; what that gives meets all left factors at once.
+        # Each input is multiplied by its right factor, and the results by all left factors in one product.
         self._right = [prepacked(part.right, None, dtype) for part in weights if isinstance(part, LowRank)]
-        whole = [part.left if isinstance(part, LowRank) else part for part in weights]
-        self._product = prepacked(torch.cat(whole, 1), bias, dtype)
+        matrices = [part.left if isinstance(part, LowRank) else part for part in weights]
+        self._product = prepacked(torch.cat(matrices, 1), bias, dtype)
 
     def __call__(self, *inputs: Tensor, start: Tensor | None = None) -> Tensor:
-        """From each weight's inputs (R, .): (R, 4H), a new tensor.
+        """Computes pre-activations (R, 4H), a new tensor, from the inputs (R, .) of each weight.
 
-        With ``start`` (R, 4H), which may be overwritten, it is added, and there must be no bias.
+        ``start`` (R, 4H) is added and may be overwritten; it excludes a bias.
         """
         if self._right:
             inputs = tuple(right(part) for right, part in zip(self._right, inputs, strict=True))

@@ -1,7 +1,7 @@
-"""A decoder of LSTM layers as the C library reads it: for all steps of a search in one call, or for one step.
+"""Decoder of LSTM layers for the C library: a whole beam search in one call, or single steps.
 
-Both have the same arithmetic, in which no row depends on the others, so that a hypothesis has the same log-probability
-to the last bit whichever search grows it.
+Both use the same arithmetic, in which no row depends on others, so that a hypothesis has the same log-probability to
+the last bit in either search.
 
 Shapes: B sentences, S source positions, R rows (hypotheses), H decoder size, A attention size, E encoder size, V target
 vocabulary, N of its words.
@@ -27,15 +27,16 @@ from econmt_ops.core.lengths import padding_mask
 from econmt_ops.core.weights import LowRank
 
 OUTPUT = 5
-"""The output layer among the weights in the order of kernels.h."""
+"""Index of the output layer among the weights, in the order of kernels.h."""
 
 
 class NativeSources(NamedTuple):
-    """Sources of B sentences as the C search reads them, in float32.
+    """Sources of B sentences for the C search, in float32.
 
     Attributes:
-        keys: (B, S, A). values: (B, S, H), their share of o; where layers read contexts, these behind: (B, S, H + E).
-        padding: (B, S) uint8. first: (layers, 2, B, H) h and c before the first step.
+        keys: (B, S, A). values: shares in the argument of tanh in o, (B, S, H), followed by the values themselves if
+            layers read contexts, (B, S, H + E).
+        padding: (B, S) uint8. first: h and c before the first step, (layers, 2, B, H).
     """
 
     keys: Tensor
@@ -44,7 +45,7 @@ class NativeSources(NamedTuple):
     first: Tensor
 
     def keep(self, sentences: Tensor) -> NativeSources:
-        """The sentences with indices ``sentences`` (C,), cut to the longest of them."""
+        """Selects the sentences with indices ``sentences`` (C,), cut to the longest of them."""
         padding = self.padding.index_select(0, sentences)
         size = int((padding == 0).sum(1).max())
         keys, values = (
@@ -59,10 +60,10 @@ class NativeState(NamedTuple):
     """State of R rows of a search; see :class:`econmt.decoding.search.model.SearchState`.
 
     Attributes:
-        sources: of B sentences, which the rows share. owners: (R,) int64 the sentence of each row.
-        hidden, memory: h and c (layers, R, H). output: o (R, H). All in float32.
-        shortlist: the output layer where sentences may have a few words alone.
-        length_ratios: (B,) of the first state of a model with a length task, else None.
+        sources: sources of B sentences, shared by the rows. owners: sentence of each row, (R,) int64.
+        hidden, memory: h and c, (layers, R, H) float32. output: attentional hidden vector o, (R, H) float32.
+        shortlist: output layer of selected words; None: all words.
+        length_ratios: predicted ratios of a model with a length task, in the initial state, (B,), else None.
     """
 
     sources: NativeSources
@@ -89,14 +90,14 @@ class NativeState(NamedTuple):
 
 
 class NativeDecoder:
-    """A decoder's weights, laid out once; a search that needs them as tensors takes the other decoders.
+    """Prepacked decoder weights for the C library.
 
     Args:
-        model: one that this :meth:`knows`. dtype: of products.
+        model: model that :meth:`knows` accepts. dtype: type of products.
 
     Attributes:
-        sizes: of the structure of kernels.h, by their names there.
-        weights: in the order of kernels.h. tensors: what else does not depend on the sentences.
+        sizes: sizes by their names in kernels.h. weights: weights in the order of kernels.h.
+        tensors: other tensors that do not depend on the sentences.
     """
 
     def __init__(self, model: TranslationModel, dtype: torch.dtype) -> None:
@@ -110,16 +111,16 @@ class NativeDecoder:
         assert not isinstance(fed, LowRank)
         lowest = bottom.hidden if fed is None else torch.cat([fed, bottom.hidden], 1)
         readout = model.readout
-        made: list[tuple[Tensor, Tensor | None] | None] = [
+        pairs: list[tuple[Tensor, Tensor | None] | None] = [
             (word, bottom.bias),
             (lowest, None),
-            (weights.own, weights.own_bias),
+            (weights.top, weights.top_bias),
             None if weights.query is None else (weights.query, None),
             None if readout is None else (readout.weight, readout.bias),
             (model.output_weight, model.output_bias),
             *((torch.cat([layer.input, layer.hidden], 1), layer.bias) for layer in upper),
         ]
-        self.weights = [None if each is None else SearchWeight(each[0], each[1], dtype) for each in made]
+        self.weights = [None if each is None else SearchWeight(each[0], each[1], dtype) for each in pairs]
         self._values = prepacked(weights.values, None, dtype)
         self._contexts, self._scale = weights.contexts, attention.scale
         self._log_probs = torch.empty(0)
@@ -138,7 +139,7 @@ class NativeDecoder:
             "score": None if score is None else score.detach().contiguous(),
         }
         if len(embedding) * 4 * size * 4 <= TABLE_BYTES:
-            # Pages of it that no word needs are never there.
+            # Memory pages of words that do not occur are never allocated.
             self.tensors["shares"] = torch.empty(len(embedding), 4 * size)
             self.tensors["known"] = torch.zeros(len(embedding), dtype=torch.uint8)
 
@@ -146,7 +147,7 @@ class NativeDecoder:
     def knows(model: TranslationModel) -> bool:
         """Returns True if the C library is installed and supports the model's decoder."""
         decoder = model.decoder
-        if decoder.steps or not decoder.cell.prepacked or model.copying is not None:
+        if decoder.is_unfused or not decoder.cell.prepacked or model.copying is not None:
             return False
         if not native.serves(model.output_weight):
             return False
@@ -169,9 +170,9 @@ class NativeDecoder:
         )
 
     def start(self, sources: NativeSources, ratios: Tensor | None) -> NativeState:
-        """The state before the first target token, one row a sentence.
+        """Returns the state before the first target token, one row per sentence.
 
-        ``ratios``: (B,) the lengths that a model with a length task expects, else None.
+        ``ratios``: predicted ratios of a model with a length task, (B,), else None.
         """
         hidden, memory = (part.contiguous() for part in sources.first.unbind(1))
         output = torch.zeros_like(hidden[0])
@@ -182,7 +183,7 @@ class NativeDecoder:
         return state._replace(shortlist=self.shortlist(words, allowed))
 
     def shortlist(self, words: Tensor, allowed: Tensor) -> Shortlist:
-        """The output layer of ``words`` (N,), of which ``allowed`` (B, N) bool says which each sentence may have."""
+        """Returns the output layer of ``words`` (N,); ``allowed`` (B, N) bool marks the words of each sentence."""
         output = self.weights[OUTPUT]
         assert output is not None
         return Shortlist(output.only(words), torch.zeros(allowed.shape).masked_fill_(~allowed, -torch.inf))
@@ -196,7 +197,7 @@ class NativeDecoder:
         assert output is not None
         sentences, positions, compared = sources.keys.shape
         seen, size = torch.empty(len(tokens), positions), len(tokens) * output.outputs
-        # New memory of this size is new pages each time, which take longer than what is written into them.
+        # Allocating new memory pages of this size in each step would take longer than writing them.
         if self._log_probs.numel() < size:
             self._log_probs = torch.empty(size)
         log_probs = self._log_probs[:size].view(len(tokens), output.outputs)

@@ -1,4 +1,4 @@
-"""State of the rows of a search.
+"""Sources, shortlists and states of the rows of a search.
 
 Shapes: B sentences, S source positions, K rows a sentence at most, R rows (hypotheses), H decoder size, A attention
 size.
@@ -19,11 +19,11 @@ class Sources(NamedTuple):
     """Sources of B sentences.
 
     Attributes:
-        keys: (B, S, A), as the scores of a step want them. factors: whether they are exponentials.
-        values: (B, S, .) what the attention sums. padding: (B, S), True past a sentence's length.
+        keys: keys as the scores of a step need them, (B, S, A). factors: True if they are exponentials of the keys.
+        values: vectors that attention sums, (B, S, .). padding: True past a sentence's length, (B, S).
         lengths: (B,).
-        kernels: our kernels on keys and values, where these stay at their place; or None.
-        words: what may be copied, of a model that copies.
+        kernels: launcher of Triton kernels bound to the addresses of keys and values; None: tensor operations.
+        words: source words of a model that copies, else None.
     """
 
     keys: Tensor
@@ -35,7 +35,7 @@ class Sources(NamedTuple):
     words: SourceWords | None = None
 
     def keep(self, sentences: Tensor) -> Sources:
-        """The sentences with indices ``sentences`` (C,), cut to the longest of them."""
+        """Selects the sentences with indices ``sentences`` (C,), cut to the longest of them."""
         lengths = self.lengths[sentences]
         size = self.keys.shape[1] if is_watched() else int(lengths.max())
         keys, values, padding = (
@@ -46,10 +46,11 @@ class Sources(NamedTuple):
 
 
 class Shortlist(NamedTuple):
-    """The output layer of a few words.
+    """Output layer of N selected words.
 
     Attributes:
-        output: the product with the weights of N words. barred: (B, N) 0, and -inf where a sentence must not have one.
+        output: output layer of these words, for tensor operations or the C library.
+        masked: 0, or -inf for words that a sentence must not use, (B, N).
     """
 
     output: Any
@@ -69,14 +70,15 @@ class IncrementalState(NamedTuple):
     """State of R rows of a search.
 
     Attributes:
-        sources: of B sentences, which the rows share.
-        cells: (R,) int64 the place of each row in a grid (B, width): the sentence times the width, plus the row's
-            number among those of its sentence; or None: the rows are the grid.
-        width: columns of that grid.
-        hidden, memory: of every layer h, in the type of products, and c (R, H); of other cells than the LSTM memory
-            has all of their states, layer by layer, and hidden nothing. output: o (R, H).
-        shortlist: the output layer where sentences may have a few words alone.
-        length_ratios: (B,) of the first state of a model with a length task, else None.
+        sources: sources of B sentences, shared by the rows.
+        cells: position of each row in a grid (B, width): the sentence times the width, plus the number of the row
+            within its sentence, (R,) int64; None: the rows are the whole grid.
+        width: number of columns of that grid.
+        hidden, memory: h, in the type of products, and c of each LSTM layer, (R, H). For other cells ``memory`` has all
+            states, layer by layer, and ``hidden`` is empty.
+        output: attentional hidden vector o, (R, H).
+        shortlist: output layer of selected words; None: all words.
+        length_ratios: predicted ratios of a model with a length task, in the initial state, (B,), else None.
     """
 
     sources: Sources
@@ -107,7 +109,7 @@ class IncrementalState(NamedTuple):
 
     @property
     def owners(self) -> Tensor:
-        """(R,) int64 sentence of each row."""
+        """Sentence of each row, (R,) int64."""
         cells = self.cells
         if cells is None:
             cells = torch.arange(len(self.output), device=self.output.device)

@@ -1,6 +1,6 @@
-"""Weights of single words: shortlists of the output layer, and words' shares of the bottom layer's gates.
+"""Shares of target words in the pre-activations of the bottom layer, computed once per word.
 
-Shapes: B sentences, R rows, H hidden size, V vocabulary, N of its words.
+Shapes: R rows, I embedding width, H hidden size, V vocabulary.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from torch import Tensor
 from econmt.model.inference.layout import TABLE_BYTES, Gates, is_watched
 
 
-class OutputWords:
-    """The words' share in the products of the bottom layer, with its bias.
+class WordShares:
+    """Shares of words in the pre-activations of the bottom layer, including its bias.
 
-    On the CPU a word's is computed when the word first comes and then looked up: of a vocabulary few words come often.
+    On a CPU the share of a word is computed when it first occurs and then looked up.
 
     Args:
-        embedding: (V, I). gates: of a layer that reads embeddings. width: of their products, 4H for an LSTM.
+        embedding: (V, I). gates: product with embeddings. width: width of the product, 4H for an LSTM.
     """
 
     def __init__(self, embedding: Tensor, gates: Gates, width: int) -> None:
@@ -25,7 +25,7 @@ class OutputWords:
         self.known: Tensor | None = None
         size = len(embedding) * width * gates.dtype.itemsize
         if embedding.device.type == "cpu" and size <= TABLE_BYTES:
-            # Pages of it that no word needs are never there.
+            # Memory pages of words that do not occur are never allocated.
             self.table = torch.empty(len(embedding), width, dtype=gates.dtype)
             self.known = torch.zeros(len(embedding), dtype=torch.bool)
 

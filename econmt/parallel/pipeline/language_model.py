@@ -56,7 +56,7 @@ class LanguageModelParts:
         self._model, self._batch, self._length = model, batch, length
         self._op_options = implementations.for_encoder()
         self._seeds: Seeds = model.draw_seeds()
-        self._carried = model.place(len(batch.rows))
+        self._carried = model.state_buffer(len(batch.rows))
         weight = model.embedding.weight
         self._dtype = compute_dtype(weight)
         self.targets = batch.targets

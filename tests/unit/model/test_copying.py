@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from econmt.model import Implementations, IncrementalModel, TranslationModel
-from econmt.model.copying import first_places
+from econmt.model.copying import first_positions
 from tests.unit.model.test_translation import EOS, PAD, VOCABULARY, make_batch, make_config, make_model
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -171,8 +171,8 @@ def test_hypotheses_copy_from_their_own_sentence() -> None:
             torch.testing.assert_close(found[row].exp(), expected, rtol=1e-9, atol=1e-12)
 
 
-def test_first_places() -> None:
-    found = first_places(torch.tensor([[5, 6, 5, 3, 0, 0], [7, 7, 7, 3, 6, 7]]))
+def test_first_positions() -> None:
+    found = first_positions(torch.tensor([[5, 6, 5, 3, 0, 0], [7, 7, 7, 3, 6, 7]]))
     assert found.tolist() == [[0, 1, 0, 3, 4, 4], [0, 0, 0, 3, 4, 0]]
 
 
