@@ -8,11 +8,10 @@ from pathlib import Path
 
 from torch import Tensor
 
+from econmt.data.text.subwords import WORD_START
 from econmt.errors import printable
 
-SENTENCEPIECE_SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 VISIBLE_SPACE = "\N{OPEN BOX}"
-
 
 LONGEST = 40
 """Characters of a token that are drawn: a label of a million takes minutes."""
@@ -21,7 +20,7 @@ LONGEST = 40
 def token_label(token: str) -> str:
     """Returns a readable token: SentencePiece's sign for a space becomes an open box, long tokens are cut."""
     shown = token if len(token) <= LONGEST else token[: LONGEST - 1] + "…"
-    return printable(shown.replace(SENTENCEPIECE_SPACE, VISIBLE_SPACE))
+    return printable(shown.replace(WORD_START, VISIBLE_SPACE))
 
 
 def draw_attention(

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from econmt.data.text.subwords import BOS, EOS, PAD, UNK
+from econmt.data.text.subwords import BOS, EOS, PAD, UNK, WORD_START
 from econmt.decoding.constraints.batch import ConstrainedContinuations, DecodingConstraints
-from econmt.decoding.constraints.phrases import BLANK, Spelling
+from econmt.decoding.constraints.phrases import Spelling
 from econmt.decoding.constraints.tokens import ConstraintCompiler
 from econmt.decoding.requests import Request
 from econmt.decoding.search.beam import beam_search, output_limits
@@ -49,7 +49,8 @@ class NextWords:
         target = translator.vocabularies.target
         spelling = Spelling(target)
         self._constraint_compiler = ConstraintCompiler(target)
-        begins = [piece.startswith(BLANK) or not is_letter for piece, is_letter in _letters(spelling)]
+        pieces = zip(spelling.pieces, spelling.joins.tolist(), strict=True)
+        begins = [piece.startswith(WORD_START) or not joins for piece, joins in pieces]
         self._barred = ~torch.tensor(begins)
         self._barred[[PAD, UNK, BOS, EOS]] = True
 
@@ -110,8 +111,3 @@ class NextWords:
         found = beam_search(translator.model, sources, lengths, limits, options, translator.watch, control)
         texts = translator.vocabularies.target.decode_many([best[0].ids for best in found])
         return [(one_line(text), best[0].score) for text, best in zip(texts, found, strict=True)]
-
-
-def _letters(spelling: Spelling) -> list[tuple[str, bool]]:
-    """Returns the pieces of a vocabulary, each with True if it continues a word."""
-    return list(zip(spelling.pieces, spelling.joins.tolist(), strict=True))

@@ -44,8 +44,13 @@ class ScoredLine(NamedTuple):
     @property
     def perplexity(self) -> float:
         """Exponential of the mean negative log-probability per word; infinite if it overflows."""
-        mean = -self.log_probability / self.words
-        return math.exp(mean) if mean < 700.0 else math.inf
+        return perplexity_of(self.log_probability, self.words)
+
+
+def perplexity_of(log_probability: float, count: int) -> float:
+    """Computes the exponential of the mean negative log-probability of ``count`` words or tokens."""
+    mean = -log_probability / count
+    return math.exp(mean) if mean < 700.0 else math.inf
 
 
 class TextReader:

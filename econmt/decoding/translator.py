@@ -18,7 +18,6 @@ from econmt.config import recipe
 from econmt.data.text.source_factors import encode_sources
 from econmt.data.text.subwords import EOS, PAD, UNK, Vocabularies
 from econmt.decoding.alignment import copied, hard_alignment, joined
-from econmt.decoding.capitals import is_in_capitals, without_capitals
 from econmt.decoding.constraints.batch import ConstrainedContinuations, DecodingConstraints
 from econmt.decoding.constraints.glossary import Glossary
 from econmt.decoding.constraints.tokens import ConstraintCompiler
@@ -39,8 +38,10 @@ from econmt.decoding.translation import (
     NBestEntry,
     Translation,
     in_capital_letters,
+    is_in_capitals,
     one_line,
     with_marks,
+    without_capitals,
 )
 from econmt.errors import EconmtError, InputError
 from econmt.model import IncrementalModel

@@ -16,6 +16,7 @@ from torch import Tensor
 from econmt.data.text.source_factors import encode_sources
 from econmt.data.text.subwords import BOS, EOS, PAD, Vocabularies, Vocabulary
 from econmt.decoding.search.ensemble import EnsembleMode, average_log_probs
+from econmt.decoding.text_reader import perplexity_of
 from econmt.decoding.translator import CHUNK_SIZE, batches_by_length, evaluation_mode, pad_sources
 from econmt.model.copying import Predictions
 from econmt_ops.core.precision import autocast_to
@@ -54,8 +55,7 @@ class ScoredPair(NamedTuple):
     @property
     def perplexity(self) -> float:
         """Exponential of the mean negative log-probability per token, including EOS; infinite if it overflows."""
-        mean = -self.log_probability / self.length
-        return math.exp(mean) if mean < 700.0 else math.inf
+        return perplexity_of(self.log_probability, self.length)
 
 
 def token_ids(vocabulary: Vocabulary) -> Callable[[str], list[int]]:

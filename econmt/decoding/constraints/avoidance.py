@@ -16,8 +16,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from econmt.data.text.subwords import SPECIAL_TOKENS, UNK, split_words
-from econmt.decoding.constraints.phrases import BLANK, Spelling, is_of_word
+from econmt.data.text.subwords import SPECIAL_TOKENS, UNK, WORD_START, split_words
+from econmt.decoding.constraints.phrases import Spelling, is_of_word
 
 
 class Reached(NamedTuple):
@@ -61,7 +61,7 @@ class Avoidance:
 
     def __init__(self, phrases: Iterable[str], spelling: Spelling) -> None:
         self._spelling = spelling
-        self._phrases = [BLANK.join(split_words(phrase)) for phrase in phrases]
+        self._phrases = [WORD_START.join(split_words(phrase)) for phrase in phrases]
         self._known: dict[Reached, Moves] = {}
         # Tokens that begin a phrase, after a character of a word and after any other.
         self._first: dict[bool, dict[int, set[tuple[int, int]]]] = {}

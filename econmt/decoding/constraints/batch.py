@@ -17,7 +17,7 @@ from torch import Tensor
 from econmt.data.text.subwords import EOS
 from econmt.decoding.constraints.avoidance import START, Avoidance, Moves
 from econmt.decoding.constraints.inclusion import Automata, Phrase, Phrases, share_out
-from econmt.decoding.search.beam import Places, SearchOptions, highest
+from econmt.decoding.search.beam import Places, SearchOptions, highest, places_of
 
 _RISKY = -2
 """The column of continuations with a token that writes an avoided phrase unless a word goes on."""
@@ -97,14 +97,9 @@ class ConstrainedContinuations:
         if self._avoids:
             flat = _few(grid, shape[2] + _RISKY, free // 2).view(len(free), -1)
         chosen = share_out(flat, held.view(len(free), -1), self._beam)
-        best = flat.gather(1, chosen)
-        rows = sentences.new_zeros(shape[:2])
-        rows[sentences, places] = torch.arange(len(sentences))
-        parents = rows.gather(1, chosen // shape[2])
-        words = tokens[parents, chosen % shape[2]]
-        kept = (torch.arange(self._beam) < free[:, None]) & (best > -torch.inf)
-        ends = kept & (words == EOS)
-        return Places(best, parents, words, ends, kept & ~ends)
+        row_at = sentences.new_zeros(shape[:2])
+        row_at[sentences, places] = torch.arange(len(sentences))
+        return places_of(flat.gather(1, chosen), chosen, row_at, tokens, free)
 
     def grow(self, parents: Tensor, tokens: Tensor) -> None:
         """See :meth:`ContinuationChooser.grow`."""

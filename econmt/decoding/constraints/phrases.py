@@ -9,10 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from econmt.data.text.subwords import BOS, EOS, PAD, UNK, Vocabulary, WordVocabulary, normalized
-
-BLANK = "\u2581"
-"""Mark of a space before a subword."""
+from econmt.data.text.subwords import BOS, EOS, PAD, UNK, WORD_START, Vocabulary, WordVocabulary, normalized
 
 _MARKER = "\ufffe"
 """A character that no text has: what stands behind it is cut into subwords as within a word."""
@@ -38,7 +35,7 @@ class Spelling:
     """Spelling of a vocabulary's ids.
 
     Attributes:
-        pieces: text of each id, with a leading space as ``BLANK``; empty for special tokens.
+        pieces: text of each id, with a leading space as ``WORD_START``; empty for special tokens.
         ids: id of each piece.
         joins: (V,) bool, True for ids that continue the word of the token before.
         words: True if tokens are whole words.
@@ -48,7 +45,7 @@ class Spelling:
         self._vocabulary = vocabulary
         self.words = isinstance(vocabulary, WordVocabulary)
         pieces = vocabulary.tokens(range(vocabulary.size))
-        self.pieces = [BLANK + piece for piece in pieces] if self.words else list(pieces)
+        self.pieces = [WORD_START + piece for piece in pieces] if self.words else list(pieces)
         for special in (PAD, UNK, BOS, EOS):
             self.pieces[special] = ""
         self.ids = {piece: number for number, piece in enumerate(self.pieces) if piece}

@@ -235,12 +235,22 @@ def choose_places(
     grid[sentences, places] = totals[:, None] + values
     row_at = sentences.new_zeros((count, beam))
     row_at[sentences, places] = torch.arange(len(sentences))
-    best, flat = highest(grid.view(count, beam * width), beam)
-    parents = row_at.gather(1, flat // width)
-    chosen = tokens[parents, flat % width]
-    kept = (torch.arange(beam) < free[:, None]) & (best > -torch.inf)
-    ends = kept & (chosen == EOS)
-    return Places(best, parents, chosen, ends, kept & ~ends)
+    return places_of(*highest(grid.view(count, beam * width), beam), row_at, tokens, free)
+
+
+def places_of(totals: Tensor, chosen: Tensor, row_at: Tensor, tokens: Tensor, free: Tensor) -> Places:
+    """Returns the places of the chosen continuations.
+
+    Args:
+        totals: log-probabilities, best first, (B, K). chosen: place times W plus candidate of each, (B, K).
+        row_at: row at each place, (B, K). tokens: candidates of each row, (R, W). free: (B,) places that still grow.
+    """
+    width = tokens.shape[1]
+    parents = row_at.gather(1, chosen // width)
+    words = tokens[parents, chosen % width]
+    kept = (torch.arange(totals.shape[1]) < free[:, None]) & (totals > -torch.inf)
+    ends = kept & (words == EOS)
+    return Places(totals, parents, words, ends, kept & ~ends)
 
 
 class ContinuationChooser(Protocol):
