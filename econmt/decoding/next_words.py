@@ -91,7 +91,7 @@ class NextWords:
     def _after(self, source: Sequence[int], prefix: Sequence[int]) -> Tensor:
         """Returns log-probabilities (V,) of tokens after a prefix, float32 on the CPU; -inf if they begin no word."""
         model, device = self._translator.model, self._translator.device
-        state = model.initial_state(model.encode(*pad_sources([source], device)))
+        state = model.encode(*pad_sources([source], device))
         first = torch.zeros(1, dtype=torch.int64, device=device)
         log_probs, _, state = model.step(torch.full_like(first, BOS), state)
         for token in prefix:

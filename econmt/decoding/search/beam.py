@@ -402,13 +402,13 @@ def _begin(
     model: SearchModel, source: Tensor, lengths: Tensor, options: SearchOptions
 ) -> tuple[Any, Penalties | None]:
     """The first state of a search, and its penalties if there are any."""
-    encoded = model.encode(source, lengths)
+    state = model.encode(source, lengths)
     penalties = None
     if options.penalizes:
         learned = options.punishes_brevity and options.brevity_penalty_type == "learned"
-        ratios = model.length_ratios(encoded) if learned else None
+        ratios = model.length_ratios(state) if learned else None
         penalties = Penalties(options, lengths.cpu(), source, ratios)
-    return model.initial_state(encoded), penalties
+    return state, penalties
 
 
 def rule_out(log_probs: Tensor, limits: Tensor | None, position: int) -> None:

@@ -77,7 +77,7 @@ def sample(
     uniform = uniform.view(longest + 1, -1).to(device)
     sentences = torch.arange(len(source), device=device).repeat_interleave(draws)
     columns = torch.arange(len(sentences), device=device)
-    state = model.initial_state(model.encode(source, lengths)).select(sentences, columns, draws)
+    state = model.encode(source, lengths).select(sentences, columns, draws)
     tokens = torch.full_like(sentences, BOS)
     totals = torch.zeros(len(sentences), dtype=torch.float64, device=device)
     trace, position = Trace(), 0

@@ -59,7 +59,7 @@ def estimate_search(
             seen = torch.empty(target_length, len(rows), source_length)
             pointers = torch.empty(2, target_length, len(rows), dtype=torch.int64)
             incremental = IncrementalModel(model, precision)
-            state = incremental.initial_state(incremental.encode(source, lengths)).select(rows, rows, beam)
+            state = incremental.encode(source, lengths).select(rows, rows, beam)
             for _ in range(2):  # the second step finds what the first has left
                 log_probabilities, _, state = incremental.step(rows, state)
                 chosen = log_probabilities.topk(min(beam, target_size), dim=1)

@@ -169,14 +169,10 @@ class IncrementalModel:
             state = state._replace(sources=state.sources._replace(words=state.sources.words.among(words)))
         return state._replace(shortlist=Shortlist(prepacked(weight, bias, self.precision), masked))
 
-    def length_ratios(self, encoded: AnyState) -> Tensor:
+    def length_ratios(self, state: AnyState) -> Tensor:
         """See :meth:`econmt.decoding.search.model.SearchModel.length_ratios`."""
-        assert encoded.length_ratios is not None, "this model has no length task"
-        return encoded.length_ratios
-
-    def initial_state(self, encoded: AnyState) -> AnyState:
-        """Returns the state before the first target token, one row per sentence."""
-        return encoded
+        assert state.length_ratios is not None, "this model has no length task"
+        return state.length_ratios
 
     def step(self, tokens: Tensor, state: AnyState) -> tuple[Tensor, Tensor, AnyState]:
         """See :meth:`econmt.decoding.search.model.SearchModel.step`."""

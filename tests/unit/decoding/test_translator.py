@@ -55,9 +55,6 @@ class Copying:
         assert all(not row[length:].any() for row, length in zip(source, lengths, strict=True))
         return CopyState(source, torch.arange(len(source)), 0)
 
-    def initial_state(self, encoded: CopyState) -> CopyState:
-        return encoded
-
     def step(self, tokens: Tensor, state: CopyState) -> tuple[Tensor, Tensor, CopyState]:
         source = state.source[state.owners]
         words = source[:, min(state.position, source.shape[1] - 1)]

@@ -47,7 +47,7 @@ def test_search_steps_equal_teacher_forcing(cell: str, layers: int, state_init: 
     source, lengths, target, _ = make_batch()
     expected = log_probabilities(model, source, lengths, target)
     search = IncrementalModel(model)
-    state = search.initial_state(search.encode(source, lengths))
+    state = search.encode(source, lengths)
     for position in range(target.shape[1]):
         found, _, state = search.step(target[:, position], state)
         torch.testing.assert_close(found, expected[:, position], rtol=1e-9, atol=1e-11)

@@ -122,7 +122,7 @@ def test_steps_of_a_search_are_those_of_training(options: dict[str, Any]) -> Non
     model = copying_model(options)
     source, lengths, target_input, target_output = batch()
     steps = IncrementalModel(model)
-    state = steps.initial_state(steps.encode(source, lengths))
+    state = steps.encode(source, lengths)
     everywhere = torch.ones_like(target_input, dtype=torch.bool)
     scored = model.predict(source, lengths, target_input, everywhere).log_probs(slice(None))
     scored = scored.view(3, -1, VOCABULARY)
@@ -145,7 +145,7 @@ def test_hypotheses_copy_from_their_own_sentence() -> None:
     steps = IncrementalModel(model)
     words = torch.tensor([0, 1, 2, 3, 4, 5, 7, 8, 12])
     for short in (False, True):
-        state = steps.initial_state(steps.encode(source, lengths))
+        state = steps.encode(source, lengths)
         columns = torch.arange(VOCABULARY)
         if short:
             state, columns = steps.restrict(state, words, torch.ones(3, len(words)).bool()), words

@@ -59,7 +59,7 @@ def test_steps_on_a_gpu_are_those_on_the_cpu(options: dict[str, object]) -> None
     steps = IncrementalModel(model)
     expected, attention, _ = steps.step(torch.tensor([5, 6, 7]), begin(steps))
     there = IncrementalModel(model.cuda())
-    state = there.initial_state(there.encode(source.cuda(), lengths.cuda()))
+    state = there.encode(source.cuda(), lengths.cuda())
     for words in (target_input[:, 0], torch.tensor([5, 6, 7])):
         found, seen, state = there.step(words.cuda(), state)
     torch.testing.assert_close(found.cpu(), expected, rtol=1e-9, atol=1e-11)

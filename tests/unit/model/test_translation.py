@@ -117,7 +117,7 @@ def test_every_combination(index: int) -> None:
 
     expected = torch.log_softmax(together @ model.output_weight.T + model.output_bias, dim=-1)
     incremental = IncrementalModel(model)
-    state = incremental.initial_state(incremental.encode(source, lengths))
+    state = incremental.encode(source, lengths)
     for step in range(target_input.shape[1]):
         log_probabilities, attention, state = incremental.step(target_input[:, step], state)
         torch.testing.assert_close(log_probabilities, expected[:, step], rtol=1e-10, atol=1e-12)
