@@ -1,6 +1,6 @@
-"""Alignments between source words and translated words, read from the attention.
+"""Word alignments derived from the attention, and copying of source text for unknown tokens.
 
-Shapes: T target tokens, S source tokens, none of them the end of a sentence.
+Shapes: T target tokens, S source tokens, both without EOS.
 """
 
 from __future__ import annotations
@@ -81,9 +81,9 @@ def _written(text: str, vocabulary: Vocabulary) -> tuple[list[str], list[str]]:
         return words, words
     assert isinstance(vocabulary, SentencePieceVocabulary)
     pieces = [str(piece) for piece in vocabulary.processor.EncodeAsPieces(normalized(text))]
-    ids, whole = vocabulary.processor.PieceToId(pieces), split_words(text)
+    ids, words = vocabulary.processor.PieceToId(pieces), split_words(text)
     rows = zip(pieces, ids, _words(pieces, vocabulary), strict=True)
-    return pieces, [piece if token == UNK else whole[number] for piece, token, number in rows]
+    return pieces, [piece if token == UNK else words[number] for piece, token, number in rows]
 
 
 def joined(tokens: Sequence[str], vocabulary: Vocabulary) -> str:

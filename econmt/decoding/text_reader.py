@@ -20,7 +20,7 @@ from econmt_ops import linear_cross_entropy
 from econmt_ops.core.precision import autocast_to
 
 WINDOW = 1000
-"""Tokens that are read at once."""
+"""Number of tokens read at once."""
 
 
 class ScoredLine(NamedTuple):
@@ -71,12 +71,12 @@ class TextReader:
         self._device = device
         self._precision = precision
         self._state: State | None = None
-        self._last = EOS  # a text begins as a line does
+        self._last = EOS  # a text starts like a line
 
     @torch.inference_mode()
     def read(self, ids: Sequence[int]) -> list[float]:
         """Reads the next ids of the text; returns the log-probability of each given all before it."""
-        found: list[float] = []
+        scores: list[float] = []
         for first in range(0, len(ids), WINDOW):
             targets = torch.tensor(ids[first : first + WINDOW])
             inputs = torch.cat([torch.tensor([self._last]), targets[:-1]])
@@ -90,9 +90,9 @@ class TextReader:
                     reduction="none",
                     implementation=self.model.implementations.output,
                 )
-            found += (-loss.double()).tolist()
+            scores += (-loss.double()).tolist()
             self._last = int(targets[-1])
-        return found
+        return scores
 
     def score(self, lines: Iterable[str]) -> Iterator[ScoredLine]:
         """Reads whole lines and yields each with its log-probabilities."""
@@ -100,8 +100,8 @@ class TextReader:
         encoded = self.vocabulary.encode_many(texts)
         scores = iter(self.read([token for ids in encoded for token in (*ids, EOS)]))
         for text, ids in zip(texts, encoded, strict=True):
-            own = [next(scores) for _ in range(len(ids) + 1)]
-            yield ScoredLine(self.vocabulary.tokens(ids), own, len(split_words(text)) + 1)
+            token_scores = [next(scores) for _ in range(len(ids) + 1)]
+            yield ScoredLine(self.vocabulary.tokens(ids), token_scores, len(split_words(text)) + 1)
 
     @torch.inference_mode()
     def write(self, count: int, *, temperature: float, top_k: int, seed: int) -> Iterator[int]:

@@ -1,7 +1,4 @@
-"""Translation of lines of text.
-
-The trainer validates with the same :class:`Translator` that ``econmt translate`` uses.
-"""
+"""Translation of lines of text by searches, as in ``econmt translate`` and in validation."""
 
 from __future__ import annotations
 
@@ -244,7 +241,7 @@ class Translator:
         ]
         sources = self._encode(texts, [request.factors for request in requests], lengths, numbered, where)
         answers: dict[int, list[Hypothesis]] = {}
-        # A line of nothing but blanks has no tokens either way, but word vocabularies need not agree on what is blank.
+        # Blank lines have no tokens, but vocabularies of words may define blanks differently.
         filled = [i for i, request in enumerate(requests) if request.text.strip() and sources[i]]
         done(len(lines) - len(filled))
         with evaluation_mode(self.models):
@@ -254,7 +251,7 @@ class Translator:
                 if not hypotheses:
                     raise EconmtError(
                         f"{where}:{numbered[index]}: the model gives no finite probability to any translation; "
-                        "its parameters are broken: take another checkpoint"
+                        "its parameters are damaged; use another checkpoint"
                     )
                 answers[index] = hypotheses
                 done(1)

@@ -12,7 +12,7 @@ from torch import Tensor
 from econmt.data.text.subwords import BOS, EOS, PAD, UNK, WORD_START, Vocabulary, WordVocabulary, normalized
 
 _MARKER = "\ufffe"
-"""A character that no text has: what stands behind it is cut into subwords as within a word."""
+"""Character that occurs in no text; text after it is segmented as within a word."""
 
 _SPACELESS = (
     "\u0e00-\u0eff\u0f00-\u0fff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
@@ -22,7 +22,7 @@ _UNIT = re.compile(rf"[{_SPACELESS}]|[^\W{_SPACELESS}]+|\S")
 
 
 def units(text: str) -> list[str]:
-    """Returns the words and signs of raw text; letters of scripts without spaces are units of their own."""
+    """Returns the words and signs of raw text; in scripts without spaces each letter is a unit."""
     return _UNIT.findall(normalized(text))
 
 
@@ -54,11 +54,11 @@ class Spelling:
     @cached_property
     def tails(self) -> dict[str, list[tuple[int, int]]]:
         """Positions of pairs of characters in pieces, and of last characters: id and offset of each."""
-        found: dict[str, list[tuple[int, int]]] = {}
+        tails: dict[str, list[tuple[int, int]]] = {}
         for token, piece in enumerate(self.pieces):
             for offset in range(len(piece)):
-                found.setdefault(piece[offset : offset + 2], []).append((token, offset))
-        return found
+                tails.setdefault(piece[offset : offset + 2], []).append((token, offset))
+        return tails
 
     @cached_property
     def in_order(self) -> list[tuple[str, int]]:
@@ -68,13 +68,13 @@ class Spelling:
     def encode(self, text: str) -> tuple[int, ...]:
         """Returns the ids of a phrase within a sentence; ``UNK`` if the vocabulary lacks a character or word."""
         text = normalized(text)
-        whole = tuple(self._vocabulary.encode(text))
+        ids = tuple(self._vocabulary.encode(text))
         # An unknown first character would merge with the marker.
-        if UNK in whole or self.words or not re.match(f"[{_SPACELESS}]", text):
-            return whole
+        if UNK in ids or self.words or not re.match(f"[{_SPACELESS}]", text):
+            return ids
         marked = self._vocabulary.encode(_MARKER + text)
         return tuple(marked[marked.index(UNK) + 1 :])
 
     def ends_word(self, text: str) -> bool:
-        """Returns True if the token after a phrase has to begin a word or be no letter."""
+        """Returns True if the token after a phrase must not continue its last word."""
         return not self.words and is_of_word(normalized(text)[-1])

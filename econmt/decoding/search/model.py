@@ -1,6 +1,7 @@
 """Interfaces of a translation model for searches, implemented by :class:`econmt.model.IncrementalModel` and ensembles.
 
-Shapes: B sentences, S source positions, K maximum number of rows per sentence, R rows (hypotheses), V target vocabulary.
+Shapes: B sentences, S source positions, K maximum number of rows per sentence, R rows (hypotheses), V target
+vocabulary.
 """
 
 from __future__ import annotations

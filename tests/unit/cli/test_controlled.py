@@ -106,10 +106,14 @@ def test_lists_hold_for_every_line(call: Call, word_model: Path, subword_model: 
     ensemble = call("translate", "-m", word_model, "-m", word_model, *lists, text=TEXT).lines
     assert "H" in ensemble[0].split()
     (tmp_path / "avoid").write_text("H\n")
-    failure(call("translate", "-m", word_model, *lists, text=TEXT), "standard input:1", "'H' holds a phrase")
+    failure(
+        call("translate", "-m", word_model, *lists, text=TEXT),
+        "standard input:1",
+        "'H' contains an avoided phrase",
+    )
     failure(call("translate", "-m", word_model, "--avoid-list", tmp_path / "no", text=TEXT), "no such file")
     failure(
-        call("translate", "-m", word_model, *lists, "-o", tmp_path / "terms", text=TEXT), "is what is read"
+        call("translate", "-m", word_model, *lists, "-o", tmp_path / "terms", text=TEXT), "is also an input"
     )
 
 
