@@ -8,9 +8,8 @@ from pydantic import BaseModel
 
 from econmt.config.data import Data, WordSubwords
 from econmt.config.marks import LANGUAGE_MODEL, TRANSLATION, marked_keys
-from econmt.config.model import Model
+from econmt.config.model import UNFUSED_IMPLEMENTATIONS, Model, unfused_key
 from econmt.config.text import data_kind, model_kind
-from econmt.config.unfused import UNFUSED_IMPLEMENTATIONS, unfused_decoder_key, unfused_encoder_key
 from econmt.config.yaml_reader import leaves
 
 
@@ -95,7 +94,7 @@ def check_pipeline(recipe: Any) -> None:
             f"model.length_task {model.length_task}": model.length_task != "none",
             **{
                 f"model.{key}": True
-                for key in (unfused_encoder_key(model), unfused_decoder_key(model))
+                for key in (unfused_key(model, "encoder"), unfused_key(model, "decoder"))
                 if key
             },
         }
@@ -118,7 +117,7 @@ def _check_data(data: Data, recipe: Any) -> None:
     """Checks that the data section of a translation recipe fits the model and the buckets."""
     model = recipe.model
     if recipe.training.bucket_width is not None:
-        for name, is_set in (("mixing", bool(data.mixing.weights)), ("noise", not data.noise.is_idle)):
+        for name, is_set in (("mixing", bool(data.mixing.weights)), ("noise", not data.noise.is_default)):
             if is_set:
                 raise ValueError(
                     f"data.{name} changes the lengths of pairs in each epoch and needs buckets derived from the text; "
@@ -149,7 +148,7 @@ def _check_data(data: Data, recipe: Any) -> None:
             f"model.source_factors_num_embed {widths}: source_factors_combine: sum adds embeddings, so each width must "
             f"equal model.embedding, {model.embedding}"
         )
-    if not data.noise.is_idle:
+    if not data.noise.is_default:
         raise ValueError(
             "data.noise changes words and cannot be combined with data.source_factors; remove one of them"
         )
@@ -164,7 +163,8 @@ def _check_unfused(recipe: Any) -> None:
     """Checks that other settings allow unfused options, and replaces implementation auto by recompute for them."""
     model: Model = recipe.model
     updates = {}
-    for part, key in (("encoder", unfused_encoder_key(model)), ("decoder", unfused_decoder_key(model))):
+    for part in ("encoder", "decoder"):
+        key = unfused_key(model, part)
         stack, implementation = getattr(model, part), getattr(recipe.ops, part)
         if not key:
             continue

@@ -134,11 +134,6 @@ class Filters(Section):
         "other than data.source or data.target (needs the package py3langid); null: off",
     )
 
-    @property
-    def is_idle(self) -> bool:
-        """True if no pair is left out."""
-        return self == Filters()
-
 
 class Noise(Section):
     """Random changes of training pairs, drawn again in every epoch, that make a model robust to them.
@@ -170,11 +165,6 @@ class Noise(Section):
                 f"upper {self.upper:g} and title {self.title:g} exclude each other; their sum must be at most 1"
             )
         return self
-
-    @property
-    def is_idle(self) -> bool:
-        """True if pairs are not changed."""
-        return self == Noise()
 
 
 Weight = Annotated[float, Field(ge=0.0, le=limits.MIXED)]

@@ -35,6 +35,11 @@ class Section(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
+    @property
+    def is_default(self) -> bool:
+        """True if all keys have their default values."""
+        return self == type(self)()
+
 
 class CellRules(NamedTuple):
     """Features that a recurrent cell supports."""
@@ -447,3 +452,37 @@ def rank_limit(model: Model, part: str) -> RankLimit:
 def largest_rank(rows: int, columns: int) -> int:
     """Returns the largest rank at which two factors have fewer values than their product; 0 if there is none."""
     return (rows * columns - 1) // (rows + columns)
+
+
+UNFUSED_IMPLEMENTATIONS = ("auto", "reference", "recompute")
+"""Implementations of unfused layers; recompute keeps only the state before each step."""
+
+
+def unfused_key(model: Model, part: str) -> str:
+    """Returns the first key of the encoder or decoder (``part``) that no fused operation supports; empty if none.
+
+    Layers with such keys are unfused: computed one time step at a time in PyTorch.
+    """
+    decoder, attention, dropout = model.decoder, model.attention, model.dropouts
+    stack = model.encoder if part == "encoder" else decoder
+    options = {}
+    if part == "decoder":
+        options = {
+            "decoder.context_gating": decoder.context_gating,
+            "decoder.attention_in_upper_layers": decoder.attention_in_upper_layers,
+            f"attention.type {attention.type}": attention.type in ("mhdot", "fixed", "location"),
+            "attention.use_prev_word": attention.use_prev_word,
+            f"attention.function {attention.function}": attention.function != "softmax",
+            f"attention.coverage.type {attention.coverage.type}": attention.coverage.type != "none",
+            "layer_normalization": model.layer_normalization,
+        }
+    first = stack.first_residual_layer
+    options |= {
+        f"{part}.first_residual_layer {first}": stack.residual and first != 2,
+        "dropout.states": dropout.states > 0.0,
+        "dropout.recurrent": dropout.recurrent > 0.0,
+        "dropout.zoneout_hidden": dropout.zoneout_hidden > 0.0,
+        "dropout.zoneout_cell": dropout.zoneout_cell > 0.0,
+        f"lhuc {model.lhuc}": model.lhuc in (part, "all") or (part, model.lhuc) == ("decoder", "state_init"),
+    }
+    return next((key for key, is_set in options.items() if is_set), "")

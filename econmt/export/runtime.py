@@ -22,8 +22,8 @@ from econmt.checkpoint.checkpoints import load_model
 from econmt.checkpoint.lexicons import read_lexicon
 from econmt.checkpoint.quantized import STEPS
 from econmt.checkpoint.tensor_files import CHECKSUM, FORMAT, read_metadata, write_tensors, write_text
+from econmt.config.model import unfused_key
 from econmt.config.recipe import Recipe
-from econmt.config.unfused import unfused_decoder_key, unfused_encoder_key
 from econmt.data.files import whole_folder, writing
 from econmt.data.text.subwords import fingerprint, vocabulary_files
 from econmt.decoding.search.options import SearchOptions
@@ -147,7 +147,7 @@ def _check(recipe: Recipe, folder: Path) -> None:
             )
     if model.source_factors_num_embed:
         raise InputError(f"{folder}: has source factors, which the runtime does not support")
-    if unsupported := unfused_encoder_key(model) or unfused_decoder_key(model):
+    if unsupported := unfused_key(model, "encoder") or unfused_key(model, "decoder"):
         raise InputError(f"{folder}: the runtime does not support its {unsupported}")
     if model.decoder.copy_attention:
         raise InputError(f"{folder}: the runtime does not support its decoder.copy_attention")

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from econmt.config import recipe
-from econmt.config.unfused import unfused_decoder_key, unfused_encoder_key
+from econmt.config.model import unfused_key
 from econmt.factored_ids import separate_ids
 from econmt.model.copying import Copied, Copying, Decoded, Predictions, first_positions, mixture_loss
 from econmt.model.decoder import Decoder, InputFeedingDecoder, Memory, ParallelDecoder
@@ -56,14 +56,14 @@ def most_distinct(words: int) -> int:
 
 
 def _make_encoder(config: recipe.Model) -> Encoder:
-    if unfused_encoder_key(config):
+    if unfused_key(config, "encoder"):
         lhuc = config.lhuc in ("encoder", "all")
         return UnfusedEncoder(config.encoder, config.source_width, config.dropouts, lhuc=lhuc)
     return Encoder(config.encoder, config.source_width, config.dropouts)
 
 
 def _make_decoder(config: recipe.Model) -> Decoder:
-    if unfused_decoder_key(config):
+    if unfused_key(config, "decoder"):
         return UnfusedDecoder(config)
     kind = InputFeedingDecoder if config.decoder.input_feeding else ParallelDecoder
     return kind(config.decoder, config.attention, config.embedding, config.encoder.size, config.dropouts)

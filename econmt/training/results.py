@@ -17,8 +17,7 @@ from econmt.checkpoint.checkpoints import (
     load_task,
 )
 from econmt.checkpoint.folder import ModelFolder
-from econmt.checkpoint.state import TrainingState
-from econmt.checkpoint.state_schema import Update
+from econmt.checkpoint.state import TrainingState, Update
 from econmt.checkpoint.tensor_files import write_text
 from econmt.config.json_reader import Record, read_json
 from econmt.config.recipe import Recipe

@@ -8,14 +8,16 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
-from econmt.config.json_reader import parse_json
+from pydantic import AfterValidator, Field
+
+from econmt.config import limits
+from econmt.config.json_reader import Record, parse_json
 from econmt.config.marks import NO_PREPARED_TEXT, marked_keys
 from econmt.config.recipe import Data, Recipe, TextData, model_folder
 from econmt.config.yaml_reader import check_section
 from econmt.data.batching.split_writer import SplitWriter, TrainingSplit
-from econmt.data.batching.store_schema import StoreDescription
 from econmt.data.batching.token_store import TokenStore
 from econmt.data.files import notice, refuse_pipe, whole_folder, writing
 from econmt.data.fingerprints import describe, is_as_described
@@ -38,6 +40,94 @@ _STORE_FILES = re.compile(
     r"|(subwords|vocab)(\.source|\.target|\.factor[0-9]+)?\.(model|txt)"
 )
 """Names of a store's files; a folder with other files is never overwritten."""
+
+
+def _check_file(entry: list[Any]) -> list[Any]:
+    kinds = [(str,), (str, type(None)), (int,)]
+    if len(entry) != 3 or not all(type(part) in kind for part, kind in zip(entry, kinds, strict=True)):
+        raise ValueError("expected the names of two files and the number of their first pair")
+    return entry
+
+
+Count = Annotated[int, Field(ge=0, le=limits.TOKENS)]
+
+
+class SplitCounts(Record):
+    """Statistics of a split, printed by ``econmt prepare``."""
+
+    pairs: Count
+    lines: Count
+    too_long: Count
+    empty: Count
+    source_tokens: Count
+    target_tokens: Count
+    source_unknown: Count
+    target_unknown: Count
+    words: Count = 0
+    few_words: Count = 0
+    many_words: Count = 0
+    ratio: Count = 0
+    identical: Count = 0
+    language: Count = 0
+    duplicate: Count = 0
+
+
+class SplitDescription(Record):
+    """Description of a split from :meth:`econmt.data.batching.token_store.TokenStoreWriter.finish`."""
+
+    pairs: Count
+    tokens: Count
+    type: Literal["<u2", "<u4", "<u8"]
+    files: list[Annotated[list[Any], AfterValidator(_check_file)]] = Field(min_length=1)
+    corpora: list[Count] = Field(default_factory=list)
+
+
+class StoreStatistics(Record):
+    """Vocabulary sizes, seconds of preparation, and statistics of each split."""
+
+    source_vocabulary: Count
+    target_vocabulary: Count
+    factor_vocabularies: list[Count] = Field(default_factory=list)
+    seconds: float
+    train: SplitCounts
+    valid: SplitCounts
+    test: SplitCounts | None = None
+
+
+class StoredFile(Record):
+    """Description of a file by :func:`econmt.data.fingerprints.describe`; earlier versions have no sample."""
+
+    size: Count
+    time: int
+    sha256: str
+    sample: str = ""
+
+
+class TextFile(StoredFile):
+    """Description of a text file that a store was made from."""
+
+    split: str
+    path: str
+
+
+class Splits(Record):
+    """Splits of a store."""
+
+    train: SplitDescription
+    valid: SplitDescription
+    test: SplitDescription | None = None
+
+
+class StoreDescription(Record):
+    """Content of meta.json."""
+
+    format: str
+    data: dict[str, Any]
+    vocabulary: str
+    splits: Splits
+    statistics: StoreStatistics
+    files: list[TextFile]
+    store: dict[str, StoredFile] = Field(default_factory=dict)
 
 
 class RawText(NamedTuple):
@@ -302,7 +392,7 @@ def _training(data: Data | TextData, corpora: Sequence[Corpus], progress: bool) 
     if isinstance(data, TextData):
         return [TrainingSplit(corpus) for corpus in corpora]
     codes: list[Codes] | list[None] = [None] * len(corpora)
-    if not data.filters.is_idle:
+    if not data.filters.is_default:
         with counting("filtering the text", None, "pairs read", show=progress) as more:
             codes = Selection(data, corpora, more).codes
     return [

@@ -23,12 +23,11 @@ from econmt.model.decoder import Decoder, Recurrent
 from econmt.model.inference.cells import layer_step
 from econmt.model.inference.copying import CopyStep
 from econmt.model.inference.encoder import PrepackedEncoder
-from econmt.model.inference.layout import Gates, is_watched, prepacked, value_type
+from econmt.model.inference.layout import Gates, WordShares, is_watched, prepacked, value_type
 from econmt.model.inference.native import NativeDecoder, NativeSources, NativeState
 from econmt.model.inference.state import IncrementalState, Shortlist, Sources
 from econmt.model.inference.unfused import UnfusedStepDecoder
 from econmt.model.inference.weights import SearchWeights
-from econmt.model.inference.words import WordShares
 from econmt.model.layers import weights_of
 from econmt.model.translation import EncoderOutput, TranslationModel
 from econmt_ops.backends import steps_for, triton

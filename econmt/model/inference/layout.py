@@ -1,4 +1,7 @@
-"""Prepacked weights for the many products of few rows in a search."""
+"""Prepacked weights for the many products of few rows in a search, and tables of the products with embeddings.
+
+Shapes: R rows, I embedding width, H hidden size, V vocabulary.
+"""
 
 from __future__ import annotations
 
@@ -57,6 +60,38 @@ class Gates:
             inputs = tuple(right(part) for right, part in zip(self._right, inputs, strict=True))
         joined = inputs[0] if len(inputs) == 1 else torch.cat(inputs, 1)
         return self._product(joined) if start is None else self._product.plus(start, joined)
+
+
+class WordShares:
+    """Shares of words in the pre-activations of the bottom layer, including its bias.
+
+    On a CPU the share of a word is computed when it first occurs and then looked up.
+
+    Args:
+        embedding: (V, I). gates: product with embeddings. width: width of the product, 4H for an LSTM.
+    """
+
+    def __init__(self, embedding: Tensor, gates: Gates, width: int) -> None:
+        self.embedding, self.gates = embedding, gates
+        self.known: Tensor | None = None
+        size = len(embedding) * width * gates.dtype.itemsize
+        if embedding.device.type == "cpu" and size <= TABLE_BYTES:
+            # Memory pages of words that do not occur are never allocated.
+            self.table = torch.empty(len(embedding), width, dtype=gates.dtype)
+            self.known = torch.zeros(len(embedding), dtype=torch.bool)
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        """Returns the shares (R, width) of tokens (R,), a new tensor."""
+        if self.known is None or is_watched():
+            return self._make(tokens)
+        unknown: Tensor = torch.unique(tokens[~self.known[tokens]])
+        if len(unknown):
+            self.table[unknown] = self._make(unknown)
+            self.known[unknown] = True
+        return self.table.index_select(0, tokens)
+
+    def _make(self, tokens: Tensor) -> Tensor:
+        return self.gates(self.embedding.index_select(0, tokens).to(self.gates.dtype))
 
 
 def is_watched() -> bool:

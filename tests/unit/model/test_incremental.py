@@ -11,7 +11,7 @@ from torch import Tensor
 
 from econmt.model import IncrementalModel, IncrementalState, TranslationModel
 from econmt.model.inference import decoder as incremental
-from econmt.model.inference import words as lookups
+from econmt.model.inference import layout
 from tests.unit.model.test_translation import VOCABULARY, make_batch, make_config, make_model
 
 KINDS = pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_factors_hold_where_tanh_is_flat() -> None:
 def test_words_looked_up_are_those_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     model = make_model(make_config())
     table = IncrementalModel(model)
-    monkeypatch.setattr(lookups, "TABLE_BYTES", 0)
+    monkeypatch.setattr(layout, "TABLE_BYTES", 0)
     product = IncrementalModel(model)
     first, second = begin(table), begin(product)
     for words in ([5, 6, 5], [6, 7, 5], [5, 6, 7]):
