@@ -238,8 +238,7 @@ class Data(Section):
         "for back-translated text; '': no tag for this prefix; empty list: no tags",
     )
     mixing: Annotated[Mixing, NO_PREPARED_TEXT] = Field(
-        Mixing(),
-        description="mixing of the prefixes of data.train by weight",
+        Mixing(), description="mixing of the prefixes of data.train by weight"
     )
     noise: Annotated[Noise, NO_PREPARED_TEXT] = Field(Noise(), description="random changes of training pairs")
     filters: Filters = Field(Filters(), description="filters that leave out training pairs")

@@ -87,16 +87,14 @@ class Ops(Section):
     """
 
     encoder: Annotated[Implementation, NO_PARAMETERS] = Field(
-        "auto",
-        description="recurrent layers of the encoder or language model",
+        "auto", description="recurrent layers of the encoder or language model"
     )
     decoder: Annotated[Implementation, NO_PARAMETERS, TRANSLATION] = Field(
         "auto",
         description="decoder: its whole loop with attention if it has input feeding, else its recurrent layers",
     )
     attention: Annotated[Implementation, NO_PARAMETERS, TRANSLATION] = Field(
-        "auto",
-        description="attention of a decoder without input feeding",
+        "auto", description="attention of a decoder without input feeding"
     )
     output: Annotated[Implementation, NO_PARAMETERS] = Field("auto", description="output layer and loss")
     stash: Annotated[Literal["auto", "outputs", "attention", "cells", "gates"], NO_PARAMETERS] = Field(
@@ -180,8 +178,7 @@ class Recipe(Section):
         "translation", description="kind of model: translation, or a language model of one text"
     )
     output: Annotated[str, NO_PARAMETERS, NO_MEMORY] = Field(
-        description="model folder; training resumes from it if it exists",
-        min_length=1,
+        description="model folder; training resumes from it if it exists", min_length=1
     )
     data: Annotated[
         Union[Annotated[Data, Tag("pairs")], Annotated[TextData, Tag("text")]], Discriminator(data_kind)

@@ -7,12 +7,7 @@ from typing import Annotated, Any, Literal, Union
 from pydantic import Discriminator, Field, Tag
 
 from econmt.config import limits
-from econmt.config.data import (
-    Language,
-    TextPrefix,
-    VocabularySize,
-    subword_type,
-)
+from econmt.config.data import Language, TextPrefix, VocabularySize, subword_type
 from econmt.config.marks import NO_MEMORY, NO_PARAMETERS, NO_PREPARED_TEXT
 from econmt.config.model import Initialization, Probability, Section, Width, number_or_section
 

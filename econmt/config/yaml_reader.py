@@ -191,10 +191,7 @@ def _read(text: str, where: str) -> tuple[Any, Places]:
         ) from None
     except RecursionError:
         raise InputError(f"{where}:1: not valid YAML: nested too deeply") from None
-    except (
-        ValueError,
-        OverflowError,
-    ) as error:  # from escapes that are not valid characters
+    except (ValueError, OverflowError) as error:  # from escapes that are not valid characters
         raise InputError(f"{where}:1: not valid YAML: {error}") from None
 
 

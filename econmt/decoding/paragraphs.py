@@ -61,11 +61,7 @@ class ParagraphTranslator:
         self._between = "" if target.lower().replace("_", "-").partition("-")[0] in _SPACELESS else " "
 
     def translate_chunk(
-        self,
-        lines: Sequence[Request],
-        first: int,
-        where: str,
-        done: Callable[[int], object] = lambda _: None,
+        self, lines: Sequence[Request], first: int, where: str, done: Callable[[int], object] = lambda _: None
     ) -> list[Translation]:
         """Translates lines as :meth:`Translator.translate_chunk`; lines cannot have constraints.
 

@@ -132,11 +132,7 @@ def _is_installed(tokenizer: str) -> bool:
 
 
 def make_metric(
-    name: str,
-    references: Sequence[Sequence[str]],
-    *,
-    tokenize: str | None = None,
-    lowercase: bool = False,
+    name: str, references: Sequence[Sequence[str]], *, tokenize: str | None = None, lowercase: bool = False
 ) -> Metric:
     """Returns a metric of sacreBLEU with its defaults.
 

@@ -72,12 +72,7 @@ class Attention(nn.Module):
         return keys
 
     def forward(
-        self,
-        states: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        lengths: Tensor,
-        implementations: Implementations,
+        self, states: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, implementations: Implementations
     ) -> tuple[Tensor, Tensor]:
         """Computes the attention of each decoder state.
 

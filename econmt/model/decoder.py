@@ -15,13 +15,7 @@ from econmt.config import recipe
 from econmt.model.attention import Attention
 from econmt.model.cells import CELLS
 from econmt.model.implementations import Implementations
-from econmt.model.layers import (
-    RecurrentLayer,
-    SeededDropout,
-    initialize_linear,
-    make_layer,
-    weights_of,
-)
+from econmt.model.layers import RecurrentLayer, SeededDropout, initialize_linear, make_layer, weights_of
 from econmt_ops import AttentionalLSTMState, AttentionalLSTMWeights, LSTMState, attentional_lstm
 from econmt_ops.core.dropout import Seed
 from econmt_ops.core.repeated import Inputs

@@ -359,11 +359,7 @@ def _why_outdated(meta: dict[str, Any], data: Data | TextData, files: Sequence[d
 
 
 def _build(
-    data: Data | TextData,
-    folder: Path,
-    inputs: Sequence[_Input],
-    files: list[dict[str, Any]],
-    progress: bool,
+    data: Data | TextData, folder: Path, inputs: Sequence[_Input], files: list[dict[str, Any]], progress: bool
 ) -> None:
     began = time.monotonic()
     if folder.exists() and not folder.is_dir():

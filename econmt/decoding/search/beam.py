@@ -213,13 +213,7 @@ def _highest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def choose_places(
-    values: Tensor,
-    tokens: Tensor,
-    totals: Tensor,
-    sentences: Tensor,
-    places: Tensor,
-    free: Tensor,
-    beam: int,
+    values: Tensor, tokens: Tensor, totals: Tensor, sentences: Tensor, places: Tensor, free: Tensor, beam: int
 ) -> Places:
     """Chooses the best continuations of each sentence.
 
