@@ -49,7 +49,7 @@ Seconds = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 Bytes = Annotated[int, Field(ge=0, le=2**62)]
 
 
-class DataPlace(Record):
+class BatchPosition(Record):
     """Position of the batch iterator."""
 
     epoch: Update
@@ -57,7 +57,7 @@ class DataPlace(Record):
     batches_per_epoch: Annotated[int, Field(ge=1)]
 
     @model_validator(mode="after")
-    def _inside(self) -> DataPlace:
+    def _inside(self) -> BatchPosition:
         if self.position >= self.batches_per_epoch:
             raise ValueError(f"position {self.position} is past {self.batches_per_epoch} batches an epoch")
         return self
@@ -72,7 +72,7 @@ class ScheduleState(Record):
 
 
 class MetricsRow(Record):
-    """Row of metrics.tsv; values that were not measured are NaN. A recipe may add columns."""
+    """Row of metrics.tsv; values that were not measured are NaN. Recipes may add columns."""
 
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, float]
@@ -97,7 +97,7 @@ class MetricsRow(Record):
         return self
 
 
-def _known(names: Any, keys: Any) -> None:
+def _check_implementations(names: Any, keys: Any) -> None:
     for key, name in zip(keys, names, strict=True):
         known = (
             implementation_names(key) if key in OPS else ["auto", "outputs", "attention", "cells", "gates"]
@@ -106,13 +106,13 @@ def _known(names: Any, keys: Any) -> None:
             raise ValueError(f"{key} {name!r} is not one of {', '.join(known)}")
 
 
-def _allotment(row: list[Any]) -> list[Any]:
+def _check_allotment(row: list[Any]) -> list[Any]:
     sizes, names = row[:6], row[6:]
     if len(row) != 11 or not all(type(size) is int and 0 <= size < 2**62 for size in sizes):
-        raise ValueError("an allotment must have six integers and five names")
+        raise ValueError("a batch budget must have six integers and five names")
     if not all(sizes[index] for index in (0, 1, 2, 4)):
-        raise ValueError("an allotment must have positions and rows")
-    _known(names, (*OPS, "stash"))
+        raise ValueError("a batch budget must have positions and rows")
+    _check_implementations(names, (*OPS, "stash"))
     return row
 
 
@@ -122,7 +122,7 @@ class PlanState(Record):
     made_for: str
     budget: Annotated[int, Field(ge=1, le=2**62)]
     decoding_rows: Annotated[int, Field(ge=1, le=limits.TRANSLATED)]
-    allotments: list[Annotated[list[Any], AfterValidator(_allotment)]]
+    allotments: list[Annotated[list[Any], AfterValidator(_check_allotment)]]
 
     @model_validator(mode="after")
     def _trains(self) -> PlanState:
@@ -172,14 +172,14 @@ def as_bytes(text: str) -> torch.Tensor:
     return torch.frombuffer(bytearray(base64.b64decode(text, validate=True)), dtype=torch.uint8)
 
 
-def _choices(names: dict[str, str]) -> dict[str, str]:
+def _check_choices(names: dict[str, str]) -> dict[str, str]:
     if "lstm" not in names:  # from an older version, whose names have other meanings
         keys = [key for key in (*OPS, "stash") if key in names]
-        _known([names[key] for key in keys], keys)
+        _check_implementations([names[key] for key in keys], keys)
     return names
 
 
-Choices = Annotated[dict[str, str], AfterValidator(_choices)]
+Choices = Annotated[dict[str, str], AfterValidator(_check_choices)]
 PrecisionName = Literal["float32", "tf32", "bfloat16"]
 Score = Union[float, None]
 
@@ -189,7 +189,7 @@ _STRICT = ConfigDict(strict=True, extra="forbid")
 
 @dataclass(config=_STRICT)
 class Meter:
-    """Sums over some updates: loss in nats, target tokens, and seconds."""
+    """Sums over several updates: loss in nats, target tokens, and seconds."""
 
     loss: Finite = 0.0
     tokens: Count = 0
@@ -214,7 +214,9 @@ class TrainingState:
     update: Update = 0
     seconds: Seconds = 0.0
     target_tokens: Count = 0
-    data: Annotated[dict[str, Any], shaped_like(DataPlace, may_be_empty=True)] = field(default_factory=dict)
+    data: Annotated[dict[str, Any], shaped_like(BatchPosition, may_be_empty=True)] = field(
+        default_factory=dict
+    )
     random: Annotated[dict[str, Any], shaped_like(RandomStates, may_be_empty=True)] = field(
         default_factory=dict
     )

@@ -68,7 +68,7 @@ def counting(
         yield lambda count: bar.advance(task, count)
 
 
-def told(items: Iterable[_Item], more: Callable[[int], None]) -> Iterator[_Item]:
+def counted(items: Iterable[_Item], more: Callable[[int], None]) -> Iterator[_Item]:
     """Yields the items and calls ``more``, from :func:`counting`, after every 1,000 of them."""
     for number, item in enumerate(items, start=1):
         if number % _STEP == 0:

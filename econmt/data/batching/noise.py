@@ -5,7 +5,7 @@ same. Pairs are stored as ids: a pair is decoded to text, changed and segmented 
 cannot be decoded, stay unchanged.
 
 Capitals can double the number of tokens of a sentence and more. The noise is therefore drawn before an epoch's pairs
-are assigned to buckets, with room for the 90 % quantile of the new length; a pair that does not fit stays unchanged.
+are assigned to buckets, with space for the 90 % quantile of the new length; a pair that does not fit stays unchanged.
 """
 
 from __future__ import annotations
@@ -98,21 +98,26 @@ class NoiseMaker:
         return sides[0], sides[1]
 
     def apply(
-        self, kinds: Kinds, places: IntArray, pairs: PairIds, room: tuple[int, int], seed: tuple[int, int]
+        self,
+        kinds: Kinds,
+        positions: IntArray,
+        pairs: PairIds,
+        max_lengths: tuple[int, int],
+        seed: tuple[int, int],
     ) -> PairIds:
         """Returns the pairs of a batch with noise.
 
         Args:
-            kinds, places: noise bits and positions in the epoch, (B,); the position seeds the generator of a pair.
+            kinds, positions: noise bits and positions in the epoch, (B,); the position seeds the generator of a pair.
             pairs: token ids from :meth:`TokenStore.gather`.
-            room: maximum numbers of source and target tokens; the pairs themselves fit.
+            max_lengths: maximum numbers of source and target tokens; the pairs themselves fit.
             seed: seed of the run and epoch.
         """
         sources, targets = _sides(pairs)
-        for row, (kind, position) in enumerate(zip(kinds.tolist(), places.tolist(), strict=True)):
+        for row, (kind, position) in enumerate(zip(kinds.tolist(), positions.tolist(), strict=True)):
             if kind:
                 source, target = self._changed(kind, sources[row], targets[row], [*seed, position])
-                if len(source) <= room[0] and len(target) <= room[1]:
+                if len(source) <= max_lengths[0] and len(target) <= max_lengths[1]:
                     sources[row], targets[row] = source, target
         return PairIds(*rectangle(sources), *rectangle(targets))
 

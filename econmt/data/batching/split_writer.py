@@ -11,7 +11,7 @@ from typing import IO, Any, NamedTuple
 
 from econmt.config.recipe import Data, TextData
 from econmt.data.batching.token_store import TokenStoreWriter
-from econmt.data.progress_bars import counting, told
+from econmt.data.progress_bars import counted, counting
 from econmt.data.text.corpus import Corpus, read_lines, read_pairs
 from econmt.data.text.filters import KEPT, REASONS, Codes, LeftOut, no_pair_left
 from econmt.data.text.source_factors import count_of_ids, encode_sources, with_factors
@@ -92,7 +92,7 @@ class SplitWriter:
             self._files.append(str(part.source))
             first_line = 1
             with counting(f"writing {self._split}", None, "pairs", show=progress) as more:
-                pairs = told(_read(self._data, part, training.tag), more)
+                pairs = counted(_read(self._data, part, training.tag), more)
                 while chunk := list(islice(pairs, _CHUNK_PAIRS)):
                     codes = [KEPT] * len(chunk)
                     if training.codes is not None:
@@ -104,11 +104,11 @@ class SplitWriter:
     def _write_chunk(
         self, corpus: Corpus, chunk: Sequence[tuple[str, ...]], first_line: int, codes: Sequence[int]
     ) -> None:
-        def place(number: int, stream: int | None) -> str:
+        def name_of(number: int, stream: int | None) -> str:
             return f"{corpus.source if stream is None else corpus.factors[stream]}:{first_line + number}"
 
         sources = encode_sources(
-            self._vocabularies, [row[0] for row in chunk], [row[2:] for row in chunk], place
+            self._vocabularies, [row[0] for row in chunk], [row[2:] for row in chunk], name_of
         )
         targets = self._vocabularies.target.encode_many([row[1] for row in chunk])
         lines = list(range(first_line, first_line + len(chunk)))

@@ -21,7 +21,7 @@ from econmt.data.batching.split_writer import SplitWriter, TrainingSplit
 from econmt.data.batching.token_store import TokenStore
 from econmt.data.files import notice, refuse_pipe, whole_folder, writing
 from econmt.data.fingerprints import describe, is_as_described
-from econmt.data.progress_bars import counting, told
+from econmt.data.progress_bars import counted, counting
 from econmt.data.text.corpus import Corpus, find_corpus, find_factors, find_text
 from econmt.data.text.filters import Codes, Selection
 from econmt.data.text.subwords import (
@@ -405,7 +405,7 @@ def _write_store(
     with counting("learning the vocabulary", None, "pairs read", show=progress) as more:
 
         def train_pairs() -> Iterator[tuple[str, str]]:
-            return told(((row[0], row[1]) for each in train for row in each.kept(data)), more)
+            return counted(((row[0], row[1]) for each in train for row in each.kept(data)), more)
 
         if isinstance(data, Data) and data.source_factors:
             rows = (row[2:] for each in train for row in each.kept(data))

@@ -80,13 +80,13 @@ class TextRows:
     Args:
         store: token store of its lines, each followed by an end of line.
         rows: number of rows, B.
-        whole: if True, keeps all tokens, with a shorter last row; else leaves out fewer than B tokens at the end.
+        keep_all: if True, keeps all tokens, with a shorter last row; else leaves out fewer than B tokens at the end.
     """
 
-    def __init__(self, store: TokenStore, rows: int, *, whole: bool = False) -> None:
+    def __init__(self, store: TokenStore, rows: int, *, keep_all: bool = False) -> None:
         self.store = store
         self.rows = rows
-        self.length = -(-store.total_tokens // rows) if whole else store.total_tokens // rows
+        self.length = -(-store.total_tokens // rows) if keep_all else store.total_tokens // rows
         """Number of tokens of a row."""
 
     def window(self, first: int, count: int, rows: range, rate: float = 1.0, *, start: int = 0) -> TextBatch:
@@ -209,7 +209,7 @@ def whole_text(store: TokenStore, rows: int, window: int, context: int = 0) -> I
         window: maximum number of tokens of a row in one window.
         context: number of tokens before a row, at most its length, that it reads first; the first row has none.
     """
-    text = TextRows(store, rows, whole=True)
+    text = TextRows(store, rows, keep_all=True)
     start = -min(context, text.length) if rows > 1 else 0
     for begin, end in ((start, 0), (0, text.length)):
         for first in range(begin, end, window):

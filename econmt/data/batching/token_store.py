@@ -175,9 +175,9 @@ class TokenStore:
         """Reads ids ``first`` to ``first + count`` of the concatenated split, (count,) int64."""
         return np.frombuffer(self._tokens.read(first, count), self._tokens.dtype).astype(np.int64)
 
-    def pairs_at(self, places: IntArray) -> IntArray:
+    def pairs_at(self, positions: IntArray) -> IntArray:
         """Returns the indices of the pairs that contain positions (N,) of the concatenated split, (N,)."""
-        indices: IntArray = np.searchsorted(self._mapped["start"], places, side="right") - 1
+        indices: IntArray = np.searchsorted(self._mapped["start"], positions, side="right") - 1
         return indices
 
     def location(self, index: int) -> str:
