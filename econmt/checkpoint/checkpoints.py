@@ -1,4 +1,4 @@
-"""Saves and loads checkpoints so that a crash at any moment is harmless; loading checks files and executes nothing.
+"""Saves and loads checkpoints; a crash at any moment is harmless, and loading validates files and executes nothing.
 
 The order of writing a checkpoint of update U:
 

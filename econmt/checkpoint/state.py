@@ -1,4 +1,4 @@
-"""The state of a training run, apart from parameters and optimizer: everything that resuming needs."""
+"""State of a training run except parameters and optimizer tensors: schema, JSON form, metrics, random generators."""
 
 from __future__ import annotations
 

@@ -222,7 +222,7 @@ class AttentionSection(Section):
 
 
 class Dropout(Section):
-    """Dropout probabilities by place."""
+    """Dropout probabilities by position in the model."""
 
     embedding: Probability = Field(0.0, description="dropout of source and target embeddings")
     layers: Probability = Field(
@@ -298,7 +298,7 @@ class Model(Section):
         Union[Annotated[Probability, Tag("number")], Annotated[Dropout, Tag("section")]], number_or_section
     ] = Field(
         0.0,
-        description="one probability for embedding, layers and output, or a section with a value for each place",
+        description="one probability for embedding, layers and output, or a section with a value for each position",
     )
     layer_normalization: bool = Field(
         False,

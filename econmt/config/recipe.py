@@ -1,4 +1,4 @@
-"""Recipe: the typed schema of one training run.
+"""Schema of a recipe, which describes one training run, and functions that find, read and write recipes.
 
 A recipe is a YAML file. ``load_recipe`` reads it, applies ``key.sub=value`` overrides and returns a frozen
 :class:`Recipe`; every mistake in it raises an :class:`~econmt.errors.InputError` that names the file, the line,

@@ -1,4 +1,4 @@
-"""Data and model sections of a language-model recipe."""
+"""Data and model sections of a language-model recipe, and the functions that tell them from those of translation."""
 
 from __future__ import annotations
 

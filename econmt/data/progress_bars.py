@@ -1,6 +1,6 @@
-"""Progress bars and status lines on stderr, which vanish when the work is done; stdout is for results.
+"""Progress bars and status lines on stderr, which disappear when the work is done; stdout is for results.
 
-Without a terminal, long work prints a line from time to time.
+Without a terminal, the current activity is printed from time to time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Translation of paragraphs, one a line, sentence by sentence.
+"""Translation of paragraphs, one per line, sentence by sentence.
 
 Sentences are split by sentence-splitter (the extra ``sentences``), the splitter of Moses and Europarl: rules with a
 list of abbreviations for each of some twenty languages.

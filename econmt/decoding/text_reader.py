@@ -1,4 +1,4 @@
-"""Scoring and continuation of a text with a language model that keeps its state.
+"""Scoring and continuation of a text with a language model, which keeps its state between calls.
 
 Shapes: N tokens, V vocabulary.
 """

@@ -1,4 +1,4 @@
-"""Translation of lines of text by searches, as in ``econmt translate`` and in validation."""
+"""Translation of lines of text: encoding, constraints, choice of the search, and conversion of hypotheses to text."""
 
 from __future__ import annotations
 

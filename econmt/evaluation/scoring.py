@@ -1,4 +1,4 @@
-"""Log-probabilities of given translations.
+"""Log-probabilities and perplexities of existing translations.
 
 Shapes: B sentences, T target positions, N target tokens, V target vocabulary, D width of the output layer.
 """

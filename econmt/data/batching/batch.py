@@ -51,7 +51,7 @@ class AnyBatch(ABC):
         def copied(value: Any) -> Any:
             if not isinstance(value, torch.Tensor):
                 return value
-            # Without pinning, a large copy waits until the GPU has finished its queued work.
+            # Without pinning, a large copy would wait for the GPU's queued work.
             if pinned and not value.is_cuda:
                 value = value.pin_memory()
             return value.to(device, non_blocking=True)

@@ -46,11 +46,6 @@ class Buckets(NamedTuple):
     alike: npt.NDArray[np.int64]
     """Sizes of the groups in ``order`` that are shuffled freely: pairs of equal lengths, or fixed buckets, (C,)."""
 
-    @property
-    def starts(self) -> npt.NDArray[np.int64]:
-        """Start of each bucket in ``order``, (K,)."""
-        return np.cumsum(self.counts) - self.counts
-
 
 def round_up(values: IntArray, width: int) -> npt.NDArray[np.int64]:
     """Rounds an array up to multiples of ``width``."""

@@ -64,7 +64,7 @@ class TextBatch(AnyBatch):
         return self.rate_factor
 
     def renumbered(self) -> TextBatch:
-        """See :meth:`econmt.data.batching.batch.AnyBatch.renumbered`."""
+        """Renumbers the carried states by the rows of this batch, from 1."""
         return replace(self, rows=torch.arange(1, len(self.rows) + 1))
 
     def part(self, rows: slice) -> TextBatch:

@@ -49,11 +49,10 @@ def words_of(reason: str, data: Data) -> str:
 
 
 def left_out(recipe: Recipe, statistics: Mapping[str, Mapping[str, int]]) -> str:
-    """Says how many training pairs were filtered out, and why; empty if none was.
+    """Returns a sentence on the training pairs that were left out and why; empty if none was.
 
     Args:
-        recipe: Recipe of the run.
-        statistics: Counts by split, as prepared data has them.
+        recipe: recipe of the run. statistics: counts by split, see :class:`~econmt.data.batching.store.PreparedData`.
     """
     if isinstance(recipe.data, TextData):
         return ""

@@ -1,4 +1,4 @@
-"""Options of a search."""
+"""Options of translation by search or sampling, in addition to those of a recipe."""
 
 from __future__ import annotations
 
