@@ -13,7 +13,7 @@ from torch import Tensor
 from econmt.decoding.search.beam import Hypothesis, SearchOptions, length_penalty
 from econmt.decoding.search.slots import hypotheses
 from econmt.model import IncrementalModel
-from econmt.model.inference.native import OUTPUT
+from econmt.model.inference.native import NativeState
 from econmt_ops.backends.c.search import MOST_PLACES, beam_search
 
 
@@ -60,44 +60,31 @@ def native_search(
     """
     if not len(source):
         return []
-    decoder, sources = model.native, model.encode_for_native(source, lengths)
+    decoder, state, words = model.native, model.encode(source, lengths), None
     assert decoder is not None
-    (count, positions), beam = source.shape, options.beam_size
-    weights, words, masked = list(decoder.weights), None, None
+    assert isinstance(state, NativeState)
     if allowed is not None:
         words = allowed.any(dim=0).nonzero()[:, 0]
-        weights[OUTPUT], masked = decoder.shortlist(words, allowed[:, words])
+        state = decoder.restrict(state, words, allowed[:, words])
+    weights, sizes, tensors = decoder.arguments(state)
+    (count, positions), beam = source.shape, options.beam_size
     steps = int(limits.max()) + 1
     penalties = length_penalty(torch.arange(steps + 1), options)
     ended = torch.empty(count, beam, 2, dtype=torch.float64)
     ends, grown = torch.empty(count, dtype=torch.int64), torch.empty(count, steps, beam, dtype=torch.int64)
     seen = torch.empty(count, steps, beam, positions) if options.attention else None
-    beam_search(
-        weights,
-        {
-            **decoder.sizes,
-            "sentences": count,
-            "positions": positions,
-            "beam": beam,
-            "steps": steps,
-            "nbest": options.nbest_size,
-            "compared": sources.keys.shape[2],
-            "summed": sources.values.shape[2],
-        },
-        {
-            **decoder.tensors,
-            **sources._asdict(),
-            "ids": words,
-            "barred": masked,
-            "limits": limits.contiguous(),
-            "penalties": penalties,
-            "ended": ended,
-            "count": ends,
-            "grown": grown,
-            "seen": seen,
-        },
-        watch,
-    )
+    sizes |= {"beam": beam, "steps": steps, "nbest": options.nbest_size}
+    tensors |= {
+        "first": state.sources.first,
+        "ids": words,
+        "limits": limits.contiguous(),
+        "penalties": penalties,
+        "ended": ended,
+        "count": ends,
+        "grown": grown,
+        "seen": seen,
+    }
+    beam_search(weights, sizes, tensors, watch)
     by_length = penalties.tolist()
     results = []
     for number, (ended_count, length, limit) in enumerate(
@@ -106,8 +93,8 @@ def native_search(
         of_sentence = ended[number, :ended_count]
         taken = int(of_sentence[:, 1].max()) // beam if ended_count else 0
         attention = None if seen is None else seen[number, :taken]
-        tensors = of_sentence, grown[number, :taken], attention
-        results.append(hypotheses(*tensors, length, limit, by_length, options.nbest_size))
+        histories = of_sentence, grown[number, :taken], attention
+        results.append(hypotheses(*histories, length, limit, by_length, options.nbest_size))
     if words is None:
         return results
     return [[each._replace(ids=words[each.ids].tolist()) for each in best] for best in results]

@@ -24,7 +24,7 @@ from econmt.model.inference.cells import layer_step
 from econmt.model.inference.copying import CopyStep
 from econmt.model.inference.encoder import PrepackedEncoder
 from econmt.model.inference.layout import Gates, WordShares, is_watched, prepacked, value_type
-from econmt.model.inference.native import NativeDecoder, NativeSources, NativeState
+from econmt.model.inference.native import NativeDecoder, NativeState
 from econmt.model.inference.state import IncrementalState, Shortlist, Sources
 from econmt.model.inference.unfused import UnfusedStepDecoder
 from econmt.model.inference.weights import SearchWeights
@@ -102,12 +102,6 @@ class IncrementalModel:
         """Decoder for the C library's search; None if the library is not installed or does not support the model."""
         return self._native if NativeDecoder.knows(self.model) else None
 
-    def encode_for_native(self, source: Tensor, lengths: Tensor) -> NativeSources:
-        """Encodes sentences for :attr:`native`; arguments as in :meth:`encode`."""
-        with torch.no_grad():
-            encoded, first = self._encoded(source, lengths)
-            return self._native.begin(encoded.memory, first)
-
     def _encoded(self, source: Tensor, lengths: Tensor) -> tuple[EncoderOutput, Recurrent]:
         """Returns the encoder's output and the decoder's initial state."""
         assert not self.model.training, "a search needs a model in evaluation mode"
@@ -131,7 +125,7 @@ class IncrementalModel:
             return self.encode_tensors(source, lengths)
         with torch.no_grad():
             encoded, first = self._encoded(source, lengths)
-            return decoder.start(decoder.begin(encoded.memory, first), encoded.length_ratios)
+            return decoder.begin(encoded.memory, first, encoded.length_ratios)
 
     def encode_tensors(self, source: Tensor, lengths: Tensor, *, factors: bool = True) -> IncrementalState:
         """Encodes sentences for tensor operations; arguments as in :meth:`encode`.

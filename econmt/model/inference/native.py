@@ -156,8 +156,13 @@ class NativeDecoder:
         parts = [part for layer in weights_of(decoder.layers) for part in (layer.input, layer.hidden)]
         return not any(isinstance(part, LowRank) for part in parts)
 
-    def begin(self, memory: Memory, first: Recurrent) -> NativeSources:
-        """Prepares the sources of a search from a memory and the decoder's first state."""
+    def begin(self, memory: Memory, first: Recurrent, ratios: Tensor | None) -> NativeState:
+        """Returns the state before the first target token, one row per sentence.
+
+        Args:
+            memory: encoded sentences. first: initial state of the decoder.
+            ratios: predicted ratios of a model with a length task, (B,), else None.
+        """
         keys, values, lengths = memory
         shares = self._values(values)
         if self._contexts:
@@ -165,67 +170,56 @@ class NativeDecoder:
         keys = keys.float() if math.isclose(self._scale, 1.0) else keys.float() * self._scale
         padding = padding_mask(lengths, keys.shape[1], keys.device).to(torch.uint8)
         layers = torch.stack([part.float() for parts in first.layers for part in parts])
-        return NativeSources(
-            keys.contiguous(), shares.float().contiguous(), padding, layers.view(-1, 2, *layers.shape[1:])
-        )
-
-    def start(self, sources: NativeSources, ratios: Tensor | None) -> NativeState:
-        """Returns the state before the first target token, one row per sentence.
-
-        ``ratios``: predicted ratios of a model with a length task, (B,), else None.
-        """
-        hidden, memory = (part.contiguous() for part in sources.first.unbind(1))
+        layers = layers.view(-1, 2, *layers.shape[1:])
+        sources = NativeSources(keys.contiguous(), shares.float().contiguous(), padding, layers)
+        hidden, cells = (part.contiguous() for part in layers.unbind(1))
         output = torch.zeros_like(hidden[0])
-        return NativeState(sources, torch.arange(len(output)), hidden, memory, output, None, ratios)
+        return NativeState(sources, torch.arange(len(output)), hidden, cells, output, None, ratios)
 
     def restrict(self, state: NativeState, words: Tensor, allowed: Tensor) -> NativeState:
         """See :meth:`econmt.decoding.search.model.SearchModel.restrict`."""
-        return state._replace(shortlist=self.shortlist(words, allowed))
-
-    def shortlist(self, words: Tensor, allowed: Tensor) -> Shortlist:
-        """Returns the output layer of ``words`` (N,); ``allowed`` (B, N) bool marks the words of each sentence."""
         output = self.weights[OUTPUT]
         assert output is not None
-        return Shortlist(output.only(words), torch.zeros(allowed.shape).masked_fill_(~allowed, -torch.inf))
+        masked = torch.zeros(allowed.shape).masked_fill_(~allowed, -torch.inf)
+        return state._replace(shortlist=Shortlist(output.only(words), masked))
 
-    def step(self, tokens: Tensor, state: NativeState) -> tuple[Tensor, Tensor, NativeState]:
-        """See :meth:`econmt.decoding.search.model.SearchModel.step`."""
+    def arguments(
+        self, state: NativeState
+    ) -> tuple[list[SearchWeight | None], dict[str, int], dict[str, Tensor | None]]:
+        """Returns weights, and sizes and tensors by their names in kernels.h, for steps from a state."""
         weights, masked, sources = [*self.weights], None, state.sources
         if state.shortlist is not None:
             weights[OUTPUT], masked = state.shortlist
+        sizes = {
+            **self.sizes,
+            **dict(zip(("sentences", "positions", "compared"), sources.keys.shape, strict=True)),
+            "summed": sources.values.shape[2],
+        }
+        tensors = {
+            "barred": masked,
+            "keys": sources.keys,
+            "values": sources.values,
+            "padding": sources.padding,
+        }
+        return weights, sizes, {**self.tensors, **tensors}
+
+    def step(self, tokens: Tensor, state: NativeState) -> tuple[Tensor, Tensor, NativeState]:
+        """See :meth:`econmt.decoding.search.model.SearchModel.step`."""
+        weights, sizes, tensors = self.arguments(state)
         output = weights[OUTPUT]
         assert output is not None
-        sentences, positions, compared = sources.keys.shape
-        seen, size = torch.empty(len(tokens), positions), len(tokens) * output.outputs
+        seen, size = torch.empty(len(tokens), sizes["positions"]), len(tokens) * output.outputs
         # Allocating new memory pages of this size in each step would take longer than writing them.
         if self._log_probs.numel() < size:
             self._log_probs = torch.empty(size)
         log_probs = self._log_probs[:size].view(len(tokens), output.outputs)
         hidden, memory, outputs = state.hidden.clone(), state.memory.clone(), state.output.clone()
-        search_step(
-            weights,
-            {
-                **self.sizes,
-                "sentences": sentences,
-                "positions": positions,
-                "compared": compared,
-                "summed": sources.values.shape[2],
-            },
-            {
-                **self.tensors,
-                "barred": masked,
-                "keys": sources.keys,
-                "values": sources.values,
-                "padding": sources.padding,
-            },
-            {
-                "owners": state.owners,
-                "tokens": tokens.contiguous(),
-                "h": hidden,
-                "c": memory,
-                "output": outputs,
-                "seen": seen,
-                "log_probs": log_probs,
-            },
-        )
+        rows = {
+            "owners": state.owners,
+            "tokens": tokens.contiguous(),
+            "h": hidden,
+            "c": memory,
+            "output": outputs,
+        }
+        search_step(weights, sizes, tensors, {**rows, "seen": seen, "log_probs": log_probs})
         return log_probs, seen, state._replace(hidden=hidden, memory=memory, output=outputs)
