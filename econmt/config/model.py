@@ -11,6 +11,7 @@ from econmt.config import limits
 
 Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
 Width = Annotated[int, Field(ge=1, le=limits.WIDTH)]
+Layers = Annotated[int, Field(ge=1, le=limits.LAYERS)]
 LengthTask = Literal["none", "ratio", "length"]
 
 
@@ -75,11 +76,9 @@ class RecurrentStack(Section):
         description="factorise each weight matrix of a layer into two matrices of this rank, which makes the model "
         "smaller and faster (Prabhavalkar et al., 2016); null: full matrices",
     )
-    layers: int = Field(1, ge=1, le=limits.LAYERS, description="number of layers")
-    first_residual_layer: int = Field(
+    layers: Layers = Field(1, description="number of layers")
+    first_residual_layer: Layers = Field(
         2,
-        ge=1,
-        le=limits.LAYERS,
         description="lowest layer, counted from 1, with a residual connection if residual is true; 1 adds the "
         "embeddings, which need the layers' width. Values other than 2 are unfused",
     )
@@ -163,9 +162,7 @@ class Coverage(Section):
     num_hidden: Width = Field(
         1, description="width of the coverage vector of a position; 1 for count and fertility"
     )
-    max_fertility: int = Field(
-        2, ge=1, le=limits.WIDTH, description="largest predicted fertility (fertility only)"
-    )
+    max_fertility: Width = Field(2, description="largest predicted fertility (fertility only)")
 
     @model_validator(mode="after")
     def _counts_are_numbers(self) -> Coverage:
@@ -187,7 +184,7 @@ class AttentionSection(Section):
     size: Width = Field(
         512, description="width of queries and keys (additive, mhdot); maximum source positions (location)"
     )
-    mhdot_heads: int = Field(8, ge=1, le=limits.WIDTH, description="number of heads (mhdot only)")
+    mhdot_heads: Width = Field(8, description="number of heads (mhdot only)")
     function: Literal["softmax", "sparsemax"] = Field(
         "softmax",
         description="attention weights from scores; sparsemax: sparse (Martins and Astudillo, 2016), unfused",
@@ -317,10 +314,8 @@ class Model(Section):
         "source length, for a learned brevity penalty: ratio: by squared error of the ratio; length: by Poisson loss "
         "of the length",
     )
-    length_task_layers: int = Field(
+    length_task_layers: Layers = Field(
         1,
-        ge=1,
-        le=limits.LAYERS,
         description="number of layers of the length_task network; all but the last have the encoder's size",
     )
     weight_tying: Literal["none", "src_trg", "trg_softmax", "src_trg_softmax"] = Field(

@@ -8,16 +8,14 @@ from pydantic import Field
 
 from econmt.config import limits
 from econmt.config.marks import NO_MEMORY, NO_PARAMETERS
-from econmt.config.model import Section
+from econmt.config.model import Layers, Section
 
 
 class ParallelSection(Section):
     """Division of one run among several processes (ranks); their number is an option of the command."""
 
-    pipeline: Annotated[int, NO_PARAMETERS] = Field(
+    pipeline: Annotated[Layers, NO_PARAMETERS] = Field(
         1,
-        ge=1,
-        le=limits.LAYERS,
         description="number of ranks among which the layers of one model are divided (pipeline parallelism over "
         "chunks of time); if there are more ranks, several pipelines share the rows of a batch",
     )

@@ -9,7 +9,7 @@ from pydantic import Discriminator, Field, Tag
 from econmt.config import limits
 from econmt.config.data import Language, TextPrefix, VocabularySize, subword_type
 from econmt.config.marks import NO_MEMORY, NO_PARAMETERS, NO_PREPARED_TEXT
-from econmt.config.model import Initialization, Probability, Section, Width, number_or_section
+from econmt.config.model import Initialization, Layers, Probability, Section, Width, number_or_section
 
 
 class TextWords(Section):
@@ -89,7 +89,7 @@ class LanguageModelSection(Section):
 
     embedding: Width = Field(512, description="width of the embedding")
     cell: Literal["lstm"] = Field("lstm", description="recurrent cell")
-    layers: int = Field(2, ge=1, le=limits.LAYERS, description="number of layers")
+    layers: Layers = Field(2, description="number of layers")
     size: Width = Field(description="width of every layer")
     dropout: Annotated[
         Union[Annotated[Probability, Tag("number")], Annotated[TextDropout, Tag("section")]],

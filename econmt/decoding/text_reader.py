@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -53,6 +54,7 @@ def perplexity_of(log_probability: float, count: int) -> float:
     return math.exp(mean) if mean < 700.0 else math.inf
 
 
+@dataclass
 class TextReader:
     """Reader of a text from its beginning; only the model's state is kept.
 
@@ -63,13 +65,12 @@ class TextReader:
         precision: type of matrix products, float32 or bfloat16.
     """
 
-    def __init__(
-        self, model: LanguageModel, vocabulary: Vocabulary, device: torch.device, precision: torch.dtype
-    ) -> None:
-        self.model = model
-        self.vocabulary = vocabulary
-        self._device = device
-        self._precision = precision
+    model: LanguageModel
+    vocabulary: Vocabulary
+    device: torch.device
+    precision: torch.dtype
+
+    def __post_init__(self) -> None:
         self._state: State | None = None
         self._last = EOS  # a text starts like a line
 
@@ -80,12 +81,12 @@ class TextReader:
         for first in range(0, len(ids), WINDOW):
             targets = torch.tensor(ids[first : first + WINDOW])
             inputs = torch.cat([torch.tensor([self._last]), targets[:-1]])
-            with autocast_to(self._device, self._precision):
-                hidden, self._state = self.model(inputs[None].to(self._device), self._state)
+            with autocast_to(self.device, self.precision):
+                hidden, self._state = self.model(inputs[None].to(self.device), self._state)
                 loss = linear_cross_entropy(
                     hidden[0],
                     self.model.output.weight,
-                    targets.to(self._device),
+                    targets.to(self.device),
                     bias=self.model.output.bias,
                     reduction="none",
                     implementation=self.model.implementations.output,
@@ -115,11 +116,11 @@ class TextReader:
         """
         generator = np.random.Generator(np.random.Philox(key=[seed, 0]))
         for _ in range(count):
-            inputs = torch.tensor([[self._last]], device=self._device)
-            with autocast_to(self._device, self._precision):
+            inputs = torch.tensor([[self._last]], device=self.device)
+            with autocast_to(self.device, self.precision):
                 hidden, self._state = self.model(inputs, self._state)
                 log_probs: Tensor = self.model.log_probabilities(hidden[0])
             log_probs[:, [PAD, BOS]] = -math.inf  # no text has them
-            uniform = torch.from_numpy(generator.random(1, dtype=np.float32)).double().to(self._device)
+            uniform = torch.from_numpy(generator.random(1, dtype=np.float32)).double().to(self.device)
             self._last = int(draw(log_probs, uniform, top_k, temperature))
             yield self._last

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from econmt.config import recipe
+from econmt.data.batching.token_store import rectangle
 from econmt.data.text.source_factors import encode_sources
-from econmt.data.text.subwords import EOS, PAD, UNK, Vocabularies
+from econmt.data.text.subwords import EOS, UNK, Vocabularies
 from econmt.decoding.alignment import copied, hard_alignment, joined
 from econmt.decoding.constraints.batch import ConstrainedContinuations, DecodingConstraints
 from econmt.decoding.constraints.glossary import Glossary
@@ -62,11 +63,8 @@ class _Sentence(NamedTuple):
 
 def pad_sources(sources: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
     """Returns source ids (B, S) with EOS and padding, and lengths (B,) including EOS, from ids without them."""
-    lengths = torch.tensor([len(ids) + 1 for ids in sources], dtype=torch.int64)
-    source = torch.full((len(sources), int(lengths.max())), PAD, dtype=torch.int64)
-    for row, ids in enumerate(sources):
-        source[row, : len(ids) + 1] = torch.tensor([*ids, EOS])
-    return source.to(device), lengths.to(device)
+    source, lengths = rectangle([[*ids, EOS] for ids in sources])
+    return torch.from_numpy(source).to(device), torch.from_numpy(lengths).to(device)
 
 
 def batches_by_length(lengths: Sequence[int], batch_size: int, tokens: int) -> list[list[int]]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate, islice
 from typing import NamedTuple, Protocol
 
@@ -74,6 +75,7 @@ def _pair_name(number: int, stream: int | None) -> str:
     return f"pair {number + 1}" + ("" if stream is None else f": factors[{stream}]")
 
 
+@dataclass
 class Scorer:
     """Scores sentence pairs with one model or an ensemble, as the search of :mod:`econmt.decoding` scores them.
 
@@ -85,22 +87,12 @@ class Scorer:
         mode: averaging of an ensemble.
     """
 
-    def __init__(
-        self,
-        models: Sequence[ScoringModel],
-        vocabularies: Vocabularies,
-        device: torch.device | str = "cpu",
-        precision: torch.dtype = torch.float32,
-        *,
-        batch_size: int = 64,
-        mode: EnsembleMode = "linear",
-    ) -> None:
-        self.models = tuple(models)
-        self.vocabularies = vocabularies
-        self.device = torch.device(device)
-        self.precision = precision
-        self.batch_size = batch_size
-        self.mode = mode
+    models: Sequence[ScoringModel]
+    vocabularies: Vocabularies
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    precision: torch.dtype = torch.float32
+    batch_size: int = field(default=64, kw_only=True)
+    mode: EnsembleMode = field(default="linear", kw_only=True)
 
     def score(self, pairs: Iterable[tuple[str, str]], chunk_size: int = CHUNK_SIZE) -> Iterator[ScoredPair]:
         """Scores raw text, in order.

@@ -54,17 +54,11 @@ def lstm_matrices(tensors: Mapping[str, Tensor], part: str) -> list[str]:
     return [name for name in tensors if name.startswith(layers) and name.endswith(ends)]
 
 
-def spectrum(matrix: Tensor) -> Tensor:
-    """Computes the squared singular values of a matrix, largest first, in float64."""
-    values: Tensor = torch.linalg.svdvals(matrix.double())
-    return values.square()
-
-
 def rank_for(matrices: Iterator[Tensor], energy: float) -> int:
     """Returns the smallest rank at which each matrix keeps the share ``energy``, in (0, 1], of its sum of squares."""
     needed = 1
     for matrix in matrices:
-        squares = spectrum(matrix)
+        squares: Tensor = torch.linalg.svdvals(matrix.double()).square()
         # The tolerance covers the rounding of float64 sums.
         short = squares.cumsum(0) < energy * squares.sum() * (1.0 - 1e-12)
         needed = max(needed, int(short.sum()) + 1)

@@ -170,7 +170,9 @@ class Factors(nn.Module):
             init: initialisation of a full matrix.
             matrices: number of stacked matrices, such as gates, each with its own fan-in and fan-out.
         """
-        full_bound = uniform_bound(self.left.shape[0] // matrices, self.right.shape[1], init)
+        full_bound = init.scale
+        if init.weights == "xavier":
+            full_bound = math.sqrt(6.0 / (self.left.shape[0] // matrices + self.right.shape[1]))
         variance = math.sqrt(full_bound**2 / 3.0 / self.right.shape[0])
         bound = math.sqrt(3.0 * variance)
         for factor in (self.left, self.right):
@@ -248,11 +250,6 @@ def draw_seed(*, rows: bool = True) -> Seed:
     seeds, first_row = _DRAWING.seeds, _DRAWING.first_row
     seed = int(torch.randint(2**62, (), device="cpu")) if seeds is None else seeds.draw()
     return RowsSeed(seed, first_row) if rows and first_row else seed
-
-
-def uniform_bound(rows: int, columns: int, init: Initialization) -> float:
-    """Returns the bound a of the uniform distribution over [-a, a] for a matrix (rows, columns)."""
-    return init.scale if init.weights == "uniform" else math.sqrt(6.0 / (rows + columns))
 
 
 def initialize_matrix(matrix: Tensor, init: Initialization) -> None:

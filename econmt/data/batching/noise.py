@@ -21,6 +21,7 @@ from econmt.data.text.subwords import UNK, Vocabularies
 
 UPPER, TITLE, TYPOS, EMOJI, MARKUP = (1 << bit for bit in range(5))
 """Bits of the kinds of noise that a pair gets."""
+_KEYS = {UPPER: "upper", TITLE: "title", TYPOS: "typos", EMOJI: "emoji", MARKUP: "markup"}
 
 _DRAWS = 0x6E6F6973
 """Last element of the seeds used here, which makes them differ from other seeds."""
@@ -48,13 +49,7 @@ class NoiseMaker:
         self._noise, self._vocabularies = noise, vocabularies
         self._tags = {tag for tag in tags if tag}
         self._growth = {
-            kind: self._measure(store, kind)
-            for kind, probability in zip(
-                (UPPER, TITLE, TYPOS, EMOJI, MARKUP),
-                (noise.upper, noise.title, noise.typos, noise.emoji, noise.markup),
-                strict=True,
-            )
-            if probability
+            kind: self._measure(store, kind) for kind, name in _KEYS.items() if getattr(noise, name)
         }
 
     def _measure(self, store: TokenStore, kind: int) -> npt.NDArray[np.float64]:
@@ -76,8 +71,8 @@ class NoiseMaker:
         case = draw.random(count)
         kinds[case < noise.upper] = UPPER
         kinds[(case >= noise.upper) & (case < noise.upper + noise.title)] = TITLE
-        for kind, probability in ((TYPOS, noise.typos), (EMOJI, noise.emoji), (MARKUP, noise.markup)):
-            kinds[draw.random(count) < probability] |= kind
+        for kind in (TYPOS, EMOJI, MARKUP):
+            kinds[draw.random(count) < getattr(noise, _KEYS[kind])] |= kind
         return kinds
 
     def lengths(

@@ -173,7 +173,8 @@ class _Lane:
         done = [slot for slot in owners if taken[slot] > 0]
         if not done:
             return None
-        slots = _to_device(done, self._graphs.device)
+        slots = torch.empty(len(done), dtype=torch.int64, device=self._graphs.device)
+        _fill(slots, done)
         tables = _Copies(self._slots.read(slots, max(taken[slot] for slot in done)))
         return _Finished([owners.pop(slot) for slot in done], [counts[slot] for slot in done], tables)
 
@@ -292,11 +293,6 @@ def _positions(length: int) -> int:
     while positions < length + 1:
         positions *= 2
     return positions
-
-
-def _to_device(values: list[int], device: torch.device) -> Tensor:
-    tensor = torch.tensor(values)
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
 def _fill(tensor: Tensor, values: Sequence[object]) -> None:

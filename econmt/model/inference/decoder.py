@@ -248,7 +248,8 @@ class _StepAttention:
         if not may_factor:
             return keys, False
         low, high = keys.aminmax()
-        if not _is_within(low, high, self.largest / 2):
+        bound = self.largest / 2
+        if is_watched() or not (-bound <= float(low) and float(high) <= bound):
             return keys, False
         return keys.exp_(), True
 
@@ -333,11 +334,6 @@ class _StepAttention:
         if self.norm is not None:
             hidden = functional.layer_norm(hidden, hidden.shape[3:], *self.norm, eps=LAYER_NORM_EPSILON)
         return torch.matmul(hidden.tanh_(), self.score)
-
-
-def _is_within(low: Tensor, high: Tensor, bound: float) -> bool:
-    """Returns True if both values lie in [-bound, bound]; False if values are unknown, see :func:`is_watched`."""
-    return not is_watched() and -bound <= float(low) and float(high) <= bound
 
 
 class _StepDecoder:
