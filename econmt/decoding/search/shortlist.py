@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from econmt.data.text.lexicon import NOTHING
+from econmt.data.text.lexicon import EMPTY_WORD
 from econmt.data.text.subwords import SPECIAL_TOKENS
 from econmt.decoding.search.model import SearchModel
 
@@ -43,7 +43,7 @@ class Shortlists:
         source = source.cpu() % len(self._table)  # removes source factors from joint ids
         allowed = torch.zeros(len(source), self._size, dtype=torch.bool)
         allowed.scatter_(1, self._table[source].flatten(1), True)
-        allowed[:, self._table[NOTHING]] = True
+        allowed[:, self._table[EMPTY_WORD]] = True
         if self._joint:
             allowed.scatter_(1, source, True)
         for row, ids in enumerate(more):
