@@ -58,9 +58,8 @@ _SPECIAL_TEXT = re.compile(r"<(?=(?:pad|unk|s|/s)>)")
 class Vocabulary(Protocol):
     """Interface of vocabularies. Ids 0 to 3 are ``<pad>``, ``<unk>``, ``<s>`` and ``</s>``."""
 
-    @property
-    def size(self) -> int:
-        """Number of ids, special ones counted."""
+    size: int
+    """Number of ids, special ones included."""
 
     def encode(self, text: str) -> list[int]:
         """Encodes a line of raw text to ids, without ``<s>`` and ``</s>``."""
@@ -101,14 +100,9 @@ class SentencePieceVocabulary(Vocabulary):
             raise InputError(
                 f"{where}: not a subword model made by econmt (its first ids are {list(special)})"
             )
-        self._size = int(self.processor.GetPieceSize())
+        self.size = int(self.processor.GetPieceSize())
         # A cache takes a tenth of the time of a look-up in SentencePiece.
         self._piece = cache(self.processor.IdToPiece)
-
-    @property
-    def size(self) -> int:
-        """Number of ids, special ones counted."""
-        return self._size
 
     def encode(self, text: str) -> list[int]:
         """Encodes a line of raw text to ids."""
@@ -137,15 +131,10 @@ class WordVocabulary(Vocabulary):
 
     def __init__(self, words: Sequence[str]) -> None:
         """Initialises the vocabulary from its words by id, the four special tokens first."""
-        self._words = list(words)
+        self._words, self.size = list(words), len(words)
         self._ids = {word: i for i, word in enumerate(self._words)}
         for word in SPECIAL_TOKENS:
             self._ids[word] = UNK
-
-    @property
-    def size(self) -> int:
-        """Number of ids, special ones counted."""
-        return len(self._words)
 
     def encode(self, text: str) -> list[int]:
         """Encodes a line of tokenised text to ids."""
