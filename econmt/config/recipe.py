@@ -210,11 +210,6 @@ class Recipe(Section):
         return self
 
 
-def model_folder(recipe: Recipe) -> Path:
-    """Returns the model folder of a recipe, relative to the working directory."""
-    return Path(recipe.output)
-
-
 def shipped_recipes() -> dict[str, Path]:
     """Returns the recipes that come with econmt by name, from a checkout or an installed wheel."""
     package = Path(__file__).parents[1]

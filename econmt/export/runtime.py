@@ -221,9 +221,9 @@ def _tensors(model: TranslationModel) -> dict[str, Tensor]:
             model.readout.weight.detach(),
             model.readout.bias.detach(),
         )
-    if model.output_weight is not model.target_embedding.weight:
-        made["output.weight"] = model.output_weight.detach()
-    made["output.bias"] = model.output_bias.detach()
+    if model.output.weight is not model.target_embedding.weight:
+        made["output.weight"] = model.output.weight.detach()
+    made["output.bias"] = model.output.bias.detach()
     return {name: tensor.float().contiguous() for name, tensor in made.items()}
 
 
@@ -252,7 +252,7 @@ def _config(model: TranslationModel, recipe: Recipe, files: Sequence[str]) -> di
         "name": recipe.name,
         "vocabulary_files": list(files),
         "one_table": model.target_embedding.weight is model.source_embedding.weight,
-        "tied_output": model.output_weight is model.target_embedding.weight,
+        "tied_output": model.output.weight is model.target_embedding.weight,
         "encoder": {
             "cell": encoder.config.cell,
             "directions": [2] * len(encoder.forward_layers) + [1] * len(encoder.upper_layers),

@@ -192,7 +192,7 @@ class InputFeedingDecoder(Decoder):
             layer_norm=attention.layer_norm,
             scale=attention.scale,
             clean=True,  # encoder outputs are zero at padded positions
-            **implementations.for_decoder(),
+            **implementations.recurrent("decoder"),
         )
         return outputs, alignment, Recurrent(after.layers, after.output)
 
@@ -221,7 +221,7 @@ class ParallelDecoder(Decoder):
         """See :meth:`Decoder.forward`."""
         seeds = self.draw_seeds() if seeds is None else seeds
         weights = weights_of(self.layers)
-        how = implementations.for_decoder()
+        how = implementations.recurrent("decoder")
         outputs, (after,) = self.cell.run(inputs, weights[:1], how, state=state.layers[:1])
         states = [after]
         with account("attention"):

@@ -91,7 +91,7 @@ class Encoder(nn.Module):
         Returns:
             Outputs of the top layer (B, S, E), zero at padded positions, and its last hidden state (B, E).
         """
-        how = implementations.for_encoder()
+        how = implementations.recurrent("encoder")
         seeds = self.draw_seeds()
         below_seeds = iter(seeds.below)
         stack = weights_of(self.upper_layers)

@@ -75,15 +75,8 @@ class Implementations(NamedTuple):
         traits = self.traits(key)
         return traits is None or traits.casts
 
-    def for_encoder(self) -> dict[str, Any]:
-        """Returns keyword arguments of ``econmt_ops.lstm`` and ``bidirectional_lstm``."""
-        return self._recurrent("encoder")
-
-    def for_decoder(self) -> dict[str, Any]:
-        """Returns keyword arguments of ``attentional_lstm``, or of ``lstm`` in a decoder without input feeding."""
-        return self._recurrent("decoder")
-
-    def _recurrent(self, key: str) -> dict[str, Any]:
+    def recurrent(self, key: str) -> dict[str, Any]:
+        """Returns keyword arguments of the recurrent operations under ``key``, "encoder" or "decoder"."""
         traits = self.traits(key)
         takes_stash = self.stash != "auto" and (traits is None or traits.takes_stash)
         return {"implementation": getattr(self, key), **({"stash": self.stash} if takes_stash else {})}

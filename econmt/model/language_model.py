@@ -133,7 +133,7 @@ class LanguageModel(nn.Module):
                 dropout=self.between,
                 dropout_seed=seeds.layers,
                 variational=self.config.dropouts.variational,
-                **how.for_encoder(),
+                **how.recurrent("encoder"),
             )
         with layer("output"):
             return self.read_out(outputs, seeds), state

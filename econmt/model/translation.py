@@ -151,16 +151,6 @@ class TranslationModel(nn.Module):
         self.implementations = Implementations() if implementations is None else implementations
         self.initialize()
 
-    @property
-    def output_weight(self) -> Tensor:
-        """Weight (V, D) of the output layer."""
-        return self.output.weight
-
-    @property
-    def output_bias(self) -> Tensor:
-        """Bias (V,) of the output layer."""
-        return self.output.bias
-
     def initialize(self) -> None:
         """Draws initial values of all parameters from torch's default generator."""
         init = self.config.initialization
@@ -260,7 +250,7 @@ class TranslationModel(nn.Module):
             copied = Copied(
                 gates[positions], decoded.attention[positions], words[owners], first_positions(words)[owners]
             )
-        return Predictions(hidden, self.output_weight, self.output_bias, copied)
+        return Predictions(hidden, self.output.weight, self.output.bias, copied)
 
     def _decode(self, encoded: EncoderOutput, target_input: Tensor, how: Implementations) -> Decoded:
         with layer("embedding"):
@@ -308,9 +298,9 @@ class TranslationModel(nn.Module):
             rows = hidden.reshape(-1, hidden.size(-1))
             loss = linear_cross_entropy(
                 rows,
-                self.output_weight,
+                self.output.weight,
                 target_output.reshape(-1),
-                bias=self.output_bias,
+                bias=self.output.bias,
                 label_smoothing=label_smoothing,
                 ignore_index=self.pad,
                 reduction="sum" if decoded is None else "none",

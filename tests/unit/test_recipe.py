@@ -18,7 +18,6 @@ from econmt.config.recipe import (
     differing_keys,
     find_recipe,
     load_recipe,
-    model_folder,
     parse_recipe,
     recipe_text,
     shipped_recipes,
@@ -58,7 +57,7 @@ def test_defaults_and_values(tmp_path: Path) -> None:
     assert recipe.model.encoder.size == 512
     assert isinstance(recipe.data.subwords, SentencePieceSubwords)
     assert recipe.data.subwords.type == "bpe"
-    assert model_folder(recipe) == Path("runs/small")
+    assert recipe.output == "runs/small"
 
 
 def test_overrides_are_yaml_and_the_last_one_counts(tmp_path: Path) -> None:

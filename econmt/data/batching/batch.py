@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar
@@ -28,6 +28,8 @@ class AnyBatch(ABC):
     """Index of each row in its token store, for messages, (B,); -1 for padding rows."""
     target_tokens: int
     """Number of target tokens that contribute to the loss, padding excluded."""
+    rate: float = field(default=1.0, kw_only=True)
+    """Factor of the learning rate for this batch."""
 
     @property
     @abstractmethod
@@ -38,11 +40,6 @@ class AnyBatch(ABC):
     @abstractmethod
     def size_text(self) -> str:
         """Size of the batch in words, for messages."""
-
-    @property
-    def rate(self) -> float:
-        """Factor of the learning rate for this batch."""
-        return 1.0
 
     def to(self, device: torch.device | str) -> Self:
         """Copies all tensors to ``device``, asynchronously to a GPU."""

@@ -97,6 +97,7 @@ class Batch(AnyBatch):
         real = tensors["indices"] >= 0
         return Batch(
             **tensors,
+            rate=self.rate,
             source_tokens=int(tensors["source_lengths"][real].sum()),
             target_tokens=int(tensors["target_lengths"].sum()),
         )

@@ -15,7 +15,7 @@ from pydantic import AfterValidator, Field
 from econmt.config import limits
 from econmt.config.json_reader import Record, parse_json
 from econmt.config.marks import NO_PREPARED_TEXT, marked_keys
-from econmt.config.recipe import Data, Recipe, TextData, model_folder
+from econmt.config.recipe import Data, Recipe, TextData
 from econmt.config.yaml_reader import check_section
 from econmt.data.batching.split_writer import SplitWriter, TrainingSplit
 from econmt.data.batching.token_store import TokenStore
@@ -214,7 +214,7 @@ def holds_text_of(recipe: Recipe, folder: Path) -> bool:
 
 def store_folder(recipe: Recipe) -> Path:
     """Returns the folder of a recipe's store: ``data.prepared``, or ``prepared`` in the model folder."""
-    return model_folder(recipe) / "prepared" if recipe.data.prepared is None else Path(recipe.data.prepared)
+    return Path(recipe.data.prepared or f"{recipe.output}/prepared")
 
 
 def open_prepared(folder: Path, *, verify: bool = False) -> PreparedData:

@@ -35,7 +35,10 @@ _HALVED = 0.05
 
 @dataclass(frozen=True)
 class TextBatch(AnyBatch):
-    """Window of a text: B rows of T tokens, all tensors int64."""
+    """Window of a text: B rows of T tokens, all tensors int64.
+
+    With jitter, ``rate`` is T / ``bptt``, so that short windows change the parameters less.
+    """
 
     inputs: torch.Tensor
     """Input tokens, (B, T)."""
@@ -45,8 +48,6 @@ class TextBatch(AnyBatch):
     """Number of the carried state of each row, from 1, (B,); 0 for padding rows."""
     carries: torch.Tensor
     """1 if a row continues with its state, 0 if it starts without one, (B,)."""
-    rate_factor: float = 1.0
-    """Value of :attr:`rate`."""
 
     @property
     def positions(self) -> tuple[int, int]:
@@ -58,11 +59,6 @@ class TextBatch(AnyBatch):
         """Size of the batch, as "20 rows of 35 tokens"."""
         return f"{len(self.indices)} rows of {self.inputs.shape[1]} tokens"
 
-    @property
-    def rate(self) -> float:
-        """Factor of the learning rate: T / ``bptt`` with jitter, so that short windows change the parameters less."""
-        return self.rate_factor
-
     def renumbered(self) -> TextBatch:
         """Renumbers the carried states by the rows of this batch, from 1."""
         return replace(self, rows=torch.arange(1, len(self.rows) + 1))
@@ -71,7 +67,7 @@ class TextBatch(AnyBatch):
         """Returns some rows."""
         tensors = self._tensors(rows)
         count = int((tensors["targets"] != PAD).sum())
-        return TextBatch(**tensors, target_tokens=count, rate_factor=self.rate_factor)
+        return TextBatch(**tensors, target_tokens=count, rate=self.rate)
 
 
 class TextRows:
@@ -120,7 +116,7 @@ class TextRows:
             rows=torch.tensor(rows, dtype=torch.int64) + 1,
             carries=torch.from_numpy(carries.astype(np.int64)),
             target_tokens=int((targets != PAD).sum()),
-            rate_factor=rate,
+            rate=rate,
         )
 
 

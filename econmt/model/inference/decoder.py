@@ -57,19 +57,19 @@ class IncrementalModel:
     """
 
     def __init__(self, model: TranslationModel, precision: torch.dtype = torch.float32) -> None:
-        stored = model.output_weight.dtype
+        stored = model.output.weight.dtype
         dtype = precision if stored == torch.float32 else stored
         self.model = model
         self.unfused = model.decoder.is_unfused  # then there is no grid at fixed addresses
         self.precision, self._dtype = dtype, value_type(dtype)
         with torch.no_grad():
-            on_cpu = model.output_weight.device.type == "cpu"
+            on_cpu = model.output.weight.device.type == "cpu"
             prepacks = on_cpu and model.encoder.prepacked and not self.unfused
             self._encoder = PrepackedEncoder(model, dtype) if prepacks else None
             embedding, copying = model.target_embedding.weight.detach(), model.copying
             self._copying = None if copying is None else CopyStep(copying, embedding, self._dtype)
             self._logits = torch.empty(
-                0, model.target_size, dtype=accumulate_dtype(self._dtype), device=model.output_weight.device
+                0, model.target_size, dtype=accumulate_dtype(self._dtype), device=model.output.weight.device
             )
 
     @functools.cached_property
@@ -90,7 +90,7 @@ class IncrementalModel:
     @functools.cached_property
     @torch.no_grad()
     def _output(self) -> Product | Int8Product:
-        return prepacked(self.model.output_weight, self.model.output_bias, self.precision)
+        return prepacked(self.model.output.weight, self.model.output.bias, self.precision)
 
     @functools.cached_property
     @torch.no_grad()
@@ -155,7 +155,7 @@ class IncrementalModel:
         """See :meth:`econmt.decoding.search.model.SearchModel.restrict`."""
         if isinstance(state, NativeState):
             return self._native.restrict(state, words, allowed)
-        weight, bias = (part.detach()[words] for part in (self.model.output_weight, self.model.output_bias))
+        weight, bias = (part.detach()[words] for part in (self.model.output.weight, self.model.output.bias))
         masked = torch.zeros(allowed.shape, dtype=self._dtype, device=allowed.device)
         masked.masked_fill_(~allowed, -torch.inf)
         if state.sources.words is not None:

@@ -28,7 +28,7 @@ class Grid:
 
     def __init__(self, model: IncrementalModel, slots: int, width: int, positions: int) -> None:
         self.model = model
-        device = model.model.output_weight.device
+        device = model.model.output.weight.device
         one = torch.ones(1, 1, dtype=torch.int64, device=device)
         like = model.encode_tensors(one, one[0], factors=False)
         self._waiting = _zeros(like, slots, positions, 1)

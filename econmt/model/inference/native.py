@@ -117,7 +117,7 @@ class NativeDecoder:
             (weights.top, weights.top_bias),
             None if weights.query is None else (weights.query, None),
             None if readout is None else (readout.weight, readout.bias),
-            (model.output_weight, model.output_bias),
+            (model.output.weight, model.output.bias),
             *((torch.cat([layer.input, layer.hidden], 1), layer.bias) for layer in upper),
         ]
         self.weights = [None if each is None else SearchWeight(each[0], each[1], dtype) for each in pairs]
@@ -149,9 +149,9 @@ class NativeDecoder:
         decoder = model.decoder
         if decoder.is_unfused or not decoder.cell.prepacked or model.copying is not None:
             return False
-        if not native.serves(model.output_weight):
+        if not native.serves(model.output.weight):
             return False
-        if model.output_weight.dtype != torch.float32 or decoder.attention.layer_norm is not None:
+        if model.output.weight.dtype != torch.float32 or decoder.attention.layer_norm is not None:
             return False
         parts = [part for layer in weights_of(decoder.layers) for part in (layer.input, layer.hidden)]
         return not any(isinstance(part, LowRank) for part in parts)

@@ -96,7 +96,7 @@ def _planned(
     pieces_of: Pieces,
 ) -> PipelinePlan:
     if isinstance(model, LanguageModel):
-        options = implementations.for_encoder()
+        options = implementations.recurrent("encoder")
         pieces = pieces_of(model.layers, options, shape.target)
         division = divide(pieces, stages, shape.target, link)
         return PipelinePlan(
@@ -104,7 +104,7 @@ def _planned(
         )
     assert isinstance(model, TranslationModel)
     encoder, decoder = model.encoder, model.decoder
-    upper = pieces_of(encoder.upper_layers, implementations.for_encoder(), shape.source)
+    upper = pieces_of(encoder.upper_layers, implementations.recurrent("encoder"), shape.source)
     source = divide(upper, stages, shape.source, link)
     pairs = [0, min(1, stages - 1)] * len(encoder.forward_layers)
     texts = [f"encoder: {source.text(upper)}"] if upper else []
@@ -112,7 +112,7 @@ def _planned(
         last = [stages - 1] * len(decoder.layers)
         texts.append(f"decoder with input feeding on rank {last[0]}")
         return PipelinePlan([pairs, [*source.homes], last], [source.chunks, 1], _note(texts, [source]))
-    lower = pieces_of(decoder.layers, implementations.for_decoder(), shape.target)
+    lower = pieces_of(decoder.layers, implementations.recurrent("decoder"), shape.target)
     target = divide(lower, stages, shape.target, link)
     texts.append(f"decoder: {target.text(lower)}")
     homes = [pairs, [*source.homes], [*target.homes]]
@@ -163,12 +163,12 @@ def timed_stacks(
     """
     pieces_of = _LayerTimer(model, shape.rows, precision).pieces
     if isinstance(model, LanguageModel):
-        stacks = [(model.layers, implementations.for_encoder(), shape.target)]
+        stacks = [(model.layers, implementations.recurrent("encoder"), shape.target)]
     else:
         assert isinstance(model, TranslationModel)
-        stacks = [(model.encoder.upper_layers, implementations.for_encoder(), shape.source)]
+        stacks = [(model.encoder.upper_layers, implementations.recurrent("encoder"), shape.source)]
         if isinstance(model.decoder, ParallelDecoder):
-            stacks.append((model.decoder.layers, implementations.for_decoder(), shape.target))
+            stacks.append((model.decoder.layers, implementations.recurrent("decoder"), shape.target))
     return [(pieces_of(layers, options, steps), steps) for layers, options, steps in stacks if len(layers)]
 
 

@@ -54,7 +54,7 @@ class LanguageModelParts:
         implementations: Implementations,
     ) -> None:
         self._model, self._batch, self._length = model, batch, length
-        self._op_options = implementations.for_encoder()
+        self._op_options = implementations.recurrent("encoder")
         self._seeds: Seeds = model.draw_seeds()
         self._carried = model.state_buffer(len(batch.rows))
         weight = model.embedding.weight

@@ -44,7 +44,7 @@ def make_model(folder: Path | None, device: torch.device) -> TranslationModel:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(3.0)
-        model.output_bias[EOS] = -30.0
+        model.output.bias[EOS] = -30.0
     return model.to(device).eval()
 
 

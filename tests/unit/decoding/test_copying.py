@@ -115,7 +115,7 @@ def test_words_of_the_source_are_on_every_shortlist(models: int) -> None:
 
 def test_wishes_are_kept_and_unknown_words_written_as_the_source_has_them() -> None:
     model = copying_model("fed")
-    model.output_bias.data[UNK] = 4.0
+    model.output.bias.data[UNK] = 4.0
     options = SearchOptions(beam_size=4, replace_unk=True)
     translator = Translator([IncrementalModel(model)], BOTH, options)
     wished, plain = translator.translate(

@@ -122,8 +122,8 @@ def test_words_with_equal_probabilities_come_in_the_same_order(
     with torch.no_grad():
         # Three kinds of words, of which those of a kind are as probable as each other.
         kinds = torch.arange(SIZE) % 3
-        model.output_weight.copy_(model.output_weight[kinds])
-        model.output_bias.copy_(model.output_bias[kinds])
+        model.output.weight.copy_(model.output.weight[kinds])
+        model.output.bias.copy_(model.output.bias[kinds])
         model.target_embedding.weight.copy_(model.target_embedding.weight[kinds])
     searched = IncrementalModel(model, precision)
     options = SearchOptions(beam_size=beam_size, nbest_size=beam_size, length_penalty_alpha=0.7)
@@ -262,7 +262,7 @@ def test_no_sentence_is_no_search() -> None:
 def test_numbers_that_are_not_finite_give_no_translation() -> None:
     model = make_model("additive")
     with torch.no_grad():
-        model.output_bias[9] = torch.nan
+        model.output.bias[9] = torch.nan
     assert native_search(IncrementalModel(model), *BATCH, SearchOptions()) == [[]] * len(SOURCES)
 
 

@@ -83,7 +83,7 @@ def test_probabilities_are_those_over_the_listed_words() -> None:
     allowed[torch.cat([listed[[4, 5, 6, EOS, BOS]].flatten().long(), torch.arange(4)])] = True
     with torch.no_grad():
         hidden = model(source, torch.tensor([4]), torch.tensor([[BOS, *ids]]))
-        logits = hidden[0] @ model.output_weight.T + model.output_bias
+        logits = hidden[0] @ model.output.weight.T + model.output.bias
     each = logits.masked_fill(~allowed, -torch.inf).log_softmax(1)
     expected = each[torch.arange(len(ids) + 1), [*ids, EOS]].sum()
     assert found.log_probability == pytest.approx(float(expected), abs=1e-4)

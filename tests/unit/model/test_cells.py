@@ -20,7 +20,7 @@ each_cell = pytest.mark.parametrize("cell", OTHERS)
 def log_probabilities(model: TranslationModel, source: Tensor, lengths: Tensor, target: Tensor) -> Tensor:
     with torch.no_grad():
         hidden = model(source, lengths, target)
-        return torch.log_softmax(hidden @ model.output_weight.T + model.output_bias, -1)
+        return torch.log_softmax(hidden @ model.output.weight.T + model.output.bias, -1)
 
 
 def config_of(cell: str, layers: int = 2, residual: bool = True, **options: object) -> model.Model:

@@ -50,7 +50,7 @@ def dense(model: TranslationModel, smoothing: float, how: Implementations) -> Te
         words = words.expanded()
     joined = torch.cat([attention @ values, hidden, words], dim=2)
     gate = torch.sigmoid(joined @ model.copying.weight + model.copying.bias)
-    log_probs = (hidden @ model.output_weight.T + model.output_bias).log_softmax(2)
+    log_probs = (hidden @ model.output.weight.T + model.output.bias).log_softmax(2)
     copies = attention @ functional.one_hot(source, VOCABULARY).double()
     if not smoothing:
         mixture = gate[..., None] * log_probs.exp() + (1.0 - gate)[..., None] * copies
@@ -164,7 +164,7 @@ def test_hypotheses_copy_from_their_own_sentence() -> None:
             assert isinstance(embedded, Tensor)
             joined = torch.cat([weights @ values, hidden, embedded], dim=2)[0, -1]
             gate = torch.sigmoid(joined @ model.copying.weight + model.copying.bias)
-            logits = (hidden @ model.output_weight.T + model.output_bias)[0, -1, columns]
+            logits = (hidden @ model.output.weight.T + model.output.bias)[0, -1, columns]
             expected = gate * logits.softmax(0)
             for word, weight in zip(source[sentence, :size], weights[0, -1], strict=True):
                 expected[columns == word] += (1.0 - gate) * weight

@@ -43,7 +43,7 @@ def forced(model: TranslationModel, sentence: int, words: list[int]) -> Tensor:
     size = int(lengths[sentence])
     with torch.no_grad():
         hidden = model(source[sentence : sentence + 1, :size], lengths[sentence : sentence + 1], target)
-        return torch.log_softmax(hidden[0, -1] @ model.output_weight.T + model.output_bias, dim=-1)
+        return torch.log_softmax(hidden[0, -1] @ model.output.weight.T + model.output.bias, dim=-1)
 
 
 def check(found: Tensor, model: TranslationModel, prefixes: list[tuple[int, list[int]]]) -> None:

@@ -90,7 +90,7 @@ def loss_along(
     for ahead in (step, -step):
         parameter += ahead * draw
         hidden = model(*batch[:3])
-        logits = functional.linear(hidden, model.output_weight, model.output_bias)
+        logits = functional.linear(hidden, model.output.weight, model.output.bias)
         found.append(
             functional.cross_entropy(
                 logits.flatten(0, 1), batch[3].flatten(), ignore_index=PAD, reduction="sum"
