@@ -177,13 +177,9 @@ class Translator:
     @property
     def _excludes_constraints(self) -> str:
         """Name of the option that rules out constraints; empty if there is none."""
-        return (
-            "sample"
-            if self.options.sample is not None
-            else "beam_groups"
-            if self.options.beam_groups > 1
-            else ""
-        )
+        if self.options.sample is not None:
+            return "sample"
+        return "beam_groups" if self.options.beam_groups > 1 else ""
 
     @cached_property
     def _constraint_compiler(self) -> ConstraintCompiler:
@@ -253,13 +249,12 @@ class Translator:
                     )
                 answers[index] = hypotheses
                 done(1)
-        written = iter(
-            self.vocabularies.target.decode_many([each.ids for found in answers.values() for each in found])
-        )
+        ids = [each.ids for hypotheses in answers.values() for each in hypotheses]
+        written = iter(self.vocabularies.target.decode_many(ids))
         results = [EMPTY] * len(lines)
         for index, hypotheses in answers.items():
-            made = self._translation(texts[index], sources[index], hypotheses, written)
-            results[index] = in_capital_letters(made) if in_capitals[index] else made
+            translation = self._translation(texts[index], sources[index], hypotheses, written)
+            results[index] = in_capital_letters(translation) if in_capitals[index] else translation
         return [with_marks(*each) for each in zip(results, marked, strict=True)] if marked else results
 
     def _encode(
@@ -368,12 +363,12 @@ class Translator:
             elif constraints:
                 joins = self._constraint_compiler.joins
                 chooser = ConstrainedContinuations(constraints, joins, self.options)
-            found = beam_search(model, *batch, self.options, self.watch, chooser)
+            results = beam_search(model, *batch, self.options, self.watch, chooser)
         else:
-            found = sample(model, *batch, self.options, [sentence.number for sentence in sentences])
+            results = sample(model, *batch, self.options, [sentence.number for sentence in sentences])
         if restricted is None:
-            return found
-        return [[each._replace(ids=restricted.ids(each.ids)) for each in hypotheses] for hypotheses in found]
+            return results
+        return [[each._replace(ids=restricted.ids(each.ids)) for each in best] for best in results]
 
     def _translation(
         self, text: str, source: Sequence[int], hypotheses: Sequence[Hypothesis], written: Iterator[str]
