@@ -219,9 +219,8 @@ def _plain(reader: _Reader, node: yaml.Node, path: Path, locations: Locations, w
             mapping[key] = _plain(reader, value_node, inner, locations, where)
         return mapping
     location = ": ".join(filter(None, (f"{where}:{line}", dotted(path))))
-    if node.tag in _SCALARS and not re.fullmatch(
-        _SCALARS[node.tag][0], node.value
-    ):  # an explicit tag that does not fit the value
+    # An explicit tag may not fit the value.
+    if node.tag in _SCALARS and not re.fullmatch(_SCALARS[node.tag][0], node.value):
         name = node.tag.rpartition(":")[2]
         raise InputError(
             f"{location}: {shortened(node.value)!r} is not a valid {name}; remove the tag !!{name}"

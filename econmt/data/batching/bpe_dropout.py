@@ -165,11 +165,9 @@ class BpeDropout:
         """
         sources: list[list[int]] = []
         targets: list[list[int]] = []
-        for row, index in enumerate(indices.tolist()):
+        for index, source, target in zip(indices.tolist(), *pairs.lists(), strict=True):
             draw = np.random.Generator(np.random.PCG64([*seed, index]))
             gaps = gaps_between_skips(draw, self.probability)
-            source = pairs.source[row, : pairs.source_lengths[row]].tolist()
-            target = pairs.target[row, : pairs.target_lengths[row]].tolist()
             if self._factored is None:
                 sources.append(_sample_within(self._source, source, gaps, max_lengths[0]))
             else:

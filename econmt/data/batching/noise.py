@@ -56,7 +56,7 @@ class NoiseMaker:
         """Measures the growth of both sides, (2,): a factor for capitals, a difference in tokens for other noise."""
         indices = np.unique(np.linspace(0, len(store) - 1, _SAMPLE).astype(np.int64))
         before = store.gather(indices)
-        rows = zip(*_sides(before), strict=True)
+        rows = zip(*before.lists(), strict=True)
         after = [self._changed(kind, *row, [0, 0, position]) for position, row in enumerate(rows)]
         lengths = np.array([[len(source), len(target)] for source, target in after], dtype=np.float64)
         old = np.stack([before.source_lengths, before.target_lengths], axis=1)
@@ -108,7 +108,7 @@ class NoiseMaker:
             max_lengths: maximum numbers of source and target tokens; the pairs themselves fit.
             seed: seed of the run and epoch.
         """
-        sources, targets = _sides(pairs)
+        sources, targets = pairs.lists()
         for row, (kind, position) in enumerate(zip(kinds.tolist(), positions.tolist(), strict=True)):
             if kind:
                 source, target = self._changed(kind, sources[row], targets[row], [*seed, position])
@@ -128,13 +128,6 @@ class NoiseMaker:
         first, second = changed_text(kind, text, self._vocabularies.target.decode(target), draw)
         ids = self._vocabularies.source.encode(tag + first), self._vocabularies.target.encode(second)
         return ids if all(ids) else (source, target)
-
-
-def _sides(pairs: PairIds) -> tuple[list[list[int]], list[list[int]]]:
-    """Returns both sides of pairs as lists of ids without padding."""
-    sources = [row[:end].tolist() for row, end in zip(pairs.source, pairs.source_lengths, strict=True)]
-    targets = [row[:end].tolist() for row, end in zip(pairs.target, pairs.target_lengths, strict=True)]
-    return sources, targets
 
 
 def changed_text(kind: int, source: str, target: str, draw: np.random.Generator) -> tuple[str, str]:

@@ -166,9 +166,8 @@ class SplitWriter:
         counts = self._counts
         if self._split == "train" and isinstance(self._data, Data):
             counts |= self._dropped.counts
-            if not description[
-                "pairs"
-            ]:  # an empty text of a language model is an error earlier, when it is read
+            # An empty text of a language model is an error earlier, when it is read.
+            if not description["pairs"]:
                 raise no_pair_left(self._files, counts, self._data)
             self._dropped.write(self._folder, self._data, counts["lines"])
         return description, {"pairs": description["pairs"], **counts}

@@ -55,6 +55,12 @@ class PairIds(NamedTuple):
     target_lengths: IntArray
     """(B,) int64."""
 
+    def lists(self) -> tuple[list[list[int]], list[list[int]]]:
+        """Returns both sides as lists of ids without padding."""
+        sources = [row[:end].tolist() for row, end in zip(self.source, self.source_lengths, strict=True)]
+        targets = [row[:end].tolist() for row, end in zip(self.target, self.target_lengths, strict=True)]
+        return sources, targets
+
 
 def rectangle(rows: Sequence[Sequence[int]]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Returns rows of ids padded with zeros, (B, longest), and their lengths, (B,)."""
