@@ -46,6 +46,7 @@ from econmt.data.batching.store import StoreDescription
 from econmt.data.text.corpus import split_pair
 from econmt.data.text.subwords import load_vocabularies
 from econmt.decoding.formats import format_nbest, format_translation
+from econmt.decoding.search.options import SearchOptions
 from econmt.decoding.streams import read_chunks, shown_on_terminal
 from econmt.decoding.translator import Translator
 from econmt.errors import EconmtError, printable
@@ -106,9 +107,8 @@ class Place:
         self.parameters = home.best.read_bytes()
         self.loaded = load_model(self.run)
         models = [IncrementalModel(self.loaded.model)]
-        self.translator = Translator(
-            models, self.loaded.vocabularies, self.loaded.recipe.decoding, chunk_size=8
-        )
+        options = SearchOptions.from_recipe(self.loaded.recipe.decoding).changed(chunk_size=8)
+        self.translator = Translator(models, self.loaded.vocabularies, options)
         self.scorer = Scorer([self.loaded.model], load_vocabularies(self.run))
         self.words = [
             "recipes", "info", "translate", "score", "evaluate", "compress", "average", "export", "profile",

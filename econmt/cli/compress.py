@@ -19,9 +19,8 @@ from econmt.cli.consoles import table_console
 from econmt.cli.inspection import read_recipe
 from econmt.cli.options import ModelOption, NewModelOption, ThreadsOption, refuse_idle
 from econmt.config import limits
-from econmt.config.model import CELLS, rank_limit
+from econmt.config.model import CELLS, rank_limit, unfused_key
 from econmt.config.recipe import Model, recipe_text
-from econmt.config.unfused import decoder_steps, encoder_steps
 from econmt.data.files import notice
 from econmt.data.progress_bars import status_line
 from econmt.data.tables import print_table
@@ -123,7 +122,7 @@ def _ranks(
         if not CELLS[cell].ranks:
             notice(f"the {part} stays whole: layers of cell {cell} have no factors")
             continue
-        if steps := {"encoder": encoder_steps, "decoder": decoder_steps}[part](model):
+        if steps := unfused_key(model, part):
             notice(f"the {part} stays whole: model.{steps} needs whole matrices")
             continue
         if before is not None:

@@ -23,7 +23,7 @@ from econmt.errors import InputError
 from econmt.evaluation.metrics import tokenizer_of
 from econmt.evaluation.reranking import (
     Judge,
-    Opinion,
+    WeightedScorer,
     by_models,
     by_reference,
     read_lists,
@@ -134,7 +134,7 @@ def rerank(
         judge = by_models(
             texts,
             [
-                Opinion(_scorer(folders, device, precision, threads, batch_size), counts, reverse)
+                WeightedScorer(_scorer(folders, device, precision, threads, batch_size), counts, reverse)
                 for folders, counts, reverse in asked
                 if folders
             ],

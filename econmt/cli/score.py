@@ -180,7 +180,7 @@ def _score(
         requests = factors.given_to([Request(text) for text, _ in chunk], from_source)
         own = [each.factors for each in requests]
         place = partial(_place, [from_source, *factors.names], lines + 1)
-        yield scorer.score_ids([each.text for each in requests], targets, done, factors=own, place=place)
+        yield scorer.score_ids([each.text for each in requests], targets, done, factors=own, name_of=place)
         lines += len(chunk)
     factors.finish(from_source)
 

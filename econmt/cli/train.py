@@ -6,13 +6,13 @@ import math
 from contextlib import AbstractContextManager, nullcontext
 from typing import Annotated
 
+import torch
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from econmt.checkpoint.checkpoints import load_state
 from econmt.checkpoint.folder import ModelFolder
-from econmt.checkpoint.state import seed_everything
 from econmt.cli.consoles import table_console
 from econmt.cli.options import (
     DataDirOption,
@@ -216,7 +216,7 @@ def _describe(recipe: Recipe, prepared: PreparedData, console: Console, processe
     """Prints what would be trained: the model by layer, the vocabulary, the batches by shape."""
     for line in _intention(recipe, prepared):
         print(line)
-    seed_everything(recipe.training.seed)
+    torch.manual_seed(recipe.training.seed)
     task = make_task(recipe, prepared)
     model = task.build_model()
     print(model)

@@ -98,7 +98,7 @@ class Budget:
         self,
         task: Task,
         prepared: PreparedData,
-        batches: Batches,
+        batches: Batches[AnyBatch],
         device: torch.device,
         precision: torch.dtype,
         parameters: Iterable[torch.Tensor],

@@ -14,7 +14,7 @@ from torch import nn
 
 from econmt.checkpoint.state import TrainingState
 from econmt.config.recipe import OPS, Recipe, Training, rename_ops
-from econmt.data.batching.batch import Batches
+from econmt.data.batching.batch import AnyBatch, Batches
 from econmt.data.batching.store import PreparedData
 from econmt.engine.precision import Precision
 from econmt.engine.step import TrainingStep
@@ -42,20 +42,22 @@ _LEAST_OPERATIONS = 1e9
 """Least number of operations of the measured batch for which measuring pays; fewer take only milliseconds."""
 
 
-def frequent_shape(batches: Batches) -> Shape:
+def frequent_shape(batches: Batches[AnyBatch]) -> Shape:
     """Returns the shape that most rows of an epoch have."""
     frequent = max(batches.shapes(), key=lambda shape: shape.batches * shape.rows)
     return Shape(frequent.rows, frequent.source, frequent.target)
 
 
-def choose(step: TrainingStep, batches: Batches, prepared: PreparedData, state: TrainingState) -> str:
+def choose(
+    step: TrainingStep, batches: Batches[AnyBatch], prepared: PreparedData, state: TrainingState
+) -> str:
     """Chooses the implementations that the recipe leaves at auto, on rank 0 for all ranks; returns a message.
 
     They are those of the beginning of the run, or for a new run the fastest ones measured.
 
     Args:
         step: Training step, which receives the implementations.
-        batches: Batches of training.
+        batches: Batches[AnyBatch] of training.
         prepared: Prepared text of the run.
         state: State of the run, which receives the implementations.
     """

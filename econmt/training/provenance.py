@@ -11,6 +11,7 @@ import econmt
 from econmt.checkpoint.state import TrainingState
 from econmt.data.batching.store import PreparedData
 from econmt.data.files import whole_file
+from econmt.data.text.subwords import vocabulary_files
 from econmt.errors import InputError
 from econmt.training.context import RunContext
 
@@ -32,7 +33,7 @@ def _older_text_fingerprint(prepared: PreparedData) -> str:
     """Returns the text fingerprint of older states, from counts and the raw validation lines."""
     counts = {key: value for key, value in prepared.statistics.items() if key not in ("seconds", "test")}
     digest = hashlib.sha256(json.dumps(counts, sort_keys=True).encode())
-    for line in (*prepared.valid_source, *prepared.valid_target):
+    for line in (*prepared.valid_text.source, *prepared.valid_text.target):
         digest.update(line.encode("utf-8") + b"\n")
     return digest.hexdigest()
 
@@ -43,7 +44,7 @@ def copy_vocabulary(context: RunContext) -> None:
     Raises:
         InputError: A resumed run began with another vocabulary.
     """
-    for source in context.prepared.vocabulary_files:
+    for source in vocabulary_files(context.prepared.folder):
         content, destination = source.read_bytes(), context.folder.path / source.name
         if destination.exists() and destination.read_bytes() == content:
             continue

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, NamedTuple
@@ -14,8 +13,7 @@ from pydantic import Field
 
 from econmt.checkpoint.checkpoints import load_model, load_saved, load_task
 from econmt.checkpoint.folder import ModelFolder
-from econmt.checkpoint.state import TrainingState
-from econmt.checkpoint.state_schema import Update
+from econmt.checkpoint.state import TrainingState, Update
 from econmt.checkpoint.tensor_files import write_text
 from econmt.config.json_reader import Record, read_json
 from econmt.config.recipe import Recipe
@@ -186,12 +184,11 @@ def _evaluate_translation(
     """Adds BLEU, samples and an attention picture: translates the test text, or 100 validation sentences."""
     recipe, folder, prepared, device = context.recipe, context.folder, context.prepared, context.device
     loaded = load_model(folder.path, "best", device)
-    translator = make_translator(IncrementalModel(loaded.model), loaded.vocabularies, recipe, device, plan)
-    sources, references, factors = prepared.test_source, prepared.test_target, prepared.test_factors
-    if prepared.test is None:
-        sources, references = prepared.valid_source[:100], prepared.valid_target[:100]
-        factors = prepared.valid_factors
-    requests = requests_of(sources, factors)
+    searched = IncrementalModel(loaded.model)
+    translator = make_translator(searched, loaded.vocabularies, recipe, device, plan)
+    text, shown = (prepared.valid_text, 100) if prepared.test is None else (prepared.test_text, None)
+    sources, references = text.source[:shown], text.target[:shown]
+    requests = requests_of(sources, text.factors)
     translations = list(translator.translate(requests))
     hypotheses = [translation.text for translation in translations]
     if prepared.test is not None:
@@ -219,7 +216,7 @@ def _draw_attention(
     attending = Translator(
         translator.models,
         translator.vocabularies,
-        replace(translator.options, attention=True),
+        translator.options.changed(attention=True),
         translator.device,
         max_length=translator.max_length,
     )

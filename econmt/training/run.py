@@ -7,17 +7,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
 from rich.console import Console
 
 from econmt.checkpoint.checkpoints import load_state
 from econmt.checkpoint.folder import Commit, ModelFolder
 from econmt.checkpoint.resume import Start, find_start
-from econmt.checkpoint.state import TrainingState, random_states, restore_random_states, seed_everything
+from econmt.checkpoint.state import TrainingState, random_states, restore_random_states
 from econmt.checkpoint.tensor_files import write_text
 from econmt.config.conditions import keys_without_effect
 from econmt.config.recipe import Recipe, parse_recipe, recipe_text
 from econmt.config.yaml_reader import leaves
-from econmt.data.batching.store import PreparedData, prepare, reopen
+from econmt.data.batching.store import PreparedData, open_prepared, prepare
 from econmt.data.text.filters import left_out
 from econmt.data.text.subwords import fingerprint
 from econmt.engine.communicator import Communicator, jsonable
@@ -93,9 +94,8 @@ def run_recipe(
             start = _find_start(recipe, folder, resume_with_changes, communicator)
         saved = None if start.commit is None else load_state(folder, start.commit)
         if saved is None:
-            parameters_to_start_from(
-                recipe
-            )  # reports unusable parameters now, since preparing text may take long
+            # Preparing text may take long; unusable parameters are reported before.
+            parameters_to_start_from(recipe)
         elif result := _finished(recipe, folder, saved, communicator):
             return Outcome(result, None)
         prepared = _prepare(recipe, folder, search, console, verify, communicator)
@@ -150,7 +150,7 @@ def _prepare(
     if communicator.is_rank_zero:
         prepared = prepare(recipe, store, search, show_progress=console.is_terminal, verify=verify)
     communicator.barrier()
-    return prepared if communicator.is_rank_zero else reopen(recipe, store)
+    return prepared if communicator.is_rank_zero else open_prepared(store)
 
 
 def train(context: RunContext, console: Console) -> TrainingResult:
@@ -201,7 +201,7 @@ def make_trainer(context: RunContext) -> tuple[Trainer, list[str]]:
     """Creates a trainer at its starting point; returns it with messages for the user, one line each."""
     recipe, folder, prepared, start = context.recipe, context.folder, context.prepared, context.start
     device, precision, communicator = context.device, context.precision, context.communicator
-    seed_everything(recipe.training.seed)
+    torch.manual_seed(recipe.training.seed)
     task = make_task(recipe, prepared)
     model = task.build_model()
     if communicator.is_rank_zero:

@@ -15,7 +15,6 @@ from econmt.checkpoint.checkpoints import (
     Saved,
     load_parameters,
     load_saved,
-    named_parameters,
     prove,
     save_checkpoint,
     save_interrupted,
@@ -89,7 +88,7 @@ class Trainer:
         self.step = step
         self.device = device = self.step.device
         self.optimizer = self.step.optimizer
-        self.parameters = named_parameters(model)
+        self.parameters = dict(model.named_parameters())
         self.schedule = Schedule(training.schedule, training.optimizer.learning_rate)
         self.communicator = self.step.communicator
         self.communicator.broadcast(list(self.parameters.values()))
@@ -354,7 +353,9 @@ class Trainer:
         commit = Commit(self.state.best_update, True)
         if self.folder.state(commit).is_dir():
             try:
-                return load_saved(self.folder, commit).given_to(self.recipe.training.optimizer.name, current)
+                return load_saved(self.folder, commit).for_optimizer(
+                    self.recipe.training.optimizer.name, current
+                )
             except InputError as error:
                 progress.note(f"the best checkpoint's optimizer state cannot be used: {error}")
         parameters, _ = read_tensors(self.folder.parameters(self.state.best_update))

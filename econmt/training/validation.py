@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import chain, repeat
 from operator import itemgetter
@@ -92,7 +91,7 @@ def validate(
             lengths = length_loss(step, step.task.evaluation(prepared, "valid"), stop, plan)
         if count == 0 or not (step.task.translates and isinstance(model, TranslationModel)):
             return Validation(value, float("nan"), "", None, length_loss=lengths)
-        count = len(prepared.valid_source) if count < 0 else count
+        count = len(prepared.valid_text.source) if count < 0 else count
         recipe, device = step.task.recipe, step.device
         if recipe.training.decode_and_evaluate_device is not None:
             device = resolve_device(recipe.training.decode_and_evaluate_device)
@@ -102,9 +101,9 @@ def validate(
         translator = make_translator(
             IncrementalModel(device_model), prepared.vocabularies, recipe, device, plan, stop
         )
-        requests = requests_of(prepared.valid_source[:count], prepared.valid_factors)
+        requests = requests_of(prepared.valid_text.source[:count], prepared.valid_text.factors)
         hypotheses = _translated(step.communicator, translator, requests)
-        references = prepared.valid_target[:count]
+        references = prepared.valid_text.target[:count]
         score = bleu(hypotheses, references, recipe_tokenizer(recipe, signature).name)
         metric, judged = recipe.training.early_stopping.metric, None
         if metric in ("chrf", "ter"):
@@ -274,16 +273,16 @@ def make_translator(
         if stop():
             raise Abandoned
 
+    options = SearchOptions.from_recipe(recipe.decoding).changed(attention=False)
+    if plan is not None:  # the plan has no memory for CUDA graphs
+        options = options.changed(batch_size=plan.decoding_rows, continuous=False)
     return Translator(
         [model],
         vocabularies,
-        replace(SearchOptions.from_recipe(recipe.decoding), attention=False),
+        options,
         device,
-        batch_size=recipe.decoding.batch_size if plan is None else plan.decoding_rows,
         max_length=recipe.pairs.max_length,
-        max_input_length=recipe.decoding.max_input_length,
         watch=watch,
-        continuous=None if plan is None else False,  # the plan has no memory for CUDA graphs
     )
 
 

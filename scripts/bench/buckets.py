@@ -84,7 +84,7 @@ def rows(recipe: Recipe, prepared: PreparedData, work: PairFlops) -> Iterator[tu
     kinds: list[tuple[str, int | Derived]] = [(f"fixed buckets of width {width}", width) for width in WIDTHS]
     kinds += [(f"derived, at most {most} buckets", Derived(most, work)) for most in MOST]
     for name, rule in kinds:
-        batches = BatchIterator(prepared, batch, rule, recipe.training.seed, max_length=longest)
+        batches = BatchIterator(prepared.train, batch, rule, recipe.training.seed, max_length=longest)
         found = measure_padding(planned(batches, ALL), work)
         yield (
             name,

@@ -231,7 +231,7 @@ class CheckpointedModel(TranslationModel):
         hidden = self(source, source_lengths, target_input, implementations).flatten(0, 1)
 
         def part(hidden: Tensor, targets: Tensor) -> Tensor:
-            logits = functional.linear(hidden, self.output_weight, self.output_bias)
+            logits = functional.linear(hidden, self.output.weight, self.output.bias)
             return functional.cross_entropy(
                 logits, targets, ignore_index=self.pad, reduction="sum", label_smoothing=label_smoothing
             )

@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 
 from econmt.bench.training import vocabulary_sizes
+from econmt.config.checks import check_pipeline
 from econmt.config.json_reader import Record, json_text, read_json
-from econmt.config.parallel import check_pipeline
 from econmt.config.recipe import LanguageModelSection, Recipe
 from econmt.data.batching.batch import AnyBatch
 from econmt.data.files import write_atomically

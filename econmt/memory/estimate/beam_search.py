@@ -52,7 +52,7 @@ def estimate_search(
             attention = torch.empty(target_length, len(rows), source_length)
             pointers = torch.empty(2, target_length, len(rows), dtype=torch.int64)
             incremental = IncrementalModel(model)
-            state = incremental.initial_state(incremental.encode(source, lengths)).select(rows, rows, beam)
+            state = incremental.encode(source, lengths).select(rows, rows, beam)
             for _ in range(2):  # the second step needs more, since it starts with the results of the first
                 log_probabilities, _, state = incremental.step(rows, state)
                 chosen = log_probabilities.topk(min(beam, target_size), dim=1)

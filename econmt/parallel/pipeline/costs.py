@@ -56,13 +56,13 @@ class _Stack(NamedTuple):
 def _stacks(model: nn.Module, shape: Shape, implementations: Implementations) -> list[_Stack]:
     """Returns the stacks of a model for batches of a shape; one may be empty."""
     if isinstance(model, LanguageModel):
-        return [_Stack("", model.layers, implementations.for_encoder(), shape.target)]
+        return [_Stack("", model.layers, implementations.recurrent("encoder"), shape.target)]
     assert isinstance(model, TranslationModel)
     upper = model.encoder.upper_layers
-    stacks = [_Stack("encoder: ", upper, implementations.for_encoder(), shape.source)]
+    stacks = [_Stack("encoder: ", upper, implementations.recurrent("encoder"), shape.source)]
     if isinstance(model.decoder, ParallelDecoder):
         layers = model.decoder.layers
-        stacks.append(_Stack("decoder: ", layers, implementations.for_decoder(), shape.target))
+        stacks.append(_Stack("decoder: ", layers, implementations.recurrent("decoder"), shape.target))
     return stacks
 
 

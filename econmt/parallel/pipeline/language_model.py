@@ -49,9 +49,9 @@ class LanguageModelParts(Parts):
         super().__init__(batch.targets)
         rows, steps = batch.inputs.shape
         self._model, self._batch, self._chunks = model, batch, Chunks(steps, chunks)
-        self._op_options = implementations.for_encoder()
+        self._op_options = implementations.recurrent("encoder")
         self._seeds: Seeds = model.draw_seeds()
-        self._carried = model.place(len(batch.rows))
+        self._carried = model.state_buffer(len(batch.rows))
         self._dtype = compute_dtype(model.embedding.weight)
         self._drop = ChunkedDropout(model.between, model.config.dropouts.variational, steps)
         self._read = reader(model.embedding, model.output.weight, batch.inputs, homes[0], self.look_ups)

@@ -136,7 +136,7 @@ class TranslationParts(Parts):
             outputs, ((h, _),) = encoder.cell.run(
                 read,
                 (_weights(layers[layer]),),
-                self._implementations.for_encoder(),
+                self._implementations.recurrent("encoder"),
                 lengths=self._batch.source_lengths,
                 reverse=bool(way),
             )
@@ -185,7 +185,7 @@ class TranslationParts(Parts):
                 (state[0], state[1]) if state else None,
                 lengths=(self._batch.source_lengths - begin).clamp(0, read.shape[1]),
                 reverse=encoder.config.reverse_input,
-                **self._implementations.for_encoder(),
+                **self._implementations.recurrent("encoder"),
             )
             return (outputs + read if adds else outputs), h, c
 
@@ -300,7 +300,9 @@ class TranslationParts(Parts):
             read = self._drop_target(below, layer, self._target.begin(chunk), seed)
             joined = torch.cat([read, context_and_state[0]], -1) if layer else read
             outputs, (h, c) = stack[layer](
-                joined, (context_and_state[-2], context_and_state[-1]), **self._implementations.for_decoder()
+                joined,
+                (context_and_state[-2], context_and_state[-1]),
+                **self._implementations.recurrent("decoder"),
             )
             return (outputs + read if layer and decoder.config.residual else outputs), h, c
 

@@ -44,7 +44,7 @@ def make_model(folder: Path | None, device: torch.device) -> TranslationModel:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(3.0)
-        model.output_bias[EOS] = -30.0
+        model.output.bias[EOS] = -30.0
     return model.to(device).eval()
 
 
@@ -109,7 +109,7 @@ def main() -> None:
     model = make_model(given.model, device)
     steps = IncrementalModel(model, getattr(torch, given.precision))
     sentences = make_sentences(given.sentences, model.source_size, cut=given.model is None)
-    options = SearchOptions(given.beam, attention=False)
+    options = SearchOptions(beam_size=given.beam, attention=False)
     name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
     print(
         f"{name}, torch {torch.__version__}, {given.precision}, beam {given.beam}, {len(sentences)} sentences"

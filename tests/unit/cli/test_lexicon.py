@@ -61,7 +61,7 @@ def test_a_text_is_not_written_over(call: Call, word_model: Path, tmp_path: Path
         content = (tmp_path / name).read_bytes()
         ended = call("lexicon", "-m", word_model, *corpora, "-o", tmp_path / name)
         assert ended.code == 2
-        assert f"is what is read ({tmp_path / read})" in ended.err
+        assert f"is also an input ({tmp_path / read})" in ended.err
         assert (tmp_path / name).read_bytes() == content
 
 

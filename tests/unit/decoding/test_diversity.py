@@ -104,7 +104,7 @@ def test_what_does_not_fit_is_refused() -> None:
             SearchOptions(beam_size=4, beam_groups=2, **other)
     options = SearchOptions(beam_size=4, beam_groups=2)
     with pytest.raises(InputError, match="beam_groups cannot be combined with avoided phrases"):
-        Translator([Copying()], Vocabularies(WORDS, WORDS), options, avoid=["ein"])
+        Translator([Copying()], Vocabularies(WORDS, WORDS), options.changed(avoid=("ein",)))
     made = Translator([Copying()], Vocabularies(WORDS, WORDS), options)
     assert next(made.translate(["ein Hund"])).text == "ein Hund"
     with pytest.raises(InputError, match="input:2: beam_groups cannot be combined with constraints"):

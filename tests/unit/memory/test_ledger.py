@@ -59,7 +59,7 @@ def loss_of(model: TranslationModel) -> Callable[[], Tensor]:
     def loss() -> Tensor:
         hidden = model(ids, lengths, ids)
         with layer("output"):
-            return (hidden @ model.output_weight.T + model.output_bias).exp().sum()
+            return (hidden @ model.output.weight.T + model.output.bias).exp().sum()
 
     return loss
 
@@ -83,7 +83,7 @@ def test_rows_of_a_sparse_gradient_are_gradients(
     assert model.source_embedding.weight.grad.is_sparse
     # Of source and target, 4 words of 6 values that are not padding.
     assert left["embedding"] == 2 * 4 * 6 * 4
-    assert left["output"] == model.output_weight.nbytes + model.output_bias.nbytes
+    assert left["output"] == model.output.weight.nbytes + model.output.bias.nbytes
 
 
 def test_a_step_counted_by_hand(model: TranslationModel) -> None:
@@ -93,7 +93,7 @@ def test_a_step_counted_by_hand(model: TranslationModel) -> None:
     def loss() -> Tensor:
         with layer("encoder"):
             hidden = (
-                source @ model.output_weight
+                source @ model.output.weight
             ).exp()  # keeps source, which is no feature map, and the result
         with layer("output"):
             squared = hidden * hidden  # keeps hidden, which is counted already

@@ -468,7 +468,7 @@ def searched(recipe: Recipe, sentences: int, length: int) -> int:
     torch.manual_seed(3)
     model = build_model(recipe, VOCABULARY, VOCABULARY).eval()
     with torch.no_grad():
-        model.output_bias[3] = -100.0  # no translation ends before it must
+        model.output.bias[3] = -100.0  # no translation ends before it must
     source = torch.randint(4, VOCABULARY, (sentences, length))
     lengths = torch.full((sentences,), length)
     limits = output_limits(lengths, recipe.decoding.max_output_factor)

@@ -20,7 +20,7 @@ from econmt.checkpoint.folder import ModelFolder
 from econmt.checkpoint.resume import Start
 from econmt.config.recipe import load_recipe
 from econmt.data.batching.batch import AnyBatch
-from econmt.data.batching.store import prepare, reopen
+from econmt.data.batching.store import open_prepared, prepare
 from econmt.engine.communicator import Communicator
 from econmt.engine.step import StepResult, TrainingStep
 from econmt.errors import EconmtError
@@ -122,7 +122,7 @@ def state_bytes(communicator: Communicator, path: Path, text: Path) -> int:
         folder.create()
         prepare(recipe, folder.prepared, [text], show_progress=False)
     communicator.on_rank_zero(lambda: None)
-    prepared = reopen(recipe, folder.prepared)
+    prepared = open_prepared(folder.prepared)
     trainer, _ = make_trainer(context_of(recipe, folder, prepared, Start(), communicator))
     trainer.model.train()
     trainer.gradient([next(trainer.batches)])

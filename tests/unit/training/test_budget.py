@@ -343,7 +343,7 @@ def test_validation_obeys_the_budget(
     class Noted(Translator):
         def __init__(self, *arguments: Any, **options: Any) -> None:
             super().__init__(*arguments, **options)
-            sizes.append(self.batch_size)
+            sizes.append(self.options.batch_size)
 
     monkeypatch.setattr("econmt.training.validation.Translator", Noted)
     found = []

@@ -49,7 +49,7 @@ def test_loading_gives_the_parameters_that_training_had(trained: Run) -> None:
 
 def test_which_checkpoint(trained: Run) -> None:
     def bias(which: str | int | Path) -> torch.Tensor:
-        return load_model(trained.folder.path, which).model.output_bias
+        return load_model(trained.folder.path, which).model.output.bias
 
     assert torch.equal(bias(8), bias("last"))
     assert torch.equal(bias("00004"), bias(4))

@@ -358,7 +358,7 @@ def test_what_walks_step_by_step_has_two_implementations(make_run: MakeRun) -> N
         (
             "parallel.pipeline=2",
             "model.encoder.layers=2",
-        ): "model.dropout.states cannot be combined with parallel.pipeline above 1",
+        ): "parallel.pipeline 2 cannot be combined with model.dropout.states",
     }.items():
         with pytest.raises(InputError, match=re.escape(message)):
             make_run(*STEPS, *changes)
