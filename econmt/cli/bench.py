@@ -3,33 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from textwrap import wrap
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from econmt.bench import layouts, selection, training
 from econmt.bench.rows import Row, Say, append_csv, read_csv
-from econmt.cli.measuring import BenchSession, CsvOption, PlotOption, TypesOption, dtypes_of
-from econmt.cli.options import (
-    BenchThreadsOption,
-    BucketOption,
-    DeviceOption,
-    OverridesArgument,
-    PairsOption,
-    bytes_of,
-    refuse_idle,
-    within,
-)
+from econmt.cli.measuring import BenchSession, Dtypes, Seconds, dtypes_of
+from econmt.cli.option_groups import with_option_groups
+from econmt.cli.options import BatchChoice, OverridesArgument, RecipeChoice, bytes_of, refuse_idle
 from econmt.cli.workload import find_workload
 from econmt.config import limits
 from econmt.config.recipe import load_recipe
 from econmt.data.tables import WIDTH
 from econmt.engine.precision import precision_of_run
 from econmt.errors import InputError
-from econmt.tasks.protocol import Shape
 from econmt.training.choice import expected_updates
 
 app = typer.Typer(
@@ -40,30 +32,25 @@ app = typer.Typer(
 )
 PROJECTS_OWN = ("lstm", "low-rank", "scan", "memory-task", "language-model", "parallel")
 """Benchmarks of the project itself, which only a checkout of the source has."""
-BOTH_TYPES = ["float32", "bfloat16"]
-FOR_SECONDS = within(0.0, limits.SECONDS)
 
 
 @app.command("layout")
+@with_option_groups
 def layout_command(
     context: typer.Context,
+    *,
     recurrent: Annotated[
         bool, typer.Option("--recurrent", help="Loops of products, as in an LSTM, instead of single ones.")
     ] = False,
     paper: Annotated[
         bool, typer.Option("--paper", help="The published shape alone: X 64 x 512, W 2048 x 512.")
     ] = False,
-    dtypes: TypesOption = BOTH_TYPES,
+    dtypes: Dtypes = ["float32", "bfloat16"],  # noqa: B006  typer copies it
     graph: Annotated[
         bool, typer.Option("--graph", help="On a GPU: in CUDA graphs, where launching costs nothing.")
     ] = False,
-    seconds: Annotated[
-        float, typer.Option(callback=FOR_SECONDS, help="For the candidates of one product.")
-    ] = 0.5,
-    device: DeviceOption = "auto",
-    threads: BenchThreadsOption = None,
-    csv: CsvOption = None,
-    plot: PlotOption = None,
+    seconds: Annotated[Seconds, typer.Option(help="For the candidates of one product.")] = 0.5,
+    session: BenchSession,
 ) -> None:
     """Time matrix products in each memory layout and library, forward and backward.
 
@@ -76,55 +63,58 @@ def layout_command(
     """
     if recurrent:
         refuse_idle(context, "is of single products; leave out that or --recurrent", "paper")
-    place, types = BenchSession(device, threads, csv, plot), dtypes_of(dtypes)
-    if graph and place.device.type != "cuda":
+    types = dtypes_of(dtypes)
+    if graph and session.device.type != "cuda":
         raise InputError("--graph needs a GPU; give --device cuda, or leave it out")
-    with place.measuring() as say:
+    with session.measuring() as say:
         if recurrent:
-            found = layouts.recurrence(layouts.RECURRENT, types, place.device, seconds, say, graph=graph)
+            found = layouts.recurrence(layouts.RECURRENT, types, session.device, seconds, say, graph=graph)
         else:
             shapes = [layouts.PAPER] if paper else layouts.SHAPES
-            found = layouts.products(shapes, types, place.device, seconds, say, graph=graph)
-        rows = place.kept(found)
+            found = layouts.products(shapes, types, session.device, seconds, say, graph=graph)
+        rows = session.kept(found)
     columns = ("dtype", "rows", "inputs", "outputs", "what", "library", "layout")
     figures = ("milliseconds", "highest decile", "GFLOP/s")
-    place.print(rows, (*columns, *figures), "layouts: X (rows, inputs), W (outputs, inputs)")
+    session.print(rows, (*columns, *figures), "layouts: X (rows, inputs), W (outputs, inputs)")
     label = ("dtype", "rows", "inputs", "what", "library", "layout")
-    place.draw(rows, label=label, value="GFLOP/s", title="layouts")
+    session.draw(rows, label=label, value="GFLOP/s", title="layouts")
+
+
+@dataclass(frozen=True)
+class GridOptions:
+    """Options of a grid of shapes."""
+
+    grid: Annotated[
+        bool, typer.Option("--grid", help="A grid of shapes: choose, measure all again, tell what is lost.")
+    ] = False
+    part: Annotated[
+        str, typer.Option(metavar="I/N", help="With --grid: the shapes I, I + N, ..., for N processes.")
+    ] = "1/1"
+    limit: Annotated[Seconds, typer.Option(help="Seconds after which --grid begins no shape.")] = 75.0
+    summary: Annotated[
+        bool, typer.Option("--summary", help="The arguments are CSV files of --grid: join and sum them up.")
+    ] = False
 
 
 @app.command("select")
+@with_option_groups
 def select_command(
     context: typer.Context,
+    *,
     recipe: Annotated[
         str | None, typer.Argument(help="Recipe: a YAML file or a shipped name; none with --grid.")
     ] = None,
     overrides: OverridesArgument = None,
-    grid: Annotated[
-        bool, typer.Option("--grid", help="A grid of shapes: choose, measure all again, tell what is lost.")
-    ] = False,
-    part: Annotated[
-        str, typer.Option(metavar="I/N", help="With --grid: the shapes I, I + N, ..., for N processes.")
-    ] = "1/1",
-    summary: Annotated[
-        bool, typer.Option("--summary", help="The arguments are CSV files of --grid: join and sum them up.")
-    ] = False,
-    bucket: BucketOption = None,
-    batch: PairsOption = None,
+    grid: GridOptions,
+    batch: BatchChoice,
     compiled: Annotated[
         bool, typer.Option("--compiled", help="Compile too, which takes a minute, and remember how long.")
     ] = False,
     byte_limit: Annotated[
         str | None, typer.Option(metavar="BYTES", help="What an op may keep, e.g. 64MiB.")
     ] = None,
-    seconds: Annotated[float, typer.Option(callback=FOR_SECONDS, help="For a choice.")] = 2.0,
-    limit: Annotated[
-        float, typer.Option(callback=FOR_SECONDS, help="Seconds after which --grid begins no shape.")
-    ] = 75.0,
-    device: DeviceOption = "auto",
-    threads: BenchThreadsOption = None,
-    csv: CsvOption = None,
-    plot: PlotOption = None,
+    seconds: Annotated[Seconds, typer.Option(help="For a choice.")] = 2.0,
+    session: BenchSession,
 ) -> None:
     """Print every candidate's time for the ops of a recipe, what auto chooses and what the others would lose.
 
@@ -140,49 +130,46 @@ def select_command(
       econmt bench select --grid --part 3/8 --threads 2 --limit 3600 --csv 3.csv
       econmt bench select --summary [1-8].csv
     """
-    if [grid, summary, recipe is not None and not summary].count(True) != 1 or (summary and recipe is None):
+    if grid.grid + (recipe is not None) != 1 or (grid.summary and recipe is None):
         raise InputError("econmt bench select: give a recipe, --grid, or --summary and CSV files")
-    if not grid:
+    if not grid.grid:
         refuse_idle(context, "is for --grid; give that, or leave it out", "part", "limit")
-    if recipe is None or summary:
-        why = f"is of a recipe; leave it out with {'--summary' if summary else '--grid'}"
+    if recipe is None or grid.summary:
+        why = f"is of a recipe; leave it out with {'--summary' if grid.summary else '--grid'}"
         refuse_idle(context, why, "bucket", "batch", "compiled", "byte_limit")
-    place = BenchSession(device, threads, csv, plot)
-    if summary:
+    if grid.summary:
         refuse_idle(context, "is of what is measured; leave it out with --summary", "seconds", "plot")
-        print(_sum_up([Path(name) for name in (recipe or "", *(overrides or []))], csv))
+        print(_sum_up([Path(name) for name in (recipe or "", *(overrides or []))], session.csv))
         return
-    with place.measuring() as say:
+    with session.measuring() as say:
         if recipe is None:
-            rows = _grid(place, seconds, limit, part, say)
+            rows = _grid(session, grid, seconds, say)
             label: tuple[str, ...] = selection.GridEntry._fields
         else:
             most = bytes_of("--byte-limit", byte_limit)
             say(f"measuring the ops of {recipe}")
-            rows = _select(place, recipe, overrides or [], bucket, batch, seconds, compiled, most)
+            rows = _select(session, RecipeChoice(recipe, overrides), batch, seconds, compiled, most)
             label = ("problem", "candidate")
-    place.draw(rows, label=label, value="regret", title="regret")
+    session.draw(rows, label=label, value="regret", title="regret")
 
 
 def _select(
-    place: BenchSession,
-    name: str,
-    changes: Sequence[str],
-    bucket: str | None,
-    batch: int | None,
+    session: BenchSession,
+    choice: RecipeChoice,
+    batch: BatchChoice,
     seconds: float,
     compiled: bool,
     byte_limit: int | None,
 ) -> list[Row]:
     """Measures a recipe's ops and prints them."""
-    recipe = load_recipe(name, changes)
-    found = find_workload(name, recipe, bucket, batch, None)
+    recipe = choice.load()
+    workload = find_workload(choice.recipe, recipe, batch, None)
     chosen = selection.choose(
         recipe,
-        found.task.sizes,
-        Shape(*found.shape),
-        place.device,
-        precision_of_run(recipe, place.device),
+        workload.task.sizes,
+        workload.shape,
+        session.device,
+        precision_of_run(recipe, session.device),
         seconds=600.0 if compiled else seconds,
         compiled=compiled,
         byte_limit=byte_limit,
@@ -198,27 +185,27 @@ def _select(
         "bytes kept",
         "first call, s",
     )
-    place.print(rows, (*columns, "chosen", "regret"), f"{recipe.name}: what auto chooses")
+    session.print(rows, (*columns, "chosen", "regret"), f"{recipe.name}: what auto chooses")
     parts = ", ".join(f"{key} {value}" for key, value in chosen.implementations._asdict().items())
     line = f"a run uses: {parts} (measured in {chosen.seconds:.1f} s)"
     print("\n".join(wrap(line, WIDTH, subsequent_indent="  ")))
-    return place.kept(rows)
+    return session.kept(rows)
 
 
-def _grid(place: BenchSession, seconds: float, limit: float, part: str, say: Say) -> list[Row]:
+def _grid(session: BenchSession, options: GridOptions, seconds: float, say: Say) -> list[Row]:
     """Measures what is missing of the grid, prints it and the summary of all of it."""
-    before = place.rows_before({"bench": "select-grid"})
+    before = session.rows_before({"bench": "select-grid"})
     done = {tuple(row[name] for name in selection.GridEntry._fields) for row in before}
-    entries = selection.part_of(selection.grid(), part)
+    entries = selection.part_of(selection.grid(), options.part)
     left = [entry for entry in entries if tuple(map(str, entry)) not in done]
-    rows = place.kept(selection.regrets(left, place.device, seconds, limit, say))
+    rows = session.kept(selection.regrets(left, session.device, seconds, options.limit, say))
     columns = ("choice", "milliseconds", "best", "best milliseconds", "rule milliseconds", "regret")
-    place.print(rows, (*selection.GridEntry._fields, *columns), "what auto chooses, measured again")
+    session.print(rows, (*selection.GridEntry._fields, *columns), "what auto chooses, measured again")
     everything: list[Mapping[str, str | int | float]] = [*before, *rows]
     if everything:
         print(selection.summary(everything))
     if len(rows) < len(left):
-        goes_on = "" if place.csv is None else "; the same command goes on"
+        goes_on = "" if session.csv is None else "; the same command goes on"
         print(f"{len(left) - len(rows)} shapes are left{goes_on}")
     return rows
 
@@ -240,14 +227,17 @@ def _sum_up(files: Sequence[Path], csv: Path | None) -> str:
 
 
 @app.command("training")
+@with_option_groups
 def training_command(
+    *,
     recipes: Annotated[list[str], typer.Argument(help="Recipes: YAML files or shipped names.")],
     changes: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="A key to change in all recipes; may be repeated."),
     ] = None,
     precisions: Annotated[
-        list[str], typer.Option("--precision", help="auto, float32 or bfloat16; may be repeated.")
+        list[Literal["auto", "float32", "bfloat16"]],
+        typer.Option("--precision", help="auto, float32 or bfloat16; may be repeated."),
     ] = ["auto"],  # noqa: B006  typer copies it
     lengths: Annotated[
         list[int],
@@ -255,11 +245,8 @@ def training_command(
             "--length", min=2, max=limits.POSITIONS, help="Positions on each side; may be repeated."
         ),
     ] = [25, 50],  # noqa: B006
-    seconds: Annotated[float, typer.Option(callback=FOR_SECONDS, help="For each line of the table.")] = 3.0,
-    device: DeviceOption = "auto",
-    threads: BenchThreadsOption = None,
-    csv: CsvOption = None,
-    plot: PlotOption = None,
+    seconds: Annotated[Seconds, typer.Option(help="For each line of the table.")] = 3.0,
+    session: BenchSession,
 ) -> None:
     """Time training steps of recipes on random text of full rows: target tokens a second, peak memory, feature maps.
 
@@ -269,25 +256,24 @@ def training_command(
       econmt bench training iwslt --precision float32 --csv training.csv
       econmt bench training iwslt --length 50 --set ops.decoder=reference
     """
-    place = BenchSession(device, threads, csv, plot)
     loaded = {name: load_recipe(name, changes or []) for name in recipes}
 
     def measured(say: Say) -> Iterator[Row]:
         lines = list(product(loaded, precisions, lengths))
         for number, (name, precision, length) in enumerate(lines, 1):
             say(f"training {number} of {len(lines)}: {name}, {precision}, {length} positions")
-            yield training.row_of(name, loaded[name], precision, length, place.device, seconds)
+            yield training.row_of(name, loaded[name], precision, length, session.device, seconds)
 
-    with place.measuring() as say:
-        rows = place.kept(measured(say))
+    with session.measuring() as say:
+        rows = session.kept(measured(say))
     label = ("recipe", "precision", "batch", "length")
     times = ("target tokens/s", "milliseconds", "highest decile")
-    place.print(
+    session.print(
         rows,
         (*label, *times, "peak bytes", "feature map bytes", "of them attention", "failure"),
         "training steps",
     )
-    place.draw(rows, label=label, value="target tokens/s", title="training")
+    session.draw(rows, label=label, value="target tokens/s", title="training")
 
 
 def _elsewhere(context: typer.Context) -> None:

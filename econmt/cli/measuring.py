@@ -5,46 +5,56 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
 import typer
+from pydantic import Field
 
 from econmt.bench.rows import Row, Say, append_csv, circumstances, draw, read_csv, table
 from econmt.cli.computing import warn_of_slowness
 from econmt.cli.consoles import table_console
-from econmt.cli.options import check_picture, check_writable
+from econmt.cli.options import DeviceOption, check_picture, check_writable
+from econmt.config import limits
 from econmt.data.progress_bars import status_line
 from econmt.data.tables import print_table
 from econmt.engine.devices import reproducible, resolve_device
-from econmt.errors import InputError
 
-CsvOption = Annotated[
-    Path | None, typer.Option(help="Add the rows to this file, with machine, versions and date.")
+Dtypes = Annotated[
+    list[Literal["float32", "bfloat16"]], typer.Option("--dtype", help="float32, bfloat16; may be repeated.")
 ]
-PlotOption = Annotated[Path | None, typer.Option(help="Draw the rows into this PNG.")]
-TypesOption = Annotated[list[str], typer.Option("--dtype", help="float32, bfloat16; may be repeated.")]
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+Seconds = Annotated[float, Field(ge=0.0, le=limits.SECONDS)]
 
 
+@dataclass
 class BenchSession:
     """Device and threads of a benchmark, and the files that it writes.
 
-    Args:
-        device: auto, cpu, cuda or cuda:N. threads: None: as many as there are.
-        csv: the file to which rows are added; None: none. plot: of the picture; None: none.
+    Attributes:
+        device: the device.
 
     Raises:
         InputError: there is no such device, or a file cannot be written.
     """
 
-    def __init__(self, device: str, threads: int | None, csv: Path | None, plot: Path | None) -> None:
-        check_writable(csv)
-        check_picture(plot)
-        self.device = resolve_device(device)
-        self.threads, self.csv, self.plot = threads, csv, plot
+    device_name: DeviceOption = "auto"
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=limits.THREADS, help="CPU threads.", show_default="as many as there are cores"
+        ),
+    ] = None
+    csv: Annotated[
+        Path | None, typer.Option(help="Add the rows to this file, with machine, versions and date.")
+    ] = None
+    plot: Annotated[Path | None, typer.Option(help="Draw the rows into this PNG.")] = None
+
+    def __post_init__(self) -> None:
+        check_writable(self.csv)
+        check_picture(self.plot)
+        self.device = resolve_device(self.device_name)
         self.interrupted = False
 
     @contextmanager
@@ -95,13 +105,6 @@ class BenchSession:
             draw(rows, self.plot, label=label, value=value, title=title)
 
 
-def dtypes_of(names: Sequence[str]) -> list[torch.dtype]:
-    """The types of these names.
-
-    Raises:
-        InputError: a name is of none.
-    """
-    for name in names:
-        if name not in DTYPES:
-            raise InputError(f"--dtype '{name}': give float32 or bfloat16")
-    return [DTYPES[name] for name in names]
+def dtypes_of(names: Iterable[str]) -> list[torch.dtype]:
+    """Returns the types with these names."""
+    return [getattr(torch, name) for name in names]

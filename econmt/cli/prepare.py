@@ -8,8 +8,9 @@ from typing import Annotated
 
 import typer
 
-from econmt.cli.options import DataDirOption, OverridesArgument, RecipeArgument, VerifyOption
-from econmt.config.recipe import Recipe, TextData, find_recipe, load_recipe
+from econmt.cli.option_groups import with_option_groups
+from econmt.cli.options import TextRecipe, VerifyOption
+from econmt.config.recipe import Recipe, TextData
 from econmt.data.batching.batches import bucket_rule, training_batches
 from econmt.data.batching.bucket_shapes import Counts, Derived
 from econmt.data.batching.buckets import bucket_table, count_lengths
@@ -25,19 +26,17 @@ from econmt.data.batching.store import PreparedData, store_folder
 from econmt.data.batching.store import prepare as prepare_data
 from econmt.data.batching.token_store import length_quantiles
 from econmt.data.progress_bars import status_line
-from econmt.data.text.corpus import search_path
 from econmt.data.text.filters import report_lines
-from econmt.errors import InputError, printable
+from econmt.errors import printable
 from econmt.memory.report.tables import format_bytes
 
 COMPARED_WIDTHS = (2, 4, 8, 10)
 """Widths of fixed buckets whose padding is printed beside that of the recipe's buckets."""
 
 
+@with_option_groups
 def prepare(
-    recipe: RecipeArgument,
-    overrides: OverridesArgument = None,
-    data_dir: DataDirOption = None,
+    recipe: TextRecipe,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="Folder of the store; default: where training looks for it."),
@@ -52,12 +51,10 @@ def prepare(
     Example:
       econmt prepare multi30k data.subwords.size=6000 --data-dir corpora
     """
-    resolved = load_recipe(recipe, overrides or ())
-    if output is not None and any(each.partition("=")[0] == "data.prepared" for each in overrides or ()):
-        raise InputError("data.prepared is given twice, as --output too; give it once")
-    folder = output if output is not None else store_folder(resolved)
-    search = search_path(find_recipe(recipe).parent, data_dir)
-    prepared = prepare_data(resolved, folder, search, show_progress=True, verify=verify)
+    resolved = recipe.load({"data.prepared": None if output is None else str(output)})
+    prepared = prepare_data(
+        resolved, store_folder(resolved), recipe.search_path, show_progress=True, verify=verify
+    )
     with status_line() as say:
         say("counting what padding costs")
         lines = report(resolved, prepared)

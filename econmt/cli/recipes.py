@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from econmt.cli.options import OverridesArgument, RecipeArgument
+from econmt.cli.option_groups import with_option_groups
+from econmt.cli.options import RecipeChoice
 from econmt.config.recipe import Recipe, TextData, find_recipe, load_recipe, recipe_text, shipped_recipes
 from econmt.data.files import whole_file, writing
 from econmt.data.tables import WIDTH
@@ -73,9 +74,9 @@ def copy(
 
 
 @app.command("show")
+@with_option_groups
 def show(
-    recipe: RecipeArgument,
-    overrides: OverridesArgument = None,
+    recipe: RecipeChoice,
     changed_only: Annotated[
         bool, typer.Option("--changed-only", help="Leave out what equals the defaults.")
     ] = False,
@@ -86,7 +87,7 @@ def show(
     Example:
       econmt recipes show iwslt training.batch.size=256 --changed-only
     """
-    print(recipe_text(load_recipe(recipe, overrides or ()), changed_only=changed_only), end="")
+    print(recipe_text(recipe.load(), changed_only=changed_only), end="")
 
 
 @app.command("validate")

@@ -5,16 +5,19 @@ from __future__ import annotations
 import importlib.util
 import ipaddress
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
+from pydantic import Field
 
 from econmt.api import TrainedModel
 from econmt.checkpoint.folder import ModelFolder
-from econmt.cli import controls, options
 from econmt.cli.computing import load_models
-from econmt.cli.options import within
+from econmt.cli.option_groups import recipe_option, with_option_groups
+from econmt.cli.options import BatchSizeOption
+from econmt.cli.search_options import SearchComputing
 from econmt.config import limits
 from econmt.config.recipe import read_recipe
 from econmt.config.yaml_reader import shortened
@@ -22,50 +25,64 @@ from econmt.data.files import notice
 from econmt.engine.devices import resolve_device
 from econmt.engine.precision import LEAST_SIZE, int8_pays
 from econmt.errors import InputError
+from econmt.serving.settings import Settings
 from econmt.training.interrupts import Interrupted, Interrupts
 
-ServePrecisionOption = Annotated[
-    controls.SearchPrecision,
-    typer.Option(
-        "--precision",
-        help="Of products; auto: what is faster here, on a CPU often int8. bfloat16 and int8 move scores by some "
-        "hundredths.",
-    ),
-]
-
 _PACKAGES = ("starlette", "uvicorn", "prometheus_client")
-
-HostOption = Annotated[str, typer.Option(help="Address to listen on; the default is this machine alone.")]
-PortOption = Annotated[int, typer.Option(min=0, max=65_535, help="Port; 0: any that is free.")]
-KeysOption = Annotated[
-    Path | None, typer.Option(help="File of keys, one a line, of which a request needs one.")
-]
-WaitOption = Annotated[
-    float,
-    typer.Option(
-        "--wait-ms",
-        callback=within(0.0, 1000.0),
-        help="Milliseconds for which a sentence waits for others to be translated with.",
-    ),
-]
-CharactersOption = Annotated[
-    int, typer.Option(min=1, max=limits.LINE_BYTES, help="Most characters of a request.")
-]
-WaitingOption = Annotated[int, typer.Option(min=1, max=limits.LINES, help="Most sentences that wait.")]
-RateOption = Annotated[
-    int | None,
-    typer.Option(min=1, max=limits.LINES, help="Requests a minute of a client.", show_default="any number"),
-]
-ProxiesOption = Annotated[
-    str,
-    typer.Option(
-        help="Addresses or networks of proxies, with commas, whose X-Forwarded-For header names the client for "
-        "--requests-per-minute.",
-        show_default="none",
-    ),
-]
+_DEFAULTS = Settings()
 
 
+@dataclass(frozen=True)
+class ServeComputing(SearchComputing):
+    """Device, threads and precision of a server."""
+
+    precision: Annotated[
+        Literal["auto", "float32", "bfloat16", "int8"],
+        typer.Option(
+            help="Of products; auto: what is faster here, on a CPU often int8. bfloat16 and int8 move scores by some "
+            "hundredths.",
+        ),
+    ] = "auto"
+
+
+@dataclass(frozen=True)
+class RequestLimits:
+    """Limits of requests, and of the batches in which they are translated."""
+
+    beam_size: Annotated[int | None, recipe_option("decoding.beam_size", "--beam-size", "-b")] = None
+    batch_size: BatchSizeOption = None
+    wait_ms: Annotated[
+        float,
+        Field(ge=0.0, le=1000.0),
+        typer.Option(help="Milliseconds for which a sentence waits for others to be translated with."),
+    ] = 1000.0 * _DEFAULTS.wait_seconds
+    max_characters: Annotated[
+        int, typer.Option(min=1, max=limits.LINE_BYTES, help="Most characters of a request.")
+    ] = _DEFAULTS.most_characters
+    max_waiting: Annotated[int, typer.Option(min=1, max=limits.LINES, help="Most sentences that wait.")] = (
+        _DEFAULTS.most_waiting
+    )
+    requests_per_minute: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=limits.LINES, help="Requests a minute of a client.", show_default="any number"
+        ),
+    ] = None
+
+    @property
+    def settings(self) -> Settings:
+        """Settings of a server with these limits."""
+        return Settings(
+            self.beam_size,
+            self.batch_size,
+            self.wait_ms / 1000.0,
+            self.max_characters,
+            self.max_waiting,
+            self.requests_per_minute,
+        )
+
+
+@with_option_groups
 def serve(
     models: Annotated[
         list[Path],
@@ -76,19 +93,24 @@ def serve(
             help="Model folder; several: of each language pair, or an ensemble of one.",
         ),
     ],
-    host: HostOption = "127.0.0.1",
-    port: PortOption = 5000,
-    api_keys: KeysOption = None,
-    beam_size: controls.BeamOption = None,
-    batch_size: options.BatchSizeOption = None,
-    wait_ms: WaitOption = 3.0,
-    max_characters: CharactersOption = 10_000,
-    max_waiting: WaitingOption = 2_000,
-    requests_per_minute: RateOption = None,
-    forwarded_allow_ips: ProxiesOption = "",
-    device: options.DeviceOption = "auto",
-    threads: options.ThreadsOption = None,
-    precision: ServePrecisionOption = controls.SearchPrecision.auto,
+    *,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; the default is this machine alone.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65_535, help="Port; 0: any that is free.")] = 5000,
+    api_keys: Annotated[
+        Path | None, typer.Option(help="File of keys, one a line, of which a request needs one.")
+    ] = None,
+    requests: RequestLimits,
+    forwarded_allow_ips: Annotated[
+        str,
+        typer.Option(
+            help="Addresses or networks of proxies, with commas, whose X-Forwarded-For header names the client for "
+            "--requests-per-minute.",
+            show_default="none",
+        ),
+    ] = "",
+    computing: ServeComputing,
 ) -> None:
     """Answer translation requests over HTTP, in LibreTranslate's form, and show a page in the browser.
 
@@ -109,18 +131,16 @@ def serve(
     from econmt.serving.app import Service
     from econmt.serving.models import by_pair
     from econmt.serving.server import Server, bind, url_of
-    from econmt.serving.settings import Settings
 
-    # Once: a server that reloads a model must not change its mind.
-    whole = precision.value == "auto" and resolve_device(device).type == "cpu" and int8_pays()
+    # Decided once: a server that reloads a model must not change its mind.
+    on_cpu = resolve_device(computing.device).type == "cpu"
+    prefers_int8 = computing.precision == "auto" and on_cpu and int8_pays()
 
     def loaded(folders: Sequence[Path]) -> TrainedModel:
-        chosen = "int8" if whole and not _is_tiny(folders) else precision.value
-        return load_models(folders, None, device, chosen, threads)
+        in_int8 = prefers_int8 and not _is_tiny(folders)
+        return load_models(folders, replace(computing, precision="int8") if in_int8 else computing)
 
-    settings = Settings(
-        beam_size, batch_size, wait_ms / 1000.0, max_characters, max_waiting, requests_per_minute
-    )
+    settings = requests.settings
     keys = Keys() if api_keys is None else read_keys(api_keys)
     proxies = _proxies(forwarded_allow_ips)
     with bind(host, port) as bound:

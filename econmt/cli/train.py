@@ -14,23 +14,15 @@ from econmt.checkpoint.checkpoints import load_state
 from econmt.checkpoint.folder import ModelFolder
 from econmt.checkpoint.state import seed_everything
 from econmt.cli.consoles import table_console
-from econmt.cli.options import (
-    DataDirOption,
-    OverridesArgument,
-    RecipeArgument,
-    RecipeDeviceOption,
-    RecipeThreadsOption,
-    VerifyOption,
-    as_overrides,
-)
+from econmt.cli.option_groups import with_option_groups
+from econmt.cli.options import RunRecipe, VerifyOption
 from econmt.config import limits
 from econmt.config.optimizer import METRICS
-from econmt.config.recipe import Recipe, TextData, find_recipe, load_recipe
+from econmt.config.recipe import Recipe, TextData
 from econmt.data.batching.batches import bucket_rule, training_batches
 from econmt.data.batching.buckets import assign_buckets
 from econmt.data.batching.store import PreparedData, prepare, store_folder
 from econmt.data.tables import print_table
-from econmt.data.text.corpus import search_path
 from econmt.data.text.filters import left_out
 from econmt.engine.communicator import Communicator
 from econmt.engine.devices import resolve_device
@@ -48,16 +40,14 @@ from econmt.training.results import RunResults
 from econmt.training.run import Outcome, run_recipe
 
 
+@with_option_groups
 def train(
     context: typer.Context,
-    recipe: RecipeArgument,
-    overrides: OverridesArgument = None,
-    data_dir: DataDirOption = None,
+    *,
+    recipe: RunRecipe,
     output: Annotated[
         str | None, typer.Option("--output", "-o", help="Model folder, instead of the recipe's.")
     ] = None,
-    device: RecipeDeviceOption = None,
-    threads: RecipeThreadsOption = None,
     overwrite_output: Annotated[
         bool,
         typer.Option("--overwrite-output", "--fresh", help="Start anew; the run in the folder is lost."),
@@ -90,12 +80,11 @@ def train(
     Example:
       econmt train multi30k training.batch.size=128 --output runs/m1
     """
-    place = _place(processes, max_restarts)
+    environment = _rank_environment(processes, max_restarts)
     if overwrite_output and resume_with_changes:
         raise InputError("--overwrite-output starts anew and --resume-with-changes goes on; give one of them")
-    said = {"output": output, "training.device": device, "training.threads": threads}
-    loaded = load_recipe(recipe, as_overrides(overrides, said))
-    search = search_path(find_recipe(recipe).parent, data_dir)
+    loaded = recipe.load({"output": output})
+    search = recipe.search_path
     talk = Console(stderr=True, highlight=False)
     results = table_console()
     if dry_run:
@@ -107,18 +96,18 @@ def train(
         )
         _describe(loaded, prepared, results, processes or 1)
         return
-    if place is None and processes is not None and (processes > 1 or max_restarts):
+    if environment is None and processes is not None and (processes > 1 or max_restarts):
         from econmt.parallel.launch import launch  # one process does not import PyTorch's elastic agent
 
         raise typer.Exit(launch(context.obj, processes, max_restarts))
     try:
-        with world_of(place, loaded) as communicator:
+        with communicator_of(environment, loaded) as communicator:
             outcome = run_recipe(
                 loaded,
                 search,
                 console=talk,
                 # Processes that start again go on with what those before them began.
-                overwrite_output=overwrite_output and (place is None or place.restarts == 0),
+                overwrite_output=overwrite_output and (environment is None or environment.restarts == 0),
                 resume_with_changes=resume_with_changes,
                 verify=verify,
                 communicator=communicator,
@@ -130,7 +119,7 @@ def train(
         _print_outcome(loaded, outcome, results)
 
 
-def _place(processes: int | None, max_restarts: int) -> RankEnvironment | None:
+def _rank_environment(processes: int | None, max_restarts: int) -> RankEnvironment | None:
     """Returns this process's rank environment, or None if it runs alone or is the launcher.
 
     Raises:
@@ -138,21 +127,23 @@ def _place(processes: int | None, max_restarts: int) -> RankEnvironment | None:
     """
     if max_restarts and processes is None:
         raise InputError("--max-restarts is of --processes; torchrun has an option of the same name")
-    place = rank_environment()
-    if place is not None and processes not in (None, place.size):
+    environment = rank_environment()
+    if environment is not None and processes not in (None, environment.size):
         raise InputError(
-            f"--processes {processes}: this is one of {place.size} processes that were started already (WORLD_SIZE); "
-            "leave it out"
+            f"--processes {processes}: this is one of {environment.size} processes that were started already "
+            "(WORLD_SIZE); leave it out"
         )
-    return place
+    return environment
 
 
-def world_of(place: RankEnvironment | None, recipe: Recipe) -> AbstractContextManager[Communicator]:
-    """The processes that train together, as the environment says: mostly this one alone."""
-    if place is None:
+def communicator_of(
+    environment: RankEnvironment | None, recipe: Recipe
+) -> AbstractContextManager[Communicator]:
+    """Joins the processes that train together; without an environment it is this process alone."""
+    if environment is None:
         return nullcontext(Communicator())
-    take_own_gpu(recipe.training.device, place)
-    return joined(place, recipe.parallel, resolve_device(recipe.training.device))
+    take_own_gpu(recipe.training.device, environment)
+    return joined(environment, recipe.parallel, resolve_device(recipe.training.device))
 
 
 def _print_outcome(recipe: Recipe, outcome: Outcome, console: Console) -> None:

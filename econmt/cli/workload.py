@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from econmt.bench.training import vocabulary_sizes
+from econmt.cli.options import BatchChoice
 from econmt.config import limits
 from econmt.config.recipe import Recipe, TextData, find_recipe
 from econmt.data.batching.batches import rows_of_batch, training_batches
@@ -23,7 +24,7 @@ MOST_BUCKETS = 12
 """Largest number of buckets that are printed."""
 
 
-class Found(NamedTuple):
+class Workload(NamedTuple):
     """Workload to profile.
 
     Attributes:
@@ -41,24 +42,21 @@ class Found(NamedTuple):
     notes: list[str]
 
 
-def find_workload(
-    name: str, recipe: Recipe, bucket: str | None, rows: int | None, data_dir: Path | None
-) -> Found:
-    """Find the shape to profile.
+def find_workload(name: str, recipe: Recipe, batch: BatchChoice, data_dir: Path | None) -> Workload:
+    """Finds the shape to profile.
 
     Args:
-        name: the recipe as it was given.
-        recipe: its content.
-        bucket: "SxT" as it was given; None: the worst bucket.
-        rows: sentence pairs; None: as many as the recipe puts into a batch.
+        name: file or shipped name of the recipe.
+        recipe: the recipe.
+        batch: options that change the batch.
         data_dir: folder with the text, which is prepared if need be; None: only text that is prepared already counts.
 
     Raises:
         InputError: the bucket is none, or the text in ``data_dir`` cannot be used.
     """
     if isinstance(recipe.data, TextData):
-        return _text_workload(recipe, _prepared(name, recipe, data_dir), bucket, rows)
-    wanted = None if bucket is None else parse_bucket(bucket)
+        return _text_workload(recipe, _prepared(name, recipe, data_dir), batch)
+    wanted = None if batch.bucket is None else parse_bucket(batch.bucket)
     prepared = _prepared(name, recipe, data_dir)
     if prepared is None:
         sizes, shape, buckets, notes = _from_recipe(recipe)
@@ -69,28 +67,30 @@ def find_workload(
         shape = Shape(rows_of_batch(recipe.training.batch, wanted[1]), *wanted)
         frequent = shape if prepared is None else frequent
         buckets, notes = [wanted], notes[1:]
-    if rows is not None:
-        shape, frequent = shape._replace(rows=rows), frequent._replace(rows=rows)
-    return Found(task_of_sizes(recipe, sizes), shape, frequent, buckets, notes)
+    if batch.batch is not None:
+        shape, frequent = shape._replace(rows=batch.batch), frequent._replace(rows=batch.batch)
+    return Workload(task_of_sizes(recipe, sizes), shape, frequent, buckets, notes)
 
 
-def _text_workload(
-    recipe: Recipe, prepared: PreparedData | None, bucket: str | None, rows: int | None
-) -> Found:
-    """The windows of a language model: the longest ones, and nothing else to choose from."""
-    if bucket is not None:
-        raise InputError(f"--bucket '{bucket}': a language model has no buckets; give training.bptt=NUMBER")
+def _text_workload(recipe: Recipe, prepared: PreparedData | None, batch: BatchChoice) -> Workload:
+    """Returns the longest windows of a language model."""
+    if batch.bucket is not None:
+        raise InputError(
+            f"--bucket '{batch.bucket}': a language model has no buckets; give training.bptt=NUMBER"
+        )
     training = recipe.training
-    shape = Shape(rows or training.batch.size, 1, training.bptt)
+    shape = Shape(batch.batch or training.batch.size, 1, training.bptt)
     if prepared is not None:
         task = make_task(recipe, prepared)
         shape = shape._replace(target=task.batches(prepared).worst_batch().positions[1])
-        return Found(task, shape, shape, [shape[1:]], [f"Shape: a window of the text in {prepared.folder}."])
+        return Workload(
+            task, shape, shape, [shape[1:]], [f"Shape: a window of the text in {prepared.folder}."]
+        )
     note = (
         f"The recipe's text is not prepared in {store_folder(recipe)}, so the size of the vocabulary is the recipe's; "
         "econmt prepare, or --data-dir, for that of the text."
     )
-    return Found(task_of_sizes(recipe, vocabulary_sizes(recipe)), shape, shape, [shape[1:]], [note])
+    return Workload(task_of_sizes(recipe, vocabulary_sizes(recipe)), shape, shape, [shape[1:]], [note])
 
 
 def parse_bucket(text: str) -> tuple[int, int]:

@@ -98,7 +98,7 @@ def by_reference(metric: Literal["bleu", "chrf"], references: Sequence[str], tok
     return judged
 
 
-class Opinion(NamedTuple):
+class WeightedScorer(NamedTuple):
     """A model that scores candidates, with its weight.
 
     Attributes:
@@ -111,7 +111,7 @@ class Opinion(NamedTuple):
     reverse: bool
 
 
-def by_models(sources: Sequence[str], opinions: Sequence[Opinion]) -> Judge:
+def by_models(sources: Sequence[str], opinions: Sequence[WeightedScorer]) -> Judge:
     """Adds the weighted scores of models, forward or reverse, to the scores in the list."""
 
     def judged(lists: Sequence[list[RerankCandidate]], first: int) -> list[list[float]]:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -56,7 +56,12 @@ LEAST = 3
 TIMEOUT = timedelta(seconds=120)
 """Time after which a rank gives up waiting for another."""
 
-BETWEEN = {"1gbe": Link(50e-6, 8e-9), "10gbe": Link(30e-6, 0.8e-9), "ndr": Link(2e-6, 0.02e-9)}
+LinkName = Literal["1gbe", "10gbe", "ndr"]
+BETWEEN: dict[LinkName, Link] = {
+    "1gbe": Link(50e-6, 8e-9),
+    "10gbe": Link(30e-6, 0.8e-9),
+    "ndr": Link(2e-6, 0.02e-9),
+}
 """Links between hosts by their nominal bandwidth: Ethernet of 1 and 10 Gbit/s, InfiniBand NDR of 400 Gbit/s."""
 
 
@@ -123,7 +128,7 @@ class Profile(Record):
             ),
         )
 
-    def network(self, between: str | None) -> Network:
+    def network(self, between: LinkName | None) -> Network:
         """Hosts like this one, joined by a link of :data:`BETWEEN`."""
         on_gpu = self.device == "cuda"
         link = BETWEEN[between or ("ndr" if on_gpu else "10gbe")]

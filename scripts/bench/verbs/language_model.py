@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from econmt.cli.measuring import DTYPES, BenchSession, CsvOption, PlotOption, dtypes_of
-from econmt.cli.options import BenchThreadsOption, DeviceOption, within
+from econmt.cli.measuring import BenchSession, Seconds
+from econmt.cli.option_groups import with_option_groups
 from econmt.config import limits
 from econmt.engine.precision import precision_of
 from scripts.bench import language_model
 
 
+@with_option_groups
 def language_model_command(
+    *,
     hidden: Annotated[
         list[int], typer.Option(min=1, max=limits.WIDTH, help="Units of a layer; may be repeated.")
     ] = list(language_model.HIDDEN),  # noqa: B006  typer copies it
@@ -27,7 +29,7 @@ def language_model_command(
     ] = list(language_model.VOCABULARIES),  # noqa: B006
     bptt: Annotated[int, typer.Option(min=1, max=limits.POSITIONS, help="Tokens of a row.")] = 35,
     layers: Annotated[int, typer.Option(min=1, max=limits.LAYERS, help="Of the stack.")] = 2,
-    dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
+    dtype: Annotated[Literal["float32", "bfloat16"], typer.Option(help="Precision of products.")] = "float32",
     only: Annotated[
         list[str] | None,
         typer.Option("--contender", help="Only those whose names contain this; may be repeated."),
@@ -36,16 +38,8 @@ def language_model_command(
         bool,
         typer.Option("--compile-loop", help="Also torch.compile of the step loop: minutes to compile."),
     ] = False,
-    seconds: Annotated[
-        float,
-        typer.Option(
-            callback=within(0.0, limits.SECONDS), help="For each hidden size, batch and vocabulary."
-        ),
-    ] = 10.0,
-    device: DeviceOption = "auto",
-    threads: BenchThreadsOption = None,
-    csv: CsvOption = None,
-    plot: PlotOption = None,
+    seconds: Annotated[Seconds, typer.Option(help="For each hidden size, batch and vocabulary.")] = 10.0,
+    session: BenchSession,
 ) -> None:
     """Time training of a language model end to end: a step loop, torch.nn.LSTM, torch.compile, ours, what auto picks.
 
@@ -58,11 +52,8 @@ def language_model_command(
       python -m scripts.bench language-model --hidden 200 --batch 32
       python -m scripts.bench language-model --device cuda --csv lm.csv
     """
-    place = BenchSession(device, threads, csv, plot)
-    dtypes_of([dtype])
-    assert dtype in DTYPES
-    precision = precision_of(dtype, place.device)
-    before = place.rows_before(
+    precision = precision_of(dtype, session.device)
+    before = session.rows_before(
         {"bench": "language-model", "precision": dtype, "bptt": bptt, "layers": layers}
     )
     done = {(int(row["vocabulary"]), int(row["hidden"]), int(row["batch"])) for row in before}
@@ -71,14 +62,14 @@ def language_model_command(
         for problem in language_model.grid(hidden, batches, vocabularies, bptt, layers)
         if problem[:3] not in done
     ]
-    with place.measuring() as say:
+    with session.measuring() as say:
         found = language_model.rows(
-            problems, place.device, precision, seconds, say, only=only or (), compile_loop=compile_loop
+            problems, session.device, precision, seconds, say, only=only or (), compile_loop=compile_loop
         )
-        rows = place.kept(found)
+        rows = session.kept(found)
     title = f"training words/s: {layers} x LSTM, bptt {bptt}, {dtype}"
     columns = ("vocabulary", "hidden", "batch", "contender", "words/s", "x nn.LSTM")
-    place.print(rows, columns, title)
+    session.print(rows, columns, title)
     for row in rows:
         for what in ("failure", "not in a graph"):
             if what in row:
@@ -89,5 +80,5 @@ def language_model_command(
     for pick in sorted(picks):
         print(f"auto picks {pick}")
     everything: list[Mapping[str, str | int | float]] = [*before, *rows]
-    if place.plot is not None and everything:
-        language_model.draw(everything, place.plot)
+    if session.plot is not None and everything:
+        language_model.draw(everything, session.plot)

@@ -5,16 +5,17 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
+from pydantic import Field
 
-from econmt.cli.measuring import BenchSession, CsvOption, PlotOption, TypesOption, dtypes_of
-from econmt.cli.options import BenchThreadsOption, DeviceOption, within
+from econmt.cli.measuring import BenchSession, Dtypes, dtypes_of
+from econmt.cli.option_groups import with_option_groups
 from econmt.config import limits
 from scripts.bench import low_rank_lstm
 
-BOTH_TYPES = ["float32", "bfloat16"]
 
-
+@with_option_groups
 def low_rank_command(
+    *,
     hidden: Annotated[
         int, typer.Option(min=1, max=limits.WIDTH, help="Units, and width of the inputs.")
     ] = low_rank_lstm.PUBLISHED[0],
@@ -27,14 +28,11 @@ def low_rank_command(
     ranks: Annotated[
         list[int], typer.Option("--rank", min=1, max=limits.WIDTH, help="May be repeated.")
     ] = low_rank_lstm.RANKS,
-    dtypes: TypesOption = BOTH_TYPES,
+    dtypes: Dtypes = ["float32", "bfloat16"],  # noqa: B006  typer copies it
     seconds: Annotated[
-        float, typer.Option(callback=within(0.01, limits.SECONDS), help="For each batch, type and pass.")
+        float, Field(ge=0.01, le=limits.SECONDS), typer.Option(help="For each batch, type and pass.")
     ] = 3.0,
-    device: DeviceOption = "auto",
-    threads: BenchThreadsOption = None,
-    csv: CsvOption = None,
-    plot: PlotOption = None,
+    session: BenchSession,
 ) -> None:
     """Time an LSTM layer with whole matrices and with thin factors of several ranks, forward and backward.
 
@@ -43,12 +41,12 @@ def low_rank_command(
       python -m scripts.bench low-rank
       python -m scripts.bench low-rank --batch 16 --csv low-rank.csv
     """
-    place, types = BenchSession(device, threads, csv, plot), dtypes_of(dtypes)
-    with place.measuring() as say:
-        rows = place.kept(
-            low_rank_lstm.rows((hidden, steps), batches, ranks, types, place.device, say, seconds=seconds)
+    types = dtypes_of(dtypes)
+    with session.measuring() as say:
+        rows = session.kept(
+            low_rank_lstm.rows((hidden, steps), batches, ranks, types, session.device, say, seconds=seconds)
         )
     title = f"LSTM of {hidden} units, {steps} steps; gain over the fastest whole layer"
     columns = ("dtype", "batch", "layer", "parameters", *(f"{what}, ms" for what in low_rank_lstm.PASSES))
-    place.print(rows, (*columns, *(f"{what}, gain" for what in low_rank_lstm.PASSES), "difference"), title)
-    place.draw(rows, label=("dtype", "batch", "layer"), value="forward and backward, ms", title=title)
+    session.print(rows, (*columns, *(f"{what}, gain" for what in low_rank_lstm.PASSES), "difference"), title)
+    session.draw(rows, label=("dtype", "batch", "layer"), value="forward and backward, ms", title=title)

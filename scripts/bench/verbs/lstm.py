@@ -3,25 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated
 
 import torch
 import typer
 
 from econmt.bench.rows import Row
-from econmt.cli.measuring import BenchSession, CsvOption, PlotOption, TypesOption, dtypes_of
-from econmt.cli.options import BenchThreadsOption, DeviceOption, refuse_idle, within
+from econmt.cli.measuring import BenchSession, Dtypes, Seconds, dtypes_of
+from econmt.cli.option_groups import with_option_groups
+from econmt.cli.options import refuse_idle
 from econmt.config import limits
 from econmt.errors import InputError
 from scripts.bench import lstm_schedules
 
 LAYERS, STEPS, HIDDEN, BATCH = lstm_schedules.PUBLISHED
-BOTH_TYPES = ["float32", "bfloat16"]
-FOR_SECONDS = within(0.0, limits.SECONDS)
 
 
+@dataclass(frozen=True)
+class StackOptions:
+    """Sizes of a stack of LSTM layers."""
+
+    layers: Annotated[int, typer.Option(min=1, max=limits.LAYERS, help="Of the stack.")] = LAYERS
+    steps: Annotated[int, typer.Option(min=1, max=limits.POSITIONS, help="Of a sequence.")] = STEPS
+    hidden: Annotated[int, typer.Option(min=1, max=limits.WIDTH, help="Units of a layer.")] = HIDDEN
+
+
+@with_option_groups
 def lstm_command(
     context: typer.Context,
+    *,
     ablation: Annotated[
         bool, typer.Option("--ablation", help="Each decision of the schedule; else batches up to the peak.")
     ] = False,
@@ -35,9 +46,7 @@ def lstm_command(
         list[str] | None,
         typer.Option("--schedule", help="With --ablation: only names that contain this; may be repeated."),
     ] = None,
-    layers: Annotated[int, typer.Option(min=1, max=limits.LAYERS, help="Of the stack.")] = LAYERS,
-    steps: Annotated[int, typer.Option(min=1, max=limits.POSITIONS, help="Of a sequence.")] = STEPS,
-    hidden: Annotated[int, typer.Option(min=1, max=limits.WIDTH, help="Units of a layer.")] = HIDDEN,
+    sizes: StackOptions,
     batches: Annotated[
         list[int] | None,
         typer.Option(
@@ -47,18 +56,14 @@ def lstm_command(
             help="Sequences: one with --ablation (64), else may be repeated.",
         ),
     ] = None,
-    dtypes: TypesOption = BOTH_TYPES,
+    dtypes: Dtypes = ["float32", "bfloat16"],  # noqa: B006  typer copies it
     samples: Annotated[
         int, typer.Option(min=1, max=limits.REPETITIONS, help="Timed calls of each; the quickest counts.")
     ] = 5,
     limit: Annotated[
-        float,
-        typer.Option(callback=FOR_SECONDS, help="Seconds after which no batch is begun, without --ablation."),
+        Seconds, typer.Option(help="Seconds after which no batch is begun, without --ablation.")
     ] = 600.0,
-    device: DeviceOption = "auto",
-    threads: BenchThreadsOption = None,
-    csv: CsvOption = None,
-    plot: PlotOption = None,
+    session: BenchSession,
 ) -> None:
     """Time a stack of LSTM layers, forward and backward, under different schedules and against torch.nn.LSTM.
 
@@ -79,21 +84,20 @@ def lstm_command(
         refuse_idle(context, why, "compile_loop", "schedules")
     else:
         refuse_idle(context, "is for batches up to the peak, without --ablation; leave it out", "limit")
-    place, types = BenchSession(device, threads, csv, plot), dtypes_of(dtypes)
-    batch = (batches or [BATCH])[0]
-    shape = lstm_schedules.StackShape(layers, steps, hidden, batch)
-    title = f"LSTM: {layers} layers, {steps} steps, {hidden} units"
+    types = dtypes_of(dtypes)
+    shape = lstm_schedules.StackShape(sizes.layers, sizes.steps, sizes.hidden, (batches or [BATCH])[0])
+    title = f"LSTM: {shape.layers} layers, {shape.steps} steps, {shape.hidden} units"
     if ablation:
-        _lstm_ablation(place, shape, types, samples, compile_loop, schedules or (), title)
+        _lstm_ablation(session, shape, types, samples, compile_loop, schedules or (), title)
     else:
-        _lstm_rates(place, shape, types, samples, batches, limit, title)
+        _lstm_rates(session, shape, types, samples, batches, limit, title)
 
 
 _LSTM_TIMES = ("forward, ms", "forward and backward, ms")
 
 
 def _lstm_ablation(
-    place: BenchSession,
+    session: BenchSession,
     shape: lstm_schedules.StackShape,
     types: Sequence[torch.dtype],
     samples: int,
@@ -101,23 +105,23 @@ def _lstm_ablation(
     only: Sequence[str],
     title: str,
 ) -> None:
-    with place.measuring() as say:
+    with session.measuring() as say:
         found = lstm_schedules.ablation(
-            *(shape, types, place.device, say),
+            *(shape, types, session.device, say),
             samples=samples,
             compile_loop=compile_loop,
             only=only,
         )
-        rows = place.kept(found)
+        rows = session.kept(found)
     gains = ("forward, gain", "published gain", "forward and backward, gain", "forward and backward, GFLOP/s")
     columns = ("dtype", "schedule", *_LSTM_TIMES, *gains, "peak bytes", "first call, s")
     title += f", batch {shape.batch}"
-    place.print(rows, columns, title)
-    place.draw(rows, label=("dtype", "schedule"), value=_LSTM_TIMES[1], title=title)
+    session.print(rows, columns, title)
+    session.draw(rows, label=("dtype", "schedule"), value=_LSTM_TIMES[1], title=title)
 
 
 def _lstm_rates(
-    place: BenchSession,
+    session: BenchSession,
     shape: lstm_schedules.StackShape,
     types: Sequence[torch.dtype],
     samples: int,
@@ -126,16 +130,16 @@ def _lstm_rates(
     title: str,
 ) -> None:
     fixed: Row = {"layers": shape.layers, "steps": shape.steps, "hidden": shape.hidden}
-    before = place.rows_before({"bench": "lstm-rates", **fixed})
+    before = session.rows_before({"bench": "lstm-rates", **fixed})
     done = {(row["dtype"], int(row["batch"])) for row in before}
-    with place.measuring() as say:
-        rows = place.kept(
+    with session.measuring() as say:
+        rows = session.kept(
             lstm_schedules.rates(
-                shape, types, place.device, say, samples=samples, batches=batches, limit=limit, done=done
+                shape, types, session.device, say, samples=samples, batches=batches, limit=limit, done=done
             )
         )
     rate = "forward and backward, GFLOP/s"
-    place.print(rows, ("dtype", "schedule", "batch", *_LSTM_TIMES, rate, "peak GFLOP/s"), title)
+    session.print(rows, ("dtype", "schedule", "batch", *_LSTM_TIMES, rate, "peak GFLOP/s"), title)
     everything: list[Mapping[str, str | int | float]] = [*before, *rows]
-    if place.plot is not None and everything:
-        lstm_schedules.draw_rates(everything, place.plot)
+    if session.plot is not None and everything:
+        lstm_schedules.draw_rates(everything, session.plot)

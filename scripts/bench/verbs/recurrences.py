@@ -6,18 +6,21 @@ from typing import Annotated
 
 import torch
 import typer
+from pydantic import Field
 
-from econmt.cli.measuring import BenchSession, CsvOption, PlotOption, TypesOption, dtypes_of
-from econmt.cli.options import BenchThreadsOption, DeviceOption, within
+from econmt.cli.measuring import BenchSession, Dtypes, dtypes_of
+from econmt.cli.option_groups import with_option_groups
 from econmt.config import limits
 from econmt.errors import InputError
 from scripts.bench import memory_task, scan
 
 UNITS = [memory_task.PUBLISHED[1]]
-FOR_SECONDS = within(0.0, limits.SECONDS, above=True)
+Seconds = Annotated[float, Field(gt=0.0, le=limits.SECONDS)]
 
 
+@with_option_groups
 def scan_command(
+    *,
     shapes: Annotated[
         list[str] | None,
         typer.Option(
@@ -27,14 +30,9 @@ def scan_command(
             show_default="the four published",
         ),
     ] = None,
-    dtypes: TypesOption = ["float32"],  # noqa: B006  typer copies it
-    seconds: Annotated[
-        float, typer.Option(callback=FOR_SECONDS, help="For each implementation and pass.")
-    ] = 1.0,
-    device: DeviceOption = "auto",
-    threads: BenchThreadsOption = None,
-    csv: CsvOption = None,
-    plot: PlotOption = None,
+    dtypes: Dtypes = ["float32"],  # noqa: B006  typer copies it
+    seconds: Annotated[Seconds, typer.Option(help="For each implementation and pass.")] = 1.0,
+    session: BenchSession,
 ) -> None:
     """Time the linear recurrence beside a copy that moves as many bytes, forward and backward.
 
@@ -46,13 +44,13 @@ def scan_command(
       python -m scripts.bench scan --shape 1x65536x128 --csv scan.csv
     """
     wanted = [_shape_of(text) for text in shapes or []] or list(scan.SHAPES)
-    place, types = BenchSession(device, threads, csv, plot), dtypes_of(dtypes)
-    with place.measuring() as say:
-        rows = place.kept(scan.rows(wanted, types, place.device, say, seconds=seconds))
+    types = dtypes_of(dtypes)
+    with session.measuring() as say:
+        rows = session.kept(scan.rows(wanted, types, session.device, say, seconds=seconds))
     columns = ("batch", "steps", "hidden", "dtype", "pass", "implementation")
     figures = ("milliseconds", "highest decile", "bytes", "GB/s", "share of a copy", "difference")
-    place.print(rows, (*columns, *figures), "linear recurrence")
-    place.draw(
+    session.print(rows, (*columns, *figures), "linear recurrence")
+    session.draw(
         rows, label=columns, value="share of a copy", title="linear recurrence: share of a copy's bandwidth"
     )
 
@@ -69,7 +67,9 @@ def _shape_of(text: str) -> scan.ScanShape:
     return scan.ScanShape(*sizes)
 
 
+@with_option_groups
 def memory_task_command(
+    *,
     steps: Annotated[
         str,
         typer.Option(metavar="T[,T...]|T..T", help="Lengths; of a range each is four times the one before."),
@@ -84,16 +84,11 @@ def memory_task_command(
     symbols: Annotated[
         int, typer.Option(min=2, max=limits.WIDTH, help="Width of the one-hot vectors.")
     ] = memory_task.PUBLISHED[0],
-    rate: Annotated[
-        float, typer.Option(callback=within(0.0, limits.RATE, above=True), help="Learning rate of Adam.")
-    ] = 1e-2,
+    rate: Annotated[float, Field(gt=0.0, le=limits.RATE), typer.Option(help="Learning rate of Adam.")] = 1e-2,
     updates: Annotated[int, typer.Option(min=1, max=limits.UPDATES, help="Of a run, at most.")] = 1_000_000,
-    limit: Annotated[float, typer.Option(callback=FOR_SECONDS, help="Seconds of a run, at most.")] = 1800.0,
-    seed: Annotated[int, typer.Option(min=0, max=limits.SEED, help="Of parameters and sequences.")] = 1,
-    device: DeviceOption = "auto",
-    threads: BenchThreadsOption = None,
-    csv: CsvOption = None,
-    plot: PlotOption = None,
+    limit: Annotated[Seconds, typer.Option(help="Seconds of a run, at most.")] = 1800.0,
+    seed: Annotated[limits.Seed, typer.Option(help="Of parameters and sequences.")] = 1,
+    session: BenchSession,
 ) -> None:
     """Train cells to remember the first element of long sequences: time and updates to 100 % accuracy.
 
@@ -114,7 +109,6 @@ def memory_task_command(
         raise InputError(f"--steps '{steps}': give lengths as 1024, 1024,8192 or 1024..65536") from None
     if max(lengths) > limits.STEPS:
         raise InputError(f"--steps '{steps}': at most {limits.STEPS}")
-    place = BenchSession(device, threads, csv, plot)
     names.sort(key=lambda name: name != memory_task.SERIAL)
     settings = [
         memory_task.Setting(name, length, size, batch, symbols, rate, seed)
@@ -122,11 +116,11 @@ def memory_task_command(
         for size in hidden
         for name in names
     ]
-    with place.measuring() as say, torch.enable_grad():
-        rows = place.kept(memory_task.rows(settings, place.device, say, limit=limit, updates=updates))
+    with session.measuring() as say, torch.enable_grad():
+        rows = session.kept(memory_task.rows(settings, session.device, say, limit=limit, updates=updates))
     columns = (
         "steps", "cell", "hidden", "batch", "learnt", "updates", "seconds", "milliseconds", "set up, s",
     )  # fmt: skip
-    place.print(rows, (*columns, "speed-up", "failure"), f"memory task: {memory_task.SURE} right in a row")
-    if place.plot is not None:
-        memory_task.draw(rows, place.plot)
+    session.print(rows, (*columns, "speed-up", "failure"), f"memory task: {memory_task.SURE} right in a row")
+    if session.plot is not None:
+        memory_task.draw(rows, session.plot)

@@ -145,7 +145,7 @@ def test_training(call: Call, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("layout", "--dtype", "float8"), "--dtype 'float8': give float32 or bfloat16"),
+        (("layout", "--dtype", "float8"), "'float8' is not one of 'float32', 'bfloat16'"),
         (("layout", "--csv", "nowhere/x.csv"), "nowhere: no such folder"),
         (("layout", "--plot", "."), ".: a folder; give the name of a file"),
         (

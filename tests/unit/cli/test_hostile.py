@@ -15,9 +15,8 @@ from typing import Any
 import pytest
 
 import econmt
-from econmt.cli.options import as_overrides
+from econmt.cli.options import RecipeChoice
 from econmt.config.json_reader import json_text
-from econmt.config.recipe import load_recipe
 from econmt.data import progress_bars
 from econmt.errors import EconmtError, InputError, printable
 from tests.conftest import ROOT, econmt_environment
@@ -293,7 +292,7 @@ def test_an_option_that_would_change_nothing(
 
 @pytest.mark.parametrize("name", ["a #b", "2024", "true", "[x]", "~", "a: b", "é"])
 def test_the_name_of_an_output_is_no_yaml(name: str) -> None:
-    assert load_recipe("quickstart", as_overrides([], {"output": name})).output == name
+    assert RecipeChoice("quickstart").load({"output": name}).output == name
 
 
 def test_a_pipe_is_no_parameter_file(call: Call, word_model: Path, tmp_path: Path) -> None:
