@@ -3,43 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from enum import Enum
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from torch import Tensor
 
-from econmt.checkpoint.checkpoints import check_vocabulary
-from econmt.checkpoint.folder import ModelFolder
 from econmt.checkpoint.quantized import restored
-from econmt.checkpoint.tensor_files import read_tensors
 from econmt.cli.computing import use_threads
-from econmt.cli.inspection import checkpoint_scores, read_metrics, read_recipe
+from econmt.cli.inspection import checkpoint_scores, read_metrics
+from econmt.cli.option_groups import with_option_groups
 from econmt.cli.options import ModelOption, NewModelOption, ThreadsOption
 from econmt.config import limits
 from econmt.data.files import notice
 from econmt.data.progress_bars import status_line
-from econmt.data.text.subwords import fingerprint
 from econmt.decoding.averaging import average_tensors, choose_checkpoints
 from econmt.errors import InputError, printable
-from econmt.export.model_folder import check_new, write_model
+from econmt.export.model_folder import DerivedModel
 
 
-class Strategy(str, Enum):
-    """Checkpoints to average."""
-
-    best = "best"
-    last = "last"
-
-
+@with_option_groups
 def average(
     model: ModelOption,
     output: NewModelOption,
     count: Annotated[int, typer.Option("-n", min=1, max=limits.CHECKPOINTS, help="Checkpoints.")] = 4,
     strategy: Annotated[
-        Strategy,
+        Literal["best", "last"],
         typer.Option(help="The best by the metric of early stopping, or the last, of those on disk."),
-    ] = Strategy.best,
+    ] = "best",
     threads: ThreadsOption = None,
 ) -> None:
     """Average the parameters of several checkpoints into a new model folder, which translate takes as any other.
@@ -51,12 +41,11 @@ def average(
       econmt average -m runs/multi30k -n 3 -o runs/multi30k-average
     """
     use_threads(threads)
-    folder = ModelFolder(model)
-    recipe = read_recipe(folder)
-    check_new(output)
+    derived = DerivedModel(model, output)
+    folder, recipe = derived.folder, derived.recipe
     files = folder.numbered_parameters()
     metrics = read_metrics(folder.metrics)
-    scores = checkpoint_scores(recipe, metrics) if strategy == Strategy.best else None
+    scores = checkpoint_scores(recipe, metrics) if strategy == "best" else None
     chosen = choose_checkpoints(files, scores, count)
     if not chosen:
         raise InputError(f"{model}: holds no checkpoint with metrics; give a folder that econmt train wrote")
@@ -70,16 +59,15 @@ def average(
     def parts(say: Callable[[str], None]) -> Iterator[tuple[str, dict[str, Tensor]]]:
         for number, update in enumerate(chosen, 1):
             say(f"checkpoint {number} of {len(chosen)}: {files[update]}")
-            tensors, found = read_tensors(files[update])
-            check_vocabulary(found, fingerprint(folder.path), files[update])
+            path, tensors, found = derived.read(update)
             metadata.update(found)
-            yield str(files[update]), restored(tensors, files[update])
+            yield str(path), restored(tensors, path)
 
     with status_line() as say:
         averaged = average_tensors(parts(say))
         metadata.pop("quantized", None)
         metadata["averaged"] = " ".join(map(str, chosen))
         say(f"writing {output}")
-        write_model(folder, output, averaged, metadata)
+        derived.write(averaged, metadata)
     notice(f"averaged the checkpoints of updates {', '.join(map(str, chosen))}")
     print(printable(output))

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.table import Table
 from torch import Tensor
 
-from econmt.checkpoint.checkpoints import check_model, check_vocabulary, parameter_file
-from econmt.checkpoint.folder import ModelFolder
 from econmt.checkpoint.quantized import restored
-from econmt.checkpoint.tensor_files import read_tensors
 from econmt.cli.computing import use_threads
 from econmt.cli.consoles import table_console
-from econmt.cli.inspection import read_recipe
-from econmt.cli.options import ModelOption, NewModelOption, ThreadsOption, refuse_idle
+from econmt.cli.options import CheckpointOption, ModelOption, NewModelOption, ThreadsOption, refuse_idle
 from econmt.config import limits
 from econmt.config.model import CELLS, rank_limit
 from econmt.config.recipe import Model, recipe_text
@@ -25,9 +22,8 @@ from econmt.config.unfused import decoder_steps, encoder_steps
 from econmt.data.files import notice
 from econmt.data.progress_bars import status_line
 from econmt.data.tables import print_table
-from econmt.data.text.subwords import fingerprint
 from econmt.errors import InputError, printable
-from econmt.export.model_folder import check_new, write_model
+from econmt.export.model_folder import DerivedModel
 from econmt.memory.report.tables import format_bytes
 from econmt.model.compression import PARTS, Compressed, compress_tensors, lstm_matrices, rank_for, with_ranks
 
@@ -46,9 +42,7 @@ def compress(
             "what would not become smaller stays whole."
         ),
     ] = None,
-    checkpoint: Annotated[
-        str, typer.Option("--checkpoint", "-c", help="best, last, or the number of an update.")
-    ] = "best",
+    checkpoint: CheckpointOption = "best",
     threads: ThreadsOption = None,
 ) -> None:
     """Replace the LSTM matrices of a trained model by two thin factors each, in a new model folder.
@@ -62,10 +56,8 @@ def compress(
       econmt train runs/r64/recipe.yaml training.initialize_from=runs/r64 \\
         output=runs/r64-tuned
     """
-    folder = ModelFolder(model)
-    recipe = read_recipe(folder)
-    if not isinstance(recipe.model, Model):
-        raise InputError(f"{model}: holds a language model; econmt compress takes a translation model")
+    derived = DerivedModel(model, output, "econmt compress")
+    recipe, config = derived.recipe, derived.recipe.translation_model
     given = {"encoder": encoder_rank or rank, "decoder": decoder_rank or rank}
     if energy is not None and not 0.0 < energy <= 1.0:
         raise InputError(f"--energy {energy}: give a share above 0 and at most 1")
@@ -75,26 +67,22 @@ def compress(
         refuse_idle(context, "finds ranks that are not given, and all are; leave one out", "energy")
     if energy is None and not any(given.values()):
         raise InputError("econmt compress: give --rank, --encoder-rank, --decoder-rank or --energy")
-    check_new(output)
     use_threads(threads)
-    path = parameter_file(folder, checkpoint)
-    stored, metadata = read_tensors(path)
+    path, stored, metadata = derived.read(checkpoint)
     tensors = restored(stored, path)
     metadata.pop("quantized", None)
-    check_vocabulary(metadata, fingerprint(folder.path), path)
-    check_model(metadata, recipe.model, path)
     with status_line() as say:
         say("choosing ranks" if energy is not None else "checking ranks")
-        ranks = _ranks(recipe.model, tensors, given, energy, folder)
+        ranks = _ranks(config, tensors, given, energy, model)
         say(f"factorising {' and '.join(ranks)}")
         made, report = compress_tensors(tensors, ranks)
-    smaller = with_ranks(recipe.model, ranks)
+    smaller = with_ranks(config, ranks)
     description = json.loads(metadata["model"]) | smaller.model_dump(mode="json")
     metadata |= {
         "model": json.dumps(description, sort_keys=True),
         "compressed": " ".join(f"{part}={number}" for part, number in ranks.items()),
     }
-    write_model(folder, output, made, metadata, recipe_text(recipe.model_copy(update={"model": smaller})))
+    derived.write(made, metadata, recipe_text(recipe.model_copy(update={"model": smaller})))
     _print(report, tensors, made)
     notice(
         f"compressed {path}; training further makes up for what is lost: training.initialize_from={output}"
@@ -107,7 +95,7 @@ def _ranks(
     tensors: Mapping[str, Tensor],
     given: Mapping[str, int | None],
     energy: float | None,
-    folder: ModelFolder,
+    folder: Path,
 ) -> dict[str, int]:
     """The ranks of the parts that are to be factorised.
 
@@ -128,7 +116,7 @@ def _ranks(
             continue
         if before is not None:
             raise InputError(
-                f"{folder.path}: the {part} is low-rank already (rank {before}); compress the model that it was made "
+                f"{folder}: the {part} is low-rank already (rank {before}); compress the model that it was made "
                 "from"
             )
         if rank is not None:
@@ -147,7 +135,7 @@ def _ranks(
     if not ranks:
         if energy is None:
             raise InputError(
-                f"{folder.path}: nothing would become smaller; no part that was asked for has factors"
+                f"{folder}: nothing would become smaller; no part that was asked for has factors"
             )
         raise InputError(f"--energy {energy}: nothing would become smaller; give a smaller share, or --rank")
     return ranks

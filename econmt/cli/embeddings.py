@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import difflib
 import sys
-from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
 import typer
 
 from econmt.checkpoint.checkpoints import load_task
+from econmt.cli.option_groups import with_option_groups
 from econmt.cli.options import ModelOption
 from econmt.config import limits
 from econmt.data.text.subwords import Vocabulary
@@ -20,17 +20,13 @@ from econmt.model import TranslationModel
 from econmt.training.vector_files import write_vectors
 
 
-class Side(str, Enum):
-    """Whose embeddings."""
-
-    source = "source"
-    target = "target"
-
-
+@with_option_groups
 def embeddings(
     model: ModelOption,
     tokens: Annotated[list[str] | None, typer.Argument(help="Tokens; none: those of standard input.")] = None,
-    side: Annotated[Side, typer.Option(help="Of a language model all are target embeddings.")] = Side.source,
+    side: Annotated[
+        Literal["source", "target"], typer.Option(help="Of a language model all are target embeddings.")
+    ] = "source",
     factor: Annotated[
         int | None,
         typer.Option(min=1, max=limits.FACTORS, help="Of this stream of source factors instead, from 1."),
@@ -60,11 +56,11 @@ def embeddings(
             raise InputError(
                 f"--factor {factor}: {model} reads {len(factors) or 'no'} streams of source factors"
             )
-        if side is Side.target:
+        if side == "target":
             raise InputError("--side target: --factor is of the source; leave out one of them")
         own, table = factors[factor - 1], f"source_factor_embeddings.{factor - 1}"
     elif isinstance(loaded.model, TranslationModel):
-        own, table = getattr(loaded.vocabularies, side.value), f"{side.value}_embedding"
+        own, table = getattr(loaded.vocabularies, side), f"{side}_embedding"
     weight = loaded.model.get_submodule(table).get_parameter("weight").detach()
     known = own.tokens(range(own.size))
     if output is not None:

@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Literal
 
 import typer
 
-from econmt.checkpoint.checkpoints import load_task
 from econmt.checkpoint.folder import ModelFolder
 from econmt.cli.model_card import card_of, check_licence
+from econmt.cli.option_groups import with_option_groups
 from econmt.cli.options import refuse_idle
 from econmt.config import limits
 from econmt.data.progress_bars import status_line
 from econmt.errors import InputError, printable
-from econmt.export.model_folder import check_new, export_model
+from econmt.export.model_folder import export_model
 from econmt.export.runtime import export_runtime
 
 
-class ExportPrecision(str, Enum):
-    """Precision of an exported model's matrices."""
-
-    float32 = "float32"
-    int8 = "int8"
-
-
+@with_option_groups
 def export(
     context: typer.Context,
     folder: Annotated[Path, typer.Argument(help="Model folder.")],
@@ -42,7 +34,7 @@ def export(
         bool, typer.Option("--runtime", help="A folder that translates without PyTorch: python FOLDER.")
     ] = False,
     precision: Annotated[
-        ExportPrecision | None,
+        Literal["float32", "int8"] | None,
         typer.Option(help="Of a runtime's matrices.", show_default="int8 if the model's are, else float32"),
     ] = None,
     lexicon: Annotated[
@@ -64,33 +56,23 @@ def export(
       econmt export --runtime runs/multi30k multi30k-runtime
       python multi30k-runtime < test.en
     """
-    _check_options(context, locals())
-    with status_line() as say:
-        say(f"checking {folder} and copying it")
-        if runtime:
-            chosen = None if precision is None else precision.value
-            made = export_runtime(folder, destination, chosen, lexicon, lexicon_topk)
-        else:
-            check_new(destination)
-            card = None
-            if hub and licence is not None:
-                load_task(folder)
-                card = card_of(ModelFolder(folder), check_licence(licence))
-            made = export_model(folder, destination, card=card)
-    print(printable(made))
-
-
-def _check_options(context: typer.Context, given: Mapping[str, Any]) -> None:
-    """Refuse options that would change nothing, and a card without its licence."""
-    if given["runtime"] and given["hub"]:
+    if runtime and hub:
         raise InputError("--hub is for a model that econmt reads; leave out that or --runtime")
-    if given["hub"] != (given["licence"] is not None):
+    if hub != (licence is not None):
         raise InputError(
             "a model card names the licence of the model, which nobody else can know: give --license with --hub, or "
             "neither"
         )
-    if not given["runtime"]:
+    if not runtime:
         why = "is for --runtime; give that too, or leave it out"
         refuse_idle(context, why, "precision", "lexicon", "lexicon_topk")
-    if given["lexicon"] is None:
+    if lexicon is None:
         refuse_idle(context, "is for --lexicon; give that too, or leave it out", "lexicon_topk")
+    with status_line() as say:
+        say(f"checking {folder} and copying it")
+        if runtime:
+            made = export_runtime(folder, destination, precision, lexicon, lexicon_topk)
+        else:
+            card = None if licence is None else card_of(ModelFolder(folder), check_licence(licence))
+            made = export_model(folder, destination, card=card)
+    print(printable(made))

@@ -15,7 +15,7 @@ from safetensors.torch import save
 from econmt.checkpoint.checkpoints import parameter_file
 from econmt.checkpoint.folder import ModelFolder
 from econmt.checkpoint.tensor_files import read_tensors
-from econmt.cli.options import ModelOption
+from econmt.cli.options import CheckpointOption, ModelOption
 from econmt.data.files import whole_file
 from econmt.errors import InputError, printable
 
@@ -28,9 +28,7 @@ def extract(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="File to write, .npz or .safetensors.")
     ] = None,
-    checkpoint: Annotated[
-        str, typer.Option("--checkpoint", "-c", help="best, last, or the number of an update.")
-    ] = "best",
+    checkpoint: CheckpointOption = "best",
 ) -> None:
     """Write parameters of a model to a file that numpy or any program with safetensors reads.
 

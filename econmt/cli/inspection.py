@@ -20,27 +20,12 @@ from econmt.checkpoint.tensor_files import model_description, read_metadata
 from econmt.config import limits
 from econmt.config.optimizer import METRICS
 from econmt.config.recipe import LanguageModelSection, Model, Recipe, TextData
-from econmt.config.recipe import read_recipe as recipe_of_folder
 from econmt.config.yaml_reader import check_section
 from econmt.data.text.subwords import fingerprint, load_vocabularies, vocabulary_files
 from econmt.errors import InputError
+from econmt.export.model_folder import ADVICE, recipe_of
 from econmt.tasks.registry import task_of_sizes
 from econmt.training.results import read_results
-
-FOREIGN = "give a folder that econmt train, average or export wrote"
-
-
-def read_recipe(folder: ModelFolder) -> Recipe:
-    """The recipe of a model folder.
-
-    Raises:
-        InputError: if there is no such folder, or it is no model folder.
-    """
-    if not folder.path.is_dir():
-        raise InputError(f"{folder.path}: no such folder; {FOREIGN}")
-    if not folder.recipe.is_file():
-        raise InputError(f"{folder.path}: not a model folder, it has no readable recipe.yaml; {FOREIGN}")
-    return recipe_of_folder(folder.recipe)
 
 
 def read_metrics(path: Path) -> list[dict[str, float]]:
@@ -59,7 +44,7 @@ def read_metrics(path: Path) -> list[dict[str, float]]:
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
     except (ValueError, TypeError, KeyError, OverflowError, csv.Error) as error:
-        raise InputError(f"{path}: not a table of metrics ({error}); {FOREIGN}") from None
+        raise InputError(f"{path}: not a table of metrics ({error}); {ADVICE}") from None
 
 
 def checkpoint_scores(recipe: Recipe, metrics: list[dict[str, float]]) -> dict[int, float]:
@@ -81,9 +66,9 @@ def parameters_by_layer(path: Path, recipe: Recipe) -> dict[str, int]:
     sizes += description.pop("factor_sizes", [])
     description.pop("task", None)
     if not all(type(size) is int and 4 <= size <= limits.WORDS for size in sizes):
-        raise InputError(f"{path}: does not describe its model; {FOREIGN}")
+        raise InputError(f"{path}: does not describe its model; {ADVICE}")
     kind: type[Model | LanguageModelSection] = type(recipe.model)
-    config = check_section(kind, description, str(path), FOREIGN)
+    config = check_section(kind, description, str(path), ADVICE)
     # On the meta device a model has names and shapes but no memory.
     with torch.device("meta"):
         task = task_of_sizes(recipe.model_copy(update={"model": config}), sizes)
@@ -114,7 +99,7 @@ def inspect_folder(path: Path) -> dict[str, Any]:
         InputError: if it is no model folder, or a part of it is broken.
     """
     folder = ModelFolder(path)
-    recipe = read_recipe(folder)
+    recipe = recipe_of(folder)
     numbered = folder.numbered_parameters()
     metrics = read_metrics(folder.metrics)
     vocabularies = load_vocabularies(path)

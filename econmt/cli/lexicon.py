@@ -12,10 +12,8 @@ import typer
 
 from econmt.checkpoint.folder import ModelFolder
 from econmt.checkpoint.lexicons import write_lexicon
-from econmt.cli.inspection import read_recipe
 from econmt.cli.options import DataDirOption, ModelOption, check_not_of_model, check_writable
 from econmt.config import limits
-from econmt.config.recipe import Data
 from econmt.data.files import notice
 from econmt.data.progress_bars import status_line
 from econmt.data.text.corpus import Corpus, find_corpus, read_pairs, search_path
@@ -23,6 +21,7 @@ from econmt.data.text.lexicon import learn_lexicon
 from econmt.data.text.subwords import fingerprint, load_vocabularies, sample_pairs
 from econmt.decoding.streams import check_not_read
 from econmt.errors import InputError, printable
+from econmt.export.model_folder import recipe_of
 
 _PAIRS = 300_000
 
@@ -55,9 +54,7 @@ def lexicon(
       econmt translate -m runs/multi30k --restrict-lexicon multi30k.lexicon
     """
     folder = ModelFolder(model)
-    data = read_recipe(folder).data
-    if not isinstance(data, Data):
-        raise InputError(f"{model}: holds a language model; econmt lexicon takes a translation model")
+    data = recipe_of(folder, "econmt lexicon").pairs
     check_writable(output)
     check_not_of_model(output, [model])
     vocabularies = load_vocabularies(folder.path)

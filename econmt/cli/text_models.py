@@ -12,7 +12,6 @@ import torch
 from econmt.checkpoint.checkpoints import load_task
 from econmt.checkpoint.folder import ModelFolder
 from econmt.cli.computing import line_chunks, warn_of_slowness
-from econmt.cli.inspection import read_recipe
 from econmt.cli.options import FloatComputing
 from econmt.config.json_reader import json_text
 from econmt.data.files import notice
@@ -22,6 +21,7 @@ from econmt.engine.devices import resolve_device
 from econmt.engine.precision import precision_of
 from econmt.engine.threads import threads_for
 from econmt.errors import InputError
+from econmt.export.model_folder import recipe_of
 from econmt.model.language_model import LanguageModel
 
 CHUNK = 1000
@@ -36,7 +36,7 @@ def holds_language_model(models: Sequence[Path]) -> bool:
     Raises:
         InputError: one of several does, or one is no model folder.
     """
-    tasks = [read_recipe(ModelFolder(folder)).task for folder in models]
+    tasks = [recipe_of(ModelFolder(folder)).task for folder in models]
     if "language_model" not in tasks:
         return False
     if len(models) > 1:
