@@ -9,10 +9,10 @@ _SENTENCES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 class Metrics:
-    """The figures of one server, and of its process where the system tells them."""
+    """Counters and histograms of one server, and figures of its process where the system has them."""
 
     def __init__(self) -> None:
-        self._registry = own = CollectorRegistry()
+        own = self._registry = CollectorRegistry()
         ProcessCollector(registry=own)
         self.requests = Counter(
             "econmt_requests_total", "Requests by path and HTTP status.", ["path", "status"], registry=own
@@ -42,5 +42,5 @@ class Metrics:
         self.reloads = Counter("econmt_reloads_total", "Models loaded anew.", ["result"], registry=own)
 
     def text(self) -> bytes:
-        """All of it in Prometheus's text format."""
+        """Returns all metrics in Prometheus's text format."""
         return generate_latest(self._registry)
