@@ -67,12 +67,11 @@ def layout_command(
     if graph and session.device.type != "cuda":
         raise InputError("--graph needs a GPU; give --device cuda, or leave it out")
     with session.measuring() as say:
+        timer = layouts.LayoutTimer(types, session.device, seconds, say, graph=graph)
         if recurrent:
-            found = layouts.recurrence(layouts.RECURRENT, types, session.device, seconds, say, graph=graph)
+            rows = session.kept(timer.loops(layouts.RECURRENT))
         else:
-            shapes = [layouts.PAPER] if paper else layouts.SHAPES
-            found = layouts.products(shapes, types, session.device, seconds, say, graph=graph)
-        rows = session.kept(found)
+            rows = session.kept(timer.products([layouts.PAPER] if paper else layouts.SHAPES))
     columns = ("dtype", "rows", "inputs", "outputs", "what", "library", "layout")
     figures = ("milliseconds", "highest decile", "GFLOP/s")
     session.print(rows, (*columns, *figures), "layouts: X (rows, inputs), W (outputs, inputs)")

@@ -55,7 +55,7 @@ def test_what_was_measured_before_an_interruption_is_told(
         yield from left
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(layouts, "products", products)
+    monkeypatch.setattr(layouts.LayoutTimer, "products", products)
     file, picture = tmp_path / "layout.csv", tmp_path / "layout.png"
     ended = call("bench", "layout", "--csv", file, "--plot", picture)
     assert ended.code == 130
