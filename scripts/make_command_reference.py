@@ -46,10 +46,10 @@ def reference() -> str:
     overview = ["", "| command | purpose |", "|---|---|"]
     overview += [
         f"| [`econmt {verb}`](#econmt-{verb}) | {cell(summary)} |"
-        for verb, summary in command_line.VERBS.items()
+        for verb, summary in command_line.COMMANDS.items()
     ]
     parts = [INTRODUCTION, "\n".join(overview) + "\n"]
-    for verb in command_line.VERBS:
+    for verb in command_line.COMMANDS:
         application = command_line._application([verb])
         for group in application.registered_groups:
             parts.extend(group_text(group.typer_instance, f"econmt {verb}"))

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from econmt.checkpoint.quantized import restored
 from econmt.cli.computing import use_threads
-from econmt.cli.consoles import table_console
 from econmt.cli.options import CheckpointOption, ModelOption, NewModelOption, ThreadsOption, refuse_idle
+from econmt.cli.standard_streams import table_console
 from econmt.config import limits
 from econmt.config.model import CELLS, rank_limit
 from econmt.config.recipe import Model, recipe_text

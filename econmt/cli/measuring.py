@@ -15,8 +15,8 @@ from pydantic import Field
 
 from econmt.bench.rows import Row, Say, append_csv, circumstances, draw, read_csv, table
 from econmt.cli.computing import warn_of_slowness
-from econmt.cli.consoles import table_console
 from econmt.cli.options import DeviceOption, check_picture, check_writable
+from econmt.cli.standard_streams import table_console
 from econmt.config import limits
 from econmt.data.progress_bars import status_line
 from econmt.data.tables import print_table

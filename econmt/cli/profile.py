@@ -15,9 +15,9 @@ import typer
 
 from econmt.checkpoint.tensor_files import write_text
 from econmt.cli.computing import warn_of_slowness
-from econmt.cli.consoles import table_console
 from econmt.cli.option_groups import with_option_groups
 from econmt.cli.options import BatchChoice, RunRecipe, bytes_of, check_writable, refuse_idle
+from econmt.cli.standard_streams import table_console
 from econmt.cli.workload import Workload, find_workload
 from econmt.config import limits
 from econmt.config.recipe import Recipe

@@ -13,9 +13,9 @@ from rich.table import Table
 from econmt.checkpoint.checkpoints import load_state
 from econmt.checkpoint.folder import ModelFolder
 from econmt.checkpoint.state import seed_everything
-from econmt.cli.consoles import table_console
 from econmt.cli.option_groups import with_option_groups
 from econmt.cli.options import RunRecipe, VerifyOption
+from econmt.cli.standard_streams import table_console
 from econmt.config import limits
 from econmt.config.optimizer import METRICS
 from econmt.config.recipe import Recipe, TextData
