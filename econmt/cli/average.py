@@ -1,4 +1,4 @@
-"""``econmt average``: one model from several checkpoints of a run."""
+"""``econmt average``: averages the parameters of several checkpoints of a run."""
 
 from __future__ import annotations
 
@@ -25,16 +25,20 @@ from econmt.export.model_folder import DerivedModel
 def average(
     model: ModelOption,
     output: NewModelOption,
-    count: Annotated[int, typer.Option("-n", min=1, max=limits.CHECKPOINTS, help="Checkpoints.")] = 4,
+    count: Annotated[
+        int, typer.Option("-n", min=1, max=limits.CHECKPOINTS, help="Number of checkpoints to average.")
+    ] = 4,
     strategy: Annotated[
         Literal["best", "last"],
-        typer.Option(help="The best by the metric of early stopping, or the last, of those on disk."),
+        typer.Option(
+            help="Average the best checkpoints on disk by the early stopping metric, or the last ones."
+        ),
     ] = "best",
     threads: ThreadsOption = None,
 ) -> None:
-    """Average the parameters of several checkpoints into a new model folder, which translate takes as any other.
+    """Average the parameters of several checkpoints of a run, and write them to a new model folder.
 
-    Only checkpoints whose parameters are still there can take part: training.keep_last_params says how many are kept.
+    Only checkpoints whose parameters still exist can be averaged; training.keep_last_params is the number kept.
 
     \b
     Example:
@@ -48,10 +52,10 @@ def average(
     scores = checkpoint_scores(recipe, metrics) if strategy == "best" else None
     chosen = choose_checkpoints(files, scores, count)
     if not chosen:
-        raise InputError(f"{model}: holds no checkpoint with metrics; give a folder that econmt train wrote")
+        raise InputError(f"{model}: has no checkpoint with metrics; give a folder that econmt train wrote")
     if len(chosen) < count:
         notice(
-            f"averaging {len(chosen)} checkpoints, no more of them are in {model}; train with a higher "
+            f"averaging {len(chosen)} checkpoints, all that {model} has; train with a higher "
             f"training.keep_last_params (now {recipe.training.keep_last_params}) to keep more"
         )
     metadata: dict[str, str] = {}

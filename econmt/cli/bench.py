@@ -1,4 +1,4 @@
-"""``econmt bench``: what layouts, choices and training steps take on this machine."""
+"""``econmt bench``: times matrix layouts, candidates of auto, and training steps on this machine."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
-PROJECTS_OWN = ("lstm", "low-rank", "scan", "memory-task", "language-model", "parallel")
-"""Benchmarks of the project itself, which only a checkout of the source has."""
+PROJECT_BENCHMARKS = ("lstm", "low-rank", "scan", "memory-task", "language-model", "parallel")
+"""Benchmarks of the project itself, which are available in a checkout of the source only."""
 
 
 @app.command("layout")
@@ -40,16 +40,22 @@ def layout_command(
     context: typer.Context,
     *,
     recurrent: Annotated[
-        bool, typer.Option("--recurrent", help="Loops of products, as in an LSTM, instead of single ones.")
+        bool,
+        typer.Option(
+            "--recurrent", help="Time loops of products, as in an LSTM, instead of single products."
+        ),
     ] = False,
     paper: Annotated[
-        bool, typer.Option("--paper", help="The published shape alone: X 64 x 512, W 2048 x 512.")
+        bool, typer.Option("--paper", help="Time only the published shape: X 64 x 512, W 2048 x 512.")
     ] = False,
     dtypes: Dtypes = ["float32", "bfloat16"],  # noqa: B006  typer copies it
     graph: Annotated[
-        bool, typer.Option("--graph", help="On a GPU: in CUDA graphs, where launching costs nothing.")
+        bool,
+        typer.Option(
+            "--graph", help="On a GPU: time calls in CUDA graphs, without the time of launching them."
+        ),
     ] = False,
-    seconds: Annotated[Seconds, typer.Option(help="For the candidates of one product.")] = 0.5,
+    seconds: Annotated[Seconds, typer.Option(help="Seconds for timing the candidates of one product.")] = 0.5,
     session: BenchSession,
 ) -> None:
     """Time matrix products in each memory layout and library, forward and backward.
@@ -62,7 +68,7 @@ def layout_command(
       econmt bench layout --device cuda --graph
     """
     if recurrent:
-        refuse_idle(context, "is of single products; leave out that or --recurrent", "paper")
+        refuse_idle(context, "is for single products; leave out that or --recurrent", "paper")
     types = dtypes_of(dtypes)
     if graph and session.device.type != "cuda":
         raise InputError("--graph needs a GPU; give --device cuda, or leave it out")
@@ -81,17 +87,30 @@ def layout_command(
 
 @dataclass(frozen=True)
 class GridOptions:
-    """Options of a grid of shapes."""
+    """Options for measuring a grid of shapes instead of a recipe."""
 
     grid: Annotated[
-        bool, typer.Option("--grid", help="A grid of shapes: choose, measure all again, tell what is lost.")
+        bool,
+        typer.Option(
+            "--grid",
+            help="Measure a grid of shapes: choose, measure all candidates again, and report the loss of the choice.",
+        ),
     ] = False
     part: Annotated[
-        str, typer.Option(metavar="I/N", help="With --grid: the shapes I, I + N, ..., for N processes.")
+        str,
+        typer.Option(
+            metavar="I/N",
+            help="With --grid: measure only the shapes I, I + N, ..., so that N processes can share the grid.",
+        ),
     ] = "1/1"
-    limit: Annotated[Seconds, typer.Option(help="Seconds after which --grid begins no shape.")] = 75.0
+    limit: Annotated[
+        Seconds, typer.Option(help="With --grid: seconds after which no further shape is begun.")
+    ] = 75.0
     summary: Annotated[
-        bool, typer.Option("--summary", help="The arguments are CSV files of --grid: join and sum them up.")
+        bool,
+        typer.Option(
+            "--summary", help="Join and summarize CSV files of --grid, which are given as arguments."
+        ),
     ] = False
 
 
@@ -107,19 +126,25 @@ def select_command(
     grid: GridOptions,
     batch: BatchChoice,
     compiled: Annotated[
-        bool, typer.Option("--compiled", help="Compile too, which takes a minute, and remember how long.")
+        bool,
+        typer.Option(
+            "--compiled",
+            help="Include compiled candidates, which takes a minute, and remember the time of compiling.",
+        ),
     ] = False,
     byte_limit: Annotated[
-        str | None, typer.Option(metavar="BYTES", help="What an op may keep, e.g. 64MiB.")
+        str | None,
+        typer.Option(
+            metavar="BYTES", help="Maximum bytes that an op may keep for the backward pass, e.g. 64MiB."
+        ),
     ] = None,
-    seconds: Annotated[Seconds, typer.Option(help="For a choice.")] = 2.0,
+    seconds: Annotated[Seconds, typer.Option(help="Seconds for choosing an implementation.")] = 2.0,
     session: BenchSession,
 ) -> None:
-    """Print every candidate's time for the ops of a recipe, what auto chooses and what the others would lose.
+    """Time all candidates for the ops of a recipe; print what auto chooses and the loss of the others.
 
-    A few positions of the bucket are timed, as a run does. The figures are remembered, and the recipe's runs use them.
-    With --grid and --csv, shapes that the file has already are left out, so that the same command goes on where it
-    stopped.
+    A few positions of the bucket are timed, as a run does. The figures are cached, and runs of the recipe use them.
+    With --grid and --csv, shapes that the file contains are skipped, so that the same command resumes.
 
     \b
     Example:
@@ -134,10 +159,10 @@ def select_command(
     if not grid.grid:
         refuse_idle(context, "is for --grid; give that, or leave it out", "part", "limit")
     if recipe is None or grid.summary:
-        why = f"is of a recipe; leave it out with {'--summary' if grid.summary else '--grid'}"
+        why = f"is for a recipe; leave it out with {'--summary' if grid.summary else '--grid'}"
         refuse_idle(context, why, "bucket", "batch", "compiled", "byte_limit")
     if grid.summary:
-        refuse_idle(context, "is of what is measured; leave it out with --summary", "seconds", "plot")
+        refuse_idle(context, "is for measuring; leave it out with --summary", "seconds", "plot")
         print(_sum_up([Path(name) for name in (recipe or "", *(overrides or []))], session.csv))
         return
     with session.measuring() as say:
@@ -192,37 +217,37 @@ def _select(
 
 
 def _grid(session: BenchSession, options: GridOptions, seconds: float, say: Say) -> list[Row]:
-    """Measures what is missing of the grid, prints it and the summary of all of it."""
+    """Measures the shapes of the grid that the file lacks; prints them, and a summary of all shapes."""
     before = session.rows_before({"bench": "select-grid"})
     done = {tuple(row[name] for name in selection.GridEntry._fields) for row in before}
     entries = selection.part_of(selection.grid(), options.part)
-    left = [entry for entry in entries if tuple(map(str, entry)) not in done]
-    rows = session.kept(selection.regrets(left, session.device, seconds, options.limit, say))
+    missing = [entry for entry in entries if tuple(map(str, entry)) not in done]
+    rows = session.kept(selection.regrets(missing, session.device, seconds, options.limit, say))
     columns = ("choice", "milliseconds", "best", "best milliseconds", "rule milliseconds", "regret")
     session.print(rows, (*selection.GridEntry._fields, *columns), "what auto chooses, measured again")
     everything: list[Mapping[str, str | int | float]] = [*before, *rows]
     if everything:
         print(selection.summary(everything))
-    if len(rows) < len(left):
-        goes_on = "" if session.csv is None else "; the same command goes on"
-        print(f"{len(left) - len(rows)} shapes are left{goes_on}")
+    if len(rows) < len(missing):
+        resumes = "" if session.csv is None else "; the same command resumes"
+        print(f"{len(missing) - len(rows)} shapes are left{resumes}")
     return rows
 
 
 def _sum_up(files: Sequence[Path], csv: Path | None) -> str:
-    """The summary of the grid's rows in files, which are joined in another one if it is named."""
+    """Returns a summary of the grid's rows in files; writes them to one file if ``csv`` is given."""
     rows: list[dict[str, str]] = []
     for path in files:
         if not path.is_file():
             raise InputError(f"{path}: no such file")
         rows += read_csv(path)[1]
-    found = selection.joined(rows)
-    if not found:
+    shapes = selection.joined(rows)
+    if not shapes:
         raise InputError(f"{files[0]}: no rows of econmt bench select --grid")
     if csv is not None:
-        append_csv(csv, [dict(row) for row in found], {})
-    machines = sorted({f"{row['gpu'] or row['processor']}, {row['threads']} threads" for row in found})
-    return f"{'; '.join(machines)}\n{selection.summary(found)}"
+        append_csv(csv, [dict(row) for row in shapes], {})
+    machines = sorted({f"{row['gpu'] or row['processor']}, {row['threads']} threads" for row in shapes})
+    return f"{'; '.join(machines)}\n{selection.summary(shapes)}"
 
 
 @app.command("training")
@@ -232,22 +257,22 @@ def training_command(
     recipes: Annotated[list[str], typer.Argument(help="Recipes: YAML files or shipped names.")],
     changes: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="A key to change in all recipes; may be repeated."),
+        typer.Option("--set", metavar="KEY=VALUE", help="Key to change in all recipes; may be repeated."),
     ] = None,
     precisions: Annotated[
         list[Literal["auto", "float32", "bfloat16"]],
-        typer.Option("--precision", help="auto, float32 or bfloat16; may be repeated."),
+        typer.Option("--precision", help="Precision of matrix products; may be repeated."),
     ] = ["auto"],  # noqa: B006  typer copies it
     lengths: Annotated[
         list[int],
         typer.Option(
-            "--length", min=2, max=limits.POSITIONS, help="Positions on each side; may be repeated."
+            "--length", min=2, max=limits.POSITIONS, help="Positions on each side of a pair; may be repeated."
         ),
     ] = [25, 50],  # noqa: B006
-    seconds: Annotated[Seconds, typer.Option(help="For each line of the table.")] = 3.0,
+    seconds: Annotated[Seconds, typer.Option(help="Seconds for each row of the table.")] = 3.0,
     session: BenchSession,
 ) -> None:
-    """Time training steps of recipes on random text of full rows: target tokens a second, peak memory, feature maps.
+    """Time training steps of recipes on random text without padding; print tokens per second and memory.
 
     \b
     Example:
@@ -283,7 +308,7 @@ def _elsewhere(context: typer.Context) -> None:
     )
 
 
-for _name in PROJECTS_OWN:
+for _name in PROJECT_BENCHMARKS:
     app.command(
         _name, hidden=True, context_settings={"ignore_unknown_options": True, "allow_extra_args": True}
     )(_elsewhere)

@@ -1,4 +1,4 @@
-"""``econmt export``: a model without its training state, or without PyTorch."""
+"""``econmt export``: copies a model without its training state, or for use without PyTorch."""
 
 from __future__ import annotations
 
@@ -22,32 +22,44 @@ from econmt.export.runtime import export_runtime
 def export(
     context: typer.Context,
     folder: Annotated[Path, typer.Argument(help="Model folder.")],
-    destination: Annotated[Path, typer.Argument(help="Folder to make.")],
+    destination: Annotated[Path, typer.Argument(help="Folder to create.")],
     hub: Annotated[
-        bool, typer.Option("--hub", help="Write a model card, too, as the Hugging Face Hub reads it.")
+        bool, typer.Option("--hub", help="Also write a model card for the Hugging Face Hub.")
     ] = False,
     licence: Annotated[
         str | None,
-        typer.Option("--license", help="Of the model, as the Hub names it, for --hub: apache-2.0, other."),
+        typer.Option(
+            "--license",
+            help="With --hub: licence of the model by the Hub's name, such as apache-2.0 or other.",
+        ),
     ] = None,
     runtime: Annotated[
-        bool, typer.Option("--runtime", help="A folder that translates without PyTorch: python FOLDER.")
+        bool, typer.Option("--runtime", help="Write a folder that translates without PyTorch: python FOLDER.")
     ] = False,
     precision: Annotated[
         Literal["float32", "int8"] | None,
-        typer.Option(help="Of a runtime's matrices.", show_default="int8 if the model's are, else float32"),
+        typer.Option(
+            help="With --runtime: precision of the matrices.",
+            show_default="int8 if the model's are, else float32",
+        ),
     ] = None,
     lexicon: Annotated[
-        Path | None, typer.Option(help="File of econmt lexicon, with which a runtime restricts its words.")
+        Path | None,
+        typer.Option(
+            help="With --runtime: lexicon file from econmt lexicon that restricts the output vocabulary."
+        ),
     ] = None,
     lexicon_topk: Annotated[
         int | None,
         typer.Option(
-            min=1, max=limits.SHORTLIST, help="Translations that it keeps of each word.", show_default="all"
+            min=1,
+            max=limits.SHORTLIST,
+            help="With --lexicon: number of translations to keep of each word.",
+            show_default="all",
         ),
     ] = None,
 ) -> None:
-    """Write the best parameters, the recipe and the vocabulary, all that translating needs, to a new folder.
+    """Write the best parameters, the recipe and the vocabulary, which translating needs, to a new folder.
 
     \b
     Example:
@@ -57,11 +69,10 @@ def export(
       python multi30k-runtime < test.en
     """
     if runtime and hub:
-        raise InputError("--hub is for a model that econmt reads; leave out that or --runtime")
+        raise InputError("--hub and --runtime cannot be combined; leave out one of them")
     if hub != (licence is not None):
         raise InputError(
-            "a model card names the licence of the model, which nobody else can know: give --license with --hub, or "
-            "neither"
+            "a model card names the licence of the model: give --hub and --license together, or neither"
         )
     if not runtime:
         why = "is for --runtime; give that too, or leave it out"

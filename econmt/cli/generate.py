@@ -1,4 +1,4 @@
-"""``econmt generate``: text that a language model writes."""
+"""``econmt generate``: writes text with a language model."""
 
 from __future__ import annotations
 
@@ -20,19 +20,24 @@ from econmt.data.text.subwords import EOS
 def generate(
     model: ModelOption,
     *,
-    prompt: Annotated[str, typer.Option(help="How the text begins.", show_default="an empty text")] = "",
+    prompt: Annotated[str, typer.Option(help="Beginning of the text.", show_default="an empty text")] = "",
     length: Annotated[
-        int, typer.Option(min=1, max=limits.INPUT_LENGTH, help="Tokens to write, ends of lines counted.")
+        int,
+        typer.Option(
+            min=1, max=limits.INPUT_LENGTH, help="Number of tokens to write, including ends of lines."
+        ),
     ] = 100,
     drawing: Drawing,
     output: OutputOption = None,
     checkpoint: Annotated[
         str,
-        typer.Option("--checkpoint", "-c", help="best, last, the number of an update, or a parameter file."),
+        typer.Option(
+            "--checkpoint", "-c", help="Checkpoint: best, last, the number of an update, or a parameter file."
+        ),
     ] = "best",
     computing: FloatComputing,
 ) -> None:
-    """Write text with a language model: each token is drawn from its distribution given all before it.
+    """Write text with a language model: each token is drawn from the distribution given all tokens before it.
 
     \b
     Example:

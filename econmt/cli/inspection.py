@@ -1,4 +1,4 @@
-"""Contents of a model folder."""
+"""Reading of a model folder's contents: metrics, parameters by layer, bytes on disk, and a complete description."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from econmt.training.results import read_results
 
 
 def read_metrics(path: Path) -> list[dict[str, float]]:
-    """The rows of a metrics.tsv; none if there is no such file.
+    """Reads the rows of a metrics.tsv; none if there is no such file.
 
     Raises:
-        InputError: if it is not a table of numbers.
+        InputError: the file is no table of numbers.
     """
     if not path.is_file():
         return []
@@ -55,10 +55,10 @@ def checkpoint_scores(recipe: Recipe, metrics: list[dict[str, float]]) -> dict[i
 
 
 def parameters_by_layer(path: Path, recipe: Recipe) -> dict[str, int]:
-    """Number of parameters in each of the ledger's layers, from the head of a parameter file of a recipe's model.
+    """Counts the parameters of each layer, as the ledger names them, from the header of a parameter file.
 
     Raises:
-        InputError: if the file is not one of econmt.
+        InputError: the file was not written by econmt.
     """
     description = model_description(read_metadata(path), path)
     sides = ("source", "target") if isinstance(recipe.model, Model) else ("vocabulary",)
@@ -77,26 +77,26 @@ def parameters_by_layer(path: Path, recipe: Recipe) -> dict[str, int]:
     with safe_open(path, framework="pt") as file:
         for name in file.keys():  # noqa: SIM118  not a dictionary
             if name.removesuffix(STEPS) != name and name.removesuffix(STEPS) in layers:
-                continue  # no parameters, but what those of 8 bits are multiplied with
+                continue  # scales of 8-bit parameters, which are no parameters themselves
             counts[layers.get(name, "other")] += math.prod(file.get_slice(name).get_shape())
     return dict(counts)
 
 
 def disk_bytes(paths: Iterable[Path]) -> int:
-    """Bytes of files, each counted once however many names it has; a file that training removes meanwhile is none."""
+    """Adds the bytes of files, counting hard links once and ignoring files that training removes meanwhile."""
     sizes: dict[tuple[int, int], int] = {}
     for path in paths:
         with suppress(FileNotFoundError):
-            found = path.stat()
-            sizes[found.st_dev, found.st_ino] = found.st_size if path.is_file() else 0
+            status = path.stat()
+            sizes[status.st_dev, status.st_ino] = status.st_size if path.is_file() else 0
     return sum(sizes.values())
 
 
 def inspect_folder(path: Path) -> dict[str, Any]:
-    """Everything about a model folder, as JSON values; not-a-number becomes None.
+    """Describes a model folder as JSON values; not-a-number becomes None.
 
     Raises:
-        InputError: if it is no model folder, or a part of it is broken.
+        InputError: the folder is no model folder, or a file in it is broken.
     """
     folder = ModelFolder(path)
     recipe = recipe_of(folder)
@@ -110,7 +110,7 @@ def inspect_folder(path: Path) -> dict[str, Any]:
     saved = read_metadata(newest).get("vocabulary") if newest else None
     if saved is not None and saved != fingerprint(path):
         raise InputError(
-            f"{path}: {newest.name if newest else ''} was trained with another vocabulary than the one here"
+            f"{path}: {newest.name if newest else ''} was trained with another vocabulary than that in the folder"
         )
     rows = {int(row["update"]): row for row in metrics}
     return {

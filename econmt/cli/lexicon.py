@@ -1,4 +1,4 @@
-"""``econmt lexicon``: which target words a source word may become, for ``translate --restrict-lexicon``."""
+"""``econmt lexicon``: learns a lexicon of word translations for ``translate --restrict-lexicon``."""
 
 from __future__ import annotations
 
@@ -38,15 +38,23 @@ def lexicon(
         ),
     ] = None,
     top_k: Annotated[
-        int, typer.Option("-k", min=1, max=limits.SHORTLIST, help="Translations kept of each source word.")
+        int,
+        typer.Option(
+            "-k", min=1, max=limits.SHORTLIST, help="Number of translations to keep of each source word."
+        ),
     ] = 100,
-    iterations: Annotated[int, typer.Option(min=1, max=limits.ITERATIONS, help="Of EM.")] = 5,
+    iterations: Annotated[
+        int, typer.Option(min=1, max=limits.ITERATIONS, help="Iterations of expectation maximization.")
+    ] = 5,
     pairs: Annotated[
-        int, typer.Option(min=1, max=limits.LINES, help="Sentence pairs at most, drawn evenly from the text.")
+        int,
+        typer.Option(
+            min=1, max=limits.LINES, help="Maximum number of sentence pairs, drawn evenly from the text."
+        ),
     ] = _PAIRS,
     data_dir: DataDirOption = None,
 ) -> None:
-    """Learn by IBM model 1 which target words may translate each source word, from a model's training text.
+    """Learn the possible translations of each source word by IBM model 1 from a model's training text.
 
     \b
     Example:
@@ -60,14 +68,14 @@ def lexicon(
     vocabularies = load_vocabularies(folder.path)
     search = search_path(None, data_dir)
     named = data.train if corpora is None else [str(corpus) for corpus in corpora]
-    found = [find_corpus(prefix, data.source, data.target, search, True) for prefix in named]
-    check_not_read(output, [path for corpus in found for path in corpus.files])
+    sources = [find_corpus(prefix, data.source, data.target, search, True) for prefix in named]
+    check_not_read(output, [path for corpus in sources for path in corpus.files])
     with status_line() as say:
         say("reading the text")
-        count = sum(1 for _ in _filled(found))
-        chosen = list(sample_pairs(_filled(found), count, pairs))
+        count = sum(1 for _ in _not_blank(sources))
+        chosen = list(sample_pairs(_not_blank(sources), count, pairs))
         if not chosen:
-            raise InputError(f"{found[0].source}: no pair of sentences, so nothing can be learnt")
+            raise InputError(f"{sources[0].source}: no sentence pairs to learn from; give other text")
         encoded = zip(
             vocabularies.source.encode_many([pair[0] for pair in chosen]),
             vocabularies.target.encode_many([pair[1] for pair in chosen]),
@@ -76,8 +84,8 @@ def lexicon(
         kept = [pair for pair in encoded if max(map(len, pair)) <= data.max_length]
         if not kept:
             raise InputError(
-                f"{found[0].source}: no pair of at most {data.max_length} tokens a side (data.max_length), so nothing "
-                "can be learnt; give text of shorter sentences"
+                f"{sources[0].source}: no sentence pair of at most {data.max_length} tokens on each side "
+                "(data.max_length); give text with shorter sentences"
             )
         say(f"learning from {len(kept):,} pairs")
         sizes = vocabularies.source.size, vocabularies.target.size
@@ -87,8 +95,8 @@ def lexicon(
     print(printable(output))
 
 
-def _filled(corpora: list[Corpus]) -> Iterator[tuple[str, str]]:
-    """The pairs of which neither side is blank."""
+def _not_blank(corpora: list[Corpus]) -> Iterator[tuple[str, str]]:
+    """Yields the pairs in which neither side is blank."""
     for source, target in chain.from_iterable(map(read_pairs, corpora)):
         if source.strip() and target.strip():
             yield source, target

@@ -1,4 +1,4 @@
-"""Shared by benchmarks: options, device and threads, and the rows that they keep, print and draw."""
+"""Session of a benchmark: its device, threads and files, and the rows that it keeps, prints and draws."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from econmt.data.tables import print_table
 from econmt.engine.devices import reproducible, resolve_device
 
 Dtypes = Annotated[
-    list[Literal["float32", "bfloat16"]], typer.Option("--dtype", help="float32, bfloat16; may be repeated.")
+    list[Literal["float32", "bfloat16"]],
+    typer.Option("--dtype", help="Type of the operands; may be repeated."),
 ]
 Seconds = Annotated[float, Field(ge=0.0, le=limits.SECONDS)]
 
@@ -43,13 +44,16 @@ class BenchSession:
     threads: Annotated[
         int | None,
         typer.Option(
-            min=1, max=limits.THREADS, help="CPU threads.", show_default="as many as there are cores"
+            min=1,
+            max=limits.THREADS,
+            help="Number of CPU threads.",
+            show_default="as many as there are cores",
         ),
     ] = None
     csv: Annotated[
-        Path | None, typer.Option(help="Add the rows to this file, with machine, versions and date.")
+        Path | None, typer.Option(help="CSV file to append the rows to, with machine, versions and date.")
     ] = None
-    plot: Annotated[Path | None, typer.Option(help="Draw the rows into this PNG.")] = None
+    plot: Annotated[Path | None, typer.Option(help="Picture to draw the rows in.")] = None
 
     def __post_init__(self) -> None:
         check_writable(self.csv)
@@ -59,14 +63,14 @@ class BenchSession:
 
     @contextmanager
     def measuring(self) -> Iterator[Say]:
-        """The settings under which times count, and something that says on a terminal what is being done."""
+        """Context for measuring with reproducible settings; yields a function that shows the progress."""
         with reproducible(self.device, self.threads), status_line() as say:
             if self.device.type == "cpu":
                 warn_of_slowness()
             yield say
 
     def kept(self, rows: Iterable[Row]) -> list[Row]:
-        """The rows; each is in the file as soon as it is measured. After Ctrl-C, those that there are by then."""
+        """Collects rows, and appends each to the CSV file; after Ctrl-C returns those measured so far."""
         fixed = circumstances(self.device)
         if self.csv is not None:
             read_csv(self.csv)
@@ -79,12 +83,12 @@ class BenchSession:
         except KeyboardInterrupt:
             if not kept:
                 raise
-            print("econmt bench: interrupted; this is what was measured until then", file=sys.stderr)
+            print("econmt bench: interrupted; the results so far follow", file=sys.stderr)
             self.interrupted = True
         return kept
 
     def rows_before(self, fixed: Row) -> list[dict[str, str]]:
-        """Rows that the file has already, of this machine and these libraries, in which ``fixed`` holds."""
+        """Returns rows of the CSV file from this machine and these library versions with the values in ``fixed``."""
         if self.csv is None:
             return []
         same = ("processor", "gpu", "threads", "torch", "econmt_ops")
@@ -94,13 +98,13 @@ class BenchSession:
         return [row for row in rows if all(row.get(name, "") == str(value) for name, value in wanted.items())]
 
     def print(self, rows: Sequence[Row], columns: Iterable[str], title: str) -> None:
-        """Print some columns of rows as a table; an interruption of :meth:`kept` goes on after it."""
+        """Prints some columns of rows as a table; then raises KeyboardInterrupt if :meth:`kept` was interrupted."""
         print_table(table_console(), table(rows, columns, title))
         if self.interrupted:
             raise KeyboardInterrupt
 
     def draw(self, rows: Sequence[Row], *, label: Sequence[str], value: str, title: str) -> None:
-        """See :func:`econmt.bench.rows.draw`; nothing if no picture is wanted."""
+        """Draws rows by :func:`econmt.bench.rows.draw`, if a picture is given."""
         if self.plot is not None:
             draw(rows, self.plot, label=label, value=value, title=title)
 

@@ -1,4 +1,4 @@
-"""Arguments and options that several commands have, and checks of them before a command begins."""
+"""Arguments and options that several commands share, alone and in groups, and checks of them."""
 
 from __future__ import annotations
 
@@ -38,15 +38,16 @@ def refuse_idle(context: typer.Context, why: str, *names: str) -> None:
 
 
 OverridesArgument = Annotated[
-    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Keys to change, e.g. training.seed=2.")
+    list[str] | None,
+    typer.Argument(metavar="[KEY=VALUE]...", help="Recipe keys to change, e.g. training.seed=2."),
 ]
 DataDirOption = Annotated[
-    Path | None, typer.Option(help="Folder with the text; text beside the recipe comes first.")
+    Path | None, typer.Option(help="Folder to search for the text, after the folder of the recipe.")
 ]
 VerifyOption = Annotated[
     bool,
     typer.Option(
-        "--verify", help="Read all of the text and the prepared data for changes, not only a sample."
+        "--verify", help="Check the text and the prepared data completely for changes, not only a sample."
     ),
 ]
 
@@ -58,12 +59,13 @@ class BatchChoice:
     bucket: Annotated[
         str | None,
         typer.Option(
-            metavar="SxT", help="Source x target positions, e.g. 100x80; else the recipe's worst bucket."
+            metavar="SxT",
+            help="Bucket, as source x target positions, e.g. 100x80; default: the recipe's largest bucket.",
         ),
     ] = None
     batch: Annotated[
         int | None,
-        typer.Option(min=1, max=limits.BATCH, help="Sentence pairs, instead of the recipe's."),
+        typer.Option(min=1, max=limits.BATCH, help="Number of sentence pairs, instead of the recipe's."),
     ] = None
 
 
@@ -110,11 +112,11 @@ class RunRecipe(TextRecipe):
     """Recipe of a run, the folder of its text, and its device and threads."""
 
     device: Annotated[
-        str | None, typer.Option(help="auto, cpu, cuda or cuda:N, instead of the recipe's.")
+        str | None, typer.Option(help="Device, instead of the recipe's: auto, cpu, cuda or cuda:N.")
     ] = None
     threads: Annotated[
         int | None,
-        typer.Option(min=1, max=limits.THREADS, help="CPU threads, instead of the recipe's."),
+        typer.Option(min=1, max=limits.THREADS, help="Number of CPU threads, instead of the recipe's."),
     ] = None
 
     def load(self, options: Mapping[str, str | int | None] | None = None) -> Recipe:
@@ -124,34 +126,39 @@ class RunRecipe(TextRecipe):
 
 
 ModelOption = Annotated[Path, typer.Option("--model", "-m", help="Model folder.")]
-NewModelOption = Annotated[Path, typer.Option("--output", "-o", help="Model folder to make.")]
+NewModelOption = Annotated[Path, typer.Option("--output", "-o", help="Model folder to create.")]
 CheckpointOption = Annotated[
-    str, typer.Option("--checkpoint", "-c", help="best, last, or the number of an update.")
+    str, typer.Option("--checkpoint", "-c", help="Checkpoint: best, last, or the number of an update.")
 ]
 OutputOption = Annotated[
     Path | None,
     typer.Option(
-        "--output", "-o", help="File to write, which grows line by line.", show_default="standard output"
+        "--output", "-o", help="File to write; it grows line by line.", show_default="standard output"
     ),
 ]
 BatchSizeOption = Annotated[
-    int | None, recipe_option("decoding.batch_size", help="Lines processed together.")
+    int | None, recipe_option("decoding.batch_size", help="Number of lines in a batch.")
 ]
-DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")]
+DeviceOption = Annotated[str, typer.Option("--device", help="Device: auto, cpu, cuda or cuda:N.")]
 ThreadsOption = Annotated[
     int | None,
-    typer.Option(min=1, max=limits.THREADS, help="CPU threads.", show_default="as many as are fastest here"),
+    typer.Option(
+        min=1, max=limits.THREADS, help="Number of CPU threads.", show_default="as many as are fastest here"
+    ),
 ]
 
 
 @dataclass(frozen=True)
 class ModelChoice:
-    """Models that work as one, their checkpoints, and how an ensemble averages."""
+    """Model or ensemble, its checkpoints, and the averaging of the ensemble."""
 
     models: Annotated[
         list[Path],
         typer.Option(
-            "--models", "--model", "-m", help="Model folder, or hf://OWNER/NAME; several make an ensemble."
+            "--models",
+            "--model",
+            "-m",
+            help="Model folder, or hf://OWNER/NAME; may be repeated for an ensemble.",
         ),
     ]
     checkpoint: Annotated[
@@ -160,18 +167,19 @@ class ModelChoice:
             "--checkpoints",
             "--checkpoint",
             "-c",
-            help="best, last, the number of an update, or a parameter file; one for all models or one for each.",
+            help="Checkpoint: best, last, an update, or a parameter file; one for all models or one for each.",
             show_default="best",
         ),
     ] = None
     ensemble_mode: Annotated[
-        Literal["linear", "log_linear"], typer.Option(help="Average probabilities, or log-probabilities.")
+        Literal["linear", "log_linear"],
+        typer.Option(help="Average the probabilities of an ensemble, or their logarithms."),
     ] = "linear"
 
 
 @dataclass(frozen=True)
 class Computing:
-    """Device, CPU threads and precision of matrix products with which models compute."""
+    """Device, CPU threads and precision of matrix products."""
 
     device: DeviceOption = "auto"
     threads: ThreadsOption = None
@@ -192,11 +200,7 @@ class FloatComputing(Computing):
 
 
 def check_writable(*paths: Path | None) -> None:
-    """Refuse files that are to be written where they cannot be.
-
-    Raises:
-        InputError: a path is a folder, is in none, or may not be written.
-    """
+    """Raises InputError if one of the files cannot be written."""
     for path in paths:
         if path is None:
             continue
@@ -209,11 +213,7 @@ def check_writable(*paths: Path | None) -> None:
 
 
 def check_picture(path: Path | None) -> None:
-    """Refuse pictures that cannot be written.
-
-    Raises:
-        InputError: as :func:`check_writable`, or the suffix names no kind of picture.
-    """
+    """Raises InputError if a picture cannot be written, or its suffix names no image format."""
     if path is None:
         return
     check_writable(path)
@@ -221,7 +221,9 @@ def check_picture(path: Path | None) -> None:
 
     kinds = FigureCanvasBase.get_supported_filetypes()
     if path.suffix.lower().removeprefix(".") not in kinds:
-        raise InputError(f"{path}: no kind of picture; give a name that ends in .{', .'.join(sorted(kinds))}")
+        raise InputError(
+            f"{path}: unknown image format; give a name that ends in .{', .'.join(sorted(kinds))}"
+        )
 
 
 _WRITTEN_BY_ECONMT = re.compile(
@@ -231,11 +233,7 @@ _WRITTEN_BY_ECONMT = re.compile(
 
 
 def check_not_of_model(path: Path | None, folders: Iterable[Path]) -> None:
-    """Refuse to write over a file of a model that is being used.
-
-    Raises:
-        InputError: the path is one.
-    """
+    """Raises InputError if a file to write belongs to one of the models that are used."""
     if path is None or not path.exists() or not _WRITTEN_BY_ECONMT.fullmatch(path.name):
         return
     for folder in folders:
@@ -244,11 +242,7 @@ def check_not_of_model(path: Path | None, folders: Iterable[Path]) -> None:
 
 
 def bytes_of(option: str, text: str | None) -> int | None:
-    """The bytes that an option names, as in 8GiB; None if it is not given.
-
-    Raises:
-        InputError: it names none.
-    """
+    """Returns the bytes that an option gives, as 8GiB; None if it is not given. Raises InputError for other text."""
     try:
         return None if text is None else parse_size(text)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""``econmt prepare``: write the token store of a recipe's text, and say what is in it."""
+"""``econmt prepare``: writes the token store of a recipe's text, and reports its contents and padding."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from econmt.errors import printable
 from econmt.memory.report.tables import format_bytes
 
 COMPARED_WIDTHS = (2, 4, 8, 10)
-"""Widths of fixed buckets whose padding is printed beside that of the recipe's buckets."""
+"""Widths of fixed buckets whose padding is printed for comparison."""
 
 
 @with_option_groups
@@ -39,13 +39,15 @@ def prepare(
     recipe: TextRecipe,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="Folder of the store; default: where training looks for it."),
+        typer.Option(
+            "--output", "-o", help="Folder of the token store; default: the one that training uses."
+        ),
     ] = None,
     verify: VerifyOption = False,
 ) -> None:
-    """Write the token store of a recipe's text without training, and report on it.
+    """Write the token store of a recipe's text without training, and report its contents.
 
-    The same command again, and training, reuse it as long as the text and the recipe's data section are the same.
+    The same command and training reuse the store as long as the text and the recipe's data section do not change.
 
     \b
     Example:
@@ -56,14 +58,14 @@ def prepare(
         resolved, store_folder(resolved), recipe.search_path, show_progress=True, verify=verify
     )
     with status_line() as say:
-        say("counting what padding costs")
+        say("computing the cost of padding")
         lines = report(resolved, prepared)
     for line in lines:
         print(printable(line))
 
 
 def report(recipe: Recipe, prepared: PreparedData) -> list[str]:
-    """Lines that say what a store holds."""
+    """Returns the lines of a report on a store."""
     statistics = prepared.statistics
     size = sum(path.stat().st_size for path in prepared.folder.iterdir() if path.is_file())
     if isinstance(recipe.data, TextData):
@@ -97,7 +99,7 @@ def report(recipe: Recipe, prepared: PreparedData) -> list[str]:
 
 
 def _text_report(prepared: PreparedData, size: int) -> list[str]:
-    """Describes the prepared text of a language model."""
+    """Returns the lines of a report on the text of a language model."""
     statistics = prepared.statistics
     lines = [
         f"store       {prepared.folder} ({format_bytes(size)}, made in {statistics['seconds']} s)",
@@ -146,7 +148,7 @@ def _bucket_lines(recipe: Recipe, prepared: PreparedData) -> list[str]:
 def _work_lines(
     recipe: Recipe, prepared: PreparedData, counts: Counts, rule: int | Derived, work: PairFlops
 ) -> list[str]:
-    """Describes the cost of padding with the recipe's buckets, with other buckets and without any."""
+    """Returns lines on the cost of padding with the recipe's buckets, with other buckets and without buckets."""
     batch, store = recipe.training.batch, prepared.train
     real = real_work(counts, work)
     lines = [

@@ -1,4 +1,4 @@
-"""``econmt profile``: where the bytes and the milliseconds of a training step go."""
+"""``econmt profile``: bytes and milliseconds of a training step, by layer and technique."""
 
 from __future__ import annotations
 
@@ -60,18 +60,29 @@ class StepOptions:
     """Choice between measuring steps, predicting them, and looking for the largest batch."""
 
     estimated: Annotated[
-        bool, typer.Option("--estimate", help="Predict; no step is run, and no GPU is needed for cuda.")
+        bool,
+        typer.Option("--estimate", help="Predict memory without running a step; cuda needs no GPU then."),
     ] = False
     measured: Annotated[
-        bool, typer.Option("--measure", help="Run whole steps however long they take, if memory allows.")
+        bool,
+        typer.Option("--measure", help="Run complete steps however long they take, if they fit into memory."),
     ] = False
     budget: Annotated[
-        str | None, typer.Option("--fit", metavar="BYTES", help="Largest batches in e.g. 8GiB.")
+        str | None,
+        typer.Option(
+            "--fit",
+            metavar="BYTES",
+            help="Find the largest batch of each bucket that fits into these bytes, e.g. 8GiB.",
+        ),
     ] = None
-    compare: Annotated[bool, typer.Option("--compare", help="One row a technique.")] = False
+    compare: Annotated[bool, typer.Option("--compare", help="Compare techniques, one row each.")] = False
     processes: Annotated[
         int | None,
-        typer.Option(min=1, max=limits.PROCESSES, help="What one of so many that train together holds."),
+        typer.Option(
+            min=1,
+            max=limits.PROCESSES,
+            help="Number of processes that train together; the figures are those of one of them.",
+        ),
     ] = None
 
 
@@ -79,12 +90,12 @@ class StepOptions:
 class ProfileOutput:
     """Output of a profile."""
 
-    as_json: Annotated[bool, typer.Option("--json", help="Print everything as one JSON object.")] = False
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as one JSON object.")] = False
     trace: Annotated[
         Path | None,
         typer.Option(help="Write a PyTorch profiler trace of a step (chrome://tracing)."),
     ] = None
-    html: Annotated[Path | None, typer.Option(help="Write one page with charts, for a browser.")] = None
+    html: Annotated[Path | None, typer.Option(help="Write an HTML page with charts.")] = None
 
 
 @with_option_groups
@@ -95,7 +106,7 @@ def profile(
     steps: StepOptions,
     output: ProfileOutput,
 ) -> None:
-    """Say where the bytes and the milliseconds of a training step go, by layer; compare techniques; predict.
+    """Show the bytes and milliseconds of a training step by layer; compare techniques; predict memory.
 
     \b
     Example:
@@ -376,7 +387,7 @@ def _check_options(context: typer.Context, steps: StepOptions, output: ProfileOu
     if fit and (output.html is not None or steps.measured):
         raise InputError("--fit prints a table of estimates; leave out --html and --measure")
     if fit:
-        refuse_idle(context, "is what --fit finds; leave one of them out", "batch")
+        refuse_idle(context, "is what --fit finds; leave out one of them", "batch")
     check_writable(output.trace, output.html)
     if output.trace and output.html and output.trace.resolve() == output.html.resolve():
         raise InputError(f"{output.html}: --trace and --html cannot be one file; give two names")
@@ -396,7 +407,7 @@ def _device(name: str, predicted: bool) -> torch.device:
 
 
 def _how(profiles: Sequence[Profile], predicted: bool) -> str:
-    """Says whether the figures are measured or predicted."""
+    """Returns a sentence that tells whether the figures are measured or predicted."""
     guessed = [profile for profile in profiles if not profile.measured]
     if predicted:
         return "Bytes: estimated with fake tensors; no step was run."

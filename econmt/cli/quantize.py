@@ -1,4 +1,4 @@
-"""``econmt quantize``: a trained model with matrices of 8 or 16 bits."""
+"""``econmt quantize``: converts the matrices of a trained model to 8 or 16 bits."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def quantize(
     ] = "int8",
     checkpoint: CheckpointOption = "best",
 ) -> None:
-    """Write a trained model's matrices in 8 or 16 bits to a new model folder, which translate reads as any other.
+    """Convert the matrices of a trained model to 8 or 16 bits, and write them to a new model folder.
 
-    Of int8 each row has its own scale. On a CPU translate multiplies such a model in 8 bits, and rounds what the
-    matrices meet to 8 bits as it comes; elsewhere, and in every other verb, it is a model like others.
+    In int8 each row of a matrix has its own scale. On a CPU translate multiplies such matrices in 8 bits and also
+    rounds their inputs; on other devices and in other commands they are converted back when the model is loaded.
 
     \b
     Example:

@@ -20,7 +20,7 @@ app = typer.Typer(help="List, copy, show and validate recipes.", no_args_is_help
 
 @app.command("list")
 def list_recipes() -> None:
-    """List the recipes that come with econmt: name, languages and training text, what it trains.
+    """List the shipped recipes: name, languages, training text and purpose.
 
     \b
     Example:
@@ -45,21 +45,21 @@ def summary(file: Path) -> str:
 
 @app.command("copy")
 def copy(
-    name: Annotated[str, typer.Argument(help="Shipped recipe, or a file.")],
+    name: Annotated[str, typer.Argument(help="Name of a shipped recipe, or a file.")],
     destination: Annotated[
         Path | None,
-        typer.Argument(help="File or folder to write; NAME.yaml here if left out."),
+        typer.Argument(help="File or folder to write; default: NAME.yaml in the current folder."),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a file that exists.")] = False,
 ) -> None:
-    """Copy a recipe, comments and all, to start your own from.
+    """Copy a recipe with its comments, as a start for your own.
 
     \b
     Example:
       econmt recipes copy multi30k mine.yaml
     """
     source = find_recipe(name)
-    load_recipe(source)  # what is no recipe is not copied for one
+    load_recipe(source)  # only valid recipes are copied
     target = destination or Path(source.name)
     if target.is_dir():
         target = target / source.name
@@ -78,10 +78,10 @@ def copy(
 def show(
     recipe: RecipeChoice,
     changed_only: Annotated[
-        bool, typer.Option("--changed-only", help="Leave out what equals the defaults.")
+        bool, typer.Option("--changed-only", help="Leave out keys that have their default values.")
     ] = False,
 ) -> None:
-    """Print a recipe with every key, defaults and overrides resolved.
+    """Print a recipe with all keys, including defaults and changes.
 
     \b
     Example:
@@ -92,9 +92,9 @@ def show(
 
 @app.command("validate")
 def validate(
-    recipes: Annotated[list[str], typer.Argument(help="Recipes: files, or shipped names.")],
+    recipes: Annotated[list[str], typer.Argument(help="Recipes: YAML files or shipped names.")],
 ) -> None:
-    """Check recipes; everything wrong with them is printed, and the exit code is then 2.
+    """Check recipes; print all errors, and exit with code 2 if there are any.
 
     \b
     Example:

@@ -1,4 +1,4 @@
-"""``econmt rerank``: n-best lists in another order."""
+"""``econmt rerank``: sorts n-best lists by references or by the scores of other models."""
 
 from __future__ import annotations
 
@@ -43,21 +43,28 @@ class ScoringModels:
 
     models: Annotated[
         list[Path] | None,
-        typer.Option("--models", "--model", "-m", help="Model folders that score source to translation."),
+        typer.Option(
+            "--models", "--model", "-m", help="Model folders that score the translation given the source."
+        ),
     ] = None
     weight: Annotated[
         limits.PenaltyWeight,
         typer.Option(
-            help="What the mean log-probability of a token by --models counts, beside the score in the list."
+            help="Weight of the mean log-probability per token by --models; the score in the list has weight 1."
         ),
     ] = 1.0
     reverse_models: Annotated[
         list[Path] | None,
         typer.Option(
-            "--reverse-models", "--reverse-model", help="Model folders that score translation to source."
+            "--reverse-models",
+            "--reverse-model",
+            help="Model folders that score the source given the translation.",
         ),
     ] = None
-    reverse_weight: Annotated[limits.PenaltyWeight, typer.Option(help="The same of --reverse-models.")] = 1.0
+    reverse_weight: Annotated[
+        limits.PenaltyWeight,
+        typer.Option(help="Weight of the mean log-probability per token by --reverse-models."),
+    ] = 1.0
     batch_size: BatchSizeOption = None
 
     @property
@@ -75,28 +82,37 @@ def rerank(
         typer.Option(
             "--hypotheses",
             "-i",
-            help="N-best lists, as translate --nbest-size writes them.",
+            help="N-best lists as written by translate --nbest-size.",
             show_default="standard input",
         ),
     ] = None,
     reference: Annotated[
-        Path | None, typer.Option("--reference", "-r", help="Order by how near a reference they are.")
+        Path | None,
+        typer.Option("--reference", "-r", help="Reference translations; order by similarity to them."),
     ] = None,
-    metric: Annotated[Literal["bleu", "chrf"], typer.Option(help="Of --reference.")] = "bleu",
+    metric: Annotated[
+        Literal["bleu", "chrf"], typer.Option(help="With --reference: metric of the similarity.")
+    ] = "bleu",
     source: Annotated[
-        Path | None, typer.Option("--source", "-s", help="The text that was translated, for models.")
+        Path | None,
+        typer.Option(
+            "--source", "-s", help="With --models or --reverse-models: the text that was translated."
+        ),
     ] = None,
     scoring: ScoringModels,
     whole_lists: Annotated[
-        bool, typer.Option("--nbest", help="Print whole lists with their new scores, not the best alone.")
+        bool,
+        typer.Option(
+            "--nbest", help="Print the whole lists with their new scores, not only the best translations."
+        ),
     ] = False,
     output: OutputOption = None,
     computing: FloatComputing,
 ) -> None:
-    """Put n-best lists into another order: by a reference, or by the scores of other models.
+    """Sort n-best lists by similarity to references, or by the scores of other models.
 
-    With a reference this tells how good the lists are at best. Models may have other vocabularies than the one that
-    made the lists; several of --models are an ensemble.
+    References show the best quality that the lists contain. The vocabularies of the models may differ from that of the
+    model that made the lists; several --models form an ensemble.
 
     \b
     Example:
@@ -105,10 +121,10 @@ def rerank(
       econmt rerank -i lists -r test.de --metric chrf -o best.de
     """
     if (reference is None) == (not scoring.folders):
-        raise InputError("give --reference, or --models or --reverse-models, by which to order; one of both")
+        raise InputError("give either --reference, or --models or --reverse-models, to sort by")
     if scoring.folders and source is None:
         raise InputError(
-            "--models and --reverse-models score pairs; give the text that was translated as --source"
+            "--models and --reverse-models score sentence pairs; give the text that was translated as --source"
         )
     _refuse_idle_options(context, scoring)
     text_file = reference if reference is not None else source
@@ -147,10 +163,14 @@ def rerank(
 def _scorer(folders: Sequence[Path], computing: FloatComputing, batch_size: int | None) -> Scorer:
     folders = [local_model(folder) for folder in folders]
     if holds_language_model(folders):
-        raise InputError(f"{folders[0]}: a language model scores no pairs; give a translation model")
+        raise InputError(
+            f"{folders[0]}: a language model cannot score sentence pairs; give a translation model"
+        )
     loaded = load_models(folders, computing)
     if loaded.vocabularies.factors:
-        raise InputError(f"{folders[0]}: reads source factors, which lists have none of; give another model")
+        raise InputError(
+            f"{folders[0]}: needs source factors, which n-best lists do not have; give another model"
+        )
     return Scorer(
         loaded.models,
         loaded.vocabularies,
@@ -163,13 +183,13 @@ def _scorer(folders: Sequence[Path], computing: FloatComputing, batch_size: int 
 def _refuse_idle_options(context: typer.Context, scoring: ScoringModels) -> None:
     """Refuses options that would change nothing."""
     if not scoring.folders:
-        why = "is of --models and --reverse-models; leave it out"
+        why = "is for --models and --reverse-models; leave it out"
         refuse_idle(
             context, why, "source", "weight", "reverse_weight", "batch_size", "device", "threads", "precision"
         )
         return
-    refuse_idle(context, "is of --reference; leave it out", "metric")
+    refuse_idle(context, "is for --reference; leave it out", "metric")
     if not scoring.models:
-        refuse_idle(context, "is of --models; leave it out", "weight")
+        refuse_idle(context, "is for --models; leave it out", "weight")
     if not scoring.reverse_models:
-        refuse_idle(context, "is of --reverse-models; leave it out", "reverse_weight")
+        refuse_idle(context, "is for --reverse-models; leave it out", "reverse_weight")

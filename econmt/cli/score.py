@@ -1,4 +1,4 @@
-"""``econmt score``: how probable given translations are."""
+"""``econmt score``: prints the probability that models give to existing translations or text."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ import typer
 from econmt.checkpoint.hub import local_model
 from econmt.cli.computing import counting_lines, line_output, load_models
 from econmt.cli.factors import FactorFiles, SourceFactorsOption
-from econmt.cli.option_groups import RecipeKeys, with_option_groups
+from econmt.cli.option_groups import RecipeKeys, recipe_option, with_option_groups
 from econmt.cli.options import BatchSizeOption, FloatComputing, ModelChoice, OutputOption, refuse_idle
-from econmt.cli.search_options import InputLengthOption
 from econmt.cli.text_models import ScoreType, holds_language_model, load_reader, score_text
 from econmt.config.json_reader import json_text
 from econmt.data.text.corpus import Corpus, read_pairs, split_pair
@@ -31,18 +30,18 @@ from econmt.evaluation.scoring import ScoredPair, Scorer, token_ids
 
 @dataclass(frozen=True)
 class PairInput:
-    """Sentence pairs to score; None for both sides: pairs on standard input."""
+    """Sentence pairs to score, from two files or, without both, from standard input."""
 
     source: Annotated[Path | None, typer.Option("--source", "-s", help="Source text, also .gz.")] = None
-    target: Annotated[Path | None, typer.Option("--target", "-t", help="Its translation, line by line.")] = (
-        None
-    )
+    target: Annotated[
+        Path | None, typer.Option("--target", "-t", help="Translation of the source text, line by line.")
+    ] = None
     source_factors: SourceFactorsOption = None
     target_tokens: Annotated[
         bool,
         typer.Option(
             "--target-tokens",
-            help="The target is vocabulary tokens between spaces, as in translate's json, not raw text.",
+            help="The target is tokens separated by spaces, as in the JSON of translate, not raw text.",
         ),
     ] = False
 
@@ -65,26 +64,32 @@ def score(
     score_type: Annotated[
         ScoreType,
         typer.Option(
-            help="Of the whole target, end of sentence counted; normalized is what translate calls the score."
+            help="Figure to print for each target, including its end; normalized is the score of translate."
         ),
     ] = "logprob",
     total: Annotated[
-        bool, typer.Option("--total", help="Of a language model: one result for the whole text.")
+        bool, typer.Option("--total", help="Language models only: print one result for the whole text.")
     ] = False,
     penalty: Annotated[
         dict[str, Any], RecipeKeys("decoding", ["length_penalty_alpha", "length_penalty_beta"])
     ],
     batch_size: BatchSizeOption = None,
-    max_input_length: InputLengthOption = None,
+    max_input_length: Annotated[
+        int | None,
+        recipe_option(
+            "decoding.max_input_length",
+            help="Maximum number of tokens on a side of a pair; more are an error.",
+        ),
+    ] = None,
     computing: FloatComputing,
 ) -> None:
     """Print the log-probability (natural logarithm) that a model gives to each translation or line of text.
 
-    Pairs come from --source and --target, or from standard input with a tab between source and target. The text of
-    a translation is cut into tokens anew, not always as the search did that made it; --target-tokens scores the
-    tokens that translate --output-type json prints.
+    Pairs are read from --source and --target, or from standard input with a tab between source and target. A target is
+    split into tokens, which may differ from those of the search that made it; --target-tokens scores the tokens that
+    translate --output-type json prints.
 
-    A language model scores the lines of --target or standard input, each given all before it, and perplexity is per
+    A language model scores the lines of --target or standard input, each given all lines before it; perplexity is per
     word.
 
     \b
@@ -108,13 +113,13 @@ def score(
         score_text(reader, pairs.target, lines_out, score_type, total=total)
         return
     if total:
-        raise InputError("--total: is for language models; leave it out")
+        raise InputError("--total is for language models; leave it out")
     if (pairs.source is None) != (pairs.target is None):
         raise InputError(
             "give both --source and --target, or neither and tab-separated pairs on standard input"
         )
     if score_type not in ("normalized", "json"):
-        why = f"does not change --score-type {score_type}; it is of normalized and json"
+        why = f"has no effect on --score-type {score_type}; it needs normalized or json"
         refuse_idle(context, why, "length_penalty_alpha", "length_penalty_beta")
     lines_out = line_output(output, read, models)
     loaded = load_models(models, computing, model.checkpoint)
@@ -169,7 +174,7 @@ def _score(
                     f"{where}:{number}: {longest:,} tokens on a side, more than a pair of {most:,} may have; "
                     "leave the pair out, or raise --max-input-length"
                 )
-        requests = factors.given_to([Request(text) for text, _ in chunk], from_source)
+        requests = factors.add_to([Request(text) for text, _ in chunk], from_source)
         words = [each.factors for each in requests]
         place = partial(_line_name, [from_source, *factors.names], lines + 1)
         yield scorer.score_ids([each.text for each in requests], targets, done, factors=words, place=place)
@@ -200,7 +205,7 @@ def _formatter(score_type: ScoreType, options: SearchOptions) -> Callable[[Score
         return pair.log_probability / float(length_penalty(pair.length, options))
 
     def as_json(pair: ScoredPair) -> str:
-        # JSON has no infinity: null stands for the log-probability of what cannot be.
+        # JSON has no infinity: null is the log-probability of an impossible translation.
         possible = math.isfinite(pair.log_probability)
         figures = (pair.log_probability, normalized(pair), pair.perplexity) if possible else (None,) * 3
         record: dict[str, Any] = dict(zip(("log_probability", "score", "perplexity"), figures, strict=True))

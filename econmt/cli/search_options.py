@@ -1,4 +1,4 @@
-"""Groups of options that say how text is searched for, drawn, and put into batches."""
+"""Groups of options for searching and drawing translations, batches of lines, and constraints on words."""
 
 from __future__ import annotations
 
@@ -21,14 +21,7 @@ SearchKeys = Annotated[
         "decoding", [name for name in Decoding.model_fields if name not in _BATCHES], {"beam_size": "-b"}
     ),
 ]
-"""Keys of the recipe's search, in a dictionary of those that are given as options."""
-InputLengthOption = Annotated[
-    int | None,
-    recipe_option(
-        "decoding.max_input_length",
-        help="Longest sentence, in tokens, taken whole; score refuses longer ones.",
-    ),
-]
+"""Options that replace the recipe's search keys, as a dictionary of those given."""
 
 
 @dataclass(frozen=True)
@@ -38,50 +31,53 @@ class SearchComputing(Computing):
     precision: Annotated[
         Literal["auto", "float32", "bfloat16", "int8"],
         typer.Option(
-            help="Of products; auto: what is faster here, int8 for models of econmt quantize. bfloat16 and int8 move "
-            "scores by some hundredths; training translates in float32.",
+            help="Precision of matrix products; auto picks the faster one on this device, on a CPU int8 for models of "
+            "econmt quantize. bfloat16 and int8 move scores by some hundredths; validation in training uses float32.",
         ),
     ] = "auto"
 
 
 @dataclass(frozen=True)
 class HypothesisOptions:
-    """Options of a search that are no keys of a recipe, named as in econmt.decoding.search.options."""
+    """Options of a search that are no recipe keys; the names are those of ``econmt.decoding.search.options``."""
 
     nbest_size: Annotated[
         limits.NBestSize,
         typer.Option(
-            help="Translations of a line; more than 1 are printed as in Moses: number ||| text ||| log-probability "
-            "||| score.",
+            help="Number of translations of a line; more than 1 are printed as in Moses: number ||| text ||| "
+            "log-probability ||| score.",
         ),
     ] = 1
     beam_groups: Annotated[
         limits.BeamSize,
-        typer.Option(help="Groups of the beam that keep away from each other's tokens; 1: none."),
+        typer.Option(
+            help="Number of groups of a diverse beam search, which avoid each other's tokens; 1: no groups."
+        ),
     ] = 1
     diversity_strength: Annotated[
-        limits.PenaltyWeight, typer.Option(help="What a token costs that a group before has chosen.")
+        limits.PenaltyWeight,
+        typer.Option(help="Penalty for a token that an earlier group has chosen at the same position."),
     ] = 0.5
     replace_unk: Annotated[
         bool,
         typer.Option(
             "--replace-unk",
-            help="Write unknown words as the source has the word that they see most, instead of <unk>.",
+            help="Replace <unk> by the source word with the highest attention.",
         ),
     ] = False
     restore_case: Annotated[
         bool,
         typer.Option(
             "--restore-case",
-            help="Translate lines in capitals as if they were not, and put the result in capitals.",
+            help="Translate lines in capitals in lower case, and convert the translation back to capitals.",
         ),
     ] = False
     markup: Annotated[
         bool,
         typer.Option(
             "--markup",
-            help="Leave tags and placeholders out of what is translated, and put them into the translation by "
-            "alignments.",
+            help="Remove tags and placeholders before translating, and insert them into the translation by its "
+            "alignment.",
         ),
     ] = False
 
@@ -91,12 +87,12 @@ class Drawing:
     """Random draws of tokens."""
 
     top_k: Annotated[
-        limits.TopTokens, typer.Option(help="Draw among the K most probable tokens; 0: all.")
+        limits.TopTokens, typer.Option(help="Draw from the K most probable tokens; 0: all tokens.")
     ] = 0
     temperature: Annotated[
-        limits.Temperature, typer.Option(help="Divides log-probabilities before drawing.")
+        limits.Temperature, typer.Option(help="Divisor of the log-probabilities before drawing.")
     ] = 1.0
-    seed: Annotated[limits.Seed, typer.Option(help="Of the draws.")] = 1
+    seed: Annotated[limits.Seed, typer.Option(help="Seed of the random draws.")] = 1
 
 
 @dataclass(frozen=True)
@@ -108,19 +104,26 @@ class Sampling(Drawing):
 
 @dataclass(frozen=True)
 class LineBatches:
-    """Division of the input into chunks and batches, and the treatment of long lines."""
+    """Chunks and batches of lines, and the treatment of long lines."""
 
     batch_size: BatchSizeOption = None
     chunk_size: Annotated[
         int,
         typer.Option(
-            min=1, max=limits.LINES, help="Lines read and sorted by length before any is translated."
+            min=1,
+            max=limits.LINES,
+            help="Number of lines that are read and sorted by length before they are translated.",
         ),
     ] = CHUNK_SIZE
-    max_input_length: InputLengthOption = None
+    max_input_length: Annotated[
+        int | None,
+        recipe_option(
+            "decoding.max_input_length", help="Maximum number of tokens of a sentence; see --long-lines."
+        ),
+    ] = None
     long_lines: Annotated[
         Literal["cut", "skip"],
-        typer.Option(help="A longer one: translate its beginning, or skip it and write an empty line."),
+        typer.Option(help="Treatment of longer sentences: translate the beginning, or write an empty line."),
     ] = "cut"
 
 
@@ -129,18 +132,18 @@ class WordRules:
     """Words and phrases that translations must contain or must not contain."""
 
     avoid_list: Annotated[
-        Path | None, typer.Option(help="Text file, a phrase a line, of what no translation may hold.")
+        Path | None, typer.Option(help="Text file of phrases, one a line, that no translation may contain.")
     ] = None
     glossary: Annotated[
         Path | None,
         typer.Option(
-            help="Terms, a line each: source phrase, tab, the target phrase that must translate it."
+            help="Text file of terms, one a line: source phrase, tab, and the target phrase that must translate it."
         ),
     ] = None
     restrict_lexicon: Annotated[
         Path | None,
         typer.Option(
-            help="File of econmt lexicon: compute no words but those that it has for the words of a sentence."
+            help="Lexicon file of econmt lexicon; restricts the output vocabulary, which is faster."
         ),
     ] = None
     restrict_lexicon_topk: Annotated[
@@ -148,12 +151,12 @@ class WordRules:
         typer.Option(
             min=1,
             max=limits.SHORTLIST,
-            help="So many of the most probable for each word.",
+            help="Number of the most probable translations used of each word.",
             show_default="all that the file has",
         ),
     ] = None
 
     @property
     def files(self) -> list[Path]:
-        """Files that are read."""
+        """Files that are given."""
         return [path for path in (self.avoid_list, self.glossary, self.restrict_lexicon) if path is not None]

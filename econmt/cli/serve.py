@@ -1,4 +1,4 @@
-"""``econmt serve``: trained models behind HTTP, with a page."""
+"""``econmt serve``: serves trained models over HTTP, with a page for the browser."""
 
 from __future__ import annotations
 
@@ -39,39 +39,42 @@ class ServeComputing(SearchComputing):
     precision: Annotated[
         Literal["auto", "float32", "bfloat16", "int8"],
         typer.Option(
-            help="Of products; auto: what is faster here, on a CPU often int8. bfloat16 and int8 move scores by some "
-            "hundredths.",
+            help="Precision of matrix products; auto picks the fastest one on this device, on a CPU often int8. "
+            "bfloat16 and int8 move scores by some hundredths.",
         ),
     ] = "auto"
 
 
 @dataclass(frozen=True)
 class RequestLimits:
-    """Limits of requests, and of the batches in which they are translated."""
+    """Search options and limits of requests."""
 
     beam_size: Annotated[int | None, recipe_option("decoding.beam_size", "--beam-size", "-b")] = None
     batch_size: BatchSizeOption = None
     wait_ms: Annotated[
         float,
         Field(ge=0.0, le=1000.0),
-        typer.Option(help="Milliseconds for which a sentence waits for others to be translated with."),
+        typer.Option(help="Milliseconds that a sentence waits for others to fill a batch."),
     ] = 1000.0 * _DEFAULTS.wait_seconds
     max_characters: Annotated[
-        int, typer.Option(min=1, max=limits.LINE_BYTES, help="Most characters of a request.")
+        int, typer.Option(min=1, max=limits.LINE_BYTES, help="Maximum number of characters of a request.")
     ] = _DEFAULTS.most_characters
-    max_waiting: Annotated[int, typer.Option(min=1, max=limits.LINES, help="Most sentences that wait.")] = (
-        _DEFAULTS.most_waiting
-    )
+    max_waiting: Annotated[
+        int, typer.Option(min=1, max=limits.LINES, help="Maximum number of waiting sentences.")
+    ] = _DEFAULTS.most_waiting
     requests_per_minute: Annotated[
         int | None,
         typer.Option(
-            min=1, max=limits.LINES, help="Requests a minute of a client.", show_default="any number"
+            min=1,
+            max=limits.LINES,
+            help="Maximum number of requests per minute of a client.",
+            show_default="any number",
         ),
     ] = None
 
     @property
     def settings(self) -> Settings:
-        """Settings of a server with these limits."""
+        """Settings of the server."""
         return Settings(
             self.beam_size,
             self.batch_size,
@@ -90,32 +93,32 @@ def serve(
             "--models",
             "--model",
             "-m",
-            help="Model folder; several: of each language pair, or an ensemble of one.",
+            help="Model folder; may be repeated for several language pairs or for ensembles.",
         ),
     ],
     *,
     host: Annotated[
         str, typer.Option(help="Address to listen on; the default is this machine alone.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65_535, help="Port; 0: any that is free.")] = 5000,
+    port: Annotated[int, typer.Option(min=0, max=65_535, help="Port; 0: any free port.")] = 5000,
     api_keys: Annotated[
-        Path | None, typer.Option(help="File of keys, one a line, of which a request needs one.")
+        Path | None, typer.Option(help="File of API keys, one a line; requests need one of them.")
     ] = None,
     requests: RequestLimits,
     forwarded_allow_ips: Annotated[
         str,
         typer.Option(
-            help="Addresses or networks of proxies, with commas, whose X-Forwarded-For header names the client for "
-            "--requests-per-minute.",
+            help="Addresses or networks of proxies, separated by commas, whose X-Forwarded-For header names the client "
+            "for --requests-per-minute.",
             show_default="none",
         ),
     ] = "",
     computing: ServeComputing,
 ) -> None:
-    """Answer translation requests over HTTP, in LibreTranslate's form, and show a page in the browser.
+    """Answer translation requests over HTTP with LibreTranslate's interface, and serve a page for the browser.
 
-    Requests of many clients are translated together. When a model's folder gets better parameters they are taken up.
-    Ctrl-C or SIGTERM answers what has been asked, and leaves.
+    Requests of many clients are translated together. Better parameters in a model's folder are loaded as they appear.
+    After Ctrl-C or SIGTERM the server answers earlier requests and exits.
 
     \b
     Example:
@@ -146,25 +149,25 @@ def serve(
     with bind(host, port) as bound:
         address = bound.getsockname()[0]  # a name may stand for any
         if not ipaddress.ip_address(address.partition("%")[0]).is_loopback and not keys.wanted:
-            notice(f"warning: whoever reaches {host} may ask; --api-keys FILE lets only those with a key")
+            notice(f"warning: anyone who reaches {host} can use the server; restrict it by --api-keys FILE")
         server = Server(Service(by_pair(models, settings, loaded), settings, keys), proxies)
         notice(f"listening on {url_of(bound)} (Ctrl-C ends)")
         interrupts = Interrupts()
         with interrupts:
             server.run(bound)
     if interrupts.pending and interrupts.name == "Ctrl-C":
-        raise Interrupted("stopped by Ctrl-C; all that was asked is answered", interrupts.exit_code)
-    notice("stopped; all that was asked is answered")
+        raise Interrupted("stopped by Ctrl-C; all requests are answered", interrupts.exit_code)
+    notice("stopped; all requests are answered")
 
 
-def _proxies(given: str) -> list[str]:
-    """The networks of trusted proxies, and as a socket of IPv6 tells those of IPv4.
+def _proxies(text: str) -> list[str]:
+    """Returns the networks of trusted proxies, those of IPv4 also as an IPv6 socket shows them.
 
     Raises:
-        InputError: something that is no address and no network.
+        InputError: a part of the text is no address and no network.
     """
     networks: list[str] = []
-    for part in filter(None, (part.strip() for part in given.split(","))):
+    for part in filter(None, (part.strip() for part in text.split(","))):
         try:
             network = ipaddress.ip_network(part)
         except ValueError:
@@ -181,6 +184,6 @@ def _proxies(given: str) -> list[str]:
 def _is_tiny(folders: Sequence[Path]) -> bool:
     """Returns True if the models are so small that 8-bit products gain nothing for a single sentence."""
     files = [ModelFolder(folder).recipe for folder in folders]
-    # Loading says what is wrong with a file.
+    # Loading reports the error of a broken file.
     sizes = [read_recipe(file).model.widest for file in files if file.is_file()]
     return max(sizes, default=0) < LEAST_SIZE

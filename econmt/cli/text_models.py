@@ -1,4 +1,4 @@
-"""Commands applied to the folder of a language model."""
+"""Shared by commands that use language models: loading one, and scoring text with it."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ from econmt.export.model_folder import recipe_of
 from econmt.model.language_model import LanguageModel
 
 CHUNK = 1000
-"""Lines that are read at once."""
+"""Number of lines read at a time."""
 ScoreType = Literal["logprob", "neglogprob", "normalized", "perplexity", "json"]
 """Output for each line or pair; a language model has no normalized score."""
 
 
 def holds_language_model(models: Sequence[Path]) -> bool:
-    """Returns True if the folder holds a language model.
+    """Returns True if the model is a language model.
 
     Raises:
-        InputError: one of several does, or one is no model folder.
+        InputError: one of several models is a language model, or a folder is no model folder.
     """
     tasks = [recipe_of(ModelFolder(folder)).task for folder in models]
     if "language_model" not in tasks:
         return False
     if len(models) > 1:
-        raise InputError(f"{models[1]}: language models make no ensemble; give one")
+        raise InputError(f"{models[1]}: language models cannot form an ensemble; give one model")
     return True
 
 
 def load_reader(folder: Path, checkpoint: str, computing: FloatComputing) -> TextReader:
-    """Loads the language model in a folder; it stands at the beginning of a text.
+    """Loads the language model in a folder, as a reader at the beginning of a text.
 
     Raises:
         InputError: the folder holds no language model.
@@ -65,14 +65,14 @@ def load_reader(folder: Path, checkpoint: str, computing: FloatComputing) -> Tex
 def score_text(
     reader: TextReader, text: Path | None, output: LineOutput, score_type: ScoreType, *, total: bool
 ) -> None:
-    """Writes how probable each line of a text is given all lines before it, and tells of the whole.
+    """Writes the probability of each line of a text given all lines before it, and reports the total.
 
     Args:
-        reader: of the text, at its beginning.
-        text: the file; None: standard input.
-        output: where results go.
+        reader: reader with the model, at the beginning of a text.
+        text: text file; None: standard input.
+        output: output of the results.
         score_type: output for each line.
-        total: one result for the whole text instead.
+        total: True to write one result for the whole text instead.
     """
     words = tokens = 0
     nats: list[float] = []

@@ -1,4 +1,4 @@
-"""``econmt train``: train a model from a recipe, or go on where it stopped."""
+"""``econmt train``: trains a model from a recipe, or resumes its run."""
 
 from __future__ import annotations
 
@@ -46,35 +46,39 @@ def train(
     *,
     recipe: RunRecipe,
     output: Annotated[
-        str | None, typer.Option("--output", "-o", help="Model folder, instead of the recipe's.")
+        str | None, typer.Option("--output", "-o", help="Model folder, instead of the recipe's output.")
     ] = None,
     overwrite_output: Annotated[
         bool,
-        typer.Option("--overwrite-output", "--fresh", help="Start anew; the run in the folder is lost."),
+        typer.Option(
+            "--overwrite-output", "--fresh", help="Start a new run; an existing run in the folder is deleted."
+        ),
     ] = False,
     resume_with_changes: Annotated[
-        bool, typer.Option("--resume-with-changes", help="Go on although the recipe has changed.")
+        bool, typer.Option("--resume-with-changes", help="Resume although the recipe has changed.")
     ] = False,
     verify: VerifyOption = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Prepare the text, say what would be trained, and leave.")
+        bool, typer.Option("--dry-run", help="Prepare the text and describe the run without training.")
     ] = False,
     processes: Annotated[
         int | None,
         typer.Option(
             min=1,
             max=limits.PROCESSES,
-            help="Processes of this host that train together, each with a GPU or its share of the cores.",
+            help="Number of processes on this host that train together, each with its own GPU or share of the cores.",
         ),
     ] = None,
     max_restarts: Annotated[
         int,
         typer.Option(
-            min=0, max=limits.RESTARTS, help="Start all processes again, so often, when one was lost."
+            min=0,
+            max=limits.RESTARTS,
+            help="Maximum number of times that all processes are restarted after one was lost.",
         ),
     ] = 0,
 ) -> None:
-    """Train a model from a recipe. The same command again goes on where training stopped, however it stopped.
+    """Train a model from a recipe. The same command resumes the run after any interruption.
 
     \b
     Example:
@@ -82,7 +86,9 @@ def train(
     """
     environment = _rank_environment(processes, max_restarts)
     if overwrite_output and resume_with_changes:
-        raise InputError("--overwrite-output starts anew and --resume-with-changes goes on; give one of them")
+        raise InputError(
+            "--overwrite-output starts a new run and --resume-with-changes resumes one; give one of them"
+        )
     loaded = recipe.load({"output": output})
     search = recipe.search_path
     talk = Console(stderr=True, highlight=False)
@@ -106,7 +112,7 @@ def train(
                 loaded,
                 search,
                 console=talk,
-                # Processes that start again go on with what those before them began.
+                # Restarted processes resume the run that was started anew before.
                 overwrite_output=overwrite_output and (environment is None or environment.restarts == 0),
                 resume_with_changes=resume_with_changes,
                 verify=verify,
@@ -123,10 +129,10 @@ def _rank_environment(processes: int | None, max_restarts: int) -> RankEnvironme
     """Returns this process's rank environment, or None if it runs alone or is the launcher.
 
     Raises:
-        InputError: the options do not fit that.
+        InputError: the options do not fit the environment.
     """
     if max_restarts and processes is None:
-        raise InputError("--max-restarts is of --processes; torchrun has an option of the same name")
+        raise InputError("--max-restarts needs --processes; torchrun has an option of the same name")
     environment = rank_environment()
     if environment is not None and processes not in (None, environment.size):
         raise InputError(
@@ -158,28 +164,30 @@ def _print_outcome(recipe: Recipe, outcome: Outcome, console: Console) -> None:
     )
 
 
-def _print_results(found: RunResults, console: Console) -> None:
-    """The results of a run, on standard output."""
-    for number, sample in enumerate(found.samples, 1):
+def _print_results(results: RunResults, console: Console) -> None:
+    """Prints the results of a run on standard output."""
+    for number, sample in enumerate(results.samples, 1):
         print(f"source {number}:      {printable(sample.source)}")
         print(f"translation {number}: {printable(sample.translation)}")
         print(f"reference {number}:   {printable(sample.reference)}")
-    print_table(console, ledger_table(found.ledger))
-    for picture in found.pictures:
+    print_table(console, ledger_table(results.ledger))
+    for picture in results.pictures:
         print(f"picture: {printable(picture)}")
-    for split, value in found.perplexities.items():
-        print(f"{split} perplexity {value:.2f} of checkpoint {found.best_update}, a word")
-    if not math.isnan(found.bleu):
-        print(f"{found.corpus} BLEU {found.bleu:.2f} of checkpoint {found.best_update} ({found.signature})")
+    for split, value in results.perplexities.items():
+        print(f"{split} perplexity {value:.2f} of checkpoint {results.best_update}, a word")
+    if not math.isnan(results.bleu):
+        print(
+            f"{results.corpus} BLEU {results.bleu:.2f} of checkpoint {results.best_update} ({results.signature})"
+        )
 
 
 def _intention(recipe: Recipe, prepared: PreparedData) -> list[str]:
-    """Returns the lines that say what the command would do without --dry-run."""
+    """Returns lines that describe the run that the command would start without --dry-run."""
     folder, training = ModelFolder(recipe.output), recipe.training
     commits = folder.commits()
-    begin = "would begin a new run"
+    begin = "would start a new run"
     if commits:
-        begin = f"would go on from update {load_state(folder, commits[-1]).update:,}"
+        begin = f"would resume from update {load_state(folder, commits[-1]).update:,}"
     ends = [
         f"{name} {limit:,}"
         for name in ("max_updates", "max_epochs", "max_tokens", "max_seconds")
@@ -194,17 +202,17 @@ def _intention(recipe: Recipe, prepared: PreparedData) -> list[str]:
     what = "lines" if isinstance(recipe.data, TextData) else "pairs"
     return [
         f"{recipe.name}: {begin} in {folder.path}, on {resolve_device(training.device)}",
-        f"learns from {len(prepared.train):,} {what} of {files}",
+        f"trains on {len(prepared.train):,} {what} of {files}",
         *filter(None, [left_out(recipe, prepared.statistics)]),
         f"saves and validates every {training.checkpoint_interval:,} updates",
-        f"ends at {' or '.join(ends)}" if ends else "ends when it is told to: no limit is set",
-        "nothing is trained now; the same without --dry-run does it",
+        f"ends at {' or '.join(ends)}" if ends else "ends only when it is stopped: no limit is set",
+        "nothing is trained now; the same command without --dry-run trains",
         "",
     ]
 
 
 def _describe(recipe: Recipe, prepared: PreparedData, console: Console, processes: int) -> None:
-    """Prints what would be trained: the model by layer, the vocabulary, the batches by shape."""
+    """Prints a description of a run: model, parameters by layer, vocabulary, batches by shape, memory plan."""
     for line in _intention(recipe, prepared):
         print(line)
     seed_everything(recipe.training.seed)
@@ -235,7 +243,7 @@ def _describe(recipe: Recipe, prepared: PreparedData, console: Console, processe
 
 
 def _describe_pairs(recipe: Recipe, prepared: PreparedData, console: Console) -> None:
-    """The vocabularies of a translation recipe, and its batches by shape."""
+    """Prints the vocabularies of a translation recipe, and its batches by shape."""
     source, target = prepared.vocabularies.sides
     sizes = prepared.vocabularies.factor_sizes
     shared = " (one for both)" if source is target else ""
@@ -247,7 +255,9 @@ def _describe_pairs(recipe: Recipe, prepared: PreparedData, console: Console) ->
     for column in ("source positions", "target positions", "pairs"):
         buckets.add_column(column, justify="right")
     rule = bucket_rule(recipe, target.size)
-    found = assign_buckets(prepared.train.source_lengths, prepared.train.target_lengths, rule)
-    for (source_width, target_width), pairs in zip(found.shapes.tolist(), found.counts.tolist(), strict=True):
+    assigned = assign_buckets(prepared.train.source_lengths, prepared.train.target_lengths, rule)
+    for (source_width, target_width), pairs in zip(
+        assigned.shapes.tolist(), assigned.counts.tolist(), strict=True
+    ):
         buckets.add_row(str(source_width), str(target_width), f"{pairs:,}")
     print_table(console, buckets)

@@ -1,4 +1,4 @@
-"""``econmt translate``: text in, translations out."""
+"""``econmt translate``: translates text with trained models."""
 
 from __future__ import annotations
 
@@ -47,14 +47,15 @@ class TextInput:
         bool,
         typer.Option(
             "--json-input",
-            help='A line is a JSON object: {"text": ..., "constraints": [...], "avoid": [...], "target_prefix": ..., '
-            '"factors": [...]}; other keys are passed on to --output-type json.',
+            help='Read JSON objects, one a line: {"text": ..., "constraints": [...], "avoid": [...], "target_prefix": '
+            '..., "factors": [...]}; other keys are copied to --output-type json.',
         ),
     ] = False
     split_sentences: Annotated[
         bool,
         typer.Option(
-            "--split-sentences", help="A line is a paragraph: translate its sentences one by one; lines stay."
+            "--split-sentences",
+            help="Treat each line as a paragraph: split it into sentences and join their translations.",
         ),
     ] = False
 
@@ -67,12 +68,12 @@ class TranslationOutput:
     output_type: Annotated[
         OutputType,
         typer.Option(
-            help="The text; score, tab, text; text, tab, pairs of source and target words; a JSON object; the same "
+            help="Format of each translation: text; score and text; text and pairs of aligned words; JSON object; JSON "
             "with the attention matrix."
         ),
     ] = "translation"
     attention_picture: Annotated[
-        Path | None, typer.Option(help="Draw the attention of the first line that is not blank.")
+        Path | None, typer.Option(help="Picture to draw the attention of the first non-blank line in.")
     ] = None
 
     @property
@@ -97,10 +98,10 @@ def translate(
     rules: WordRules,
     computing: SearchComputing,
 ) -> None:
-    """Translate raw text, one sentence a line; line n of the output is the translation of line n of the input.
+    """Translate raw text, one sentence per line; line n of the output is the translation of line n of the input.
 
-    A blank line gives an empty line. Input that pauses is translated at once, so that the verb can sit in a pipe or
-    answer a person.
+    A blank line gives an empty line. Lines are translated as soon as the input pauses, so that the command works in a
+    pipe or interactively.
 
     \b
     Example:
@@ -188,10 +189,10 @@ def _run(
     output: TranslationOutput,
     lines_out: LineOutput,
 ) -> None:
-    """Translates the input and writes the output; tells the speed and the searches of ``searcher`` in the end."""
+    """Translates the input and writes the output; finally reports the speed and the searches of ``searcher``."""
     where = STANDARD_INPUT if text.input_file is None else str(text.input_file)
     if text.input_file is None and os.isatty(standard_input()):
-        notice("reading from the terminal: a sentence a line, Ctrl-D ends")
+        notice("reading from the terminal: one sentence per line, Ctrl-D ends")
     start, lines, tokens = time.monotonic(), 0, 0
     picture = output.attention_picture
     listed = searcher.options.nbest_size > 1 and output.output_type not in ("json", "attention")
@@ -200,7 +201,7 @@ def _run(
             requests = (
                 _requests(chunk, lines + 1, where) if text.json_input else [Request(line) for line in chunk]
             )
-            requests = factors.given_to(requests, where)
+            requests = factors.add_to(requests, where)
             translations = translator.translate_chunk(requests, lines + 1, where, done)
             if listed:
                 numbered = enumerate(translations, lines)

@@ -1,4 +1,4 @@
-"""Shapes and vocabulary sizes of a recipe's training, from its prepared text or from the recipe alone."""
+"""Batch shape, vocabulary sizes and buckets of a recipe, from its prepared text or from the recipe alone."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from econmt.tasks.protocol import Shape, Task
 from econmt.tasks.registry import make_task, task_of_sizes
 
 MOST_BUCKETS = 12
-"""Largest number of buckets that are printed."""
+"""Maximum number of buckets that are printed."""
 
 
 class Workload(NamedTuple):
-    """Workload to profile.
+    """Task and batch to profile.
 
     Attributes:
-        task: what is trained.
-        shape: shape of the batch that is profiled.
+        task: the task.
+        shape: shape of the batch.
         frequent: shape of the most frequent batches, for which a run chooses implementations.
         buckets: (source, target) positions of the recipe's buckets.
-        notes: what a reader must know of them, a sentence each.
+        notes: sentences that explain the shape.
     """
 
     task: Task
@@ -43,16 +43,16 @@ class Workload(NamedTuple):
 
 
 def find_workload(name: str, recipe: Recipe, batch: BatchChoice, data_dir: Path | None) -> Workload:
-    """Finds the shape to profile.
+    """Finds the batch of a recipe to profile.
 
     Args:
         name: file or shipped name of the recipe.
         recipe: the recipe.
         batch: options that change the batch.
-        data_dir: folder with the text, which is prepared if need be; None: only text that is prepared already counts.
+        data_dir: folder with the text, which is prepared if necessary; None: only prepared text is used.
 
     Raises:
-        InputError: the bucket is none, or the text in ``data_dir`` cannot be used.
+        InputError: the bucket is invalid, or the text in ``data_dir`` cannot be used.
     """
     if isinstance(recipe.data, TextData):
         return _text_workload(recipe, _prepared(name, recipe, data_dir), batch)
@@ -94,15 +94,11 @@ def _text_workload(recipe: Recipe, prepared: PreparedData | None, batch: BatchCh
 
 
 def parse_bucket(text: str) -> tuple[int, int]:
-    """Source and target positions of "100x80".
-
-    Raises:
-        InputError: the text is something else.
-    """
-    found = re.fullmatch(r"\s*([1-9][0-9]{0,5})\s*[xX×]\s*([1-9][0-9]{0,5})\s*", text)
-    if found is None:
+    """Reads source and target positions such as "100x80"; raises InputError for other text."""
+    match = re.fullmatch(r"\s*([1-9][0-9]{0,5})\s*[xX×]\s*([1-9][0-9]{0,5})\s*", text)
+    if match is None:
         raise InputError(f"--bucket '{text}': expected source x target positions, as 100x80")
-    sizes = int(found[1]), int(found[2])
+    sizes = int(match[1]), int(match[2])
     if max(sizes) > limits.POSITIONS:
         raise InputError(f"--bucket '{text}': at most {limits.POSITIONS} positions on a side")
     return sizes
@@ -150,8 +146,8 @@ def _from_recipe(recipe: Recipe) -> tuple[tuple[int, ...], Shape, list[tuple[int
 
 
 def _downsampled(buckets: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """At most :data:`MOST_BUCKETS` of them, evenly chosen, first and last included."""
-    if len(buckets) <= MOST_BUCKETS:
-        return list(buckets)
-    places = np.linspace(0, len(buckets) - 1, MOST_BUCKETS).round().astype(int)
-    return [buckets[place] for place in places.tolist()]
+    """Returns at most :data:`MOST_BUCKETS` evenly spaced buckets, including the first and the last."""
+    count = min(len(buckets), MOST_BUCKETS)
+    return [
+        buckets[number] for number in np.linspace(0, len(buckets) - 1, count).round().astype(int).tolist()
+    ]

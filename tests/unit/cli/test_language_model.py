@@ -64,7 +64,7 @@ def test_train_score_and_generate(call: Call, trained: TextRun) -> None:
         (("translate", "-m", model), "holds a language model, which does not translate"),
         (("compress", "-m", model, "--rank", "2", "-o", model / "x"), "holds a language model"),
         (("score", "-m", model, "-s", "x", "-t", "y"), "--source means nothing with a language model"),
-        (("score", "-m", model, "-m", model), "language models make no ensemble"),
+        (("score", "-m", model, "-m", model), "language models cannot form an ensemble"),
         (("profile", trained.path, "--bucket", "3x4", "--estimate"), "a language model has no buckets"),
     ):
         refused = call(*arguments, text="a\n")

@@ -98,7 +98,7 @@ def test_who_may_ask_is_told_by_the_address_not_its_name(
     found = [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (address, 0))]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
     said = call("serve", "-m", tmp_path / "nosuch", "--host", "localhost.example.org", "--port", 0)
-    assert ("whoever reaches localhost.example.org may ask" in said.err) == warned
+    assert ("anyone who reaches localhost.example.org can use the server" in said.err) == warned
     assert "no such model folder" in said.err
 
 
