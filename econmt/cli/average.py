@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Annotated, Literal
+from typing import Literal
 
-import typer
 from torch import Tensor
 
 from econmt.checkpoint.quantized import restored
 from econmt.cli.computing import use_threads
 from econmt.cli.inspection import checkpoint_scores, read_metrics
-from econmt.cli.option_groups import with_option_groups
+from econmt.cli.option_groups import option
 from econmt.cli.options import ModelOption, NewModelOption, ThreadsOption
 from econmt.config import limits
 from econmt.data.files import notice
@@ -21,19 +20,13 @@ from econmt.errors import InputError, printable
 from econmt.export.model_folder import DerivedModel
 
 
-@with_option_groups
 def average(
     model: ModelOption,
     output: NewModelOption,
-    count: Annotated[
-        int, typer.Option("-n", min=1, max=limits.CHECKPOINTS, help="Number of checkpoints to average.")
-    ] = 4,
-    strategy: Annotated[
-        Literal["best", "last"],
-        typer.Option(
-            help="Average the best checkpoints on disk by the early stopping metric, or the last ones."
-        ),
-    ] = "best",
+    count: int = option(4, "-n", help="Number of checkpoints to average.", min=1, max=limits.CHECKPOINTS),
+    strategy: Literal["best", "last"] = option(
+        "best", help="Average the best checkpoints on disk by the early stopping metric, or the last ones."
+    ),
     threads: ThreadsOption = None,
 ) -> None:
     """Average the parameters of several checkpoints of a run, and write them to a new model folder.

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from textwrap import wrap
-from typing import Annotated, Literal
+from typing import Literal
 
 import typer
 
 from econmt.bench import layouts, selection, training
 from econmt.bench.rows import Row, Say, append_csv, read_csv
 from econmt.cli.measuring import BenchSession, Dtypes, Seconds, dtypes_of
-from econmt.cli.option_groups import with_option_groups
+from econmt.cli.option_groups import argument, option, with_option_groups
 from econmt.cli.options import BatchChoice, OverridesArgument, RecipeChoice, bytes_of, refuse_idle
 from econmt.cli.workload import find_workload
 from econmt.config import limits
@@ -39,23 +39,15 @@ PROJECT_BENCHMARKS = ("lstm", "low-rank", "scan", "memory-task", "language-model
 def layout_command(
     context: typer.Context,
     *,
-    recurrent: Annotated[
-        bool,
-        typer.Option(
-            "--recurrent", help="Time loops of products, as in an LSTM, instead of single products."
-        ),
-    ] = False,
-    paper: Annotated[
-        bool, typer.Option("--paper", help="Time only the published shape: X 64 x 512, W 2048 x 512.")
-    ] = False,
+    recurrent: bool = option(
+        False, help="Time loops of products, as in an LSTM, instead of single products."
+    ),
+    paper: bool = option(False, help="Time only the published shape: X 64 x 512, W 2048 x 512."),
     dtypes: Dtypes = ["float32", "bfloat16"],  # noqa: B006  typer copies it
-    graph: Annotated[
-        bool,
-        typer.Option(
-            "--graph", help="On a GPU: time calls in CUDA graphs, without the time of launching them."
-        ),
-    ] = False,
-    seconds: Annotated[Seconds, typer.Option(help="Seconds for timing the candidates of one product.")] = 0.5,
+    graph: bool = option(
+        False, help="On a GPU: time calls in CUDA graphs, without the time of launching them."
+    ),
+    seconds: Seconds = option(0.5, help="Seconds for timing the candidates of one product."),
     session: BenchSession,
 ) -> None:
     """Time matrix products in each memory layout and library, forward and backward.
@@ -89,29 +81,19 @@ def layout_command(
 class GridOptions:
     """Options for measuring a grid of shapes instead of a recipe."""
 
-    grid: Annotated[
-        bool,
-        typer.Option(
-            "--grid",
-            help="Measure a grid of shapes: choose, measure all candidates again, and report the loss of the choice.",
-        ),
-    ] = False
-    part: Annotated[
-        str,
-        typer.Option(
-            metavar="I/N",
-            help="With --grid: measure only the shapes I, I + N, ..., so that N processes can share the grid.",
-        ),
-    ] = "1/1"
-    limit: Annotated[
-        Seconds, typer.Option(help="With --grid: seconds after which no further shape is begun.")
-    ] = 75.0
-    summary: Annotated[
-        bool,
-        typer.Option(
-            "--summary", help="Join and summarize CSV files of --grid, which are given as arguments."
-        ),
-    ] = False
+    grid: bool = option(
+        False,
+        help="Measure a grid of shapes: choose, measure all candidates again, and report the loss of the choice.",
+    )
+    part: str = option(
+        "1/1",
+        help="With --grid: measure only the shapes I, I + N, ..., so that N processes can share the grid.",
+        metavar="I/N",
+    )
+    limit: Seconds = option(75.0, help="With --grid: seconds after which no further shape is begun.")
+    summary: bool = option(
+        False, help="Join and summarize CSV files of --grid, which are given as arguments."
+    )
 
 
 @app.command("select")
@@ -119,26 +101,17 @@ class GridOptions:
 def select_command(
     context: typer.Context,
     *,
-    recipe: Annotated[
-        str | None, typer.Argument(help="Recipe: a YAML file or a shipped name; none with --grid.")
-    ] = None,
+    recipe: str | None = argument(None, help="Recipe: a YAML file or a shipped name; none with --grid."),
     overrides: OverridesArgument = None,
     grid: GridOptions,
     batch: BatchChoice,
-    compiled: Annotated[
-        bool,
-        typer.Option(
-            "--compiled",
-            help="Include compiled candidates, which takes a minute, and remember the time of compiling.",
-        ),
-    ] = False,
-    byte_limit: Annotated[
-        str | None,
-        typer.Option(
-            metavar="BYTES", help="Maximum bytes that an op may keep for the backward pass, e.g. 64MiB."
-        ),
-    ] = None,
-    seconds: Annotated[Seconds, typer.Option(help="Seconds for choosing an implementation.")] = 2.0,
+    compiled: bool = option(
+        False, help="Include compiled candidates, which takes a minute, and remember the time of compiling."
+    ),
+    byte_limit: str | None = option(
+        None, help="Maximum bytes that an op may keep for the backward pass, e.g. 64MiB.", metavar="BYTES"
+    ),
+    seconds: Seconds = option(2.0, help="Seconds for choosing an implementation."),
     session: BenchSession,
 ) -> None:
     """Time all candidates for the ops of a recipe; print what auto chooses and the loss of the others.
@@ -254,22 +227,21 @@ def _sum_up(files: Sequence[Path], csv: Path | None) -> str:
 @with_option_groups
 def training_command(
     *,
-    recipes: Annotated[list[str], typer.Argument(help="Recipes: YAML files or shipped names.")],
-    changes: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Key to change in all recipes; may be repeated."),
-    ] = None,
-    precisions: Annotated[
-        list[Literal["auto", "float32", "bfloat16"]],
-        typer.Option("--precision", help="Precision of matrix products; may be repeated."),
-    ] = ["auto"],  # noqa: B006  typer copies it
-    lengths: Annotated[
-        list[int],
-        typer.Option(
-            "--length", min=2, max=limits.POSITIONS, help="Positions on each side of a pair; may be repeated."
-        ),
-    ] = [25, 50],  # noqa: B006
-    seconds: Annotated[Seconds, typer.Option(help="Seconds for each row of the table.")] = 3.0,
+    recipes: list[str] = argument(..., help="Recipes: YAML files or shipped names."),
+    changes: list[str] | None = option(
+        None, "--set", help="Key to change in all recipes; may be repeated.", metavar="KEY=VALUE"
+    ),
+    precisions: list[Literal["auto", "float32", "bfloat16"]] = option(
+        ["auto"], "--precision", help="Precision of matrix products; may be repeated."
+    ),
+    lengths: list[int] = option(
+        [25, 50],
+        "--length",
+        help="Positions on each side of a pair; may be repeated.",
+        min=2,
+        max=limits.POSITIONS,
+    ),
+    seconds: Seconds = option(3.0, help="Seconds for each row of the table."),
     session: BenchSession,
 ) -> None:
     """Time training steps of recipes on random text without padding; print tokens per second and memory.

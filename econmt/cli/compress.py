@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
 
 import typer
 from rich.table import Table
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from econmt.checkpoint.quantized import restored
 from econmt.cli.computing import use_threads
+from econmt.cli.option_groups import option
 from econmt.cli.options import CheckpointOption, ModelOption, NewModelOption, ThreadsOption, refuse_idle
 from econmt.cli.standard_streams import table_console
 from econmt.config import limits
@@ -32,22 +32,20 @@ def compress(
     context: typer.Context,
     model: ModelOption,
     output: NewModelOption,
-    rank: Annotated[
-        int | None, typer.Option(min=1, max=limits.WIDTH, help="Rank of the factors in encoder and decoder.")
-    ] = None,
-    encoder_rank: Annotated[
-        int | None, typer.Option(min=1, max=limits.WIDTH, help="Rank of the factors in the encoder.")
-    ] = None,
-    decoder_rank: Annotated[
-        int | None, typer.Option(min=1, max=limits.WIDTH, help="Rank of the factors in the decoder.")
-    ] = None,
-    energy: Annotated[
-        float | None,
-        typer.Option(
-            help="Share of each matrix's squared values to keep: chooses the smallest ranks where no rank is given; "
-            "parts that would not become smaller stay as they are."
-        ),
-    ] = None,
+    rank: int | None = option(
+        None, help="Rank of the factors in encoder and decoder.", min=1, max=limits.WIDTH
+    ),
+    encoder_rank: int | None = option(
+        None, help="Rank of the factors in the encoder.", min=1, max=limits.WIDTH
+    ),
+    decoder_rank: int | None = option(
+        None, help="Rank of the factors in the decoder.", min=1, max=limits.WIDTH
+    ),
+    energy: float | None = option(
+        None,
+        help="Share of each matrix's squared values to keep: chooses the smallest ranks where no rank is given; "
+        "parts that would not become smaller stay as they are.",
+    ),
     checkpoint: CheckpointOption = "best",
     threads: ThreadsOption = None,
 ) -> None:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import difflib
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 import torch
-import typer
 
 from econmt.checkpoint.checkpoints import load_task
-from econmt.cli.option_groups import with_option_groups
+from econmt.cli.option_groups import argument, option
 from econmt.cli.options import ModelOption
 from econmt.config import limits
 from econmt.data.text.subwords import Vocabulary
@@ -20,41 +19,27 @@ from econmt.model import TranslationModel
 from econmt.training.vector_files import write_vectors
 
 
-@with_option_groups
 def embeddings(
     model: ModelOption,
-    tokens: Annotated[
-        list[str] | None,
-        typer.Argument(help="Tokens to look up; without any they are read from standard input."),
-    ] = None,
-    side: Annotated[
-        Literal["source", "target"],
-        typer.Option(
-            help="Embeddings of the source or target vocabulary; a language model has target embeddings only."
-        ),
-    ] = "source",
-    factor: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            max=limits.FACTORS,
-            help="Embeddings of a stream of source factors instead, numbered from 1.",
-        ),
-    ] = None,
-    count: Annotated[
-        int,
-        typer.Option(
-            "--neighbours", "-k", min=1, max=limits.WORDS, help="Number of neighbours of each token."
-        ),
-    ] = 5,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            help="Write all tokens and vectors to this file: .npz, .safetensors, or text.",
-        ),
-    ] = None,
+    tokens: list[str] | None = argument(
+        None, help="Tokens to look up; without any they are read from standard input."
+    ),
+    side: Literal["source", "target"] = option(
+        "source",
+        help="Embeddings of the source or target vocabulary; a language model has target embeddings only.",
+    ),
+    factor: int | None = option(
+        None,
+        help="Embeddings of a stream of source factors instead, numbered from 1.",
+        min=1,
+        max=limits.FACTORS,
+    ),
+    count: int = option(
+        5, "--neighbours", "-k", help="Number of neighbours of each token.", min=1, max=limits.WORDS
+    ),
+    output: Path | None = option(
+        None, "--output", "-o", help="Write all tokens and vectors to this file: .npz, .safetensors, or text."
+    ),
 ) -> None:
     """Print the tokens whose embeddings are nearest to those of the given tokens, nearest first.
 

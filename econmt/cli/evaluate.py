@@ -6,13 +6,12 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 import typer
 from sacrebleu.metrics.base import Metric
 
 from econmt.cli.computing import line_chunks
-from econmt.cli.option_groups import with_option_groups
+from econmt.cli.option_groups import option
 from econmt.cli.options import refuse_idle
 from econmt.config import limits
 from econmt.config.json_reader import json_text
@@ -35,30 +34,24 @@ from econmt.evaluation.metrics import (
 class MetricChoice:
     """Metrics and their settings."""
 
-    metrics: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Metrics bleu, chrf, ter: repeat the option or separate them with commas.",
-            show_default="all",
-        ),
-    ] = None
-    tokenize: Annotated[
-        str | None,
-        typer.Option(
-            help="sacreBLEU's name of the tokenizer for BLEU; none for text that is already tokenised.",
-            show_default="by the target language",
-        ),
-    ] = None
-    language: Annotated[
-        str | None,
-        typer.Option(
-            "--language",
-            "-l",
-            help="Target language, which chooses BLEU's tokenizer: zh, ja, ko, th, ...",
-            show_default="the suffix of the first reference",
-        ),
-    ] = None
-    lowercase: Annotated[bool, typer.Option("--lowercase", help="Ignore case in BLEU and chrF.")] = False
+    metrics: list[str] | None = option(
+        None,
+        help="Metrics bleu, chrf, ter: repeat the option or separate them with commas.",
+        show_default="all",
+    )
+    tokenize: str | None = option(
+        None,
+        help="sacreBLEU's name of the tokenizer for BLEU; none for text that is already tokenised.",
+        show_default="by the target language",
+    )
+    language: str | None = option(
+        None,
+        "--language",
+        "-l",
+        help="Target language, which chooses BLEU's tokenizer: zh, ja, ko, th, ...",
+        show_default="the suffix of the first reference",
+    )
+    lowercase: bool = option(False, help="Ignore case in BLEU and chrF.")
 
     @property
     def names(self) -> list[str]:
@@ -105,36 +98,28 @@ class MetricChoice:
         }
 
 
-@with_option_groups
 def evaluate(
     context: typer.Context,
-    references: Annotated[
-        list[Path],
-        typer.Option(
-            "--references",
-            "-r",
-            help="Reference translations; may be repeated for several references of each sentence.",
-        ),
-    ],
+    references: list[Path] = option(
+        ...,
+        "--references",
+        "-r",
+        help="Reference translations; may be repeated for several references of each sentence.",
+    ),
     *,
-    hypotheses: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--hypotheses",
-            "-i",
-            help="Translations to evaluate; further systems are compared with the first.",
-            show_default="standard input",
-        ),
-    ] = None,
+    hypotheses: list[Path] | None = option(
+        None,
+        "--hypotheses",
+        "-i",
+        help="Translations to evaluate; further systems are compared with the first.",
+        show_default="standard input",
+    ),
     choice: MetricChoice,
-    width: Annotated[
-        int, typer.Option("--width", "-w", min=0, max=limits.DIGITS, help="Digits after the decimal point.")
-    ] = 2,
-    samples: Annotated[
-        int,
-        typer.Option(min=1, max=limits.SAMPLES, help="Number of resampled test sets for comparing systems."),
-    ] = 1000,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON with unrounded figures.")] = False,
+    width: int = option(2, "--width", "-w", help="Digits after the decimal point.", min=0, max=limits.DIGITS),
+    samples: int = option(
+        1000, help="Number of resampled test sets for comparing systems.", min=1, max=limits.SAMPLES
+    ),
+    as_json: bool = option(False, "--json", help="Print JSON with unrounded figures."),
 ) -> None:
     """Print BLEU, chrF and TER with sacreBLEU and its signatures; compare systems by paired bootstrap resampling.
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 import typer
 
 from econmt.checkpoint.folder import ModelFolder
 from econmt.cli.model_card import card_of, check_licence
-from econmt.cli.option_groups import with_option_groups
+from econmt.cli.option_groups import argument, option
 from econmt.cli.options import refuse_idle
 from econmt.config import limits
 from econmt.data.progress_bars import status_line
@@ -18,46 +18,32 @@ from econmt.export.model_folder import export_model
 from econmt.export.runtime import export_runtime
 
 
-@with_option_groups
 def export(
     context: typer.Context,
-    folder: Annotated[Path, typer.Argument(help="Model folder.")],
-    destination: Annotated[Path, typer.Argument(help="Folder to create.")],
-    hub: Annotated[
-        bool, typer.Option("--hub", help="Also write a model card for the Hugging Face Hub.")
-    ] = False,
-    licence: Annotated[
-        str | None,
-        typer.Option(
-            "--license",
-            help="With --hub: licence of the model by the Hub's name, such as apache-2.0 or other.",
-        ),
-    ] = None,
-    runtime: Annotated[
-        bool, typer.Option("--runtime", help="Write a folder that translates without PyTorch: python FOLDER.")
-    ] = False,
-    precision: Annotated[
-        Literal["float32", "int8"] | None,
-        typer.Option(
-            help="With --runtime: precision of the matrices.",
-            show_default="int8 if the model's are, else float32",
-        ),
-    ] = None,
-    lexicon: Annotated[
-        Path | None,
-        typer.Option(
-            help="With --runtime: lexicon file from econmt lexicon that restricts the output vocabulary."
-        ),
-    ] = None,
-    lexicon_topk: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            max=limits.SHORTLIST,
-            help="With --lexicon: number of translations to keep of each word.",
-            show_default="all",
-        ),
-    ] = None,
+    folder: Path = argument(..., help="Model folder."),
+    destination: Path = argument(..., help="Folder to create."),
+    hub: bool = option(False, help="Also write a model card for the Hugging Face Hub."),
+    licence: str | None = option(
+        None,
+        "--license",
+        help="With --hub: licence of the model by the Hub's name, such as apache-2.0 or other.",
+    ),
+    runtime: bool = option(False, help="Write a folder that translates without PyTorch: python FOLDER."),
+    precision: Literal["float32", "int8"] | None = option(
+        None,
+        help="With --runtime: precision of the matrices.",
+        show_default="int8 if the model's are, else float32",
+    ),
+    lexicon: Path | None = option(
+        None, help="With --runtime: lexicon file from econmt lexicon that restricts the output vocabulary."
+    ),
+    lexicon_topk: int | None = option(
+        None,
+        help="With --lexicon: number of translations to keep of each word.",
+        min=1,
+        max=limits.SHORTLIST,
+        show_default="all",
+    ),
 ) -> None:
     """Write the best parameters, the recipe and the vocabulary, which translating needs, to a new folder.
 

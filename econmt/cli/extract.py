@@ -5,16 +5,16 @@ from __future__ import annotations
 import io
 import re
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import torch
-import typer
 from safetensors.torch import save
 
 from econmt.checkpoint.checkpoints import parameter_file
 from econmt.checkpoint.folder import ModelFolder
 from econmt.checkpoint.tensor_files import read_tensors
+from econmt.cli.option_groups import argument, option
 from econmt.cli.options import CheckpointOption, ModelOption
 from econmt.data.files import whole_file
 from econmt.errors import InputError, printable
@@ -22,15 +22,10 @@ from econmt.errors import InputError, printable
 
 def extract(
     model: ModelOption,
-    names: Annotated[
-        list[str] | None,
-        typer.Argument(
-            help="Regular expressions that match whole parameter names; without any, all parameters."
-        ),
-    ] = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="File to write, .npz or .safetensors.")
-    ] = None,
+    names: list[str] | None = argument(
+        None, help="Regular expressions that match whole parameter names; without any, all parameters."
+    ),
+    output: Path | None = option(None, "--output", "-o", help="File to write, .npz or .safetensors."),
     checkpoint: CheckpointOption = "best",
 ) -> None:
     """Write parameters of a model to a file for numpy or for any program that reads safetensors.

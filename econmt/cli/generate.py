@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated
-
-import typer
 
 from econmt.cli.computing import line_output
-from econmt.cli.option_groups import with_option_groups
+from econmt.cli.option_groups import option
 from econmt.cli.options import FloatComputing, ModelOption, OutputOption
 from econmt.cli.search_options import Drawing
 from econmt.cli.text_models import load_reader
@@ -16,25 +13,21 @@ from econmt.config import limits
 from econmt.data.text.subwords import EOS
 
 
-@with_option_groups
 def generate(
     model: ModelOption,
     *,
-    prompt: Annotated[str, typer.Option(help="Beginning of the text.", show_default="an empty text")] = "",
-    length: Annotated[
-        int,
-        typer.Option(
-            min=1, max=limits.INPUT_LENGTH, help="Number of tokens to write, including ends of lines."
-        ),
-    ] = 100,
+    prompt: str = option("", help="Beginning of the text.", show_default="an empty text"),
+    length: int = option(
+        100, help="Number of tokens to write, including ends of lines.", min=1, max=limits.INPUT_LENGTH
+    ),
     drawing: Drawing,
     output: OutputOption = None,
-    checkpoint: Annotated[
-        str,
-        typer.Option(
-            "--checkpoint", "-c", help="Checkpoint: best, last, the number of an update, or a parameter file."
-        ),
-    ] = "best",
+    checkpoint: str = option(
+        "best",
+        "--checkpoint",
+        "-c",
+        help="Checkpoint: best, last, the number of an update, or a parameter file.",
+    ),
     computing: FloatComputing,
 ) -> None:
     """Write text with a language model: each token is drawn from the distribution given all tokens before it.

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 from textwrap import wrap
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from econmt.cli.inspection import inspect_folder
+from econmt.cli.option_groups import argument, option
 from econmt.config.json_reader import json_text
 from econmt.data.tables import WIDTH
 from econmt.errors import printable
@@ -25,8 +24,8 @@ METRIC_COLUMNS = (
 
 
 def info(
-    folder: Annotated[Path, typer.Argument(help="Model folder, or an export of one.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object.")] = False,
+    folder: Path = argument(..., help="Model folder, or an export of one."),
+    as_json: bool = option(False, "--json", help="Print a JSON object."),
 ) -> None:
     """Describe a model folder: model, parameters by layer, vocabulary, checkpoints, bytes on disk.
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
-from typing import Annotated
 
 import torch
-import typer
 
 from econmt.checkpoint.folder import ModelFolder
 from econmt.checkpoint.lexicons import write_lexicon
+from econmt.cli.option_groups import option
 from econmt.cli.options import DataDirOption, ModelOption, check_not_of_model, check_writable
 from econmt.config import limits
 from econmt.data.files import notice
@@ -28,30 +27,20 @@ _PAIRS = 300_000
 
 def lexicon(
     model: ModelOption,
-    output: Annotated[Path, typer.Option("--output", "-o", help="File to write.")],
-    corpora: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--corpus",
-            help="Parallel text, named as in data.train; several are read one after the other.",
-            show_default="the recipe's training text",
-        ),
-    ] = None,
-    top_k: Annotated[
-        int,
-        typer.Option(
-            "-k", min=1, max=limits.SHORTLIST, help="Number of translations to keep of each source word."
-        ),
-    ] = 100,
-    iterations: Annotated[
-        int, typer.Option(min=1, max=limits.ITERATIONS, help="Iterations of expectation maximization.")
-    ] = 5,
-    pairs: Annotated[
-        int,
-        typer.Option(
-            min=1, max=limits.LINES, help="Maximum number of sentence pairs, drawn evenly from the text."
-        ),
-    ] = _PAIRS,
+    output: Path = option(..., "--output", "-o", help="File to write."),
+    corpora: list[Path] | None = option(
+        None,
+        "--corpus",
+        help="Parallel text, named as in data.train; several are read one after the other.",
+        show_default="the recipe's training text",
+    ),
+    top_k: int = option(
+        100, "-k", help="Number of translations to keep of each source word.", min=1, max=limits.SHORTLIST
+    ),
+    iterations: int = option(5, help="Iterations of expectation maximization.", min=1, max=limits.ITERATIONS),
+    pairs: int = option(
+        _PAIRS, help="Maximum number of sentence pairs, drawn evenly from the text.", min=1, max=limits.LINES
+    ),
     data_dir: DataDirOption = None,
 ) -> None:
     """Learn the possible translations of each source word by IBM model 1 from a model's training text.

@@ -1,7 +1,8 @@
 """The ``econmt`` program: runs a command, and turns errors into one line on standard error and an exit code.
 
 A command is a module of this package, imported only when it is called, so that ``econmt --help`` does not load torch.
-The module holds a function of its own name, or a ``typer.Typer`` named ``app`` with subcommands.
+The module holds a function of its own name, declared as in :mod:`econmt.cli.option_groups`, or a ``typer.Typer`` named
+``app`` with subcommands.
 """
 
 from __future__ import annotations
@@ -279,7 +280,9 @@ def _application(words: Sequence[str]) -> typer.Typer:
         if hasattr(module, "app"):
             app.add_typer(module.app, name=name, short_help=summary)
         else:
-            app.command(name, short_help=summary)(getattr(module, name))
+            from econmt.cli.option_groups import with_option_groups  # what commands import anyway
+
+            app.command(name, short_help=summary)(with_option_groups(getattr(module, name)))
     return app
 
 

@@ -15,6 +15,7 @@ from pydantic import Field
 
 from econmt.bench.rows import Row, Say, append_csv, circumstances, draw, read_csv, table
 from econmt.cli.computing import warn_of_slowness
+from econmt.cli.option_groups import option
 from econmt.cli.options import DeviceOption, check_picture, check_writable
 from econmt.cli.standard_streams import table_console
 from econmt.config import limits
@@ -41,19 +42,15 @@ class BenchSession:
     """
 
     device_name: DeviceOption = "auto"
-    threads: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            max=limits.THREADS,
-            help="Number of CPU threads.",
-            show_default="as many as there are cores",
-        ),
-    ] = None
-    csv: Annotated[
-        Path | None, typer.Option(help="CSV file to append the rows to, with machine, versions and date.")
-    ] = None
-    plot: Annotated[Path | None, typer.Option(help="Picture to draw the rows in.")] = None
+    threads: int | None = option(
+        None,
+        help="Number of CPU threads.",
+        min=1,
+        max=limits.THREADS,
+        show_default="as many as there are cores",
+    )
+    csv: Path | None = option(None, help="CSV file to append the rows to, with machine, versions and date.")
+    plot: Path | None = option(None, help="Picture to draw the rows in.")
 
     def __post_init__(self) -> None:
         check_writable(self.csv)

@@ -1,36 +1,26 @@
-"""Commands whose parameters may be groups of options, and options that follow the recipe's schema.
+"""Declaration of a command's arguments and options, alone and in groups.
 
-typer makes an option of each parameter of a function. A function decorated with :func:`with_option_groups` may also
-have parameters whose type is a dataclass: each field becomes an option, and the function gets the object. The types of
-options may contain ``Literal``, whose words become the choices, and bounds of pydantic's ``Field``.
-:func:`recipe_option` and :class:`RecipeKeys` take bounds and help of options from the keys of a recipe.
+A command is a function whose parameters have :func:`option`, :func:`argument` or :func:`recipe_option` as default. The
+type of a parameter may also be a dataclass with such fields: each field becomes an option, and the function gets the
+object. Types may contain ``Literal``, whose words become the choices, and pydantic's ``Field`` with bounds.
+:func:`with_option_groups` makes a function for typer of a command.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
-from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum, EnumMeta
 from types import NoneType
-from typing import (
-    Annotated,
-    Any,
-    Literal,
-    NamedTuple,
-    TypeVar,
-    Union,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import typer
 from pydantic.fields import FieldInfo
-from typer.models import OptionInfo
+from typer.models import ParameterInfo
 
 from econmt.config.recipe import Recipe
 from econmt.config.yaml_reader import walk
@@ -38,6 +28,42 @@ from econmt.config.yaml_reader import walk
 Numbers = TypeVar("Numbers", bound=Union[float, Sequence[float], None])
 RECIPE_FIELDS = {key: field for key, _, field in walk(Recipe)}
 """Fields of the recipe's schema by dotted key."""
+
+
+def option(default: Any, *names: str, **settings: Any) -> Any:
+    """Declares an option.
+
+    Args:
+        default: default value; ``...`` if the option is required.
+        names: names of the option; none: that of the parameter, with dashes.
+        settings: ``help`` and other settings of :func:`typer.Option`.
+    """
+    return _declared(default, typer.Option(*names, **settings))
+
+
+def argument(default: Any, **settings: Any) -> Any:
+    """Declares an argument; see :func:`option`."""
+    return _declared(default, typer.Argument(**settings))
+
+
+def recipe_option(key: str, *names: str, help: str | None = None) -> Any:  # noqa: A002  typer's word
+    """Declares an option that replaces a key of a recipe, and has its bounds.
+
+    Args:
+        key: dotted key.
+        names: names of the option; none: that of the parameter, with dashes.
+        help: help text; None: the description of the key.
+    """
+    field = RECIPE_FIELDS[key]
+    text = help or _sentence(key, str(field.description))
+    info = typer.Option(*names, help=text, show_default="the recipe's")
+    return _declared(None, _bounded(info, field.annotation, field.metadata))
+
+
+def _declared(default: Any, info: Any) -> Any:
+    return dataclasses.field(
+        default=dataclasses.MISSING if default is ... else default, metadata={"typer": info}
+    )
 
 
 class RecipeKeys(NamedTuple):
@@ -52,20 +78,6 @@ class RecipeKeys(NamedTuple):
     section: str
     names: Sequence[str]
     short: Mapping[str, str] = {}
-
-
-def recipe_option(key: str, *names: str, help: str | None = None) -> Any:  # noqa: A002  typer's word
-    """Returns a typer option that replaces a key of a recipe and has its bounds.
-
-    Args:
-        key: dotted key.
-        names: names of the option, such as ``--beam-size`` and ``-b``; none: the name of the parameter.
-        help: help text; None: the description of the key.
-    """
-    field = RECIPE_FIELDS[key]
-    text = help or _sentence(key, str(field.description))
-    option = typer.Option(*names, help=text, show_default="the recipe's")
-    return _bounded(option, field.annotation, field.metadata)
 
 
 def _sentence(key: str, description: str) -> str:
@@ -103,13 +115,13 @@ def _within(least: float, most: float, *, above: bool = False) -> Callable[[Numb
 
 
 def with_option_groups(function: Callable[..., Any]) -> Callable[..., None]:
-    """Decorates a command; see the module's docstring."""
+    """Makes a function for typer of a command; see the module's docstring."""
     parameters: list[inspect.Parameter] = []
     groups: dict[str, tuple[Callable[..., Any], list[str]]] = {}
     for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
         hint = parameter.annotation
         keys = next((mark for mark in get_args(hint) if isinstance(mark, RecipeKeys)), None)
-        if keys is None and not is_dataclass(hint):
+        if keys is None and not dataclasses.is_dataclass(hint):
             parameters.append(_parameter(name, hint, parameter.default))
             continue
         made = _of_dataclass(hint) if keys is None else _of_keys(keys)
@@ -132,12 +144,7 @@ def with_option_groups(function: Callable[..., Any]) -> Callable[..., None]:
 def _of_dataclass(kind: Any) -> list[inspect.Parameter]:
     """Returns a parameter for each field that the constructor of a dataclass takes."""
     hints = get_type_hints(kind, include_extras=True)
-    defaults = {each.name: each.default for each in fields(kind) if each.init}
-    empty = inspect.Parameter.empty
-    return [
-        _parameter(name, hints[name], empty if value is MISSING else value)
-        for name, value in defaults.items()
-    ]
+    return [_parameter(each.name, hints[each.name], each) for each in dataclasses.fields(kind) if each.init]
 
 
 def _of_keys(keys: RecipeKeys) -> list[inspect.Parameter]:
@@ -147,7 +154,7 @@ def _of_keys(keys: RecipeKeys) -> list[inspect.Parameter]:
         key = f"{keys.section}.{name}"
         names = [f"--{name.replace('_', '-')}", keys.short[name]] if name in keys.short else []
         kind: Any = RECIPE_FIELDS[key].annotation
-        made.append(_parameter(name, Annotated[kind | None, recipe_option(key, *names)], None))
+        made.append(_parameter(name, kind | None, recipe_option(key, *names)))
     return made
 
 
@@ -156,30 +163,41 @@ def _given(**values: Any) -> dict[str, Any]:
 
 
 def _parameter(name: str, hint: Any, default: Any) -> inspect.Parameter:
-    """Returns a parameter for typer, with an enumeration in place of ``Literal`` and bounds as typer has them."""
+    """Returns a parameter for typer, with an enumeration in place of ``Literal`` and bounds as typer has them.
+
+    Args:
+        name: name of the parameter.
+        hint: its type, with typer's description in it or not.
+        default: its default value, or its declaration.
+    """
     kind, *marks = get_args(hint) if get_origin(hint) is Annotated else (hint,)
-    option = next((mark for mark in marks if isinstance(mark, OptionInfo)), None)
-    if option is not None:
-        marks = [_bounded(option, kind, marks)]
+    info = next((mark for mark in marks if isinstance(mark, ParameterInfo)), None)
+    if isinstance(default, dataclasses.Field):
+        info = default.metadata.get("typer", info)
+        default = inspect.Parameter.empty if default.default is dataclasses.MISSING else default.default
+    if info is not None:
+        info = _bounded(info, kind, marks)
+        if kind is bool and info.default is ...:  # else typer adds an option --no-...
+            info.default = f"--{name.replace('_', '-')}"
     kind = _with_enums(name, kind)
     if isinstance(kind, EnumMeta) and isinstance(default, str):
         default = kind(default)
-    annotation = Annotated[(kind, *marks)] if marks else kind
+    annotation = kind if info is None else Annotated[kind, info]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
-def _bounded(option: Any, kind: Any, marks: Iterable[Any]) -> Any:
-    """Returns a copy of a typer option with the bounds that are among the marks of an annotation."""
-    option, bounds = copy(option), dict[str, Any]()
+def _bounded(info: Any, kind: Any, marks: Iterable[Any]) -> Any:
+    """Returns a copy of typer's description of an option, with the bounds that an annotation has."""
+    info, bounds = copy(info), dict[str, Any]()
     for mark in marks:
         for each in mark.metadata if isinstance(mark, FieldInfo) else [mark]:
             bounds |= {name: getattr(each, name) for name in ("ge", "gt", "le") if hasattr(each, name)}
     if bounds and float in (kind, *get_args(kind)):
         above = "gt" in bounds
-        option.callback = _within(bounds["gt" if above else "ge"], bounds["le"], above=above)
+        info.callback = _within(bounds["gt" if above else "ge"], bounds["le"], above=above)
     elif bounds:
-        option.min, option.max = bounds["ge"], bounds["le"]
-    return option
+        info.min, info.max = bounds["ge"], bounds["le"]
+    return info
 
 
 def _with_enums(name: str, kind: Any) -> Any:

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from econmt.cli.option_groups import recipe_option
+from econmt.cli.option_groups import argument, option
 from econmt.config import limits
 from econmt.config.recipe import Recipe, find_recipe, load_recipe
 from econmt.config.yaml_reader import parse_size
@@ -56,24 +56,21 @@ VerifyOption = Annotated[
 class BatchChoice:
     """Changes to the batch whose training step is measured."""
 
-    bucket: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SxT",
-            help="Bucket, as source x target positions, e.g. 100x80; default: the recipe's largest bucket.",
-        ),
-    ] = None
-    batch: Annotated[
-        int | None,
-        typer.Option(min=1, max=limits.BATCH, help="Number of sentence pairs, instead of the recipe's."),
-    ] = None
+    bucket: str | None = option(
+        None,
+        help="Bucket, as source x target positions, e.g. 100x80; default: the recipe's largest bucket.",
+        metavar="SxT",
+    )
+    batch: int | None = option(
+        None, help="Number of sentence pairs, instead of the recipe's.", min=1, max=limits.BATCH
+    )
 
 
 @dataclass(frozen=True)
 class RecipeChoice:
     """Recipe of a command, and changes to its keys."""
 
-    recipe: Annotated[str, typer.Argument(help="Recipe: a YAML file or a shipped name.")]
+    recipe: str = argument(..., help="Recipe: a YAML file or a shipped name.")
     overrides: OverridesArgument = None
 
     def load(self, options: Mapping[str, str | int | None] | None = None) -> Recipe:
@@ -111,13 +108,10 @@ class TextRecipe(RecipeChoice):
 class RunRecipe(TextRecipe):
     """Recipe of a run, the folder of its text, and its device and threads."""
 
-    device: Annotated[
-        str | None, typer.Option(help="Device, instead of the recipe's: auto, cpu, cuda or cuda:N.")
-    ] = None
-    threads: Annotated[
-        int | None,
-        typer.Option(min=1, max=limits.THREADS, help="Number of CPU threads, instead of the recipe's."),
-    ] = None
+    device: str | None = option(None, help="Device, instead of the recipe's: auto, cpu, cuda or cuda:N.")
+    threads: int | None = option(
+        None, help="Number of CPU threads, instead of the recipe's.", min=1, max=limits.THREADS
+    )
 
     def load(self, options: Mapping[str, str | int | None] | None = None) -> Recipe:
         """Reads the recipe with its changes; see :meth:`RecipeChoice.load`."""
@@ -136,9 +130,6 @@ OutputOption = Annotated[
         "--output", "-o", help="File to write; it grows line by line.", show_default="standard output"
     ),
 ]
-BatchSizeOption = Annotated[
-    int | None, recipe_option("decoding.batch_size", help="Number of lines in a batch.")
-]
 DeviceOption = Annotated[str, typer.Option("--device", help="Device: auto, cpu, cuda or cuda:N.")]
 ThreadsOption = Annotated[
     int | None,
@@ -152,29 +143,24 @@ ThreadsOption = Annotated[
 class ModelChoice:
     """Model or ensemble, its checkpoints, and the averaging of the ensemble."""
 
-    models: Annotated[
-        list[Path],
-        typer.Option(
-            "--models",
-            "--model",
-            "-m",
-            help="Model folder, or hf://OWNER/NAME; may be repeated for an ensemble.",
-        ),
-    ]
-    checkpoint: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--checkpoints",
-            "--checkpoint",
-            "-c",
-            help="Checkpoint: best, last, an update, or a parameter file; one for all models or one for each.",
-            show_default="best",
-        ),
-    ] = None
-    ensemble_mode: Annotated[
-        Literal["linear", "log_linear"],
-        typer.Option(help="Average the probabilities of an ensemble, or their logarithms."),
-    ] = "linear"
+    models: list[Path] = option(
+        ...,
+        "--models",
+        "--model",
+        "-m",
+        help="Model folder, or hf://OWNER/NAME; may be repeated for an ensemble.",
+    )
+    checkpoint: list[str] | None = option(
+        None,
+        "--checkpoints",
+        "--checkpoint",
+        "-c",
+        help="Checkpoint: best, last, an update, or a parameter file; one for all models or one for each.",
+        show_default="best",
+    )
+    ensemble_mode: Literal["linear", "log_linear"] = option(
+        "linear", help="Average the probabilities of an ensemble, or their logarithms."
+    )
 
 
 @dataclass(frozen=True)
@@ -190,13 +176,11 @@ class Computing:
 class FloatComputing(Computing):
     """Device, threads and precision of commands that score."""
 
-    precision: Annotated[
-        Literal["auto", "float32", "bfloat16"],
-        typer.Option(
-            help="Precision of matrix products; auto picks the faster one on this device. bfloat16 moves scores by "
-            "some hundredths; validation in training uses float32.",
-        ),
-    ] = "auto"
+    precision: Literal["auto", "float32", "bfloat16"] = option(
+        "auto",
+        help="Precision of matrix products; auto picks the faster one on this device. bfloat16 moves scores by "
+        "some hundredths; validation in training uses float32.",
+    )
 
 
 def check_writable(*paths: Path | None) -> None:

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
-from econmt.cli.option_groups import with_option_groups
+from econmt.cli.option_groups import option
 from econmt.cli.options import TextRecipe, VerifyOption
 from econmt.config.recipe import Recipe, TextData
 from econmt.data.batching.batches import bucket_rule, training_batches
@@ -34,15 +31,11 @@ COMPARED_WIDTHS = (2, 4, 8, 10)
 """Widths of fixed buckets whose padding is printed for comparison."""
 
 
-@with_option_groups
 def prepare(
     recipe: TextRecipe,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output", "-o", help="Folder of the token store; default: the one that training uses."
-        ),
-    ] = None,
+    output: Path | None = option(
+        None, "--output", "-o", help="Folder of the token store; default: the one that training uses."
+    ),
     verify: VerifyOption = False,
 ) -> None:
     """Write the token store of a recipe's text without training, and report its contents.

@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 import typer
 
 from econmt.checkpoint.tensor_files import write_text
 from econmt.cli.computing import warn_of_slowness
-from econmt.cli.option_groups import with_option_groups
+from econmt.cli.option_groups import option
 from econmt.cli.options import BatchChoice, RunRecipe, bytes_of, check_writable, refuse_idle
 from econmt.cli.standard_streams import table_console
 from econmt.cli.workload import Workload, find_workload
@@ -59,46 +59,36 @@ _PASSES = 4
 class StepOptions:
     """Choice between measuring steps, predicting them, and looking for the largest batch."""
 
-    estimated: Annotated[
-        bool,
-        typer.Option("--estimate", help="Predict memory without running a step; cuda needs no GPU then."),
-    ] = False
-    measured: Annotated[
-        bool,
-        typer.Option("--measure", help="Run complete steps however long they take, if they fit into memory."),
-    ] = False
-    budget: Annotated[
-        str | None,
-        typer.Option(
-            "--fit",
-            metavar="BYTES",
-            help="Find the largest batch of each bucket that fits into these bytes, e.g. 8GiB.",
-        ),
-    ] = None
-    compare: Annotated[bool, typer.Option("--compare", help="Compare techniques, one row each.")] = False
-    processes: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            max=limits.PROCESSES,
-            help="Number of processes that train together; the figures are those of one of them.",
-        ),
-    ] = None
+    estimated: bool = option(
+        False, "--estimate", help="Predict memory without running a step; cuda needs no GPU then."
+    )
+    measured: bool = option(
+        False, "--measure", help="Run complete steps however long they take, if they fit into memory."
+    )
+    budget: str | None = option(
+        None,
+        "--fit",
+        help="Find the largest batch of each bucket that fits into these bytes, e.g. 8GiB.",
+        metavar="BYTES",
+    )
+    compare: bool = option(False, help="Compare techniques, one row each.")
+    processes: int | None = option(
+        None,
+        help="Number of processes that train together; the figures are those of one of them.",
+        min=1,
+        max=limits.PROCESSES,
+    )
 
 
 @dataclass(frozen=True)
 class ProfileOutput:
     """Output of a profile."""
 
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as one JSON object.")] = False
-    trace: Annotated[
-        Path | None,
-        typer.Option(help="Write a PyTorch profiler trace of a step (chrome://tracing)."),
-    ] = None
-    html: Annotated[Path | None, typer.Option(help="Write an HTML page with charts.")] = None
+    as_json: bool = option(False, "--json", help="Print the report as one JSON object.")
+    trace: Path | None = option(None, help="Write a PyTorch profiler trace of a step (chrome://tracing).")
+    html: Path | None = option(None, help="Write an HTML page with charts.")
 
 
-@with_option_groups
 def profile(
     context: typer.Context,
     recipe: RunRecipe,

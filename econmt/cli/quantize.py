@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
 import torch
-import typer
 
 from econmt.checkpoint.quantized import quantized
-from econmt.cli.option_groups import with_option_groups
+from econmt.cli.option_groups import option
 from econmt.cli.options import CheckpointOption, ModelOption, NewModelOption
 from econmt.data.files import notice
 from econmt.data.progress_bars import status_line
@@ -17,14 +16,12 @@ from econmt.export.model_folder import DerivedModel
 from econmt.memory.report.tables import format_bytes
 
 
-@with_option_groups
 def quantize(
     model: ModelOption,
     output: NewModelOption,
-    precision: Annotated[
-        Literal["int8", "bfloat16"],
-        typer.Option(help="int8: a quarter of the bytes; bfloat16: half of them."),
-    ] = "int8",
+    precision: Literal["int8", "bfloat16"] = option(
+        "int8", help="int8: a quarter of the bytes; bfloat16: half of them."
+    ),
     checkpoint: CheckpointOption = "best",
 ) -> None:
     """Convert the matrices of a trained model to 8 or 16 bits, and write them to a new model folder.

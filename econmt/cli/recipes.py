@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 from textwrap import wrap
-from typing import Annotated
 
 import typer
 
-from econmt.cli.option_groups import with_option_groups
+from econmt.cli.option_groups import argument, option, with_option_groups
 from econmt.cli.options import RecipeChoice
 from econmt.config.recipe import Recipe, TextData, find_recipe, load_recipe, recipe_text, shipped_recipes
 from econmt.data.files import whole_file, writing
@@ -44,13 +43,13 @@ def summary(file: Path) -> str:
 
 
 @app.command("copy")
+@with_option_groups
 def copy(
-    name: Annotated[str, typer.Argument(help="Name of a shipped recipe, or a file.")],
-    destination: Annotated[
-        Path | None,
-        typer.Argument(help="File or folder to write; default: NAME.yaml in the current folder."),
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace a file that exists.")] = False,
+    name: str = argument(..., help="Name of a shipped recipe, or a file."),
+    destination: Path | None = argument(
+        None, help="File or folder to write; default: NAME.yaml in the current folder."
+    ),
+    force: bool = option(False, help="Replace a file that exists."),
 ) -> None:
     """Copy a recipe with its comments, as a start for your own.
 
@@ -77,9 +76,7 @@ def copy(
 @with_option_groups
 def show(
     recipe: RecipeChoice,
-    changed_only: Annotated[
-        bool, typer.Option("--changed-only", help="Leave out keys that have their default values.")
-    ] = False,
+    changed_only: bool = option(False, help="Leave out keys that have their default values."),
 ) -> None:
     """Print a recipe with all keys, including defaults and changes.
 
@@ -91,8 +88,9 @@ def show(
 
 
 @app.command("validate")
+@with_option_groups
 def validate(
-    recipes: Annotated[list[str], typer.Argument(help="Recipes: YAML files or shipped names.")],
+    recipes: list[str] = argument(..., help="Recipes: YAML files or shipped names."),
 ) -> None:
     """Check recipes; print all errors, and exit with code 2 if there are any.
 

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 import typer
 
 from econmt.checkpoint.hub import local_model
 from econmt.cli.computing import counting_lines, line_chunks, line_output, load_models
-from econmt.cli.option_groups import with_option_groups
-from econmt.cli.options import BatchSizeOption, FloatComputing, OutputOption, refuse_idle
+from econmt.cli.option_groups import option, recipe_option
+from econmt.cli.options import FloatComputing, OutputOption, refuse_idle
 from econmt.cli.text_models import holds_language_model
 from econmt.config import limits
 from econmt.data.files import notice
@@ -41,31 +41,23 @@ LISTS_AT_ONCE = 64
 class ScoringModels:
     """Models that score pairs of source and translation, in one direction or both."""
 
-    models: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--models", "--model", "-m", help="Model folders that score the translation given the source."
-        ),
-    ] = None
-    weight: Annotated[
-        limits.PenaltyWeight,
-        typer.Option(
-            help="Weight of the mean log-probability per token by --models; the score in the list has weight 1."
-        ),
-    ] = 1.0
-    reverse_models: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--reverse-models",
-            "--reverse-model",
-            help="Model folders that score the source given the translation.",
-        ),
-    ] = None
-    reverse_weight: Annotated[
-        limits.PenaltyWeight,
-        typer.Option(help="Weight of the mean log-probability per token by --reverse-models."),
-    ] = 1.0
-    batch_size: BatchSizeOption = None
+    models: list[Path] | None = option(
+        None, "--models", "--model", "-m", help="Model folders that score the translation given the source."
+    )
+    weight: limits.PenaltyWeight = option(
+        1.0,
+        help="Weight of the mean log-probability per token by --models; the score in the list has weight 1.",
+    )
+    reverse_models: list[Path] | None = option(
+        None,
+        "--reverse-models",
+        "--reverse-model",
+        help="Model folders that score the source given the translation.",
+    )
+    reverse_weight: limits.PenaltyWeight = option(
+        1.0, help="Weight of the mean log-probability per token by --reverse-models."
+    )
+    batch_size: int | None = recipe_option("decoding.batch_size")
 
     @property
     def folders(self) -> list[Path]:
@@ -73,39 +65,27 @@ class ScoringModels:
         return [*(self.models or ()), *(self.reverse_models or ())]
 
 
-@with_option_groups
 def rerank(
     context: typer.Context,
     *,
-    hypotheses: Annotated[
-        Path | None,
-        typer.Option(
-            "--hypotheses",
-            "-i",
-            help="N-best lists as written by translate --nbest-size.",
-            show_default="standard input",
-        ),
-    ] = None,
-    reference: Annotated[
-        Path | None,
-        typer.Option("--reference", "-r", help="Reference translations; order by similarity to them."),
-    ] = None,
-    metric: Annotated[
-        Literal["bleu", "chrf"], typer.Option(help="With --reference: metric of the similarity.")
-    ] = "bleu",
-    source: Annotated[
-        Path | None,
-        typer.Option(
-            "--source", "-s", help="With --models or --reverse-models: the text that was translated."
-        ),
-    ] = None,
+    hypotheses: Path | None = option(
+        None,
+        "--hypotheses",
+        "-i",
+        help="N-best lists as written by translate --nbest-size.",
+        show_default="standard input",
+    ),
+    reference: Path | None = option(
+        None, "--reference", "-r", help="Reference translations; order by similarity to them."
+    ),
+    metric: Literal["bleu", "chrf"] = option("bleu", help="With --reference: metric of the similarity."),
+    source: Path | None = option(
+        None, "--source", "-s", help="With --models or --reverse-models: the text that was translated."
+    ),
     scoring: ScoringModels,
-    whole_lists: Annotated[
-        bool,
-        typer.Option(
-            "--nbest", help="Print the whole lists with their new scores, not only the best translations."
-        ),
-    ] = False,
+    whole_lists: bool = option(
+        False, "--nbest", help="Print the whole lists with their new scores, not only the best translations."
+    ),
     output: OutputOption = None,
     computing: FloatComputing,
 ) -> None:

@@ -15,8 +15,8 @@ import typer
 from econmt.checkpoint.hub import local_model
 from econmt.cli.computing import counting_lines, line_output, load_models
 from econmt.cli.factors import FactorFiles, SourceFactorsOption
-from econmt.cli.option_groups import RecipeKeys, recipe_option, with_option_groups
-from econmt.cli.options import BatchSizeOption, FloatComputing, ModelChoice, OutputOption, refuse_idle
+from econmt.cli.option_groups import RecipeKeys, option, recipe_option
+from econmt.cli.options import FloatComputing, ModelChoice, OutputOption, refuse_idle
 from econmt.cli.text_models import ScoreType, holds_language_model, load_reader, score_text
 from econmt.config.json_reader import json_text
 from econmt.data.text.corpus import Corpus, read_pairs, split_pair
@@ -32,18 +32,12 @@ from econmt.evaluation.scoring import ScoredPair, Scorer, token_ids
 class PairInput:
     """Sentence pairs to score, from two files or, without both, from standard input."""
 
-    source: Annotated[Path | None, typer.Option("--source", "-s", help="Source text, also .gz.")] = None
-    target: Annotated[
-        Path | None, typer.Option("--target", "-t", help="Translation of the source text, line by line.")
-    ] = None
+    source: Path | None = option(None, "--source", "-s", help="Source text, also .gz.")
+    target: Path | None = option(None, "--target", "-t", help="Translation of the source text, line by line.")
     source_factors: SourceFactorsOption = None
-    target_tokens: Annotated[
-        bool,
-        typer.Option(
-            "--target-tokens",
-            help="The target is tokens separated by spaces, as in the JSON of translate, not raw text.",
-        ),
-    ] = False
+    target_tokens: bool = option(
+        False, help="The target is tokens separated by spaces, as in the JSON of translate, not raw text."
+    )
 
     @property
     def names(self) -> tuple[str, str]:
@@ -54,33 +48,24 @@ class PairInput:
         return source, target
 
 
-@with_option_groups
 def score(
     context: typer.Context,
     *,
     model: ModelChoice,
     pairs: PairInput,
     output: OutputOption = None,
-    score_type: Annotated[
-        ScoreType,
-        typer.Option(
-            help="Figure to print for each target, including its end; normalized is the score of translate."
-        ),
-    ] = "logprob",
-    total: Annotated[
-        bool, typer.Option("--total", help="Language models only: print one result for the whole text.")
-    ] = False,
+    score_type: ScoreType = option(
+        "logprob",
+        help="Figure to print for each target, including its end; normalized is the score of translate.",
+    ),
+    total: bool = option(False, help="Language models only: print one result for the whole text."),
     penalty: Annotated[
         dict[str, Any], RecipeKeys("decoding", ["length_penalty_alpha", "length_penalty_beta"])
     ],
-    batch_size: BatchSizeOption = None,
-    max_input_length: Annotated[
-        int | None,
-        recipe_option(
-            "decoding.max_input_length",
-            help="Maximum number of tokens on a side of a pair; more are an error.",
-        ),
-    ] = None,
+    batch_size: int | None = recipe_option("decoding.batch_size"),
+    max_input_length: int | None = recipe_option(
+        "decoding.max_input_length", help="Maximum number of tokens on a side of a pair; more are an error."
+    ),
     computing: FloatComputing,
 ) -> None:
     """Print the log-probability (natural logarithm) that a model gives to each translation or line of text.

@@ -9,14 +9,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
-import typer
 from pydantic import Field
 
 from econmt.api import TrainedModel
 from econmt.checkpoint.folder import ModelFolder
 from econmt.cli.computing import load_models
-from econmt.cli.option_groups import recipe_option, with_option_groups
-from econmt.cli.options import BatchSizeOption
+from econmt.cli.option_groups import option, recipe_option
 from econmt.cli.search_options import SearchComputing
 from econmt.config import limits
 from econmt.config.recipe import read_recipe
@@ -36,41 +34,38 @@ _DEFAULTS = Settings()
 class ServeComputing(SearchComputing):
     """Device, threads and precision of a server."""
 
-    precision: Annotated[
-        Literal["auto", "float32", "bfloat16", "int8"],
-        typer.Option(
-            help="Precision of matrix products; auto picks the fastest one on this device, on a CPU often int8. "
-            "bfloat16 and int8 move scores by some hundredths.",
-        ),
-    ] = "auto"
+    precision: Literal["auto", "float32", "bfloat16", "int8"] = option(
+        "auto",
+        help="Precision of matrix products; auto picks the fastest one on this device, on a CPU often int8. "
+        "bfloat16 and int8 move scores by some hundredths.",
+    )
 
 
 @dataclass(frozen=True)
 class RequestLimits:
     """Search options and limits of requests."""
 
-    beam_size: Annotated[int | None, recipe_option("decoding.beam_size", "--beam-size", "-b")] = None
-    batch_size: BatchSizeOption = None
-    wait_ms: Annotated[
-        float,
-        Field(ge=0.0, le=1000.0),
-        typer.Option(help="Milliseconds that a sentence waits for others to fill a batch."),
-    ] = 1000.0 * _DEFAULTS.wait_seconds
-    max_characters: Annotated[
-        int, typer.Option(min=1, max=limits.LINE_BYTES, help="Maximum number of characters of a request.")
-    ] = _DEFAULTS.most_characters
-    max_waiting: Annotated[
-        int, typer.Option(min=1, max=limits.LINES, help="Maximum number of waiting sentences.")
-    ] = _DEFAULTS.most_waiting
-    requests_per_minute: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            max=limits.LINES,
-            help="Maximum number of requests per minute of a client.",
-            show_default="any number",
-        ),
-    ] = None
+    beam_size: int | None = recipe_option("decoding.beam_size", "--beam-size", "-b")
+    batch_size: int | None = recipe_option("decoding.batch_size")
+    wait_ms: Annotated[float, Field(ge=0.0, le=1000.0)] = option(
+        1000.0 * _DEFAULTS.wait_seconds, help="Milliseconds that a sentence waits for others to fill a batch."
+    )
+    max_characters: int = option(
+        _DEFAULTS.most_characters,
+        help="Maximum number of characters of a request.",
+        min=1,
+        max=limits.LINE_BYTES,
+    )
+    max_waiting: int = option(
+        _DEFAULTS.most_waiting, help="Maximum number of waiting sentences.", min=1, max=limits.LINES
+    )
+    requests_per_minute: int | None = option(
+        None,
+        help="Maximum number of requests per minute of a client.",
+        min=1,
+        max=limits.LINES,
+        show_default="any number",
+    )
 
     @property
     def settings(self) -> Settings:
@@ -85,34 +80,25 @@ class RequestLimits:
         )
 
 
-@with_option_groups
 def serve(
-    models: Annotated[
-        list[Path],
-        typer.Option(
-            "--models",
-            "--model",
-            "-m",
-            help="Model folder; may be repeated for several language pairs or for ensembles.",
-        ),
-    ],
+    models: list[Path] = option(
+        ...,
+        "--models",
+        "--model",
+        "-m",
+        help="Model folder; may be repeated for several language pairs or for ensembles.",
+    ),
     *,
-    host: Annotated[
-        str, typer.Option(help="Address to listen on; the default is this machine alone.")
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65_535, help="Port; 0: any free port.")] = 5000,
-    api_keys: Annotated[
-        Path | None, typer.Option(help="File of API keys, one a line; requests need one of them.")
-    ] = None,
+    host: str = option("127.0.0.1", help="Address to listen on; the default is this machine alone."),
+    port: int = option(5000, help="Port; 0: any free port.", min=0, max=65_535),
+    api_keys: Path | None = option(None, help="File of API keys, one a line; requests need one of them."),
     requests: RequestLimits,
-    forwarded_allow_ips: Annotated[
-        str,
-        typer.Option(
-            help="Addresses or networks of proxies, separated by commas, whose X-Forwarded-For header names the client "
-            "for --requests-per-minute.",
-            show_default="none",
-        ),
-    ] = "",
+    forwarded_allow_ips: str = option(
+        "",
+        help="Addresses or networks of proxies, separated by commas, whose X-Forwarded-For header names the client "
+        "for --requests-per-minute.",
+        show_default="none",
+    ),
     computing: ServeComputing,
 ) -> None:
     """Answer translation requests over HTTP with LibreTranslate's interface, and serve a page for the browser.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from contextlib import AbstractContextManager, nullcontext
-from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -13,7 +12,7 @@ from rich.table import Table
 from econmt.checkpoint.checkpoints import load_state
 from econmt.checkpoint.folder import ModelFolder
 from econmt.checkpoint.state import seed_everything
-from econmt.cli.option_groups import with_option_groups
+from econmt.cli.option_groups import option
 from econmt.cli.options import RunRecipe, VerifyOption
 from econmt.cli.standard_streams import table_console
 from econmt.config import limits
@@ -40,43 +39,32 @@ from econmt.training.results import RunResults
 from econmt.training.run import Outcome, run_recipe
 
 
-@with_option_groups
 def train(
     context: typer.Context,
     *,
     recipe: RunRecipe,
-    output: Annotated[
-        str | None, typer.Option("--output", "-o", help="Model folder, instead of the recipe's output.")
-    ] = None,
-    overwrite_output: Annotated[
-        bool,
-        typer.Option(
-            "--overwrite-output", "--fresh", help="Start a new run; an existing run in the folder is deleted."
-        ),
-    ] = False,
-    resume_with_changes: Annotated[
-        bool, typer.Option("--resume-with-changes", help="Resume although the recipe has changed.")
-    ] = False,
+    output: str | None = option(None, "--output", "-o", help="Model folder, instead of the recipe's output."),
+    overwrite_output: bool = option(
+        False,
+        "--overwrite-output",
+        "--fresh",
+        help="Start a new run; an existing run in the folder is deleted.",
+    ),
+    resume_with_changes: bool = option(False, help="Resume although the recipe has changed."),
     verify: VerifyOption = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Prepare the text and describe the run without training.")
-    ] = False,
-    processes: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            max=limits.PROCESSES,
-            help="Number of processes on this host that train together, each with its own GPU or share of the cores.",
-        ),
-    ] = None,
-    max_restarts: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            max=limits.RESTARTS,
-            help="Maximum number of times that all processes are restarted after one was lost.",
-        ),
-    ] = 0,
+    dry_run: bool = option(False, help="Prepare the text and describe the run without training."),
+    processes: int | None = option(
+        None,
+        help="Number of processes on this host that train together, each with its own GPU or share of the cores.",
+        min=1,
+        max=limits.PROCESSES,
+    ),
+    max_restarts: int = option(
+        0,
+        help="Maximum number of times that all processes are restarted after one was lost.",
+        min=0,
+        max=limits.RESTARTS,
+    ),
 ) -> None:
     """Train a model from a recipe. The same command resumes the run after any interruption.
 

@@ -7,13 +7,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
 from econmt.cli.computing import counting_lines, line_chunks, line_output, load_models
 from econmt.cli.factors import FactorFiles, FactorsOption
-from econmt.cli.option_groups import with_option_groups
+from econmt.cli.option_groups import option
 from econmt.cli.options import ModelChoice, OutputOption, check_picture, refuse_idle
 from econmt.cli.search_options import (
     HypothesisOptions,
@@ -38,26 +37,18 @@ from econmt.decoding.translator import Translator
 class TextInput:
     """Text to translate."""
 
-    input_file: Annotated[
-        Path | None,
-        typer.Option("--input", "-i", help="Text file, also .gz.", show_default="standard input"),
-    ] = None
+    input_file: Path | None = option(
+        None, "--input", "-i", help="Text file, also .gz.", show_default="standard input"
+    )
     input_factors: FactorsOption = None
-    json_input: Annotated[
-        bool,
-        typer.Option(
-            "--json-input",
-            help='Read JSON objects, one a line: {"text": ..., "constraints": [...], "avoid": [...], "target_prefix": '
-            '..., "factors": [...]}; other keys are copied to --output-type json.',
-        ),
-    ] = False
-    split_sentences: Annotated[
-        bool,
-        typer.Option(
-            "--split-sentences",
-            help="Treat each line as a paragraph: split it into sentences and join their translations.",
-        ),
-    ] = False
+    json_input: bool = option(
+        False,
+        help='Read JSON objects, one a line: {"text": ..., "constraints": [...], "avoid": [...], "target_prefix": '
+        '..., "factors": [...]}; other keys are copied to --output-type json.',
+    )
+    split_sentences: bool = option(
+        False, help="Treat each line as a paragraph: split it into sentences and join their translations."
+    )
 
 
 @dataclass(frozen=True)
@@ -65,16 +56,14 @@ class TranslationOutput:
     """Output of translations."""
 
     output: OutputOption = None
-    output_type: Annotated[
-        OutputType,
-        typer.Option(
-            help="Format of each translation: text; score and text; text and pairs of aligned words; JSON object; JSON "
-            "with the attention matrix."
-        ),
-    ] = "translation"
-    attention_picture: Annotated[
-        Path | None, typer.Option(help="Picture to draw the attention of the first non-blank line in.")
-    ] = None
+    output_type: OutputType = option(
+        "translation",
+        help="Format of each translation: text; score and text; text and pairs of aligned words; JSON object; JSON "
+        "with the attention matrix.",
+    )
+    attention_picture: Path | None = option(
+        None, help="Picture to draw the attention of the first non-blank line in."
+    )
 
     @property
     def needs_attention(self) -> bool:
@@ -85,7 +74,6 @@ class TranslationOutput:
         )
 
 
-@with_option_groups
 def translate(
     context: typer.Context,
     model: ModelChoice,

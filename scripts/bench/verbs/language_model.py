@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Literal
-
-import typer
+from typing import Literal
 
 from econmt.cli.measuring import BenchSession, Seconds
-from econmt.cli.option_groups import with_option_groups
+from econmt.cli.option_groups import option, with_option_groups
 from econmt.config import limits
 from econmt.engine.precision import precision_of
 from scripts.bench import language_model
@@ -17,28 +15,27 @@ from scripts.bench import language_model
 @with_option_groups
 def language_model_command(
     *,
-    hidden: Annotated[
-        list[int], typer.Option(min=1, max=limits.WIDTH, help="Units of a layer; may be repeated.")
-    ] = list(language_model.HIDDEN),  # noqa: B006  typer copies it
-    batches: Annotated[
-        list[int], typer.Option("--batch", min=1, max=limits.BATCH, help="Rows; may be repeated.")
-    ] = list(language_model.BATCHES),  # noqa: B006
-    vocabularies: Annotated[
-        list[int],
-        typer.Option("--vocabulary", min=5, max=limits.WORDS, help="Words; may be repeated."),
-    ] = list(language_model.VOCABULARIES),  # noqa: B006
-    bptt: Annotated[int, typer.Option(min=1, max=limits.POSITIONS, help="Tokens of a row.")] = 35,
-    layers: Annotated[int, typer.Option(min=1, max=limits.LAYERS, help="Of the stack.")] = 2,
-    dtype: Annotated[Literal["float32", "bfloat16"], typer.Option(help="Precision of products.")] = "float32",
-    only: Annotated[
-        list[str] | None,
-        typer.Option("--contender", help="Only those whose names contain this; may be repeated."),
-    ] = None,
-    compile_loop: Annotated[
-        bool,
-        typer.Option("--compile-loop", help="Also torch.compile of the step loop: minutes to compile."),
-    ] = False,
-    seconds: Annotated[Seconds, typer.Option(help="For each hidden size, batch and vocabulary.")] = 10.0,
+    hidden: list[int] = option(
+        list(language_model.HIDDEN), help="Units of a layer; may be repeated.", min=1, max=limits.WIDTH
+    ),
+    batches: list[int] = option(
+        list(language_model.BATCHES), "--batch", help="Rows; may be repeated.", min=1, max=limits.BATCH
+    ),
+    vocabularies: list[int] = option(
+        list(language_model.VOCABULARIES),
+        "--vocabulary",
+        help="Words; may be repeated.",
+        min=5,
+        max=limits.WORDS,
+    ),
+    bptt: int = option(35, help="Tokens of a row.", min=1, max=limits.POSITIONS),
+    layers: int = option(2, help="Of the stack.", min=1, max=limits.LAYERS),
+    dtype: Literal["float32", "bfloat16"] = option("float32", help="Precision of products."),
+    only: list[str] | None = option(
+        None, "--contender", help="Only those whose names contain this; may be repeated."
+    ),
+    compile_loop: bool = option(False, help="Also torch.compile of the step loop: minutes to compile."),
+    seconds: Seconds = option(10.0, help="For each hidden size, batch and vocabulary."),
     session: BenchSession,
 ) -> None:
     """Time training of a language model end to end: a step loop, torch.nn.LSTM, torch.compile, ours, what auto picks.

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
 from pydantic import Field
 
 from econmt.cli.measuring import BenchSession, Dtypes, dtypes_of
-from econmt.cli.option_groups import with_option_groups
+from econmt.cli.option_groups import option, with_option_groups
 from econmt.config import limits
 from scripts.bench import low_rank_lstm
 
@@ -16,22 +15,20 @@ from scripts.bench import low_rank_lstm
 @with_option_groups
 def low_rank_command(
     *,
-    hidden: Annotated[
-        int, typer.Option(min=1, max=limits.WIDTH, help="Units, and width of the inputs.")
-    ] = low_rank_lstm.PUBLISHED[0],
-    steps: Annotated[
-        int, typer.Option(min=1, max=limits.POSITIONS, help="Of a sequence.")
-    ] = low_rank_lstm.PUBLISHED[1],
-    batches: Annotated[
-        list[int], typer.Option("--batch", min=1, max=limits.BATCH, help="Sequences; may be repeated.")
-    ] = low_rank_lstm.BATCHES,
-    ranks: Annotated[
-        list[int], typer.Option("--rank", min=1, max=limits.WIDTH, help="May be repeated.")
-    ] = low_rank_lstm.RANKS,
+    hidden: int = option(
+        low_rank_lstm.PUBLISHED[0], help="Units, and width of the inputs.", min=1, max=limits.WIDTH
+    ),
+    steps: int = option(low_rank_lstm.PUBLISHED[1], help="Of a sequence.", min=1, max=limits.POSITIONS),
+    batches: list[int] = option(
+        low_rank_lstm.BATCHES, "--batch", help="Sequences; may be repeated.", min=1, max=limits.BATCH
+    ),
+    ranks: list[int] = option(
+        low_rank_lstm.RANKS, "--rank", help="May be repeated.", min=1, max=limits.WIDTH
+    ),
     dtypes: Dtypes = ["float32", "bfloat16"],  # noqa: B006  typer copies it
-    seconds: Annotated[
-        float, Field(ge=0.01, le=limits.SECONDS), typer.Option(help="For each batch, type and pass.")
-    ] = 3.0,
+    seconds: Annotated[float, Field(ge=0.01, le=limits.SECONDS)] = option(
+        3.0, help="For each batch, type and pass."
+    ),
     session: BenchSession,
 ) -> None:
     """Time an LSTM layer with whole matrices and with thin factors of several ranks, forward and backward.

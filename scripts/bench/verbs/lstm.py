@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated
 
 import torch
 import typer
 
 from econmt.bench.rows import Row
 from econmt.cli.measuring import BenchSession, Dtypes, Seconds, dtypes_of
-from econmt.cli.option_groups import with_option_groups
+from econmt.cli.option_groups import option, with_option_groups
 from econmt.cli.options import refuse_idle
 from econmt.config import limits
 from econmt.errors import InputError
@@ -24,45 +23,33 @@ LAYERS, STEPS, HIDDEN, BATCH = lstm_schedules.PUBLISHED
 class StackOptions:
     """Sizes of a stack of LSTM layers."""
 
-    layers: Annotated[int, typer.Option(min=1, max=limits.LAYERS, help="Of the stack.")] = LAYERS
-    steps: Annotated[int, typer.Option(min=1, max=limits.POSITIONS, help="Of a sequence.")] = STEPS
-    hidden: Annotated[int, typer.Option(min=1, max=limits.WIDTH, help="Units of a layer.")] = HIDDEN
+    layers: int = option(LAYERS, help="Of the stack.", min=1, max=limits.LAYERS)
+    steps: int = option(STEPS, help="Of a sequence.", min=1, max=limits.POSITIONS)
+    hidden: int = option(HIDDEN, help="Units of a layer.", min=1, max=limits.WIDTH)
 
 
 @with_option_groups
 def lstm_command(
     context: typer.Context,
     *,
-    ablation: Annotated[
-        bool, typer.Option("--ablation", help="Each decision of the schedule; else batches up to the peak.")
-    ] = False,
-    compile_loop: Annotated[
-        bool,
-        typer.Option(
-            "--compile-loop", help="Also torch.compile of a plain loop: about a second a step to compile."
-        ),
-    ] = False,
-    schedules: Annotated[
-        list[str] | None,
-        typer.Option("--schedule", help="With --ablation: only names that contain this; may be repeated."),
-    ] = None,
+    ablation: bool = option(False, help="Each decision of the schedule; else batches up to the peak."),
+    compile_loop: bool = option(
+        False, help="Also torch.compile of a plain loop: about a second a step to compile."
+    ),
+    schedules: list[str] | None = option(
+        None, "--schedule", help="With --ablation: only names that contain this; may be repeated."
+    ),
     sizes: StackOptions,
-    batches: Annotated[
-        list[int] | None,
-        typer.Option(
-            "--batch",
-            min=1,
-            max=limits.BATCH,
-            help="Sequences: one with --ablation (64), else may be repeated.",
-        ),
-    ] = None,
+    batches: list[int] | None = option(
+        None,
+        "--batch",
+        help="Sequences: one with --ablation (64), else may be repeated.",
+        min=1,
+        max=limits.BATCH,
+    ),
     dtypes: Dtypes = ["float32", "bfloat16"],  # noqa: B006  typer copies it
-    samples: Annotated[
-        int, typer.Option(min=1, max=limits.REPETITIONS, help="Timed calls of each; the quickest counts.")
-    ] = 5,
-    limit: Annotated[
-        Seconds, typer.Option(help="Seconds after which no batch is begun, without --ablation.")
-    ] = 600.0,
+    samples: int = option(5, help="Timed calls of each; the quickest counts.", min=1, max=limits.REPETITIONS),
+    limit: Seconds = option(600.0, help="Seconds after which no batch is begun, without --ablation."),
     session: BenchSession,
 ) -> None:
     """Time a stack of LSTM layers, forward and backward, under different schedules and against torch.nn.LSTM.

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from econmt.bench.rows import Row, Say
 from econmt.cli.measuring import BenchSession, Seconds
-from econmt.cli.option_groups import with_option_groups
+from econmt.cli.option_groups import option, with_option_groups
 from econmt.cli.options import RecipeChoice, check_writable, refuse_idle
 from econmt.config import limits
 from econmt.config.recipe import LanguageModelSection, Recipe
@@ -37,24 +37,21 @@ RANKS = "1,2,4,8,16,32,64,128,256,512,1024"
 class Prediction:
     """Options of the prediction for many ranks."""
 
-    to_predict: Annotated[
-        bool, typer.Option("--predict", help="Predict for --ranks from times measured here.")
-    ] = False
-    ranks: Annotated[str, typer.Option(metavar="N,N,...", help="With --predict: numbers of ranks.")] = RANKS
-    between: Annotated[
-        LinkName | None,
-        typer.Option(help="With --predict: link between hosts.", show_default="10gbe; ndr with GPUs"),
-    ] = None
-    profile: Annotated[
-        Path | None, typer.Option(help="Times measured here: read from this JSON, or measured and written.")
-    ] = None
+    to_predict: bool = option(False, "--predict", help="Predict for --ranks from times measured here.")
+    ranks: str = option(RANKS, help="With --predict: numbers of ranks.", metavar="N,N,...")
+    between: LinkName | None = option(
+        None, help="With --predict: link between hosts.", show_default="10gbe; ndr with GPUs"
+    )
+    profile: Path | None = option(
+        None, help="Times measured here: read from this JSON, or measured and written."
+    )
 
 
 @dataclass
 class ParallelSession(BenchSession):
     """Session of several processes with threads of their own."""
 
-    threads: Annotated[int, typer.Option(min=1, max=limits.THREADS, help="CPU threads of each process.")] = 1
+    threads: int = option(1, help="CPU threads of each process.", min=1, max=limits.THREADS)
 
 
 def numbers_of(option: str, text: str, most: int) -> list[int]:
@@ -79,32 +76,24 @@ def parallel_command(
     context: typer.Context,
     *,
     recipe: RecipeChoice,
-    processes: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N,N,...", help="Measure with so many processes.", show_default="1,2; none with --predict"
-        ),
-    ] = None,
+    processes: str | None = option(
+        None,
+        help="Measure with so many processes.",
+        metavar="N,N,...",
+        show_default="1,2; none with --predict",
+    ),
     prediction: Prediction,
-    division: Annotated[
-        str, typer.Option(metavar="NAME,...", help="data, pipeline (of layers), both.")
-    ] = ALL_KINDS,
-    batch: Annotated[
-        Literal["fixed", "grown"],
-        typer.Option(help="fixed: the recipe's, shared out; grown: as many times its rows as ranks."),
-    ] = "fixed",
-    length: Annotated[
-        int | None,
-        typer.Option(
-            min=2, max=limits.POSITIONS, help="Positions of a row, all full.", show_default="50, or bptt"
-        ),
-    ] = None,
-    seconds: Annotated[Seconds, typer.Option(help="Seconds for each time that is taken.")] = 5.0,
-    limit: Annotated[
-        float,
-        Field(ge=1.0, le=limits.SECONDS),
-        typer.Option(help="Seconds after which a way is given up."),
-    ] = 180.0,
+    division: str = option(ALL_KINDS, help="data, pipeline (of layers), both.", metavar="NAME,..."),
+    batch: Literal["fixed", "grown"] = option(
+        "fixed", help="fixed: the recipe's, shared out; grown: as many times its rows as ranks."
+    ),
+    length: int | None = option(
+        None, help="Positions of a row, all full.", min=2, max=limits.POSITIONS, show_default="50, or bptt"
+    ),
+    seconds: Seconds = option(5.0, help="Seconds for each time that is taken."),
+    limit: Annotated[float, Field(ge=1.0, le=limits.SECONDS)] = option(
+        180.0, help="Seconds after which a way is given up."
+    ),
     session: ParallelSession,
 ) -> None:
     """Time updates that several processes share, and predict them for up to 1,024 ranks.

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Annotated
 
 import torch
-import typer
 from pydantic import Field
 
 from econmt.cli.measuring import BenchSession, Dtypes, dtypes_of
-from econmt.cli.option_groups import with_option_groups
+from econmt.cli.option_groups import option, with_option_groups
 from econmt.config import limits
 from econmt.errors import InputError
 from scripts.bench import memory_task, scan
@@ -21,17 +20,15 @@ Seconds = Annotated[float, Field(gt=0.0, le=limits.SECONDS)]
 @with_option_groups
 def scan_command(
     *,
-    shapes: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--shape",
-            metavar="BxTxH",
-            help="Rows, steps, units; may be repeated.",
-            show_default="the four published",
-        ),
-    ] = None,
+    shapes: list[str] | None = option(
+        None,
+        "--shape",
+        help="Rows, steps, units; may be repeated.",
+        metavar="BxTxH",
+        show_default="the four published",
+    ),
     dtypes: Dtypes = ["float32"],  # noqa: B006  typer copies it
-    seconds: Annotated[Seconds, typer.Option(help="For each implementation and pass.")] = 1.0,
+    seconds: Seconds = option(1.0, help="For each implementation and pass."),
     session: BenchSession,
 ) -> None:
     """Time the linear recurrence beside a copy that moves as many bytes, forward and backward.
@@ -70,24 +67,24 @@ def _shape_of(text: str) -> scan.ScanShape:
 @with_option_groups
 def memory_task_command(
     *,
-    steps: Annotated[
-        str,
-        typer.Option(metavar="T[,T...]|T..T", help="Lengths; of a range each is four times the one before."),
-    ] = "1024",
-    cells: Annotated[
-        str, typer.Option("--cell", metavar="NAME[,NAME...]", help=f"Of: {', '.join(memory_task.CELLS)}.")
-    ] = ",".join(memory_task.CELLS),
-    hidden: Annotated[
-        list[int], typer.Option(min=1, max=limits.WIDTH, help="Units; may be repeated.")
-    ] = UNITS,
-    batch: Annotated[int, typer.Option(min=1, max=limits.BATCH, help="Sequences of an update.")] = 8,
-    symbols: Annotated[
-        int, typer.Option(min=2, max=limits.WIDTH, help="Width of the one-hot vectors.")
-    ] = memory_task.PUBLISHED[0],
-    rate: Annotated[float, Field(gt=0.0, le=limits.RATE), typer.Option(help="Learning rate of Adam.")] = 1e-2,
-    updates: Annotated[int, typer.Option(min=1, max=limits.UPDATES, help="Of a run, at most.")] = 1_000_000,
-    limit: Annotated[Seconds, typer.Option(help="Seconds of a run, at most.")] = 1800.0,
-    seed: Annotated[limits.Seed, typer.Option(help="Of parameters and sequences.")] = 1,
+    steps: str = option(
+        "1024", help="Lengths; of a range each is four times the one before.", metavar="T[,T...]|T..T"
+    ),
+    cells: str = option(
+        ",".join(memory_task.CELLS),
+        "--cell",
+        help=f"Of: {', '.join(memory_task.CELLS)}.",
+        metavar="NAME[,NAME...]",
+    ),
+    hidden: list[int] = option(UNITS, help="Units; may be repeated.", min=1, max=limits.WIDTH),
+    batch: int = option(8, help="Sequences of an update.", min=1, max=limits.BATCH),
+    symbols: int = option(
+        memory_task.PUBLISHED[0], help="Width of the one-hot vectors.", min=2, max=limits.WIDTH
+    ),
+    rate: Annotated[float, Field(gt=0.0, le=limits.RATE)] = option(1e-2, help="Learning rate of Adam."),
+    updates: int = option(1_000_000, help="Of a run, at most.", min=1, max=limits.UPDATES),
+    limit: Seconds = option(1800.0, help="Seconds of a run, at most."),
+    seed: limits.Seed = option(1, help="Of parameters and sequences."),
     session: BenchSession,
 ) -> None:
     """Train cells to remember the first element of long sequences: time and updates to 100 % accuracy.

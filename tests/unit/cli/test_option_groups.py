@@ -10,7 +10,14 @@ import pytest
 import typer
 from pydantic import Field
 
-from econmt.cli.option_groups import RECIPE_FIELDS, RecipeKeys, recipe_option, with_option_groups
+from econmt.cli.option_groups import (
+    RECIPE_FIELDS,
+    RecipeKeys,
+    argument,
+    option,
+    recipe_option,
+    with_option_groups,
+)
 from econmt.cli.search_options import HypothesisOptions, Sampling, SearchKeys
 from econmt.config import limits
 from econmt.decoding.search.options import SearchOptions
@@ -18,10 +25,11 @@ from econmt.decoding.search.options import SearchOptions
 
 @dataclass(frozen=True)
 class Group:
-    count: Annotated[int, typer.Option("--count", "-n", min=1, max=9, help="A number.")]
-    kind: Annotated[Literal["a", "b"], typer.Option(help="A letter.")] = "a"
-    share: Annotated[float, Field(gt=0.0, le=2.0), typer.Option()] = 1.0
-    seed: Annotated[limits.Seed, typer.Option()] = 1
+    count: int = option(..., "--count", "-n", help="A number.", min=1, max=9)
+    kind: Literal["a", "b"] = option("a", help="A letter.")
+    share: Annotated[float, Field(gt=0.0, le=2.0)] = option(1.0)
+    seed: limits.Seed = option(1)
+    quick: bool = option(False)
     computed: int = field(init=False, default=7)
 
 
@@ -29,7 +37,7 @@ class Group:
 def command(
     context: typer.Context,
     *,
-    text: Annotated[str, typer.Argument()],
+    text: str = argument(...),
     group: Group,
     search: Annotated[
         dict[str, Any],
@@ -37,10 +45,12 @@ def command(
             "decoding", ["beam_size", "brevity_penalty_type", "length_penalty_beta"], {"beam_size": "-b"}
         ),
     ],
-    types: Annotated[list[Literal["x", "y"]], typer.Option("--type")] = ["x", "y"],  # noqa: B006
-    batch: Annotated[int | None, recipe_option("decoding.batch_size")] = None,
+    types: list[Literal["x", "y"]] = option(["x", "y"], "--type"),
+    plain: Annotated[int, typer.Option(min=0, max=3)] = 2,
+    batch: int | None = recipe_option("decoding.batch_size"),
 ) -> None:
     """Says something."""
+    assert plain == 2
     context.obj.append((text, group, search, types, batch))
 
 
@@ -55,6 +65,9 @@ def test_a_group_is_made_of_its_options() -> None:
     text, group, search, types, batch = run("words", "-n", "3")
     assert (text, group, search, types, batch) == ("words", Group(3), {}, ["x", "y"], None)
     assert type(group.kind) is str
+    assert run("words", "-n", "3", "--quick")[1] == Group(3, quick=True)
+    with pytest.raises(typer.BadParameter.__bases__[0], match="--no-quick"):
+        run("words", "-n", "3", "--no-quick")
     words = [
         "-n",
         "9",
@@ -74,15 +87,15 @@ def test_a_group_is_made_of_its_options() -> None:
     assert search == {"beam_size": 4, "brevity_penalty_type": "learned"}
     assert type(search["brevity_penalty_type"]) is str
     assert (types, batch) == (["y"], 5)
-    for option, most in (
+    for name, most in (
         ("-n", 9),
         ("--seed", limits.SEED),
         ("-b", limits.BEAM),
         ("--batch", limits.TRANSLATED),
     ):
-        run("words", "-n", "1", option, str(most))
+        run("words", "-n", "1", name, str(most))
         with pytest.raises(typer.BadParameter.__bases__[0]):
-            run("words", "-n", "1", option, str(most + 1))
+            run("words", "-n", "1", name, str(most + 1))
 
 
 @pytest.mark.parametrize(
@@ -107,10 +120,13 @@ def test_bounds_and_choices(words: Sequence[str], message: str) -> None:
 
 
 def test_help_is_that_of_the_recipe() -> None:
-    assert recipe_option("decoding.batch_size").help == "Number of sentences translated together."
-    assert recipe_option("decoding.length_penalty_beta").help == "Beta in --length-penalty-alpha."
-    assert "the prediction of model.length_task" in recipe_option("decoding.brevity_penalty_type").help
-    assert recipe_option("decoding.batch_size", help="Lines.").help == "Lines."
+    def help_of(declared: Any) -> str:
+        return str(declared.metadata["typer"].help)
+
+    assert help_of(recipe_option("decoding.batch_size")) == "Number of sentences translated together."
+    assert help_of(recipe_option("decoding.length_penalty_beta")) == "Beta in --length-penalty-alpha."
+    assert "the prediction of model.length_task" in help_of(recipe_option("decoding.brevity_penalty_type"))
+    assert help_of(recipe_option("decoding.batch_size", help="Lines.")) == "Lines."
 
 
 def test_every_key_of_the_search_is_an_option_of_translate() -> None:
