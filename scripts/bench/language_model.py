@@ -1,4 +1,4 @@
-"""Measurements of training language models, econmt against PyTorch, by hidden size and batch.
+"""``python -m scripts.bench language-model``: times training of language models, econmt against PyTorch.
 
 The comparison of EcoRNN (Zheng and others, 2018; its LSTM layer trained on PTB and WikiText-2): an embedding, two LSTM
 layers and an output layer as wide as it, truncated backpropagation through time with carried state, plain SGD and the
@@ -11,23 +11,26 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from econmt.bench.rows import Row, Say, save_figure, time_in_turns
+from econmt.bench.rows import Row, Say, in_graph, save_figure, time_in_turns
+from econmt.cli.measuring import BenchSession, Seconds
+from econmt.cli.option_groups import option, with_option_groups
+from econmt.config import limits
 from econmt.config.recipe import Recipe, parse_recipe
 from econmt.engine.graphs import GraphedStep
-from econmt.engine.precision import Precision
+from econmt.engine.precision import Precision, precision_of
 from econmt.engine.step import TrainingStep
 from econmt.model import Implementations
 from econmt.tasks.language_model import LanguageModelTask
 from econmt.tasks.protocol import Shape, random_ids
 from econmt.training.choice import choose_implementations, measure
 from econmt_ops.backends.compiled import has_compiler
-from econmt_ops.dispatch.capture import Capturer, first_error
+from econmt_ops.dispatch.capture import first_error
 from econmt_ops.dispatch.rule import can_run, captured
 from econmt_ops.dispatch.traits import implementations_of
 
@@ -128,20 +131,6 @@ def _plain_update(
         optimizer.step()
 
     return update
-
-
-def _in_graph(update: Update, device: torch.device) -> Update:
-    """Captures the update in a CUDA graph; raises RuntimeError if that fails."""
-    capturer = Capturer(device)
-    with capturer.warming_up():
-        for _ in range(_WARM_UP):
-            update()
-    graph, _ = capturer.capture(update)
-
-    def replay(_: object = update) -> None:  # whose model lies outside of the graph's memory
-        graph.replay()
-
-    return replay
 
 
 def recipe_of(problem: Problem) -> Recipe:
@@ -303,7 +292,7 @@ def _measured(
                 update()
             updates[each.name] = update
             if device.type == "cuda" and not each.name.startswith("econmt"):
-                updates[each.name] = _in_graph(update, device)
+                updates[each.name] = in_graph(update, device)
         except RuntimeError as error:
             reason = str(first_error(error)).strip().splitlines()[0]
             row["failure" if each.name not in updates else "not in a graph"] = reason
@@ -353,3 +342,70 @@ def draw(rows: Sequence[Mapping[str, str | int | float]], path: Path) -> None:
     if panels:
         figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=7)
     save_figure(figure, path)
+
+
+@with_option_groups
+def language_model_command(
+    *,
+    hidden: list[int] = option(
+        list(HIDDEN), help="Units of a layer; may be repeated.", min=1, max=limits.WIDTH
+    ),
+    batches: list[int] = option(
+        list(BATCHES), "--batch", help="Rows; may be repeated.", min=1, max=limits.BATCH
+    ),
+    vocabularies: list[int] = option(
+        list(VOCABULARIES),
+        "--vocabulary",
+        help="Words; may be repeated.",
+        min=5,
+        max=limits.WORDS,
+    ),
+    bptt: int = option(35, help="Tokens of a row.", min=1, max=limits.POSITIONS),
+    layers: int = option(2, help="Of the stack.", min=1, max=limits.LAYERS),
+    dtype: Literal["float32", "bfloat16"] = option("float32", help="Precision of products."),
+    only: list[str] | None = option(
+        None, "--contender", help="Only those whose names contain this; may be repeated."
+    ),
+    compile_loop: bool = option(False, help="Also torch.compile of the step loop: minutes to compile."),
+    seconds: Seconds = option(10.0, help="For each hidden size, batch and vocabulary."),
+    session: BenchSession,
+) -> None:
+    """Time training of a language model end to end: a step loop, torch.nn.LSTM, torch.compile, ours, what auto picks.
+
+    Embedding, LSTM layers, output layer, backward pass, bounded gradient, SGD; random ids, no dropout. On a GPU each
+    update is a CUDA graph where it can be captured. Shapes that the file of --csv has already are left out, and drawn
+    from there.
+
+    \b
+    Example:
+      python -m scripts.bench language-model --hidden 200 --batch 32
+      python -m scripts.bench language-model --device cuda --csv lm.csv
+    """
+    precision = precision_of(dtype, session.device)
+    before = session.rows_before(
+        {"bench": "language-model", "precision": dtype, "bptt": bptt, "layers": layers}
+    )
+    done = {(int(row["vocabulary"]), int(row["hidden"]), int(row["batch"])) for row in before}
+    problems = [
+        problem for problem in grid(hidden, batches, vocabularies, bptt, layers) if problem[:3] not in done
+    ]
+    with session.measuring() as say:
+        found = rows(
+            problems, session.device, precision, seconds, say, only=only or (), compile_loop=compile_loop
+        )
+        measured = session.kept(found)
+    title = f"training words/s: {layers} x LSTM, bptt {bptt}, {dtype}"
+    columns = ("vocabulary", "hidden", "batch", "contender", "words/s", "x nn.LSTM")
+    session.print(measured, columns, title)
+    for row in measured:
+        for what in ("failure", "not in a graph"):
+            if what in row:
+                print(
+                    f"{row['contender']}, hidden {row['hidden']}, batch {row['batch']}: {what}: {row[what]}"
+                )
+    picks = {str(row["ops"]) for row in measured if row["contender"] == AUTO}
+    for pick in sorted(picks):
+        print(f"auto picks {pick}")
+    everything: list[Mapping[str, str | int | float]] = [*before, *measured]
+    if session.plot is not None and everything:
+        draw(everything, session.plot)

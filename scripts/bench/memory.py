@@ -43,7 +43,7 @@ from econmt.training.interrupts import Interrupts
 from econmt_ops import linear_cross_entropy
 from econmt_ops.backends.compiled import has_compiler
 from scripts.bench.arguments import parser_of
-from scripts.bench.lstm_schedules import peak_bytes
+from scripts.bench.lstm import peak_bytes
 from scripts.bench.memory_steps import (
     Case,
     Clock,

@@ -24,7 +24,7 @@ from econmt_ops.core.dropout import SeedCounter, dropout, keep_threshold
 from econmt_ops.linear_cross_entropy import recompute
 from econmt_ops.optimizer import FusedOptimizer
 from scripts.bench.gpu.frame import DEVICE, FAILURES, arguments, brief, heading, milliseconds
-from scripts.bench.lstm_schedules import peak_bytes
+from scripts.bench.lstm import peak_bytes
 
 with suppress(ImportError):  # --help works without Triton
     from econmt_ops.backends.triton import cross_entropy, random

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from econmt.errors import InputError
-from scripts.bench import lstm_schedules as lstm
+from scripts.bench import lstm
 from tests.ops.helpers import assert_close
 
 SHAPE = lstm.StackShape(layers=3, steps=4, hidden=5, batch=2)
