@@ -33,7 +33,7 @@ from scripts.bench.gpu.frame import (
     milliseconds,
     relative,
 )
-from scripts.bench.gpu.grid import cudnn
+from scripts.bench.gpu.lstm import cudnn
 
 MOST = {torch.bfloat16: 6e-2, torch.float32: 2e-3}
 """Largest error with which a time counts."""
@@ -99,7 +99,9 @@ def ways(name: str, size: Size, dtype: torch.dtype) -> list[str]:
 
 def measure(size: Size, dtype: torch.dtype, given: argparse.Namespace) -> bool:
     """Prints a table; returns True if all implementations are right."""
-    steps: dict[str, Call] = {"torch.nn.LSTM": cudnn(size.steps, size.batch, size.hidden, dtype)}
+    steps: dict[str, Call] = {
+        "torch.nn.LSTM": cudnn(size.batch, size.hidden, dtype, steps=size.steps)["both"]
+    }
     errors: dict[str, float] = {}
     for name in given.cells:
         layer, names = Layer(name, size, dtype), ways(name, size, dtype)

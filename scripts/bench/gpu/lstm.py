@@ -228,10 +228,12 @@ def layer(
     return passes(run, [inputs, *leaves(stack)], torch.randn_like(inputs))
 
 
-def cudnn(batch: int, hidden: int, dtype: torch.dtype, layers: int = 1) -> dict[str, Callable[[], object]]:
-    """Returns the passes of torch.nn.LSTM."""
+def cudnn(
+    batch: int, hidden: int, dtype: torch.dtype, layers: int = 1, steps: int = STEPS
+) -> dict[str, Callable[[], object]]:
+    """Returns the passes of torch.nn.LSTM, whose fastest layout has time first."""
     module = torch.nn.LSTM(hidden, hidden, layers).to(DEVICE, dtype)
-    inputs = torch.randn(STEPS, batch, hidden, device=DEVICE, dtype=dtype, requires_grad=True)
+    inputs = torch.randn(steps, batch, hidden, device=DEVICE, dtype=dtype, requires_grad=True)
     return passes(lambda: module(inputs)[0], [inputs, *module.parameters()], torch.randn_like(inputs))
 
 

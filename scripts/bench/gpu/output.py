@@ -23,7 +23,7 @@ from torch.nn import functional
 from econmt_ops.core.dropout import SeedCounter, dropout, keep_threshold
 from econmt_ops.linear_cross_entropy import recompute
 from econmt_ops.optimizer import FusedOptimizer
-from scripts.bench.gpu.frame import DEVICE, FAILURES, arguments, brief, heading, milliseconds
+from scripts.bench.gpu.frame import DEVICE, FAILURES, arguments, brief, chosen_parts, heading, milliseconds
 from scripts.bench.lstm import peak_bytes
 
 with suppress(ImportError):  # --help works without Triton
@@ -262,14 +262,10 @@ PARTS: dict[str, Callable[[], None]] = {
 
 
 def main() -> None:
-    parser = arguments(__doc__)
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"some of {', '.join(PARTS)}; default: all")
-    parts = parser.parse_args().parts
-    if unknown := set(parts) - set(PARTS):
-        parser.error(f"unknown parts {', '.join(sorted(unknown))}; give some of {', '.join(PARTS)}")
+    parts, _ = chosen_parts(arguments(__doc__), PARTS)
     began = time.perf_counter()
     print(heading())
-    for part in parts or PARTS:
+    for part in parts:
         with case(part):
             PARTS[part]()
         print(f"[{part}: {time.perf_counter() - began:.0f} s]", flush=True)
