@@ -202,8 +202,8 @@ def memory_command(
     \b
     Example:
       python -m scripts.bench memory --device cuda --csv memory.csv
-      python -m scripts.bench memory --only step --only checkpoint --recipe iwslt --lengths 100x100
-      ECONMT_DATA=FOLDER python -m scripts.bench memory --only step --recipe multi30k --lengths text
+      python -m scripts.bench memory --only step --recipe iwslt --lengths 100x80
+      ECONMT_DATA=FOLDER python -m scripts.bench memory --recipe multi30k
     """
     parts = only or ["step", "checkpoint", "output"]
     compiled, cpu = has_compiler() and not quick, session.device.type == "cpu"
