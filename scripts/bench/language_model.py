@@ -28,7 +28,7 @@ from econmt.engine.step import TrainingStep
 from econmt.model import Implementations
 from econmt.tasks.language_model import LanguageModelTask
 from econmt.tasks.protocol import Shape, random_ids
-from econmt.training.choice import choose_implementations, measure
+from econmt.training.choice import settle
 from econmt_ops.backends.compiled import has_compiler
 from econmt_ops.dispatch.capture import first_error
 from econmt_ops.dispatch.rule import can_run, captured
@@ -183,16 +183,10 @@ def _own_names(device: torch.device, precision: Precision) -> list[str]:
 
 
 def chosen_by_auto(problem: Problem, device: torch.device, precision: Precision) -> Implementations:
-    """Returns the implementations of a run: measured on the CPU, by the rule in CUDA graphs."""
-    recipe = recipe_of(problem)
-    task = LanguageModelTask(recipe, problem.vocabulary)
-    found = []
-    if device.type == "cpu":
-        model = task.build_model().train()
-        session = measure(task, model, Shape(problem.batch, 1, problem.bptt), device, precision)
-        found = list(session.measurements.values())
-    with captured(device.type == "cuda"):
-        return choose_implementations(Implementations.of(recipe.ops), found, device=device.type)
+    """Returns the implementations that a run chooses."""
+    task = LanguageModelTask(recipe_of(problem), problem.vocabulary)
+    shape = Shape(problem.batch, 1, problem.bptt)
+    return settle(task, lambda: task.build_model().to(device), shape, device, precision)[0]
 
 
 class _Contender(NamedTuple):

@@ -99,10 +99,8 @@ def left_out(recipe: Recipe, processes: Sequence[int], kinds: Sequence[Kind]) ->
         for kind in kinds:
             if count == 1 or (count, kind) in measured:
                 continue
-            if kind == "pipeline":
-                why = _hindrance(recipe, Way(count, kind, count))
-            else:
-                why = _hindrance(recipe, Way(4, kind, 2))
+            why = why_undivided(recipe, count if kind == "pipeline" else 2)
+            if kind != "pipeline":
                 why = why or f"{count} is no product of at least 2 pipelines and 2 to {layers} stages"
             lines.append(f"division {kind} of {count} processes is not measured: {why}")
     return lines
@@ -122,7 +120,7 @@ def rows(setting: Setting, wanted: Sequence[Way], say: Say, profile: Profile | N
     The first way is one process alone, over which gains are computed. Without a profile nothing is predicted.
     """
     found: dict[Way, list[dict[str, Any]]] = {way: [] for way in wanted}
-    failures = {way: why for way in wanted if (why := _hindrance(setting.recipe, way))}
+    failures = {way: why for way in wanted if (why := why_undivided(setting.recipe, way.stages))}
     job = setting.job()
     for turn in range(1, ROUNDS + 1):
         for way in wanted:
@@ -155,11 +153,6 @@ def rows(setting: Setting, wanted: Sequence[Way], say: Say, profile: Profile | N
         if profile is not None and alone and way.processes > 1:
             row |= predicted(profile, setting, way, alone, rate)
         yield row
-
-
-def _hindrance(recipe: Recipe, way: Way) -> str:
-    """Returns why a recipe cannot be trained in a way; empty if it can."""
-    return why_undivided(recipe, way.stages)
 
 
 def _row(setting: Setting, way: Way) -> Row:

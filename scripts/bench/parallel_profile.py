@@ -28,12 +28,12 @@ from econmt.memory.measure.ledger import measure_step
 from econmt.model import Implementations
 from econmt.parallel.cost_model import Network, Stack, StepProfile
 from econmt.parallel.pipeline.costs import timed_stacks
-from econmt.parallel.pipeline.partition import Link, Piece
+from econmt.parallel.pipeline.partition import Link
 from econmt.parallel.reduction import travelling
 from econmt.tasks.protocol import Shape
 from econmt.tasks.registry import task_of_sizes
-from econmt.training.choice import choose_implementations, measure
-from econmt_ops.dispatch.measurements import Measurement, processor
+from econmt.training.choice import settle
+from econmt_ops.dispatch.measurements import processor
 from econmt_ops.dispatch.rule import captured
 from econmt_ops.dispatch.timing import quantile, synchronizer
 from scripts.bench.parallel_processes import Job, together
@@ -65,23 +65,6 @@ BETWEEN: dict[LinkName, Link] = {
 """Links between hosts by their nominal bandwidth: Ethernet of 1 and 10 Gbit/s, InfiniBand NDR of 400 Gbit/s."""
 
 
-class PieceRecord(Record):
-    """A :class:`econmt.parallel.pipeline.partition.Piece`."""
-
-    name: str
-    step: float
-    chunk: float
-    values: float
-    once: float
-
-
-class StackRecord(Record):
-    """A :class:`econmt.parallel.cost_model.Stack`."""
-
-    pieces: list[PieceRecord]
-    steps: int
-
-
 class Profile(Record):
     """Measured times of a recipe on a machine; the file of ``--profile``.
 
@@ -109,7 +92,7 @@ class Profile(Record):
     seconds: list[float]
     shared: float
     gradient_bytes: float
-    stacks: list[StackRecord]
+    stacks: list[Stack]
     latency: float
     byte: float
 
@@ -122,10 +105,7 @@ class Profile(Record):
             tuple(self.seconds),
             self.shared,
             self.gradient_bytes,
-            tuple(
-                Stack([Piece(**piece.model_dump()) for piece in each.pieces], each.steps)
-                for each in self.stacks
-            ),
+            tuple(self.stacks),
         )
 
     def network(self, between: LinkName | None) -> Network:
@@ -177,17 +157,12 @@ class Setting(NamedTuple):
     limit: float
 
     def implementations(self) -> Implementations:
-        """Implementations that a run of this shape uses: measured on the CPU, by the rule in CUDA graphs."""
-        found: list[Measurement] = []
+        """Returns the implementations that a run of this shape chooses."""
         device = torch.device(self.device)
-        if device.type == "cpu":
-            task = task_of_sizes(self.recipe, vocabulary_sizes(self.recipe))
-            model = task.build_model().train()
-            precision = precision_of(self.precision, device, [self.recipe])
-            session = measure(task, model, shape_of(self.recipe, self.rows, self.length), device, precision)
-            found = list(session.measurements.values())
-        with captured(device.type == "cuda"):
-            return choose_implementations(Implementations.of(self.recipe.ops), found, device=self.device)
+        task = task_of_sizes(self.recipe, vocabulary_sizes(self.recipe))
+        precision = precision_of(self.precision, device, [self.recipe])
+        shape = shape_of(self.recipe, self.rows, self.length)
+        return settle(task, lambda: task.build_model().to(device), shape, device, precision)[0]
 
     def job(self) -> dict[str, Any]:
         """Returns what a process has to know, as JSON values."""
@@ -318,14 +293,15 @@ def _profile(job: Job) -> Job:
     found: dict[str, Any] = {"alone": min(alone), "rows": rows, "seconds": times.tolist()}
     if rank == 0:
         shape = shape_of(updates.recipe, rows[-1], updates.length)
-        stacks: list[tuple[list[Piece], int]] = []
+        stacks: list[Stack] = []
         if not why_undivided(updates.recipe, 2):
             with captured(device.type == "cuda"):
                 step = updates.step
-                stacks = timed_stacks(step.model, shape, step.precision, step.implementations)
-        found["stacks"] = [
-            {"pieces": [piece._asdict() for piece in pieces], "steps": steps} for pieces, steps in stacks
-        ]
+                stacks = [
+                    Stack(*stack)
+                    for stack in timed_stacks(step.model, shape, step.precision, step.implementations)
+                ]
+        found["stacks"] = stacks
         found["shared"] = updates.shared(rows[-1], found["alone"])
         parameters = sum(each.numel() for each in updates.step.model.parameters() if each.requires_grad)
         found["gradient_bytes"] = parameters * travelling(updates.recipe.parallel).itemsize
