@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from econmt.bench.rows import in_graph
 from econmt_ops import LSTMWeights, lstm
-from econmt_ops.dispatch.capture import Capturer
 from econmt_ops.dispatch.timing import synchronizer
 from econmt_ops.lstm.chunked import ChunkedLSTM, leaves_gradients
 from scripts.bench.arguments import parser_of
@@ -49,16 +50,11 @@ def passes(weights: LSTMWeights, inputs: Tensor, length: int, how: str, once: bo
     layer.backward()
 
 
-def timed(run: Callable[[], None], device: torch.device) -> Callable[[], float]:
-    """Returns a function that gives the seconds of a call: of the processor, or of a graph's replay."""
-    if device.type == "cpu":
-        clock, synchronize = time.process_time, synchronizer(device)
-    else:
-        capturer = Capturer(device)
-        with capturer.warming_up():
-            run()
-        graph, _ = capturer.capture(run)
-        run, clock, synchronize = graph.replay, time.perf_counter, synchronizer(device)
+def timed(run: Callable[[], object], device: torch.device) -> Callable[[], float]:
+    """Returns a function that gives the seconds of a call: of the processor, or of a CUDA graph's replay."""
+    clock, synchronize = time.process_time, synchronizer(device)
+    if device.type == "cuda":
+        run, clock = in_graph(run, device), time.perf_counter
 
     def seconds() -> float:
         synchronize()
@@ -90,10 +86,7 @@ def main() -> None:
     for chunks in (1, 2, 4, 7, 12, 18):
         length = -(-given.steps // chunks)
 
-        def run(how: str, once: bool, length: int = length) -> None:
-            passes(weights, inputs, length, how, once)
-
-        runs = [timed(lambda how=how, once=once, run=run: run(how, once), device) for how, once in ways]  # type: ignore[misc]
+        runs = [timed(partial(passes, weights, inputs, length, *way), device) for way in ways]
         best = [
             min(times) for times in zip(*([each() for each in runs] for _ in range(given.turns)), strict=True)
         ]

@@ -1,4 +1,4 @@
-"""Measurements of schedules of an LSTM stack, from eight products a cell to the fastest implementation.
+"""``python -m scripts.bench lstm``: times schedules of an LSTM stack, from eight products a cell to the fastest.
 
 Most steps are written here in plain PyTorch with autograd; from "own backward pass" on it is `econmt_ops.lstm`. All
 compute the same function.
@@ -10,7 +10,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,8 +33,8 @@ from econmt_ops.dispatch.timing import quantile, synchronizer
 from econmt_ops.lstm import recompute
 from scripts.bench.plots import draw_lines
 
-PUBLISHED = (4, 100, 512, 64)
-"""Layers, steps, hidden size and batch of the published comparison (Optim-LSTM)."""
+BATCH = 64
+"""Batch of the published comparison (Optim-LSTM), whose other sizes are the defaults of :class:`StackShape`."""
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 """Batches of the table of operations a second."""
@@ -42,18 +42,17 @@ BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 Stack = Callable[[Tensor, Sequence[LSTMWeights]], Tensor]
 
 
-class StackShape(NamedTuple):
-    """Layers, steps, hidden size (also that of the inputs) and batch."""
+@dataclass(frozen=True)
+class StackShape:
+    """Sizes of a stack of LSTM layers whose inputs are as wide as its outputs."""
 
-    layers: int
-    steps: int
-    hidden: int
-    batch: int
+    layers: int = option(4, help="Number of layers.", min=1, max=limits.LAYERS)
+    steps: int = option(100, help="Steps of a sequence.", min=1, max=limits.POSITIONS)
+    hidden: int = option(512, help="Units of a layer.", min=1, max=limits.WIDTH)
 
-    @property
-    def operations(self) -> int:
-        """Operations of the forward pass; backward takes twice as many."""
-        return 2 * self.layers * self.steps * self.batch * 4 * self.hidden * 2 * self.hidden
+    def operations(self, batch: int) -> int:
+        """Returns the operations of the forward pass; backward takes twice as many."""
+        return 2 * self.layers * self.steps * batch * 4 * self.hidden * 2 * self.hidden
 
 
 class Stage(NamedTuple):
@@ -192,7 +191,7 @@ def stages(compile_loop: bool) -> list[Stage]:
 
 
 def arguments(
-    shape: StackShape, dtype: torch.dtype, device: torch.device
+    shape: StackShape, batch: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, list[LSTMWeights]]:
     """Draws inputs (B, T, H) and layers, all of which need gradients."""
     torch.manual_seed(1)
@@ -205,7 +204,7 @@ def arguments(
         LSTMWeights(*(make(4 * hidden, *size, scale=hidden**-0.5) for size in ((hidden,), (hidden,), ())))
         for _ in range(shape.layers)
     ]
-    return make(shape.batch, shape.steps, hidden, scale=1.0), layers
+    return make(batch, shape.steps, hidden, scale=1.0), layers
 
 
 def passes(
@@ -224,8 +223,9 @@ def passes(
     return forward, both
 
 
-def ablation(
+def ablation_rows(
     shape: StackShape,
+    batch: int,
     dtypes: Sequence[torch.dtype],
     device: torch.device,
     say: Say,
@@ -246,13 +246,14 @@ def ablation(
         raise InputError(f"--schedule '{', '.join(only)}': in no name of {names}")
     numbers = itertools.count(1)
     for dtype in dtypes:
-        inputs, layers = arguments(shape, dtype, device)
+        inputs, layers = arguments(shape, batch, dtype, device)
         slowest: dict[str, float] = {}
         for stage in found:
             say(f"lstm {next(numbers)} of {len(dtypes) * len(found)}: {stage.name}, {dtype_name(dtype)}")
             forward, both = passes(stage.run, inputs, layers)
-            row: Row = {"bench": "lstm", "schedule": stage.name, "dtype": dtype_name(dtype), **_sizes(shape)}
-            row |= _timed(forward, both, shape, device, samples)
+            row: Row = {"bench": "lstm", "schedule": stage.name, "dtype": dtype_name(dtype)}
+            row |= {**asdict(shape), "batch": batch}
+            row |= _timed(forward, both, shape.operations(batch), device, samples)
             for what in ("forward", "forward and backward"):
                 slowest.setdefault(what, float(row[f"{what}, ms"]))
                 row[f"{what}, gain"] = slowest[what] / float(row[f"{what}, ms"])
@@ -283,40 +284,34 @@ def rates(
         for number, batch in enumerate(left, 1):
             if time.monotonic() > end:
                 return
-            sized = shape._replace(batch=batch)
-            inputs, layers = arguments(sized, dtype, device)
+            inputs, layers = arguments(shape, batch, dtype, device)
             rows: list[Row] = []
             for name, stack in ways.items():
                 say(f"lstm {number} of {len(left)}: batch {batch}, {name}, {dtype_name(dtype)}")
-                row: Row = {
-                    "bench": "lstm-rates",
-                    "schedule": name,
-                    "dtype": dtype_name(dtype),
-                    **_sizes(sized),
-                }
-                row |= _timed(*passes(stack, inputs, layers), sized, device, samples)
+                row: Row = {"bench": "lstm-rates", "schedule": name, "dtype": dtype_name(dtype)}
+                row |= {**asdict(shape), "batch": batch}
+                row |= _timed(*passes(stack, inputs, layers), shape.operations(batch), device, samples)
                 rows.append({**row, "peak GFLOP/s": peak})
             yield from rows
-
-
-def _sizes(shape: StackShape) -> Row:
-    return {name: int(value) for name, value in shape._asdict().items()}
 
 
 def _timed(
     forward: Callable[[], object],
     both: Callable[[], object],
-    shape: StackShape,
+    operations: int,
     device: torch.device,
     samples: int,
 ) -> Row:
-    """Returns seconds of the first call, the fastest and the median of the others, and memory."""
+    """Returns seconds of the first call, the fastest and the median of the others, and memory.
+
+    ``operations`` are those of the forward pass.
+    """
     row: Row = {"first call, s": _seconds(both, device)}
     for what, function, passes_made in (("forward", forward, 1), ("forward and backward", both, 3)):
         times = [_seconds(function, device) for _ in range(samples)]
         row[f"{what}, ms"] = 1e3 * min(times)
         row[f"{what}, median ms"] = 1e3 * quantile(times, 0.5)
-        row[f"{what}, GFLOP/s"] = passes_made * shape.operations / min(times) / 1e9
+        row[f"{what}, GFLOP/s"] = passes_made * operations / min(times) / 1e9
     return {**row, "peak bytes": peak_bytes(both, device)}
 
 
@@ -368,40 +363,33 @@ def draw_rates(rows: Sequence[Mapping[str, str | int | float]], path: Path) -> N
     draw_lines(lines, path, axes=("batch", "GFLOP/s, forward and backward"), log="x", across=peaks)
 
 
-LAYERS, STEPS, HIDDEN, BATCH = PUBLISHED
-
-
-@dataclass(frozen=True)
-class StackOptions:
-    """Sizes of a stack of LSTM layers."""
-
-    layers: int = option(LAYERS, help="Of the stack.", min=1, max=limits.LAYERS)
-    steps: int = option(STEPS, help="Of a sequence.", min=1, max=limits.POSITIONS)
-    hidden: int = option(HIDDEN, help="Units of a layer.", min=1, max=limits.WIDTH)
-
-
 @with_option_groups
 def lstm_command(
     context: typer.Context,
     *,
-    ablation: bool = option(False, help="Each decision of the schedule; else batches up to the peak."),
+    ablation: bool = option(
+        False, help="Add the decisions of the schedule one by one; else measure batches up to the peak."
+    ),
     compile_loop: bool = option(
-        False, help="Also torch.compile of a plain loop: about a second a step to compile."
+        False,
+        help="With --ablation: also torch.compile of a plain loop, which compiles for about a second a step.",
     ),
     schedules: list[str] | None = option(
-        None, "--schedule", help="With --ablation: only names that contain this; may be repeated."
+        None, "--schedule", help="With --ablation: only schedules whose names contain this; may be repeated."
     ),
-    sizes: StackOptions,
+    shape: StackShape,
     batches: list[int] | None = option(
         None,
         "--batch",
-        help="Sequences: one with --ablation (64), else may be repeated.",
+        help="Number of sequences; may be repeated without --ablation.",
         min=1,
         max=limits.BATCH,
     ),
     dtypes: Dtypes = ["float32", "bfloat16"],  # noqa: B006  typer copies it
-    samples: int = option(5, help="Timed calls of each; the quickest counts.", min=1, max=limits.REPETITIONS),
-    limit: Seconds = option(600.0, help="Seconds after which no batch is begun, without --ablation."),
+    samples: int = option(
+        5, help="Timed calls of each schedule; the fastest counts.", min=1, max=limits.REPETITIONS
+    ),
+    limit: Seconds = option(600.0, help="Without --ablation: seconds after which no further batch begins."),
     session: BenchSession,
 ) -> None:
     """Time a stack of LSTM layers, forward and backward, under different schedules and against torch.nn.LSTM.
@@ -424,59 +412,35 @@ def lstm_command(
     else:
         refuse_idle(context, "is for batches up to the peak, without --ablation; leave it out", "limit")
     types = dtypes_of(dtypes)
-    shape = StackShape(sizes.layers, sizes.steps, sizes.hidden, (batches or [BATCH])[0])
     title = f"LSTM: {shape.layers} layers, {shape.steps} steps, {shape.hidden} units"
-    if ablation:
-        _lstm_ablation(session, shape, types, samples, compile_loop, schedules or (), title)
-    else:
-        _lstm_rates(session, shape, types, samples, batches, limit, title)
-
-
-_LSTM_TIMES = ("forward, ms", "forward and backward, ms")
-
-
-def _lstm_ablation(
-    session: BenchSession,
-    shape: StackShape,
-    types: Sequence[torch.dtype],
-    samples: int,
-    compile_loop: bool,
-    only: Sequence[str],
-    title: str,
-) -> None:
+    before = [] if ablation else session.rows_before({"bench": "lstm-rates", **asdict(shape)})
     with session.measuring() as say:
-        found = ablation(
-            *(shape, types, session.device, say),
-            samples=samples,
-            compile_loop=compile_loop,
-            only=only,
-        )
+        if ablation:
+            [batch] = batches or [BATCH]
+            title += f", batch {batch}"
+            found = ablation_rows(
+                shape,
+                batch,
+                types,
+                session.device,
+                say,
+                samples=samples,
+                compile_loop=compile_loop,
+                only=schedules or (),
+            )
+        else:
+            done = {(row["dtype"], int(row["batch"])) for row in before}
+            found = rates(
+                shape, types, session.device, say, samples=samples, batches=batches, limit=limit, done=done
+            )
         rows = session.kept(found)
-    gains = ("forward, gain", "published gain", "forward and backward, gain", "forward and backward, GFLOP/s")
-    columns = ("dtype", "schedule", *_LSTM_TIMES, *gains, "peak bytes", "first call, s")
-    title += f", batch {shape.batch}"
-    session.print(rows, columns, title)
-    session.draw(rows, label=("dtype", "schedule"), value=_LSTM_TIMES[1], title=title)
-
-
-def _lstm_rates(
-    session: BenchSession,
-    shape: StackShape,
-    types: Sequence[torch.dtype],
-    samples: int,
-    batches: Sequence[int] | None,
-    limit: float,
-    title: str,
-) -> None:
-    fixed: Row = {"layers": shape.layers, "steps": shape.steps, "hidden": shape.hidden}
-    before = session.rows_before({"bench": "lstm-rates", **fixed})
-    done = {(row["dtype"], int(row["batch"])) for row in before}
-    with session.measuring() as say:
-        rows = session.kept(
-            rates(shape, types, session.device, say, samples=samples, batches=batches, limit=limit, done=done)
-        )
-    rate = "forward and backward, GFLOP/s"
-    session.print(rows, ("dtype", "schedule", "batch", *_LSTM_TIMES, rate, "peak GFLOP/s"), title)
+    times, rate = ("forward, ms", "forward and backward, ms"), "forward and backward, GFLOP/s"
+    if ablation:
+        gains = ("forward, gain", "published gain", "forward and backward, gain", rate)
+        session.print(rows, ("dtype", "schedule", *times, *gains, "peak bytes", "first call, s"), title)
+        session.draw(rows, label=("dtype", "schedule"), value=times[1], title=title)
+        return
+    session.print(rows, ("dtype", "schedule", "batch", *times, rate, "peak GFLOP/s"), title)
     everything: list[Mapping[str, str | int | float]] = [*before, *rows]
     if session.plot is not None and everything:
         draw_rates(everything, session.plot)

@@ -216,7 +216,7 @@ def memory_command(
                 QUICK_OUTPUT_LAYER if quick else OUTPUT_LAYER, compiled, session.device, seconds
             )
         for name in names if {"step", "checkpoint"} & {*parts} else []:
-            longest = load_recipe(name).data.max_length
+            longest = load_recipe(name).pairs.max_length
             usual = ["text"] if name == "multi30k" else [f"{longest}x{longest}", *["20x20"] * cpu]
             for text in lengths or (["6x5"] if quick else usual):
                 case = make_case(name, text, QUICK if quick else [], session.device)

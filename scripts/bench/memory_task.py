@@ -26,12 +26,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import econmt_ops
-from econmt.bench.rows import Row, Say
+from econmt.bench.rows import Row, Say, in_graph
 from econmt.cli.measuring import BenchSession
 from econmt.cli.option_groups import option, with_option_groups
 from econmt.config import limits
 from econmt.errors import InputError
-from econmt_ops.dispatch.capture import Capturer
 from scripts.bench.plots import draw_lines
 
 PUBLISHED = (128, 512)
@@ -127,16 +126,7 @@ class Trial:
         self._update: Callable[[], object] = self._learn
         self.fill()
         if device.type == "cuda":
-            self._capture(device)
-
-    def _capture(self, device: torch.device) -> None:
-        """Captures the update after two updates outside of the graph."""
-        capturer = Capturer(device)
-        with capturer.warming_up():
-            self._learn()
-            self._learn()
-        graph, _ = capturer.capture(self._learn)
-        self._update = graph.replay
+            self._update = in_graph(self._learn, device)
 
     def fill(self) -> None:
         """Draws sequences and their first elements."""

@@ -112,7 +112,7 @@ def measure(size: Size, dtype: torch.dtype, given: argparse.Namespace) -> bool:
                 way, label = "auto", f"{label} (auto)"
             errors[label] = layer.error(way, expected)
             if errors[label] <= MOST[dtype]:
-                steps[label] = lambda layer=layer, way=way: layer.run(way)  # type: ignore[misc]
+                steps[label] = lambda layer=layer, way=way: layer.run(way)
         del expected
     times = milliseconds(steps, given.turns)
     print(f"\nB {size.batch}, T {size.steps}, H {size.hidden}, {str(dtype)[6:]}")

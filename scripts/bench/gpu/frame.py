@@ -28,7 +28,7 @@ with suppress(ImportError):
     from triton import TritonError
 
     FAILURES = (*FAILURES, TritonError)
-Call = Callable[[], Any]
+Call = Callable[..., Any]
 
 
 def arguments(description: str | None) -> argparse.ArgumentParser:

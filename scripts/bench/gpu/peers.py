@@ -120,17 +120,15 @@ def output() -> None:
         targets = torch.randint(words, (rows,), generator=draw, device=DEVICE)
         few = hidden.detach()[:1024].requires_grad_(), weight, targets[:1024]
         exact = [part.detach().double().requires_grad_() for part in few[:2]]
-        wanted = [
-            part.float()
-            for part in loss_gradients(lambda h, w, t: functional.cross_entropy(h @ w.t(), t), *exact, few[2])
-        ]
-        del exact
+        loss = functional.cross_entropy(exact[0] @ exact[1].t(), few[2])
+        wanted = [part.float() for part in torch.autograd.grad(loss, exact)]
+        del exact, loss
         calls: dict[str, Call] = {}
         notes: dict[str, str] = {}
-        for name, loss in functions.items():
-            errors = map(relative, loss_gradients(loss, *few), wanted)
+        for name, function in functions.items():
+            errors = map(relative, loss_gradients(function, *few), wanted)
             note = f"errors {' '.join(f'{error:.1e}' for error in errors)}"
-            calls[name] = partial(loss_gradients, loss, hidden, weight, targets)
+            calls[name] = partial(loss_gradients, function, hidden, weight, targets)
             calls[name]()
             torch.cuda.synchronize()
             peak = peak_bytes(calls[name], DEVICE) - hidden.nbytes - weight.nbytes
