@@ -142,7 +142,7 @@ class Importers:
     """
 
     def __init__(self, root: Path, packages: Sequence[str], tests: str, most: int) -> None:
-        self._root, self._most = root, most
+        self._most = most
         files = [path for package in (*packages, tests) for path in (root / package).rglob("*.py")]
         self._reads = {path.relative_to(root): _imports(path) for path in files}
         self._tests = {path for path in self._reads if path.name.startswith("test_")}

@@ -125,16 +125,13 @@ def run(command: Sequence[str], minutes: float, path: Path, text: bytes | None) 
 
 def draw(curves: dict[str, list[Sample]], picture: Path) -> None:
     """Draws resident memory by time."""
-    import matplotlib as mpl
+    from matplotlib.figure import Figure
 
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(6.4, 3.2), layout="constrained")
+    figure = Figure(figsize=(6.4, 3.2), layout="constrained")
+    axes = figure.subplots()
     for name, samples in curves.items():
-        axes.plot(
-            [each.seconds / 60 for each in samples], [each.resident / 1e6 for each in samples], label=name
-        )
+        minutes, megabytes = zip(*((each.seconds / 60, each.resident / 1e6) for each in samples), strict=True)
+        axes.plot(minutes, megabytes, label=name)
     axes.set(xlabel="minutes", ylabel="resident memory, MB", title="Memory of a process by time")
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)

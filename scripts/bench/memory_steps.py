@@ -6,7 +6,6 @@ The variants of ``torch.utils.checkpoint`` wrap parts of a decoder in plain PyTo
 from __future__ import annotations
 
 import gc
-import re
 import tempfile
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -39,6 +38,7 @@ from econmt_ops.additive_attention.reference import LAYER_NORM_EPSILON
 from econmt_ops.backends.compiled import has_compiler
 from econmt_ops.cells.lstm import forward as lstm_cell
 from econmt_ops.core.dropout import apply_dropout, layer_keep_masks
+from scripts.bench.compare.measure import resident_bytes
 
 TEXT_BATCHES = 3
 """Batches of real lengths in one turn."""
@@ -380,6 +380,4 @@ def resident_peak(run: Callable[[], object]) -> int | str:
     except OSError:
         return ""
     run()
-    status = (process / "status").read_text(encoding="ascii")
-    found = re.search(r"^VmHWM:\s*(\d+) kB$", status, re.MULTILINE)
-    return "" if found is None else 1024 * int(found[1])
+    return resident_bytes((process / "status").read_text(encoding="ascii"))[1]

@@ -28,6 +28,7 @@ from pathlib import Path
 
 from econmt.data.text.corpus import read_lines
 from scripts.bench.arguments import parser_of
+from scripts.bench.compare.measure import resident_bytes
 
 WARM = 0.2
 """Share of the time in which memory may still grow, since allocators keep what a first crowd needs."""
@@ -221,12 +222,6 @@ async def again_and_again(act: Callable[[int], Awaitable[None]], port: int) -> N
             await asyncio.sleep(0.1)
 
 
-def resident(process: int) -> int:
-    """Returns the resident bytes of a process."""
-    found = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{process}/status").read_text())
-    return 1024 * int(found[1]) if found else 0
-
-
 async def measure(port: int, process: int, options: argparse.Namespace) -> int:
     """Measures all phases; returns the exit code."""
     lines = list(dict.fromkeys(filter(None, islice(read_lines(options.text), options.lines))))
@@ -243,7 +238,7 @@ async def measure(port: int, process: int, options: argparse.Namespace) -> int:
 
     async def watch() -> None:
         while True:
-            memory.append(resident(process))
+            memory.append(resident_bytes(Path(f"/proc/{process}/status").read_text())[0])
             await asyncio.sleep(options.seconds / 50)
 
     watching = asyncio.create_task(watch())
