@@ -89,7 +89,7 @@ def _check_decoder(checker: _Arrays, config: dict[str, Any], encoded: int, embed
 
 
 class _Arrays:
-    """Arrays with checks of single ones."""
+    """Arrays of a model, with a check for each kind of array."""
 
     def __init__(self, arrays: Arrays) -> None:
         self.arrays = arrays
