@@ -56,8 +56,8 @@ def average(
     def parts(say: Callable[[str], None]) -> Iterator[tuple[str, dict[str, Tensor]]]:
         for number, update in enumerate(chosen, 1):
             say(f"checkpoint {number} of {len(chosen)}: {files[update]}")
-            path, tensors, found = derived.read(update)
-            metadata.update(found)
+            path, tensors, stored = derived.read(update)
+            metadata.update(stored)
             yield str(path), restored(tensors, path)
 
     with status_line() as say:

@@ -62,14 +62,14 @@ def compress(
     """
     derived = DerivedModel(model, output, "econmt compress")
     recipe, config = derived.recipe, derived.recipe.translation_model
-    wanted = {"encoder": encoder_rank or rank, "decoder": decoder_rank or rank}
+    requested = {"encoder": encoder_rank or rank, "decoder": decoder_rank or rank}
     if energy is not None and not 0.0 < energy <= 1.0:
         raise InputError(f"--energy {energy}: give a share above 0 and at most 1")
     if encoder_rank and decoder_rank:
         refuse_idle(context, "is given by --encoder-rank and --decoder-rank; leave it out", "rank")
-    if all(wanted.values()):
+    if all(requested.values()):
         refuse_idle(context, "chooses ranks that are not given, but all are; leave it out", "energy")
-    if energy is None and not any(wanted.values()):
+    if energy is None and not any(requested.values()):
         raise InputError("econmt compress: give --rank, --encoder-rank, --decoder-rank or --energy")
     use_threads(threads)
     path, stored, metadata = derived.read(checkpoint)
@@ -77,7 +77,7 @@ def compress(
     metadata.pop("quantized", None)
     with status_line() as say:
         say("choosing ranks" if energy is not None else "checking ranks")
-        ranks = _ranks(config, tensors, wanted, energy, model)
+        ranks = _ranks(config, tensors, requested, energy, model)
         say(f"factorising {' and '.join(ranks)}")
         made, report = compress_tensors(tensors, ranks)
     smaller = with_ranks(config, ranks)

@@ -89,10 +89,12 @@ class BenchSession:
         if self.csv is None:
             return []
         same = ("processor", "gpu", "threads", "torch", "econmt_ops")
-        here = circumstances(self.device)
-        wanted = {**fixed, **{name: here[name] for name in same}}
+        conditions = circumstances(self.device)
+        expected = {**fixed, **{name: conditions[name] for name in same}}
         rows = read_csv(self.csv)[1]
-        return [row for row in rows if all(row.get(name, "") == str(value) for name, value in wanted.items())]
+        return [
+            row for row in rows if all(row.get(name, "") == str(value) for name, value in expected.items())
+        ]
 
     def print(self, rows: Sequence[Row], columns: Iterable[str], title: str) -> None:
         """Prints some columns of rows as a table; then raises KeyboardInterrupt if :meth:`kept` was interrupted."""

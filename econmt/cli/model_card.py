@@ -131,13 +131,13 @@ def _translate_line(data: Data) -> str:
 def _introduction(facts: _CardFacts) -> str:
     data, name = facts.recipe.data, facts.recipe.name
     if isinstance(data, TextData):
-        what = f"# {name}: a language model"
+        title = f"# {name}: a language model"
         kind = "A language model"
     else:
-        what = f"# {name}: {data.source} to {data.target}"
+        title = f"# {name}: {data.source} to {data.target}"
         kind = "An attention-LSTM translation model"
     return (
-        f"{what}\n\n{kind} of {facts.parameters:,} parameters, trained with econmt {econmt.__version__}; the whole "
+        f"{title}\n\n{kind} of {facts.parameters:,} parameters, trained with econmt {econmt.__version__}; the whole "
         "recipe is in `recipe.yaml`.\n\n"
         "```bash\n"
         "pip install '.[hub]'  # in a checkout of econmt\n"
@@ -174,8 +174,8 @@ def _data(facts: _CardFacts, licence: str) -> str:
         of_text = "" if known is None else f": {known.origin}; licence of the text: {known.licence}"
         lines.append(f"- {prefix}{of_text}")
     if facts.counts:
-        what = "pairs" if isinstance(data, Data) else "lines"
-        lines += ["", f"in all {facts.counts['pairs']:,} {what} of {facts.counts['lines']:,}."]
+        unit = "pairs" if isinstance(data, Data) else "lines"
+        lines += ["", f"in all {facts.counts['pairs']:,} {unit} of {facts.counts['lines']:,}."]
     lines += ["", f"Validated on {data.valid}" + (f", tested on {data.test}." if data.test else "."), ""]
     return "\n".join(lines)
 

@@ -102,14 +102,14 @@ def _within(least: float, most: float, *, above: bool = False) -> Callable[[Numb
         above: see ``least``.
     """
 
-    def check(given: Numbers) -> Numbers:
-        for value in given if isinstance(given, Sequence) else [given]:
+    def check(values: Numbers) -> Numbers:
+        for value in values if isinstance(values, Sequence) else [values]:
             fits = value is None or (math.isfinite(value) and least <= value <= most)
             if not fits or (above and value == least):
                 raise typer.BadParameter(
                     f"must be {'more than' if above else 'at least'} {least:g} and at most {most:g}, found {value}"
                 )
-        return given
+        return values
 
     return check
 

@@ -115,8 +115,8 @@ class RunRecipe(TextRecipe):
 
     def load(self, options: Mapping[str, str | int | None] | None = None) -> Recipe:
         """Reads the recipe with its changes; see :meth:`RecipeChoice.load`."""
-        own = {"training.device": self.device, "training.threads": self.threads}
-        return super().load({**own, **(options or {})})
+        device_and_threads = {"training.device": self.device, "training.threads": self.threads}
+        return super().load({**device_and_threads, **(options or {})})
 
 
 ModelOption = Annotated[Path, typer.Option("--model", "-m", help="Model folder.")]

@@ -149,8 +149,8 @@ def _work_lines(
         f"batches of {batch.size:,} {'sentences' if batch.type == 'sentence' else 'target tokens'}",
         _row("", 38, ("shapes", "padded", "trimmed"), 14),
     ]
-    found = measure_padding(random_batches(store.source_lengths, store.target_lengths, batch), work)
-    lines.append(_padding_line("no buckets, random batches", found.shapes, found.padded, None))
+    padding = measure_padding(random_batches(store.source_lengths, store.target_lengths, batch), work)
+    lines.append(_padding_line("no buckets, random batches", padding.shapes, padding.padded, None))
     for width in COMPARED_WIDTHS:
         if width != rule:
             cost = padded_to_buckets(counts, width, batch, work)
@@ -159,9 +159,9 @@ def _work_lines(
         other = Derived(recipe.training.max_buckets, work)
         lines.append(_padding_line("derived buckets", *padded_to_buckets(counts, other, batch, work), None))
     name = "derived buckets" if isinstance(rule, Derived) else f"fixed buckets of width {rule}"
-    own = measure_padding(planned(training_batches(recipe, prepared)), work)
+    padding = measure_padding(planned(training_batches(recipe, prepared)), work)
     shapes, padded = padded_to_buckets(counts, rule, batch, work)
-    return [*lines, _padding_line(f"{name} (this recipe)", shapes, padded, own.trimmed)]
+    return [*lines, _padding_line(f"{name} (this recipe)", shapes, padded, padding.trimmed)]
 
 
 def _padding_line(name: str, shapes: int, padded: float, trimmed: float | None) -> str:

@@ -223,10 +223,10 @@ class ProfiledStep:
         GPU.
         """
         task = self.workload.task
-        given = Implementations.of(task.recipe.ops)
-        technique = Technique("as in the recipe", given, self.precision)
+        in_recipe = Implementations.of(task.recipe.ops)
+        technique = Technique("as in the recipe", in_recipe, self.precision)
         by_rule = self.predicted and self.device.type != "cpu"
-        if task.recipe.training.memory_budget is not None or by_rule or "auto" not in given:
+        if task.recipe.training.memory_budget is not None or by_rule or "auto" not in in_recipe:
             return technique, []
         with torch.device("meta"):
             size = sum(parameter.nbytes for parameter in task.build_model().parameters())

@@ -45,6 +45,6 @@ def quantize(
         made = quantized(tensors, getattr(torch, precision), path)
         say(f"writing {output}")
         derived.write(made, {**metadata, "quantized": precision})
-    before, after = (sum(each.nbytes for each in found.values()) for found in (tensors, made))
+    before, after = (sum(tensor.nbytes for tensor in state.values()) for state in (tensors, made))
     notice(f"{format_bytes(before)} became {format_bytes(after)}, {after / before:.1%}")
     print(printable(output))

@@ -187,10 +187,10 @@ def _intention(recipe: Recipe, prepared: PreparedData) -> list[str]:
             f"{patience} checkpoints without a better {METRICS[training.early_stopping.metric].title}"
         )
     files = ", ".join(recipe.data.train)
-    what = "lines" if isinstance(recipe.data, TextData) else "pairs"
+    unit = "lines" if isinstance(recipe.data, TextData) else "pairs"
     return [
         f"{recipe.name}: {begin} in {folder.path}, on {resolve_device(training.device)}",
-        f"trains on {len(prepared.train):,} {what} of {files}",
+        f"trains on {len(prepared.train):,} {unit} of {files}",
         *filter(None, [left_out(recipe, prepared.statistics)]),
         f"saves and validates every {training.checkpoint_interval:,} updates",
         f"ends at {' or '.join(ends)}" if ends else "ends only when it is stopped: no limit is set",

@@ -56,17 +56,17 @@ def find_workload(name: str, recipe: Recipe, batch: BatchChoice, data_dir: Path 
     """
     if isinstance(recipe.data, TextData):
         return _text_workload(recipe, _prepared(name, recipe, data_dir), batch)
-    wanted = None if batch.bucket is None else parse_bucket(batch.bucket)
+    bucket = None if batch.bucket is None else parse_bucket(batch.bucket)
     prepared = _prepared(name, recipe, data_dir)
     if prepared is None:
         sizes, shape, buckets, notes = _from_recipe(recipe)
         frequent = shape
     else:
         sizes, shape, frequent, buckets, notes = _from_text(recipe, prepared)
-    if wanted is not None:
-        shape = Shape(rows_of_batch(recipe.training.batch, wanted[1]), *wanted)
+    if bucket is not None:
+        shape = Shape(rows_of_batch(recipe.training.batch, bucket[1]), *bucket)
         frequent = shape if prepared is None else frequent
-        buckets, notes = [wanted], notes[1:]
+        buckets, notes = [bucket], notes[1:]
     if batch.batch is not None:
         shape, frequent = shape._replace(rows=batch.batch), frequent._replace(rows=batch.batch)
     return Workload(task_of_sizes(recipe, sizes), shape, frequent, buckets, notes)

@@ -74,9 +74,9 @@ def confidence(candidate: Translation | NBestEntry) -> float:
 def sentence(translation: Translation, passed: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the details of a translation: as ``translate --output-type attention``, with confidence and alignment."""
     fields = fields_of(translation, passed, with_attention=True)
-    for entry, found in zip(fields["nbest"], translation.hypotheses, strict=True):
-        entry["confidence"] = confidence(found)
-        entry["alignment"] = [list(pair) for pair in found.alignment]
+    for entry, hypothesis in zip(fields["nbest"], translation.hypotheses, strict=True):
+        entry["confidence"] = confidence(hypothesis)
+        entry["alignment"] = [list(pair) for pair in hypothesis.alignment]
     return {**fields, "confidence": confidence(translation)}
 
 

@@ -146,8 +146,8 @@ class Service:
         the client's address must have requests left, and requests with a wrong key count.
         """
         address = request.client.host[:_ADDRESS_CHARACTERS] if request.client else ""
-        scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        key = given.strip() if scheme.lower() == "bearer" else ""
+        scheme, _, credentials = request.headers.get("authorization", "").partition(" ")
+        key = credentials.strip() if scheme.lower() == "bearer" else ""
         if key or not self._keys.wanted:
             self._admit(key, address)
             return queries.checked_body(kind, await self._tree(request))
@@ -193,8 +193,8 @@ class Service:
         ]
         pairs = ", ".join(f"{each.source} to {each.target}" for each in self._models)
         if not fits:
-            wanted = f"{shortened(source)} to {shortened(target) or 'anything'}"
-            raise Refused(400, f"nothing translates {wanted} here; this server has {pairs}")
+            pair = f"{shortened(source)} to {shortened(target) or 'anything'}"
+            raise Refused(400, f"nothing translates {pair} here; this server has {pairs}")
         if len(fits) > 1:
             raise Refused(
                 400, f"source {source} and target {target or 'none'} fit several of {pairs}; name both"
@@ -206,10 +206,11 @@ class Service:
         body = await self._read(request, queries.TranslateBody)
         served = self._model(body.source, body.target)
         nbest = body.alternatives + 1
-        if nbest > served.beam:
+        beam = served.loaded.beam
+        if nbest > beam:
             raise Refused(
                 400,
-                f"alternatives {body.alternatives}: at most {served.beam - 1}, the beam keeps {served.beam} hypotheses",
+                f"alternatives {body.alternatives}: at most {beam - 1}, the beam keeps {beam} hypotheses",
             )
         texts = queries.texts_of(body, self._settings.most_characters)
         lines = [line for text in texts for line in text.lines]
@@ -231,7 +232,7 @@ class Service:
         futures: list[asyncio.Future[Answer]] = []
         jobs: list[Job] = []
         for number, line in enumerate(lines):
-            tokens = served.tokens(line.text, f"line {number + 1}")
+            tokens = served.loaded.tokens(line.text, f"line {number + 1}")
             if tokens and line.text.strip():
                 constrained = task._replace(constrained=not line.is_plain)
                 jobs.append(Job(served, line, constrained, tokens, len(jobs)))
@@ -267,8 +268,8 @@ class Service:
         served = self._model(body.source, body.target)
         line = queries.word_request(body, self._settings.most_characters)
         futures = self._submit(served, [line], TranslationJob(words=body.alternatives))
-        (found,) = await _unless_left(request, futures)
-        following = found if isinstance(found, list) else []  # a blank sentence has an empty translation
+        (answer,) = await _unless_left(request, futures)
+        following = answer if isinstance(answer, list) else []  # a blank sentence has an empty translation
         return answers.JsonResponse(
             {"alternatives": answers.words(following), "milliseconds": _milliseconds(begun)}
         )
@@ -288,7 +289,12 @@ class Service:
 
     async def _health(self, _: Request) -> Response:
         models = [
-            {"source": each.source, "target": each.target, "parameters": each.parameters, "bytes": each.size}
+            {
+                "source": each.source,
+                "target": each.target,
+                "parameters": each.loaded.parameters,
+                "bytes": each.loaded.size,
+            }
             for each in self._models
         ]
         seconds = round(time.time() - self._begun, 1)
@@ -303,7 +309,7 @@ class Service:
                 "apiKeys": self._keys.wanted,
                 "keyRequired": self._keys.wanted,
                 "charLimit": self._settings.most_characters,
-                "alternatives": min(served.beam for served in self._models) - 1,
+                "alternatives": min(served.loaded.beam for served in self._models) - 1,
             }
         )
 
@@ -341,17 +347,17 @@ async def _content(request: Request, most: int) -> bytes:
 
 async def _unless_left(request: Request, futures: Sequence[asyncio.Future[Answer]]) -> list[Answer]:
     """Waits for the answer to each sentence; raises ClientDisconnect, and cancels them, if the client leaves."""
-    left = asyncio.ensure_future(_leaves(request))
+    leaving = asyncio.ensure_future(_leaves(request))
     every = asyncio.gather(*futures)
-    left.add_done_callback(lambda _: every.cancel())
+    leaving.add_done_callback(lambda _: every.cancel())
     try:
         return await every
     except asyncio.CancelledError:
-        if left.done():
+        if leaving.done():
             raise ClientDisconnect from None
         raise
     finally:
-        left.cancel()
+        leaving.cancel()
         _forget(futures)
 
 

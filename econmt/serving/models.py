@@ -44,8 +44,15 @@ class TranslationJob(NamedTuple):
     constrained: bool = False
 
 
-class _Loaded:
-    """Loaded model or ensemble with its translators; used by one thread at a time."""
+class LoadedModels:
+    """Loaded model or ensemble with its translators.
+
+    Attributes:
+        model: the model or ensemble.
+        size: bytes of the parameter files.
+        beam: beam size, which is the maximum number of translations of a sentence.
+        batch: maximum number of sentences that are translated together.
+    """
 
     def __init__(self, model: TrainedModel, settings: Settings, size: int) -> None:
         self.model, self.size = model, size
@@ -55,8 +62,28 @@ class _Loaded:
         self._constraint_compiler = ConstraintCompiler(model.vocabularies.target)
         self._words: NextWords | None = None
 
+    @property
+    def parameters(self) -> int:
+        """Number of parameters of the models."""
+        models = self.model.models
+        return sum(parameter.numel() for model in models for parameter in model.parameters())
+
+    def tokens(self, text: str, where: str) -> int:
+        """Counts the source tokens of a sentence; raises Refused if there are too many."""
+        model = self.model
+        count, most = len(model.vocabularies.source.encode(text)), model.recipe.decoding.max_input_length
+        if count > most:
+            raise Refused(
+                413,
+                f"{where}: a sentence of {count:,} tokens; at most {most:,} are translated whole, so break it",
+            )
+        return count
+
     def translate(self, requests: Sequence[Request], task: TranslationJob) -> list[Answer | InputError]:
-        """See :meth:`Served.translate`; an error of one request does not stop the others."""
+        """Returns the answer to each request, or an error if its constraints cannot be satisfied.
+
+        Only one thread at a time may call this.
+        """
         answers: dict[int, Answer | InputError] = {}
         for number, request in enumerate(requests):
             try:
@@ -113,6 +140,7 @@ class Served:
 
     Attributes:
         source, target: codes of the languages.
+        loaded: the models that answer requests now.
     """
 
     def __init__(
@@ -125,45 +153,9 @@ class Served:
         self._settings, self._load = settings, load_model
         self._stamp = self._tried = self._file_stamps()
         self._failures = self._pause = 0
-        self._loaded = self._load_folders()
-        data = self._loaded.model.recipe.pairs
+        self.loaded = self._load_folders()
+        data = self.loaded.model.recipe.pairs
         self.source, self.target = data.source, data.target
-
-    @property
-    def beam(self) -> int:
-        """Beam size, which is the maximum number of translations of a sentence."""
-        return self._loaded.beam
-
-    @property
-    def batch(self) -> int:
-        """Maximum number of sentences that are translated together."""
-        return self._loaded.batch
-
-    @property
-    def parameters(self) -> int:
-        """Number of parameters of the models."""
-        models = self._loaded.model.models
-        return sum(parameter.numel() for model in models for parameter in model.parameters())
-
-    @property
-    def size(self) -> int:
-        """Bytes of the parameter files."""
-        return self._loaded.size
-
-    def tokens(self, text: str, where: str) -> int:
-        """Counts the source tokens of a sentence; raises Refused if there are too many."""
-        model = self._loaded.model
-        count, most = len(model.vocabularies.source.encode(text)), model.recipe.decoding.max_input_length
-        if count > most:
-            raise Refused(
-                413,
-                f"{where}: a sentence of {count:,} tokens; at most {most:,} are translated whole, so break it",
-            )
-        return count
-
-    def translate(self, requests: Sequence[Request], task: TranslationJob) -> list[Answer | InputError]:
-        """Returns the answer to each request, or an error if its constraints cannot be satisfied."""
-        return self._loaded.translate(requests, task)
 
     def reload(self) -> bool:
         """Loads the models again if their folders hold other parameters; returns True if so.
@@ -184,11 +176,11 @@ class Served:
             return False
         self._failures += 1
         self._pause = 2 ** min(self._failures, _LONGEST_PAUSE)
-        self._loaded = self._load_folders()
+        self.loaded = self._load_folders()
         self._stamp = stamp
         return True
 
-    def _load_folders(self) -> _Loaded:
+    def _load_folders(self) -> LoadedModels:
         model = self._load(self.folders)
         if model.vocabularies.factors:
             raise InputError(
@@ -196,7 +188,7 @@ class Served:
                 "translate --input-factors"
             )
         size = sum(parameter_file(ModelFolder(folder), "best").stat().st_size for folder in self.folders)
-        return _Loaded(model, self._settings, size)
+        return LoadedModels(model, self._settings, size)
 
     def _file_stamps(self) -> list[tuple[int, int, int] | None]:
         """Returns the identity of each parameter file, which tells when it is replaced."""

@@ -96,7 +96,7 @@ class Scheduler:
         """Waits a few milliseconds for more sentences, unless there are enough for a batch."""
         first = min(self._waiting, key=lambda job: job.due)
         seconds = first.came + self._settings.wait_seconds - time.monotonic()
-        if seconds > 0.0 and len(self._waiting) < first.served.batch:
+        if seconds > 0.0 and len(self._waiting) < first.served.loaded.batch:
             await asyncio.sleep(seconds)
 
     def _next(self) -> list[Job]:
@@ -108,7 +108,7 @@ class Scheduler:
         alike = [job for job in self._waiting if job.served is first.served and job.task == first.task]
         alike.sort(key=lambda job: (abs(job.tokens - first.tokens), job.due))
         # Next words of one sentence are found by a batch of searches.
-        batch = alike[: 1 if first.task.words else first.served.batch]
+        batch = alike[: 1 if first.task.words else first.served.loaded.batch]
         taken = set(map(id, batch))
         self._waiting = [job for job in self._waiting if id(job) not in taken]
         self._metrics.waiting.set(len(self._waiting))
@@ -128,7 +128,7 @@ class Scheduler:
         answers: Sequence[Answer | EconmtError]
         try:
             answers = await loop.run_in_executor(
-                self._worker, served.translate, [job.request for job in batch], task
+                self._worker, served.loaded.translate, [job.request for job in batch], task
             )
         except EconmtError as error:
             answers = [error] * len(batch)

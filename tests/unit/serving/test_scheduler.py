@@ -29,6 +29,7 @@ class Fake:
         self.threads: set[str] = set()
         self.go = threading.Event()
         self.error: Exception | None = None
+        self.loaded = self
 
     def translate(self, requests: Sequence[Request], task: TranslationJob) -> list[Any]:
         self.batches.append([request.text for request in requests])
