@@ -445,13 +445,13 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--seconds", type=float, default=60.0, help="for all targets together (60)")
-    add("--executions", type=int, help="go on until there were so many, whatever it takes")
-    add("--targets", help="names with commas; all if left out")
-    add("--seed", type=int, default=int(time.time()), help="of the inputs; the time if left out")
-    add("--failures", type=Path, default=Path("fuzz-failures"), help="folder of inputs that failed")
-    add("--again", type=Path, help="run one saved input")
-    add("--debug", action="store_true", help="with --again: let its traceback show")
+    add("--seconds", type=float, default=60.0, help="seconds for all targets together (60)")
+    add("--executions", type=int, help="number of executions, instead of --seconds")
+    add("--targets", help="names of targets, separated by commas; default: all")
+    add("--seed", type=int, default=int(time.time()), help="seed of the inputs; default: the time")
+    add("--failures", type=Path, default=Path("fuzz-failures"), help="folder for inputs that failed")
+    add("--again", type=Path, help="run one saved input alone")
+    add("--debug", action="store_true", help="with --again: show the traceback")
     options = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name, contextlib.redirect_stderr(io.StringIO()):
@@ -470,7 +470,7 @@ def main() -> int:
 
 
 def run_all(targets: dict[str, Target], options: argparse.Namespace) -> int:
-    """See :func:`main`."""
+    """Runs all targets in turns and prints how many executions each had; returns 1 if an input failed."""
     began, draw = time.monotonic(), random.Random(options.seed)
     counts, seconds, seen = Counter[str](), Counter[str](), set[str]()
     until = float("inf") if options.executions else began + options.seconds

@@ -380,9 +380,9 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--requests", type=int, default=500, help="connections (500)")
-    add("--seed", type=int, default=int(time.time()), help="of the inputs; the time if left out")
-    add("--failures", type=Path, default=Path("fuzz-failures"), help="folder of inputs that failed")
+    add("--requests", type=int, default=500, help="number of connections (500)")
+    add("--seed", type=int, default=int(time.time()), help="seed of the inputs; default: the time")
+    add("--failures", type=Path, default=Path("fuzz-failures"), help="folder for inputs that failed")
     add("--again", type=Path, help="send one saved input and print the answer")
     options = parser.parse_args()
     torch.set_num_threads(1)

@@ -120,7 +120,7 @@ KINDS = (
 
 @dataclass
 class Kill:
-    """One kill.
+    """A process that was killed, and what became of its run.
 
     Attributes:
         kind: Kind of the run.
@@ -324,7 +324,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--kills", type=int, default=60, help="number of kills (default: 60)")
-    parser.add_argument("--updates", type=int, default=24, help="length of a run (default: 24)")
+    parser.add_argument("--updates", type=int, default=24, help="updates of a run (default: 24)")
     parser.add_argument("--seed", type=int, default=1, help="seed of victims and moments (default: 1)")
     parser.add_argument(
         "--kinds", nargs="+", default=[""], help="beginnings of names of kinds (default: all)"

@@ -33,10 +33,11 @@ class Failure(Exception):  # noqa: N818  a message, not a bug
 
 
 class Suite:
-    """The steps, in a folder of their own.
+    """Steps of the suite.
 
     Args:
-        folder: where they write. library: whether the C library is expected.
+        folder: folder that the steps write to.
+        library: True if the C library is expected.
     """
 
     def __init__(self, folder: Path, *, library: bool) -> None:
@@ -285,9 +286,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--ops", action="store_true", help="econmt_ops alone is installed")
+    parser.add_argument("--ops", action="store_true", help="test an installation of econmt_ops alone")
     parser.add_argument(
-        "--library", choices=["yes", "no"], default="yes", help="whether there is the C library"
+        "--library",
+        choices=["yes", "no"],
+        default="yes",
+        help="yes if econmt was installed with its C library",
     )
     given = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="econmt-smoke-") as folder:

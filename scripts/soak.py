@@ -76,7 +76,7 @@ def read(path: Path) -> list[Sample]:
 
 
 def resident(process: int) -> int:
-    """Bytes that a process and its descendants have resident now."""
+    """Returns the bytes that a process and its descendants have resident now."""
     total = 0
     for each in process_tree(process):
         with contextlib.suppress(OSError):
@@ -143,7 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     verbs = parser.add_subparsers(dest="verb", required=True)
     runs = verbs.add_parser("run", help="run a command and sample its memory")
-    runs.add_argument("--minutes", type=float, default=31.0, help="how long (31)")
+    runs.add_argument("--minutes", type=float, default=31.0, help="minutes to sample (%(default)s)")
     runs.add_argument("--csv", type=Path, required=True, help="file to write")
     runs.add_argument("--feed", type=Path, help="text that is given to standard input again and again")
     runs.add_argument("command", nargs="+", help="after --: the command")

@@ -125,8 +125,8 @@ def report(recipe: Recipe, prepared: PreparedData) -> Iterator[str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = parser_of(__doc__)
-    parser.add_argument("recipe", help="a file, or a shipped name")
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="what to change of it")
+    parser.add_argument("recipe", help="recipe: a file, or a shipped name")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="changes to the recipe")
     parser.add_argument("--data-dir", type=Path, help="folder in which the text is looked up")
     parser.add_argument("--output", type=Path, help="folder of the prepared text; kept and reused if given")
     options = parser.parse_intermixed_args(arguments)
@@ -143,7 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for line in report(recipe, prepared):
                 print(line, flush=True)
     except InputError as error:
-        print(f"measure_buckets: {error}", file=sys.stderr)
+        print(f"buckets: {error}", file=sys.stderr)
         return 2
     return 0
 

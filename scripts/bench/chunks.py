@@ -72,7 +72,9 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
-    parser.add_argument("--how", nargs="+", default=["reference", "recompute"], help="implementations")
+    parser.add_argument(
+        "--how", nargs="+", default=["reference", "recompute"], help="implementations to time"
+    )
     given = parser.parse_args()
     torch.manual_seed(0)
     device, size = torch.device(given.device), given.size

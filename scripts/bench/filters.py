@@ -84,8 +84,8 @@ def noise(prefix: str) -> None:
 
 def main() -> None:
     parser = parser_of(__doc__)
-    parser.add_argument("prefixes", nargs="+", help="English and German text")
-    parser.add_argument("--foreign", type=Path, help="lines in another language")
+    parser.add_argument("prefixes", nargs="+", help="texts in English and German, named as in data.train")
+    parser.add_argument("--foreign", type=Path, help="text in another language")
     given = parser.parse_args()
     for prefix in given.prefixes:
         certainties(prefix, given.foreign)

@@ -164,11 +164,20 @@ def bleu(output: Path, reference: Path) -> float:
 
 def main() -> None:
     parser = parser_of(__doc__)
-    for name in ("model", "lexicon", "source", "reference"):
-        parser.add_argument(name, type=Path)
-    parser.add_argument("--top", type=int, default=30, help="of the lexicon, a word")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--threads", type=int, nargs="+", default=[1])
+    for name, text in (
+        ("model", "model folder"),
+        ("lexicon", "file from econmt lexicon"),
+        ("source", "text to translate"),
+        ("reference", "its translation"),
+    ):
+        parser.add_argument(name, type=Path, help=text)
+    parser.add_argument(
+        "--top", type=int, default=30, help="translations of each word in a shortlist (%(default)s)"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=3, help="translations of the text by each way (%(default)s)"
+    )
+    parser.add_argument("--threads", type=int, nargs="+", default=[1], help="CPU threads")
     parser.add_argument(
         "--ctranslate2", type=Path, help="a converted model with the vocabulary files of the first"
     )

@@ -38,12 +38,13 @@ class Prediction:
     """Options of the prediction for many ranks."""
 
     to_predict: bool = option(False, "--predict", help="Predict for --ranks from times measured here.")
-    ranks: str = option(RANKS, help="With --predict: numbers of ranks.", metavar="N,N,...")
+    ranks: str = option(RANKS, help="With --predict: numbers of ranks to predict for.", metavar="N,N,...")
     between: LinkName | None = option(
-        None, help="With --predict: link between hosts.", show_default="10gbe; ndr with GPUs"
+        None, help="With --predict: network between hosts.", show_default="10gbe; ndr with GPUs"
     )
     profile: Path | None = option(
-        None, help="Times measured here: read from this JSON, or measured and written."
+        None,
+        help="With --predict: JSON file of the times measured here; read if it exists, else measured and written.",
     )
 
 
@@ -78,21 +79,27 @@ def parallel_command(
     recipe: RecipeChoice,
     processes: str | None = option(
         None,
-        help="Measure with so many processes.",
+        help="Numbers of processes to measure with.",
         metavar="N,N,...",
         show_default="1,2; none with --predict",
     ),
     prediction: Prediction,
-    division: str = option(ALL_KINDS, help="data, pipeline (of layers), both.", metavar="NAME,..."),
+    division: str = option(
+        ALL_KINDS, help="Ways to divide the work: data, pipeline (of layers), both.", metavar="NAME,..."
+    ),
     batch: Literal["fixed", "grown"] = option(
-        "fixed", help="fixed: the recipe's, shared out; grown: as many times its rows as ranks."
+        "fixed", help="Batch of all ranks together: fixed: the recipe's; grown: the recipe's for each rank."
     ),
     length: int | None = option(
-        None, help="Positions of a row, all full.", min=2, max=limits.POSITIONS, show_default="50, or bptt"
+        None,
+        help="Positions of a row; no row has padding.",
+        min=2,
+        max=limits.POSITIONS,
+        show_default="50, or bptt",
     ),
-    seconds: Seconds = option(5.0, help="Seconds for each time that is taken."),
+    seconds: Seconds = option(5.0, help="Seconds for each measurement."),
     limit: Annotated[float, Field(ge=1.0, le=limits.SECONDS)] = option(
-        180.0, help="Seconds after which a way is given up."
+        180.0, help="Seconds after which a measurement is given up."
     ),
     session: ParallelSession,
 ) -> None:

@@ -270,12 +270,16 @@ def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("-m", "--model", required=True, action="append", help="model folder")
     parser.add_argument("--text", required=True, type=Path, help="source sentences, a line each, also .gz")
-    parser.add_argument("--lines", type=int, default=300, help="of the text (%(default)s)")
-    parser.add_argument("--seconds", type=float, default=300.0, help="that all clients ask (%(default)s)")
-    parser.add_argument("--clients", type=int, default=200, help="(%(default)s)")
-    parser.add_argument("--rate", type=float, default=20.0, help="sentences a second before (%(default)s)")
-    parser.add_argument("--trouble", type=int, default=2, help="clients of each bad kind (%(default)s)")
-    parser.add_argument("options", nargs="*", help="of econmt serve, behind --")
+    parser.add_argument("--lines", type=int, default=300, help="sentences to use (%(default)s)")
+    parser.add_argument("--seconds", type=float, default=300.0, help="seconds of full load (%(default)s)")
+    parser.add_argument("--clients", type=int, default=200, help="clients under full load (%(default)s)")
+    parser.add_argument(
+        "--rate", type=float, default=20.0, help="sentences a second of the steady phase (%(default)s)"
+    )
+    parser.add_argument(
+        "--trouble", type=int, default=2, help="slow, dead and garbling clients, of each kind (%(default)s)"
+    )
+    parser.add_argument("options", nargs="*", help="after --: further options of econmt serve")
     options = parser.parse_args()
     models = [word for model in options.model for word in ("-m", model)]
     server = subprocess.Popen(

@@ -212,8 +212,8 @@ def run(case: Case) -> str:
 
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--batch", type=int, default=128, help="rows (%(default)s)")
-    parser.add_argument("--size", type=int, default=512, help="units (%(default)s)")
+    parser.add_argument("--batch", type=int, default=128, help="rows of a batch (%(default)s)")
+    parser.add_argument("--size", type=int, default=512, help="units of decoder and attention (%(default)s)")
     parser.add_argument("--positions", type=int, nargs="+", default=[100, 50, 16], help="source positions")
     given = parser.parse_args()
     todo = list(cases(given.batch, given.size, given.positions))

@@ -133,9 +133,20 @@ def compiling(name: str, size: Size, dtype: torch.dtype) -> None:
 
 def main() -> None:
     parser, types = arguments(__doc__), ("bfloat16", "float32")
-    parser.add_argument("--sizes", nargs="+", type=Size.of, default=[Size(64, 100, 512)], metavar="BxTxH")
-    parser.add_argument("--cells", nargs="+", choices=sorted(CELLS), default=sorted(CELLS))
-    parser.add_argument("--dtype", nargs="+", choices=types, default=list(types))
+    parser.add_argument(
+        "--sizes",
+        nargs="+",
+        type=Size.of,
+        default=[Size(64, 100, 512)],
+        metavar="BxTxH",
+        help="rows, steps and units",
+    )
+    parser.add_argument(
+        "--cells", nargs="+", choices=sorted(CELLS), default=sorted(CELLS), help="cells to time"
+    )
+    parser.add_argument(
+        "--dtype", nargs="+", choices=types, default=list(types), help="types of weights and inputs"
+    )
     parser.add_argument("--tf32", action="store_true", help="compute float32 products in TF32, in cuDNN too")
     parser.add_argument("--turns", type=int, default=5, help="timed samples of each layer (%(default)s)")
     given: Any = parser.parse_args()

@@ -49,7 +49,9 @@ def compiling(entry: GridEntry) -> None:
 
 def main() -> None:
     parser, types = arguments(__doc__), ("bfloat16", "float32")
-    parser.add_argument("--dtype", nargs="+", choices=types, default=list(types))
+    parser.add_argument(
+        "--dtype", nargs="+", choices=types, default=list(types), help="types of weights and inputs"
+    )
     parser.add_argument("--tf32", action="store_true", help="allow TF32 in float32 layers, as PyTorch does")
     parser.add_argument("--turns", type=int, default=9, help="timed samples of each layer (%(default)s)")
     parser.add_argument("--csv", type=Path, help="file to which the rows are appended")

@@ -97,13 +97,18 @@ def compare(ours: list[list[Hypothesis]], theirs: list[list[Hypothesis]]) -> tup
 
 def main() -> None:
     parser = parser_of(__doc__)
-    parser.add_argument("--model", type=Path, help="folder of a trained model; else one of first parameters")
-    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--model", type=Path, help="model folder; default: an untrained model")
+    parser.add_argument("--device", default="cuda", help="device (%(default)s)")
     parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32")
-    parser.add_argument("--batch", type=int, nargs="+", default=[64, 256])
-    parser.add_argument("--sentences", type=int, default=1000)
-    parser.add_argument("--beam", type=int, default=5)
-    parser.add_argument("--passes", type=int, default=4, help="of each way; the first one prepares")
+    parser.add_argument("--batch", type=int, nargs="+", default=[64, 256], help="sentences of a batch")
+    parser.add_argument("--sentences", type=int, default=1000, help="sentences to translate (%(default)s)")
+    parser.add_argument("--beam", type=int, default=5, help="beam size (%(default)s)")
+    parser.add_argument(
+        "--passes",
+        type=int,
+        default=4,
+        help="searches of each kind; the first one is not counted (%(default)s)",
+    )
     given = parser.parse_args()
     device = torch.device(given.device)
     model = make_model(given.model, device)

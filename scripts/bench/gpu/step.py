@@ -185,13 +185,19 @@ def batches_within(
 
 def main() -> None:
     parser = parser_of(__doc__)
-    parser.add_argument("--only", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
-    parser.add_argument("--precision", nargs="+", choices=PRECISIONS, default=list(PRECISIONS))
-    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=["plain", "reference", "auto"])
-    parser.add_argument("--seconds", type=float, default=2.0, help="of timing, a variant")
-    parser.add_argument("--json", type=Path, help="writes the rows there too")
+    parser.add_argument("--only", nargs="+", choices=WORKLOADS, default=list(WORKLOADS), help="workloads")
     parser.add_argument(
-        "--budget", type=parse_size, help="the largest batch within so many bytes, for example 4GiB"
+        "--precision", nargs="+", choices=PRECISIONS, default=list(PRECISIONS), help="precisions"
+    )
+    parser.add_argument(
+        "--variants", nargs="+", choices=VARIANTS, default=["plain", "reference", "auto"], help="variants"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=2.0, help="seconds for timing a variant (%(default)s)"
+    )
+    parser.add_argument("--json", type=Path, help="JSON file to write the rows to")
+    parser.add_argument(
+        "--budget", type=parse_size, help="give each variant the largest batch within these bytes, e.g. 4GiB"
     )
     given = parser.parse_args()
     rows = []
