@@ -155,18 +155,18 @@ def any_changes(draw: Random) -> list[Change]:
 def edited(text: str, changes: list[Change]) -> str:
     """Returns a text with some words replaced, inserted, removed or doubled, or with its end cut off."""
     for number, kind, new in changes:
-        place = number % (len(text) + 1)
-        end = place + 1
+        start = number % (len(text) + 1)
+        end = start + 1
         while end < len(text) and (text[end].isalnum() or text[end] in "._"):
             end += 1
         part = {
             "replace": new,
-            "insert": new + text[place:end],
+            "insert": new + text[start:end],
             "cut": "",
-            "twice": text[place:end] * 2,
+            "twice": text[start:end] * 2,
             "end": "",
         }
-        text = text[:place] + part[kind] + ("" if kind == "end" else text[end:])
+        text = text[:start] + part[kind] + ("" if kind == "end" else text[end:])
     return text
 
 
@@ -188,8 +188,8 @@ def places_in(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]
 
 def changed_data(draw: Random, tree: Any) -> Any:
     """Returns plain data with one to three values replaced or removed."""
-    places = list(places_in(tree))
-    changes = [(draw.choice(places), draw.random() < 0.3, any_value(draw)) for _ in range(draw.randint(1, 3))]
+    paths = list(places_in(tree))
+    changes = [(draw.choice(paths), draw.random() < 0.3, any_value(draw)) for _ in range(draw.randint(1, 3))]
     return _changed(tree, changes)
 
 
@@ -222,8 +222,8 @@ def targets_of(place: Place) -> dict[str, Target]:
     keys = [key for key, _, _ in walk(Recipe)]
 
     def recipe(text: str) -> None:
-        found = parse_recipe(text, "fuzz.yaml")
-        assert parse_recipe(recipe_text(found), "again") == found
+        parsed = parse_recipe(text, "fuzz.yaml")
+        assert parse_recipe(recipe_text(parsed), "again") == parsed
 
     def overrides(words: list[str]) -> None:
         load_section(Recipe, SMALL, "fuzz.yaml", words)
@@ -280,12 +280,12 @@ def _short(state: dict[str, Any]) -> dict[str, Any]:
 
 def _long(tree: Any, state: dict[str, Any]) -> Any:
     if isinstance(tree, dict) and isinstance(tree.get("random"), dict):
-        whole = {
+        random_state = {
             key: state["random"][key] if value == "*" else value
             for key, value in tree["random"].items()
             if key in state["random"]
         }
-        return {**tree, "random": whole}
+        return {**tree, "random": random_state}
     return tree
 
 
@@ -361,12 +361,12 @@ def _folder(place: Place, name: str, changes: list[Change]) -> None:
 
 def _translate(place: Place, text: str) -> None:
     for lines in _lines(base64.b64decode(text), place.folder):
-        for number, found in enumerate(place.translator.translate_chunk(lines)):
-            assert "\n" not in found.text
-            assert found.text == found.text.strip()
+        for number, translation in enumerate(place.translator.translate_chunk(lines)):
+            assert "\n" not in translation.text
+            assert translation.text == translation.text.strip()
             for kind in ("translation", "score", "json"):
-                format_translation(found, kind).encode("utf-8", "surrogateescape")
-            format_nbest(found, number)
+                format_translation(translation, kind).encode("utf-8", "surrogateescape")
+            format_nbest(translation, number)
         encode = token_ids(place.loaded.vocabularies.target)
         with contextlib.suppress(KeyError):  # the verb tells it
             place.scorer.score_ids(lines, [encode(line) for line in lines])

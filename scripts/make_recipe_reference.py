@@ -168,10 +168,10 @@ def type_text(annotation: Any) -> str:
 
 def bounds_text(metadata: Any) -> str:
     """Describes the bounds of a number in words."""
-    found = ((words, getattr(item, name, None)) for item in metadata for name, words in BOUNDS.items())
+    bounds = ((words, getattr(item, name, None)) for item in metadata for name, words in BOUNDS.items())
     return " and ".join(
         f"{words} {bound:g}" if bound < 2**20 else f"{words} {bound}"
-        for words, bound in found
+        for words, bound in bounds
         if bound is not None
     )
 

@@ -94,15 +94,15 @@ def _nodes(tree: ast.AST) -> Iterator[ast.AST]:
 def mutants_of(path: Path, root: Path) -> list[Mutant]:
     """Returns all mutants of a module; ``path`` is relative to ``root``."""
     text = (root / path).read_text(encoding="utf-8")
-    found = []
+    mutants = []
     for function in ast.walk(ast.parse(text)):
         if not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
             continue
         for statement in function.body:
             if not isinstance(statement, ast.Assert):
                 for node in [statement, *_nodes(statement)]:
-                    found += [_applied(path, text, node, *variant) for variant in _variants(node)]
-    return sorted({(each.line, each.change, each.text): each for each in found}.values())
+                    mutants += [_applied(path, text, node, *variant) for variant in _variants(node)]
+    return sorted({(each.line, each.change, each.text): each for each in mutants}.values())
 
 
 def _applied(path: Path, text: str, node: ast.AST, change: str, new: ast.AST) -> Mutant:

@@ -59,13 +59,13 @@ def growth(samples: Iterable[Sample]) -> float:
 
 def verdict(name: str, samples: Sequence[Sample]) -> tuple[bool, str]:
     """Returns True if memory stays flat, and one line that says so."""
-    found, means = growth(samples), minutes_of(samples)
+    share, means = growth(samples), minutes_of(samples)
     last = max(means)
-    flat = found <= MOST_GROWTH
+    flat = share <= MOST_GROWTH
     word = "flat" if flat else "GROWS"
     return flat, (
         f"{name}: {word}: {means[FIRST_MINUTE] / 1e6:.0f} MB in minute {FIRST_MINUTE}, {means[last] / 1e6:.0f} MB in "
-        f"minute {last}, minutes differ by at most {100 * found:.1f} %"
+        f"minute {last}, minutes differ by at most {100 * share:.1f} %"
     )
 
 

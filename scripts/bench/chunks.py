@@ -29,7 +29,7 @@ def passes(weights: LSTMWeights, inputs: Tensor, length: int, how: str, once: bo
     for weight in weights:
         weight.grad = None
     rows, hidden = len(inputs), len(weights.bias) // 4
-    layer, found, stash = ChunkedLSTM(weights), [], "gates" if leaves_gradients(how) else "auto"
+    layer, parts, stash = ChunkedLSTM(weights), [], "gates" if leaves_gradients(how) else "auto"
     state = inputs.new_zeros(rows, hidden), inputs.new_zeros(rows, hidden, dtype=torch.float32)
     for part in torch.split(inputs, length, 1):
         read = part.detach().requires_grad_()
@@ -38,14 +38,14 @@ def passes(weights: LSTMWeights, inputs: Tensor, length: int, how: str, once: bo
             outputs, state = layer(read, first, stash=stash, implementation=how)
         else:
             outputs, (state,) = lstm(read, (weights,), state=(first,), stash=stash, implementation=how)
-        found.append((first, [outputs, *state]))
+        parts.append((first, [outputs, *state]))
     gradients: list[Tensor | None] = [None, None]
-    for first, made in reversed(found):
-        given = [
+    for first, made in reversed(parts):
+        incoming = [
             torch.ones_like(each) if gradient is None else gradient
             for each, gradient in zip(made, [None, *gradients], strict=True)
         ]
-        torch.autograd.backward(made, given)
+        torch.autograd.backward(made, incoming)
         gradients = [part.grad for part in first]
     layer.backward()
 

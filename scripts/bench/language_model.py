@@ -287,9 +287,9 @@ def draw(rows: Sequence[Mapping[str, str | int | float]], path: Path) -> None:
             heights = {int(row["hidden"]): float(row["words/s"]) for row in mine if row["contender"] == name}
             # Heights by that of torch.nn.LSTM, since words a second of small and large layers are far apart.
             base = {int(row["hidden"]): float(row["words/s"]) for row in mine if row["contender"] == BY_TORCH}
-            places = [sizes.index(size) + (number + 0.5) / len(names) * 0.8 - 0.4 for size in heights]
+            positions = [sizes.index(size) + (number + 0.5) / len(names) * 0.8 - 0.4 for size in heights]
             values = [height / base.get(size, height) for size, height in heights.items()]
-            axis.bar(places, values, 0.8 / len(names), label=name)
+            axis.bar(positions, values, 0.8 / len(names), label=name)
         axis.axhline(1.0, color="grey", linewidth=0.8)
         axis.set_xticks(range(len(sizes)), [str(size) for size in sizes])
         axis.set_title(f"vocabulary {vocabulary:,}, batch {batch}", fontsize=9)

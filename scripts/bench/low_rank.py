@@ -73,16 +73,16 @@ def ways(hidden: int, ranks: Sequence[int], dtype: torch.dtype, device: torch.de
         return LowRank(make(4 * hidden, rank, scale=scale), make(rank, hidden, scale=scale))
 
     lstms = [each for each in implementations_of("lstm").values() if can_run(each.traits, device.type, dtype)]
-    own = [
+    recomputing = [
         each.name for each in lstms if each.traits.recomputes and (has_compiler() or not each.traits.warms_up)
     ]
     full = LSTMWeights(*(make(4 * hidden, *size, scale=hidden**-0.5) for size in ((hidden,), (hidden,), ())))
-    found = [Way("full: torch.nn.LSTM", 0, "torch", full)]
-    found += [Way(f"full: econmt_ops, {name}", 0, name, full) for name in own]
+    layers = [Way("full: torch.nn.LSTM", 0, "torch", full)]
+    layers += [Way(f"full: econmt_ops, {name}", 0, name, full) for name in recomputing]
     for rank in ranks:
         thin = LowRankLSTMWeights(factors(rank), factors(rank), full.bias)
-        found += [Way(f"rank {rank}, {name}", rank, name, thin) for name in own]
-    return found
+        layers += [Way(f"rank {rank}, {name}", rank, name, thin) for name in recomputing]
+    return layers
 
 
 def passes(way: Way, inputs: Tensor) -> dict[str, Callable[[], Any]]:
@@ -114,10 +114,10 @@ def check(way: Way, inputs: Tensor) -> float:
     expected = [outputs, *torch.autograd.grad(outputs, [read, *exact], torch.ones_like(outputs))]
     run = passes(way, inputs)
     worst = 0.0
-    for found, wanted in zip(
+    for result, wanted in zip(
         [run["forward"](), *run["forward and backward"]()], [outputs, *expected], strict=True
     ):
-        difference = (found.detach().double() - wanted.detach()).abs().max() / wanted.detach().abs().max()
+        difference = (result.detach().double() - wanted.detach()).abs().max() / wanted.detach().abs().max()
         worst = max(worst, float(difference))
     allowed = _ALLOWED_TF32 if inputs.is_cuda and inputs.dtype == torch.float32 else _ALLOWED[inputs.dtype]
     if not worst <= allowed:
@@ -149,21 +149,21 @@ def rows(
             name = dtype_name(dtype)
             progress = f"low-rank {next(numbers)} of {len(dtypes) * len(batches)}: batch {batch}, {name}"
             inputs = torch.randn(batch, steps, hidden, device=device).to(dtype).requires_grad_()
-            found = ways(hidden, ranks, dtype, device)
+            layers = ways(hidden, ranks, dtype, device)
             differences = {}
-            for number, way in enumerate(found, 1):
-                say(f"{progress}, {way.name} ({number} of {len(found)})")
+            for number, way in enumerate(layers, 1):
+                say(f"{progress}, {way.name} ({number} of {len(layers)})")
                 differences[way.name] = check(way, inputs)
             say(f"{progress}, timing in turns")
             timings = {
-                what: time_in_turns({way.name: passes(way, inputs)[what] for way in found}, seconds, device)
+                what: time_in_turns({way.name: passes(way, inputs)[what] for way in layers}, seconds, device)
                 for what in PASSES
             }
             best = {
-                what: min(min(timing[way.name].samples) for way in found if not way.rank)
+                what: min(min(timing[way.name].samples) for way in layers if not way.rank)
                 for what, timing in timings.items()
             }
-            for way in found:
+            for way in layers:
                 row: Row = {"bench": "low-rank", "layer": way.name, "dtype": name, "batch": batch}
                 row |= {"hidden": hidden, "steps": steps, "rank": way.rank, "parameters": way.parameters}
                 for what, timing in timings.items():

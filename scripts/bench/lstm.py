@@ -81,10 +81,10 @@ def plain_layer(
         read, recurrent = read.t().contiguous().t(), recurrent.t().contiguous().t()
     h = inputs.new_zeros(inputs.shape[0], layer.hidden.shape[1])
     c = h.to(accumulate_dtype(h.dtype))
-    given = functional.linear(inputs, read, layer.bias).unbind(1) if at_once else inputs.unbind(1)
+    steps = functional.linear(inputs, read, layer.bias).unbind(1) if at_once else inputs.unbind(1)
     parts = list(zip(read.chunk(4), recurrent.chunk(4), layer.bias.chunk(4), strict=True))
     outputs = []
-    for x in given:
+    for x in steps:
         if at_once:
             gates: Sequence[Tensor] = torch.addmm(x, h, recurrent.t()).chunk(4, 1)
         elif combined:
@@ -121,8 +121,8 @@ def wavefront(inputs: Tensor, layers: Sequence[LSTMWeights]) -> Tensor:
     outputs = []
     for diagonal in range(steps + count - 1):
         low, high = max(0, diagonal - steps + 1), min(count - 1, diagonal) + 1
-        given = [inputs[:, min(diagonal, steps - 1)], *h]
-        reads = torch.stack([torch.cat([given[layer], h[layer]], 1) for layer in range(low, high)])
+        below = [inputs[:, min(diagonal, steps - 1)], *h]
+        reads = torch.stack([torch.cat([below[layer], h[layer]], 1) for layer in range(low, high)])
         sums = torch.baddbmm(biases[low:high], reads, weights[low:high])
         made_h, made_c = cell.forward(sums.flatten(0, 1), torch.cat(c[low:high]))
         h[low:high], c[low:high] = made_h.chunk(high - low), made_c.chunk(high - low)
@@ -172,7 +172,7 @@ def stages(compile_loop: bool) -> list[Stage]:
     ``compile_loop`` adds one layer's loop under torch.compile, which compiles for minutes.
     """
     fused = has_compiler()
-    found = [
+    schedules = [
         Stage("eight products a cell", "1x", _plain()),
         Stage("four gates in one product", "2x", _plain(combined=True)),
         Stage("input products of all steps in one", "", _plain(at_once=True)),
@@ -182,12 +182,12 @@ def stages(compile_loop: bool) -> list[Stage]:
         Stage("weights packed", "", _own("packed")),
     ]
     if fused:
-        found.append(Stage("pointwise fused (compiled)", "1.2x", _own("packed", "compiled")))
-    found.append(Stage("torch.nn.LSTM", "", by_torch))
+        schedules.append(Stage("pointwise fused (compiled)", "1.2x", _own("packed", "compiled")))
+    schedules.append(Stage("torch.nn.LSTM", "", by_torch))
     if compile_loop and fused:
         compiled = torch.compile(plain_layer, dynamic=False)
-        found.append(Stage("torch.compile of the loop", "", _plain(compiled, at_once=True)))
-    return found
+        schedules.append(Stage("torch.compile of the loop", "", _plain(compiled, at_once=True)))
+    return schedules
 
 
 def arguments(
@@ -240,16 +240,18 @@ def ablation_rows(
     its parts; InputError is raised if there is none.
     """
     known = stages(compile_loop)
-    found = [stage for stage in known if not only or any(part.lower() in stage.name.lower() for part in only)]
-    if not found:
+    chosen = [
+        stage for stage in known if not only or any(part.lower() in stage.name.lower() for part in only)
+    ]
+    if not chosen:
         names = "; ".join(stage.name for stage in known)
         raise InputError(f"--schedule '{', '.join(only)}': in no name of {names}")
     numbers = itertools.count(1)
     for dtype in dtypes:
         inputs, layers = arguments(shape, batch, dtype, device)
         slowest: dict[str, float] = {}
-        for stage in found:
-            say(f"lstm {next(numbers)} of {len(dtypes) * len(found)}: {stage.name}, {dtype_name(dtype)}")
+        for stage in chosen:
+            say(f"lstm {next(numbers)} of {len(dtypes) * len(chosen)}: {stage.name}, {dtype_name(dtype)}")
             forward, both = passes(stage.run, inputs, layers)
             row: Row = {"bench": "lstm", "schedule": stage.name, "dtype": dtype_name(dtype)}
             row |= {**asdict(shape), "batch": batch}
@@ -279,15 +281,15 @@ def rates(
     best = _own(backend="compiled" if has_compiler() else "eager")
     ways = {"econmt_ops": best, "torch.nn.LSTM": by_torch}
     for dtype in dtypes:
-        left = [batch for batch in batches or BATCHES if (dtype_name(dtype), batch) not in done]
-        peak = _peak_rate(shape.hidden, dtype, device) if left else 0.0
-        for number, batch in enumerate(left, 1):
+        remaining = [batch for batch in batches or BATCHES if (dtype_name(dtype), batch) not in done]
+        peak = _peak_rate(shape.hidden, dtype, device) if remaining else 0.0
+        for number, batch in enumerate(remaining, 1):
             if time.monotonic() > end:
                 return
             inputs, layers = arguments(shape, batch, dtype, device)
             rows: list[Row] = []
             for name, stack in ways.items():
-                say(f"lstm {number} of {len(left)}: batch {batch}, {name}, {dtype_name(dtype)}")
+                say(f"lstm {number} of {len(remaining)}: batch {batch}, {name}, {dtype_name(dtype)}")
                 row: Row = {"bench": "lstm-rates", "schedule": name, "dtype": dtype_name(dtype)}
                 row |= {**asdict(shape), "batch": batch}
                 row |= _timed(*passes(stack, inputs, layers), shape.operations(batch), device, samples)
@@ -418,7 +420,7 @@ def lstm_command(
         if ablation:
             [batch] = batches or [BATCH]
             title += f", batch {batch}"
-            found = ablation_rows(
+            measured = ablation_rows(
                 shape,
                 batch,
                 types,
@@ -430,10 +432,10 @@ def lstm_command(
             )
         else:
             done = {(row["dtype"], int(row["batch"])) for row in before}
-            found = rates(
+            measured = rates(
                 shape, types, session.device, say, samples=samples, batches=batches, limit=limit, done=done
             )
-        rows = session.kept(found)
+        rows = session.kept(measured)
     times, rate = ("forward, ms", "forward and backward, ms"), "forward and backward, GFLOP/s"
     if ablation:
         gains = ("forward, gain", "published gain", "forward and backward, gain", rate)

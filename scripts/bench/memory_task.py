@@ -215,16 +215,16 @@ def draw(rows: Sequence[Mapping[str, str | int | float]], path: Path) -> None:
 
 def lengths_of(text: str) -> list[int]:
     """Reads "1024", "1024,8192" or "1024..65536", a range of powers of four; raises ValueError otherwise."""
-    found: list[int] = []
+    lengths: list[int] = []
     for part in text.split(","):
         first, dots, last = part.partition("..")
         begin, end = int(first), int(last if dots else first)
         if not 1 <= begin <= end:
             raise ValueError(part)
-        found += [begin * 4**power for power in range(int(math.log(end / begin, 4) + 1e-9) + 1)]
-        if found[-1] != end:
-            found.append(end)
-    return found
+        lengths += [begin * 4**power for power in range(int(math.log(end / begin, 4) + 1e-9) + 1)]
+        if lengths[-1] != end:
+            lengths.append(end)
+    return lengths
 
 
 @with_option_groups

@@ -130,20 +130,20 @@ def parallel_command(
     measures = processes is not None or not to_predict
     if measures:
         _check_divisible(loaded, numbers, kinds)
-    found = None
+    profile = None
     with session.measuring() as say:
         if to_predict:
-            found = _profile(setting, max(2, *numbers), prediction.profile, say)
-        measured = _measure(session, setting, numbers, kinds, found, say) if measures else []
+            profile = _profile(setting, max(2, *numbers), prediction.profile, say)
+        measured = _measure(session, setting, numbers, kinds, profile, say) if measures else []
     title = f"{loaded.name}, batch {batch}, {precision}"
-    if found is None:
+    if profile is None:
         session.draw(measured, label=("division",), value="tokens/s", title=title)
         return
-    rows_found = session.kept(_predicted(found, setting, prediction.between, counts, kinds))
+    predicted = session.kept(_predicted(profile, setting, prediction.between, counts, kinds))
     columns = ("ranks", "division", "chunks", "milliseconds", "scaling", "exchange %", "MB sent")
-    session.print(rows_found, columns, f"{title}: predicted")
+    session.print(predicted, columns, f"{title}: predicted")
     if session.plot is not None:
-        _draw(rows_found, session.plot, f"{title}: predicted")
+        _draw(predicted, session.plot, f"{title}: predicted")
 
 
 def _check_gpus(device: torch.device, processes: int) -> None:
@@ -177,16 +177,16 @@ def _profile(setting: Setting, ranks: int, path: Path | None, say: Say) -> Profi
     """Reads the profile of this setting, or measures and writes it; raises InputError if the file is of another one."""
     wanted = (setting.recipe.name, setting.rows, setting.length, setting.device)
     if path is not None and path.exists():
-        found = parallel_profile.read_profile(path)
-        of = (found.recipe, found.batch, found.length, found.device)
-        if of != wanted:
-            raise InputError(f"{path}: of {_words(of)}, not {_words(wanted)}; give another file")
-        return found
+        profile = parallel_profile.read_profile(path)
+        setting_of_file = (profile.recipe, profile.batch, profile.length, profile.device)
+        if setting_of_file != wanted:
+            raise InputError(f"{path}: of {_words(setting_of_file)}, not {_words(wanted)}; give another file")
+        return profile
     say(f"{setting.recipe.name}: times of updates, layers and links")
-    found = parallel_profile.profile(setting, ranks)
+    profile = parallel_profile.profile(setting, ranks)
     if path is not None:
-        parallel_profile.write_profile(path, found)
-    return found
+        parallel_profile.write_profile(path, profile)
+    return profile
 
 
 def _words(of: tuple[str, int, int, str]) -> str:
@@ -199,12 +199,12 @@ def _measure(
     setting: Setting,
     counts: Sequence[int],
     kinds: Sequence[Kind],
-    found: Profile | None,
+    profile: Profile | None,
     say: Say,
 ) -> list[Row]:
     """Measures ways to share updates, prints them and the verdict."""
     wanted = parallel_measure.ways(counts, kinds, parallel_measure.stack_of(setting.recipe))
-    rows = session.kept(parallel_measure.rows(setting, wanted, say, found))
+    rows = session.kept(parallel_measure.rows(setting, wanted, say, profile))
     figures = ("milliseconds", "tokens/s", "scaling", "exchange %", "MB sent", "peak MB")
     title = f"{setting.recipe.name}, batch {'grown' if setting.grown else 'fixed'}, {setting.precision}"
     session.print(rows, ("division", "rows", *figures, "predicted tokens/s", "off %"), f"{title}: measured")
@@ -216,10 +216,10 @@ def _measure(
 
 
 def _predicted(
-    found: Profile, setting: Setting, between: LinkName | None, counts: Sequence[int], kinds: Sequence[Kind]
+    profile: Profile, setting: Setting, between: LinkName | None, counts: Sequence[int], kinds: Sequence[Kind]
 ) -> Iterator[Row]:
     """Yields the best division of each kind for each number of ranks."""
-    step, network = found.step, found.network(between)
+    step, network = profile.step, profile.network(between)
     one = predict(step, network, 1, 1, setting.rows)
     for count in counts:
         rows = setting.rows * (count if setting.grown else 1)

@@ -117,16 +117,16 @@ class Profile(Record):
 
 def read_profile(path: Path) -> Profile:
     """Reads the file of an earlier measurement; raises InputError if it is no profile."""
-    found = read_json(Profile, path, "measure anew: give another file")
-    if not found.rows or len(found.rows) != len(found.seconds) or found.rows != sorted(set(found.rows)):
+    read = read_json(Profile, path, "measure anew: give another file")
+    if not read.rows or len(read.rows) != len(read.seconds) or read.rows != sorted(set(read.rows)):
         raise InputError(f"{path}: rows do not rise, or have no time each; measure anew: give another file")
-    return found
+    return read
 
 
-def write_profile(path: Path, found: Profile) -> None:
+def write_profile(path: Path, measured: Profile) -> None:
     """Writes a profile; raises InputError if that fails."""
     try:
-        write_atomically(path, json_text(found.model_dump(), indent=1).encode())
+        write_atomically(path, json_text(measured.model_dump(), indent=1).encode())
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}") from None
 
@@ -198,10 +198,10 @@ def divided(recipe: Recipe, stages: int) -> Recipe:
 
 def profile(setting: Setting, ranks: int) -> Profile:
     """Measures the times of a prediction with so many ranks; raises EconmtError if a rank fails."""
-    found = together(_profile, setting.job(), ranks, setting.threads, HALVES * TURNS * setting.limit)
+    of_ranks = together(_profile, setting.job(), ranks, setting.threads, HALVES * TURNS * setting.limit)
     hosted = torch.cuda.device_count() if setting.device == "cuda" else usable_cores() // setting.threads
-    whole = {
-        **found[0],
+    record = {
+        **of_ranks[0],
         "recipe": setting.recipe.name,
         "batch": setting.rows,
         "length": setting.length,
@@ -209,7 +209,7 @@ def profile(setting: Setting, ranks: int) -> Profile:
         "ranks": ranks,
         "hosted": max(hosted, ranks),
     }
-    return Profile.model_validate(json.loads(json_text(whole)))
+    return Profile.model_validate(json.loads(json_text(record)))
 
 
 class Updates:
@@ -285,12 +285,12 @@ def _profile(job: Job) -> Job:
     for turn in range(TURNS):
         if rank == 0:
             alone[turn] = updates.seconds(rows[-1], budget)
-        for place, count in enumerate(rows):
+        for number, count in enumerate(rows):
             dist.barrier()
-            busy[turn][place] = updates.seconds(count, budget)
+            busy[turn][number] = updates.seconds(count, budget)
     times = torch.tensor(busy, dtype=torch.float64).amin(0)
     dist.all_reduce(times, op=dist.ReduceOp.MAX)
-    found: dict[str, Any] = {"alone": min(alone), "rows": rows, "seconds": times.tolist()}
+    result: dict[str, Any] = {"alone": min(alone), "rows": rows, "seconds": times.tolist()}
     if rank == 0:
         shape = shape_of(updates.recipe, rows[-1], updates.length)
         stacks: list[Stack] = []
@@ -301,17 +301,17 @@ def _profile(job: Job) -> Job:
                     Stack(*stack)
                     for stack in timed_stacks(step.model, shape, step.precision, step.implementations)
                 ]
-        found["stacks"] = stacks
-        found["shared"] = updates.shared(rows[-1], found["alone"])
+        result["stacks"] = stacks
+        result["shared"] = updates.shared(rows[-1], result["alone"])
         parameters = sum(each.numel() for each in updates.step.model.parameters() if each.requires_grad)
-        found["gradient_bytes"] = parameters * travelling(updates.recipe.parallel).itemsize
-        found["processor"] = torch.cuda.get_device_name(device) if device.type == "cuda" else processor()
+        result["gradient_bytes"] = parameters * travelling(updates.recipe.parallel).itemsize
+        result["processor"] = torch.cuda.get_device_name(device) if device.type == "cuda" else processor()
     dist.barrier()
     group = dist.new_group(backend="nccl", device_id=device) if device.type == "cuda" else None
-    found["latency"], found["byte"] = _link(device, group)
+    result["latency"], result["byte"] = _link(device, group)
     dist.barrier()
     dist.destroy_process_group()
-    return found if rank == 0 else {}
+    return result if rank == 0 else {}
 
 
 def _link(device: torch.device, group: dist.ProcessGroup | None) -> tuple[float, float]:

@@ -94,7 +94,7 @@ def tensors_for(shape: ScanShape, dtype: torch.dtype, device: torch.device) -> t
     )
 
 
-def passes(scan: Scan, decay: Tensor, inputs: Tensor, given: Tensor) -> dict[str, Callable[[], Any]]:
+def passes(scan: Scan, decay: Tensor, inputs: Tensor, incoming: Tensor) -> dict[str, Callable[[], Any]]:
     """Returns the forward pass alone, which keeps nothing, and the backward pass alone."""
 
     def forward() -> Tensor:
@@ -106,7 +106,7 @@ def passes(scan: Scan, decay: Tensor, inputs: Tensor, given: Tensor) -> dict[str
     def backward() -> tuple[Tensor, ...]:
         if not outputs:
             outputs.append(scan(decay, inputs))
-        return torch.autograd.grad(outputs[0], (decay, inputs), given, retain_graph=True)
+        return torch.autograd.grad(outputs[0], (decay, inputs), incoming, retain_graph=True)
 
     return {"forward": forward, "backward": backward}
 
@@ -188,7 +188,7 @@ def rows(
 
 
 def _timed(
-    found: dict[str, Scan],
+    implementations: dict[str, Scan],
     differences: dict[str, float],
     shape: ScanShape,
     dtype: torch.dtype,
@@ -201,13 +201,13 @@ def _timed(
     moved = count * shape.values * dtype.itemsize
     copy = captured(copy_of(count, shape, dtype, device), device)
     loops = {each.name for each in implementations_of("linear_recurrence").values() if each.traits.is_last}
-    for label, scan in found.items():
+    for label, scan in implementations.items():
         is_loop = label in loops
         steps = min(shape.steps, LOOP_STEPS) if is_loop else shape.steps
-        given = tensors_for(shape._replace(steps=steps), dtype, device)
-        run = passes(scan, given[0], given[1], given[2])[what]
+        operands = tensors_for(shape._replace(steps=steps), dtype, device)
+        run = passes(scan, operands[0], operands[1], operands[2])[what]
         if label == GIVEN_MEMORY:
-            run = into_given_memory(what, given[0], given[1], given[2])
+            run = into_given_memory(what, operands[0], operands[1], operands[2])
         run = run if is_loop else captured(run, device)
         timings = time_in_turns({"copy": copy, label: run}, seconds, device)
         scale = shape.steps / steps
@@ -219,7 +219,7 @@ def _timed(
             "copy milliseconds": 1e3 * copied, "bytes": moved, "GB/s": moved / taken / 1e9,
             "share of a copy": copied / taken, "difference": differences[label],
         }  # fmt: skip
-        del run, given
+        del run, operands
 
 
 @with_option_groups

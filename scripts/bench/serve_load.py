@@ -292,11 +292,11 @@ def main() -> None:
     said = server.stderr.readline()
     while server.poll() is None and "listening on" not in said:
         said = server.stderr.readline()
-    found = re.search(r"http://127\.0\.0\.1:(\d+)/", said)
-    if found is None:
+    address = re.search(r"http://127\.0\.0\.1:(\d+)/", said)
+    if address is None:
         sys.exit(said or "the server did not start")
     try:
-        code = asyncio.run(measure(int(found[1]), server.pid, options))
+        code = asyncio.run(measure(int(address[1]), server.pid, options))
     finally:
         server.send_signal(signal.SIGTERM)
         rest = server.stderr.read()

@@ -171,9 +171,9 @@ def run_sum(case: Case) -> str:
     sums = KeyGradients(problem.kernels)
     sums.add(query, dscores)
     hidden = torch.zeros(case.batch, case.positions, case.size, dtype=torch.float64, device=DEVICE)
-    for row, given in zip(query.split(case.batch), dscores.split(case.batch), strict=True):
+    for row, dscore in zip(query.split(case.batch), dscores.split(case.batch), strict=True):
         t = torch.tanh(row.double().unsqueeze(1) + problem.keys.double())
-        hidden += given.double().unsqueeze(2) * (1 - t * t)
+        hidden += dscore.double().unsqueeze(2) * (1 - t * t)
     assert problem.score is not None
     error = relative(sums.keys, hidden * problem.score.double())
     return f"us {time_launches(lambda: sums.add(query, dscores), 3):6.1f}          errors {error:.1e}"

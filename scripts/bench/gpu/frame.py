@@ -58,9 +58,9 @@ def brief(error: Exception) -> str:
     return f"FAILED {type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
-def relative(found: Tensor, expected: Tensor) -> float:
+def relative(value: Tensor, expected: Tensor) -> float:
     """Returns the norm of the difference relative to that of the expected values."""
-    return float((found.detach().double() - expected.detach()).norm() / (expected.detach().norm() + 1e-12))
+    return float((value.detach().double() - expected.detach()).norm() / (expected.detach().norm() + 1e-12))
 
 
 def compiled_by_workers(name: str, worker: int | None, jobs: Sequence[Call]) -> bool:
@@ -128,4 +128,4 @@ def milliseconds(
             end.synchronize()
             samples[name].append(begin.elapsed_time(end) / counts[name])
             counts[name] = max(1, round(1.0 / samples[name][-1]))
-    return {name: statistics.median(found[1:]) / repeats for name, found in samples.items()}
+    return {name: statistics.median(values[1:]) / repeats for name, values in samples.items()}

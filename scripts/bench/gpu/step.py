@@ -62,16 +62,17 @@ class Run(NamedTuple):
 def batches_of(task: TranslationTask, shapes: list[tuple[int, int, int]], full: float) -> list[Batch]:
     """Draws batches in which a share ``full`` of the rows has all positions, the others 60 to 100 % of them."""
     draw = torch.Generator().manual_seed(1)
-    found = []
+    batches = []
     for shape in shapes:
         batch = task.example(Shape(*shape))
         shorter = torch.rand(shape[0], generator=draw) >= full
         shares = torch.where(shorter, 0.6 + 0.4 * torch.rand(shape[0], generator=draw), 1.0)
         lengths = [(shares * positions).ceil().long() for positions in shape[1:]]
         source, target = (
-            torch.arange(size)[None] < own[:, None] for size, own in zip(shape[1:], lengths, strict=True)
+            torch.arange(size)[None] < length[:, None]
+            for size, length in zip(shape[1:], lengths, strict=True)
         )
-        found.append(
+        batches.append(
             replace(
                 batch,
                 source=batch.source * source,
@@ -83,7 +84,7 @@ def batches_of(task: TranslationTask, shapes: list[tuple[int, int, int]], full: 
                 target_tokens=int(target.sum()),
             )
         )
-    return found
+    return batches
 
 
 def prepare(variant: str, task: TranslationTask, batches: list[Batch], precision: str) -> Run:
@@ -153,7 +154,7 @@ def timed(runs: dict[str, Run], count: int, seconds: float) -> dict[str, float]:
                 run.step(number)
             torch.cuda.synchronize()
             samples[name].append((time.perf_counter() - began) / passes)
-    return {name: sorted(found)[len(found) // 2] for name, found in samples.items()}
+    return {name: sorted(times)[len(times) // 2] for name, times in samples.items()}
 
 
 def largest(peak: Callable[[int], int], rows: int, budget: int) -> int:
@@ -212,15 +213,17 @@ def main() -> None:
         torch.manual_seed(2)
         batches = batches_of(task, shapes, full)
         runs: dict[str, Run] = {}
-        own: dict[str, list[Batch]] = {}
+        batches_of_variant: dict[str, list[Batch]] = {}
         for variant in given.variants:
             if variant == "plain" and not task.recipe.model.decoder.input_feeding:
                 continue
             try:
-                own[variant] = batches
+                batches_of_variant[variant] = batches
                 if given.budget is not None:
-                    own[variant] = batches_within(given.budget, variant, task, shapes[0], full, precision)
-                runs[variant] = prepare(variant, task, own[variant], precision)
+                    batches_of_variant[variant] = batches_within(
+                        given.budget, variant, task, shapes[0], full, precision
+                    )
+                runs[variant] = prepare(variant, task, batches_of_variant[variant], precision)
             except (RuntimeError, ValueError, TypeError, AttributeError) as error:
                 print(
                     f"{name:8}{precision:10}{variant:11} failed: {str(error).strip().splitlines()[0][:90]}",
@@ -229,13 +232,13 @@ def main() -> None:
         count = 1 if given.budget is not None else len(batches)
         for variant, seconds in timed(runs, count, given.seconds).items():
             run = runs[variant]
-            tokens = sum(batch.target_tokens for batch in own[variant])
-            both = tokens + sum(batch.source_tokens for batch in own[variant])
+            tokens = sum(batch.target_tokens for batch in batches_of_variant[variant])
+            both = tokens + sum(batch.source_tokens for batch in batches_of_variant[variant])
             row = {
                 "workload": name,
                 "precision": precision,
                 "variant": variant,
-                "rows": [len(batch.source) for batch in own[variant]],
+                "rows": [len(batch.source) for batch in batches_of_variant[variant]],
                 "target tokens/s": tokens / seconds,
                 "source and target tokens/s": both / seconds,
                 "milliseconds": 1e3 * seconds / count,
