@@ -88,7 +88,7 @@ ADVICE = "look at it"
 TURN_SECONDS = 1.0
 
 
-class Place:
+class TinyModel:
     """A tiny trained model in a folder, which the targets read and damage copies of."""
 
     def __init__(self, folder: Path) -> None:
@@ -175,20 +175,20 @@ def edited_bytes(content: bytes, changes: list[Change]) -> bytes:
     return edited(content.decode("latin-1"), changes).encode("utf-8", "surrogatepass")
 
 
-def places_in(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+def paths_in(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """Yields every path in plain data; of a long list the first few."""
     yield path
     if isinstance(tree, dict):
         for key, value in tree.items():
-            yield from places_in(value, (*path, key))
+            yield from paths_in(value, (*path, key))
     elif isinstance(tree, list):
         for number, value in enumerate(tree[:8]):
-            yield from places_in(value, (*path, number))
+            yield from paths_in(value, (*path, number))
 
 
 def changed_data(draw: Random, tree: Any) -> Any:
     """Returns plain data with one to three values replaced or removed."""
-    paths = list(places_in(tree))
+    paths = list(paths_in(tree))
     changes = [(draw.choice(paths), draw.random() < 0.3, any_value(draw)) for _ in range(draw.randint(1, 3))]
     return _changed(tree, changes)
 
@@ -207,7 +207,7 @@ def _changed(tree: Any, changes: list[tuple[tuple[Any, ...], bool, Any]]) -> Any
                 del inner[path[-1]]
             else:
                 inner[path[-1]] = value
-        except (KeyError, IndexError, TypeError):  # an earlier change has taken the place away
+        except (KeyError, IndexError, TypeError):  # an earlier change has removed this path
             continue
     return tree
 
@@ -215,10 +215,10 @@ def _changed(tree: Any, changes: list[tuple[tuple[Any, ...], bool, Any]]) -> Any
 Target = tuple[Callable[[Random], Any], Callable[[Any], object]]
 
 
-def targets_of(place: Place) -> dict[str, Target]:
+def targets_of(tiny: TinyModel) -> dict[str, Target]:
     """Returns the targets by name, each as a function that draws inputs (plain data) and one that runs them."""
-    data = place.folder / "damaged.safetensors"
-    shipped = [SMALL, SMALL, SMALL, recipe_text(place.loaded.recipe, changed_only=True)]
+    data = tiny.folder / "damaged.safetensors"
+    shipped = [SMALL, SMALL, SMALL, recipe_text(tiny.loaded.recipe, changed_only=True)]
     keys = [key for key, _, _ in walk(Recipe)]
 
     def recipe(text: str) -> None:
@@ -237,8 +237,8 @@ def targets_of(place: Place) -> dict[str, Target]:
         read_tensors(data)
 
     def stream(text: str) -> None:
-        vocabularies = place.loaded.vocabularies
-        for lines in _lines(base64.b64decode(text), place.folder):
+        vocabularies = tiny.loaded.vocabularies
+        for lines in _lines(base64.b64decode(text), tiny.folder):
             vocabularies.source.encode_many(lines)
             for number, line in enumerate(lines, 1):
                 assert printable(printable(line)) == printable(line)
@@ -249,23 +249,23 @@ def targets_of(place: Place) -> dict[str, Target]:
     def an_override(draw: Random) -> str:
         return f"{draw.choice(keys) if draw.random() < 0.8 else any_text(draw)}={any_text(draw)}"
 
-    short, header = _short(place.state), json.dumps(place.results)
-    names = sorted(place.files)
+    short, header = _short(tiny.state), json.dumps(tiny.results)
+    names = sorted(tiny.files)
     return {
         "recipe": (lambda draw: edited(draw.choice(shipped), any_changes(draw)), recipe),
         "overrides": (lambda draw: [an_override(draw) for _ in range(draw.randint(1, 2))], overrides),
-        "state": (lambda draw: changed_data(draw, short), lambda tree: state(_long(tree, place.state))),
-        "results": (lambda draw: changed_data(draw, place.results), lambda tree: _checked(ResultsFile, tree)),
-        "meta": (lambda draw: changed_data(draw, place.meta), lambda tree: _checked(StoreDescription, tree)),
+        "state": (lambda draw: changed_data(draw, short), lambda tree: state(_long(tree, tiny.state))),
+        "results": (lambda draw: changed_data(draw, tiny.results), lambda tree: _checked(ResultsFile, tree)),
+        "meta": (lambda draw: changed_data(draw, tiny.meta), lambda tree: _checked(StoreDescription, tree)),
         "json": (lambda draw: edited(header, any_changes(draw)), lambda text: parse_json(text, "f", "a")),
-        "parameters": (lambda draw: _safetensors(draw, place.parameters), parameters),
+        "parameters": (lambda draw: _safetensors(draw, tiny.parameters), parameters),
         "stream": (_stream, stream),
         "folder": (
             lambda draw: (draw.choice(names), any_changes(draw)),
-            lambda given: _folder(place, *given),
+            lambda given: _folder(tiny, *given),
         ),
-        "translate": (_stream, lambda text: _translate(place, text)),
-        "words": (lambda draw: _words(draw, place), lambda words: _words_given(place, words)),
+        "translate": (_stream, lambda text: _translate(tiny, text)),
+        "words": (lambda draw: _words(draw, tiny), lambda words: _words_given(tiny, words)),
     }
 
 
@@ -337,15 +337,15 @@ def _lines(content: bytes, folder: Path) -> Iterator[list[str]]:
         os.close(descriptor)
 
 
-def _folder(place: Place, name: str, changes: list[Change]) -> None:
+def _folder(tiny: TinyModel, name: str, changes: list[Change]) -> None:
     """Loads a model folder with one damaged file."""
-    folder = place.folder / "damaged"
+    folder = tiny.folder / "damaged"
     if not folder.exists():
-        shutil.copytree(place.run, folder)
+        shutil.copytree(tiny.run, folder)
     path = folder / name
     try:
         path.unlink(missing_ok=True)
-        path.write_bytes(edited_bytes(place.files[name], changes))
+        path.write_bytes(edited_bytes(tiny.files[name], changes))
         home = ModelFolder(folder)
         for look in (
             lambda: inspect_folder(folder),
@@ -356,20 +356,20 @@ def _folder(place: Place, name: str, changes: list[Change]) -> None:
                 look()
     finally:
         path.unlink(missing_ok=True)
-        path.write_bytes(place.files[name])
+        path.write_bytes(tiny.files[name])
 
 
-def _translate(place: Place, text: str) -> None:
-    for lines in _lines(base64.b64decode(text), place.folder):
-        for number, translation in enumerate(place.translator.translate_chunk(lines)):
+def _translate(tiny: TinyModel, text: str) -> None:
+    for lines in _lines(base64.b64decode(text), tiny.folder):
+        for number, translation in enumerate(tiny.translator.translate_chunk(lines)):
             assert "\n" not in translation.text
             assert translation.text == translation.text.strip()
             for kind in ("translation", "score", "json"):
                 format_translation(translation, kind).encode("utf-8", "surrogateescape")
             format_nbest(translation, number)
-        encode = token_ids(place.loaded.vocabularies.target)
+        encode = token_ids(tiny.loaded.vocabularies.target)
         with contextlib.suppress(KeyError):  # the verb tells it
-            place.scorer.score_ids(lines, [encode(line) for line in lines])
+            tiny.scorer.score_ids(lines, [encode(line) for line in lines])
 
 
 # fmt: off
@@ -382,12 +382,12 @@ _OPTIONS = [
 # fmt: on
 
 
-def _words(draw: Random, place: Place) -> list[str]:
+def _words(draw: Random, tiny: TinyModel) -> list[str]:
     """Draws a command line of verbs, options, files and random text."""
     files = [
-        str(place.folder / name) for name in ("run", "train.src", "train.trg", "tiny.yaml", "out", "none")
+        str(tiny.folder / name) for name in ("run", "train.src", "train.trg", "tiny.yaml", "out", "none")
     ]
-    verb = [draw.choice(place.words)] if draw.random() < 0.9 else []
+    verb = [draw.choice(tiny.words)] if draw.random() < 0.9 else []
     choices = [_OPTIONS, _OPTIONS, files, ["show", "copy", "list", "validate"]]
     rest = [
         draw.choice(draw.choice(choices)) if draw.random() < 0.75 else any_text(draw)
@@ -396,7 +396,7 @@ def _words(draw: Random, place: Place) -> list[str]:
     return verb + rest
 
 
-def _words_given(place: Place, words: list[str]) -> None:
+def _words_given(tiny: TinyModel, words: list[str]) -> None:
     """Runs a command line, unless it would train, download or fill memory."""
     first = next((word for word in words if not word.startswith("-")), None)
     if first in ("train", "prepare", "bench", "profile", None) or "\0" in "".join(words):
@@ -404,13 +404,13 @@ def _words_given(place: Place, words: list[str]) -> None:
     words = [word.encode("utf-8", "replace").decode() if any(map(_is_half, word)) else word for word in words]
     before = sys.stdin, sys.stdout, sys.stderr, Path.cwd(), torch.get_num_threads()
     said = io.StringIO()
-    scratch = place.folder / "scratch"
+    scratch = tiny.folder / "scratch"
     scratch.mkdir(exist_ok=True)
     code: object = 0
     try:
         os.chdir(scratch)
         sys.stdout = sys.stderr = said
-        sys.stdin = (place.folder / "train.src").open(encoding="utf-8")
+        sys.stdin = (tiny.folder / "train.src").open(encoding="utf-8")
         command([*words, "--debug"] if "--" not in words else words)
     except SystemExit as end:
         code = end.code
@@ -455,7 +455,7 @@ def main() -> int:
     options = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name, contextlib.redirect_stderr(io.StringIO()):
-        targets = targets_of(Place(Path(name)))
+        targets = targets_of(TinyModel(Path(name)))
         if options.again is not None:
             saved = json.loads(options.again.read_text(encoding="utf-8"))
             target = targets[saved["target"]][1]

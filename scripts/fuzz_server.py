@@ -32,7 +32,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
-from fuzz import Place, any_changes, any_text, changed_data, edited, edited_bytes
+from fuzz import TinyModel, any_changes, any_text, changed_data, edited, edited_bytes
 
 import econmt
 from econmt.errors import printable
@@ -391,7 +391,7 @@ def main() -> int:
     with (
         tempfile.TemporaryDirectory() as name,
         contextlib.redirect_stderr(io.StringIO()),
-        serving(Place(Path(name)).run) as port,
+        serving(TinyModel(Path(name)).run) as port,
     ):
         if options.again is None:
             return run_all(port, options, logged)
