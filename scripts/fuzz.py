@@ -89,7 +89,7 @@ TURN_SECONDS = 1.0
 
 
 class TinyModel:
-    """A tiny trained model in a folder, which the targets read and damage copies of."""
+    """Tiny trained model in a folder, which the targets read and of which they damage copies."""
 
     def __init__(self, folder: Path) -> None:
         lines = ["a b", "b c d", "d", "a < b"] * 6
@@ -314,7 +314,7 @@ _PIECES = [
 
 
 def _stream(draw: Random) -> str:
-    """Lines of words, of anything, and of bytes that are no text, as base64."""
+    """Draws lines of words, of anything, and of bytes that are no text, as base64."""
     parts = []
     for _ in range(draw.randrange(7)):
         kind = draw.random()

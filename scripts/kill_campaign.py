@@ -90,7 +90,7 @@ LONGEST = 300.0
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of run.
+    """Kind of run to kill.
 
     Attributes:
         name: Name in the table.
@@ -140,7 +140,7 @@ class Kill:
 
 
 class Run:
-    """One start of the command."""
+    """Call of ``econmt train`` in a process of its own."""
 
     def __init__(self, recipe: Path, folder: ModelFolder, kind: Kind, *options: str) -> None:
         self.folder, self.kind = folder, kind

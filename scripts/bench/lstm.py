@@ -318,7 +318,7 @@ def _timed(
 
 
 def _seconds(function: Callable[[], object], device: torch.device) -> float:
-    """Seconds of one call."""
+    """Returns the seconds of one call."""
     synchronize = synchronizer(device)
     synchronize()
     began = time.perf_counter()

@@ -1,4 +1,4 @@
-"""``python -m scripts.bench memory``: memory and time of training steps that recompute what others keep.
+"""``python -m scripts.bench memory``: measures memory and time of training steps that recompute activations.
 
 The steps of a recipe are measured with each implementation and stash, with torch.utils.checkpoint, and the output layer
 alone. Loss and gradient norm of each variant are compared with the reference's before it is timed. The learning rate

@@ -77,7 +77,7 @@ class Variant(NamedTuple):
 
 
 def step_variants() -> list[Variant]:
-    """Returns the rows of a table of steps, the reference first, without those of torch.utils.checkpoint."""
+    """Returns the variants that use econmt_ops, and the reference first."""
     rows = [
         Variant("reference", REFERENCE),
         Variant("+ output", REFERENCE._replace(output="recompute")),
@@ -97,13 +97,13 @@ def step_variants() -> list[Variant]:
 
 
 def checkpoint_variants() -> list[Variant]:
-    """Returns the rows of torch.utils.checkpoint."""
+    """Returns the variants that use torch.utils.checkpoint."""
     scopes = ("attention", "step", "everything")
     return [Variant(f"checkpoint: {scope}", REFERENCE, scope=scope) for scope in scopes]
 
 
 class CheckpointedDecoder(InputFeedingDecoder):
-    """The decoder in plain PyTorch, with torch.utils.checkpoint round each step's attention or each whole step.
+    """Decoder in plain PyTorch, with torch.utils.checkpoint around the attention of each step or around each step.
 
     Nothing inside draws random numbers, since dropout masks are made before the loop, so no random states are saved.
     """
@@ -183,7 +183,7 @@ class CheckpointedDecoder(InputFeedingDecoder):
 
 
 class CheckpointedModel(TranslationModel):
-    """The parameters of another model, run with torch.utils.checkpoint; see :class:`Variant` for the scopes."""
+    """Model that computes with another model's parameters, and with torch.utils.checkpoint; see :class:`Variant`."""
 
     def __init__(self, original: TranslationModel, scope: str) -> None:
         config = original.config

@@ -47,7 +47,7 @@ _LOOK = 10
 
 
 class GILR(nn.Module):
-    """The gated impulse linear recurrence: g = sigmoid(U x + b), h_t = g h_{t-1} + (1 - g) tanh(V x + c).
+    """Gated impulse linear recurrence: g = sigmoid(U x + b), h_t = g h_{t-1} + (1 - g) tanh(V x + c).
 
     (Martin and Cundy 2018.)
     """
@@ -91,7 +91,7 @@ CELLS: dict[str, Cell] = {
 
 
 class Setting(NamedTuple):
-    """Cell's name, steps, units, sequences of an update, symbols, learning rate and seed of a run."""
+    """Settings of a run: name of the cell, steps, units, sequences of an update, symbols, learning rate and seed."""
 
     cell: str
     steps: int

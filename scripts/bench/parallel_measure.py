@@ -47,10 +47,12 @@ WITHIN = 10.0
 
 
 class Way(NamedTuple):
-    """A way to share updates that is measured.
+    """Division of updates among processes.
 
     Attributes:
-        processes: how many. kind: see :data:`econmt.parallel.cost_model.KINDS`. stages: of a pipeline.
+        processes: number of processes.
+        kind: see :data:`econmt.parallel.cost_model.KINDS`.
+        stages: stages of a pipeline.
     """
 
     processes: int
@@ -59,12 +61,12 @@ class Way(NamedTuple):
 
     @property
     def division(self) -> str:
-        """Words for tables, such as "2 x 2 stages"."""
+        """Name for tables, such as "2 x 2 stages"."""
         return division_text(self.processes // self.stages, self.stages)
 
 
 def division_text(replicas: int, stages: int) -> str:
-    """Returns words for a division, such as "alone", "4 data" or "2 x 2 stages"."""
+    """Returns the name of a division, such as "alone", "4 data" or "2 x 2 stages"."""
     parts = [f"{replicas}"] * (replicas > 1) + [f"{stages} stages"] * (stages > 1)
     if stages == 1:
         return f"{replicas} data" if replicas > 1 else "alone"
@@ -107,7 +109,7 @@ def left_out(recipe: Recipe, processes: Sequence[int], kinds: Sequence[Kind]) ->
 
 
 def stack_of(recipe: Recipe) -> int:
-    """Layers of the longer stack of a model, over which a pipeline divides it."""
+    """Returns the number of layers of a model's longer stack, which a pipeline divides."""
     model = recipe.model
     if isinstance(model, LanguageModelSection):
         return model.layers
@@ -220,7 +222,7 @@ def _measured(setting: Setting, way: Way, job: Job) -> dict[str, Any]:
 
 
 def _work(job: Job) -> Job:
-    """Measures in each rank."""
+    """Measures updates; each rank runs this."""
     recipe = Recipe.model_validate(job["recipe"])
     environment = rank_environment()
     assert environment is not None

@@ -74,8 +74,8 @@ class Profile(Record):
         length: Positions of a row.
         device: cpu or cuda.
         processor: Name of the processor or GPU.
-        ranks: Ranks that worked at once.
-        hosted: Ranks that the machine has room for.
+        ranks: Number of ranks that worked at once.
+        hosted: Largest number of ranks on this machine.
         alone, rows, seconds, shared, gradient_bytes, stacks: See :class:`econmt.parallel.cost_model.StepProfile`.
         latency, byte: Link between two ranks as an all-reduce finds it, seconds and seconds a byte.
     """
@@ -98,7 +98,7 @@ class Profile(Record):
 
     @property
     def step(self) -> StepProfile:
-        """Times of one rank."""
+        """Times of one rank's update."""
         return StepProfile(
             self.alone,
             tuple(self.rows),
@@ -109,7 +109,7 @@ class Profile(Record):
         )
 
     def network(self, between: LinkName | None) -> Network:
-        """Hosts like this one, joined by a link of :data:`BETWEEN`."""
+        """Returns a network of hosts like this one, joined by a link of :data:`BETWEEN`."""
         on_gpu = self.device == "cuda"
         link = BETWEEN[between or ("ndr" if on_gpu else "10gbe")]
         return Network(self.hosted, Link(self.latency, self.byte), link, on_gpu)
@@ -165,7 +165,7 @@ class Setting(NamedTuple):
         return settle(task, lambda: task.build_model().to(device), shape, device, precision)[0]
 
     def job(self) -> dict[str, Any]:
-        """Returns what a process has to know, as JSON values."""
+        """Returns the task of a process, as JSON values."""
         return {
             "recipe": self.recipe.model_dump(mode="json"),
             "rows": self.rows,
@@ -273,7 +273,7 @@ class Updates:
 
 
 def _profile(job: Job) -> Job:
-    """Measures in each rank; the first gives the result."""
+    """Measures times; each rank runs this, and the first returns the result."""
     dist.init_process_group("gloo", timeout=TIMEOUT)
     rank = dist.get_rank()
     device = torch.device("cuda", rank) if job["device"] == "cuda" else torch.device("cpu")

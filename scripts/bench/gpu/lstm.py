@@ -128,7 +128,7 @@ def run_case(case: str, compare: bool = True) -> str:
 
 
 class Walk:
-    """The recurrence of a bfloat16 layer alone, with random input shares of the gates."""
+    """Recurrence of a bfloat16 layer without its input products, with random input shares of the gates."""
 
     def __init__(self, batch: int, hidden: int, steps: int = STEPS) -> None:
         torch.manual_seed(1)
