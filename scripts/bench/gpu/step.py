@@ -18,14 +18,15 @@ from __future__ import annotations
 import gc
 import itertools
 import json
-import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
+from econmt.bench.rows import time_in_turns
 from econmt.config.recipe import load_recipe
 from econmt.config.yaml_reader import parse_size
 from econmt.data.batching.batches import Batch
@@ -143,18 +144,15 @@ def prepare(variant: str, task: TranslationTask, batches: list[Batch], precision
 
 def timed(runs: dict[str, Run], count: int, seconds: float) -> dict[str, float]:
     """Returns the median seconds of a pass over all batches of each variant, in turns."""
-    samples: dict[str, list[float]] = {name: [] for name in runs}
-    deadline = time.perf_counter() + seconds * len(runs)
-    while time.perf_counter() < deadline or min(map(len, samples.values())) < 3:
-        for name, run in runs.items():
-            passes = max(1, 30 // count)
-            torch.cuda.synchronize()
-            began = time.perf_counter()
-            for _, number in itertools.product(range(passes), range(count)):
-                run.step(number)
-            torch.cuda.synchronize()
-            samples[name].append((time.perf_counter() - began) / passes)
-    return {name: sorted(times)[len(times) // 2] for name, times in samples.items()}
+    passes = max(1, 30 // count)
+
+    def steps(run: Run) -> None:
+        for _, number in itertools.product(range(passes), range(count)):
+            run.step(number)
+
+    functions = {name: partial(steps, run) for name, run in runs.items()}
+    timings = time_in_turns(functions, seconds * len(runs), DEVICE)
+    return {name: timing.median / passes for name, timing in timings.items()}
 
 
 def largest(peak: Callable[[int], int], rows: int, budget: int) -> int:
