@@ -65,26 +65,20 @@ model: {{embedding: 4, encoder: {{size: 4}}, decoder: {{size: 4}}, attention: {{
 training: {{batch: {{size: 4}}, max_updates: 2, checkpoint_interval: 1, device: cpu, threads: 1}}
 decoding: {{beam_size: 2, max_output_factor: 0.5}}
 """
-# fmt: off
 HOSTILE_TEXT = [
-    *( "", " ", "~", "null", "true", "no", "-1", "0", "1e999", ".nan", ".inf", "-.inf", "0x10", "9" * 30,
-    "9" * 5000, ), *( "'", '"', "[", "]", "{", "}", "{a: b}", "[1, 2]", "[0.9]", "&a", "*a", "!!bool maybe",
-    "!!float ''", "!!int 1.5", ), *( "!!binary x", "!!python/object:os.system", "!!set {a}", "%YAML 9.9",
-    "---", "...", "? ", "- ", ": ", "#", "|", ">", ), *( "\x00", "\x1b[2J", "\x7f", "\x85", "\u2028",
-    "\u202e", "\ud800", "\udcff", "\ufeff", "\U0010ffff", "²", "٣", "ﬀ", ), *( '"\\U00110000"', '"\\ud800"',
-    '"\\0"', "/", "//", "..", "~nouser/x", "a/b", "a" * 300, "x" * 5000, "\n", "\r", "\t", ), *( "auto",
-    "cpu", "cuda:99", "cuda:99999999999999999999", "meta", "4GiB", "1e9GiB", "best", "last", "1", "2",
-    "2.5", ),
-]
-# fmt: on
-# fmt: off
+    "", " ", "~", "null", "true", "no", "-1", "0", "1e999", ".nan", ".inf", "-.inf", "0x10", "9" * 30, "9" * 5000,
+    "'", '"', "[", "]", "{", "}", "{a: b}", "[1, 2]", "[0.9]", "&a", "*a", "!!bool maybe", "!!float ''", "!!int 1.5",
+    "!!binary x", "!!python/object:os.system", "!!set {a}", "%YAML 9.9", "---", "...", "? ", "- ", ": ", "#", "|", ">",
+    "\x00", "\x1b[2J", "\x7f", "\x85", "\u2028", "\u202e", "\ud800", "\udcff", "\ufeff", "\U0010ffff", "²", "٣", "ﬀ",
+    '"\\U00110000"', '"\\ud800"', '"\\0"', "/", "//", "..", "~nouser/x", "a/b", "a" * 300, "x" * 5000, "\n", "\r", "\t",
+    "auto", "cpu", "cuda:99", "cuda:99999999999999999999", "meta", "4GiB", "1e9GiB", "best", "last", "1", "2", "2.5",
+]  # fmt: skip
 HOSTILE_VALUES: list[Any] = [
-    *( None, True, False, -1, 0, 1, 2**31, 2**63, 2**64, 10**40, -(10**40), 0.5, -0.0, float("nan"),
-    float("inf"), ), *( "", "x", "1", "\x00\x1b", "\ud800", "9" * 400, [], [None], [[]], {}, {"": 0},
-    [1] * 625, {"a": {"b": []}}, ),
-]
-# fmt: on
+    None, True, False, -1, 0, 1, 2**31, 2**63, 2**64, 10**40, -(10**40), 0.5, -0.0, float("nan"), float("inf"),
+    "", "x", "1", "\x00\x1b", "\ud800", "9" * 400, [], [None], [[]], {}, {"": 0}, [1] * 625, {"a": {"b": []}},
+]  # fmt: skip
 ADVICE = "look at it"
+"""Advice that the readers of files put behind an error."""
 TURN_SECONDS = 1.0
 
 
@@ -372,14 +366,12 @@ def _translate(tiny: TinyModel, text: str) -> None:
             tiny.scorer.score_ids(lines, [encode(line) for line in lines])
 
 
-# fmt: off
 _OPTIONS = [
     "-m", "-o", "-i", "-r", "-s", "-t", "-b", "-n", "-c", "-w", "-l", "--rank", "--seed", "--threads",
     "--json", "--sample", "--temperature", "--nbest-size", "--batch-size", "--length-penalty-alpha",
     "--max-output-factor", "--tokenize", "--metrics", "--energy", "--checkpoint", "--device", "--fit",
     "--bucket", "--output-type", "--score-type", "--estimate", "--language", "--chunk-size", "--",
-]
-# fmt: on
+]  # fmt: skip
 
 
 def _words(draw: Random, tiny: TinyModel) -> list[str]:
