@@ -44,7 +44,7 @@ def test_the_result_is_a_model_folder_like_any_other(call: Call, word_model: Pat
     ]  # fmt: skip
     said = call("info", made).out
     assert "1 x LSTM 8 of rank 3, both directions: bottom" in said
-    assert "its LSTM matrices compressed to thin factors" in said
+    assert "its LSTM matrices compressed to low-rank factors" in said
     found = json.loads(call("info", made, "--json").out)
     assert found["compressed"] == {"encoder": "3", "decoder": "3"}
     assert found["model"]["decoder"]["rank"] == 3
