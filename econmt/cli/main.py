@@ -27,9 +27,9 @@ from econmt.errors import EconmtError, InputError, printable, talk
 from econmt.parallel.orphans import end_with_launcher
 
 COMMANDS = {
-    "train": "Train a model from a recipe, or go on where it stopped.",
+    "train": "Train a model from a recipe, or resume its run.",
     "translate": "Translate text with one or several trained models.",
-    "serve": "Answer translation requests over HTTP, with a page in the browser.",
+    "serve": "Translate over HTTP, with a page in the browser.",
     "score": "Print the log-probability of given translations or text.",
     "generate": "Write text with a trained language model.",
     "rerank": "Sort n-best lists by references or by other models.",
