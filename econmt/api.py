@@ -360,8 +360,8 @@ class TrainedModel:
         table = read_lexicon(Path(path), self.vocabulary, self.vocabularies)
         return Shortlists(table, target.size, top or table.shape[1], source is target)
 
-    def search_options(self, given: Mapping[str, Any]) -> SearchOptions:
-        """Returns the recipe's search options, changed by those given by name; None leaves a value unchanged.
+    def search_options(self, search: Mapping[str, Any]) -> SearchOptions:
+        """Returns the recipe's search options with the changes in ``search``, by name; None leaves a value unchanged.
 
         Raises:
             InputError: if a name is unknown or a value is out of range.
@@ -370,9 +370,9 @@ class TrainedModel:
 
             options = model.search_options({"beam_size": 10, "length_penalty_alpha": 0.8})
         """
-        if not isinstance(given, Mapping):
-            raise InputError(f"search {given!r}: expected options by name, as {{'beam_size': 5}}")
-        changes = {name: value for name, value in given.items() if value is not None}
+        if not isinstance(search, Mapping):
+            raise InputError(f"search {search!r}: expected options by name, as {{'beam_size': 5}}")
+        changes = {name: value for name, value in search.items() if value is not None}
         try:
             options = SearchOptions.from_recipe(self.recipe.decoding).changed(**changes)
         except ValidationError as failure:

@@ -85,6 +85,10 @@ TEXT = 4096
 BeamSize = Annotated[int, Field(ge=1, le=BEAM)]
 PenaltyWeight = Annotated[float, Field(ge=0.0, le=PENALTY)]
 OutputFactor = Annotated[float, Field(gt=0.0, le=OUTPUT_FACTOR)]
+TopTokens = Annotated[int, Field(ge=0, le=WORDS)]
+Temperature = Annotated[float, Field(gt=0.0, le=TEMPERATURE)]
+NBestSize = Annotated[int, Field(ge=1, le=NBEST)]
+Seed = Annotated[int, Field(ge=0, le=SEED)]
 
 
 def check_whole(name: str, value: object, most: int) -> None:

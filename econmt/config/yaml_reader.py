@@ -294,7 +294,7 @@ def members(annotation: Any) -> tuple[Any, ...]:
 def section_kinds(annotation: Any) -> list[type[BaseModel]]:
     """Returns the pydantic models that a type annotation allows, without duplicates."""
     bare = [get_args(m)[0] if get_origin(m) is Annotated else m for m in members(annotation)]
-    return list(dict.fromkeys(m for m in bare if isinstance(m, type) and issubclass(m, BaseModel)))
+    return list(dict.fromkeys(m for m in bare if isinstance(m, type(BaseModel))))
 
 
 def _locate(kind: type[BaseModel], location: Sequence[str | int]) -> tuple[Path, list[type[BaseModel]]]:
@@ -311,7 +311,7 @@ def _locate(kind: type[BaseModel], location: Sequence[str | int]) -> tuple[Path,
         if get_origin(current) is Annotated:
             current = get_args(current)[0]
         path.append(part)
-        if isinstance(current, type) and issubclass(current, BaseModel):
+        if isinstance(current, type(BaseModel)):
             owners = [current]
             field = current.model_fields.get(str(part))
             current = field.annotation if field is not None else None

@@ -24,11 +24,10 @@ from econmt.checkpoint.quantized import STEPS
 from econmt.checkpoint.tensor_files import CHECKSUM, FORMAT, read_metadata, write_tensors, write_text
 from econmt.config.model import unfused_key
 from econmt.config.recipe import Recipe
-from econmt.data.files import whole_folder, writing
 from econmt.data.text.subwords import fingerprint, vocabulary_files
 from econmt.decoding.search.options import SearchOptions
 from econmt.errors import InputError
-from econmt.export.model_folder import check_new
+from econmt.export.model_folder import check_new, new_folder
 from econmt.model.inference.weights import SearchWeights
 from econmt.model.layers import weights_of
 from econmt.model.translation import TranslationModel
@@ -79,9 +78,7 @@ def export_runtime(
     files = vocabulary_files(folder)
     config = _config(loaded.model, loaded.recipe, [path.name for path in files])
     config["joint"] = loaded.vocabularies.source is loaded.vocabularies.target
-    with writing(destination), whole_folder(destination) as temporary:
-        for path in files:
-            shutil.copyfile(path, temporary / path.name)
+    with new_folder(folder, destination) as temporary:
         write_tensors(temporary / "arrays.safetensors", tensors, {"format": FORMAT})
         package = temporary / "econmt_runtime"
         package.mkdir()

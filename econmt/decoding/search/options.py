@@ -39,11 +39,11 @@ class SearchOptions(recipe.Decoding):
         ValidationError: pydantic's, a ValueError, if a value has another type or is out of range.
     """
 
-    nbest_size: Annotated[int, Field(ge=1, le=limits.NBEST)] = 1
+    nbest_size: limits.NBestSize = 1
     ensemble_mode: Literal["linear", "log_linear"] = "linear"
-    sample: Annotated[int, Field(ge=0, le=limits.WORDS)] | None = None
-    temperature: Annotated[float, Field(gt=0.0, le=limits.TEMPERATURE)] = 1.0
-    seed: Annotated[int, Field(ge=0, le=limits.SEED)] = 1
+    sample: limits.TopTokens | None = None
+    temperature: limits.Temperature = 1.0
+    seed: limits.Seed = 1
     attention: bool = True
     replace_unk: bool = False
     restore_case: bool = False

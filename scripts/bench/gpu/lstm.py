@@ -85,7 +85,7 @@ def run_case(case: str, compare: bool = True) -> str:
     batch, steps, size, hidden = map(int, sizes.split("x"))
     dtype = next((getattr(torch, flag) for flag in flags if flag.startswith("float")), torch.bfloat16)
     stash = next((flag for flag in flags if flag in ("outputs", "cells")), "gates")
-    both, given = "both" in flags, "state" in flags
+    both, has_state = "both" in flags, "state" in flags
     count = 2 if both or "layers" in flags else 1
     stack = tuple(weights(hidden, hidden if number and not both else size) for number in range(count))
     inputs = torch.randn(batch, steps, size, device=DEVICE).to(dtype).requires_grad_()
@@ -93,10 +93,10 @@ def run_case(case: str, compare: bool = True) -> str:
     if "lengths" in flags:
         lengths = torch.randint(0, steps + 1, (batch,), generator=torch.Generator().manual_seed(2))
         lengths[0] = steps
-    make = torch.randn if given else torch.zeros
+    make = torch.randn if has_state else torch.zeros
     state = tuple(
         tuple(
-            make(batch, hidden, device=DEVICE).to(kind).requires_grad_(given)
+            make(batch, hidden, device=DEVICE).to(kind).requires_grad_(has_state)
             for kind in (dtype, torch.float32)
         )
         for _ in stack
@@ -108,18 +108,18 @@ def run_case(case: str, compare: bool = True) -> str:
         got = triton.bidirectional_lstm(inputs, *stack, lengths=lengths, stash=stash)
         want = reference.bidirectional_lstm(exact[0], *exact[1], lengths=lengths)
     else:
-        got = triton.lstm(inputs, stack, state=state, from_zero=not given, stash=stash, **options)
+        got = triton.lstm(inputs, stack, state=state, from_zero=not has_state, stash=stash, **options)
         want = reference.lstm(exact[0], exact[1], state=exact[2], **options)
     results, rights = leaves(*got), leaves(*want)
     seeds = [torch.randn_like(part) for part in rights]
-    own = [*leaves(inputs, stack), *(leaves(state) if given else [])]
+    inputs_of_grad = [*leaves(inputs, stack), *(leaves(state) if has_state else [])]
     results += torch.autograd.grad(
-        results, own, [seed.to(part.dtype) for seed, part in zip(seeds, results, strict=True)]
+        results, inputs_of_grad, [seed.to(part.dtype) for seed, part in zip(seeds, results, strict=True)]
     )
     if not compare:
         return ""
-    theirs = [*leaves(exact[0], exact[1]), *(leaves(exact[2]) if given else [])]
-    rights += torch.autograd.grad(rights, theirs, seeds)
+    exact_inputs = [*leaves(exact[0], exact[1]), *(leaves(exact[2]) if has_state else [])]
+    rights += torch.autograd.grad(rights, exact_inputs, seeds)
     errors = [relative(a, b) for a, b in zip(results, rights, strict=True)]
     limit = 3e-2 if dtype == torch.bfloat16 else 5e-3
     worst = max(errors) if all(error == error for error in errors) else float("nan")
@@ -128,7 +128,7 @@ def run_case(case: str, compare: bool = True) -> str:
 
 
 class Walk:
-    """The recurrence of a bfloat16 layer alone, with random input shares of the gates."""
+    """Recurrence of a bfloat16 layer without its input products, with random input shares of the gates."""
 
     def __init__(self, batch: int, hidden: int, steps: int = STEPS) -> None:
         torch.manual_seed(1)
@@ -201,11 +201,13 @@ def time_walk(batch: int, hidden: int) -> Iterator[str]:
         yield f"  recurrence: {brief(error)}"
 
 
-def passes(run: Callable[[], Tensor], wanted: list[Tensor], given: Tensor) -> dict[str, Callable[[], object]]:
+def passes(
+    run: Callable[[], Tensor], wanted: list[Tensor], incoming: Tensor
+) -> dict[str, Callable[[], object]]:
     """Returns the forward pass alone, which keeps nothing, and both passes with the gradients of ``wanted``."""
     return {
         "forward": torch.no_grad()(run),
-        "both": lambda: torch.autograd.grad(run(), wanted, given),
+        "both": lambda: torch.autograd.grad(run(), wanted, incoming),
     }
 
 
@@ -228,10 +230,12 @@ def layer(
     return passes(run, [inputs, *leaves(stack)], torch.randn_like(inputs))
 
 
-def cudnn(batch: int, hidden: int, dtype: torch.dtype, layers: int = 1) -> dict[str, Callable[[], object]]:
-    """Returns the passes of torch.nn.LSTM."""
+def cudnn(
+    batch: int, hidden: int, dtype: torch.dtype, layers: int = 1, steps: int = STEPS
+) -> dict[str, Callable[[], object]]:
+    """Returns the passes of torch.nn.LSTM, whose fastest layout has time first."""
     module = torch.nn.LSTM(hidden, hidden, layers).to(DEVICE, dtype)
-    inputs = torch.randn(STEPS, batch, hidden, device=DEVICE, dtype=dtype, requires_grad=True)
+    inputs = torch.randn(steps, batch, hidden, device=DEVICE, dtype=dtype, requires_grad=True)
     return passes(lambda: module(inputs)[0], [inputs, *module.parameters()], torch.randn_like(inputs))
 
 
@@ -243,8 +247,8 @@ def directions(batch: int, hidden: int, together: str, steps: int = STEPS) -> di
     def run() -> Tensor:
         return triton.bidirectional_lstm(inputs, ahead, back, lengths=None, together=together)[0]
 
-    given = torch.randn(batch, steps, 2 * hidden, device=DEVICE, dtype=torch.bfloat16)
-    return passes(run, [inputs, *leaves(ahead, back)], given)
+    incoming = torch.randn(batch, steps, 2 * hidden, device=DEVICE, dtype=torch.bfloat16)
+    return passes(run, [inputs, *leaves(ahead, back)], incoming)
 
 
 def attempt(name: str, make: Callable[..., dict[str, Callable[[], object]]], *sizes: Any) -> str:
@@ -259,8 +263,8 @@ def attempt(name: str, make: Callable[..., dict[str, Callable[[], object]]], *si
 
 def time_layers(batch: int, hidden: int, layers: int = 1) -> str:
     """Returns a line with the times of econmt and cuDNN."""
-    own = TYPES if layers == 1 else {"bf16": torch.bfloat16}
-    parts = [attempt(f"ours {name}", layer, batch, hidden, dtype, layers) for name, dtype in own.items()]
+    types = TYPES if layers == 1 else {"bf16": torch.bfloat16}
+    parts = [attempt(f"ours {name}", layer, batch, hidden, dtype, layers) for name, dtype in types.items()]
     for name, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16), ("tf32", torch.float32)):
         parts.append(attempt(f"cuDNN {name}", cudnn, batch, hidden, dtype, layers))
     return f"ms forward / both: {'; '.join(parts)}"
@@ -285,7 +289,7 @@ def jobs(sizes: list[tuple[int, int]]) -> list[Callable[[], object]]:
     made: list[Callable[[], object]] = [partial(run_case, case, compare=False) for case in CASES]
     for batch, hidden in sizes:
         made.append(lambda batch=batch, hidden=hidden: Walk(batch, hidden, 2).both())
-        made += [lambda given=(batch, hidden, each, 1, 2): layer(*given)["both"]() for each in TYPES.values()]
+        made += [lambda sizes=(batch, hidden, each, 1, 2): layer(*sizes)["both"]() for each in TYPES.values()]
     return made + [lambda together=each: directions(64, 512, together, 2)["both"]() for each in ("yes", "no")]
 
 

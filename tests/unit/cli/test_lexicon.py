@@ -72,5 +72,5 @@ def test_where_all_pairs_are_too_long_nothing_is_written(
         (tmp_path / f"t.{side}").write_text("a " * 500 + "\n")
     ended = call("lexicon", "-m", word_model, "--corpus", tmp_path / "t", "-o", tmp_path / "made")
     assert ended.code == 2
-    assert "(data.max_length), so nothing can be learnt" in ended.err
+    assert "(data.max_length); give text with shorter sentences" in ended.err
     assert not (tmp_path / "made").exists()

@@ -211,10 +211,10 @@ WRONG = [
     (
         {"q": "a", "avoid": ["b"] * 250},
         413,
-        "q and what is wished of it have 501 characters, this server takes 500",
+        "q and its constraints have 501 characters, this server takes 500",
     ),
-    ({"q": "a", "target_prefix": "D" * 501}, 413, "q and what is wished of it have 502 characters"),
-    ({"q": "a", "glossary": {"a": "D" * 501}}, 413, "q and what is wished of it have 505 characters"),
+    ({"q": "a", "target_prefix": "D" * 501}, 413, "q and its constraints have 502 characters"),
+    ({"q": "a", "glossary": {"a": "D" * 501}}, 413, "q and its constraints have 505 characters"),
     ({"q": {"text": "a", "constraints": ["D" * 501]}}, 413, "q has 5"),
     (
         {"q": "a", "target_prefix": "D " * 200},
@@ -222,7 +222,7 @@ WRONG = [
         "q: constraints and target_prefix have 400 tokens, a translation",
     ),
     ({"q": "a", "avoid": [" "]}, 400, "the request: avoid[0] is blank"),
-    ({"q": "a", "format": "html", "stream": True}, 400, "stream writes sentences without what stands around"),
+    ({"q": "a", "format": "html", "stream": True}, 400, "stream writes sentences without the markup around"),
     ({"q": "a\x00"}, 400, "q: text: the character U+0000 is not allowed in text"),
 ]
 

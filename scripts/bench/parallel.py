@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from textwrap import wrap
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
 import typer
+from pydantic import Field
 
 from econmt.bench.rows import Row, Say
-from econmt.cli.measuring import BenchSession, CsvOption, PlotOption
-from econmt.cli.options import DeviceOption, OverridesArgument, check_writable, refuse_idle, within
+from econmt.cli.measuring import BenchSession, Seconds
+from econmt.cli.option_groups import option, with_option_groups
+from econmt.cli.options import RecipeChoice, check_writable, refuse_idle
 from econmt.config import limits
-from econmt.config.recipe import LanguageModelSection, Recipe, load_recipe
+from econmt.config.recipe import LanguageModelSection, Recipe
 from econmt.data.batching.batches import rows_of_batch
 from econmt.data.tables import WIDTH
 from econmt.engine.precision import precision_of_run
 from econmt.errors import InputError
 from econmt.parallel.cost_model import KINDS, Kind, best, predict
 from scripts.bench import parallel_measure, parallel_profile
-from scripts.bench.parallel_profile import BETWEEN, Profile, Setting
+from scripts.bench.parallel_profile import LinkName, Profile, Setting
 from scripts.bench.plots import draw_lines
 
 MOST_RANKS = 65_536
@@ -29,44 +32,27 @@ FULL_LENGTH = 50
 ALL_KINDS = ",".join(KINDS)
 RANKS = "1,2,4,8,16,32,64,128,256,512,1024"
 
-ProcessesOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="N,N,...", help="Measure with so many processes.", show_default="1,2; none with --predict"
-    ),
-]
-PredictOption = Annotated[
-    bool, typer.Option("--predict", help="Predict for --ranks from times measured here.")
-]
-RanksOption = Annotated[str, typer.Option(metavar="N,N,...", help="With --predict: numbers of ranks.")]
-DivisionOption = Annotated[str, typer.Option(metavar="NAME,...", help="data, pipeline (of layers), both.")]
-BatchOption = Annotated[
-    str, typer.Option(help="fixed: the recipe's, shared out; grown: as many times its rows as ranks.")
-]
-LengthOption = Annotated[
-    int | None,
-    typer.Option(
-        min=2, max=limits.POSITIONS, help="Positions of a row, all full.", show_default="50, or bptt"
-    ),
-]
-BetweenOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="LINK",
-        help=f"With --predict: link between hosts, {', '.join(BETWEEN)}.",
-        show_default="10gbe; ndr with GPUs",
-    ),
-]
-ProfileOption = Annotated[
-    Path | None, typer.Option(help="Times measured here: read from this JSON, or measured and written.")
-]
-SecondsOption = Annotated[
-    float, typer.Option(callback=within(0.0, limits.SECONDS), help="Seconds for each time that is taken.")
-]
-LimitOption = Annotated[
-    float, typer.Option(callback=within(1.0, limits.SECONDS), help="Seconds after which a way is given up.")
-]
-ThreadsOption = Annotated[int, typer.Option(min=1, max=limits.THREADS, help="CPU threads of each process.")]
+
+@dataclass(frozen=True)
+class Prediction:
+    """Options of the prediction for many ranks."""
+
+    to_predict: bool = option(False, "--predict", help="Predict for --ranks from times measured here.")
+    ranks: str = option(RANKS, help="With --predict: numbers of ranks to predict for.", metavar="N,N,...")
+    between: LinkName | None = option(
+        None, help="With --predict: network between hosts.", show_default="10gbe; ndr with GPUs"
+    )
+    profile: Path | None = option(
+        None,
+        help="With --predict: JSON file of the times measured here; read if it exists, else measured and written.",
+    )
+
+
+@dataclass
+class ParallelSession(BenchSession):
+    """Session of several processes with threads of their own."""
+
+    threads: int = option(1, help="CPU threads of each process.", min=1, max=limits.THREADS)
 
 
 def numbers_of(option: str, text: str, most: int) -> list[int]:
@@ -86,24 +72,36 @@ def kinds_of(text: str) -> list[Kind]:
     return [kind for kind in KINDS if kind in names]
 
 
+@with_option_groups
 def parallel_command(
     context: typer.Context,
-    recipe: Annotated[str, typer.Argument(help="Recipe: a YAML file or a shipped name.")],
-    overrides: OverridesArgument = None,
-    processes: ProcessesOption = None,
-    to_predict: PredictOption = False,
-    ranks: RanksOption = RANKS,
-    division: DivisionOption = ALL_KINDS,
-    batch: BatchOption = "fixed",
-    length: LengthOption = None,
-    between: BetweenOption = None,
-    profile: ProfileOption = None,
-    seconds: SecondsOption = 5.0,
-    limit: LimitOption = 180.0,
-    device: DeviceOption = "auto",
-    threads: ThreadsOption = 1,
-    csv: CsvOption = None,
-    plot: PlotOption = None,
+    *,
+    recipe: RecipeChoice,
+    processes: str | None = option(
+        None,
+        help="Numbers of processes to measure with.",
+        metavar="N,N,...",
+        show_default="1,2; none with --predict",
+    ),
+    prediction: Prediction,
+    division: str = option(
+        ALL_KINDS, help="Ways to divide the work: data, pipeline (of layers), both.", metavar="NAME,..."
+    ),
+    batch: Literal["fixed", "grown"] = option(
+        "fixed", help="Batch of all ranks together: fixed: the recipe's; grown: the recipe's for each rank."
+    ),
+    length: int | None = option(
+        None,
+        help="Positions of a row; no row has padding.",
+        min=2,
+        max=limits.POSITIONS,
+        show_default="50, or bptt",
+    ),
+    seconds: Seconds = option(5.0, help="Seconds for each measurement."),
+    limit: Annotated[float, Field(ge=1.0, le=limits.SECONDS)] = option(
+        180.0, help="Seconds after which a measurement is given up."
+    ),
+    session: ParallelSession,
 ) -> None:
     """Time updates that several processes share, and predict them for up to 1,024 ranks.
 
@@ -115,40 +113,37 @@ def parallel_command(
       python -m scripts.bench parallel multi30k --processes 1,2 --predict
       python -m scripts.bench parallel iwslt --predict --profile iwslt.json
     """
-    kinds, counts = kinds_of(division), numbers_of("--ranks", ranks, MOST_RANKS)
-    if batch not in ("fixed", "grown"):
-        raise InputError(f"--batch '{batch}': give fixed or grown")
+    kinds, counts = kinds_of(division), numbers_of("--ranks", prediction.ranks, MOST_RANKS)
+    to_predict = prediction.to_predict
     if not to_predict:
         why = "is for --predict; give that, or leave it out"
         refuse_idle(context, why, "ranks", "between", "profile")
-    if between is not None and between not in BETWEEN:
-        raise InputError(f"--between '{between}': give one of {', '.join(BETWEEN)}")
-    check_writable(profile)
-    place = BenchSession(device, threads, csv, plot)
+    check_writable(prediction.profile)
     numbers = numbers_of("--processes", processes or "1,2", limits.THREADS)
-    _check_gpus(place.device, max(numbers))
-    loaded = load_recipe(recipe, overrides or [])
+    _check_gpus(session.device, max(numbers))
+    loaded = recipe.load()
     rows, positions = _full_rows(loaded, length)
-    precision = precision_of_run(loaded, place.device).name
+    precision = precision_of_run(loaded, session.device).name
     grown = batch == "grown"
-    setting = Setting(loaded, rows, positions, grown, place.device.type, threads, precision, seconds, limit)
+    device = session.device.type
+    setting = Setting(loaded, rows, positions, grown, device, session.threads, precision, seconds, limit)
     measures = processes is not None or not to_predict
     if measures:
         _check_divisible(loaded, numbers, kinds)
-    found = None
-    with place.measuring() as say:
+    profile = None
+    with session.measuring() as say:
         if to_predict:
-            found = _profile(setting, max(2, *numbers), profile, say)
-        measured = _measure(place, setting, numbers, kinds, found, say) if measures else []
+            profile = _profile(setting, max(2, *numbers), prediction.profile, say)
+        measured = _measure(session, setting, numbers, kinds, profile, say) if measures else []
     title = f"{loaded.name}, batch {batch}, {precision}"
-    if found is None:
-        place.draw(measured, label=("division",), value="tokens/s", title=title)
+    if profile is None:
+        session.draw(measured, label=("division",), value="tokens/s", title=title)
         return
-    rows_found = place.kept(_predicted(found, setting, between, counts, kinds))
+    predicted = session.kept(_predicted(profile, setting, prediction.between, counts, kinds))
     columns = ("ranks", "division", "chunks", "milliseconds", "scaling", "exchange %", "MB sent")
-    place.print(rows_found, columns, f"{title}: predicted")
-    if plot is not None:
-        _draw(rows_found, plot, f"{title}: predicted")
+    session.print(predicted, columns, f"{title}: predicted")
+    if session.plot is not None:
+        _draw(predicted, session.plot, f"{title}: predicted")
 
 
 def _check_gpus(device: torch.device, processes: int) -> None:
@@ -182,16 +177,16 @@ def _profile(setting: Setting, ranks: int, path: Path | None, say: Say) -> Profi
     """Reads the profile of this setting, or measures and writes it; raises InputError if the file is of another one."""
     wanted = (setting.recipe.name, setting.rows, setting.length, setting.device)
     if path is not None and path.exists():
-        found = parallel_profile.read_profile(path)
-        of = (found.recipe, found.batch, found.length, found.device)
-        if of != wanted:
-            raise InputError(f"{path}: of {_words(of)}, not {_words(wanted)}; give another file")
-        return found
+        profile = parallel_profile.read_profile(path)
+        setting_of_file = (profile.recipe, profile.batch, profile.length, profile.device)
+        if setting_of_file != wanted:
+            raise InputError(f"{path}: of {_words(setting_of_file)}, not {_words(wanted)}; give another file")
+        return profile
     say(f"{setting.recipe.name}: times of updates, layers and links")
-    found = parallel_profile.profile(setting, ranks)
+    profile = parallel_profile.profile(setting, ranks)
     if path is not None:
-        parallel_profile.write_profile(path, found)
-    return found
+        parallel_profile.write_profile(path, profile)
+    return profile
 
 
 def _words(of: tuple[str, int, int, str]) -> str:
@@ -200,19 +195,19 @@ def _words(of: tuple[str, int, int, str]) -> str:
 
 
 def _measure(
-    place: BenchSession,
+    session: BenchSession,
     setting: Setting,
     counts: Sequence[int],
     kinds: Sequence[Kind],
-    found: Profile | None,
+    profile: Profile | None,
     say: Say,
 ) -> list[Row]:
     """Measures ways to share updates, prints them and the verdict."""
     wanted = parallel_measure.ways(counts, kinds, parallel_measure.stack_of(setting.recipe))
-    rows = place.kept(parallel_measure.rows(setting, wanted, say, found))
+    rows = session.kept(parallel_measure.rows(setting, wanted, say, profile))
     figures = ("milliseconds", "tokens/s", "scaling", "exchange %", "MB sent", "peak MB")
     title = f"{setting.recipe.name}, batch {'grown' if setting.grown else 'fixed'}, {setting.precision}"
-    place.print(rows, ("division", "rows", *figures, "predicted tokens/s", "off %"), f"{title}: measured")
+    session.print(rows, ("division", "rows", *figures, "predicted tokens/s", "off %"), f"{title}: measured")
     lines = [f"{row['division']}: {row['failure']}" for row in rows if "failure" in row]
     lines += parallel_measure.left_out(setting.recipe, counts, kinds)
     for line in (*lines, parallel_measure.verdict(rows)):
@@ -221,10 +216,10 @@ def _measure(
 
 
 def _predicted(
-    found: Profile, setting: Setting, between: str | None, counts: Sequence[int], kinds: Sequence[Kind]
+    profile: Profile, setting: Setting, between: LinkName | None, counts: Sequence[int], kinds: Sequence[Kind]
 ) -> Iterator[Row]:
     """Yields the best division of each kind for each number of ranks."""
-    step, network = found.step, found.network(between)
+    step, network = profile.step, profile.network(between)
     one = predict(step, network, 1, 1, setting.rows)
     for count in counts:
         rows = setting.rows * (count if setting.grown else 1)

@@ -1,4 +1,4 @@
-"""Measurements of schedules of an LSTM stack, from eight products a cell to the fastest implementation.
+"""``python -m scripts.bench lstm``: times schedules of an LSTM stack, from eight products a cell to the fastest.
 
 Most steps are written here in plain PyTorch with autograd; from "own backward pass" on it is `econmt_ops.lstm`. All
 compute the same function.
@@ -10,14 +10,20 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
+import typer
 from torch import Tensor
 from torch.nn import functional
 
 from econmt.bench.rows import Row, Say, dtype_name
+from econmt.cli.measuring import BenchSession, Dtypes, Seconds, dtypes_of
+from econmt.cli.option_groups import option, with_option_groups
+from econmt.cli.options import refuse_idle
+from econmt.config import limits
 from econmt.errors import InputError
 from econmt_ops import LSTMWeights
 from econmt_ops.backends.compiled import has_compiler
@@ -27,8 +33,8 @@ from econmt_ops.dispatch.timing import quantile, synchronizer
 from econmt_ops.lstm import recompute
 from scripts.bench.plots import draw_lines
 
-PUBLISHED = (4, 100, 512, 64)
-"""Layers, steps, hidden size and batch of the published comparison (Optim-LSTM)."""
+BATCH = 64
+"""Batch of the published comparison (Optim-LSTM), whose other sizes are the defaults of :class:`StackShape`."""
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 """Batches of the table of operations a second."""
@@ -36,18 +42,17 @@ BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 Stack = Callable[[Tensor, Sequence[LSTMWeights]], Tensor]
 
 
-class StackShape(NamedTuple):
-    """Layers, steps, hidden size (also that of the inputs) and batch."""
+@dataclass(frozen=True)
+class StackShape:
+    """Sizes of a stack of LSTM layers whose inputs are as wide as its outputs."""
 
-    layers: int
-    steps: int
-    hidden: int
-    batch: int
+    layers: int = option(4, help="Number of layers.", min=1, max=limits.LAYERS)
+    steps: int = option(100, help="Steps of a sequence.", min=1, max=limits.POSITIONS)
+    hidden: int = option(512, help="Units of a layer.", min=1, max=limits.WIDTH)
 
-    @property
-    def operations(self) -> int:
-        """Operations of the forward pass; backward takes twice as many."""
-        return 2 * self.layers * self.steps * self.batch * 4 * self.hidden * 2 * self.hidden
+    def operations(self, batch: int) -> int:
+        """Returns the operations of the forward pass; backward takes twice as many."""
+        return 2 * self.layers * self.steps * batch * 4 * self.hidden * 2 * self.hidden
 
 
 class Stage(NamedTuple):
@@ -76,10 +81,10 @@ def plain_layer(
         read, recurrent = read.t().contiguous().t(), recurrent.t().contiguous().t()
     h = inputs.new_zeros(inputs.shape[0], layer.hidden.shape[1])
     c = h.to(accumulate_dtype(h.dtype))
-    given = functional.linear(inputs, read, layer.bias).unbind(1) if at_once else inputs.unbind(1)
+    steps = functional.linear(inputs, read, layer.bias).unbind(1) if at_once else inputs.unbind(1)
     parts = list(zip(read.chunk(4), recurrent.chunk(4), layer.bias.chunk(4), strict=True))
     outputs = []
-    for x in given:
+    for x in steps:
         if at_once:
             gates: Sequence[Tensor] = torch.addmm(x, h, recurrent.t()).chunk(4, 1)
         elif combined:
@@ -116,8 +121,8 @@ def wavefront(inputs: Tensor, layers: Sequence[LSTMWeights]) -> Tensor:
     outputs = []
     for diagonal in range(steps + count - 1):
         low, high = max(0, diagonal - steps + 1), min(count - 1, diagonal) + 1
-        given = [inputs[:, min(diagonal, steps - 1)], *h]
-        reads = torch.stack([torch.cat([given[layer], h[layer]], 1) for layer in range(low, high)])
+        below = [inputs[:, min(diagonal, steps - 1)], *h]
+        reads = torch.stack([torch.cat([below[layer], h[layer]], 1) for layer in range(low, high)])
         sums = torch.baddbmm(biases[low:high], reads, weights[low:high])
         made_h, made_c = cell.forward(sums.flatten(0, 1), torch.cat(c[low:high]))
         h[low:high], c[low:high] = made_h.chunk(high - low), made_c.chunk(high - low)
@@ -167,7 +172,7 @@ def stages(compile_loop: bool) -> list[Stage]:
     ``compile_loop`` adds one layer's loop under torch.compile, which compiles for minutes.
     """
     fused = has_compiler()
-    found = [
+    schedules = [
         Stage("eight products a cell", "1x", _plain()),
         Stage("four gates in one product", "2x", _plain(combined=True)),
         Stage("input products of all steps in one", "", _plain(at_once=True)),
@@ -177,16 +182,16 @@ def stages(compile_loop: bool) -> list[Stage]:
         Stage("weights packed", "", _own("packed")),
     ]
     if fused:
-        found.append(Stage("pointwise fused (compiled)", "1.2x", _own("packed", "compiled")))
-    found.append(Stage("torch.nn.LSTM", "", by_torch))
+        schedules.append(Stage("pointwise fused (compiled)", "1.2x", _own("packed", "compiled")))
+    schedules.append(Stage("torch.nn.LSTM", "", by_torch))
     if compile_loop and fused:
         compiled = torch.compile(plain_layer, dynamic=False)
-        found.append(Stage("torch.compile of the loop", "", _plain(compiled, at_once=True)))
-    return found
+        schedules.append(Stage("torch.compile of the loop", "", _plain(compiled, at_once=True)))
+    return schedules
 
 
 def arguments(
-    shape: StackShape, dtype: torch.dtype, device: torch.device
+    shape: StackShape, batch: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, list[LSTMWeights]]:
     """Draws inputs (B, T, H) and layers, all of which need gradients."""
     torch.manual_seed(1)
@@ -199,7 +204,7 @@ def arguments(
         LSTMWeights(*(make(4 * hidden, *size, scale=hidden**-0.5) for size in ((hidden,), (hidden,), ())))
         for _ in range(shape.layers)
     ]
-    return make(shape.batch, shape.steps, hidden, scale=1.0), layers
+    return make(batch, shape.steps, hidden, scale=1.0), layers
 
 
 def passes(
@@ -218,8 +223,9 @@ def passes(
     return forward, both
 
 
-def ablation(
+def ablation_rows(
     shape: StackShape,
+    batch: int,
     dtypes: Sequence[torch.dtype],
     device: torch.device,
     say: Say,
@@ -234,19 +240,22 @@ def ablation(
     its parts; InputError is raised if there is none.
     """
     known = stages(compile_loop)
-    found = [stage for stage in known if not only or any(part.lower() in stage.name.lower() for part in only)]
-    if not found:
+    chosen = [
+        stage for stage in known if not only or any(part.lower() in stage.name.lower() for part in only)
+    ]
+    if not chosen:
         names = "; ".join(stage.name for stage in known)
         raise InputError(f"--schedule '{', '.join(only)}': in no name of {names}")
     numbers = itertools.count(1)
     for dtype in dtypes:
-        inputs, layers = arguments(shape, dtype, device)
+        inputs, layers = arguments(shape, batch, dtype, device)
         slowest: dict[str, float] = {}
-        for stage in found:
-            say(f"lstm {next(numbers)} of {len(dtypes) * len(found)}: {stage.name}, {dtype_name(dtype)}")
+        for stage in chosen:
+            say(f"lstm {next(numbers)} of {len(dtypes) * len(chosen)}: {stage.name}, {dtype_name(dtype)}")
             forward, both = passes(stage.run, inputs, layers)
-            row: Row = {"bench": "lstm", "schedule": stage.name, "dtype": dtype_name(dtype), **_sizes(shape)}
-            row |= _timed(forward, both, shape, device, samples)
+            row: Row = {"bench": "lstm", "schedule": stage.name, "dtype": dtype_name(dtype)}
+            row |= {**asdict(shape), "batch": batch}
+            row |= _timed(forward, both, shape.operations(batch), device, samples)
             for what in ("forward", "forward and backward"):
                 slowest.setdefault(what, float(row[f"{what}, ms"]))
                 row[f"{what}, gain"] = slowest[what] / float(row[f"{what}, ms"])
@@ -272,50 +281,44 @@ def rates(
     best = _own(backend="compiled" if has_compiler() else "eager")
     ways = {"econmt_ops": best, "torch.nn.LSTM": by_torch}
     for dtype in dtypes:
-        left = [batch for batch in batches or BATCHES if (dtype_name(dtype), batch) not in done]
-        peak = _peak_rate(shape.hidden, dtype, device) if left else 0.0
-        for number, batch in enumerate(left, 1):
+        remaining = [batch for batch in batches or BATCHES if (dtype_name(dtype), batch) not in done]
+        peak = _peak_rate(shape.hidden, dtype, device) if remaining else 0.0
+        for number, batch in enumerate(remaining, 1):
             if time.monotonic() > end:
                 return
-            sized = shape._replace(batch=batch)
-            inputs, layers = arguments(sized, dtype, device)
+            inputs, layers = arguments(shape, batch, dtype, device)
             rows: list[Row] = []
             for name, stack in ways.items():
-                say(f"lstm {number} of {len(left)}: batch {batch}, {name}, {dtype_name(dtype)}")
-                row: Row = {
-                    "bench": "lstm-rates",
-                    "schedule": name,
-                    "dtype": dtype_name(dtype),
-                    **_sizes(sized),
-                }
-                row |= _timed(*passes(stack, inputs, layers), sized, device, samples)
+                say(f"lstm {number} of {len(remaining)}: batch {batch}, {name}, {dtype_name(dtype)}")
+                row: Row = {"bench": "lstm-rates", "schedule": name, "dtype": dtype_name(dtype)}
+                row |= {**asdict(shape), "batch": batch}
+                row |= _timed(*passes(stack, inputs, layers), shape.operations(batch), device, samples)
                 rows.append({**row, "peak GFLOP/s": peak})
             yield from rows
-
-
-def _sizes(shape: StackShape) -> Row:
-    return {name: int(value) for name, value in shape._asdict().items()}
 
 
 def _timed(
     forward: Callable[[], object],
     both: Callable[[], object],
-    shape: StackShape,
+    operations: int,
     device: torch.device,
     samples: int,
 ) -> Row:
-    """Returns seconds of the first call, the fastest and the median of the others, and memory."""
+    """Returns seconds of the first call, the fastest and the median of the others, and memory.
+
+    ``operations`` are those of the forward pass.
+    """
     row: Row = {"first call, s": _seconds(both, device)}
     for what, function, passes_made in (("forward", forward, 1), ("forward and backward", both, 3)):
         times = [_seconds(function, device) for _ in range(samples)]
         row[f"{what}, ms"] = 1e3 * min(times)
         row[f"{what}, median ms"] = 1e3 * quantile(times, 0.5)
-        row[f"{what}, GFLOP/s"] = passes_made * shape.operations / min(times) / 1e9
+        row[f"{what}, GFLOP/s"] = passes_made * operations / min(times) / 1e9
     return {**row, "peak bytes": peak_bytes(both, device)}
 
 
 def _seconds(function: Callable[[], object], device: torch.device) -> float:
-    """Seconds of one call."""
+    """Returns the seconds of one call."""
     synchronize = synchronizer(device)
     synchronize()
     began = time.perf_counter()
@@ -360,3 +363,86 @@ def draw_rates(rows: Sequence[Mapping[str, str | int | float]], path: Path) -> N
         points[int(row["batch"])] = float(row["forward and backward, GFLOP/s"])
     peaks = {f"one large product, {row['dtype']}": float(row["peak GFLOP/s"]) for row in rows}
     draw_lines(lines, path, axes=("batch", "GFLOP/s, forward and backward"), log="x", across=peaks)
+
+
+@with_option_groups
+def lstm_command(
+    context: typer.Context,
+    *,
+    ablation: bool = option(
+        False, help="Add the decisions of the schedule one by one; else measure batches up to the peak."
+    ),
+    compile_loop: bool = option(
+        False,
+        help="With --ablation: also torch.compile of a plain loop, which compiles for about a second a step.",
+    ),
+    schedules: list[str] | None = option(
+        None, "--schedule", help="With --ablation: only schedules whose names contain this; may be repeated."
+    ),
+    shape: StackShape,
+    batches: list[int] | None = option(
+        None,
+        "--batch",
+        help="Number of sequences; may be repeated without --ablation.",
+        min=1,
+        max=limits.BATCH,
+    ),
+    dtypes: Dtypes = ["float32", "bfloat16"],  # noqa: B006  typer copies it
+    samples: int = option(
+        5, help="Timed calls of each schedule; the fastest counts.", min=1, max=limits.REPETITIONS
+    ),
+    limit: Seconds = option(600.0, help="Without --ablation: seconds after which no further batch begins."),
+    session: BenchSession,
+) -> None:
+    """Time a stack of LSTM layers, forward and backward, under different schedules and against torch.nn.LSTM.
+
+    Without --ablation: operations a second against the batch. Batches that the file of --csv has already are left out
+    and drawn from there.
+
+    \b
+    Example:
+      python -m scripts.bench lstm --ablation
+      python -m scripts.bench lstm --ablation --schedule torch.
+      python -m scripts.bench lstm --ablation --dtype bfloat16 --csv lstm.csv
+      python -m scripts.bench lstm --csv rates.csv --limit 60 --plot rates.png
+    """
+    if ablation and len(batches or [1]) != 1:
+        raise InputError("--batch: give one with --ablation")
+    if not ablation:
+        why = "is for --ablation; give that, or leave it out"
+        refuse_idle(context, why, "compile_loop", "schedules")
+    else:
+        refuse_idle(context, "is for batches up to the peak, without --ablation; leave it out", "limit")
+    types = dtypes_of(dtypes)
+    title = f"LSTM: {shape.layers} layers, {shape.steps} steps, {shape.hidden} units"
+    before = [] if ablation else session.rows_before({"bench": "lstm-rates", **asdict(shape)})
+    with session.measuring() as say:
+        if ablation:
+            [batch] = batches or [BATCH]
+            title += f", batch {batch}"
+            measured = ablation_rows(
+                shape,
+                batch,
+                types,
+                session.device,
+                say,
+                samples=samples,
+                compile_loop=compile_loop,
+                only=schedules or (),
+            )
+        else:
+            done = {(row["dtype"], int(row["batch"])) for row in before}
+            measured = rates(
+                shape, types, session.device, say, samples=samples, batches=batches, limit=limit, done=done
+            )
+        rows = session.kept(measured)
+    times, rate = ("forward, ms", "forward and backward, ms"), "forward and backward, GFLOP/s"
+    if ablation:
+        gains = ("forward, gain", "published gain", "forward and backward, gain", rate)
+        session.print(rows, ("dtype", "schedule", *times, *gains, "peak bytes", "first call, s"), title)
+        session.draw(rows, label=("dtype", "schedule"), value=times[1], title=title)
+        return
+    session.print(rows, ("dtype", "schedule", "batch", *times, rate, "peak GFLOP/s"), title)
+    everything: list[Mapping[str, str | int | float]] = [*before, *rows]
+    if session.plot is not None and everything:
+        draw_rates(everything, session.plot)
