@@ -151,19 +151,10 @@ class LSTM(nn.Module):
         dropout, seed = _dropout_seed(self, self.dropout, dropout_seed)
         if not self.bidirectional:
             layers = tuple([self._split_weights(layer) for layer in range(self.num_layers)])
-            found = run_again(
-                inputs,
-                layers,
-                state,
-                lengths,
-                self.residual,
-                dropout,
-                seed,
-                self.variational,
-                self.implementation,
-            )
-            if found is not None:
-                return found
+            options = StackOptions(lengths, False, self.residual, dropout, seed, self.variational)
+            planned = run_again(inputs, layers, state, options, self.implementation)
+            if planned is not None:
+                return planned
             start = None if state is None else tuple(zip(*state, strict=True))
             outputs, last = lstm(
                 inputs,
@@ -241,7 +232,7 @@ class LSTM(nn.Module):
                 last += after
             return torch.cat(halves, 2), last
 
-        options = StackOptions(self.residual, dropout, seed, self.variational)
+        options = StackOptions(lengths, False, self.residual, dropout, seed, self.variational)
         outputs, last = run_stack(run, inputs, self.num_layers, options, drop=drop)
         return outputs, tuple(itertools.chain.from_iterable(last))
 

@@ -15,6 +15,7 @@ from econmt_ops import AttentionalLSTMState, AttentionalLSTMWeights
 from econmt_ops.attentional_lstm import recompute
 from econmt_ops.attentional_lstm.backward import Backward
 from econmt_ops.attentional_lstm.forward import Forward, Result
+from econmt_ops.attentional_lstm.options import DecoderOptions
 from econmt_ops.attentional_lstm.problem import AttentionalArguments, AttentionalProblem
 from econmt_ops.backends import BACKENDS
 from econmt_ops.backends.protocol import AttentionGradients, Read
@@ -247,15 +248,8 @@ def test_every_stash_gives_the_same() -> None:
             keys,
             values,
             weights,
-            lengths=torch.tensor([4, 2]),
-            state=state,
-            input_feeding=True,
-            residual=True,
-            dropout=0.3,
-            dropout_seed=torch.tensor(7),
-            variational=False,
-            layer_norm=None,
-            scale=1.0,
+            state,
+            DecoderOptions(torch.tensor([4, 2]), residual=True, dropout=0.3, seed=torch.tensor(7)),
             stash=stash,
         )
         (gradient,) = torch.autograd.grad(outputs.sum() + attention.square().sum(), inputs)

@@ -19,6 +19,7 @@ import econmt_ops
 from econmt_ops.backends import c as native
 from econmt_ops.backends.c import library as loading
 from econmt_ops.core.repeated import add_repeated
+from econmt_ops.core.stack import StackOptions
 from econmt_ops.lstm import recompute
 from tests.ops.every_op import calls
 from tests.ops.helpers import assert_close, scatter_strides, values_and_gradients
@@ -722,17 +723,8 @@ def test_stashes_give_the_same_with_and_without(
     zeros = [(torch.zeros(3, 8, dtype=dtype), torch.zeros(3, 8)) for _ in tensors["layers"]]
 
     def run(**given: Any) -> Any:
-        return recompute.lstm(
-            **given,
-            state=tuple(zeros),
-            lengths=arguments["lengths"],
-            reverse=False,
-            residual=True,
-            dropout=0.3,
-            dropout_seed=4,
-            variational=False,
-            stash=stash,
-        )
+        options = StackOptions(arguments["lengths"], residual=True, dropout=0.3, seed=4)
+        return recompute.lstm(**given, state=tuple(zeros), options=options, stash=stash)
 
     with native.without():
         expected, expected_gradients = values_and_gradients(run, tensors)

@@ -143,7 +143,7 @@ class CellLayers(nn.Module):
                 last += after
             return torch.cat(halves, 2), last
 
-        options = StackOptions(self.residual, probability, seed, self.variational)
+        options = StackOptions(lengths, False, self.residual, probability, seed, self.variational)
         outputs, last = run_stack(run, inputs, self.num_layers, options)
         return outputs, tuple(itertools.chain.from_iterable(last))
 

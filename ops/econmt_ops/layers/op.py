@@ -1,9 +1,9 @@
-"""Creates the op of a cell: a function with the arguments and rules of `econmt_ops.lstm`."""
+"""Operations over stacks of the cells' layers, with the arguments and rules of `econmt_ops.lstm`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,14 +13,31 @@ from econmt_ops.core.dropout import Seed
 from econmt_ops.core.precision import accumulate_dtype, compute_dtype, explicit_casts
 from econmt_ops.core.repeated import Inputs, check_inputs, expanded, values_of
 from econmt_ops.core.shapes import Shapes, check_dropout, kind_of
+from econmt_ops.core.stack import StackOptions
 from econmt_ops.core.weights import State
 from econmt_ops.dispatch.select import Candidate, Problem, run
 from econmt_ops.dispatch.traits import add_op
 from econmt_ops.layers.implementations import implementations_for
 
+_ROUNDED = ("h", "x")
+"""Names of states that have the compute type; the others have the accumulate type."""
 
-class LayerOp(Protocol):
-    """Op that runs a stack of layers of one cell over a batch of sequences."""
+
+class LayerOp:
+    """Operation that runs a stack of layers of one cell over a batch of sequences.
+
+    Args:
+        cells: Cells whose weights it takes; the first whose shapes fit the bottom layer is used.
+        summary: Beginning of its documentation, with its equations.
+    """
+
+    def __init__(self, cells: tuple[Cell, ...], summary: str) -> None:
+        self.cells, self.__name__ = cells, cells[0].name
+        states = ", ".join(cells[0].states)
+        self.__doc__ = (
+            f"{summary}\n\n    States of a layer: {states}. `LayerOp.__call__` describes the arguments."
+        )
+        self._implementations = add_op(self.__name__, implementations_for(cells))
 
     def __call__(
         self,
@@ -37,69 +54,38 @@ class LayerOp(Protocol):
         stash: str = "auto",
         implementation: str = "auto",
     ) -> tuple[Tensor, State]:
-        """Runs the stack; `_DOCUMENT` describes the arguments."""
+        """Runs the stack.
 
+        Args:
+            inputs: Inputs, (B, T, I), or their distinct rows as `UniqueRows`, which is expanded.
+            layers: Weights of each layer, bottom first; upper layers read H values.
+            state: Initial states of each layer, bottom first, (B, H) each; None for zeros.
+            lengths: Lengths of the rows, (B,) int64, on the CPU or the device; later positions have no influence. None
+                if every row has T steps.
+            reverse: If True, each row is processed from its own last position to its first.
+            residual: If True, each upper layer adds its input to its output.
+            dropout: Dropout probability of the inputs of the upper layers, applied before the residual sum.
+            dropout_seed: Seed of the dropout masks, required if dropout is not 0; an int, or an int64 scalar tensor on
+                the device.
+            variational: If True, one mask per row and layer serves all time steps (Gal and Ghahramani 2016).
+            stash: Level of what is kept for the backward pass, "auto" or one of `econmt_ops.core.chunks.STASHES`, for
+                implementations that have levels.
+            implementation: "auto" or the name of an implementation.
 
-_DOCUMENT = """{summary}
+        Returns:
+            The outputs of the top layer, (B, T, H), zero at and after a row's length, and the states after each row's
+            last step, ordered as `state`; a row of length 0 returns its initial states. Values that are summed from
+            step to step are float32, or float64 for float64 inputs.
 
-    Args:
-        inputs: Inputs, (B, T, I), or their distinct rows as `UniqueRows`, which is expanded.
-        layers: Weights of each layer, bottom first; upper layers read H values.
-        state: Initial states {states} of each layer, bottom first, (B, H) each; None for zeros.
-        lengths: Lengths of the rows, (B,) int64, on the CPU or the device; later positions have no influence. None if
-            every row has T steps.
-        reverse: If True, each row is processed from its own last position to its first.
-        residual: If True, each upper layer adds its input to its output.
-        dropout: Dropout probability of the inputs of the upper layers, applied before the residual sum.
-        dropout_seed: Seed of the dropout masks, required if dropout is not 0; an int, or an int64 scalar tensor on the
-            device.
-        variational: If True, one mask per row and layer serves all time steps (Gal and Ghahramani 2016).
-        stash: Level of what is kept for the backward pass, "auto" or one of `econmt_ops.core.chunks.STASHES`, for
-            implementations that have levels.
-        implementation: "auto" or the name of an implementation.
-
-    Returns:
-        The outputs of the top layer, (B, T, H), zero at and after a row's length, and the states after each row's last
-        step, ordered as `state`; a row of length 0 returns its initial states. Values that are summed from step to step
-        are float32, or float64 for float64 inputs.
-
-    Raises:
-        ValueError: If shapes or types do not fit, the implementation or stash level is unknown, or dropout has no seed.
-    """
-
-
-_ROUNDED = ("h", "x")
-"""Names of states that have the compute type; the others have the accumulate type."""
-
-
-def layer_op(cells: tuple[Cell, ...], summary: str) -> LayerOp:
-    """Creates the op of a cell.
-
-    Args:
-        cells: Cells whose weights it takes; the first whose shapes fit the bottom layer is used.
-        summary: Beginning of its documentation, with its equations.
-    """
-    name = cells[0].name
-    available = add_op(name, implementations_for(cells))
-
-    def op(
-        inputs: Inputs,
-        layers: tuple[Any, ...],
-        *,
-        state: State | None = None,
-        lengths: Tensor | None = None,
-        reverse: bool = False,
-        residual: bool = False,
-        dropout: float = 0.0,
-        dropout_seed: Seed | None = None,
-        variational: bool = False,
-        stash: str = "auto",
-        implementation: str = "auto",
-    ) -> tuple[Tensor, State]:
+        Raises:
+            ValueError: If shapes or types do not fit, the implementation or stash level is unknown, or dropout has no
+                seed.
+        """
+        name = self.__name__
         check = Shapes(name)
         check_inputs(check, inputs)
-        layers = _as_layers(name, layers, cells)
-        cell = _check_layers(check, layers, cells)
+        layers = _as_layers(name, layers, self.cells)
+        cell = _check_layers(check, layers, self.cells)
         if lengths is not None:
             check.lengths(lengths, "T")
         check_dropout(name, dropout, dropout_seed)
@@ -107,6 +93,7 @@ def layer_op(cells: tuple[Cell, ...], summary: str) -> LayerOp:
         dtype = compute_dtype(like)
         types = [dtype if each in _ROUNDED else accumulate_dtype(dtype) for each in cell.states]
         start = _prepare_state(check, cell, state, len(layers), like, types)
+        options = StackOptions(lengths, reverse, residual, dropout, dropout_seed, variational)
 
         def call(
             candidate: Candidate, inputs: Inputs, layers: tuple[Any, ...], start: State
@@ -116,27 +103,13 @@ def layer_op(cells: tuple[Cell, ...], summary: str) -> LayerOp:
                 cast = tuple(layer._make(part.to(dtype) for part in layer) for layer in layers)
             with explicit_casts(like):
                 result: tuple[Tensor, State] = candidate.function(
-                    expanded(inputs).to(dtype),
-                    cast,
-                    state=start,
-                    lengths=lengths,
-                    reverse=reverse,
-                    residual=residual,
-                    dropout=dropout,
-                    dropout_seed=dropout_seed,
-                    variational=variational,
-                    **candidate.options,
+                    expanded(inputs).to(dtype), cast, start, options, **candidate.options
                 )
             return result
 
         detail = f"layers={len(layers)} {'full' if lengths is None else 'lengths'}"
         problem = Problem(name, (inputs, layers, start), dtype, check.sizes, detail)
-        return run(problem, call, available, implementation, stash=stash)
-
-    op.__name__ = op.__qualname__ = name
-    op.__module__ = "econmt_ops"
-    op.__doc__ = _DOCUMENT.format(summary=summary, states=", ".join(cells[0].states))
-    return op
+        return run(problem, call, self._implementations, implementation, stash=stash)
 
 
 def _as_layers(op: str, layers: object, cells: tuple[Cell, ...]) -> tuple[Any, ...]:

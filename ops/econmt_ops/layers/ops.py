@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from econmt_ops.cells.table import LAYER_OPS
-from econmt_ops.layers.op import LayerOp, layer_op
+from econmt_ops.layers.op import LayerOp
 
-OPS: dict[str, LayerOp] = {name: layer_op(*entry) for name, entry in LAYER_OPS.items()}
+OPS: dict[str, LayerOp] = {name: LayerOp(*entry) for name, entry in LAYER_OPS.items()}
 """Operations by name, all but `econmt_ops.lstm`."""

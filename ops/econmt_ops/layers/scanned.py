@@ -30,7 +30,7 @@ from econmt_ops.cells.scan import CELLS, ScanCell, ScanLayer
 from econmt_ops.core.chunks import add_outer, reaches
 from econmt_ops.core.gemm import Product, add_rows
 from econmt_ops.core.lengths import padding_mask, zero_padding
-from econmt_ops.core.stack import last_of, run_cells
+from econmt_ops.core.stack import StackOptions, last_of, run_cells
 from econmt_ops.core.weights import State
 from econmt_ops.dispatch.registration import Gradients, Incoming, Operator
 from econmt_ops.dispatch.rule import device_of, rule
@@ -426,10 +426,7 @@ _stage = Operator(
 
 
 def staged(operator: Operator[ScannedArguments, ScannedResults]) -> Callable[..., tuple[Tensor, State]]:
-    """Returns a function that runs a stack of layers with an operator for each recurrence.
-
-    Its arguments are those that `econmt_ops.layers.op` passes.
-    """
+    """Returns a function that runs a stack of layers with an operator for each recurrence."""
 
     def stage(
         stash: str,
@@ -451,14 +448,13 @@ def staged(operator: Operator[ScannedArguments, ScannedResults]) -> Callable[...
         layer: ScanLayer,
         inputs: Tensor,
         layers: tuple[Any, ...],
-        *,
         state: State,
-        lengths: Tensor | None,
+        options: StackOptions,
+        *,
         stash: str = "outputs",
-        **how: Any,
     ) -> tuple[Tensor, State]:
         run_layer = functools.partial(run_layers, functools.partial(stage, stash), layer)
-        return run_cells(run_layer, inputs, layers, state=state, lengths=lengths, **how)
+        return run_cells(run_layer, inputs, layers, state, options)
 
     return run
 
@@ -468,14 +464,7 @@ recompute = staged(_stage)
 
 
 def reference(
-    layer: ScanLayer,
-    inputs: Tensor,
-    layers: tuple[Any, ...],
-    *,
-    state: State,
-    lengths: Tensor | None,
-    **how: Any,
+    layer: ScanLayer, inputs: Tensor, layers: tuple[Any, ...], state: State, options: StackOptions
 ) -> tuple[Tensor, State]:
-    """Runs a stack of layers in plain PyTorch; the arguments are those that `econmt_ops.layers.op` passes."""
-    run_layer = functools.partial(run_layers, _reference_stage, layer)
-    return run_cells(run_layer, inputs, layers, state=state, lengths=lengths, **how)
+    """Runs a stack of layers in plain PyTorch under autograd."""
+    return run_cells(functools.partial(run_layers, _reference_stage, layer), inputs, layers, state, options)

@@ -29,7 +29,7 @@ from econmt_ops.core.gemm import Product, add_rows
 from econmt_ops.core.lengths import padding_mask, zero_padding
 from econmt_ops.core.loops import steps_of
 from econmt_ops.core.precision import accumulate_dtype
-from econmt_ops.core.stack import run_cells
+from econmt_ops.core.stack import StackOptions, run_cells
 from econmt_ops.core.weights import State
 from econmt_ops.dispatch.registration import Gradients, Incoming, Operator
 from econmt_ops.dispatch.traits import Traits
@@ -308,13 +308,21 @@ def _recompute_layer(
     return results.outputs.transpose(0, 1), (results.last_h, *results.last.unbind(0))
 
 
-def reference(cell: StepCell, inputs: Tensor, layers: tuple[Any, ...], **how: Any) -> tuple[Tensor, State]:
-    """Runs a stack of layers in plain PyTorch; the arguments are those that `econmt_ops.layers.op` passes."""
-    return run_cells(functools.partial(reference_layer, cell), inputs, layers, **how)
+def reference(
+    cell: StepCell, inputs: Tensor, layers: tuple[Any, ...], state: State, options: StackOptions
+) -> tuple[Tensor, State]:
+    """Runs a stack of layers in plain PyTorch under autograd."""
+    return run_cells(functools.partial(reference_layer, cell), inputs, layers, state, options)
 
 
 def recompute(
-    cell: StepCell, inputs: Tensor, layers: tuple[Any, ...], *, backend: str = "eager", **how: Any
+    cell: StepCell,
+    inputs: Tensor,
+    layers: tuple[Any, ...],
+    state: State,
+    options: StackOptions,
+    *,
+    backend: str = "eager",
 ) -> tuple[Tensor, State]:
-    """Runs a stack of layers that keeps less and recomputes it; see the module."""
-    return run_cells(functools.partial(_recompute_layer, backend, cell), inputs, layers, **how)
+    """Runs a stack of layers that keeps less than `reference` and recomputes it; see the module."""
+    return run_cells(functools.partial(_recompute_layer, backend, cell), inputs, layers, state, options)

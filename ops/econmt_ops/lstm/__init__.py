@@ -11,6 +11,7 @@ from econmt_ops.core.dropout import Seed
 from econmt_ops.core.precision import accumulate_dtype, compute_dtype, explicit_casts
 from econmt_ops.core.repeated import Inputs, UniqueRows, check_inputs, expanded, values_of
 from econmt_ops.core.shapes import Shapes, check_dropout, kind_of
+from econmt_ops.core.stack import StackOptions
 from econmt_ops.core.weights import (
     AnyLSTMWeights,
     LowRank,
@@ -252,15 +253,16 @@ def lstm(
         ValueError: shapes or types do not fit, the implementation or stash level is unknown, or dropout has no seed.
     """
     key = None
+    options = StackOptions(
+        lengths, reverse, residual, dropout, dropout_seed, variational, state is None, gate_gradient
+    )
     if gate_gradient is None:
-        options = implementation, stash, reverse, residual, dropout != 0.0
-        key = key_of("lstm", inputs, layers, state, lengths, options)
+        facts = implementation, stash, reverse, residual, dropout != 0.0
+        key = key_of("lstm", inputs, layers, state, lengths, facts)
         plan = PLANS.get(key)
         if plan is not None:
-            first = None if state is None else [(h.unsqueeze(0), c.unsqueeze(0)) for h, c in state]
-            outputs, last = run_planned(
-                plan, inputs, layers, first, lengths, residual, dropout, dropout_seed, variational
-            )
+            first = tuple([(h.unsqueeze(0), c.unsqueeze(0)) for h, c in state or ()])
+            outputs, last = run_planned(plan, inputs, layers, first, options)
             if len(last) != len(layers):  # cuDNN's, of all layers together
                 last = list(zip(*(torch.split(part, 1) for part in last[0]), strict=True))
             return outputs, tuple([(h.squeeze(0), c.squeeze(0)) for h, c in last])
@@ -283,17 +285,7 @@ def lstm(
         add_plan(key, candidate, _IMPLEMENTATIONS, dtype, inputs, layers)
         with explicit_casts(like):
             result: tuple[Tensor, LSTMState] = candidate.function(
-                *_prepared(candidate, inputs, layers, dtype),
-                state=start,
-                lengths=lengths,
-                reverse=reverse,
-                residual=residual,
-                dropout=dropout,
-                dropout_seed=dropout_seed,
-                variational=variational,
-                **({} if gate_gradient is None else {"gate_gradient": gate_gradient}),
-                **candidate.options,
-                **({"from_zero": state is None} if candidate.traits.casts else {}),
+                *_prepared(candidate, inputs, layers, dtype), start, options, **candidate.options
             )
         return result
 
@@ -335,7 +327,7 @@ def bidirectional_lstm(
     key = key_of("bidirectional_lstm", inputs, (forward, backward), None, lengths, (implementation, stash))
     plan = PLANS.get(key)
     if plan is not None:
-        outputs, ((h, c),) = run_planned(plan, inputs, [(*forward, *backward)], None, lengths)
+        outputs, ((h, c),) = run_planned(plan, inputs, [(*forward, *backward)], (), StackOptions(lengths))
         return outputs, ((h[0], c[0]), (h[1], c[1]))
     forward, backward = merged((forward, backward))
     check = Shapes("bidirectional_lstm")

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from econmt_ops.backends.triton import runs_on
-from econmt_ops.core.dropout import Seed
 from econmt_ops.core.precision import compute_dtype, recurrent_tf32
 from econmt_ops.core.shapes import Shapes, check_dropout
 from econmt_ops.core.stack import StackOptions, run_stack
@@ -173,35 +172,29 @@ def run_planned(
     plan: StackPlan,
     inputs: Any,
     layers: Sequence[Sequence[Any]],
-    state: Sequence[tuple[Tensor, Tensor]] | None,
-    lengths: Tensor | None,
-    residual: bool = False,
-    dropout: float = 0.0,
-    dropout_seed: Seed | None = None,
-    variational: bool = False,
+    state: Sequence[tuple[Tensor, Tensor]],
+    options: StackOptions,
 ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
     """Runs a stack by its plan.
 
     Args:
-        plan: of this call.
+        plan: Plan of this call.
         inputs: (B, T, I).
-        layers: of each layer the weights of its directions, each as `SplitLSTMWeights` or `LSTMWeights`.
-        state: (h, c) of each layer, (D, B, H) each; None: zeros.
-        lengths: (B,), or None.
-        residual, dropout, dropout_seed, variational: see `econmt_ops.lstm`.
+        layers: Weights of each layer's directions, each as `SplitLSTMWeights` or `LSTMWeights`.
+        state: (h, c) of each layer, (D, B, H) each; empty for zeros.
+        options: Lengths, dropout and residual sums.
 
     Returns:
         Outputs (B, T, D H) and (h, c) of each layer after the last step, (D, B, H) each.
     """
+    lengths = options.lengths
     if lengths is not None:
         Shapes("lstm").bounded("lengths", lengths, 0, inputs.shape[1])
-    if dropout != 0.0:
-        check_dropout("lstm", dropout, dropout_seed)
+    if options.dropout != 0.0:
+        check_dropout("lstm", options.dropout, options.seed)
     if inputs.is_cuda and inputs.device.index != torch.cuda.current_device():
         with torch.cuda.device(inputs.device):
-            return run_planned(
-                plan, inputs, layers, state, lengths, residual, dropout, dropout_seed, variational
-            )
+            return run_planned(plan, inputs, layers, state, options)
     call = plan.call
     if call is None:
         outputs, h, c = cudnn_stack(inputs, layers, state)
@@ -213,8 +206,8 @@ def run_planned(
     def run(number: int, read: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         weights = layers[number]
         if straight is None:
-            first: tuple[Any, Any] = (None, None) if state is None else state[number]
-            outputs, last_h, last_c = run_layer(call, read, first[0], first[1], weights)
+            h, c = state[number] if state else (None, None)
+            outputs, last_h, last_c = run_layer(call, read, h, c, weights)
         else:
             layer = straight.get(number)
             if layer is None:
@@ -222,38 +215,35 @@ def run_planned(
             outputs, last_h, last_c = run_straight(layer, read, weights)
         return outputs, (last_h, last_c)
 
-    return run_stack(run, inputs, len(layers), StackOptions(residual, dropout, dropout_seed, variational))
+    return run_stack(run, inputs, len(layers), options)
 
 
 def run_again(
     inputs: Any,
     layers: tuple[Any, ...],
     state: tuple[Tensor, Tensor] | None,
-    lengths: Tensor | None,
-    residual: bool,
-    dropout: float,
-    dropout_seed: Seed | None,
-    variational: bool,
+    options: StackOptions,
     implementation: str,
 ) -> tuple[Tensor, tuple[Tensor, Tensor]] | None:
     """Runs a call of `econmt_ops.LSTM` in one direction by its plan; returns None if it has none yet.
 
     Args:
+        inputs: (B, T, I).
+        layers: Weights, bottom first.
         state: (h, c), (L, B, H) each; None: zeros.
-        Others: as those of `econmt_ops.lstm`.
+        options: Lengths, dropout and residual sums.
+        implementation: As that of `econmt_ops.lstm`.
 
     Returns:
         Outputs (B, T, H) and (h, c) after the last step, (L, B, H) each.
     """
-    options = implementation, "auto", False, residual, dropout != 0.0
+    facts = implementation, "auto", False, options.residual, options.dropout != 0.0
     start = None if state is None else tuple(zip(*state, strict=True))
-    plan = PLANS.get(key_of("lstm", inputs, layers, start, lengths, options))
+    plan = PLANS.get(key_of("lstm", inputs, layers, start, options.lengths, facts))
     if plan is None:
         return None
-    first = None if state is None else list(zip(*(torch.split(part, 1) for part in state), strict=True))
-    outputs, last = run_planned(
-        plan, inputs, layers, first, lengths, residual, dropout, dropout_seed, variational
-    )
+    parts = () if state is None else tuple(zip(*(torch.split(part, 1) for part in state), strict=True))
+    outputs, last = run_planned(plan, inputs, layers, parts, options)
     if len(last) == 1:
         return outputs, last[0]
     return outputs, (torch.cat([h for h, _ in last]), torch.cat([c for _, c in last]))

@@ -10,7 +10,6 @@ Sizes: B batch, T steps, I input size, H hidden, D directions, K steps of a bloc
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -19,17 +18,15 @@ from torch import Tensor
 
 from econmt_ops.backends import steps_for
 from econmt_ops.core.chunks import reaches, split_blocks
-from econmt_ops.core.dropout import Seed
-from econmt_ops.core.lengths import padding_mask, reverse_rows
+from econmt_ops.core.lengths import padding_mask
 from econmt_ops.core.low_rank import layers_of_tensors, tensors_of_matrices
 from econmt_ops.core.precision import accumulate_dtype
 from econmt_ops.core.repeated import Inputs, UniqueRows, expanded, values_of
-from econmt_ops.core.stack import StackOptions, run_stack
+from econmt_ops.core.stack import StackOptions, last_of, run_stack
 from econmt_ops.core.weights import AnyLSTMWeights, LSTMState
 from econmt_ops.dispatch.registration import Gradients, Incoming, Operator
 from econmt_ops.dispatch.traits import Traits
 from econmt_ops.lstm.direction import Direction
-from econmt_ops.lstm.reference import last_outputs
 
 TRAITS = Traits(recomputes=True, loops=True, takes_stash=True, casts=True)
 
@@ -202,11 +199,11 @@ def run_layer(
     first: Sequence[tuple[Tensor, Tensor]],
     lengths: Tensor | None,
     reverse: Sequence[bool],
+    gate_gradient: Tensor | None = None,
     *,
     stash: str,
     layout: str,
     backend: str,
-    gate_gradient: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Runs one layer in D directions; returns outputs (B, T, D H), and h and c (D, B, H) after each walk's last step.
 
@@ -236,16 +233,9 @@ def run_layer(
 def lstm(
     inputs: Inputs,
     layers: tuple[AnyLSTMWeights, ...],
-    *,
     state: LSTMState,
-    lengths: Tensor | None,
-    reverse: bool,
-    residual: bool,
-    dropout: float,
-    dropout_seed: Seed | None,
-    variational: bool,
-    gate_gradient: Tensor | None = None,
-    from_zero: bool = False,
+    options: StackOptions,
+    *,
     stash: str = "outputs",
     layout: str = "packed",
     backend: str = "eager",
@@ -253,36 +243,29 @@ def lstm(
     """Implements `econmt_ops.lstm` for checked arguments, cast except for the weights.
 
     Args:
-        from_zero: True if all of ``state`` is zero.
-        layout, backend: see `Arguments`.
+        inputs: (B, T, I), or its distinct rows.
+        layers: Weights, bottom first.
+        state: (h, c) of every layer before the first step, (B, H) each.
+        options: Further arguments.
+        stash, layout, backend: See `LSTMArguments`.
     """
+    lengths = options.lengths
     # Rows are reversed in memory only if an initial state has to pass the padding before it.
-    turn = reverse and lengths is not None and not from_zero
-    walks_back = reverse and not turn
+    in_memory = options.reverse and lengths is not None and not options.from_zero
+    walks_back = options.reverse and not in_memory
+    how = {"stash": stash, "layout": layout, "backend": backend}
 
     def run(number: int, read: Inputs) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        h, c = state[number]
         outputs, last_h, last_c = run_layer(
-            read,
-            [layers[number]],
-            [state[number]],
-            lengths,
-            [walks_back],
-            stash=stash,
-            layout=layout,
-            backend=backend,
-            gate_gradient=gate_gradient,
+            read, [layers[number]], [(h, c)], lengths, [walks_back], options.gate_gradient, **how
         )
         if lengths is not None and not walks_back:
-            return outputs, (last_outputs(outputs, state[number][0], lengths), last_c[0])
+            return outputs, (last_of(outputs, h, lengths), last_c[0])
         return outputs, (last_h[0], last_c[0])
 
-    outputs, last = run_stack(
-        run,
-        expanded(inputs) if turn else inputs,
-        len(layers),
-        StackOptions(residual, dropout, dropout_seed, variational),
-        turn=functools.partial(reverse_rows, lengths=lengths) if turn else None,
-    )
+    bottom = expanded(inputs) if in_memory else inputs
+    outputs, last = run_stack(run, bottom, len(layers), options, reverses=in_memory)
     return outputs, tuple(last)
 
 
@@ -304,5 +287,5 @@ def bidirectional_lstm(
     outputs, last_h, last_c = run_layer(
         inputs, [forward, backward], [zero, zero], lengths, ways, stash=stash, layout=layout, backend=backend
     )
-    ahead = last_h[0] if lengths is None else last_outputs(outputs[..., :hidden], h, lengths)
-    return outputs, ((ahead, last_c[0]), (last_h[1], last_c[1]))
+    forward_h = last_h[0] if lengths is None else last_of(outputs[..., :hidden], h, lengths)
+    return outputs, ((forward_h, last_c[0]), (last_h[1], last_c[1]))

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from econmt_ops.backends.triton import MOST_UNITS, interpreted, serves, with_kernels
-from econmt_ops.core.dropout import Seed
 from econmt_ops.core.precision import recurrent_tf32
 from econmt_ops.core.repeated import Inputs, UniqueRows, values_of
 from econmt_ops.core.stack import StackOptions, run_stack
@@ -135,48 +134,30 @@ def _run_layer(
 def lstm(
     inputs: Inputs,
     layers: tuple[AnyLSTMWeights, ...],
-    *,
     state: LSTMState,
-    lengths: Tensor | None,
-    reverse: bool,
-    residual: bool,
-    dropout: float,
-    dropout_seed: Seed | None,
-    variational: bool,
-    gate_gradient: Tensor | None = None,
-    from_zero: bool = False,
+    options: StackOptions,
+    *,
     stash: str = "gates",
 ) -> tuple[Tensor, LSTMState]:
-    """Implements `econmt_ops.lstm` for checked arguments, cast except for the weights.
-
-    ``from_zero``: True if all of ``state`` is zero.
-    """
+    """Implements `econmt_ops.lstm` for checked arguments, cast except for the weights."""
     products = products_of(inputs, layers)
     if products is None:
-        return recompute.lstm(
-            inputs,
-            layers,
-            state=state,
-            lengths=lengths,
-            reverse=reverse,
-            residual=residual,
-            dropout=dropout,
-            dropout_seed=dropout_seed,
-            variational=variational,
-            gate_gradient=gate_gradient,
-            from_zero=from_zero,
-            stash=stash,
-            backend=_steps(inputs),
-        )
+        return recompute.lstm(inputs, layers, state, options, stash=stash, backend=_steps(inputs))
 
     def run(number: int, read: Inputs) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        first = [] if from_zero else [state[number]]
+        first = [] if options.from_zero else [state[number]]
         outputs, last_h, last_c = _run_layer(
-            read, [layers[number]], first, lengths, [reverse], stash, products, gate_gradient=gate_gradient
+            read,
+            [layers[number]],
+            first,
+            options.lengths,
+            [options.reverse],
+            stash,
+            products,
+            gate_gradient=options.gate_gradient,
         )
         return outputs, (last_h.squeeze(0), last_c.squeeze(0))  # squeeze: its backward launches no kernel
 
-    options = StackOptions(residual, dropout, dropout_seed, variational)
     outputs, last = run_stack(run, inputs, len(layers), options)
     return outputs, tuple(last)
 

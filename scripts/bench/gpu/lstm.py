@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from econmt_ops import LSTMWeights
+from econmt_ops.core.stack import StackOptions
 from econmt_ops.lstm import reference
 from scripts.bench.gpu.frame import (
     DEVICE,
@@ -101,15 +102,14 @@ def run_case(case: str, compare: bool = True) -> str:
         )
         for _ in stack
     )
-    options = {"lengths": lengths, "reverse": "reverse" in flags, "residual": False}
-    options |= {"dropout": 0.0, "dropout_seed": None, "variational": False}
+    options = StackOptions(lengths, "reverse" in flags, from_zero=not given)
     exact = doubled((inputs, stack, state))
     if both:
         got = triton.bidirectional_lstm(inputs, *stack, lengths=lengths, stash=stash)
         want = reference.bidirectional_lstm(exact[0], *exact[1], lengths=lengths)
     else:
-        got = triton.lstm(inputs, stack, state=state, from_zero=not given, stash=stash, **options)
-        want = reference.lstm(exact[0], exact[1], state=exact[2], **options)
+        got = triton.lstm(inputs, stack, state, options, stash=stash)
+        want = reference.lstm(*exact, options)
     results, rights = leaves(*got), leaves(*want)
     seeds = [torch.randn_like(part) for part in rights]
     own = [*leaves(inputs, stack), *(leaves(state) if given else [])]
@@ -220,10 +220,7 @@ def layer(
     state = tuple((zero.to(dtype), zero) for _ in stack)
 
     def run() -> Tensor:
-        return triton.lstm(
-            inputs, stack, state=state, from_zero=True, lengths=None, reverse=False, residual=False, dropout=0.0,
-            dropout_seed=None, variational=False,
-        )[0]  # fmt: skip
+        return triton.lstm(inputs, stack, state, StackOptions(from_zero=True))[0]
 
     return passes(run, [inputs, *leaves(stack)], torch.randn_like(inputs))
 
