@@ -27,6 +27,7 @@ from econmt_ops.backends.triton import recurrence
 from econmt_ops.backends.triton.pointwise import sigmoid, tanh
 from econmt_ops.cells.scan import ScanCell
 from econmt_ops.core.chunks import rows_of
+from econmt_ops.linear_recurrence.scan import RecurrenceArguments
 
 _UNITS = 32
 """Maximum units per program, which is one warp: one unit per thread, so that many warps hide each other's latency."""
@@ -396,7 +397,8 @@ def _cut(like: Tensor) -> _Cut:
 
 def _states(decays: Tensor, ends: Tensor, first: Tensor, reverse: bool) -> Tensor:
     """Returns the states before each chunk, (B, chunks, H), given the maps c -> decays c + ends and first (B, H)."""
-    after, _ = recurrence.forward(decays, ends, first, None, reverse, _TILE, False)
+    call = RecurrenceArguments(decays, ends, first, None, reverse, "outputs", "triton")
+    after, _ = recurrence.forward(call, _TILE, False)
     begin = first.unsqueeze(1)
     return torch.cat([after[:, 1:], begin] if reverse else [begin, after[:, :-1]], 1)
 
