@@ -96,8 +96,9 @@ def test_holds_every_module_and_recipe_and_nothing_else(wheel: Path) -> None:
         {LIBRARY} if shutil.which(COMPILER) else set()
     )
     assert {Path(name).suffix for name in names} <= {
-        *(".py", ".yaml", ".md", ".typed", ".html", ".css", ".js", ".svg", ".so")
+        *(".py", ".yaml", ".md", ".typed", ".html", ".css", ".js", ".svg", ".so", ".h")
     }
+    assert {name for name in names if name.endswith(".h")} == {"econmt_ops/backends/c/kernels.h"}
 
 
 WHICH = "from econmt_ops.backends import c; print(c.__file__, c.is_built())"

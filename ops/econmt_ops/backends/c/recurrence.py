@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from econmt_ops.backends.c import call, rows_of
+from econmt_ops.backends.c import call
 from econmt_ops.linear_recurrence.scan import RecurrenceArguments
 
 _LINE = 16
@@ -46,37 +46,29 @@ def _part_steps(hidden: int, block: int) -> int:
     return max(1, _PART_VALUES // (max(1, hidden) * block)) * block
 
 
-def _strides(**tensors: Tensor) -> dict[str, int]:
-    """Returns the stride fields of tensors (B, T, H)."""
-    return {
-        f"{name}_{kind}": tensor.stride(axis)
-        for name, tensor in tensors.items()
-        for axis, kind in enumerate(("batch", "step"))
-    }
-
-
-def _contiguous(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else tensor.contiguous()
+def _sizes(decay: Tensor, reverse: bool) -> dict[str, int]:
+    """Returns the fields that the structures of all passes have."""
+    rows, steps, hidden = decay.shape
+    width = _width(rows, hidden)
+    return {"rows": rows, "positions": steps, "hidden": hidden, "width": width, "backwards": reverse}
 
 
 def walk(
     step: RecurrenceArguments, block: int, outputs: Tensor, carries: Tensor | None, last: Tensor | None
 ) -> None:
     """Writes outputs, and carries and the last state (B, H) unless they are None."""
-    rows, steps, hidden = step.decay.shape
     call(
         "recurrence_forward",
         3 * step.decay.numel(),
-        (rows, steps, hidden, step.decay.dtype == torch.bfloat16, _width(rows, hidden), step.reverse),
+        **_sizes(step.decay, step.reverse),
         decay=step.decay,
         inputs=step.inputs,
-        initial=_contiguous(step.initial),
+        initial=step.initial,
         lengths=step.lengths,
         outputs=outputs,
         block=block,
         carries=carries,
         last=last,
-        **_strides(decay=step.decay, inputs=step.inputs, outputs=outputs),
     )
 
 
@@ -90,24 +82,24 @@ def walk_back(
     dinputs: Tensor,
 ) -> Tensor:
     """Writes the gradients of decay and inputs; returns that of initial. ``after``: (B, H), that of the last state."""
-    rows, steps, hidden = step.decay.shape
-    dinitial = torch.empty(rows, hidden)
+    dinitial = torch.empty(len(step.decay), step.decay.shape[2])
     call(
         "recurrence_backward",
         5 * step.decay.numel(),
-        (rows, steps, hidden, step.decay.dtype == torch.bfloat16, _width(rows, hidden), step.reverse),
+        **_sizes(step.decay, step.reverse),
         decay=step.decay,
         kept=step.inputs,
         doutputs=doutputs,
-        initial=_contiguous(step.initial),
+        initial=step.initial,
         lengths=step.lengths,
         block=block,
         carries=carries,
         after=after,
         ddecay=ddecay,
         dinputs=dinputs,
+        gradients_batch=ddecay.stride(0),
+        gradients_step=ddecay.stride(1),
         dinitial=dinitial,
-        **_strides(decay=step.decay, kept=step.inputs, doutputs=doutputs, gradients=ddecay),
     )
     return dinitial
 
@@ -116,17 +108,17 @@ def _states_before(
     decay: Tensor, inputs: Tensor, state: Tensor, backwards: bool, gradient: bool
 ) -> tuple[Tensor, Tensor]:
     """Returns the states (P, H) before consecutive parts of (P, L, H), and the state (H,) after the last."""
-    parts, steps, hidden = decay.shape
+    parts, _, hidden = decay.shape
     products, ends, before = (torch.empty(parts, hidden) for _ in range(3))
     call(
         "recurrence_summary",
         2 * decay.numel(),
-        (parts, steps, hidden, decay.dtype == torch.bfloat16, _width(parts, hidden), backwards, gradient),
+        **_sizes(decay, backwards),
+        gradient=gradient,
         decay=decay,
         inputs=inputs,
         products=products,
         ends=ends,
-        **_strides(decay=decay, inputs=inputs),
     )
     for part in range(parts - 1, -1, -1) if backwards else range(parts):
         before[part] = state
@@ -171,16 +163,8 @@ def _carries_of(carries: Tensor, where: slice, parts: int, block: int, reverse: 
     return part_carries.flip(0) if reverse and parts > 1 else part_carries
 
 
-def _with_rows(step: RecurrenceArguments) -> RecurrenceArguments:
-    """Returns the arguments with contiguous units and lengths."""
-    return step._replace(
-        decay=rows_of(step.decay), inputs=rows_of(step.inputs), lengths=_contiguous(step.lengths)
-    )
-
-
 def forward(step: RecurrenceArguments, block: int, keep: bool) -> tuple[Tensor, Tensor | None]:
     """Returns the outputs, and the states before every block of a row's own steps in the order of its walk."""
-    step = _with_rows(step)
     rows, steps, hidden = step.decay.shape
     reverse = step.reverse
     outputs = torch.empty(rows, steps, hidden, dtype=step.decay.dtype)
@@ -214,7 +198,6 @@ def backward(
     step: RecurrenceArguments, carries: Tensor | None, block: int, doutputs: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Returns the gradients of decay, inputs and initial; see `econmt_ops.linear_recurrence.scan.Backend.backward`."""
-    step, doutputs = _with_rows(step), rows_of(doutputs)
     rows, steps, hidden = step.decay.shape
     ddecay, dinputs = (torch.empty(rows, steps, hidden, dtype=step.decay.dtype) for _ in range(2))
     if not _has_few_tasks(rows, steps, hidden, block):
