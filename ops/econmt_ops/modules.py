@@ -47,7 +47,7 @@ class LSTM(CellLayers):
         ValueError: If batch_first is False.
     """
 
-    op, cell = staticmethod(lstm), LSTM_CELL
+    cell = LSTM_CELL
     names: ClassVar[dict[str, str]] = {"input": "weight_ih", "hidden": "weight_hh", "bias": "bias_ih"}
 
     def __init__(
@@ -82,6 +82,11 @@ class LSTM(CellLayers):
             dtype=dtype,
         )
         self.flatten_parameters()
+
+    @property
+    def op(self) -> Any:
+        """Operation that runs the layers."""
+        return lstm
 
     def _parameter_shapes(self, width: int) -> dict[str, tuple[int, ...]]:
         shapes = super()._parameter_shapes(width)

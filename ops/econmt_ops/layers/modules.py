@@ -16,7 +16,7 @@ from econmt_ops.cells.scan import SRU as SRU_CELL
 from econmt_ops.cells.scan import SSRU as SSRU_CELL
 from econmt_ops.core.stack import StackOptions, run_stack
 from econmt_ops.core.weights import State
-from econmt_ops.layers.ops import OPS
+from econmt_ops.layers.op import OPS
 
 
 def seed_of(module: nn.Module, dropout: float, seed: int | None) -> tuple[float, int | None]:
@@ -46,7 +46,6 @@ class CellLayers(nn.Module):
         dtype: Type of the parameters.
     """
 
-    op: ClassVar[Any]
     cell: ClassVar[Any]
     names: ClassVar[dict[str, str]] = {}
     """Parameter names that differ from the field names."""
@@ -77,6 +76,11 @@ class CellLayers(nn.Module):
                     weight = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
                     self.register_parameter(name + suffix, weight)
         self.reset_parameters()
+
+    @property
+    def op(self) -> Any:
+        """Operation that runs the layers."""
+        return OPS[self.cell.name]
 
     def _parameter_shapes(self, width: int) -> dict[str, tuple[int, ...]]:
         """Returns the shapes of the parameters of a layer that reads ``width`` features, by name without suffix."""
@@ -133,7 +137,7 @@ class CellLayers(nn.Module):
     def _run(self, inputs: Tensor, state: State | None, options: StackOptions) -> tuple[Tensor, State]:
         """Runs the layers; the states of a layer's two directions follow each other."""
         if not self.bidirectional:
-            return type(self).op(  # type: ignore[no-any-return]
+            return self.op(  # type: ignore[no-any-return]
                 inputs,
                 tuple(self._weights(layer) for layer in range(self.num_layers)),
                 state=state,
@@ -159,7 +163,7 @@ class CellLayers(nn.Module):
         halves: list[Tensor] = []
         last: list[tuple[Tensor, ...]] = []
         for reverse in (False, True):
-            half, after = type(self).op(
+            half, after = self.op(
                 read,
                 (self._weights(layer, reverse),),
                 state=None if state is None else (state[reverse],),
@@ -193,7 +197,7 @@ class CellLayers(nn.Module):
 class GRU(CellLayers):
     """Stacked GRU with the parameters of a batch-first `torch.nn.GRU`; each class loads the other's state dict."""
 
-    op, cell = OPS["gru"], GRU_CELL
+    cell = GRU_CELL
     names: ClassVar[dict[str, str]] = {
         "input": "weight_ih",
         "hidden": "weight_hh",
@@ -205,28 +209,28 @@ class GRU(CellLayers):
 class LayerNormLSTM(CellLayers):
     """Stacked LSTM with layer normalization of the products; see `econmt_ops.lnlstm`."""
 
-    op, cell = OPS["lnlstm"], LNLSTM
+    cell = LNLSTM
 
 
 class SRU(CellLayers):
     """Stacked simple recurrent units; see `econmt_ops.sru`."""
 
-    op, cell = OPS["sru"], SRU_CELL
+    cell = SRU_CELL
 
 
 class SSRU(CellLayers):
     """Stacked simpler simple recurrent units; see `econmt_ops.ssru`."""
 
-    op, cell = OPS["ssru"], SSRU_CELL
+    cell = SSRU_CELL
 
 
 class QRNN(CellLayers):
     """Stacked quasi-recurrent layers with a window of two steps; see `econmt_ops.qrnn`."""
 
-    op, cell = OPS["qrnn"], QRNN_OF_TWO
+    cell = QRNN_OF_TWO
 
 
 class GILRLSTM(CellLayers):
     """Stacked LSTM layers whose gates read a linear surrogate of h; see `econmt_ops.gilr_lstm`."""
 
-    op, cell = OPS["gilr_lstm"], GILR_LSTM
+    cell = GILR_LSTM

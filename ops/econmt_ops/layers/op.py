@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from econmt_ops.cells.protocol import Cell
+from econmt_ops.cells.table import CELLS
 from econmt_ops.core.dropout import Seed
 from econmt_ops.core.precision import accumulate_dtype, compute_dtype, explicit_casts
 from econmt_ops.core.repeated import Inputs, check_inputs, expanded, values_of
@@ -23,21 +24,24 @@ _ROUNDED = ("h", "x")
 """Names of states that have the compute type; the others have the accumulate type."""
 
 
+OPS: dict[str, LayerOp] = {}
+"""Operations by the names of their cells; `econmt_ops` makes all of them."""
+
+
 class LayerOp:
     """Operation that runs a stack of layers of one cell over a batch of sequences.
 
     Args:
         cells: Cells whose weights it takes; the first whose shapes fit the bottom layer is used.
-        summary: Beginning of its documentation, with its equations.
     """
 
-    def __init__(self, cells: tuple[Cell, ...], summary: str) -> None:
-        self.cells, self.__name__ = cells, cells[0].name
-        states = ", ".join(cells[0].states)
-        self.__doc__ = (
-            f"{summary}\n\n    States of a layer: {states}. `LayerOp.__call__` describes the arguments."
-        )
-        self._implementations = add_op(self.__name__, implementations_for(cells))
+    def __init__(self, *cells: Cell) -> None:
+        cell = cells[0]
+        self.cells, self.__name__ = cells, cell.name
+        states = f"States of a layer: {', '.join(cell.states)}."
+        self.__doc__ = f"{cell.summary}\n\n    {states} `LayerOp.__call__` describes the arguments."
+        self._implementations = add_op(cell.name, implementations_for(cells))
+        CELLS[cell.name], OPS[cell.name] = cell, self
 
     def __call__(
         self,

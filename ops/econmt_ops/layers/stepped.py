@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -21,9 +21,8 @@ from torch.nn import functional
 
 from econmt_ops.backends import steps_for
 from econmt_ops.backends.protocol import StepGradients
-from econmt_ops.cells.gru import GRU
-from econmt_ops.cells.lnlstm import LNLSTM
 from econmt_ops.cells.protocol import StepCell
+from econmt_ops.cells.table import CELLS
 from econmt_ops.core.chunks import add_outer, previous, rows_of, split_blocks
 from econmt_ops.core.gemm import Product, add_rows
 from econmt_ops.core.lengths import padding_mask, zero_padding
@@ -36,8 +35,6 @@ from econmt_ops.dispatch.traits import Traits
 
 REFERENCE = Traits()
 RECOMPUTE = Traits(recomputes=True, loops=True, casts=True)
-
-_CELLS: dict[str, StepCell] = {cell.name: cell for cell in (GRU, LNLSTM)}
 
 
 def carried(padding: Tensor | None, before: Sequence[Tensor], after: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -111,7 +108,7 @@ class _Walk:
     """Call divided into blocks of steps."""
 
     def __init__(self, call: SteppedArguments) -> None:
-        self.call, self.cell = call, _CELLS[call.cell]
+        self.call, self.cell = call, cast(StepCell, CELLS[call.cell])
         self.steps = call.inputs.shape[0]
         dtype = call.inputs.dtype
         self.exact = accumulate_dtype(dtype)
