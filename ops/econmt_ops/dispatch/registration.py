@@ -243,7 +243,6 @@ class Operator(Generic[Arguments, Results]):
         stand_ins: Mapping[str, str] | None = None,
         in_place: Callable[[Arguments, Results, Incoming], Gradients | None] | None = None,
         constants: Callable[[Arguments], Collection[str]] = lambda _: (),
-        is_recurrent: bool = False,
     ) -> None:
         self.schema = OperatorSchema(arguments)
         self._results: Any = results
@@ -251,7 +250,6 @@ class Operator(Generic[Arguments, Results]):
         self._run, self._run_back, self._saves, self._in_place = forward, backward, saves, in_place
         self._stand_ins = stand_ins or {}
         self._constants = constants
-        self._is_recurrent = is_recurrent
         outputs = ", ".join("Tensor" for _ in self._names)
         kept = "".join(f"Tensor? {part}_{name}, " for part in ("d", "kept") for name in self._names)
         self.forward = custom_op(name, schema=f"({self.schema.text}, bool keep) -> ({outputs})")(
@@ -274,12 +272,8 @@ class Operator(Generic[Arguments, Results]):
         with self._products(arguments):
             return tuple(self._run(arguments, given[-1]))
 
-    def _products(self, arguments: Arguments) -> AbstractContextManager[None]:
-        """Returns the context that sets the precision of matrix products on a GPU."""
-        if self._is_recurrent:
-            first = self.schema.differentiable(arguments)[0]
-            if first.is_cuda and first.dtype == torch.float32:
-                return MatmulTF32(recurrent_tf32())
+    def _products(self, arguments: Arguments) -> AbstractContextManager[None]:  # noqa: ARG002 - a subclass reads them
+        """Returns the context that sets the precision of matrix products."""
         return nullcontext()
 
     def _parts(self, given: Sequence[Any]) -> Iterator[Any]:
@@ -346,6 +340,16 @@ class Operator(Generic[Arguments, Results]):
             next(gradients) if has_gradient else None for has_gradient in self.schema.tensors(ctx.arguments)
         ]
         return *self.schema.with_tensors(ctx.arguments, flat, rest=False), None
+
+
+class RecurrentOperator(Operator[Arguments, Results]):
+    """`Operator` whose float32 products on a GPU use TF32 where those of `torch.nn.LSTM` may; see `recurrent_tf32`."""
+
+    def _products(self, arguments: Arguments) -> AbstractContextManager[None]:
+        first = self.schema.differentiable(arguments)[0]
+        if first.is_cuda and first.dtype == torch.float32:
+            return MatmulTF32(recurrent_tf32())
+        return nullcontext()
 
 
 def _own(gradient: Tensor, taken: set[int]) -> Tensor:

@@ -32,7 +32,7 @@ from econmt_ops.core.gemm import Product, add_rows
 from econmt_ops.core.lengths import padding_mask, zero_padding
 from econmt_ops.core.stack import StackOptions, last_of, run_cells
 from econmt_ops.core.weights import State
-from econmt_ops.dispatch.registration import Gradients, Incoming, Operator
+from econmt_ops.dispatch.registration import Gradients, Incoming, Operator, RecurrentOperator
 from econmt_ops.dispatch.rule import device_of, rule
 from econmt_ops.dispatch.traits import Traits
 from econmt_ops.linear_recurrence import linear_recurrence
@@ -413,7 +413,7 @@ def _backward(call: ScannedArguments, results: ScannedResults, incoming: Incomin
     }
 
 
-_stage = Operator(
+_stage = RecurrentOperator(
     "econmt_ops::scanned_stage",
     ScannedArguments,
     ScannedResults,
@@ -421,7 +421,6 @@ _stage = Operator(
     fake=empty_results,
     backward=_backward,
     saves=lambda _: (*ScannedArguments._fields, "cells", "products"),
-    is_recurrent=True,
 )
 
 

@@ -30,7 +30,7 @@ from econmt_ops.core.loops import steps_of
 from econmt_ops.core.precision import accumulate_dtype
 from econmt_ops.core.stack import StackOptions, run_cells
 from econmt_ops.core.weights import State
-from econmt_ops.dispatch.registration import Gradients, Incoming, Operator
+from econmt_ops.dispatch.registration import Gradients, Incoming, RecurrentOperator
 from econmt_ops.dispatch.traits import Traits
 
 REFERENCE = Traits()
@@ -266,7 +266,7 @@ def _backward(call: SteppedArguments, results: SteppedResults, incoming: Incomin
     }
 
 
-_layer = Operator(
+_layer = RecurrentOperator(
     "econmt_ops::stepped_layer",
     SteppedArguments,
     SteppedResults,
@@ -274,7 +274,6 @@ _layer = Operator(
     fake=_empty_results,
     backward=_backward,
     saves=lambda _: (*SteppedArguments._fields, "outputs", "kept"),
-    is_recurrent=True,
 )
 
 

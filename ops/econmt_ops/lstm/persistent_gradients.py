@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from econmt_ops.core.alignment import widened
+from econmt_ops.core.chunks import outer
 from econmt_ops.dispatch.registration import Gradients
 from econmt_ops.lstm.persistent_layer import PersistentLayer, Prepared, WorkspaceOfBiases, sizes
 
@@ -90,17 +90,3 @@ def gradients_of_inputs(ready: Prepared, dsums: Tensor, inputs_have: bool, weigh
     if dinputs.shape[1] != width:
         dinputs = dinputs[:, :width]
     return {"inputs": dinputs.to(layer.inputs.dtype).view(layer.inputs.shape), "weights": weights}
-
-
-def outer(left: Tensor, right: Tensor, dtype: torch.dtype, width: int | None = None) -> Tensor:
-    """left^T right, of left (N, M) and right (N, K), in a type that is at least as wide: not rounded in between.
-
-    Of a ``right`` that was widened, ``width`` is K.
-    """
-    width = right.shape[1] if width is None else width
-    right = widened(right)
-    if left.is_cuda and left.dtype != dtype == torch.float32:
-        product: Tensor = torch.mm(left.t(), right, out_dtype=torch.float32)
-    else:
-        product = (left.t() @ right).to(dtype)
-    return product if product.shape[1] == width else product[:, :width].contiguous()

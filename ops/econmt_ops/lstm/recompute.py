@@ -24,7 +24,7 @@ from econmt_ops.core.precision import accumulate_dtype
 from econmt_ops.core.repeated import Inputs, UniqueRows, expanded, values_of
 from econmt_ops.core.stack import StackOptions, last_of, run_stack
 from econmt_ops.core.weights import AnyLSTMWeights, LSTMState
-from econmt_ops.dispatch.registration import Gradients, Incoming, Operator
+from econmt_ops.dispatch.registration import Gradients, Incoming, RecurrentOperator
 from econmt_ops.dispatch.traits import Traits
 from econmt_ops.lstm.direction import Direction
 
@@ -180,7 +180,7 @@ def _backward(call: LSTMArguments, results: LSTMResults, incoming: Incoming) -> 
     }
 
 
-_layer = Operator(
+_layer = RecurrentOperator(
     "econmt_ops::lstm_layer",
     LSTMArguments,
     LSTMResults,
@@ -189,7 +189,6 @@ _layer = Operator(
     backward=_backward,
     saves=lambda _: (*LSTMArguments._fields, "outputs", "cells", "gates"),
     constants=lambda call: () if call.gate_gradient is None else ("weights", "recurrents", "biases"),
-    is_recurrent=True,
 )
 
 

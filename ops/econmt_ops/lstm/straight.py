@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from econmt_ops.core.alignment import even
+from econmt_ops.core.chunks import outer
 from econmt_ops.lstm.direct import LayerCall, no_second_derivative, plain_products
-from econmt_ops.lstm.persistent_gradients import outer
 
 _INT32 = torch.int32
 

@@ -19,7 +19,7 @@ from econmt_ops.core.precision import recurrent_tf32
 from econmt_ops.core.repeated import Inputs, UniqueRows, values_of
 from econmt_ops.core.stack import StackOptions, run_stack
 from econmt_ops.core.weights import AnyLSTMWeights, LSTMState, LSTMWeights
-from econmt_ops.dispatch.registration import Gradients, Incoming, Operator
+from econmt_ops.dispatch.registration import Gradients, Incoming, RecurrentOperator
 from econmt_ops.lstm import direct, recompute
 from econmt_ops.lstm.persistent_layer import PersistentLayer
 from econmt_ops.lstm.persistent_passes import Walked, empty_results, run_backward, run_forward
@@ -42,7 +42,7 @@ def _saves(_layer: PersistentLayer) -> set[str]:
     return {*PersistentLayer._fields, "outputs", "cells", "sums"}
 
 
-_operator = Operator(
+_operator = RecurrentOperator(
     "econmt_ops::persistent_lstm_layer",
     PersistentLayer,
     Walked,
@@ -51,7 +51,6 @@ _operator = Operator(
     backward=_backward,
     saves=_saves,
     constants=lambda layer: () if layer.gate_gradient is None else ("weights", "recurrents", "biases"),
-    is_recurrent=True,
 )
 
 
