@@ -413,7 +413,7 @@ def test_highway_of_inputs_of_another_width_has_a_matrix_of_its_own() -> None:
         ({"state": ()}, r"ssru: state must be a tuple of \(c,\), one for each of 1 layers"),
         (
             {"state": ((torch.ones(2, 3),),)},
-            r"ssru: state\[0\] c must be \(2, 2\) with B=2, H=2, got \(2, 3\)",
+            r"ssru: state\[0\] c must be \(B, H\) with B=2, H=2, got \(2, 3\)",
         ),
         ({"lengths": torch.ones(3, dtype=torch.int64)}, r"ssru: lengths must be \(B,\) with B=2"),
         ({"dropout": 0.5}, "ssru: dropout 0.5 needs dropout_seed"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -10,9 +12,10 @@ from econmt_ops.core.dropout import Seed
 from econmt_ops.core.precision import compute_dtype, explicit_casts
 from econmt_ops.core.repeated import Inputs, UniqueRows, check_inputs, expanded, values_of
 from econmt_ops.core.shapes import Shapes, check_dropout, kind_of
+from econmt_ops.core.stack_checks import as_layers, prepare_state
 from econmt_ops.core.weights import AttentionalLSTMState, AttentionalLSTMWeights
 from econmt_ops.dispatch.select import Candidate, Problem, implementations, run
-from econmt_ops.lstm import as_layers, cast_layers, check_layers, hidden_size, prepare_state
+from econmt_ops.lstm import KINDS, cast_layers, check_layers, hidden_size
 
 _IMPLEMENTATIONS = implementations(__name__, "attentional_lstm")
 
@@ -29,7 +32,7 @@ def _check(
     check = Shapes("attentional_lstm")
     check_inputs(check, inputs)
     bottom = "I"
-    hidden = hidden_size(weights.layers[0]) if weights.layers else None
+    hidden = hidden_size(weights.layers[0])
     if options.input_feeding and hidden is not None:
         check.sizes["H"] = hidden
         check.sizes["I+H"] = check.sizes["I"] + check.sizes["H"]
@@ -144,14 +147,15 @@ def attentional_lstm(
         ValueError: shapes or types do not fit, the implementation or stash level is unknown, or dropout has no seed.
     """
     _check_kinds(weights, state)
-    weights = weights._replace(layers=as_layers("attentional_lstm", weights.layers))
+    weights = weights._replace(layers=as_layers("attentional_lstm", weights.layers, KINDS))
     like = values_of(inputs)
     dtype = compute_dtype(like)
     options = DecoderOptions(
         lengths, input_feeding, residual, dropout, dropout_seed, variational, layer_norm, scale, clean
     )
     check = _check(inputs, keys, values, weights, options)
-    layers = prepare_state(check, None if state is None else state.layers, len(weights.layers), like, dtype)
+    given = None if state is None else state.layers
+    layers: Any = prepare_state(check, ("h", "c"), given, len(weights.layers), like, dtype)
     if state is None:
         output = layers[0][0]
     else:

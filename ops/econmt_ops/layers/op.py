@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from econmt_ops.cells.protocol import Cell
 from econmt_ops.cells.table import CELLS
 from econmt_ops.core.dropout import Seed
-from econmt_ops.core.precision import accumulate_dtype, compute_dtype, explicit_casts
+from econmt_ops.core.precision import compute_dtype, explicit_casts
 from econmt_ops.core.repeated import Inputs, check_inputs, expanded, values_of
-from econmt_ops.core.shapes import Shapes, check_dropout, kind_of
+from econmt_ops.core.shapes import Shapes, check_dropout
 from econmt_ops.core.stack import StackOptions
+from econmt_ops.core.stack_checks import as_layers, prepare_state
 from econmt_ops.core.weights import State
 from econmt_ops.dispatch.select import Candidate, Problem, run
 from econmt_ops.dispatch.traits import add_op
 from econmt_ops.layers.implementations import implementations_for
-
-_ROUNDED = ("h", "x")
-"""Names of states that have the compute type; the others have the accumulate type."""
-
 
 OPS: dict[str, LayerOp] = {}
 """Operations by the names of their cells; `econmt_ops` makes all of them."""
@@ -88,15 +83,14 @@ class LayerOp:
         name = self.__name__
         check = Shapes(name)
         check_inputs(check, inputs)
-        layers = _as_layers(name, layers, self.cells)
+        layers = as_layers(name, layers, list({cell.weights: None for cell in self.cells}))
         cell = _check_layers(check, layers, self.cells)
         if lengths is not None:
             check.lengths(lengths, "T")
         check_dropout(name, dropout, dropout_seed)
         like = values_of(inputs)
         dtype = compute_dtype(like)
-        types = [dtype if each in _ROUNDED else accumulate_dtype(dtype) for each in cell.states]
-        start = _prepare_state(check, cell, state, len(layers), like, types)
+        start = prepare_state(check, cell.states, state, len(layers), like, dtype)
         options = StackOptions(lengths, reverse, residual, dropout, dropout_seed, variational)
 
         def call(
@@ -114,24 +108,6 @@ class LayerOp:
         detail = f"layers={len(layers)} {'full' if lengths is None else 'lengths'}"
         problem = Problem(name, (inputs, layers, start), dtype, check.sizes, detail)
         return run(problem, call, self._implementations, implementation, stash=stash)
-
-
-def _as_layers(op: str, layers: object, cells: tuple[Cell, ...]) -> tuple[Any, ...]:
-    kinds = tuple({cell.weights: None for cell in cells})
-    names = " or ".join(kind.__name__ for kind in kinds)
-    if isinstance(layers, kinds):
-        raise ValueError(f"{op}: layers must be a tuple of {names}, one per layer; write (weights,)")  # noqa: TRY004  as all of its errors
-    if isinstance(layers, Tensor) or not isinstance(layers, Iterable):
-        raise ValueError(f"{op}: layers must be a tuple of {names}, got {kind_of(layers)}")  # noqa: TRY004  as all of its errors
-    checked = tuple(layers)
-    if not checked:
-        raise ValueError(f"{op}: layers is empty, at least one is needed")
-    for number, layer in enumerate(checked):
-        if not isinstance(layer, kinds):
-            raise ValueError(f"{op}: layers[{number}] must be {names}, got {kind_of(layer)}")  # noqa: TRY004  as all of its errors
-        if type(layer) is not type(checked[0]):
-            raise ValueError(f"{op}: all layers must be {type(checked[0]).__name__}, as layers[0] is")
-    return checked
 
 
 def _check_layers(check: Shapes, layers: tuple[Any, ...], cells: tuple[Cell, ...]) -> Cell:
@@ -157,35 +133,3 @@ def _check_layers(check: Shapes, layers: tuple[Any, ...], cells: tuple[Cell, ...
         for field, tensor in zip(layer._fields, layer, strict=True):
             check.exactly(f"layers[{number}].{field}", tensor, wanted[field], ("I", "H"))
     return cell
-
-
-def _prepare_state(
-    check: Shapes, cell: Cell, state: State | None, count: int, like: Tensor, types: list[torch.dtype]
-) -> State:
-    """Returns the initial state: ``state`` checked and cast, or zeros; a state named x has the size of the input.
-
-    Raises:
-        ValueError: If ``state`` is not a tuple of the cell's states for each layer.
-    """
-    batch = check.sizes["B"]
-    widths = [
-        {name: check.sizes["I" if name == "x" and number == 0 else "H"] for name in cell.states}
-        for number in range(count)
-    ]
-    if state is None:
-        return tuple(
-            tuple(
-                like.new_zeros(batch, width, dtype=dtype)
-                for width, dtype in zip(sizes.values(), types, strict=True)
-            )
-            for sizes in widths
-        )
-    names = f"({', '.join(cell.states)}{',' if len(cell.states) == 1 else ''})"
-    if not isinstance(state, (tuple, list)) or len(state) != count:
-        raise ValueError(f"{check.op}: state must be a tuple of {names}, one for each of {count} layers")
-    for number, (parts, sizes) in enumerate(zip(state, widths, strict=True)):
-        if not isinstance(parts, (tuple, list)) or len(parts) != len(sizes):
-            raise ValueError(f"{check.op}: state[{number}] must be {names}, got {kind_of(parts)}")
-        for part, (name, width) in zip(parts, sizes.items(), strict=True):
-            check.exactly(f"state[{number}] {name}", part, (batch, width), ("B", "H"))
-    return tuple(tuple(part.to(dtype) for part, dtype in zip(parts, types, strict=True)) for parts in state)
