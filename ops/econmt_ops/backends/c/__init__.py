@@ -145,6 +145,11 @@ def call(name: str, work: int, /, **given: Tensor | float | None) -> None:
         raise MemoryError(f"econmt_ops: out of memory for the workspace of {name}")
 
 
+def _sizes(names: str, tensor: Tensor) -> dict[str, int]:
+    """Returns the sizes of a tensor by the names of a structure's fields."""
+    return dict(zip(names.split(), tensor.shape, strict=True))
+
+
 def lstm_forward(
     gates: Tensor, recurrent: Tensor | None, before: Tensor, h: Tensor, after: Tensor, kept: Tensor | None
 ) -> None:
@@ -157,12 +162,10 @@ def lstm_forward(
         after: (B, H) float32, is written; may be ``before``.
         kept: (B, 4H) float32, receives the gates after their nonlinearities; may be ``gates``; or None.
     """
-    rows, hidden = before.shape
     call(
         "lstm_forward",
-        4 * rows * hidden,
-        rows=rows,
-        hidden=hidden,
+        gates.numel(),
+        **_sizes("rows hidden", before),
         gates=rows_of(gates) if recurrent is None else gates,
         recurrent=recurrent,
         before=before,
@@ -199,14 +202,12 @@ def lstm_backward(
     """
     if dbefore is None:
         dbefore = torch.empty_like(dc, memory_format=torch.contiguous_format)
-    rows, hidden = dc.shape
     gates = rows_of(gates)
     assert gates.dtype == (dgates.dtype if sums else torch.float32)
     call(
         "lstm_backward",
-        4 * rows * hidden,
-        rows=rows,
-        hidden=hidden,
+        gates.numel(),
+        **_sizes("rows hidden", dc),
         sums=sums,
         gates=gates.data_ptr(),  # by its address, because its type depends on ``sums``
         gates_stride=gates.stride(0),
@@ -228,14 +229,11 @@ def attention_forward(query: Tensor, keys: Tensor, score: Tensor, padding: Tenso
         query: (B, A). keys: (B, S, A), of one type. score: (A,) float32.
         padding: (B, S) bool, or None.
     """
-    rows, positions, size = keys.shape
-    weights = torch.empty(rows, positions, dtype=torch.float32, device="cpu")
+    weights = keys.new_empty(keys.shape[:2], dtype=torch.float32)
     call(
         "attention_forward",
         keys.numel(),
-        rows=rows,
-        positions=positions,
-        size=size,
+        **_sizes("rows positions size", keys),
         query=query,
         keys=keys,
         score=score,
@@ -251,13 +249,10 @@ def combine_forward(share: Tensor, attention: Tensor, projected: Tensor, output:
     Args:
         share: (B, H). attention: (B, S). projected: (B, S, H). All of one type.
     """
-    rows, positions, size = projected.shape
     call(
         "combine_forward",
         projected.numel(),
-        rows=rows,
-        positions=positions,
-        size=size,
+        **_sizes("rows positions size", projected),
         share=share,
         attention=attention,
         projected=projected,
@@ -282,12 +277,10 @@ def product_int8(
         scales: (N,) float32, scale of each output's weights. bias: (N,). start: (R, N), may be ``output``. Both may be
             None.
     """
-    rows, inputs = left.shape
     call(
         "product_int8",
         left.numel(),
-        rows=rows,
-        inputs=inputs,
+        **_sizes("rows inputs", left),
         outputs=len(scales),
         left=left,
         weight=weight,
@@ -319,13 +312,10 @@ def attention_backward(
         dscore: (A,) float32, accumulates the gradient of ``score``.
         dquery: (B, A), is written, of the type of ``query``.
     """
-    rows, positions, size = keys.shape
     call(
         "attention_backward",
         keys.numel(),
-        rows=rows,
-        positions=positions,
-        size=size,
+        **_sizes("rows positions size", keys),
         query=query,
         keys=keys,
         score=score,
@@ -347,14 +337,11 @@ def weight_gradient(
         values: (B, S, E). dcontext: (B, E). incoming: (B, S) or None. All of one type.
         padding: (B, S) bool, or None.
     """
-    rows, positions, size = values.shape
-    dweights = torch.empty(rows, positions, dtype=torch.float32, device="cpu")
+    dweights = values.new_empty(values.shape[:2], dtype=torch.float32)
     call(
         "weight_gradient",
         values.numel(),
-        rows=rows,
-        positions=positions,
-        size=size,
+        **_sizes("rows positions size", values),
         values=values,
         dcontext=dcontext,
         incoming=incoming,
@@ -384,13 +371,11 @@ def losses(
     Raises:
         IndexError: a target is not in [0, V).
     """
-    rows, vocabulary = logits.shape
-    row_losses = torch.empty(rows, dtype=torch.float32, device="cpu")
+    row_losses = logits.new_empty(len(logits), dtype=torch.float32)
     call(
         "losses",
         logits.numel(),
-        rows=rows,
-        vocabulary=vocabulary,
+        **_sizes("rows vocabulary", logits),
         logits=logits,
         targets=targets,
         smoothing=smoothing,
@@ -410,5 +395,5 @@ def add_rows(total: Tensor, values: Tensor, places: Tensor | None = None) -> Non
         values: (R, N).
         places: (R,) int64, row indices in [0, M).
     """
-    rows, size = values.shape
-    call("add_rows", values.numel(), rows=rows, size=size, values=values, places=places, total=total)
+    sizes = _sizes("rows size", values)
+    call("add_rows", values.numel(), **sizes, values=values, places=places, total=total)
