@@ -17,8 +17,8 @@ from econmt_ops.core.weights import AttentionalLSTMState, AttentionalLSTMWeights
 from econmt_ops.layers.modules import CellLayers, seed_of
 from econmt_ops.linear_cross_entropy import linear_cross_entropy
 from econmt_ops.lstm import bidirectional_lstm, lstm
+from econmt_ops.lstm.call_plans import SplitLSTMWeights, run_again, split_weights
 from econmt_ops.lstm.cudnn import in_order, move_together
-from econmt_ops.lstm.planned import SplitLSTMWeights, run_again, split_weights
 
 
 class LSTM(CellLayers):

@@ -181,7 +181,7 @@ def can_run(traits: Traits, device: str, dtype: torch.dtype) -> bool:
     return traits.is_installed if MODE.device is not None else traits.is_available()
 
 
-class Request(NamedTuple):
+class CallRequest(NamedTuple):
     """Request of a call, from which its candidates follow.
 
     Attributes:

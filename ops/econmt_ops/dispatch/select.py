@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from econmt_ops.core.chunks import STASHES
 from econmt_ops.core.weights import tensors_of
 from econmt_ops.dispatch.measurements import decide, machine
-from econmt_ops.dispatch.rule import MODE, Candidate, Problem, Request
+from econmt_ops.dispatch.rule import MODE, CallRequest, Candidate, Problem
 from econmt_ops.dispatch.session import current_session, remembered
 from econmt_ops.dispatch.traits import Implementation, implementations
 
@@ -57,7 +57,7 @@ def run(
         ValueError: If the implementation or stash level is unknown, or this machine cannot run the implementation; the
             message lists the available ones.
     """
-    request = Request(available, implementation, stash, options or [{}])
+    request = CallRequest(available, implementation, stash, options or [{}])
     if implementation != "auto":
         _check_named(problem, request)
     if stash != "auto" and stash not in STASHES:
@@ -69,7 +69,7 @@ def run(
     return call(candidate, *problem.arguments)
 
 
-def _check_named(problem: Problem, request: Request) -> None:
+def _check_named(problem: Problem, request: CallRequest) -> None:
     """Raises ValueError if the requested implementation does not exist or this machine cannot run it."""
     available, name = request.available, request.implementation
     named = available.get(name)
@@ -80,7 +80,9 @@ def _check_named(problem: Problem, request: Request) -> None:
     raise ValueError(f"{problem.op}: {reason} {name!r}; available: {names}")
 
 
-def _measured(problem: Problem, call: Callable[..., Any], request: Request, default: Candidate) -> Candidate:
+def _measured(
+    problem: Problem, call: Callable[..., Any], request: CallRequest, default: Candidate
+) -> Candidate:
     """Returns the rule's candidate, ``default``, or one that was measured to be faster."""
     session = current_session()
     if MODE.rules_only or any(isinstance(tensor, FakeTensor) for tensor in tensors_of(problem.arguments)):
@@ -114,7 +116,7 @@ def _serves(implementation: Implementation, problem: Problem) -> bool:
     )
 
 
-def _variants(implementation: Implementation, problem: Problem, request: Request) -> list[Candidate]:
+def _variants(implementation: Implementation, problem: Problem, request: CallRequest) -> list[Candidate]:
     """Returns an implementation with each of its options; with every stash level if a byte limit is to be met."""
     session, gradients = current_session(), problem.keeps_gradients
     limited = session is not None and session.byte_limit is not None

@@ -22,7 +22,7 @@ from econmt_ops.core.weights import (
     cast_weights,
 )
 from econmt_ops.dispatch.select import Candidate, Problem, implementations, run
-from econmt_ops.lstm.planned import PLANS, add_plan, key_of, merged, run_planned
+from econmt_ops.lstm.call_plans import PLANS, add_plan, key_of, merged, run_planned
 from econmt_ops.lstm.reference import is_light
 
 _IMPLEMENTATIONS = implementations(__name__, "lstm")

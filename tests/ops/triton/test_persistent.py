@@ -14,13 +14,14 @@ from econmt_ops.backends.triton import persistent
 from econmt_ops.backends.triton.persistent import Partition
 from econmt_ops.core.repeated import UniqueRows
 from econmt_ops.core.stack import StackOptions
-from econmt_ops.lstm import reference, triton
+from econmt_ops.lstm import persistent_layer, reference, triton
 from econmt_ops.lstm.chunked import ChunkedLSTM
 
 
 @pytest.fixture(autouse=True)
 def _poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """New memory holds NaN, so that what nobody has written is seen."""
+    """New memory holds NaN, so that what nobody has written is seen; plans of other tests are forgotten."""
+    persistent_layer._plan.cache_clear()
     for name in ("empty", "empty_like"):
         made = getattr(torch, name)
         monkeypatch.setattr(torch, name, lambda *a, made=made, **k: _poison(made(*a, **k)))
@@ -219,7 +220,7 @@ def test_the_operator_is_registered_as_torch_expects(device: str) -> None:
     inputs = torch.randn(3, 2, 3, device=device, requires_grad=True)
     state = [torch.randn(2, 5, device=device, requires_grad=True) for _ in range(2)]
     lengths = torch.tensor([3, 1], device=device)
-    layer = triton.PersistentLayer(
+    layer = triton.PersistentArguments(
         inputs, *([part] for part in (*weights, *state)), lengths, None, [True], "cells", "float32", "auto"
     )
     torch.library.opcheck(triton._operator.forward, (*layer, True))

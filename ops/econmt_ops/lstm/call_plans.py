@@ -24,9 +24,8 @@ from econmt_ops.dispatch.rule import MODE, Candidate
 from econmt_ops.dispatch.session import current_session
 from econmt_ops.dispatch.traits import Implementation
 from econmt_ops.lstm.cudnn import MOST_STEPS, cudnn_stack
-from econmt_ops.lstm.direct import LayerCall, is_plain, run_layer
-from econmt_ops.lstm.persistent_passes import partition_of
-from econmt_ops.lstm.straight import StraightLayer, run_straight
+from econmt_ops.lstm.eager_layer import is_plain, run_layer
+from econmt_ops.lstm.persistent_layer import LayerPlan, LayerSettings, LayerTensors, plan_of
 
 
 class SplitLSTMWeights(NamedTuple):
@@ -47,16 +46,19 @@ class SplitLSTMWeights(NamedTuple):
 
 
 class StackPlan(NamedTuple):
-    """Plan of a call over a stack."""
+    """Plan of a call over a stack.
+
+    Attributes:
+        dtype: Compute type.
+        settings: Settings of each layer; None: cuDNN runs the stack.
+        keep: True if a backward pass will follow.
+        layers: Plans of the layers by their number, filled as they are called first.
+    """
 
     dtype: torch.dtype
-    """Compute type."""
-    call: LayerCall | None
-    """Arguments of each layer, but for the lengths; None: cuDNN runs the stack."""
-    keep: bool = False
-    """True if a backward pass will follow."""
-    straight: dict[int, StraightLayer] | None = None
-    """Layers by their number, if they need no more than `StraightLayer` knows; filled as they are called first."""
+    settings: LayerSettings | None
+    keep: bool
+    layers: dict[int, LayerPlan]
 
 
 Key = tuple[Any, ...]
@@ -144,28 +146,26 @@ def add_plan(
     """
     if key is None:
         return
-    kind, _, parts, from_zero, is_full, keep, *_, options = key
+    kind, _, _, _, is_full, keep, *_, options = key
     kernels = importlib.import_module("econmt_ops.lstm.triton")
     function = getattr(kernels, kind)
     if candidate.function is function and available["triton"].function is function:
         products = kernels.products_of(inputs.to(dtype) if inputs.dtype != dtype else inputs, layers)
         if products is not None:
-            hidden, reverse = layers[0].hidden.shape[1], (False, True) if kind != "lstm" else (options[2],)
-            forward, backward = (
-                partition_of(len(inputs), hidden, products, inputs.device, len(reverse), "auto", back)
-                for back in (False, True)
-            )
-            name, stash = str(products).removeprefix("torch."), candidate.options.get("stash", "gates")
-            biases = parts[0] - 2
-            call = LayerCall(dtype, name, stash, reverse, "auto", None, biases, (forward, backward))
-            is_straight = kind == "lstm" and is_full and from_zero and stash == "gates" and inputs.numel() > 0
-            PLANS.add(key, StackPlan(dtype, call, keep, {} if is_straight else None))
+            reverse = (options[2],) if kind == "lstm" else (False, True)
+            settings = LayerSettings(dtype, products, candidate.options.get("stash", "gates"), reverse)
+            PLANS.add(key, StackPlan(dtype, settings, keep, {}))
         return
-    whole = kind == "lstm" and is_full and options[2:] == (False, False, False)
-    if candidate.name == "reference" and whole and dtype == inputs.dtype == torch.float32 and inputs.is_cuda:
+    is_forward = kind == "lstm" and is_full and options[2:] == (False, False, False)
+    if (
+        candidate.name == "reference"
+        and is_forward
+        and dtype == inputs.dtype == torch.float32
+        and inputs.is_cuda
+    ):
         same = all(part.dtype == dtype for layer in layers for part in layer)
         if same and torch.cudnn_is_acceptable(inputs) and inputs.shape[1] <= MOST_STEPS:
-            PLANS.add(key, StackPlan(dtype, None))
+            PLANS.add(key, StackPlan(dtype, None, keep, {}))
 
 
 def run_planned(
@@ -195,24 +195,20 @@ def run_planned(
     if inputs.is_cuda and inputs.device.index != torch.cuda.current_device():
         with torch.cuda.device(inputs.device):
             return run_planned(plan, inputs, layers, state, options)
-    call = plan.call
-    if call is None:
+    settings = plan.settings
+    if settings is None:
         outputs, h, c = cudnn_stack(inputs, layers, state)
         return outputs, [(h, c)]
     if lengths is not None:
-        call = call._replace(lengths=lengths.to(inputs.device, non_blocking=True).contiguous())
-    straight = plan.straight
+        lengths = lengths.to(inputs.device, non_blocking=True).contiguous()
 
     def run(number: int, read: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        weights = layers[number]
-        if straight is None:
-            h, c = state[number] if state else (None, None)
-            outputs, last_h, last_c = run_layer(call, read, h, c, weights)
-        else:
-            layer = straight.get(number)
-            if layer is None:
-                layer = straight[number] = StraightLayer(call, read, weights, plan.keep)
-            outputs, last_h, last_c = run_straight(layer, read, weights)
+        weights, first = layers[number], state[number] if state else None
+        layer = plan.layers.get(number)
+        if layer is None:
+            tensors = LayerTensors(read.transpose(0, 1), weights, first, lengths)
+            layer = plan.layers[number] = plan_of(settings, tensors, plan.keep)
+        outputs, last_h, last_c = run_layer(layer, read, first, lengths, weights)
         return outputs, (last_h, last_c)
 
     return run_stack(run, inputs, len(layers), options)
