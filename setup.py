@@ -64,6 +64,7 @@ setup(
         "econmt.serving": ["page/*"],
         "econmt_ops": ["py.typed"],
         "econmt_ops.backends.c": ["kernels.h"],
+        "econmt_ops.backends.cuda": ["*.cu", "*.cuh"],
         "econmt._recipes": ["*.yaml"],
     },
     # Sources that a source distribution holds and an installed package does not need.

@@ -352,7 +352,12 @@ def parameter_file(folder: ModelFolder, which: str | int | Path) -> Path:
     else:
         raise InputError(f"checkpoint '{str(which)[:40]}': use best, last or the number of an update")
     if path is None or not path.exists():
-        available = ", ".join(str(update) for update in sorted(numbered)) or "none"
+        available = ", ".join(str(update) for update in sorted(numbered))
+        if not available:
+            raise InputError(
+                f"{folder.path}: no checkpoint '{which}', and no other; train until the first, which comes after "
+                "training.checkpoint_interval updates"
+            )
         raise InputError(f"{folder.path}: no checkpoint '{which}' (checkpoints of updates: {available})")
     return path
 

@@ -19,6 +19,7 @@ from econmt.cli.factors import FactorFiles, SourceFactorsOption
 from econmt.cli.options import AveragingMode, ProductPrecision
 from econmt.cli.text_models import holds_language_model, load_reader, score_text
 from econmt.config.json_reader import json_text
+from econmt.data.files import notice
 from econmt.data.text.corpus import Corpus, read_pairs, split_pair
 from econmt.decoding.requests import Request
 from econmt.decoding.search.beam import SearchOptions, length_penalty
@@ -122,6 +123,7 @@ def score(
         loaded.precision,
         batch_size=batch_size or loaded.recipe.decoding.batch_size,
         mode=ensemble_mode.value,
+        warn=lambda text: notice(f"warning: {text}"),
     )
     most = max_input_length or loaded.recipe.decoding.max_input_length
     places = tuple(STANDARD_INPUT if path is None else str(path) for path in (source, target))

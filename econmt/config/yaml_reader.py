@@ -471,8 +471,8 @@ def _complaint(error: ErrorDetails, context: dict[str, Any]) -> str:
         return f"must be one of {', '.join(choices)}, found {found_text}{hint}"
     if name == "value_error":
         return str(context["error"])
-    if name == "unexpected_keyword_argument":
-        return "unknown option"
+    if name in ("missing", "unexpected_keyword_argument"):
+        return "missing" if name == "missing" else "unknown option"
     if name in ("too_short", "string_too_short"):
         return f"must not be empty, found {found_text}"
     return f"{error['msg'][0].lower()}{error['msg'][1:]}, found {found_text}"

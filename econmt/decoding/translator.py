@@ -52,8 +52,6 @@ from econmt.model.inference.grid import Grid
 
 CHUNK_SIZE = 1024
 
-_DIVERSE = "groups of the beam choose by their diversity, not by wishes"
-
 _CHARACTERS_A_TOKEN = 50
 """More than tokens have on average: lines with more characters than the longest source can have are not even cut into
 tokens, which takes minutes for a word of megabytes."""
@@ -187,7 +185,9 @@ class Translator:
                 "translations are drawn, not searched for: give no avoided phrases and no glossary"
             )
         if self._constraint_compiler is not None and self.options.beam_groups > 1:
-            raise InputError(f"{_DIVERSE}: give no avoided phrases and no glossary, or no beam_groups")
+            raise InputError(
+                "beam_groups cannot be combined with avoided phrases or a glossary; remove one of them"
+            )
         if (
             wanted
             and self.options.is_plain
@@ -335,7 +335,10 @@ class Translator:
                 )
             if self.options.beam_groups > 1:
                 number = next(n for n, each in zip(numbers, requests, strict=True) if not each.is_plain)
-                raise InputError(f"{where}:{number}: {_DIVERSE}: wish nothing, or give no beam_groups")
+                raise InputError(
+                    f"{where}:{number}: beam_groups cannot be combined with constraints, avoided phrases or a target "
+                    "prefix; remove one of them"
+                )
             self._constraint_compiler = ConstraintCompiler(self.vocabularies.target)
         found = [
             self._constraint_compiler.of(request, f"{where}:{number}")

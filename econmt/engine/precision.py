@@ -110,7 +110,10 @@ def precision_of(
         saved: Name of the precision that the run began with; empty at its start.
     """
     if wanted != "auto":
-        return _NAMED[wanted]._replace(why="set by the recipe")
+        no_tf32 = (
+            "; a CPU has no TF32 and computes in float32" if (wanted, device.type) == ("tf32", "cpu") else ""
+        )
+        return _NAMED[wanted]._replace(why=f"set by the recipe{no_tf32}")
     if saved:
         return _NAMED[saved]._replace(why="as at the beginning of the run")
     if device.type == "cuda":

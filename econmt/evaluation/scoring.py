@@ -82,6 +82,7 @@ class Scorer:
         device: device of the models. precision: type of matrix products, float32 or bfloat16. batch_size: pairs
             scored together.
         mode: averaging of an ensemble.
+        warn: called with a message about doubtful source factors; None: nobody is told.
     """
 
     def __init__(
@@ -93,6 +94,7 @@ class Scorer:
         *,
         batch_size: int = 64,
         mode: EnsembleMode = "linear",
+        warn: Callable[[str], None] | None = None,
     ) -> None:
         self.models = tuple(models)
         self.vocabularies = vocabularies
@@ -100,6 +102,7 @@ class Scorer:
         self.precision = precision
         self.batch_size = batch_size
         self.mode = mode
+        self.warn = warn
 
     def score(self, pairs: Iterable[tuple[str, str]], chunk_size: int = CHUNK_SIZE) -> Iterator[ScoredPair]:
         """Scores raw text, in order.
@@ -134,7 +137,9 @@ class Scorer:
         Raises:
             InputError: Source factors are missing, or their number is not that of the words.
         """
-        source_ids = encode_sources(self.vocabularies, sources, factors or [()] * len(sources), place)
+        source_ids = encode_sources(
+            self.vocabularies, sources, factors or [()] * len(sources), place, warn=self.warn
+        )
         results: list[ScoredPair] = []
         for target in targets:
             tokens = self.vocabularies.target.tokens(target)

@@ -31,6 +31,7 @@ from econmt_ops import UniqueRows, linear_cross_entropy
 from econmt_ops.core.dropout import Seed
 from econmt_ops.core.repeated import Inputs
 from econmt_ops.core.scopes import layer
+from econmt_ops.dispatch.rule import device_of
 
 DISTINCT = 0.75
 """Largest share of distinct words in a batch for which it pays to multiply each word once."""
@@ -251,7 +252,12 @@ class TranslationModel(nn.Module):
     def _decode(self, encoded: EncoderOutput, target_input: Tensor, how: Implementations) -> Decoded:
         """See :meth:`forward`."""
         with layer("embedding"):
-            embedded = self._look_up(self.target_embedding, target_input, how.looks_rows_up("decoder"))
+            embedded = self._look_up(
+                self.target_embedding,
+                target_input,
+                how.looks_rows_up("decoder"),
+                device_of(target_input) == "cuda",
+            )
         with layer("decoder"):
             state = self.decoder.initial_state(encoded.summary)
             outputs, attention, _ = self.decoder(embedded, encoded.memory, state, how)
@@ -292,11 +298,14 @@ class TranslationModel(nn.Module):
             decoded = self._decode(encoded, target_input, how)
             hidden = decoded.hidden
         with layer("output"):
-            rows = hidden.reshape(-1, hidden.size(-1))
+            rows, targets = hidden, target_output
+            if decoded is None and device_of(hidden) == "cuda" and hidden.transpose(0, 1).is_contiguous():
+                rows, targets = rows.transpose(0, 1), targets.t()  # time is first in memory: no copy
+            rows = rows.reshape(-1, rows.size(-1))
             loss = linear_cross_entropy(
                 rows,
                 self.output_weight,
-                target_output.reshape(-1),
+                targets.reshape(-1),
                 bias=self.output_bias,
                 label_smoothing=label_smoothing,
                 ignore_index=self.pad,
@@ -325,7 +334,9 @@ class TranslationModel(nn.Module):
             lengths = (target_output != self.pad).sum(dim=1)
             return length_loss(task, ratios, encoded.memory.lengths, lengths).to(torch.float32)
 
-    def _look_up(self, embedding: Callable[[Tensor], Tensor], ids: Tensor, once: bool) -> Inputs:
+    def _look_up(
+        self, embedding: Callable[[Tensor], Tensor], ids: Tensor, once: bool, time_first: bool = False
+    ) -> Inputs:
         """Embeddings of ids (B, T), after dropout: written out or, to be multiplied once each, of the distinct words.
 
         Dropout makes every position another input, and a GPU would have to be waited for.
@@ -334,6 +345,7 @@ class TranslationModel(nn.Module):
             embedding: of all words.
             ids: (B, T).
             once: whether the LSTM that will read them can take the distinct words.
+            time_first: True if the embeddings of a step lie together in memory, as decoders on a GPU read them.
         """
         drops = self.training and self.embedding_dropout.probability > 0.0
         if once and not (drops or ids.is_cuda) and torch.is_grad_enabled():
@@ -342,8 +354,9 @@ class TranslationModel(nn.Module):
             if rows <= most_distinct(ids.numel()):
                 words = functional.pad(words, (0, rows - words.numel()), value=self.pad)
                 return UniqueRows(embedding(words), places)
-        embedded: Tensor = self.embedding_dropout(embedding(ids))
-        return embedded
+        embedded = embedding(ids.t()).transpose(0, 1) if time_first else embedding(ids)
+        dropped: Tensor = self.embedding_dropout(embedded)
+        return dropped
 
     def parameter_layers(self) -> dict[str, str]:
         """The ledger's layer (embedding, encoder, attention, decoder, output) of every parameter name."""

@@ -143,7 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for line in report(recipe, prepared):
                 print(line, flush=True)
     except InputError as error:
-        print(f"measure_buckets: {error}", file=sys.stderr)
+        print(f"buckets: {error}", file=sys.stderr)
         return 2
     return 0
 

@@ -14,9 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from econmt_ops import AttentionalLSTMState, AttentionalLSTMWeights
 from econmt_ops.attentional_lstm import recompute
 from econmt_ops.attentional_lstm.backward import Backward
-from econmt_ops.attentional_lstm.forward import Forward, Result
+from econmt_ops.attentional_lstm.forward import Forward
 from econmt_ops.attentional_lstm.options import DecoderOptions
-from econmt_ops.attentional_lstm.problem import AttentionalArguments, AttentionalProblem
+from econmt_ops.attentional_lstm.problem import AttentionalArguments, AttentionalProblem, Result
 from econmt_ops.backends import BACKENDS
 from econmt_ops.backends.protocol import AttentionGradients, Read
 from tests.ops.helpers import Make
@@ -181,6 +181,7 @@ def arguments(steps: int, stash: str, query: bool, dropout: float = 0.0) -> Atte
         first_row=0,
         variational=False,
         scale=1.0,
+        clean=False,
         stash=stash,
         backend="toy",
     )

@@ -71,7 +71,7 @@ class SearchOptions:
         if self.sample is None and self.nbest_size > self.beam_size:
             raise ValueError(f"nbest_size {self.nbest_size} must not exceed beam_size {self.beam_size}")
         if self.sample is not None and self.block_ngram_repeat:
-            raise ValueError("block_ngram_repeat is of a search; leave it out where translations are drawn")
+            raise ValueError("block_ngram_repeat cannot be combined with sample; remove one of them")
         if not self.attention:
             for name in ("replace_unk", "markup"):
                 if getattr(self, name):
@@ -79,7 +79,7 @@ class SearchOptions:
         if self.beam_groups > 1:
             if self.sample is not None or self.block_ngram_repeat:
                 other = "sample" if self.sample is not None else "block_ngram_repeat"
-                raise ValueError(f"beam_groups chooses translations, and {other} does so in another way")
+                raise ValueError(f"beam_groups cannot be combined with {other}; remove one of them")
             if self.beam_size % self.beam_groups:
                 raise ValueError(
                     f"beam_groups {self.beam_groups} must divide beam_size {self.beam_size} without remainder"

@@ -132,8 +132,8 @@ def attentional_lstm(
         layer_norm: (gain (A,), bias (A,)) of a layer normalisation applied to query + keys before tanh; None: no
             normalisation.
         scale: scale of dot attention; must be 1 for additive attention.
-        clean: True if the caller guarantees that keys and values are finite past the lengths; this avoids a copy of
-            both per call, which matters in a search with one step per call.
+        clean: True if the caller guarantees that keys and values are finite past the lengths, which saves copies of
+            both.
         stash: tensors that the recomputing implementations save for the backward pass, each level in addition to the
             previous ones: "outputs", "attention" (weights), "cells", "gates". "auto" is the default of the
             implementation, and "gates" if the implementation is "auto" too. The reference saves what autograd saves.

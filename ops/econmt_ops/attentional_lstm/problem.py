@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from econmt_ops.backends import steps_for
 from econmt_ops.backends.protocol import AttentionKernels
+from econmt_ops.core.alignment import even
 from econmt_ops.core.chunks import reaches, split_blocks
 from econmt_ops.core.dropout import apply_dropout, join_seed, layer_keep_masks
 from econmt_ops.core.gemm import Product
@@ -32,6 +33,7 @@ from econmt_ops.core.low_rank import (
 from econmt_ops.core.packed import is_available
 from econmt_ops.core.precision import accumulate_dtype
 from econmt_ops.core.weights import Matrix
+from econmt_ops.dispatch.rule import device_of
 
 
 class AttentionalArguments(NamedTuple):
@@ -47,7 +49,7 @@ class AttentionalArguments(NamedTuple):
             (4H,).
         query, score, combine, combine_bias: see `AttentionalLSTMWeights`.
         gain, shift: (A,), gain and bias of the layer normalisation.
-        lengths: (B,) int64, lengths of the keys.
+        lengths: (B,) int64, lengths of the keys. clean: True if keys and values are finite past them.
         places: (B, T) int64, row index into ``inputs`` of each position.
         first_h, first_c: per layer (B, H), the state before the first step. first_output: (B, H), o before it.
         seed, device_seed, first_row: as returned by `split_seed`.
@@ -77,6 +79,7 @@ class AttentionalArguments(NamedTuple):
     first_row: int
     variational: bool
     scale: float
+    clean: bool
     stash: str
     backend: str
 
@@ -89,6 +92,55 @@ class AttentionalArguments(NamedTuple):
         return split_blocks(steps, batch, hidden, accumulate_dtype(dtype))
 
 
+class Result(NamedTuple):
+    """Results of the forward pass; stashed tensors that the stash level omits have no elements.
+
+    Attributes:
+        outputs: (T, B, H), o. attention: (T, B, S).
+        h: (L, T, B, H), stash. c: (L, T, B, H), stash, or (L, number of blocks, B, H): c before each block.
+        gates: (L, T, B, 4H), stash, as the backend keeps them.
+        last_h, last_c: (L, B, H), after the last step.
+    """
+
+    outputs: Tensor
+    attention: Tensor
+    h: Tensor
+    c: Tensor
+    gates: Tensor
+    last_h: Tensor
+    last_c: Tensor
+
+
+def _empty_weights(like: Tensor, steps: int, batch: int, positions: int) -> Tensor:
+    """Allocates attention weights (T, B, S); on a GPU their rows begin where products read them fast."""
+    width = even(positions, like.dtype) if device_of(like) == "cuda" else positions
+    return like.new_empty(steps, batch, width)[..., :positions]
+
+
+def empty_result(given: AttentionalArguments, keep: bool) -> Result:
+    """Allocates the tensors of the result.
+
+    Args:
+        given: arguments of the operator.
+        keep: True if a backward pass will follow.
+    """
+    inputs, layers = given.inputs, len(given.biases)
+    batch, steps = (inputs if given.places is None else given.places).shape[:2]
+    hidden = len(given.biases[0]) // 4
+    accumulate = accumulate_dtype(inputs.dtype)
+    cells = (steps if reaches(given.stash, "cells") else len(given.blocks())) if keep else 0
+    gates = steps if keep and reaches(given.stash, "gates") else 0
+    return Result(
+        inputs.new_empty(steps, batch, hidden),
+        _empty_weights(inputs, steps, batch, given.keys.shape[1]),
+        inputs.new_empty(layers, steps if keep else 0, batch, hidden),
+        inputs.new_empty(layers, cells, batch, hidden, dtype=accumulate),
+        inputs.new_empty(layers, gates, batch, 4 * hidden),
+        inputs.new_empty(layers, batch, hidden),
+        inputs.new_empty(layers, batch, hidden, dtype=accumulate),
+    )
+
+
 class AttentionalProblem:
     """Tensors of one call, and values that both passes derive from them.
 
@@ -96,7 +148,7 @@ class AttentionalProblem:
         given: arguments of the operator. run: the backend.
         inputs: (T, B, I); or, with ``places``, the distinct rows (N, I).
         places: (T, B), row index of each position, or None.
-        padding: (B, S), True at padded positions, or None.
+        padding: (B, S), True at padded positions; None where keys and values are finite everywhere.
         layers, query, combine, combine_bias: weights in the compute type.
         from_input, from_output: columns (4H, I) and (4H, H) of the bottom input weight that multiply inputs and o.
         from_top, from_values: columns (H, H) and (H, E) of the combination weight that multiply the stack's output and
@@ -125,7 +177,9 @@ class AttentionalProblem:
         self.from_input = columns(bottom, 0, self.width)
         self.from_output = columns(bottom, self.width, bottom.shape[1])
         lengths, keys = given.lengths, given.keys
-        self.padding = None if lengths is None else padding_mask(lengths, keys.shape[1], keys.device)
+        self.padding = None
+        if lengths is not None and not given.clean:
+            self.padding = padding_mask(lengths, keys.shape[1], keys.device)
         self.masks = layer_keep_masks(
             len(layers),
             self.batch,
@@ -162,7 +216,7 @@ class AttentionalProblem:
         return self.from_top if self.query is None else torch.cat([self.query, self.from_top])
 
     def projected(self) -> Tensor:
-        """Returns V' = V Wcv^T (B, S, H), values times their part of the combination weight; zero at padded positions.
+        """Returns V' = V Wcv^T (B, S, H), values times their part of the combination weight; finite in padding, too.
 
         The context's share of the output is then sum_s alpha_s V'_s: one product per call instead of one per step.
         """

@@ -18,9 +18,14 @@ from torch.nn import functional
 from econmt_ops.additive_attention.recompute import additive_attention, clean_keys
 from econmt_ops.additive_attention.reference import attend
 from econmt_ops.attentional_lstm.backward import Backward
-from econmt_ops.attentional_lstm.forward import Forward, Result, empty_result
+from econmt_ops.attentional_lstm.forward import Forward
 from econmt_ops.attentional_lstm.options import DecoderOptions
-from econmt_ops.attentional_lstm.problem import AttentionalArguments, AttentionalProblem
+from econmt_ops.attentional_lstm.problem import (
+    AttentionalArguments,
+    AttentionalProblem,
+    Result,
+    empty_result,
+)
 from econmt_ops.core.chunks import reaches
 from econmt_ops.core.dropout import split_seed
 from econmt_ops.core.lengths import padding_mask, zero_padding
@@ -76,7 +81,7 @@ def attentional_lstm(
     layer_norm, lengths = options.layer_norm, options.lengths
     gain, shift = (None, None) if layer_norm is None else layer_norm
     if weights.score is not None:
-        keys = clean_keys(keys, lengths)
+        keys = keys.contiguous() if options.clean else clean_keys(keys, lengths)
     seed, device_seed, first_row = split_seed(options.seed)
     result = _operator(
         AttentionalArguments(
@@ -104,6 +109,7 @@ def attentional_lstm(
             first_row,
             options.variational,
             options.scale,
+            options.clean,
             stash,
             backend,
         )

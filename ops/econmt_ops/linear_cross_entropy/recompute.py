@@ -65,7 +65,8 @@ class CrossEntropyResults(NamedTuple):
     Attributes:
         loss: scalar, or (N,).
         dhidden: (N, H). dweight: (V, H). dbias: (V,). Gradients that are not saved have no elements.
-        counted: scalar, number of rows that are not ignored; or 1 if the gradients have already been divided by it.
+        counted: scalar, number of rows that are not ignored, at least 1; or 1 if the gradients have already been
+            divided by it.
     """
 
     loss: Tensor
@@ -186,10 +187,11 @@ def _forward(call: CrossEntropyArguments, keep: bool) -> CrossEntropyResults:
     counted = (call.targets != call.ignore_index).sum().to(accumulate_dtype(call.hidden.dtype))
     # Gradients that are rounded to the type of the weight are divided by the count first, and count as one row.
     divides_first = call.reduction == "mean" and _slices_vocabulary(call)
-    losses = _walk(call, counted.reciprocal() if divides_first else None, sums)
+    divisor = counted.clamp(min=1)  # the mean over no rows is NaN, its gradient is zero
+    losses = _walk(call, divisor.reciprocal() if divides_first else None, sums)
     loss = losses if call.reduction == "none" else losses.sum()
     loss = loss / counted if call.reduction == "mean" else loss
-    return _results(call, loss, sums, torch.ones_like(counted) if divides_first else counted)
+    return _results(call, loss, sums, torch.ones_like(counted) if divides_first else divisor)
 
 
 def _empty_results(call: CrossEntropyArguments, keep: bool) -> CrossEntropyResults:

@@ -49,6 +49,7 @@ def test_every_field_is_read_and_others_are_passed_on() -> None:
         ("[1]", "not a JSON object"),
         ("{}", "text: "),
         ('{"text": 3}', "text: expected"),
+        ('{"id": 3}', "x:7: text: missing"),
         ('{"text": "a", "constraints": "b"}', "constraints: expected a list"),
         ('{"text": "a", "constraints": ["b", 1]}', "constraints[1]: expected"),
         ('{"text": "a", "avoid": [" "]}', "avoid[0] is blank"),

@@ -80,6 +80,9 @@ def test_what_auto_goes_by(monkeypatch: pytest.MonkeyPatch) -> None:
     assert precision_of_run(recipe, CPU, "float32") == Precision(why="as at the beginning of the run")
     named = load_recipe("multi30k", ["training.precision=float32"])
     assert precision_of_run(named, CPU, "bfloat16") == Precision(why="set by the recipe")
+    rounded = load_recipe("multi30k", ["training.precision=tf32"])
+    why = "set by the recipe; a CPU has no TF32 and computes in float32"
+    assert precision_of_run(rounded, CPU) == Precision(allow_tf32=True, why=why)
     small = load_recipe("multi30k", ["model.encoder.size=64", "model.decoder.size=64"])
     assert precision_of_run(small, CPU) == Precision(
         why="auto: the model is too small for bfloat16 to be faster"

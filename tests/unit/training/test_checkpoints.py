@@ -82,7 +82,11 @@ def test_folders_that_hold_no_model(tmp_path: Path, copy: Run) -> None:
     with pytest.raises(InputError, match=f"^{tmp_path}: not a model folder, as it has no recipe.yaml"):
         load_model(tmp_path)
     copy.folder.best.unlink()
-    with pytest.raises(InputError, match="no checkpoint 'best'"):
+    with pytest.raises(InputError, match=r"no checkpoint 'best' \(checkpoints of updates: 2"):
+        load_model(copy.folder.path)
+    for path in copy.folder.numbered_parameters().values():
+        path.unlink()
+    with pytest.raises(InputError, match="no checkpoint 'best', and no other; train until the first, which"):
         load_model(copy.folder.path)
 
 

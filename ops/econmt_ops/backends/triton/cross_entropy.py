@@ -35,6 +35,9 @@ _WARPS = 8
 _VALUES = 8192
 """Values of a row that a program handles at once."""
 
+_WHOLE = 16384
+"""Values of a row, at most, that a program holds in its registers, so that it reads them once."""
+
 
 @triton.jit
 def _exponential(value, shift, PRECISE: tl.constexpr):
@@ -140,6 +143,37 @@ def put_gradient(
             tl.store(logits + begin + place, tl.zeros((PARTS, LANES), logits.dtype.element_ty))
 
 
+@triton.jit
+def _whole_row(
+    logits,
+    stride,
+    target,
+    counts,
+    factor,
+    vocabulary,
+    smoothing,
+    GRADIENT: tl.constexpr,
+    SMOOTH: tl.constexpr,
+    PRECISE: tl.constexpr,
+    LANES: tl.constexpr,
+):
+    """Returns maximum, normalizer and sum of a row that is held in registers, and overwrites it with its gradient."""
+    column = tl.arange(0, LANES)
+    inside = column < vocabulary
+    value = tl.load(logits + column, mask=(column < stride) & counts, other=0.0).to(tl.float32)
+    plain = tl.sum(tl.where(inside, value, 0.0), 0) if SMOOTH else 0.0
+    value = tl.where(inside, value, float("-inf"))
+    maximum = tl.max(value, 0)
+    power = _exponential(value, tl.where(maximum == float("-inf"), 0.0, maximum), PRECISE)
+    normalizer = tl.sum(power, 0)
+    if GRADIENT:
+        gradient = power * (factor / normalizer) - factor * smoothing / vocabulary
+        gradient -= tl.where(column == target, (1.0 - smoothing) * factor, 0.0)
+        gradient = tl.where(inside & counts, gradient, 0.0)
+        tl.store(logits + column, gradient.to(logits.dtype.element_ty), mask=column < stride)
+    return maximum, normalizer, plain
+
+
 @triton.jit(do_not_specialize=["ignore_index"])
 def loss_rows(
     logits,
@@ -157,26 +191,35 @@ def loss_rows(
     PARTS: tl.constexpr,
     LANES: tl.constexpr,
 ):
-    """Computes a row's loss from one pass over its logits, and overwrites them with their gradient in a second pass."""
+    """Computes a row's loss from its logits, and overwrites them with their gradient.
+
+    With PARTS 0 a row, of LANES values at most, is held in registers; otherwise it is read twice, PARTS LANES values at
+    once.
+    """
     row = tl.program_id(0).to(tl.int64)
     logits += row * stride
     target = tl.load(targets + row)
     counts = target != ignore_index
     target = tl.where(counts, target, 0)
     wanted = tl.load(logits + target).to(tl.float32)
-    maximum, normalizer, plain = sums_of_row(
-        logits, stride, counts, vocabulary, SMOOTH, PRECISE, PARTS, LANES
-    )
+    factor = tl.where(counts, 1.0, 0.0)
+    if HAS_FACTORS:
+        factor *= tl.load(factors + row).to(tl.float32)
+    if PARTS == 0:
+        maximum, normalizer, plain = _whole_row(
+            logits, stride, target, counts, factor, vocabulary, smoothing, GRADIENT, SMOOTH, PRECISE, LANES
+        )
+    else:
+        maximum, normalizer, plain = sums_of_row(
+            logits, stride, counts, vocabulary, SMOOTH, PRECISE, PARTS, LANES
+        )
     log_normalizer = tl.log(normalizer)
     loss = maximum - wanted + log_normalizer
     if SMOOTH:
         mean = maximum - plain / vocabulary + log_normalizer
         loss = (1.0 - smoothing) * loss + smoothing * mean
     tl.store(losses + row, tl.where(counts, loss, 0.0))
-    if GRADIENT:
-        factor = tl.where(counts, 1.0, 0.0)
-        if HAS_FACTORS:
-            factor *= tl.load(factors + row).to(tl.float32)
+    if GRADIENT and PARTS > 0:
         share, at_target = factor * smoothing / vocabulary, (1.0 - smoothing) * factor
         put_gradient(
             logits, stride, target, wanted, counts, maximum, factor / normalizer, share, at_target, vocabulary, False,
@@ -204,7 +247,7 @@ _BIAS_PARTS = 16
 
 
 def row_constants(logits: Tensor, vocabulary: int) -> dict[str, Any]:
-    """Returns the compile-time arguments with which a program handles a row of logits."""
+    """Returns the compile-time arguments with which a program handles a row of logits, part by part."""
     lanes = min(16 // logits.element_size() * 32 * _WARPS, triton.next_power_of_2(vocabulary))
     parts = max(1, min(_VALUES // lanes, triton.next_power_of_2(triton.cdiv(vocabulary, lanes))))
     return {
@@ -213,6 +256,15 @@ def row_constants(logits: Tensor, vocabulary: int) -> dict[str, Any]:
         "LANES": lanes,
         "num_warps": _WARPS,
     }
+
+
+def _constants(logits: Tensor, vocabulary: int) -> dict[str, Any]:
+    """Returns the compile-time arguments of `loss_rows`."""
+    constants = row_constants(logits, vocabulary)
+    lanes = triton.next_power_of_2(logits.stride(0))
+    if lanes <= _WHOLE:
+        constants |= {"PARTS": 0, "LANES": lanes, "num_warps": _WARPS * max(1, lanes // _VALUES)}
+    return constants
 
 
 def _make_losses(
@@ -238,7 +290,7 @@ def _make_losses(
         GRADIENT=gradient,
         HAS_FACTORS=factors is not None,
         SMOOTH=smoothing != 0.0,
-        **row_constants(logits, vocabulary),
+        **_constants(logits, vocabulary),
     )
 
 

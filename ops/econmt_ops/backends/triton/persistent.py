@@ -374,7 +374,7 @@ def walk_cells(
     programs = directions * triton.cdiv(batch, rows) * triton.cdiv(hidden, units)
     lstm_cells[(programs,)](
         sums, cells if first_c is None else first_c, cells, cells if lengths is None else lengths, steps, batch,
-        H=hidden, ROWS=rows, UNITS=units, BACKWARDS=_mask(backwards), HAS_FIRST=first_c is not None,
+        H=hidden, ROWS=rows, UNITS=units, AHEAD=8, BACKWARDS=_mask(backwards), HAS_FIRST=first_c is not None,
         HAS_LENGTHS=lengths is not None, num_warps=4,
     )  # fmt: skip
 
