@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from econmt_ops.backends import steps_for
-from econmt_ops.backends.protocol import AttentionKernels
+from econmt_ops.backends.protocol import AttentionInputs, AttentionKernels
 from econmt_ops.core.alignment import even
 from econmt_ops.core.chunks import reaches, split_blocks
 from econmt_ops.core.dropout import apply_dropout, join_seed, layer_keep_masks
@@ -236,7 +236,7 @@ class AttentionalProblem:
         keys = zero_padding(given.keys, self.padding) if given.score is None else given.keys
         norm = None if given.gain is None or given.shift is None else (given.gain, given.shift)
         score = None if given.score is None else given.score.to(self.dtype)
-        return self.run.attention(keys, projected, score, norm, given.scale, given.lengths)
+        return self.run.attention(AttentionInputs(keys, projected, score, norm, given.scale, given.lengths))
 
     def read(self, begin: int, end: int) -> Tensor:
         """Returns contiguous inputs (K, B, I) of a block of steps, or their row indices (K, B)."""

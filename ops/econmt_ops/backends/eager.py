@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from econmt_ops.backends.attention import EagerAttention
-from econmt_ops.backends.protocol import AttentionKernels, Read, StepGradients
-from econmt_ops.cells.protocol import StepCell
+from econmt_ops.backends.protocol import AttentionInputs, AttentionKernels, CellStep, Read, StepGradients
 from econmt_ops.core.activations import tanh_
 from econmt_ops.core.loops import steps_of
 from econmt_ops.core.precision import accumulate_dtype
@@ -119,20 +118,11 @@ class CellSteps:
         """Calls a method of a `StepCell` with the products of a step and its further arguments."""
         return function(read, recurrent, *groups)
 
-    def step_forward_into(
-        self,
-        cell: StepCell,
-        read: Tensor,
-        recurrent: Tensor,
-        before: Sequence[Tensor],
-        after: Sequence[Tensor],
-        output: Tensor,
-        extra: Sequence[Tensor],
-        padding: Tensor | None,
-    ) -> None:
+    def step_forward_into(self, step: CellStep, after: Sequence[Tensor], output: Tensor) -> None:
         """Implements `StepKernels.step_forward_into`."""
-        states = self._run_cell(cell.forward, read, recurrent, before, extra)
-        mask = None if padding is None else padding.unsqueeze(1)
+        before = step.before
+        states = self._run_cell(step.cell.forward, step.read, step.recurrent, before, step.extra)
+        mask = None if step.padding is None else step.padding.unsqueeze(1)
         output.copy_(states[0] if mask is None else torch.where(mask, 0.0, states[0]))
         for destination, old, new in zip(after, before, states, strict=True):
             destination.copy_(new if mask is None else torch.where(mask, old, new))
@@ -143,24 +133,19 @@ class CellSteps:
 
     def step_backward_into(
         self,
-        cell: StepCell,
-        read: Tensor,
-        recurrent: Tensor,
-        before: Sequence[Tensor],
+        step: CellStep,
         after: Sequence[Tensor],
         dstate: Sequence[Tensor],
-        given: Tensor | None,
-        extra: Sequence[Tensor],
-        padding: Tensor | None,
+        doutput: Tensor | None,
         gradients: StepGradients,
     ) -> None:
         """Implements `StepKernels.step_backward_into`."""
-        mask = None if padding is None else padding.unsqueeze(1)
-        dafter = tuple(dstate) if given is None else (dstate[0] + given, *dstate[1:])
+        mask = None if step.padding is None else step.padding.unsqueeze(1)
+        dafter = tuple(dstate) if doutput is None else (dstate[0] + doutput, *dstate[1:])
         if mask is not None:  # a padded row's state bypasses the step
             dafter = tuple(torch.where(mask, 0.0, part) for part in dafter)
         dread, drecurrent, dbefore, parts = self._run_cell(
-            cell.backward, read, recurrent, before, after, dafter, extra
+            step.cell.backward, step.read, step.recurrent, step.before, after, dafter, step.extra
         )
         gradients.read.copy_(dread)
         gradients.recurrent.copy_(drecurrent)
@@ -294,14 +279,6 @@ class EagerSteps(CellSteps):
         if not at_once:
             dgates.copy_(gradients)
 
-    def attention(
-        self,
-        keys: Tensor,
-        projected: Tensor,
-        score: Tensor | None,
-        norm: tuple[Tensor, Tensor] | None,
-        scale: float,
-        lengths: Tensor | None,
-    ) -> AttentionKernels:
+    def attention(self, inputs: AttentionInputs) -> AttentionKernels:
         """Implements `StepKernels.attention`."""
-        return self._attention(keys, projected, score, norm, scale, lengths)
+        return self._attention(inputs)

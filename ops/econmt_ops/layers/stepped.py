@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from econmt_ops.backends import steps_for
-from econmt_ops.backends.protocol import StepGradients
+from econmt_ops.backends.protocol import CellStep, StepGradients
 from econmt_ops.cells.protocol import StepCell
 from econmt_ops.cells.table import CELLS
 from econmt_ops.core.chunks import add_outer, previous, rows_of, split_blocks
@@ -132,17 +132,10 @@ class _Walk:
         """Returns the inputs (K, B, I) of a block."""
         return self.masked(self.call.inputs[begin:end].contiguous(), begin, end)
 
-    def step_forward_into(
-        self,
-        number: int,
-        products: tuple[Tensor, Tensor],
-        before: Sequence[Tensor],
-        after: Sequence[Tensor],
-        output: Tensor,
-    ) -> None:
-        """Computes one step from its input and recurrent products (B, G H); see `StepKernels.step_forward_into`."""
+    def step(self, number: int, read: Tensor, recurrent: Tensor, before: Sequence[Tensor]) -> CellStep:
+        """Returns the arguments of a step from its input and recurrent products (B, G H) and its states."""
         padding = None if self.padding is None else self.padding[number]
-        self.run.step_forward_into(self.cell, *products, before, after, output, self.extra, padding)
+        return CellStep(self.cell, read, recurrent, before, self.extra, padding)
 
 
 def _empty_results(call: SteppedArguments, keep: bool) -> SteppedResults:
@@ -171,8 +164,8 @@ def _forward(call: SteppedArguments, keep: bool) -> SteppedResults:
                 target[number] = part
         reads = walk.read_product(walk.read(begin, end))
         for step in steps_of(range(end - begin)):
-            products = reads[step], walk.recurrent_product(state[0])
-            walk.step_forward_into(begin + step, products, state, state, results.outputs[begin + step])
+            arguments = walk.step(begin + step, reads[step], walk.recurrent_product(state[0]), state)
+            walk.run.step_forward_into(arguments, state, results.outputs[begin + step])
     return results
 
 
@@ -214,7 +207,8 @@ def _states(
     for step in steps_of(range(end - begin)):
         state = before[step], *others[step].unbind(0)
         after = unseen[0], *others[step + 1].unbind(0)
-        walk.step_forward_into(begin + step, (reads[step], recurrents[step]), state, after, unseen[1])
+        arguments = walk.step(begin + step, reads[step], recurrents[step], state)
+        walk.run.step_forward_into(arguments, after, unseen[1])
     return others
 
 
@@ -242,15 +236,12 @@ def _backward(call: SteppedArguments, results: SteppedResults, incoming: Incomin
         dreads, drecurrents = torch.empty_like(reads), torch.empty_like(recurrents)
         for step in steps_of(range(end - begin)[::-1]):
             walk.run.step_backward_into(
-                walk.cell,
-                reads[step],
-                recurrents[step],
-                (before[step], *states[step].unbind(0)),
+                walk.step(
+                    begin + step, reads[step], recurrents[step], (before[step], *states[step].unbind(0))
+                ),
                 (before[step], *states[step + 1].unbind(0)),
                 dstate,
                 None if doutputs is None else rows_of(doutputs[begin + step]),
-                walk.extra,
-                None if walk.padding is None else walk.padding[begin + step],
                 StepGradients(dreads[step], drecurrents[step], sums.extra),
             )
             dstate = (to_h.plus(dstate[0], drecurrents[step]), *dstate[1:])

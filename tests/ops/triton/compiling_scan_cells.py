@@ -7,8 +7,9 @@ import sys
 
 import torch
 
-from econmt_ops.backends.protocol import StepGradients
+from econmt_ops.backends.protocol import CellStep, StepGradients
 from econmt_ops.backends.triton import scan_cells, step_cells
+from econmt_ops.cells import lstm
 from econmt_ops.cells.scan import CELLS
 from tests.ops.triton.compiling import compile_only, resources
 
@@ -60,9 +61,10 @@ def step(name: str) -> None:
     extra = [wide] * (2 if "per gate" in name else 3) + [narrow] * 2 if STEPS[name] == 4 else []
     padding = torch.zeros(2, dtype=torch.bool)
     sums = [part.expand(2, -1).contiguous() for part in extra]
-    step_cells.forward(products, products, state, state, h, extra, padding)
+    arguments = CellStep(lstm.LSTM, products, products, state, extra, padding)  # whatever the cell
+    step_cells.forward(arguments, state, h)
     gradients = StepGradients(products, products, sums)
-    step_cells.backward(products, products, state, state, h, extra, padding, gradients)
+    step_cells.backward(arguments, state, h, gradients)
 
 
 def main() -> None:
