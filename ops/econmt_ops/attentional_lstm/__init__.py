@@ -154,8 +154,8 @@ def attentional_lstm(
         lengths, input_feeding, residual, dropout, dropout_seed, variational, layer_norm, scale, clean
     )
     check = _check(inputs, keys, values, weights, options)
-    given = None if state is None else state.layers
-    layers: Any = prepare_state(check, ("h", "c"), given, len(weights.layers), like, dtype)
+    first = None if state is None else state.layers
+    layers: Any = prepare_state(check, ("h", "c"), first, len(weights.layers), like, dtype)
     if state is None:
         output = layers[0][0]
     else:

@@ -50,9 +50,9 @@ _operator = Operator(
     "econmt_ops::attentional_lstm",
     AttentionalArguments,
     Result,
-    forward=lambda given, keep: Forward(AttentionalProblem(given), keep).run(),
+    forward=lambda call, keep: Forward(AttentionalProblem(call), keep).run(),
     fake=empty_result,
-    backward=lambda given, stash, incoming: Backward(AttentionalProblem(given), stash, incoming).run(),
+    backward=lambda call, stash, incoming: Backward(AttentionalProblem(call), stash, incoming).run(),
     saves=_saves,
 )
 

@@ -81,9 +81,9 @@ def prepare_state(
         return tuple(tuple(zeros[pair] for pair in zip(row, types, strict=True)) for row in widths)
     listed = f"({', '.join(names)}{',' if len(names) == 1 else ''})"
     if not isinstance(state, (tuple, list)) or len(state) != count:
-        given = f"a tuple of {len(state)}" if isinstance(state, (tuple, list)) else kind_of(state)
+        actual = f"a tuple of {len(state)}" if isinstance(state, (tuple, list)) else kind_of(state)
         wanted = f"state must be a tuple of {listed}, one for each of {count} layers"
-        raise ValueError(f"{check.op}: {wanted}, got {given}")
+        raise ValueError(f"{check.op}: {wanted}, got {actual}")
     for number, (parts, row) in enumerate(zip(state, widths, strict=True)):
         if not isinstance(parts, (tuple, list)) or len(parts) != len(names):
             raise ValueError(f"{check.op}: state[{number}] must be {listed}, got {kind_of(parts)}")

@@ -149,12 +149,12 @@ def rule(
         among: Implementations by name; None: all implementations of the op.
         sizes, detail: Sizes and detail of the problem; None: any.
     """
-    found = implementations_of(op) if among is None else among
-    served = [each for each in found.values() if can_run(each.traits, device, dtype)]
+    available = implementations_of(op) if among is None else among
+    served = [each for each in available.values() if can_run(each.traits, device, dtype)]
     for each in served:
         if each.traits.has_kernels and (sizes is None or each.traits.serves(sizes, detail)):
             return each.name
-    first = next(iter(found.values()))
+    first = next(iter(available.values()))
     for each in served if gradients or first.traits.is_last else ():
         launch_bound = device == "cuda" and each.traits.loops and not MODE.captured
         if (

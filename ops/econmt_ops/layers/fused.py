@@ -46,13 +46,13 @@ class _Call:
 
     def read(self, clean: bool) -> list[Tensor]:
         """Returns the sources (B, T, .) as the products read them; with zeros in the padding if ``clean``."""
-        found = [*self.call.sources]
+        sources = [*self.call.sources]
         if clean and self.lengths is not None:
-            padding = padding_mask(self.lengths, found[0].shape[1], self.lengths.device)
-            found = [zero_padding(source, padding) for source in found]
+            padding = padding_mask(self.lengths, sources[0].shape[1], self.lengths.device)
+            sources = [zero_padding(source, padding) for source in sources]
         if self.call.before is not None:
-            found[-1] = _late(found[-1], self.call.before)
-        return found
+            sources[-1] = _late(sources[-1], self.call.before)
+        return sources
 
     def products(self, read: Sequence[Tensor]) -> Tensor:
         """Returns the products without bias, a new tensor (B, T, K H); values in the padding are arbitrary."""

@@ -33,12 +33,12 @@ def implementations_for(cells: tuple[Cell, ...]) -> dict[str, tuple[Callable[...
     cell = cast(StepCell, cells[0])
     recompute: Callable[..., Any] = functools.partial(stepped.recompute, cell)
     reference = _REFERENCES.get(cell.name, functools.partial(stepped.reference, cell))
-    found = {
+    functions = {
         "reference": (reference, stepped.REFERENCE),
         "recompute": (recompute, stepped.RECOMPUTE),
         "compiled": compiled(recompute, stepped.RECOMPUTE),
     }
     if cell.name in STEP_CELLS:
         kernels = functools.partial(recompute, backend="triton")
-        found["triton"] = kernels, with_kernels(stepped.RECOMPUTE)
-    return found
+        functions["triton"] = kernels, with_kernels(stepped.RECOMPUTE)
+    return functions

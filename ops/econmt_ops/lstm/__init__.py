@@ -54,9 +54,9 @@ def check_layers(check: Shapes, layers: tuple[AnyLSTMWeights, ...], bottom: str)
 
 
 def _check_layer(check: Shapes, name: str, layer: AnyLSTMWeights, size: str) -> None:
-    found = hidden_size(layer)
-    if "H" not in check.sizes and found is not None:
-        check.sizes["H"] = found
+    hidden = hidden_size(layer)
+    if "H" not in check.sizes and hidden is not None:
+        check.sizes["H"] = hidden
     if isinstance(layer, LowRankLSTMWeights):
         _check_factors(check, f"{name}.hidden", layer.hidden, "H")
         _check_factors(check, f"{name}.input", layer.input, size)
@@ -267,9 +267,9 @@ def bidirectional_lstm(
     ) -> tuple[Tensor, tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]]:
         add_plan(key, candidate, _BIDIRECTIONAL, dtype, inputs, (forward, backward))
         with explicit_casts(like):
-            given, layers = _prepared(candidate, inputs, (forward, backward), dtype)
+            read, layers = _prepared(candidate, inputs, (forward, backward), dtype)
             result: tuple[Tensor, tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]] = candidate.function(
-                given, *layers, lengths=lengths, **candidate.options
+                read, *layers, lengths=lengths, **candidate.options
             )
         return result
 

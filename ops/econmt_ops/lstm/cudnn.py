@@ -34,14 +34,14 @@ def in_parts(
     """
     outputs, hidden, cells = [], [], []
     for direction in range(len(h)):
-        own = weights[_PARTS * direction : _PARTS * (direction + 1)]
+        direction_weights = weights[_PARTS * direction : _PARTS * (direction + 1)]
         last_h, last_c = h[direction : direction + 1], c[direction : direction + 1]
         made = []
         for part in torch.split(inputs.flip(1) if direction else inputs, most, 1):
-            output, last_h, last_c = run(part, last_h, last_c, own)
+            output, last_h, last_c = run(part, last_h, last_c, direction_weights)
             made.append(output)
-        whole = torch.cat(made, 1)
-        outputs.append(whole.flip(1) if direction else whole)
+        joined = torch.cat(made, 1)
+        outputs.append(joined.flip(1) if direction else joined)
         hidden.append(last_h)
         cells.append(last_c)
     return torch.cat(outputs, 2), torch.cat(hidden), torch.cat(cells)

@@ -26,41 +26,9 @@ from econmt_ops.core.stack import StackOptions, last_of, run_stack
 from econmt_ops.core.weights import AnyLSTMWeights, LSTMState
 from econmt_ops.dispatch.registration import Gradients, Incoming, RecurrentOperator
 from econmt_ops.dispatch.traits import Traits
-from econmt_ops.lstm.direction import Direction
+from econmt_ops.lstm.direction import Direction, LSTMArguments
 
 TRAITS = Traits(recomputes=True, loops=True, takes_stash=True, casts=True)
-
-
-class LSTMArguments(NamedTuple):
-    """Arguments of one layer that runs forwards, backwards, or in both directions into one output.
-
-    Weights may have another type than the inputs, whose type is used for the computation; each gradient has the type of
-    its argument.
-
-    Attributes:
-        inputs: (T, B, I); with ``places`` distinct rows (N, I).
-        weights, recurrents: per direction (4H, I) and (4H, H); factorised matrices as left, then right factor.
-        biases: (4H,) each. first_h, first_c: (B, H) each, before the walk of each direction.
-        lengths: (B,), or None. places: (T, B), row index of each position; or None.
-        reverse: per direction, True to walk from the last step to the first.
-        stash: the level, see `econmt_ops.core.chunks.STASHES`. layout: of the weights, see `econmt_ops.core.gemm`.
-        backend: see `econmt_ops.backends.steps_for`.
-        gate_gradient: (T, B, 4H), or None; see `econmt_ops.lstm`. It requires one direction and no ``places``.
-    """
-
-    inputs: Tensor
-    weights: list[Tensor]
-    recurrents: list[Tensor]
-    biases: list[Tensor]
-    first_h: list[Tensor]
-    first_c: list[Tensor]
-    lengths: Tensor | None
-    places: Tensor | None
-    reverse: list[bool]
-    stash: str
-    layout: str
-    backend: str
-    gate_gradient: Tensor | None = None
 
 
 class LSTMResults(NamedTuple):
@@ -87,21 +55,7 @@ def _directions(call: LSTMArguments) -> list[Direction]:
         padding = padding_mask(call.lengths, steps, call.inputs.device).t().contiguous()
     run = steps_for(call.inputs, call.backend)
     layers = layers_of_tensors(call.weights, call.recurrents, call.biases)
-    return [
-        Direction(
-            call.inputs,
-            layer,
-            h,
-            c,
-            run=run,
-            padding=padding,
-            places=call.places,
-            reverse=reverse,
-            stash=call.stash,
-            layout=call.layout,
-        )
-        for layer, h, c, reverse in zip(layers, call.first_h, call.first_c, call.reverse, strict=True)
-    ]
+    return [Direction(call, number, layer, run, padding) for number, layer in enumerate(layers)]
 
 
 def _empty_results(call: LSTMArguments, keep: bool) -> LSTMResults:

@@ -159,8 +159,8 @@ class Kernel:
         self._module, self._function = ctypes.c_void_p(), ctypes.c_void_p()
         driver = _driver()
         _check(driver.cuModuleLoadData(ctypes.byref(self._module), code), "cuModuleLoadData")
-        found = driver.cuModuleGetFunction(ctypes.byref(self._function), self._module, name.encode())
-        _check(found, "cuModuleGetFunction")
+        missing = driver.cuModuleGetFunction(ctypes.byref(self._function), self._module, name.encode())
+        _check(missing, "cuModuleGetFunction")
         _check(driver.cuFuncSetAttribute(self._function, _MOST_SHARED, shared_bytes), "cuFuncSetAttribute")
         self._attributes = (_Attribute * 2)()
         self._attributes[0].id, self._attributes[0].value[0] = _CLUSTER, cluster

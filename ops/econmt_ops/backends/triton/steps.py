@@ -85,11 +85,11 @@ class TritonAttention:
         if self._kernels.score is None:
             scaled = (dscores * self._kernels.scale).to(queries.dtype).permute(1, 2, 0)
             return AttentionGradients(torch.bmm(scaled, queries.transpose(0, 1)), None, None)
-        found = KeyGradients(self._kernels, queries.dtype)
-        found.add(_rows(queries), _rows(dscores))
-        dscore, *dnorm = found.vectors()
+        sums = KeyGradients(self._kernels, queries.dtype)
+        sums.add(_rows(queries), _rows(dscores))
+        dscore, *dnorm = sums.vectors()
         norm = (dnorm[0], dnorm[1]) if dnorm else None
-        return AttentionGradients(found.keys, dscore, norm)
+        return AttentionGradients(sums.keys, dscore, norm)
 
 
 class TritonSteps(CellSteps):
