@@ -192,6 +192,26 @@ CELLS: dict[str, ScanCell] = {}
 """Recurrences by name; a layer adds its own."""
 
 
+class ScanInputs(NamedTuple):
+    """Arguments of kernels for one recurrence, whose products exist already.
+
+    Attributes:
+        cell: Recurrence to run.
+        products: (B, T, K H), contiguous.
+        bias: (K H,), to be added to the products; None if they include it.
+        read: (B, T, I), the input, which a highway reads if I is H.
+        first: c before the first step, (B, H), in the accumulate type.
+        lengths: (B,), or None.
+    """
+
+    cell: ScanCell
+    products: Tensor
+    bias: Tensor | None
+    read: Tensor
+    first: Tensor
+    lengths: Tensor | None
+
+
 class RunStage(Protocol):
     """Function that runs one recurrence over whole sequences, in forward direction."""
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from econmt_ops.backends.triton import with_kernels
-from econmt_ops.cells.scan import CELLS
+from econmt_ops.cells.scan import CELLS, ScanInputs
 from econmt_ops.core.chunks import outer, reaches
 from econmt_ops.core.lengths import padding_mask, zero_padding
 from econmt_ops.dispatch.registration import Gradients, Incoming, RecurrentOperator
@@ -62,10 +62,10 @@ class _Call:
             made.addmm_(source, weight.t())
         return made.view(*read[0].shape[:2], len(self.weights[0]))
 
-    @property
-    def around(self) -> tuple[Any, ...]:
-        """Arguments of both kernels beside the products."""
-        return self.bias, self.call.sources[0], self.call.first, self.lengths
+    def inputs(self, products: Tensor) -> ScanInputs:
+        """Returns the arguments of both kernels."""
+        call = self.call
+        return ScanInputs(self.cell, products, self.bias, call.sources[0], call.first, self.lengths)
 
 
 def _flat(tensor: Tensor) -> Tensor:
@@ -79,7 +79,7 @@ def _forward(call: ScannedArguments, keep: bool) -> ScannedResults:
         results = results._replace(products=products)
     if results.outputs.numel():
         cells = results.cells if keep else None
-        _kernels().forward(problem.cell, products, *problem.around, results.outputs, results.last, cells)
+        _kernels().forward(problem.inputs(products), results.outputs, results.last, cells)
     return results
 
 
@@ -95,9 +95,7 @@ def _backward(call: ScannedArguments, results: ScannedResults, incoming: Incomin
     )
     dread = torch.empty_like(read[0], memory_format=torch.contiguous_format) if highway else None
     dfirst, dbias = _kernels().backward(
-        problem.cell,
-        products,
-        *problem.around,
+        problem.inputs(products),
         results.cells,
         incoming["outputs"],
         incoming["last"],

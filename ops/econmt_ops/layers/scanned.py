@@ -26,7 +26,7 @@ from torch.nn import functional
 
 from econmt_ops.backends import c as native
 from econmt_ops.backends.c import scan_cells
-from econmt_ops.cells.scan import CELLS, ScanCell, ScanLayer
+from econmt_ops.cells.scan import CELLS, ScanCell, ScanInputs, ScanLayer
 from econmt_ops.core.chunks import add_outer, reaches
 from econmt_ops.core.gemm import Product, add_rows
 from econmt_ops.core.lengths import padding_mask, zero_padding
@@ -254,9 +254,10 @@ def _forward(call: ScannedArguments, keep: bool) -> ScannedResults:
         products = results.products[rows, steps] if len(results.products) else blocks.products(read)
         initial = call.first[rows] if steps.start == 0 else carried
         if native.serves(products):
-            around = products.contiguous(), read[0], initial, blocks.lengths(rows, steps)
+            lengths = blocks.lengths(rows, steps)
+            arguments = ScanInputs(blocks.cell, products.contiguous(), None, read[0], initial, lengths)
             cells = results.cells[rows, steps] if keep else None
-            carried = scan_cells.forward(blocks.cell, *around, results.outputs[rows, steps], cells)
+            carried = scan_cells.forward(arguments, results.outputs[rows, steps], cells)
             results.last[rows] = carried
             continue
         parts, decay, inputs = blocks.cell.start(products.to(call.first.dtype), blocks.hidden)
@@ -372,10 +373,9 @@ def _block_back_by_library(blocks: _Blocks, block: _BlockInputs) -> tuple[Tensor
     after = block.dlast if block.carried is None else block.carried
     if after is None:
         after = torch.zeros_like(block.initial)
-    around = block.products, block.read, block.initial, blocks.lengths(block.rows, block.steps)
-    carried, dread = scan_cells.backward(
-        blocks.cell, *around, block.cells, block.doutputs, after, block.target
-    )
+    lengths = blocks.lengths(block.rows, block.steps)
+    inputs = ScanInputs(blocks.cell, block.products, None, block.read, block.initial, lengths)
+    carried, dread = scan_cells.backward(inputs, block.cells, block.doutputs, after, block.target)
     return block.target, dread, carried
 
 
