@@ -202,7 +202,7 @@ class BackwardSteps:
     """Steps of a backward pass, one after the other, last one first.
 
     Args:
-        whole: the pass. doutputs: (T, B, H), dweights: (T, B, S), gradients of the forward pass's results; or None.
+        backward: the pass. doutputs: (T, B, H), dweights: (T, B, S), gradients of the forward pass's results; or None.
         dh: (L, B, H), gradients of the last h; or None.
 
     Attributes:
@@ -215,15 +215,15 @@ class BackwardSteps:
 
     def __init__(
         self,
-        whole: Backward,
+        backward: Backward,
         doutputs: Tensor | None,
         dweights: Tensor | None,
         dh: Tensor | None,
     ) -> None:
-        self.problem, self.stash, self.attention = whole.problem, whole.stash, whole.attention
-        self.weights, self.dscores, self.dc = whole.weights, whole.dscores, whole.dc
+        self.problem, self.stash, self.attention = backward.problem, backward.stash, backward.attention
+        self.weights, self.dscores, self.dc = backward.weights, backward.dscores, backward.dc
         self.doutputs, self.dweights = doutputs, dweights
-        problem, layers, hidden = whole.problem, len(whole.problem.layers), whole.problem.hidden
+        problem, layers, hidden = backward.problem, len(backward.problem.layers), backward.problem.hidden
         self.rows = [problem.inputs.new_zeros(problem.batch, 2 * hidden) for _ in range(layers)]
         if dh is not None:
             for row, part in zip(self.rows, dh, strict=True):

@@ -323,7 +323,7 @@ class Direction:
         """
         hidden = self.weights.hidden
         thin = dgates.new_empty(*dgates.shape[:2], hidden.rank) if isinstance(hidden, LowRank) else None
-        done = 0 if self.unrolled is None else self.unrolled.whole(len(gates))
+        done = 0 if self.unrolled is None else self.unrolled.grouped_steps(len(gates))
         for step in steps_of(range(done, len(gates))[::-1]):
             step_dh = [dh] if incoming is None else [incoming[step], dh]
             self.run.cell_backward(gates[step], states[step], states[step + 1], step_dh, dc, dgates[step])

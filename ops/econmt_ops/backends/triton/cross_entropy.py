@@ -384,25 +384,25 @@ class Products:
     def logits(self, part: slice, buffer: Tensor) -> Tensor:
         """Computes the logits of a chunk (C, W) in a buffer."""
         chunk = self._hidden[part]
-        whole = buffer[: len(chunk)]
-        logits = whole[:, : self._columns]
+        padded = buffer[: len(chunk)]
+        logits = padded[:, : self._columns]
         if self._bias is None:
             torch.mm(chunk, self._weight.t(), out=logits)
         else:
             torch.addmm(self._bias, chunk, self._weight.t(), out=logits)
-        return whole
+        return padded
 
-    def add(self, part: slice, whole: Tensor, gradients: Gradients) -> None:
+    def add(self, part: slice, padded: Tensor, gradients: Gradients) -> None:
         """Adds the gradients that follow from the gradient of a chunk's logits (C, W); the first chunk overwrites."""
         dhidden, dweight, dbias = gradients
-        gradient = whole[:, : self._columns]
+        gradient = padded[:, : self._columns]
         if self._weight.shape[1] == self._inner:
             torch.mm(gradient, self._weight, out=dhidden[part])
         else:
             dhidden[part] = torch.mm(gradient, self._weight)[:, : self._inner]
         add_outer(dweight, gradient.unsqueeze(0), self._hidden[part].unsqueeze(0), part.start == 0)
         if dbias is not None:
-            _add_rows(dbias, whole, part.start == 0)
+            _add_rows(dbias, padded, part.start == 0)
 
 
 def walk(call: CrossEntropyArguments, factors: Tensor | None, gradients: Gradients | None) -> Tensor:

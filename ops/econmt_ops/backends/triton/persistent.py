@@ -133,11 +133,11 @@ def plan(
     """
     best: tuple[float, Partition] | None = None
     for candidate in candidates(hidden, products, limits, back=back):
-        whole = candidate.parts(hidden) * candidate.groups(batch) * directions
-        if together and directions > 1 and whole > limits.processors:
+        count = candidate.parts(hidden) * candidate.groups(batch) * directions
+        if together and directions > 1 and count > limits.processors:
             continue
         if together is False:
-            candidate = candidate._replace(programs=min(limits.processors, whole // directions))
+            candidate = candidate._replace(programs=min(limits.processors, count // directions))
         step = _step_cost(candidate, batch, hidden, products.itemsize, back)
         cost = candidate.launches(directions, batch, hidden) * step
         if best is None or cost < best[0]:

@@ -298,10 +298,10 @@ def forward(step: CellStep, after: Sequence[Tensor], output: Tensor) -> None:
         tensors = (read, recurrent, before[0], after[0], output)
         gru_forward[grid](*tensors, mask, hidden, *_strides(*tensors), **compiled_with)
         return
-    whole, compiled_with = _whole_rows(rows, hidden)
-    own = (read, recurrent, before[1], after[0], after[1], output)
-    lnlstm_forward[whole](
-        *own, *_vectors(extra), mask, before[0], hidden, *_strides(*own, before[0]), PER_GATE=len(extra) == 4,
+    grid, compiled_with = _whole_rows(rows, hidden)
+    tensors = (read, recurrent, before[1], after[0], after[1], output)
+    lnlstm_forward[grid](
+        *tensors, *_vectors(extra), mask, before[0], hidden, *_strides(*tensors, before[0]), PER_GATE=len(extra) == 4,
         **compiled_with,
     )  # fmt: skip
 
@@ -321,8 +321,8 @@ def backward(
             *_strides(read, recurrent, before[0], dstate[0], doutput, dread, drecurrent), **compiled_with,
         )  # fmt: skip
         return
-    whole, compiled_with = _whole_rows(rows, hidden)
-    lnlstm_backward[whole](
+    grid, compiled_with = _whole_rows(rows, hidden)
+    lnlstm_backward[grid](
         read, recurrent, before[1], *_vectors(extra), *dstate, doutput, mask, dread, drecurrent, *_vectors(dextra),
         hidden,
         *_strides(read, recurrent, before[1], *dstate, doutput, dread, drecurrent), PER_GATE=len(extra) == 4,
