@@ -32,9 +32,7 @@ class Forward:
         if sizes is None:
             self.steps = ForwardSteps(problem, result, keep)
         else:
-            self.steps = persistent.ForwardBlocks(
-                problem, sizes, result.outputs, result.attention, result.h, result.last_h, result.last_c
-            )
+            self.steps = persistent.ForwardBlocks(problem, sizes, result)
 
     def run(self) -> Result:
         """Runs all steps."""

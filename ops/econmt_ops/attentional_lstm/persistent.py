@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from econmt_ops.attentional_lstm.block import Block
-from econmt_ops.attentional_lstm.problem import AttentionalProblem
+from econmt_ops.attentional_lstm.problem import AttentionalProblem, Result
 from econmt_ops.backends.cuda import decoder
 from econmt_ops.core.chunks import reaches
 from econmt_ops.dispatch.rule import MODE
@@ -80,42 +80,31 @@ class ForwardBlocks(_DecoderBlocks):
 
     Args:
         problem: tensors of the call. sizes: as returned by `sizes_of`.
-        outputs: (T, B, H), attention: (T, B, S), h: (L, T, B, H), or without steps; written.
-        last_h: (L, B, H), last_c: (L, B, H); the state after the steps that have run.
+        result: is written; its last states are those after the steps that have run.
     """
 
-    def __init__(
-        self,
-        problem: AttentionalProblem,
-        sizes: decoder.DecoderSizes,
-        outputs: Tensor,
-        attention: Tensor,
-        h: Tensor,
-        last_h: Tensor,
-        last_c: Tensor,
-    ) -> None:
+    def __init__(self, problem: AttentionalProblem, sizes: decoder.DecoderSizes, result: Result) -> None:
         super().__init__(problem, sizes, problem.projected())
-        self._outputs, self._attention, self._h = outputs, attention, h
-        self._last_h, self.c = last_h, last_c
+        self._result, self.c = result, result.last_c
         for layer in range(sizes.layers):
-            last_h[layer] = problem.call.first_h[layer]
-            last_c[layer] = problem.call.first_c[layer]
+            result.last_h[layer] = problem.call.first_h[layer]
+            result.last_c[layer] = problem.call.first_c[layer]
 
     def run(self, begin: int, end: int, gates: Tensor) -> None:
         """Runs steps begin to end; ``gates`` (K, B, 4H): the inputs' share and the bias of the bottom gates."""
-        problem = self.problem
+        problem, result = self.problem, self._result
         first = (
-            self._outputs[begin - 1] if begin else problem.call.first_output.to(problem.dtype).contiguous()
+            result.outputs[begin - 1] if begin else problem.call.first_output.to(problem.dtype).contiguous()
         )
         block = decoder.ForwardBlock(
             gates,
             problem.layers[1].bias if self.sizes.layers > 1 else None,
             problem.combine_bias,
             first,
-            self._outputs[begin:end],
-            self._attention[begin:end],
-            [h[begin:end] for h in self._h] if self._h.shape[1] else [],
-            self._last_h,
+            result.outputs[begin:end],
+            result.attention[begin:end],
+            [h[begin:end] for h in result.h] if result.h.shape[1] else [],
+            result.last_h,
             self.c,
             self.mask(begin, end),
             self.scale,
