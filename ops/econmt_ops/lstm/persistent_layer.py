@@ -80,7 +80,7 @@ class LayerResults(NamedTuple):
 
 
 class LayerGradients(NamedTuple):
-    """Gradients of a layer; None where none is asked for.
+    """Gradients of a layer; None where none is needed.
 
     Attributes:
         inputs: In the type of the inputs. weights: In the order of `LayerTensors.weights`.
@@ -322,7 +322,7 @@ class LayerPlan:
             tensors: Arguments of the layer.
             results: Results of `forward`; the last states are not read.
             incoming: Gradients of outputs (T, B, D H), last h and last c.
-            needs: True for the inputs and for each weight whose gradient is asked for.
+            needs: True for the inputs and for each weight that needs a gradient.
             rows: Inputs as they were multiplied, if they were kept.
         """
         again = not self.keeps_sums  # the products that make the gates again need the biases

@@ -24,7 +24,7 @@ class LayerOperands(NamedTuple):
         rows: Inputs as they are multiplied, (T B, I') or (N, I').
         matrices: Input weights (4H, I') of each direction.
         recurrents: (D 4H, H), in the type of the recurrence's products.
-        biases: (4H,) of each direction; the sum of two if it was asked for.
+        biases: (4H,) of each direction; the sum of two if biases are read.
         workspace: int32, that begins with zeros for counters.
     """
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from econmt_ops.backends import c as native
 
@@ -22,7 +21,6 @@ MOST_PLACES = 64
 """Maximum beam size, as in search_room.h."""
 
 _WATCHED = 4
-_LANES, _LINE = 16, 64
 _KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
 _Watch = ctypes.CFUNCTYPE(ctypes.c_int64)
 
@@ -63,13 +61,11 @@ class SearchWeight:
 
     def structure(self) -> Any:
         """Returns the structure for the library; it is valid while this object exists."""
-        from econmt_ops.core.int8 import grouped
+        from econmt_ops.core.int8 import grouped, padded
 
         rows = self._rows
         if self._prepacked is None:
-            narrow = rows.dtype != torch.float32
-            inputs = -rows.shape[1] % (_LINE // rows.itemsize) if narrow else 0
-            filled = functional.pad(rows, (0, inputs, 0, -len(rows) % _LANES))
+            filled = padded(rows)
             sums = filled.sum(1, dtype=torch.int32) if rows.dtype == torch.int8 else None
             self._prepacked = grouped(filled), sums
         values, sums = self._prepacked
