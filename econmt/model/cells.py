@@ -18,7 +18,7 @@ from econmt_ops.cells.protocol import Cell
 from econmt_ops.core.repeated import Inputs
 from econmt_ops.core.weights import State
 from econmt_ops.dispatch.traits import implementations_of
-from econmt_ops.layers.ops import OPS
+from econmt_ops.layers.op import OPS
 
 _FALLBACK = "recompute"
 """Implementation of a cell whose operation lacks the one that the recipe names; it saves memory too."""

@@ -29,6 +29,7 @@ from econmt_ops import LSTMWeights
 from econmt_ops.backends.compiled import has_compiler
 from econmt_ops.cells import lstm as cell
 from econmt_ops.core.precision import accumulate_dtype
+from econmt_ops.core.stack import StackOptions
 from econmt_ops.dispatch.timing import quantile, synchronizer
 from econmt_ops.lstm import recompute
 from scripts.bench.plots import draw_lines
@@ -139,14 +140,8 @@ def _own(layout: str = "packed", backend: str = "eager") -> Stack:
         outputs, _ = recompute.lstm(
             inputs,
             tuple(layers),
-            state=(zero,) * len(layers),
-            lengths=None,
-            reverse=False,
-            residual=False,
-            dropout=0.0,
-            dropout_seed=None,
-            variational=False,
-            from_zero=True,
+            (zero,) * len(layers),
+            StackOptions(from_zero=True),
             stash="gates",
             layout=layout,
             backend=backend,

@@ -24,6 +24,7 @@ from econmt.config import limits
 from econmt.errors import EconmtError, InputError
 from econmt_ops.dispatch.rule import can_run
 from econmt_ops.dispatch.traits import implementations_of
+from econmt_ops.linear_recurrence.scan import RecurrenceArguments
 
 Scan = Callable[[Tensor, Tensor], Tensor]
 """Decay and inputs (B, T, H) to outputs (B, T, H)."""
@@ -143,10 +144,12 @@ def into_given_memory(what: str, decay: Tensor, inputs: Tensor, given: Tensor) -
     kernels = importlib.import_module("econmt_ops.backends.c.recurrence")
     decay, inputs, outputs = decay.detach(), inputs.detach(), torch.zeros_like(inputs.detach())
     steps = decay.shape[1]
+    call = RecurrenceArguments(decay, inputs, None, None, False, "outputs", "c")
     if what == "forward":
-        return lambda: kernels.walk(decay, inputs, None, None, False, steps, outputs, None, None)
+        return lambda: kernels.walk(call, steps, outputs, None, None)
     made = [torch.zeros_like(outputs) for _ in range(2)]
-    return lambda: kernels.walk_back(decay, outputs, None, None, None, False, steps, given, None, *made)
+    call = call._replace(inputs=outputs)
+    return lambda: kernels.walk_back(call, None, steps, given, None, *made)
 
 
 def copy_of(count: int, shape: ScanShape, dtype: torch.dtype, device: torch.device) -> Callable[[], Tensor]:

@@ -38,7 +38,7 @@ class Sums:
 
     def __init__(self, problem: AttentionalProblem) -> None:
         accumulate, places = problem.accumulate, problem.places
-        inputs = problem.given.inputs
+        inputs = problem.call.inputs
         # For distinct rows, the gradient of the inputs is computed from the table after the loop.
         self.inputs: Tensor | None = None
         self.table: Tensor | None = None
@@ -83,7 +83,7 @@ class Backward:
         )
         if incoming["last_c"] is not None:
             self.dc.copy_(incoming["last_c"])
-        steps, positions = problem.steps, problem.given.keys.shape[1]
+        steps, positions = problem.steps, problem.call.keys.shape[1]
         space = problem.inputs.new_empty
         kept = problem.keeps("attention")
         self.weights = stash.attention if kept else space(steps, problem.batch, positions)
@@ -187,8 +187,8 @@ class Backward:
         add_gradient(part, problem.from_input, table, problem.inputs.unsqueeze(0), thin, fresh=True)
 
     def _values(self, projected: Tensor) -> Tensor:
-        """Returns the gradient of the values (B, S, E) and adds that of their combination weights, given d(V Wcv^T)."""
-        problem, values = self.problem, self.problem.given.values
+        """Returns the gradient of the values (B, S, E) and adds that of their combination weights, from d(V Wcv^T)."""
+        problem, values = self.problem, self.problem.call.values
         positions, width = values.shape[1:]
         total = self.sums.combine[:, problem.hidden :]
         # In parts: replacing padding, which may hold NaN, by zeros copies the values.
@@ -202,7 +202,7 @@ class BackwardSteps:
     """Steps of a backward pass, one after the other, last one first.
 
     Args:
-        whole: the pass. doutputs: (T, B, H), dweights: (T, B, S), gradients of the forward pass's results; or None.
+        backward: the pass. doutputs: (T, B, H), dweights: (T, B, S), gradients of the forward pass's results; or None.
         dh: (L, B, H), gradients of the last h; or None.
 
     Attributes:
@@ -215,15 +215,15 @@ class BackwardSteps:
 
     def __init__(
         self,
-        whole: Backward,
+        backward: Backward,
         doutputs: Tensor | None,
         dweights: Tensor | None,
         dh: Tensor | None,
     ) -> None:
-        self.problem, self.stash, self.attention = whole.problem, whole.stash, whole.attention
-        self.weights, self.dscores, self.dc = whole.weights, whole.dscores, whole.dc
+        self.problem, self.stash, self.attention = backward.problem, backward.stash, backward.attention
+        self.weights, self.dscores, self.dc = backward.weights, backward.dscores, backward.dc
         self.doutputs, self.dweights = doutputs, dweights
-        problem, layers, hidden = whole.problem, len(whole.problem.layers), whole.problem.hidden
+        problem, layers, hidden = backward.problem, len(backward.problem.layers), backward.problem.hidden
         self.rows = [problem.inputs.new_zeros(problem.batch, 2 * hidden) for _ in range(layers)]
         if dh is not None:
             for row, part in zip(self.rows, dh, strict=True):
@@ -286,7 +286,7 @@ class BackwardSteps:
     def _layers(self, block: Block, step: int) -> None:
         """Propagates a step through the stack, top layer first: gradients of the gates and of the previous step."""
         problem, position, hidden = self.problem, block.begin + step, self.problem.hidden
-        scale = 1.0 / (1.0 - problem.given.dropout)
+        scale = 1.0 / (1.0 - problem.call.dropout)
         # Gradient of the layer's output, or, with a mask in ``keep``, of the output after dropout.
         above, keep = self.dtop, None
         for layer in reversed(range(len(problem.layers))):
@@ -302,7 +302,7 @@ class BackwardSteps:
                 scale=scale,
             )
             self.to_rows[layer].into(row, dgates)
-            if layer > 0 and problem.given.residual:
+            if layer > 0 and problem.call.residual:
                 dread = (row[:, :hidden] + above).unsqueeze(0)
                 above = problem.drop(layer, dread, position, position + 1).squeeze(0)
             elif layer > 0:

@@ -23,12 +23,10 @@ class Block:
 
     def __init__(self, problem: AttentionalProblem, stash: Result, number: int) -> None:
         self.begin, self.end = begin, end = problem.blocks[number]
-        given = problem.given
+        call = problem.call
         self.inputs = problem.read(begin, end)
-        self.fed = previous(stash.outputs, given.first_output, begin, end)
-        self.before = [
-            previous(h, first, begin, end) for h, first in zip(stash.h, given.first_h, strict=True)
-        ]
+        self.fed = previous(stash.outputs, call.first_output, begin, end)
+        self.before = [previous(h, first, begin, end) for h, first in zip(stash.h, call.first_h, strict=True)]
         self.reads, self.top = problem.stack(stash.h, begin, end)
         self.query = problem.queries(self.top)
         self.gates: list[Tensor] = []
@@ -56,5 +54,5 @@ class Block:
     ) -> Tensor | list[Tensor]:
         if not problem.keeps("cells"):
             return problem.run.scan_cells(self.gates[layer], stash.c[layer, number])
-        first = stash.c[layer, self.begin - 1] if self.begin else problem.given.first_c[layer]
+        first = stash.c[layer, self.begin - 1] if self.begin else problem.call.first_c[layer]
         return [first, *stash.c[layer, self.begin : self.end].unbind(0)]

@@ -26,15 +26,13 @@ class Forward:
 
     def __init__(self, problem: AttentionalProblem, keep: bool) -> None:
         self.problem, self.keep = problem, keep
-        self.result = result = empty_result(problem.given, keep)
+        self.result = result = empty_result(problem.call, keep)
         sizes = persistent.sizes_of(problem)
         self.steps: ForwardSteps | persistent.ForwardBlocks
         if sizes is None:
             self.steps = ForwardSteps(problem, result, keep)
         else:
-            self.steps = persistent.ForwardBlocks(
-                problem, sizes, result.outputs, result.attention, result.h, result.last_h, result.last_c
-            )
+            self.steps = persistent.ForwardBlocks(problem, sizes, result)
 
     def run(self) -> Result:
         """Runs all steps."""
@@ -67,7 +65,7 @@ class ForwardSteps:
         self.problem, self.result, self.keep = problem, result, keep
         self.every_cell = keep and problem.keeps("cells")
         self.every_gate = keep and problem.keeps("gates")
-        given, hidden, count = problem.given, problem.hidden, len(problem.layers)
+        call, hidden, count = problem.call, problem.hidden, len(problem.layers)
         self.attention = problem.attention(problem.projected())
         self.products = [
             problem.product(problem.joint(layer), weights.bias if layer else None)
@@ -76,10 +74,10 @@ class ForwardSteps:
         # Input rows of the layers' products: [layer input ; h of the previous step].
         self.rows = [problem.inputs.new_empty(problem.batch, 2 * hidden) for _ in range(count)]
         self.c = list(result.last_c.unbind(0))
-        self.rows[0][:, :hidden] = given.first_output
+        self.rows[0][:, :hidden] = call.first_output
         for layer in range(count):
-            self.rows[layer][:, hidden:] = given.first_h[layer]
-            self.c[layer].copy_(given.first_c[layer])
+            self.rows[layer][:, hidden:] = call.first_h[layer]
+            self.c[layer].copy_(call.first_c[layer])
         self.gates = problem.inputs.new_empty(problem.batch, 4 * hidden)
         self._prepare_combination()
 
@@ -128,12 +126,12 @@ class ForwardSteps:
         is_top = above == len(problem.layers)
         destination = self.top if is_top else self.rows[above][:, :hidden]
         mask = None if is_top else problem.mask(above, step, step + 1)
-        residual = row[:, :hidden] if problem.given.residual and layer > 0 else None
+        residual = row[:, :hidden] if problem.call.residual and layer > 0 else None
         if mask is None and residual is None:
             h.append(destination)
         else:
             kept = None if mask is None else mask[0]
-            read = Read((destination,), residual, kept, 1.0 / (1.0 - problem.given.dropout))
+            read = Read((destination,), residual, kept, 1.0 / (1.0 - problem.call.dropout))
         before = self.c[layer]
         if self.every_cell:
             self.c[layer] = result.c[layer, step]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from econmt_ops.attentional_lstm.block import Block
-from econmt_ops.attentional_lstm.problem import AttentionalProblem
+from econmt_ops.attentional_lstm.problem import AttentionalProblem, Result
 from econmt_ops.backends.cuda import decoder
 from econmt_ops.core.chunks import reaches
 from econmt_ops.dispatch.rule import MODE
@@ -18,15 +18,15 @@ from econmt_ops.dispatch.rule import MODE
 
 def sizes_of(problem: AttentionalProblem) -> decoder.DecoderSizes | None:
     """Returns the sizes of a call whose blocks can run in one launch each; None: they run step by step."""
-    given = problem.given
+    call = problem.call
     if (
-        given.backend != "triton"
+        call.backend != "triton"
         or MODE.device is not None
-        or type(given.inputs) is not Tensor
-        or given.query is None
-        or given.score is None
-        or given.gain is not None
-        or reaches(given.stash, "cells")
+        or type(call.inputs) is not Tensor
+        or call.query is None
+        or call.score is None
+        or call.gain is not None
+        or reaches(call.stash, "cells")
         or not all(isinstance(layer.hidden, Tensor) for layer in problem.layers)
     ):
         return None
@@ -35,12 +35,12 @@ def sizes_of(problem: AttentionalProblem) -> decoder.DecoderSizes | None:
         problem.hidden,
         problem.size,
         len(problem.layers),
-        given.keys.shape[1],
+        call.keys.shape[1],
         problem.batch,
         any(mask is not None for mask in problem.masks),
-        given.residual and len(problem.layers) > 1,
+        call.residual and len(problem.layers) > 1,
     )
-    return sizes if decoder.serves(sizes, given.inputs.device) else None
+    return sizes if decoder.serves(sizes, call.inputs.device) else None
 
 
 class _DecoderBlocks:
@@ -48,19 +48,19 @@ class _DecoderBlocks:
 
     def __init__(self, problem: AttentionalProblem, sizes: decoder.DecoderSizes, projected: Tensor) -> None:
         self.problem, self.sizes = problem, sizes
-        given = problem.given
+        call = problem.call
         weights = []
         for layer in range(sizes.layers):
             weight = problem.joint(layer)
             assert isinstance(weight, Tensor)
             weights.append(decoder.aligned(weight))
-        assert given.score is not None
-        lengths = None if given.lengths is None else given.lengths.to(given.keys.device).contiguous()
+        assert call.score is not None
+        lengths = None if call.lengths is None else call.lengths.to(call.keys.device).contiguous()
         self.tensors = decoder.DecoderTensors(
             weights,
             decoder.aligned(problem.both().contiguous()),
-            decoder.aligned(given.score.to(problem.dtype).contiguous()),
-            decoder.aligned(given.keys),
+            decoder.aligned(call.score.to(problem.dtype).contiguous()),
+            decoder.aligned(call.keys),
             projected,
             lengths,
         )
@@ -72,7 +72,7 @@ class _DecoderBlocks:
     @property
     def scale(self) -> float:
         """Factor of what dropout keeps."""
-        return 1.0 / (1.0 - self.problem.given.dropout)
+        return 1.0 / (1.0 - self.problem.call.dropout)
 
 
 class ForwardBlocks(_DecoderBlocks):
@@ -80,42 +80,31 @@ class ForwardBlocks(_DecoderBlocks):
 
     Args:
         problem: tensors of the call. sizes: as returned by `sizes_of`.
-        outputs: (T, B, H), attention: (T, B, S), h: (L, T, B, H), or without steps; written.
-        last_h: (L, B, H), last_c: (L, B, H); the state after the steps that have run.
+        result: is written; its last states are those after the steps that have run.
     """
 
-    def __init__(
-        self,
-        problem: AttentionalProblem,
-        sizes: decoder.DecoderSizes,
-        outputs: Tensor,
-        attention: Tensor,
-        h: Tensor,
-        last_h: Tensor,
-        last_c: Tensor,
-    ) -> None:
+    def __init__(self, problem: AttentionalProblem, sizes: decoder.DecoderSizes, result: Result) -> None:
         super().__init__(problem, sizes, problem.projected())
-        self._outputs, self._attention, self._h = outputs, attention, h
-        self._last_h, self.c = last_h, last_c
+        self._result, self.c = result, result.last_c
         for layer in range(sizes.layers):
-            last_h[layer] = problem.given.first_h[layer]
-            last_c[layer] = problem.given.first_c[layer]
+            result.last_h[layer] = problem.call.first_h[layer]
+            result.last_c[layer] = problem.call.first_c[layer]
 
     def run(self, begin: int, end: int, gates: Tensor) -> None:
         """Runs steps begin to end; ``gates`` (K, B, 4H): the inputs' share and the bias of the bottom gates."""
-        problem = self.problem
+        problem, result = self.problem, self._result
         first = (
-            self._outputs[begin - 1] if begin else problem.given.first_output.to(problem.dtype).contiguous()
+            result.outputs[begin - 1] if begin else problem.call.first_output.to(problem.dtype).contiguous()
         )
         block = decoder.ForwardBlock(
             gates,
             problem.layers[1].bias if self.sizes.layers > 1 else None,
             problem.combine_bias,
             first,
-            self._outputs[begin:end],
-            self._attention[begin:end],
-            [h[begin:end] for h in self._h] if self._h.shape[1] else [],
-            self._last_h,
+            result.outputs[begin:end],
+            result.attention[begin:end],
+            [h[begin:end] for h in result.h] if result.h.shape[1] else [],
+            result.last_h,
             self.c,
             self.mask(begin, end),
             self.scale,

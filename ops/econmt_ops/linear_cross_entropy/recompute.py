@@ -149,22 +149,11 @@ def _walk(call: CrossEntropyArguments, factors: Tensor | None, sums: _CrossEntro
     ``factors`` weights the rows in the gradients: (N,), or a scalar for kernels that slice the vocabulary; None: 1.
     """
     hidden, weight = call.hidden, call.weight
-    if _slices_vocabulary(call):
-        kernels = importlib.import_module("econmt_ops.backends.triton.words_cross_entropy")
-        if factors is None:
-            factors = hidden.new_ones((), dtype=torch.float32)
-        gradients = None if sums is None else sums.take()
-        losses_by_slices: Tensor = kernels.walk(
-            hidden, weight, call.targets, call.bias, call.smoothing, call.ignore_index, factors, gradients
-        )
-        return losses_by_slices
     if call.backend == "triton" and triton.serves(hidden):
-        kernels = importlib.import_module("econmt_ops.backends.triton.cross_entropy")
-        gradients = None if sums is None else sums.take()
-        losses_by_rows: Tensor = kernels.walk(
-            hidden, weight, call.targets, call.bias, call.smoothing, call.ignore_index, factors, gradients
-        )
-        return losses_by_rows
+        name = "words_cross_entropy" if _slices_vocabulary(call) else "cross_entropy"
+        kernels = importlib.import_module(f"econmt_ops.backends.triton.{name}")
+        losses_by_kernels: Tensor = kernels.walk(call, factors, None if sums is None else sums.take())
+        return losses_by_kernels
     kernel = losses_for(hidden, call.backend)
     losses = hidden.new_zeros(len(call.targets), dtype=accumulate_dtype(hidden.dtype))
     layer = _Layer(hidden, weight, call.bias)

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from econmt_ops import LSTMWeights
+from econmt_ops.core.stack import StackOptions
 from econmt_ops.lstm import reference
 from scripts.bench.gpu.frame import (
     DEVICE,
@@ -101,15 +102,14 @@ def run_case(case: str, compare: bool = True) -> str:
         )
         for _ in stack
     )
-    options = {"lengths": lengths, "reverse": "reverse" in flags, "residual": False}
-    options |= {"dropout": 0.0, "dropout_seed": None, "variational": False}
+    options = StackOptions(lengths, "reverse" in flags, from_zero=not has_state)
     exact = doubled((inputs, stack, state))
     if both:
         got = triton.bidirectional_lstm(inputs, *stack, lengths=lengths, stash=stash)
         want = reference.bidirectional_lstm(exact[0], *exact[1], lengths=lengths)
     else:
-        got = triton.lstm(inputs, stack, state=state, from_zero=not has_state, stash=stash, **options)
-        want = reference.lstm(exact[0], exact[1], state=exact[2], **options)
+        got = triton.lstm(inputs, stack, state, options, stash=stash)
+        want = reference.lstm(*exact, options)
     results, rights = leaves(*got), leaves(*want)
     seeds = [torch.randn_like(part) for part in rights]
     inputs_of_grad = [*leaves(inputs, stack), *(leaves(state) if has_state else [])]
@@ -147,20 +147,40 @@ class Walk:
         self.h = torch.zeros(1, batch, hidden, device=DEVICE, dtype=dtype)
         self.c = torch.zeros(1, batch, hidden, device=DEVICE)
         self.first_dc = torch.zeros_like(self.c)
+        partials = back.parts(hidden) * back.groups(batch), back.rows, back.team * back.units
+        self.partials = torch.empty(partials, device=DEVICE)
+        self.groups, count = persistent.counters_of(back, 1, batch, hidden)
+        count = max(count, persistent.counters_of(ahead, 1, batch, hidden)[1])
+        self.counters = torch.zeros(count, dtype=torch.int32, device=DEVICE)
 
     def forward(self) -> None:
         """Walks forward over all steps."""
-        persistent.walk_forward(
-            self.partitions[0], self.sums, self.recurrent, self.outputs, self.cells, None, (self.h, self.c), None,
-            (False,), True,
+        dtype, counters = self.sums.dtype, self.counters.zero_()
+        kept = False, False, True, True
+        launch, parts = persistent.forward_launch(
+            self.partitions[0], tuple(self.sums.shape), (dtype,) * 3, (False,), kept
+        )
+        tensors = (
+            self.sums, self.recurrent, self.outputs, self.outputs, self.cells, self.h, self.c, self.h, self.c, counters,
+            counters,
         )  # fmt: skip
+        for programs, *part in parts:
+            launch(programs, tensors, (*self.sums.shape[1:3], *part))
 
     def backward(self) -> None:
         """Walks backward over all steps."""
-        persistent.walk_backward(
-            self.partitions[1], self.sums, self.recurrent, self.cells, self.doutputs, self.dsums, self.h.zero_(),
-            self.c.zero_(), self.first_dc, None, (False,),
+        dtype, counters = self.sums.dtype, self.counters.zero_()
+        launches, parts = persistent.backward_launch(
+            self.partitions[1], tuple(self.sums.shape), (dtype,) * 4, (False,), (False, True, True)
+        )
+        tensors = (
+            self.sums, self.recurrent, self.dsums, self.partials, self.cells, self.doutputs, self.dsums, self.h.zero_(),
+            self.c.zero_(), self.first_dc, counters, counters,
         )  # fmt: skip
+        ends = self.groups, len(counters)
+        for programs, *part in parts:
+            for launch in launches:
+                launch(programs, tensors, (*self.sums.shape[1:3], *part, *ends), self.doutputs.stride()[:2])
 
     def both(self) -> None:
         """Walks forward from the first sums, then backward."""
@@ -222,10 +242,7 @@ def layer(
     state = tuple((zero.to(dtype), zero) for _ in stack)
 
     def run() -> Tensor:
-        return triton.lstm(
-            inputs, stack, state=state, from_zero=True, lengths=None, reverse=False, residual=False, dropout=0.0,
-            dropout_seed=None, variational=False,
-        )[0]  # fmt: skip
+        return triton.lstm(inputs, stack, state, StackOptions(from_zero=True))[0]
 
     return passes(run, [inputs, *leaves(stack)], torch.randn_like(inputs))
 

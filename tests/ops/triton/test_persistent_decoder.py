@@ -13,19 +13,11 @@ import torch
 from econmt_ops import AttentionalLSTMState, AttentionalLSTMWeights
 from econmt_ops.attentional_lstm import reference
 from econmt_ops.attentional_lstm import triton as decoder_module
+from econmt_ops.attentional_lstm.options import DecoderOptions
 from econmt_ops.backends.cuda import decoder
 from econmt_ops.core import chunks
 from tests.ops.cuda.host import use_host
 from tests.ops.helpers import Make, assert_same_function
-
-OPTIONS: dict[str, Any] = {
-    "residual": False,
-    "dropout": 0.0,
-    "dropout_seed": None,
-    "variational": False,
-    "scale": 1.0,
-    "input_feeding": True,
-}
 
 
 @pytest.fixture(
@@ -64,21 +56,20 @@ def arguments(
         "values": make(batch, positions, 24),
         "weights": weights,
         "state": AttentionalLSTMState(make.state(batch, hidden, layers), make(batch, hidden, scale=0.5)),
-        "layer_norm": None,
     }
 
 
 def check(tensors: dict[str, Any], lengths: torch.Tensor | None, dtype: torch.dtype, **options: Any) -> None:
     """Compares with the definition in float64; no gradient enters by the attention weights."""
-    given = OPTIONS | {"lengths": lengths} | options
-    stash = given.pop("stash", "attention")
+    stash = options.pop("stash", "attention")
+    given = DecoderOptions(lengths, **options)
 
     def function(**tensors: Any) -> Any:
-        outputs, weights, state = decoder_module.attentional_lstm(**tensors, **given, stash=stash)
+        outputs, weights, state = decoder_module.attentional_lstm(**tensors, options=given, stash=stash)
         return outputs, weights.detach(), state
 
     def definition(**tensors: Any) -> Any:
-        outputs, weights, state = reference.attentional_lstm(**tensors, **given)
+        outputs, weights, state = reference.attentional_lstm(**tensors, options=given)
         return outputs, weights.detach(), state
 
     assert_same_function(function, definition, tensors, dtype)
@@ -92,7 +83,7 @@ def test_two_layers_with_dropout_and_residual_sums(
     tensors = arguments(Make(device), 5, 3, 13, 2)
     lengths = torch.tensor([13, 0, 2, 12, 7], device=device)
     seed = torch.tensor(5, device=device)
-    check(tensors, lengths, torch.bfloat16, residual=True, dropout=0.4, dropout_seed=seed, stash="outputs")
+    check(tensors, lengths, torch.bfloat16, residual=True, dropout=0.4, seed=seed, stash="outputs")
     assert launches == ["forward", "forward", "backward", "backward"]
 
 

@@ -357,7 +357,7 @@ def test_structures_are_those_of_the_library() -> None:
     assert library.VERSION == structures._VERSION
     for name, fields in library.STRUCTURES.items():
         assert [field.lstrip("*") for field in fields.split()] == [
-            field[0] for field in structures.STRUCTURES[name]._fields_
+            field[0] for field in structures.structures()[name].kind._fields_
         ]
 
 

@@ -12,12 +12,12 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from econmt_ops.backends.cuda.library import Kernel, compiled, is_available
+from econmt_ops.backends.cuda.library import Kernel, compiled, is_available, structure
 
 _THREADS = 512
 _ROWS = 64
@@ -182,85 +182,6 @@ class DecoderTensors(NamedTuple):
     lengths: Tensor | None
 
 
-_Pointer, _Stride = ctypes.c_void_p, ctypes.c_longlong
-
-
-class _ForwardArguments(ctypes.Structure):
-    """ForwardArguments in decoder_forward.cu."""
-
-    _fields_ = [
-        ("weights", _Pointer * 2),
-        ("weights_row", _Stride * 2),
-        ("both", _Pointer),
-        ("bias", _Pointer),
-        ("combine_bias", _Pointer),
-        ("score", _Pointer),
-        ("keys", _Pointer),
-        ("projected", _Pointer),
-        ("lengths", _Pointer),
-        ("sums", _Pointer),
-        ("first_output", _Pointer),
-        ("outputs", _Pointer),
-        ("attention", _Pointer),
-        ("attention_row", _Stride),
-        ("h", _Pointer * 2),
-        ("state_h", _Pointer),
-        ("state_c", _Pointer),
-        ("mask", _Pointer),
-        ("mask_step", _Stride),
-        ("mask_row", _Stride),
-        ("exchange", _Pointer),
-        ("counters", _Pointer),
-        ("scale", ctypes.c_float),
-        ("steps", ctypes.c_int),
-        ("batch", ctypes.c_int),
-        ("positions", ctypes.c_int),
-    ]
-
-
-class _BackwardArguments(ctypes.Structure):
-    """BackwardArguments in decoder_backward.cu."""
-
-    _fields_ = [
-        ("weights", _Pointer * 2),
-        ("weights_row", _Stride * 2),
-        ("both", _Pointer),
-        ("score", _Pointer),
-        ("keys", _Pointer),
-        ("projected", _Pointer),
-        ("lengths", _Pointer),
-        ("query", _Pointer),
-        ("context", _Pointer),
-        ("context_step", _Stride),
-        ("context_row", _Stride),
-        ("outputs", _Pointer),
-        ("attention", _Pointer),
-        ("attention_row", _Stride),
-        ("doutputs", _Pointer),
-        ("doutputs_step", _Stride),
-        ("doutputs_row", _Stride),
-        ("gates", _Pointer * 2),
-        ("cells", _Pointer * 2),
-        ("mask", _Pointer),
-        ("mask_step", _Stride),
-        ("mask_row", _Stride),
-        ("dgates", _Pointer * 2),
-        ("dquery", _Pointer),
-        ("da", _Pointer),
-        ("dscores", _Pointer),
-        ("state_do", _Pointer),
-        ("state_dh", _Pointer),
-        ("state_dc", _Pointer),
-        ("dbias", _Pointer),
-        ("exchange", _Pointer),
-        ("counters", _Pointer),
-        ("scale", ctypes.c_float),
-        ("steps", ctypes.c_int),
-        ("batch", ctypes.c_int),
-        ("positions", ctypes.c_int),
-    ]
-
-
 class ForwardBlock(NamedTuple):
     """Tensors of a block of steps, forward; those without a type are in the compute type.
 
@@ -336,12 +257,14 @@ def _address(tensor: Tensor | None) -> int | None:
     return tensor.data_ptr()
 
 
-def _set_common(
-    argument: _ForwardArguments | _BackwardArguments,
+def _arguments_of(
+    kernel: str,
     tensors: DecoderTensors,
     block: ForwardBlock | BackwardBlock,
     workspace: tuple[Tensor, Tensor],
-) -> None:
+) -> Any:
+    """Returns the arguments of a kernel, with those set that both kernels take; tensors are not kept alive."""
+    argument: Any = structure(f"decoder_{kernel}.cu", f"{kernel.capitalize()}Arguments")()
     for layer, weight in enumerate(tensors.weights):
         argument.weights[layer], argument.weights_row[layer] = weight.data_ptr(), weight.stride(0)
     for name in ("both", "score", "keys", "projected", "lengths"):
@@ -357,6 +280,7 @@ def _set_common(
     argument.exchange, argument.counters = map(_address, workspace)
     argument.scale = block.scale
     argument.steps, argument.batch, argument.positions = block.attention.shape
+    return argument
 
 
 def _workspace(like: Tensor, sizes: DecoderSizes, kernel: str) -> tuple[Tensor, Tensor]:
@@ -373,29 +297,19 @@ def _workspace(like: Tensor, sizes: DecoderSizes, kernel: str) -> tuple[Tensor, 
 
 def run_forward(sizes: DecoderSizes, tensors: DecoderTensors, block: ForwardBlock) -> None:
     """Runs the steps of a block. `serves` has returned True for the sizes."""
-    argument = _ForwardArguments()
     workspace = _workspace(block.outputs, sizes, "forward")
-    _set_common(argument, tensors, block, workspace)
+    argument = _arguments_of("forward", tensors, block, workspace)
     for layer, h in enumerate(block.h):
         argument.h[layer] = _address(h)
-    for name in (
-        "sums",
-        "bias",
-        "combine_bias",
-        "first_output",
-        "outputs",
-        "state_h",
-        "state_c",
-    ):
+    for name in ("sums", "bias", "combine_bias", "first_output", "outputs", "state_h", "state_c"):
         setattr(argument, name, _address(getattr(block, name)))
     _launch("forward", sizes, block.outputs.device, argument)
 
 
 def run_backward(sizes: DecoderSizes, tensors: DecoderTensors, block: BackwardBlock) -> None:
     """Runs the steps of a block backward, last one first. `serves` has returned True for the sizes."""
-    argument = _BackwardArguments()
     workspace = _workspace(block.outputs, sizes, "backward")
-    _set_common(argument, tensors, block, workspace)
+    argument = _arguments_of("backward", tensors, block, workspace)
     for layer in range(sizes.layers):
         argument.gates[layer] = _address(block.gates[layer])
         argument.cells[layer] = _address(block.cells[layer])

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -19,6 +21,10 @@ _COOPERATIVE, _CLUSTER = 2, 4
 """CUlaunchAttributeID of cooperative launches and of the size of clusters."""
 _MOST_SHARED = 8
 """CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES."""
+
+
+_SCALARS = {"float": ctypes.c_float, "int": ctypes.c_int, "long long": ctypes.c_longlong}
+"""Types of ctypes by the names of those types of C that kernels take."""
 
 
 class _Attribute(ctypes.Structure):
@@ -119,6 +125,25 @@ def compiled(source: str, macros: Mapping[str, int]) -> bytes:
     return code.raw
 
 
+@functools.cache
+def structure(source: str, name: str) -> type[ctypes.Structure]:
+    """Returns the structure of a kernel's arguments, as the kernel's source declares it.
+
+    Args:
+        source: File name of the source.
+        name: Name of the structure; its fields are numbers and pointers, or arrays of them.
+    """
+    text = re.sub("//.*", "", (_FOLDER / source).read_text(encoding="utf-8"))
+    (body,) = re.findall(rf"struct {name} \{{(.*?)\}};", text, re.DOTALL)
+    fields: list[tuple[str, Any]] = []
+    for kind, variables in re.findall(r"(?:const )?(\w[\w ]*?\*?) (\w+(?:\[\d+\])?(?:, \w+)*);", body):
+        for variable in variables.split(", "):
+            field, _, count = variable.rstrip("]").partition("[")
+            number: Any = ctypes.c_void_p if kind.endswith("*") else _SCALARS[kind]
+            fields.append((field, number * int(count) if count else number))
+    return type(name, (ctypes.Structure,), {"_fields_": fields})
+
+
 class Kernel:
     """A compiled kernel on the current device.
 
@@ -134,8 +159,8 @@ class Kernel:
         self._module, self._function = ctypes.c_void_p(), ctypes.c_void_p()
         driver = _driver()
         _check(driver.cuModuleLoadData(ctypes.byref(self._module), code), "cuModuleLoadData")
-        found = driver.cuModuleGetFunction(ctypes.byref(self._function), self._module, name.encode())
-        _check(found, "cuModuleGetFunction")
+        missing = driver.cuModuleGetFunction(ctypes.byref(self._function), self._module, name.encode())
+        _check(missing, "cuModuleGetFunction")
         _check(driver.cuFuncSetAttribute(self._function, _MOST_SHARED, shared_bytes), "cuFuncSetAttribute")
         self._attributes = (_Attribute * 2)()
         self._attributes[0].id, self._attributes[0].value[0] = _CLUSTER, cluster

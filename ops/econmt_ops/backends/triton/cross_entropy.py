@@ -18,6 +18,7 @@ from torch import Tensor
 
 from econmt_ops.core.alignment import even
 from econmt_ops.core.chunks import add_outer
+from econmt_ops.linear_cross_entropy.recompute import CrossEntropyArguments
 
 CHUNK_BYTES = 64 << 20
 """Bytes of the buffer for the logits of one chunk, in the compute type. On an H200, for 6,400 x 512 x 32,000 in
@@ -383,54 +384,44 @@ class Products:
     def logits(self, part: slice, buffer: Tensor) -> Tensor:
         """Computes the logits of a chunk (C, W) in a buffer."""
         chunk = self._hidden[part]
-        whole = buffer[: len(chunk)]
-        logits = whole[:, : self._columns]
+        padded = buffer[: len(chunk)]
+        logits = padded[:, : self._columns]
         if self._bias is None:
             torch.mm(chunk, self._weight.t(), out=logits)
         else:
             torch.addmm(self._bias, chunk, self._weight.t(), out=logits)
-        return whole
+        return padded
 
-    def add(self, part: slice, whole: Tensor, gradients: Gradients) -> None:
+    def add(self, part: slice, padded: Tensor, gradients: Gradients) -> None:
         """Adds the gradients that follow from the gradient of a chunk's logits (C, W); the first chunk overwrites."""
         dhidden, dweight, dbias = gradients
-        gradient = whole[:, : self._columns]
+        gradient = padded[:, : self._columns]
         if self._weight.shape[1] == self._inner:
             torch.mm(gradient, self._weight, out=dhidden[part])
         else:
             dhidden[part] = torch.mm(gradient, self._weight)[:, : self._inner]
         add_outer(dweight, gradient.unsqueeze(0), self._hidden[part].unsqueeze(0), part.start == 0)
         if dbias is not None:
-            _add_rows(dbias, whole, part.start == 0)
+            _add_rows(dbias, padded, part.start == 0)
 
 
-def walk(
-    hidden: Tensor,
-    weight: Tensor,
-    targets: Tensor,
-    bias: Tensor | None,
-    smoothing: float,
-    ignore_index: int,
-    factors: Tensor | None,
-    gradients: Gradients | None,
-) -> Tensor:
+def walk(call: CrossEntropyArguments, factors: Tensor | None, gradients: Gradients | None) -> Tensor:
     """Returns the losses (N,) in float32, and writes the gradients of their sum.
 
     Args:
-        hidden, weight, bias: see `Products`.
-        targets: (N,) int64; rows with ``ignore_index`` have loss and gradients 0.
-        smoothing, ignore_index: as in `econmt_ops.linear_cross_entropy`.
+        call: arguments; `Products` says which types they may have.
         factors: (N,), factor of each row's gradients; or None.
         gradients: all are overwritten. None: no gradients are computed.
     """
+    hidden, weight = call.hidden, call.weight
     losses = hidden.new_empty(len(hidden), dtype=torch.float32)
     if not len(hidden):
         for gradient in gradients or ():
             if gradient is not None:
                 gradient.zero_()
         return losses
-    targets = targets.contiguous()
-    products = Products(hidden, weight, bias, CHUNK_BYTES // (2 if hidden.dtype == torch.float32 else 1))
+    targets = call.targets.contiguous()
+    products = Products(hidden, weight, call.bias, CHUNK_BYTES // (2 if hidden.dtype == torch.float32 else 1))
     buffer = products.buffer()
     for part in products.chunks:
         logits = products.logits(part, buffer)
@@ -440,8 +431,8 @@ def walk(
             targets[part],
             losses[part],
             None if factors is None else factors[part],
-            smoothing,
-            ignore_index,
+            call.smoothing,
+            call.ignore_index,
             gradients is not None,
         )
         if gradients is not None:

@@ -13,9 +13,9 @@ import econmt_ops
 from econmt_ops import LSTMWeights
 from econmt_ops.core import precision
 from econmt_ops.dispatch.traits import implementations_of, register
-from econmt_ops.lstm import direct, planned, triton
+from econmt_ops.lstm import call_plans, eager_layer, triton
+from econmt_ops.lstm.call_plans import PLANS
 from econmt_ops.lstm.cudnn import in_order
-from econmt_ops.lstm.planned import PLANS
 
 SIZE, HIDDEN, BATCH, STEPS = 4, 6, 3, 5
 
@@ -207,19 +207,19 @@ def test_a_new_implementation_forgets_plans(device: str) -> None:
 
 def test_transforms_and_fake_tensors_see_operators(device: str) -> None:
     module, inputs = _module(device), _inputs(device)
-    assert direct.is_plain([inputs, *module.parameters()])
+    assert eager_layer.is_plain([inputs, *module.parameters()])
     seen = []
 
     def look(values: Tensor) -> Tensor:
-        seen.append(direct.is_plain([values]) or direct.is_plain([inputs]))
+        seen.append(eager_layer.is_plain([values]) or eager_layer.is_plain([inputs]))
         return values.sum()
 
     torch.func.grad(look)(inputs)
     torch.vmap(look)(inputs)
     with FakeTensorMode() as mode:
         look(mode.from_tensor(inputs))
-        assert not direct.is_plain([inputs])
-        assert planned.key_of("lstm", inputs, (), None, None, ()) is None
+        assert not eager_layer.is_plain([inputs])
+        assert call_plans.key_of("lstm", inputs, (), None, None, ()) is None
     assert seen == [False] * 3
 
 
@@ -234,9 +234,9 @@ def test_tf32_follows_the_setting_of_recurrent_layers(
     assert precision.recurrent_tf32() is allowed
     assert triton.products_type(values) == (torch.float16 if allowed else None)
     assert triton.products_type(values.bfloat16()) == torch.bfloat16
-    keys = planned.key_of("lstm", values, (), None, None, ()), None
+    keys = call_plans.key_of("lstm", values, (), None, None, ()), None
     torch.backends.cudnn.allow_tf32 = not allowed
-    assert planned.key_of("lstm", values, (), None, None, ()) != keys[0]
+    assert call_plans.key_of("lstm", values, (), None, None, ()) != keys[0]
     before = torch.backends.cuda.matmul.allow_tf32
     for wanted in (True, False):
         with precision.MatmulTF32(wanted):
@@ -298,9 +298,7 @@ def test_ieee_layers_are_cudnns(layers: int) -> None:
     module = econmt_ops.LSTM(20, 40, layers).cuda()
     twin = nn.LSTM(20, 40, layers, batch_first=True, device="cuda")
     twin.load_state_dict(module.state_dict())
-    first, *_, last = (
-        part.data_ptr() for part in in_order([module._split_weights(k) for k in range(layers)])
-    )
+    first, *_, last = (part.data_ptr() for part in in_order([module._weights(k) for k in range(layers)]))
     assert last - first == 4 * (sum(part.numel() for part in module.parameters()) - 160)
     inputs = torch.randn(7, 9, 20, device="cuda", requires_grad=True)
     state = torch.randn(2, layers, 7, 40, device="cuda")

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from econmt_ops.backends.triton import runs_on
-from econmt_ops.core.dropout import Seed
 from econmt_ops.core.precision import compute_dtype, recurrent_tf32
 from econmt_ops.core.shapes import Shapes, check_dropout
 from econmt_ops.core.stack import StackOptions, run_stack
@@ -25,9 +24,8 @@ from econmt_ops.dispatch.rule import MODE, Candidate
 from econmt_ops.dispatch.session import current_session
 from econmt_ops.dispatch.traits import Implementation
 from econmt_ops.lstm.cudnn import MOST_STEPS, cudnn_stack
-from econmt_ops.lstm.direct import LayerCall, is_plain, run_layer
-from econmt_ops.lstm.persistent_passes import partition_of
-from econmt_ops.lstm.straight import StraightLayer, run_straight
+from econmt_ops.lstm.eager_layer import is_plain, run_layer
+from econmt_ops.lstm.persistent_layer import LayerPlan, LayerSettings, LayerTensors, plan_of
 
 
 class SplitLSTMWeights(NamedTuple):
@@ -48,16 +46,19 @@ class SplitLSTMWeights(NamedTuple):
 
 
 class StackPlan(NamedTuple):
-    """Plan of a call over a stack."""
+    """Plan of a call over a stack.
+
+    Attributes:
+        dtype: Compute type.
+        settings: Settings of each layer; None: cuDNN runs the stack.
+        keep: True if a backward pass will follow.
+        layers: Plans of the layers by their number, filled as they are called first.
+    """
 
     dtype: torch.dtype
-    """Compute type."""
-    call: LayerCall | None
-    """Arguments of each layer, but for the lengths; None: cuDNN runs the stack."""
-    keep: bool = False
-    """True if a backward pass will follow."""
-    straight: dict[int, StraightLayer] | None = None
-    """Layers by their number, if they need no more than `StraightLayer` knows; filled as they are called first."""
+    settings: LayerSettings | None
+    keep: bool
+    layers: dict[int, LayerPlan]
 
 
 Key = tuple[Any, ...]
@@ -145,115 +146,100 @@ def add_plan(
     """
     if key is None:
         return
-    kind, _, parts, from_zero, is_full, keep, *_, options = key
+    kind, _, _, _, is_full, keep, *_, options = key
     kernels = importlib.import_module("econmt_ops.lstm.triton")
     function = getattr(kernels, kind)
     if candidate.function is function and available["triton"].function is function:
         products = kernels.products_of(inputs.to(dtype) if inputs.dtype != dtype else inputs, layers)
         if products is not None:
-            hidden, reverse = layers[0].hidden.shape[1], (False, True) if kind != "lstm" else (options[2],)
-            forward, backward = (
-                partition_of(len(inputs), hidden, products, inputs.device, len(reverse), "auto", back)
-                for back in (False, True)
-            )
-            name, stash = str(products).removeprefix("torch."), candidate.options.get("stash", "gates")
-            biases = parts[0] - 2
-            call = LayerCall(dtype, name, stash, reverse, "auto", None, biases, (forward, backward))
-            is_straight = kind == "lstm" and is_full and from_zero and stash == "gates" and inputs.numel() > 0
-            PLANS.add(key, StackPlan(dtype, call, keep, {} if is_straight else None))
+            reverse = (options[2],) if kind == "lstm" else (False, True)
+            settings = LayerSettings(dtype, products, candidate.options.get("stash", "gates"), reverse)
+            PLANS.add(key, StackPlan(dtype, settings, keep, {}))
         return
-    whole = kind == "lstm" and is_full and options[2:] == (False, False, False)
-    if candidate.name == "reference" and whole and dtype == inputs.dtype == torch.float32 and inputs.is_cuda:
+    is_forward = kind == "lstm" and is_full and options[2:] == (False, False, False)
+    if (
+        candidate.name == "reference"
+        and is_forward
+        and dtype == inputs.dtype == torch.float32
+        and inputs.is_cuda
+    ):
         same = all(part.dtype == dtype for layer in layers for part in layer)
         if same and torch.cudnn_is_acceptable(inputs) and inputs.shape[1] <= MOST_STEPS:
-            PLANS.add(key, StackPlan(dtype, None))
+            PLANS.add(key, StackPlan(dtype, None, keep, {}))
 
 
 def run_planned(
     plan: StackPlan,
     inputs: Any,
     layers: Sequence[Sequence[Any]],
-    state: Sequence[tuple[Tensor, Tensor]] | None,
-    lengths: Tensor | None,
-    residual: bool = False,
-    dropout: float = 0.0,
-    dropout_seed: Seed | None = None,
-    variational: bool = False,
+    state: Sequence[tuple[Tensor, Tensor]],
+    options: StackOptions,
 ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
     """Runs a stack by its plan.
 
     Args:
-        plan: of this call.
+        plan: Plan of this call.
         inputs: (B, T, I).
-        layers: of each layer the weights of its directions, each as `SplitLSTMWeights` or `LSTMWeights`.
-        state: (h, c) of each layer, (D, B, H) each; None: zeros.
-        lengths: (B,), or None.
-        residual, dropout, dropout_seed, variational: see `econmt_ops.lstm`.
+        layers: Weights of each layer's directions, each as `SplitLSTMWeights` or `LSTMWeights`.
+        state: (h, c) of each layer, (D, B, H) each; empty for zeros.
+        options: Lengths, dropout and residual sums.
 
     Returns:
         Outputs (B, T, D H) and (h, c) of each layer after the last step, (D, B, H) each.
     """
+    lengths = options.lengths
     if lengths is not None:
         Shapes("lstm").bounded("lengths", lengths, 0, inputs.shape[1])
-    if dropout != 0.0:
-        check_dropout("lstm", dropout, dropout_seed)
+    if options.dropout != 0.0:
+        check_dropout("lstm", options.dropout, options.seed)
     if inputs.is_cuda and inputs.device.index != torch.cuda.current_device():
         with torch.cuda.device(inputs.device):
-            return run_planned(
-                plan, inputs, layers, state, lengths, residual, dropout, dropout_seed, variational
-            )
-    call = plan.call
-    if call is None:
+            return run_planned(plan, inputs, layers, state, options)
+    settings = plan.settings
+    if settings is None:
         outputs, h, c = cudnn_stack(inputs, layers, state)
         return outputs, [(h, c)]
     if lengths is not None:
-        call = call._replace(lengths=lengths.to(inputs.device, non_blocking=True).contiguous())
-    straight = plan.straight
+        lengths = lengths.to(inputs.device, non_blocking=True).contiguous()
 
     def run(number: int, read: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        weights = layers[number]
-        if straight is None:
-            first: tuple[Any, Any] = (None, None) if state is None else state[number]
-            outputs, last_h, last_c = run_layer(call, read, first[0], first[1], weights)
-        else:
-            layer = straight.get(number)
-            if layer is None:
-                layer = straight[number] = StraightLayer(call, read, weights, plan.keep)
-            outputs, last_h, last_c = run_straight(layer, read, weights)
+        weights, first = layers[number], state[number] if state else None
+        layer = plan.layers.get(number)
+        if layer is None:
+            tensors = LayerTensors(read.transpose(0, 1), weights, first, lengths)
+            layer = plan.layers[number] = plan_of(settings, tensors, plan.keep)
+        outputs, last_h, last_c = run_layer(layer, read, first, lengths, weights)
         return outputs, (last_h, last_c)
 
-    return run_stack(run, inputs, len(layers), StackOptions(residual, dropout, dropout_seed, variational))
+    return run_stack(run, inputs, len(layers), options)
 
 
 def run_again(
     inputs: Any,
     layers: tuple[Any, ...],
     state: tuple[Tensor, Tensor] | None,
-    lengths: Tensor | None,
-    residual: bool,
-    dropout: float,
-    dropout_seed: Seed | None,
-    variational: bool,
+    options: StackOptions,
     implementation: str,
 ) -> tuple[Tensor, tuple[Tensor, Tensor]] | None:
     """Runs a call of `econmt_ops.LSTM` in one direction by its plan; returns None if it has none yet.
 
     Args:
+        inputs: (B, T, I).
+        layers: Weights, bottom first.
         state: (h, c), (L, B, H) each; None: zeros.
-        Others: as those of `econmt_ops.lstm`.
+        options: Lengths, dropout and residual sums.
+        implementation: As that of `econmt_ops.lstm`.
 
     Returns:
         Outputs (B, T, H) and (h, c) after the last step, (L, B, H) each.
     """
-    options = implementation, "auto", False, residual, dropout != 0.0
+    facts = implementation, "auto", False, options.residual, options.dropout != 0.0
     start = None if state is None else tuple(zip(*state, strict=True))
-    plan = PLANS.get(key_of("lstm", inputs, layers, start, lengths, options))
+    plan = PLANS.get(key_of("lstm", inputs, layers, start, options.lengths, facts))
     if plan is None:
         return None
-    first = None if state is None else list(zip(*(torch.split(part, 1) for part in state), strict=True))
-    outputs, last = run_planned(
-        plan, inputs, layers, first, lengths, residual, dropout, dropout_seed, variational
-    )
+    parts = () if state is None else tuple(zip(*(torch.split(part, 1) for part in state), strict=True))
+    outputs, last = run_planned(plan, inputs, layers, parts, options)
     if len(last) == 1:
         return outputs, last[0]
     return outputs, (torch.cat([h for h, _ in last]), torch.cat([c for _, c in last]))
