@@ -62,8 +62,8 @@ environments: $(state)/installed
 
 # The pages that are generated: recipe keys and commands.
 reference: $(state)/installed
-	$(python) scripts/make_recipe_reference.py
-	$(python) scripts/make_command_reference.py
+	$(python) -m scripts.make_recipe_reference
+	$(python) -m scripts.make_command_reference
 
 # The documentation site; a broken link or anchor is an error.
 docs: reference $(state)/documented

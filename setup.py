@@ -63,10 +63,12 @@ setup(
         "econmt.memory.report": ["page.html"],
         "econmt.serving": ["page/*"],
         "econmt_ops": ["py.typed"],
+        "econmt_ops.backends.c": ["kernels.h"],
+        "econmt_ops.backends.cuda": ["*.cu", "*.cuh"],
         "econmt._recipes": ["*.yaml"],
     },
     # Sources that a source distribution holds and an installed package does not need.
-    exclude_package_data={"econmt_ops.backends.c": ["*.c", "*.h"]},
+    exclude_package_data={"econmt_ops.backends.c": ["*.c", "[!k]*.h"]},
     ext_modules=[KERNELS] if os.name == "posix" else [],
     cmdclass={"build_ext": BuildKernels},
 )

@@ -17,7 +17,6 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Union
 
@@ -38,7 +37,7 @@ from econmt.decoding.requests import Request as Request
 from econmt.decoding.search.beam import SearchOptions
 from econmt.decoding.search.shortlist import Shortlists
 from econmt.decoding.translation import Translation
-from econmt.decoding.translator import CHUNK_SIZE, Translator
+from econmt.decoding.translator import Translator
 from econmt.engine.devices import resolve_device
 from econmt.engine.precision import precision_of
 from econmt.engine.threads import threads_for
@@ -285,9 +284,9 @@ class TrainedModel:
         search: Mapping[str, Any],
         *,
         batch_size: int | None = None,
-        chunk_size: int = CHUNK_SIZE,
+        chunk_size: int | None = None,
         max_input_length: int | None = None,
-        long_lines: Literal["cut", "skip"] = "cut",
+        long_lines: Literal["cut", "skip"] | None = None,
         avoid: Sequence[str] = (),
         glossary: Glossary | Path | str | None = None,
         restrict_lexicon: Path | str | None = None,
@@ -298,10 +297,9 @@ class TrainedModel:
 
         Args:
             search: search options by name, see :meth:`search_options`.
-            batch_size, max_input_length: sentences translated together, and maximum number of source tokens; None: the
-                recipe's values.
+            batch_size, chunk_size, max_input_length, long_lines: search options too; None: not changed.
             avoid, glossary, restrict_lexicon, restrict_lexicon_topk: see :meth:`translate`.
-            chunk_size, long_lines, warn: see :class:`~econmt.decoding.translator.Translator`.
+            warn: see :class:`~econmt.decoding.translator.Translator`.
 
         Example::
 
@@ -316,23 +314,20 @@ class TrainedModel:
         limits.check_whole("batch_size", batch_size, limits.TRANSLATED)
         limits.check_whole("chunk_size", chunk_size, limits.LINES)
         limits.check_whole("max_input_length", max_input_length, limits.INPUT_LENGTH)
-        if long_lines not in ("cut", "skip"):
+        if long_lines not in ("cut", "skip", None):
             raise InputError(f"long_lines {long_lines!r}: expected cut or skip")
         options = self.search_options(search)
+        options = options.changed(
+            batch_size=batch_size or options.batch_size,
+            chunk_size=chunk_size or options.chunk_size,
+            max_input_length=max_input_length or options.max_input_length,
+            long_lines=long_lines or options.long_lines,
+            avoid=tuple(avoid) or options.avoid,
+        )
         self._incremental = self._incremental or [
             IncrementalModel(each, self.precision) for each in self.models
         ]
-        settings = (
-            options,
-            batch_size := batch_size or self.recipe.decoding.batch_size,
-            chunk_size,
-            max_input_length := max_input_length or self.recipe.decoding.max_input_length,
-            long_lines,
-            avoid := tuple(avoid),
-            glossary,
-            restrict_lexicon,
-            restrict_lexicon_topk,
-        )
+        settings = options, glossary, restrict_lexicon, restrict_lexicon_topk
         # A call with the same options reuses the translator, whose CUDA graphs are already captured.
         if self._translator is None or self._translator[0] != settings:
             self._translator = None  # frees the memory of its graphs before the next one allocates
@@ -341,12 +336,7 @@ class TrainedModel:
                 self.vocabularies,
                 options,
                 self.device,
-                batch_size=batch_size,
-                chunk_size=chunk_size,
                 max_length=self.recipe.pairs.max_length,
-                max_input_length=max_input_length,
-                long_lines=long_lines,
-                avoid=avoid,
                 glossary=read_glossary(Path(glossary)) if isinstance(glossary, (str, Path)) else glossary,
                 shortlists=self._shortlists(restrict_lexicon, restrict_lexicon_topk),
                 warn=warn,
@@ -370,8 +360,8 @@ class TrainedModel:
         table = read_lexicon(Path(path), self.vocabulary, self.vocabularies)
         return Shortlists(table, target.size, top or table.shape[1], source is target)
 
-    def search_options(self, given: Mapping[str, Any]) -> SearchOptions:
-        """Returns the recipe's search options, changed by those given by name; None leaves a value unchanged.
+    def search_options(self, search: Mapping[str, Any]) -> SearchOptions:
+        """Returns the recipe's search options with the changes in ``search``, by name; None leaves a value unchanged.
 
         Raises:
             InputError: if a name is unknown or a value is out of range.
@@ -380,15 +370,13 @@ class TrainedModel:
 
             options = model.search_options({"beam_size": 10, "length_penalty_alpha": 0.8})
         """
-        if not isinstance(given, Mapping):
-            raise InputError(f"search {given!r}: expected options by name, as {{'beam_size': 5}}")
-        changes = {name: value for name, value in given.items() if value is not None}
+        if not isinstance(search, Mapping):
+            raise InputError(f"search {search!r}: expected options by name, as {{'beam_size': 5}}")
+        changes = {name: value for name, value in search.items() if value is not None}
         try:
-            options = replace(SearchOptions.from_recipe(self.recipe.decoding), **changes)
+            options = SearchOptions.from_recipe(self.recipe.decoding).changed(**changes)
         except ValidationError as failure:
             raise InputError(*complaints(failure)) from None
-        except TypeError as error:
-            raise InputError(str(error).removeprefix("SearchOptions.__init__() ")) from None
         _refuse_idle_penalties(changes, options)
         for each in self.loaded if options.brevity_penalty_type == "learned" else ():
             if each.recipe.translation_model.length_task == "none":

@@ -29,28 +29,28 @@ LANES, GROUP, FILLED = 16, 4, 64
 """Outputs and inputs per group in the C library's layout, and the multiple to which inputs are padded with zeros."""
 
 
-def read_arrays(path: Path, wanted: str | None = None) -> dict[str, npt.NDArray[Any]]:
+def read_arrays(path: Path, expected: str | None = None) -> dict[str, npt.NDArray[Any]]:
     """Maps the arrays of a file into memory after verifying its checksum; nothing in the file is executed.
 
     Args:
         path: Path of the safetensors file.
-        wanted: Expected checksum; None to verify only the checksum in the file.
+        expected: Checksum of the file; None to verify only the checksum in the file.
 
     Raises:
         RuntimeInputError: If the file is absent, truncated, damaged or of another format.
     """
     with open_regular(path) as file:
-        return _read_arrays(path, file, wanted)
+        return _read_arrays(path, file, expected)
 
 
-def _read_arrays(path: Path, file: IO[bytes], wanted: str | None) -> dict[str, npt.NDArray[Any]]:
+def _read_arrays(path: Path, file: IO[bytes], expected: str | None) -> dict[str, npt.NDArray[Any]]:
     try:
         content = np.memmap(file, np.uint8, "r")
         length = int.from_bytes(content[:8].tobytes(), "little")
         if length > min(_HEADER, len(content) - 8):
             raise ValueError("truncated")
         header = json.loads(content[8 : 8 + length].tobytes())
-        _check_sum(file, length, header, wanted)
+        _check_sum(file, length, header, expected)
         data, arrays = content[8 + length :], {}
         for name, entry in header.items():
             if name == "__metadata__":
@@ -69,11 +69,11 @@ def _read_arrays(path: Path, file: IO[bytes], wanted: str | None) -> dict[str, n
     return arrays
 
 
-def _check_sum(file: IO[bytes], length: int, header: dict[str, Any], wanted: str | None) -> None:
-    """Raises ValueError if the SHA-256 of header and data is not that of ``__metadata__`` and ``wanted``."""
+def _check_sum(file: IO[bytes], length: int, header: dict[str, Any], expected: str | None) -> None:
+    """Raises ValueError if the SHA-256 of header and data is not that of ``__metadata__`` and ``expected``."""
     metadata = dict(header["__metadata__"])
     stored = metadata.pop("checksum")
-    if wanted not in (None, stored):
+    if expected not in (None, stored):
         raise ValueError("its checksum differs from that in model.json")
     rest = json.dumps({**header, "__metadata__": metadata}, sort_keys=True, separators=(",", ":"))
     digest = hashlib.sha256(rest.encode("utf-8"))

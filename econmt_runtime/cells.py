@@ -27,14 +27,20 @@ class RuntimeLayer(ABC):
     """Layer of a cell.
 
     Attributes:
-        read: Product with the layer's input, including its bias. gates: G. states: Number of states.
+        read: Product with the layer's input, including its bias.
+        recur: Product with the state h, of cells that have one.
+        gates: G.
+        states: Number of states.
     """
 
+    recur: RuntimeProduct
     gates = 2
     states = 1
 
     def __init__(self, arrays: Arrays, name: str) -> None:
         self.read = RuntimeProduct.named(arrays, f"{name}.read")
+        if f"{name}.recur.weight" in arrays:
+            self.recur = RuntimeProduct.named(arrays, f"{name}.recur")
 
     @abstractmethod
     def step(self, share: Floats, states: States) -> tuple[Floats, States]:
@@ -51,10 +57,6 @@ class RuntimeLSTM(RuntimeLayer):
     gates = 4
     states = 2
 
-    def __init__(self, arrays: Arrays, name: str) -> None:
-        super().__init__(arrays, name)
-        self.recur = RuntimeProduct.named(arrays, f"{name}.recur")
-
     def step(self, share: Floats, states: States) -> tuple[Floats, States]:
         """See :class:`RuntimeLayer`."""
         return self.advance(self.recur(states[0], share), states[1])
@@ -69,10 +71,6 @@ class RuntimeGRU(RuntimeLayer):
     """GRU layer with the state h."""
 
     gates = 3
-
-    def __init__(self, arrays: Arrays, name: str) -> None:
-        super().__init__(arrays, name)
-        self.recur = RuntimeProduct.named(arrays, f"{name}.recur")
 
     def step(self, share: Floats, states: States) -> tuple[Floats, States]:
         """See :class:`RuntimeLayer`."""

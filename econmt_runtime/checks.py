@@ -69,9 +69,9 @@ def read_config(path: Path) -> dict[str, Any]:
         ) from error
     if not isinstance(config, dict) or config.get("format") != FORMAT:
         raise RuntimeInputError(f"{path}: not of format {FORMAT}; {AGAIN} with this version")
-    wanted = config.pop("checksum", None)
+    expected = config.pop("checksum", None)
     rest = json.dumps(config, sort_keys=True, separators=(",", ":"))
-    if hashlib.sha256(rest.encode()).hexdigest() != wanted:
+    if hashlib.sha256(rest.encode()).hexdigest() != expected:
         raise RuntimeInputError(
             f"{path}: changed since it was exported, its checksum does not match; {AGAIN}"
         )
@@ -83,16 +83,17 @@ def read_config(path: Path) -> dict[str, Any]:
     return config
 
 
-def check_files(folder: Path, wanted: dict[str, str]) -> None:
+def check_files(folder: Path, checksums: dict[str, str]) -> None:
     """Compares files with their checksums.
 
     Args:
-        folder: Folder of the files. wanted: SHA-256 by file name.
+        folder: Folder of the files.
+        checksums: SHA-256 by file name.
 
     Raises:
         RuntimeInputError: If a file is absent or has changed; the message names it.
     """
-    for name, expected in wanted.items():
+    for name, expected in checksums.items():
         if checksum(folder / name) != expected:
             raise RuntimeInputError(
                 f"{folder / name}: changed since it was exported, its checksum does not match; {AGAIN}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
@@ -34,38 +35,31 @@ def open_regular(path: Path) -> IO[bytes]:
     return os.fdopen(descriptor, "rb")
 
 
-def read_file(path: Path, most: int = LARGEST) -> bytes:
-    """Reads a regular file of at most ``most`` bytes.
+def read_blocks(path: Path, most: int = LARGEST) -> Iterator[bytes]:
+    """Yields the content of a regular file of at most ``most`` bytes, a block at a time.
 
     Raises:
         RuntimeInputError: As :func:`open_regular`; also if the file is larger, or reading it fails.
     """
     with open_regular(path) as file:
-        _check_size(path, file, most)
+        size = os.fstat(file.fileno()).st_size
+        if size > most:
+            raise RuntimeInputError(f"{path}: {size:,} bytes, more than the limit of {most:,}; {AGAIN}")
         try:
-            return file.read()
+            while block := file.read(_BLOCK):
+                yield block
         except OSError as error:
             raise RuntimeInputError(f"{path}: cannot be read ({error.strerror}); {AGAIN}") from error
+
+
+def read_file(path: Path, most: int = LARGEST) -> bytes:
+    """Reads a file as a whole; see :func:`read_blocks`."""
+    return b"".join(read_blocks(path, most))
 
 
 def checksum(path: Path) -> str:
-    """Computes the SHA-256 of a regular file of at most ``LARGEST`` bytes, a block at a time.
-
-    Raises:
-        RuntimeInputError: As :func:`read_file`.
-    """
+    """Computes the SHA-256 of a file; see :func:`read_blocks`."""
     digest = hashlib.sha256()
-    with open_regular(path) as file:
-        _check_size(path, file, LARGEST)
-        try:
-            while block := file.read(_BLOCK):
-                digest.update(block)
-        except OSError as error:
-            raise RuntimeInputError(f"{path}: cannot be read ({error.strerror}); {AGAIN}") from error
+    for block in read_blocks(path):
+        digest.update(block)
     return digest.hexdigest()
-
-
-def _check_size(path: Path, file: IO[bytes], most: int) -> None:
-    size = os.fstat(file.fileno()).st_size
-    if size > most:
-        raise RuntimeInputError(f"{path}: {size:,} bytes, more than the limit of {most:,}; {AGAIN}")

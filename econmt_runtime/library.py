@@ -136,12 +136,8 @@ def attention_weights(
         query: (R, A). keys: (B, S, A). score: (A,) for additive scores, or None for inner products.
         padding: (B, S), True at padded positions. owners: Sentence of each row, (R,).
     """
-    query = _rows(query)
-    keys, padding, owners = (
-        np.ascontiguousarray(keys),
-        np.ascontiguousarray(padding),
-        np.ascontiguousarray(owners),
-    )
+    query, keys = _rows(query), np.ascontiguousarray(keys)
+    padding, owners = np.ascontiguousarray(padding), np.ascontiguousarray(owners)
     weights = np.empty((len(query), keys.shape[1]), np.float32)
     _call(
         "attention_forward",
@@ -188,8 +184,9 @@ def best_words(
     """Returns the ``count`` most probable words of each row.
 
     Args:
-        logits: (R, V). barred: Values (B, V) to add to the logits of a sentence's rows, or None. owners: Sentences,
-            (R,).
+        logits: (R, V).
+        barred: Values (B, V) to add to the logits of a sentence's rows, or None.
+        owners: Sentence of each row, (R,).
         skipped: Two words that are never returned, (2,).
 
     Returns:
@@ -202,16 +199,6 @@ def best_words(
     end = np.empty(rows, np.float32)
     _call(
         "best_words",
-        rows,
-        vocabulary,
-        count,
-        logits,
-        _row(logits),
-        barred,
-        owners,
-        skipped,
-        values,
-        words,
-        end,
-    )
+        rows, vocabulary, count, logits, _row(logits), barred, owners, skipped, values, words, end,
+    )  # fmt: skip
     return values, words, end

@@ -151,8 +151,11 @@ class RuntimeModel:
         self._average, self._size = decoder["average"], decoder["size"]
         self._start = RuntimeProduct.named(arrays, "start") if "start.weight" in arrays else None
         self._query = RuntimeProduct.named(arrays, "query") if "query.weight" in arrays else None
-        self._own, self._values = RuntimeProduct.named(arrays, "own"), RuntimeProduct.named(arrays, "values")
-        self._asked = int(decoder["asked"])
+        self._combine, self._values = (
+            RuntimeProduct.named(arrays, "own"),
+            RuntimeProduct.named(arrays, "values"),
+        )
+        self._query_size = int(decoder["asked"])
         self._readout = RuntimeProduct.named(arrays, "readout") if "readout.weight" in arrays else None
         self._output = self._target if config["tied_output"] else Table.named(arrays, "output")
         self._output_bias = arrays["output.bias"]
@@ -224,16 +227,16 @@ class RuntimeModel:
             result, after = layer.step(layer.read(read), state.layers[number])
             layers.append(after)
             top = result + top if self._residual else result
-        own = self._own(top)
+        shares = self._combine(top)  # of the query and the attentional output
         if self._reads_contexts:
-            made_output = np.tanh(own + sums[:, : self._size])
+            attentional = np.tanh(shares + sums[:, : self._size])
         else:
-            query = own[:, : self._asked] if self._asked else top
+            query = shares[:, : self._query_size] if self._query_size else top
             weights = self._attention.weights(query, sources, state.owners)
-            share = own[:, self._asked :]
-            made_output = library.weighted_sums(share, weights, sources.values, state.owners, squash=True)
-        read = made_output if self._readout is None else self._readout(made_output)
-        return output.product(read), State(state.owners, tuple(layers), made_output)
+            share = shares[:, self._query_size :]
+            attentional = library.weighted_sums(share, weights, sources.values, state.owners, squash=True)
+        read = attentional if self._readout is None else self._readout(attentional)
+        return output.product(read), State(state.owners, tuple(layers), attentional)
 
     def _bottom(self, share: Floats, state: State) -> tuple[Floats, tuple[Floats, ...]]:
         """Returns output and states of the bottom layer, given the input's part of its gates."""

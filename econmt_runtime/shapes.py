@@ -31,9 +31,9 @@ def check_shapes(arrays: Arrays, config: dict[str, Any], source_words: int, targ
     outputs, read = (table_words, target) if config["tied_output"] else checker.table("output")
     if table_words != outputs:
         raise ShapeError(f"'output.weight' has {outputs} words instead of {table_words}")
-    for name, have, wanted in (("source", words, source_words), ("output", outputs, target_words)):
-        if have != wanted:
-            raise ShapeError(f"'{name}.weight' has {have} words, but the vocabulary has {wanted}")
+    for name, count, expected in (("source", words, source_words), ("output", outputs, target_words)):
+        if count != expected:
+            raise ShapeError(f"'{name}.weight' has {count} words, but the vocabulary has {expected}")
     checker.vector("output.bias", outputs)
     encoded = _check_encoder(checker, config["encoder"], embedded)
     _check_decoder(checker, config, encoded, target, read)
@@ -89,7 +89,7 @@ def _check_decoder(checker: _Arrays, config: dict[str, Any], encoded: int, embed
 
 
 class _Arrays:
-    """Arrays with checks of single ones."""
+    """Arrays of a model, with a check for each kind of array."""
 
     def __init__(self, arrays: Arrays) -> None:
         self.arrays = arrays

@@ -5,7 +5,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from econmt_runtime.errors import RuntimeInputError
 from econmt_runtime.files import AGAIN, read_file
@@ -22,24 +22,8 @@ def normalized(text: str) -> str:
     return unicodedata.normalize("NFC", text).strip(_BLANKS)
 
 
-class RuntimeVocabulary(Protocol):
-    """Conversion between text and ids.
-
-    Attributes:
-        size: Number of ids.
-    """
-
-    size: int
-
-    def encode(self, text: str) -> list[int]:
-        """Returns the ids of a line, without BOS and EOS."""
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Returns the text of ids."""
-
-
 class Subwords:
-    """Vocabulary of a SentencePiece model."""
+    """Vocabulary of a SentencePiece model; ``size`` is its number of ids."""
 
     def __init__(self, path: Path) -> None:
         """Loads the model; raises RuntimeInputError if the file is not a SentencePiece model."""
@@ -57,16 +41,16 @@ class Subwords:
             raise RuntimeInputError(f"{path}: its first subwords are not {' '.join(_SPECIAL)}; {AGAIN}")
 
     def encode(self, text: str) -> list[int]:
-        """See :class:`RuntimeVocabulary`."""
+        """Returns the ids of a line, without BOS and EOS."""
         return list(self._processor.EncodeAsIds(normalized(text)))
 
     def decode(self, ids: Sequence[int]) -> str:
-        """See :class:`RuntimeVocabulary`."""
+        """Returns the text of ids."""
         return str(self._processor.DecodeIds(list(ids)))
 
 
 class RuntimeWords:
-    """Vocabulary of words separated by spaces."""
+    """Vocabulary of words separated by spaces; ``size`` is its number of ids."""
 
     def __init__(self, path: Path) -> None:
         """Loads the list of words; raises RuntimeInputError if the file is not one."""
@@ -84,20 +68,20 @@ class RuntimeWords:
         self._ids.update(dict.fromkeys(_SPECIAL, UNK))
 
     def encode(self, text: str) -> list[int]:
-        """See :class:`RuntimeVocabulary`."""
+        """Returns the ids of a line, without BOS and EOS."""
         return [self._ids.get(word, UNK) for word in normalized(text).split(" ") if word]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """See :class:`RuntimeVocabulary`."""
+        """Returns the text of ids."""
         return " ".join(self._words[i] for i in ids if i not in (PAD, BOS, EOS))
 
 
-def load_vocabularies(folder: Path, files: Sequence[str]) -> tuple[RuntimeVocabulary, RuntimeVocabulary]:
+def load_vocabularies(
+    folder: Path, files: Sequence[str]
+) -> tuple[Subwords | RuntimeWords, Subwords | RuntimeWords]:
     """Returns the vocabularies of source and target, which are the same object if there is one file."""
     paths = [folder / name for name in files]
-    vocabularies: list[RuntimeVocabulary] = [
-        Subwords(path) if path.name.endswith(".model") else RuntimeWords(path) for path in paths
-    ]
+    vocabularies = [Subwords(path) if path.suffix == ".model" else RuntimeWords(path) for path in paths]
     return vocabularies[0], vocabularies[-1]
 
 

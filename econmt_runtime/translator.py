@@ -16,14 +16,13 @@ from econmt_runtime.errors import RuntimeInputError
 from econmt_runtime.library import Ids
 from econmt_runtime.model import RuntimeModel
 from econmt_runtime.search import Options, RuntimeHypothesis, beam_search, output_limits
-from econmt_runtime.shapes import ShapeError, check_shapes
+from econmt_runtime.shapes import check_shapes
 from econmt_runtime.text import BOS, EOS, PAD, load_vocabularies, one_line
 
 MODEL_FILE, ARRAYS_FILE = "model.json", "arrays.safetensors"
 
 BATCH_SIZE = 24
 """Number of sentences translated together, chosen so that their intermediate results stay in the CPU's caches."""
-
 
 _CHARACTERS_A_TOKEN = 50
 """Characters per token of the longest source; longer lines are cut before tokenization."""
@@ -97,10 +96,6 @@ class RuntimeTranslator:
         try:
             check_shapes(arrays, self.config, self._source.size, self._target.size)
             self._model = RuntimeModel(arrays, self.config)
-        except ShapeError as error:
-            raise RuntimeInputError(
-                f"{self.folder / ARRAYS_FILE}: {error}, which does not fit {MODEL_FILE}; export the model again"
-            ) from error
         except (KeyError, TypeError, ValueError) as error:
             raise RuntimeInputError(
                 f"{self.folder / ARRAYS_FILE}: does not fit {MODEL_FILE} ({error}); export the model again"
@@ -119,7 +114,8 @@ class RuntimeTranslator:
         """Translates lines of raw text, one sentence per line; a blank line has an empty translation.
 
         Args:
-            lines: Lines to translate. first: Number of the first line, for messages.
+            lines: Lines to translate.
+            first: Number of the first line, for messages.
 
         Returns:
             One translation per line.

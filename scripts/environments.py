@@ -41,15 +41,15 @@ TORCH, TRITON = re.compile(r"^torch==.*", re.MULTILINE), re.compile(r"^triton==.
 
 
 class Environment(NamedTuple):
-    """One environment.
+    """Environment to install econmt in.
 
     Attributes:
-        name: what it is called.
-        python: the interpreter.
+        name: one of :data:`CHOICES`.
+        python: path of the interpreter.
         constraints: lines for pip that pin versions.
-        editable: installed from this folder with ``--editable``, not as a wheel.
-        compiler: whether a C compiler is found.
-        ops: only ``econmt_ops`` and PyTorch are there.
+        editable: True if econmt is installed from this folder with ``--editable``, not as a wheel.
+        compiler: True if there is a C compiler.
+        ops: True if only ``econmt_ops`` and PyTorch are installed.
     """
 
     name: str
@@ -61,10 +61,12 @@ class Environment(NamedTuple):
 
 
 def lower_bounds() -> str:
-    """Lines that pin every dependency, those of :data:`EXTRAS` too, to the lowest version that econmt allows."""
-    wanted = [each.partition(";") for each in requires("econmt") or ()]
-    own = [what for what, _, marker in wanted if not marker or marker.split('"')[1] in EXTRAS.split(",")]
-    return "".join(f"{what.strip().replace('>=', '==')}\n" for what in own)
+    """Returns lines that pin every dependency, with those of :data:`EXTRAS`, to the lowest version allowed."""
+    requirements = [each.partition(";") for each in requires("econmt") or ()]
+    needed = [
+        what for what, _, marker in requirements if not marker or marker.split('"')[1] in EXTRAS.split(",")
+    ]
+    return "".join(f"{what.strip().replace('>=', '==')}\n" for what in needed)
 
 
 def environments(pythons: Sequence[str], names: Sequence[str]) -> Iterator[Environment]:
@@ -88,8 +90,8 @@ def environments(pythons: Sequence[str], names: Sequence[str]) -> Iterator[Envir
 
 def found_pythons() -> list[str]:
     """Returns the interpreters of supported versions on the path that run; a stub of pyenv may not."""
-    there = [path for version in PYTHONS if (path := shutil.which(f"python{version}")) is not None]
-    return [path for path in there if version_of(path)] or [sys.executable]
+    paths = [path for version in PYTHONS if (path := shutil.which(f"python{version}")) is not None]
+    return [path for path in paths if version_of(path)] or [sys.executable]
 
 
 def version_of(python: str) -> tuple[int, ...]:
@@ -152,11 +154,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", nargs="+", choices=CHOICES, default=CHOICES, help="which; all if left out")
+    parser.add_argument(
+        "--only", nargs="+", choices=CHOICES, default=CHOICES, help="environments to try; default: all"
+    )
     parser.add_argument(
         "--python",
         action="append",
-        help="an interpreter, any number of times; python3.10 to python3.13 on the path if left out",
+        help="interpreter; may be repeated; default: python3.10 to python3.13 on the path",
     )
     given = parser.parse_args(arguments)
     pythons = sorted(given.python or found_pythons(), key=version_of)

@@ -46,6 +46,7 @@ from econmt.data.batching.store import StoreDescription
 from econmt.data.text.corpus import split_pair
 from econmt.data.text.subwords import load_vocabularies
 from econmt.decoding.formats import format_nbest, format_translation
+from econmt.decoding.search.options import SearchOptions
 from econmt.decoding.streams import read_chunks, shown_on_terminal
 from econmt.decoding.translator import Translator
 from econmt.errors import EconmtError, printable
@@ -65,31 +66,25 @@ model: {{embedding: 4, encoder: {{size: 4}}, decoder: {{size: 4}}, attention: {{
 training: {{batch: {{size: 4}}, max_updates: 2, checkpoint_interval: 1, device: cpu, threads: 1}}
 decoding: {{beam_size: 2, max_output_factor: 0.5}}
 """
-# fmt: off
 HOSTILE_TEXT = [
-    *( "", " ", "~", "null", "true", "no", "-1", "0", "1e999", ".nan", ".inf", "-.inf", "0x10", "9" * 30,
-    "9" * 5000, ), *( "'", '"', "[", "]", "{", "}", "{a: b}", "[1, 2]", "[0.9]", "&a", "*a", "!!bool maybe",
-    "!!float ''", "!!int 1.5", ), *( "!!binary x", "!!python/object:os.system", "!!set {a}", "%YAML 9.9",
-    "---", "...", "? ", "- ", ": ", "#", "|", ">", ), *( "\x00", "\x1b[2J", "\x7f", "\x85", "\u2028",
-    "\u202e", "\ud800", "\udcff", "\ufeff", "\U0010ffff", "²", "٣", "ﬀ", ), *( '"\\U00110000"', '"\\ud800"',
-    '"\\0"', "/", "//", "..", "~nouser/x", "a/b", "a" * 300, "x" * 5000, "\n", "\r", "\t", ), *( "auto",
-    "cpu", "cuda:99", "cuda:99999999999999999999", "meta", "4GiB", "1e9GiB", "best", "last", "1", "2",
-    "2.5", ),
-]
-# fmt: on
-# fmt: off
+    "", " ", "~", "null", "true", "no", "-1", "0", "1e999", ".nan", ".inf", "-.inf", "0x10", "9" * 30, "9" * 5000,
+    "'", '"', "[", "]", "{", "}", "{a: b}", "[1, 2]", "[0.9]", "&a", "*a", "!!bool maybe", "!!float ''", "!!int 1.5",
+    "!!binary x", "!!python/object:os.system", "!!set {a}", "%YAML 9.9", "---", "...", "? ", "- ", ": ", "#", "|", ">",
+    "\x00", "\x1b[2J", "\x7f", "\x85", "\u2028", "\u202e", "\ud800", "\udcff", "\ufeff", "\U0010ffff", "²", "٣", "ﬀ",
+    '"\\U00110000"', '"\\ud800"', '"\\0"', "/", "//", "..", "~nouser/x", "a/b", "a" * 300, "x" * 5000, "\n", "\r", "\t",
+    "auto", "cpu", "cuda:99", "cuda:99999999999999999999", "meta", "4GiB", "1e9GiB", "best", "last", "1", "2", "2.5",
+]  # fmt: skip
 HOSTILE_VALUES: list[Any] = [
-    *( None, True, False, -1, 0, 1, 2**31, 2**63, 2**64, 10**40, -(10**40), 0.5, -0.0, float("nan"),
-    float("inf"), ), *( "", "x", "1", "\x00\x1b", "\ud800", "9" * 400, [], [None], [[]], {}, {"": 0},
-    [1] * 625, {"a": {"b": []}}, ),
-]
-# fmt: on
+    None, True, False, -1, 0, 1, 2**31, 2**63, 2**64, 10**40, -(10**40), 0.5, -0.0, float("nan"), float("inf"),
+    "", "x", "1", "\x00\x1b", "\ud800", "9" * 400, [], [None], [[]], {}, {"": 0}, [1] * 625, {"a": {"b": []}},
+]  # fmt: skip
 ADVICE = "look at it"
+"""Advice that the readers of files put behind an error."""
 TURN_SECONDS = 1.0
 
 
-class Place:
-    """A tiny trained model in a folder, which the targets read and damage copies of."""
+class TinyModel:
+    """Tiny trained model in a folder, which the targets read and of which they damage copies."""
 
     def __init__(self, folder: Path) -> None:
         lines = ["a b", "b c d", "d", "a < b"] * 6
@@ -106,9 +101,8 @@ class Place:
         self.parameters = home.best.read_bytes()
         self.loaded = load_model(self.run)
         models = [IncrementalModel(self.loaded.model)]
-        self.translator = Translator(
-            models, self.loaded.vocabularies, self.loaded.recipe.decoding, chunk_size=8
-        )
+        options = SearchOptions.from_recipe(self.loaded.recipe.decoding).changed(chunk_size=8)
+        self.translator = Translator(models, self.loaded.vocabularies, options)
         self.scorer = Scorer([self.loaded.model], load_vocabularies(self.run))
         self.words = [
             "recipes", "info", "translate", "score", "evaluate", "compress", "average", "export", "profile",
@@ -155,18 +149,18 @@ def any_changes(draw: Random) -> list[Change]:
 def edited(text: str, changes: list[Change]) -> str:
     """Returns a text with some words replaced, inserted, removed or doubled, or with its end cut off."""
     for number, kind, new in changes:
-        place = number % (len(text) + 1)
-        end = place + 1
+        start = number % (len(text) + 1)
+        end = start + 1
         while end < len(text) and (text[end].isalnum() or text[end] in "._"):
             end += 1
         part = {
             "replace": new,
-            "insert": new + text[place:end],
+            "insert": new + text[start:end],
             "cut": "",
-            "twice": text[place:end] * 2,
+            "twice": text[start:end] * 2,
             "end": "",
         }
-        text = text[:place] + part[kind] + ("" if kind == "end" else text[end:])
+        text = text[:start] + part[kind] + ("" if kind == "end" else text[end:])
     return text
 
 
@@ -175,21 +169,21 @@ def edited_bytes(content: bytes, changes: list[Change]) -> bytes:
     return edited(content.decode("latin-1"), changes).encode("utf-8", "surrogatepass")
 
 
-def places_in(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+def paths_in(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """Yields every path in plain data; of a long list the first few."""
     yield path
     if isinstance(tree, dict):
         for key, value in tree.items():
-            yield from places_in(value, (*path, key))
+            yield from paths_in(value, (*path, key))
     elif isinstance(tree, list):
         for number, value in enumerate(tree[:8]):
-            yield from places_in(value, (*path, number))
+            yield from paths_in(value, (*path, number))
 
 
 def changed_data(draw: Random, tree: Any) -> Any:
     """Returns plain data with one to three values replaced or removed."""
-    places = list(places_in(tree))
-    changes = [(draw.choice(places), draw.random() < 0.3, any_value(draw)) for _ in range(draw.randint(1, 3))]
+    paths = list(paths_in(tree))
+    changes = [(draw.choice(paths), draw.random() < 0.3, any_value(draw)) for _ in range(draw.randint(1, 3))]
     return _changed(tree, changes)
 
 
@@ -207,7 +201,7 @@ def _changed(tree: Any, changes: list[tuple[tuple[Any, ...], bool, Any]]) -> Any
                 del inner[path[-1]]
             else:
                 inner[path[-1]] = value
-        except (KeyError, IndexError, TypeError):  # an earlier change has taken the place away
+        except (KeyError, IndexError, TypeError):  # an earlier change has removed this path
             continue
     return tree
 
@@ -215,15 +209,15 @@ def _changed(tree: Any, changes: list[tuple[tuple[Any, ...], bool, Any]]) -> Any
 Target = tuple[Callable[[Random], Any], Callable[[Any], object]]
 
 
-def targets_of(place: Place) -> dict[str, Target]:
+def targets_of(tiny: TinyModel) -> dict[str, Target]:
     """Returns the targets by name, each as a function that draws inputs (plain data) and one that runs them."""
-    data = place.folder / "damaged.safetensors"
-    shipped = [SMALL, SMALL, SMALL, recipe_text(place.loaded.recipe, changed_only=True)]
+    data = tiny.folder / "damaged.safetensors"
+    shipped = [SMALL, SMALL, SMALL, recipe_text(tiny.loaded.recipe, changed_only=True)]
     keys = [key for key, _, _ in walk(Recipe)]
 
     def recipe(text: str) -> None:
-        found = parse_recipe(text, "fuzz.yaml")
-        assert parse_recipe(recipe_text(found), "again") == found
+        parsed = parse_recipe(text, "fuzz.yaml")
+        assert parse_recipe(recipe_text(parsed), "again") == parsed
 
     def overrides(words: list[str]) -> None:
         load_section(Recipe, SMALL, "fuzz.yaml", words)
@@ -237,8 +231,8 @@ def targets_of(place: Place) -> dict[str, Target]:
         read_tensors(data)
 
     def stream(text: str) -> None:
-        vocabularies = place.loaded.vocabularies
-        for lines in _lines(base64.b64decode(text), place.folder):
+        vocabularies = tiny.loaded.vocabularies
+        for lines in _lines(base64.b64decode(text), tiny.folder):
             vocabularies.source.encode_many(lines)
             for number, line in enumerate(lines, 1):
                 assert printable(printable(line)) == printable(line)
@@ -249,23 +243,23 @@ def targets_of(place: Place) -> dict[str, Target]:
     def an_override(draw: Random) -> str:
         return f"{draw.choice(keys) if draw.random() < 0.8 else any_text(draw)}={any_text(draw)}"
 
-    short, header = _short(place.state), json.dumps(place.results)
-    names = sorted(place.files)
+    short, header = _short(tiny.state), json.dumps(tiny.results)
+    names = sorted(tiny.files)
     return {
         "recipe": (lambda draw: edited(draw.choice(shipped), any_changes(draw)), recipe),
         "overrides": (lambda draw: [an_override(draw) for _ in range(draw.randint(1, 2))], overrides),
-        "state": (lambda draw: changed_data(draw, short), lambda tree: state(_long(tree, place.state))),
-        "results": (lambda draw: changed_data(draw, place.results), lambda tree: _checked(ResultsFile, tree)),
-        "meta": (lambda draw: changed_data(draw, place.meta), lambda tree: _checked(StoreDescription, tree)),
+        "state": (lambda draw: changed_data(draw, short), lambda tree: state(_long(tree, tiny.state))),
+        "results": (lambda draw: changed_data(draw, tiny.results), lambda tree: _checked(ResultsFile, tree)),
+        "meta": (lambda draw: changed_data(draw, tiny.meta), lambda tree: _checked(StoreDescription, tree)),
         "json": (lambda draw: edited(header, any_changes(draw)), lambda text: parse_json(text, "f", "a")),
-        "parameters": (lambda draw: _safetensors(draw, place.parameters), parameters),
+        "parameters": (lambda draw: _safetensors(draw, tiny.parameters), parameters),
         "stream": (_stream, stream),
         "folder": (
             lambda draw: (draw.choice(names), any_changes(draw)),
-            lambda given: _folder(place, *given),
+            lambda given: _folder(tiny, *given),
         ),
-        "translate": (_stream, lambda text: _translate(place, text)),
-        "words": (lambda draw: _words(draw, place), lambda words: _words_given(place, words)),
+        "translate": (_stream, lambda text: _translate(tiny, text)),
+        "words": (lambda draw: _words(draw, tiny), lambda words: _words_given(tiny, words)),
     }
 
 
@@ -280,12 +274,12 @@ def _short(state: dict[str, Any]) -> dict[str, Any]:
 
 def _long(tree: Any, state: dict[str, Any]) -> Any:
     if isinstance(tree, dict) and isinstance(tree.get("random"), dict):
-        whole = {
+        random_state = {
             key: state["random"][key] if value == "*" else value
             for key, value in tree["random"].items()
             if key in state["random"]
         }
-        return {**tree, "random": whole}
+        return {**tree, "random": random_state}
     return tree
 
 
@@ -314,7 +308,7 @@ _PIECES = [
 
 
 def _stream(draw: Random) -> str:
-    """Lines of words, of anything, and of bytes that are no text, as base64."""
+    """Draws lines of words, of anything, and of bytes that are no text, as base64."""
     parts = []
     for _ in range(draw.randrange(7)):
         kind = draw.random()
@@ -337,15 +331,15 @@ def _lines(content: bytes, folder: Path) -> Iterator[list[str]]:
         os.close(descriptor)
 
 
-def _folder(place: Place, name: str, changes: list[Change]) -> None:
+def _folder(tiny: TinyModel, name: str, changes: list[Change]) -> None:
     """Loads a model folder with one damaged file."""
-    folder = place.folder / "damaged"
+    folder = tiny.folder / "damaged"
     if not folder.exists():
-        shutil.copytree(place.run, folder)
+        shutil.copytree(tiny.run, folder)
     path = folder / name
     try:
         path.unlink(missing_ok=True)
-        path.write_bytes(edited_bytes(place.files[name], changes))
+        path.write_bytes(edited_bytes(tiny.files[name], changes))
         home = ModelFolder(folder)
         for look in (
             lambda: inspect_folder(folder),
@@ -356,38 +350,36 @@ def _folder(place: Place, name: str, changes: list[Change]) -> None:
                 look()
     finally:
         path.unlink(missing_ok=True)
-        path.write_bytes(place.files[name])
+        path.write_bytes(tiny.files[name])
 
 
-def _translate(place: Place, text: str) -> None:
-    for lines in _lines(base64.b64decode(text), place.folder):
-        for number, found in enumerate(place.translator.translate_chunk(lines)):
-            assert "\n" not in found.text
-            assert found.text == found.text.strip()
+def _translate(tiny: TinyModel, text: str) -> None:
+    for lines in _lines(base64.b64decode(text), tiny.folder):
+        for number, translation in enumerate(tiny.translator.translate_chunk(lines)):
+            assert "\n" not in translation.text
+            assert translation.text == translation.text.strip()
             for kind in ("translation", "score", "json"):
-                format_translation(found, kind).encode("utf-8", "surrogateescape")
-            format_nbest(found, number)
-        encode = token_ids(place.loaded.vocabularies.target)
+                format_translation(translation, kind).encode("utf-8", "surrogateescape")
+            format_nbest(translation, number)
+        encode = token_ids(tiny.loaded.vocabularies.target)
         with contextlib.suppress(KeyError):  # the verb tells it
-            place.scorer.score_ids(lines, [encode(line) for line in lines])
+            tiny.scorer.score_ids(lines, [encode(line) for line in lines])
 
 
-# fmt: off
 _OPTIONS = [
     "-m", "-o", "-i", "-r", "-s", "-t", "-b", "-n", "-c", "-w", "-l", "--rank", "--seed", "--threads",
     "--json", "--sample", "--temperature", "--nbest-size", "--batch-size", "--length-penalty-alpha",
     "--max-output-factor", "--tokenize", "--metrics", "--energy", "--checkpoint", "--device", "--fit",
     "--bucket", "--output-type", "--score-type", "--estimate", "--language", "--chunk-size", "--",
-]
-# fmt: on
+]  # fmt: skip
 
 
-def _words(draw: Random, place: Place) -> list[str]:
+def _words(draw: Random, tiny: TinyModel) -> list[str]:
     """Draws a command line of verbs, options, files and random text."""
     files = [
-        str(place.folder / name) for name in ("run", "train.src", "train.trg", "tiny.yaml", "out", "none")
+        str(tiny.folder / name) for name in ("run", "train.src", "train.trg", "tiny.yaml", "out", "none")
     ]
-    verb = [draw.choice(place.words)] if draw.random() < 0.9 else []
+    verb = [draw.choice(tiny.words)] if draw.random() < 0.9 else []
     choices = [_OPTIONS, _OPTIONS, files, ["show", "copy", "list", "validate"]]
     rest = [
         draw.choice(draw.choice(choices)) if draw.random() < 0.75 else any_text(draw)
@@ -396,7 +388,7 @@ def _words(draw: Random, place: Place) -> list[str]:
     return verb + rest
 
 
-def _words_given(place: Place, words: list[str]) -> None:
+def _words_given(tiny: TinyModel, words: list[str]) -> None:
     """Runs a command line, unless it would train, download or fill memory."""
     first = next((word for word in words if not word.startswith("-")), None)
     if first in ("train", "prepare", "bench", "profile", None) or "\0" in "".join(words):
@@ -404,13 +396,13 @@ def _words_given(place: Place, words: list[str]) -> None:
     words = [word.encode("utf-8", "replace").decode() if any(map(_is_half, word)) else word for word in words]
     before = sys.stdin, sys.stdout, sys.stderr, Path.cwd(), torch.get_num_threads()
     said = io.StringIO()
-    scratch = place.folder / "scratch"
+    scratch = tiny.folder / "scratch"
     scratch.mkdir(exist_ok=True)
     code: object = 0
     try:
         os.chdir(scratch)
         sys.stdout = sys.stderr = said
-        sys.stdin = (place.folder / "train.src").open(encoding="utf-8")
+        sys.stdin = (tiny.folder / "train.src").open(encoding="utf-8")
         command([*words, "--debug"] if "--" not in words else words)
     except SystemExit as end:
         code = end.code
@@ -445,17 +437,17 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--seconds", type=float, default=60.0, help="for all targets together (60)")
-    add("--executions", type=int, help="go on until there were so many, whatever it takes")
-    add("--targets", help="names with commas; all if left out")
-    add("--seed", type=int, default=int(time.time()), help="of the inputs; the time if left out")
-    add("--failures", type=Path, default=Path("fuzz-failures"), help="folder of inputs that failed")
-    add("--again", type=Path, help="run one saved input")
-    add("--debug", action="store_true", help="with --again: let its traceback show")
+    add("--seconds", type=float, default=60.0, help="seconds for all targets together (60)")
+    add("--executions", type=int, help="number of executions, instead of --seconds")
+    add("--targets", help="names of targets, separated by commas; default: all")
+    add("--seed", type=int, default=int(time.time()), help="seed of the inputs; default: the time")
+    add("--failures", type=Path, default=Path("fuzz-failures"), help="folder for inputs that failed")
+    add("--again", type=Path, help="run one saved input alone")
+    add("--debug", action="store_true", help="with --again: show the traceback")
     options = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name, contextlib.redirect_stderr(io.StringIO()):
-        targets = targets_of(Place(Path(name)))
+        targets = targets_of(TinyModel(Path(name)))
         if options.again is not None:
             saved = json.loads(options.again.read_text(encoding="utf-8"))
             target = targets[saved["target"]][1]
@@ -470,7 +462,7 @@ def main() -> int:
 
 
 def run_all(targets: dict[str, Target], options: argparse.Namespace) -> int:
-    """See :func:`main`."""
+    """Runs all targets in turns and prints how many executions each had; returns 1 if an input failed."""
     began, draw = time.monotonic(), random.Random(options.seed)
     counts, seconds, seen = Counter[str](), Counter[str](), set[str]()
     until = float("inf") if options.executions else began + options.seconds

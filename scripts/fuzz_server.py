@@ -32,7 +32,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
-from fuzz import Place, any_changes, any_text, changed_data, edited, edited_bytes
+from fuzz import TinyModel, any_changes, any_text, changed_data, edited, edited_bytes
 
 import econmt
 from econmt.errors import printable
@@ -112,10 +112,10 @@ def json_values(draw: Random) -> Input:
         ]
     )
     key = draw.choice(["q", "source", "alternatives", "avoid", "glossary", "details", "api_key", "id"])
-    whole = draw.choice(
+    body = draw.choice(
         ['{"q": "a b", "%s": %s}', '{"q": {"text": "a", "%s": %s}}', '{"q": [{"text": "a", "%s": %s}]}']
     ) % (key, value)
-    return [request(draw, whole.encode("utf-8", "surrogatepass"), path="/translate")]
+    return [request(draw, body.encode("utf-8", "surrogatepass"), path="/translate")]
 
 
 def encodings(draw: Random) -> Input:
@@ -227,9 +227,9 @@ def pipelined(draw: Random) -> Input:
 
 def slow(draw: Random) -> Input:
     """Makes a request that is sent part by part, often without its end."""
-    whole = b"".join(draw.choice([fields, chunks, lengths, heads, headers])(draw))[:5000]
-    cuts = sorted(draw.randrange(len(whole) + 1) for _ in range(draw.randrange(1, 12)))
-    parts = [whole[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(whole)], strict=True)]
+    message = b"".join(draw.choice([fields, chunks, lengths, heads, headers])(draw))[:5000]
+    cuts = sorted(draw.randrange(len(message) + 1) for _ in range(draw.randrange(1, 12)))
+    parts = [message[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(message)], strict=True)]
     return parts[: draw.randint(1, len(parts))]
 
 
@@ -351,8 +351,8 @@ def run_all(port: int, options: argparse.Namespace, logged: Logged) -> int:
     slowest = 0.0
     inputs = [any_input(draw) for _ in range(options.requests)]
     with ThreadPoolExecutor(16) as senders:
-        found = senders.map(lambda given: exchange(port, given[1]), inputs)
-        for number, ((name, parts), (said, seconds)) in enumerate(zip(inputs, found, strict=True)):
+        answers = senders.map(lambda each: exchange(port, each[1]), inputs)
+        for number, ((name, parts), (said, seconds)) in enumerate(zip(inputs, answers, strict=True)):
             counts[name] += 1
             statuses.update(status.decode() for status in re.findall(rb"HTTP/1\.1 (\d{3}) ", said))
             slowest = max(slowest, seconds or MOST_SECONDS)
@@ -380,9 +380,9 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--requests", type=int, default=500, help="connections (500)")
-    add("--seed", type=int, default=int(time.time()), help="of the inputs; the time if left out")
-    add("--failures", type=Path, default=Path("fuzz-failures"), help="folder of inputs that failed")
+    add("--requests", type=int, default=500, help="number of connections (500)")
+    add("--seed", type=int, default=int(time.time()), help="seed of the inputs; default: the time")
+    add("--failures", type=Path, default=Path("fuzz-failures"), help="folder for inputs that failed")
     add("--again", type=Path, help="send one saved input and print the answer")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -391,7 +391,7 @@ def main() -> int:
     with (
         tempfile.TemporaryDirectory() as name,
         contextlib.redirect_stderr(io.StringIO()),
-        serving(Place(Path(name)).run) as port,
+        serving(TinyModel(Path(name)).run) as port,
     ):
         if options.again is None:
             return run_all(port, options, logged)

@@ -90,7 +90,7 @@ LONGEST = 300.0
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of run.
+    """Kind of run to kill.
 
     Attributes:
         name: Name in the table.
@@ -120,7 +120,7 @@ KINDS = (
 
 @dataclass
 class Kill:
-    """One kill.
+    """A process that was killed, and what became of its run.
 
     Attributes:
         kind: Kind of the run.
@@ -140,7 +140,7 @@ class Kill:
 
 
 class Run:
-    """One start of the command."""
+    """Call of ``econmt train`` in a process of its own."""
 
     def __init__(self, recipe: Path, folder: ModelFolder, kind: Kind, *options: str) -> None:
         self.folder, self.kind = folder, kind
@@ -196,14 +196,14 @@ def write_text(folder: Path) -> None:
 
 def fingerprints(folder: ModelFolder) -> dict[str, str]:
     """Returns the checksums of all files that a kill must not change, by name."""
-    found = {}
+    checksums = {}
     for path in sorted([*folder.path.rglob("*.safetensors"), *folder.path.glob("hypotheses.*")]):
-        found[str(path.relative_to(folder.path))] = hashlib.sha256(path.read_bytes()).hexdigest()
+        checksums[str(path.relative_to(folder.path))] = hashlib.sha256(path.read_bytes()).hexdigest()
     rows = [line.split("\t") for line in folder.metrics.read_text().splitlines()]
     kept = [index for index, column in enumerate(rows[0]) if column not in TIMES]
     text = "\n".join("\t".join(row[index] for index in kept) for row in rows)
-    found["metrics.tsv without times"] = hashlib.sha256(text.encode()).hexdigest()
-    return found
+    checksums["metrics.tsv without times"] = hashlib.sha256(text.encode()).hexdigest()
+    return checksums
 
 
 def wait_for_moment(run: Run, moment: str, stretch: float, draw: random.Random) -> bool:
@@ -217,9 +217,9 @@ def wait_for_moment(run: Run, moment: str, stretch: float, draw: random.Random) 
     if moment == "start of Python":
         return run.wait_until(lambda: len(run.ranks()) == count)
     if moment == "import of torch":
-        found = run.wait_until(lambda: any(map(imports_torch, run.ranks().values())))
+        reached = run.wait_until(lambda: any(map(imports_torch, run.ranks().values())))
         time.sleep(draw.uniform(0.0, 1.0))
-        return found
+        return reached
     if moment == "ranks meet":
         return run.wait_until(meets)
     begun = len(run.folder.commits())
@@ -270,13 +270,13 @@ def prepare_kind(work: Path, number: int, kind: Kind, updates: int) -> tuple[Pat
     recipe.write_text(kind.recipe.format(text=work, output=begun, updates=updates))
     if "parallel.pipeline=2" in kind.options:  # its division is measured once, when the run begins
         Run(recipe, ModelFolder(begun), kind, "training.max_updates=3").finish()
-    whole = new_folder(work, number, "whole")
-    run = Run(recipe, whole, kind)
-    before = len(whole.commits())
-    run.wait_until(lambda: len(whole.commits()) > before)
+    undisturbed = new_folder(work, number, "whole")
+    run = Run(recipe, undisturbed, kind)
+    before = len(undisturbed.commits())
+    run.wait_until(lambda: len(undisturbed.commits()) > before)
     began = time.monotonic()
     run.finish()
-    return recipe, whole, time.monotonic() - began
+    return recipe, undisturbed, time.monotonic() - began
 
 
 def new_folder(work: Path, number: int, name: str) -> ModelFolder:
@@ -300,14 +300,14 @@ def show(kills: Sequence[Kill], console: Console) -> bool:
     ):
         table.add_column(column)
     for kind in dict.fromkeys(kill.kind for kill in kills):
-        here = [kill for kill in kills if kill.kind == kind]
-        alone = [kill.ended for kill in here if kill.ended == kill.ended]
-        ranks = [kill.lines == 1 for kill in here if kill.victim == "rank"]
+        of_kind = [kill for kill in kills if kill.kind == kind]
+        alone = [kill.ended for kill in of_kind if kill.ended == kill.ended]
+        ranks = [kill.lines == 1 for kill in of_kind if kill.victim == "rank"]
         table.add_row(
             kind,
-            str(len(here)),
-            str(sum(kill.same for kill in here)),
-            str(sum(kill.ended != float("inf") for kill in here)),
+            str(len(of_kind)),
+            str(sum(kill.same for kill in of_kind)),
+            str(sum(kill.ended != float("inf") for kill in of_kind)),
             f"{max(alone):.2f}" if alone else "-",
             f"{sum(ranks)} of {len(ranks)}" if ranks else "-",
         )
@@ -324,7 +324,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--kills", type=int, default=60, help="number of kills (default: 60)")
-    parser.add_argument("--updates", type=int, default=24, help="length of a run (default: 24)")
+    parser.add_argument("--updates", type=int, default=24, help="updates of a run (default: 24)")
     parser.add_argument("--seed", type=int, default=1, help="seed of victims and moments (default: 1)")
     parser.add_argument(
         "--kinds", nargs="+", default=[""], help="beginnings of names of kinds (default: all)"
@@ -340,7 +340,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         work = Path(temporary)
         write_text(work)
         made = [prepare_kind(work, number, kind, options.updates) for number, kind in enumerate(kinds)]
-        expected = [fingerprints(whole) for _, whole, _ in made]
+        expected = [fingerprints(undisturbed) for _, undisturbed, _ in made]
         tries = 0
         while len(kills) < options.kills:
             number = len(kills) % len(kinds)

@@ -1,13 +1,11 @@
 """Writes docs/commands.md, the reference of the command line, from the commands' own help.
 
-Example: python scripts/make_command_reference.py
+Example: python -m scripts.make_command_reference
 """
 
 from __future__ import annotations
 
-import argparse
 import inspect
-import sys
 from collections.abc import Iterator
 from enum import Enum
 from pathlib import Path
@@ -17,6 +15,7 @@ from typer.models import OptionInfo, ParameterInfo
 from typer.utils import get_params_from_function
 
 from econmt.cli import main as command_line
+from scripts.make_recipe_reference import NAMES, plain, write_page
 
 TARGET = Path(__file__).resolve().parent.parent / "docs" / "commands.md"
 INTRODUCTION = """\
@@ -38,18 +37,18 @@ so that an interrupted run keeps the lines that were done; every other file appe
 
 Every command takes `--debug`, which shows the traceback of an error.
 """
-NAMES = {int: "whole number", float: "number", str: "text", Path: "path"}
+VALUES = {**NAMES, Path: "path"}
 
 
 def reference() -> str:
-    """Returns the whole page."""
+    """Returns the page."""
     overview = ["", "| command | purpose |", "|---|---|"]
     overview += [
         f"| [`econmt {verb}`](#econmt-{verb}) | {cell(summary)} |"
-        for verb, summary in command_line.VERBS.items()
+        for verb, summary in command_line.COMMANDS.items()
     ]
     parts = [INTRODUCTION, "\n".join(overview) + "\n"]
-    for verb in command_line.VERBS:
+    for verb in command_line.COMMANDS:
         application = command_line._application([verb])
         for group in application.registered_groups:
             parts.extend(group_text(group.typer_instance, f"econmt {verb}"))
@@ -61,7 +60,7 @@ def reference() -> str:
 
 def group_text(group: Any, name: str) -> Iterator[str]:
     """Yields the section of a command that has subcommands, then theirs."""
-    yield f"\n## `{name}`\n\n{escaped(group.info.help)}\n"
+    yield f"\n## `{name}`\n\n{plain(group.info.help)}\n"
     for command in group.registered_commands:
         if command.hidden:
             continue
@@ -92,7 +91,7 @@ def description(text: str) -> tuple[str, str]:
     prose, _, example = inspect.cleandoc(text).partition("\b")
     paragraphs = (" ".join(part.split()) for part in prose.split("\n\n") if part.strip())
     lines = [line.strip() for line in example.splitlines() if line.strip()]
-    return escaped("\n\n".join(paragraphs)), "\n".join(lines[1:])
+    return plain("\n\n".join(paragraphs)), "\n".join(lines[1:])
 
 
 def row(parameter: Any) -> str:
@@ -112,7 +111,7 @@ def row(parameter: Any) -> str:
     elif info.default not in (None, ..., False):
         values = info.default if isinstance(info.default, (list, tuple)) else [info.default]
         notes.append("default: " + ", ".join(f"`{getattr(value, 'value', value)}`" for value in values))
-    meaning = " ".join([escaped(info.help or ""), *(f"({note})" for note in notes)])
+    meaning = " ".join([plain(info.help or ""), *(f"({note})" for note in notes)])
     return f"| {name} | {cell(value_text(parameter.annotation, info))} | {cell(meaning.strip())} |\n"
 
 
@@ -127,7 +126,7 @@ def value_text(annotation: Any, info: Any) -> str:
         return ""
     if issubclass(annotation, Enum):
         return ", ".join(f"`{member.value}`" for member in annotation)
-    text = NAMES.get(annotation, "text")
+    text = VALUES.get(annotation, "text")
     bounds = [f"at least {number(info.min)}"] if info.min is not None else []
     bounds += [f"at most {number(info.max)}"] if info.max is not None else []
     return f"{text}, {' and '.join(bounds)}" if bounds else text
@@ -138,28 +137,10 @@ def number(value: float) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:g}"
 
 
-def escaped(text: str) -> str:
-    """Returns text that Markdown shows as it is."""
-    return text.replace("<", "&lt;").replace("*", "\\*")
-
-
 def cell(text: str) -> str:
     """Returns text that fits a cell of a table."""
     return " ".join(text.split()).replace("|", "\\|")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument(
-        "--check", action="store_true", help="write nothing; exit code 1 if the page is out of date"
-    )
-    check = parser.parse_args().check
-    current = TARGET.read_text(encoding="utf-8") if TARGET.exists() else ""
-    if check and current != reference():
-        sys.exit(f"{TARGET}: out of date; run make reference")
-    if not check:
-        TARGET.write_text(reference(), encoding="utf-8")
-
-
 if __name__ == "__main__":
-    main()
+    write_page(__doc__, TARGET, reference)

@@ -1,13 +1,13 @@
 """Writes docs/recipes.md, the reference of every key of a recipe, from the schema.
 
-Example: python scripts/make_recipe_reference.py
+Example: python -m scripts.make_recipe_reference
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -49,12 +49,12 @@ econmt train mine.yaml training.batch.size=128       # changes a key for one run
 
 
 def reference() -> str:
-    """The whole page."""
+    """Returns the page."""
     return INTRODUCTION + "".join(section_text(kind, path) for kind, path in sections(Recipe))
 
 
 def sections(kind: type[BaseModel], path: str = "") -> Iterator[tuple[type[BaseModel], str]]:
-    """Every section of the schema with its dotted key, outermost first."""
+    """Yields every section of the schema with its dotted key, outermost first."""
     yield kind, path
     for name, field in kind.model_fields.items():
         for inner in section_kinds(field.annotation):
@@ -62,7 +62,7 @@ def sections(kind: type[BaseModel], path: str = "") -> Iterator[tuple[type[BaseM
 
 
 def section_text(kind: type[BaseModel], path: str) -> str:
-    """A heading, what the section is, and a table of its keys."""
+    """Returns the part of a section: a heading, its description, and a table of its keys."""
     lines = [
         "",
         f"## {heading(kind, path)}",
@@ -86,7 +86,7 @@ def section_text(kind: type[BaseModel], path: str) -> str:
 
 
 def heading(kind: type[BaseModel], path: str) -> str:
-    """The dotted key of a section, with its types where several sections are possible there."""
+    """Returns a section's dotted key, with its types where the key may hold several kinds of sections."""
     if not path:
         return "The recipe"
     field = kind.model_fields.get("type")
@@ -96,7 +96,7 @@ def heading(kind: type[BaseModel], path: str) -> str:
 
 
 def siblings(path: str) -> list[type[BaseModel]]:
-    """The sections that a dotted key may hold."""
+    """Returns the sections that a dotted key may hold."""
     kinds: list[type[BaseModel]] = [Recipe]
     for name in path.split("."):
         kinds = [
@@ -109,25 +109,25 @@ def siblings(path: str) -> list[type[BaseModel]]:
 
 
 def anchor(path: str) -> str:
-    """The link target that Markdown readers give to the heading of a section."""
+    """Returns the link target that Markdown readers give to the heading of a section."""
     kind = siblings(path)[0]
     return "".join(c for c in heading(kind, path).lower().replace(" ", "-") if c.isalnum() or c in "-_")
 
 
 def literals(field: FieldInfo) -> list[str]:
-    """The words that a field allows."""
+    """Returns the words that a field allows; none if it is no choice of words."""
     return (
         [str(word) for word in get_args(field.annotation)] if get_origin(field.annotation) is Literal else []
     )
 
 
 def summary(kind: type[BaseModel]) -> str:
-    """The first paragraph of a section's docstring."""
+    """Returns the first paragraph of a section's docstring."""
     return " ".join((kind.__doc__ or "").strip().split("\n\n")[0].split()).replace("``", "`")
 
 
 def plain(text: str) -> str:
-    """Text that Markdown shows as it is."""
+    """Returns text that Markdown shows as it is."""
     return text.replace("<", "&lt;").replace("*", "\\*")
 
 
@@ -145,12 +145,12 @@ def value_text(field: FieldInfo) -> str:
 
 
 def word_list(words: Iterable[str]) -> str:
-    """Words that a key may hold."""
+    """Formats the words that a key may hold."""
     return ", ".join(f"`{word}`" for word in words)
 
 
 def type_text(annotation: Any) -> str:
-    """A type in words."""
+    """Describes a type in words."""
     if get_origin(annotation) is Annotated:
         inner, *metadata = get_args(annotation)
         bounds = bounds_text(part for item in metadata for part in getattr(item, "metadata", [item]))
@@ -167,17 +167,17 @@ def type_text(annotation: Any) -> str:
 
 
 def bounds_text(metadata: Any) -> str:
-    """The bounds of a number in words."""
-    found = ((words, getattr(item, name, None)) for item in metadata for name, words in BOUNDS.items())
+    """Describes the bounds of a number in words."""
+    bounds = ((words, getattr(item, name, None)) for item in metadata for name, words in BOUNDS.items())
     return " and ".join(
         f"{words} {bound:g}" if bound < 2**20 else f"{words} {bound}"
-        for words, bound in found
+        for words, bound in bounds
         if bound is not None
     )
 
 
 def default_text(field: FieldInfo) -> str:
-    """The default as it stands in YAML."""
+    """Returns a key's default as YAML."""
     if field.is_required():
         return "*required*"
     if isinstance(field.default, BaseModel):
@@ -187,19 +187,17 @@ def default_text(field: FieldInfo) -> str:
     return f"`[{', '.join(map(str, value))}]`" if isinstance(value, list) else f"`{text}`"
 
 
-def main() -> None:
-    """Writes the page, or with --check says whether it is up to date."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+def write_page(description: str | None, page: Path, text: Callable[[], str]) -> None:
+    """Writes a page as a script's command line says: with --check only compares it, and exits with 1 if it differs."""
+    parser = argparse.ArgumentParser(description=(description or "").splitlines()[0])
     parser.add_argument(
         "--check", action="store_true", help="write nothing; exit code 1 if the page is out of date"
     )
-    check = parser.parse_args().check
-    current = TARGET.read_text(encoding="utf-8") if TARGET.exists() else ""
-    if check and current != reference():
-        sys.exit(f"{TARGET}: out of date; run make reference")
-    if not check:
-        TARGET.write_text(reference(), encoding="utf-8")
+    if not parser.parse_args().check:
+        page.write_text(text(), encoding="utf-8")
+    elif not page.exists() or page.read_text(encoding="utf-8") != text():
+        sys.exit(f"{page}: out of date; run make reference")
 
 
 if __name__ == "__main__":
-    main()
+    write_page(__doc__, TARGET, reference)

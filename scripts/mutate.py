@@ -94,15 +94,15 @@ def _nodes(tree: ast.AST) -> Iterator[ast.AST]:
 def mutants_of(path: Path, root: Path) -> list[Mutant]:
     """Returns all mutants of a module; ``path`` is relative to ``root``."""
     text = (root / path).read_text(encoding="utf-8")
-    found = []
+    mutants = []
     for function in ast.walk(ast.parse(text)):
         if not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
             continue
         for statement in function.body:
             if not isinstance(statement, ast.Assert):
                 for node in [statement, *_nodes(statement)]:
-                    found += [_applied(path, text, node, *variant) for variant in _variants(node)]
-    return sorted({(each.line, each.change, each.text): each for each in found}.values())
+                    mutants += [_applied(path, text, node, *variant) for variant in _variants(node)]
+    return sorted({(each.line, each.change, each.text): each for each in mutants}.values())
 
 
 def _applied(path: Path, text: str, node: ast.AST, change: str, new: ast.AST) -> Mutant:
@@ -137,12 +137,14 @@ class Importers:
     """Tests that concern each module.
 
     Args:
-        root: folder of the repository. tests: folder of its tests, relative to it.
-        most: number of test files of a module, those with the fewest imports first.
+        root: folder of the repository.
+        packages: folders of its code, relative to it.
+        tests: folder of its tests, relative to it.
+        most: maximum number of test files of a module; those with the fewest imports come first.
     """
 
     def __init__(self, root: Path, packages: Sequence[str], tests: str, most: int) -> None:
-        self._root, self._most = root, most
+        self._most = most
         files = [path for package in (*packages, tests) for path in (root / package).rglob("*.py")]
         self._reads = {path.relative_to(root): _imports(path) for path in files}
         self._tests = {path for path in self._reads if path.name.startswith("test_")}
@@ -193,9 +195,21 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--number", type=int, default=100, help="number of mutants (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=1, help="seed of their choice (default: %(default)s)")
-    parser.add_argument("--timeout", type=float, default=120.0, help="seconds for the tests of a mutant")
-    parser.add_argument("--files", type=int, default=8, help="most test files for a mutant")
+    parser.add_argument(
+        "--seed", type=int, default=1, help="seed of the choice of mutants (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=120.0,
+        help="seconds after which the tests of a mutant are ended (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--files",
+        type=int,
+        default=8,
+        help="maximum number of test files run for a mutant (default: %(default)s)",
+    )
     parser.add_argument("--marks", default="not slow and not thorough", help="pytest markers of the tests")
     parser.add_argument("--exclude", default="triton", help="skip modules whose path contains this")
     parser.add_argument("--root", type=Path, default=Path(__file__).parents[1], help="repository")

@@ -19,7 +19,7 @@ def processes_of_run(mark: str) -> dict[int, int | None]:
     Returns:
         The rank of each process by its id; None for a process without a rank (a launcher, or a single process).
     """
-    found: dict[int, int | None] = {}
+    rank_by_process: dict[int, int | None] = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             words = (folder / "environ").read_bytes().split(b"\0")
@@ -28,8 +28,8 @@ def processes_of_run(mark: str) -> dict[int, int | None]:
             continue
         if f"{MARK}={mark}".encode() in words and state not in "ZX":
             ranks = [int(word[5:]) for word in words if word.startswith(b"RANK=")]
-            found[int(folder.name)] = ranks[0] if ranks else None
-    return found
+            rank_by_process[int(folder.name)] = ranks[0] if ranks else None
+    return rank_by_process
 
 
 def ranks_of_run(mark: str) -> dict[int, int]:

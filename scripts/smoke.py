@@ -33,10 +33,11 @@ class Failure(Exception):  # noqa: N818  a message, not a bug
 
 
 class Suite:
-    """The steps, in a folder of their own.
+    """Steps of the suite.
 
     Args:
-        folder: where they write. library: whether the C library is expected.
+        folder: folder that the steps write to.
+        library: True if the C library is expected.
     """
 
     def __init__(self, folder: Path, *, library: bool) -> None:
@@ -93,8 +94,8 @@ class Suite:
         self.econmt("translate", "-m", "model", "-i", "text.en", "-o", "text.de", "--precision", "float32")
         expect((self.folder / "text.de").read_text(encoding="utf-8") == expected, "translate -o differs")
         rows = self._translated("--output-type", "json").splitlines()
-        found = "".join(json.loads(row)["translation"] + "\n" for row in rows)
-        expect(found == expected, f"translate --output-type json differs:\n{found}\n{expected}")
+        texts = "".join(json.loads(row)["translation"] + "\n" for row in rows)
+        expect(texts == expected, f"translate --output-type json differs:\n{texts}\n{expected}")
         self.econmt("translate", "-m", "model", "--attention-picture", "attention.png", text="seven\n")
         expect((self.folder / "attention.png").stat().st_size > 1000, "no attention picture")
 
@@ -112,10 +113,10 @@ class Suite:
         scores = self.econmt("score", "-m", "model", "-s", "text.en", "-t", "reference.de").stdout.split()
         expect(len(scores) == TEXT.count("\n"), f"scores: {scores}")
         expect(all(float(score) <= 0.0 for score in scores), f"scores: {scores}")
-        found = json.loads(
+        metrics = json.loads(
             self.econmt("evaluate", "-r", "reference.de", "-i", "reference.de", "--json").stdout
         )
-        expect("100" in json.dumps(found), f"evaluate gives {found} for the references themselves")
+        expect("100" in json.dumps(metrics), f"evaluate gives {metrics} for the references themselves")
         expect(
             "attention" in self.econmt("info", "model").stdout, "econmt info tells nothing of the attention"
         )
@@ -146,9 +147,12 @@ class Suite:
             return
         expected = self._translated().splitlines()[0]
         with self._server() as address:
-            asked = json.dumps({"q": "seven", "source": "en", "target": "de"}).encode()
-            found = json.loads(get(address, "/translate", asked)[1])["translatedText"]
-            expect(found == expected, f"the server translates {found!r}, econmt translate {expected!r}")
+            request = json.dumps({"q": "seven", "source": "en", "target": "de"}).encode()
+            translation = json.loads(get(address, "/translate", request)[1])["translatedText"]
+            expect(
+                translation == expected,
+                f"the server translates {translation!r}, econmt translate {expected!r}",
+            )
             for path in ("/", "/health", "/metrics", "/languages"):
                 status, _ = get(address, path)
                 expect(status == 200, f"{path}: {status}")
@@ -285,9 +289,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--ops", action="store_true", help="econmt_ops alone is installed")
+    parser.add_argument("--ops", action="store_true", help="test an installation of econmt_ops alone")
     parser.add_argument(
-        "--library", choices=["yes", "no"], default="yes", help="whether there is the C library"
+        "--library",
+        choices=["yes", "no"],
+        default="yes",
+        help="yes if econmt was installed with its C library",
     )
     given = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="econmt-smoke-") as folder:

@@ -59,13 +59,13 @@ def growth(samples: Iterable[Sample]) -> float:
 
 def verdict(name: str, samples: Sequence[Sample]) -> tuple[bool, str]:
     """Returns True if memory stays flat, and one line that says so."""
-    found, means = growth(samples), minutes_of(samples)
+    share, means = growth(samples), minutes_of(samples)
     last = max(means)
-    flat = found <= MOST_GROWTH
+    flat = share <= MOST_GROWTH
     word = "flat" if flat else "GROWS"
     return flat, (
         f"{name}: {word}: {means[FIRST_MINUTE] / 1e6:.0f} MB in minute {FIRST_MINUTE}, {means[last] / 1e6:.0f} MB in "
-        f"minute {last}, minutes differ by at most {100 * found:.1f} %"
+        f"minute {last}, minutes differ by at most {100 * share:.1f} %"
     )
 
 
@@ -76,7 +76,7 @@ def read(path: Path) -> list[Sample]:
 
 
 def resident(process: int) -> int:
-    """Bytes that a process and its descendants have resident now."""
+    """Returns the bytes that a process and its descendants have resident now."""
     total = 0
     for each in process_tree(process):
         with contextlib.suppress(OSError):
@@ -125,16 +125,13 @@ def run(command: Sequence[str], minutes: float, path: Path, text: bytes | None) 
 
 def draw(curves: dict[str, list[Sample]], picture: Path) -> None:
     """Draws resident memory by time."""
-    import matplotlib as mpl
+    from matplotlib.figure import Figure
 
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(6.4, 3.2), layout="constrained")
+    figure = Figure(figsize=(6.4, 3.2), layout="constrained")
+    axes = figure.subplots()
     for name, samples in curves.items():
-        axes.plot(
-            [each.seconds / 60 for each in samples], [each.resident / 1e6 for each in samples], label=name
-        )
+        minutes, megabytes = zip(*((each.seconds / 60, each.resident / 1e6) for each in samples), strict=True)
+        axes.plot(minutes, megabytes, label=name)
     axes.set(xlabel="minutes", ylabel="resident memory, MB", title="Memory of a process by time")
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
@@ -146,7 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     verbs = parser.add_subparsers(dest="verb", required=True)
     runs = verbs.add_parser("run", help="run a command and sample its memory")
-    runs.add_argument("--minutes", type=float, default=31.0, help="how long (31)")
+    runs.add_argument("--minutes", type=float, default=31.0, help="minutes to sample (%(default)s)")
     runs.add_argument("--csv", type=Path, required=True, help="file to write")
     runs.add_argument("--feed", type=Path, help="text that is given to standard input again and again")
     runs.add_argument("command", nargs="+", help="after --: the command")

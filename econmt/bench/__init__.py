@@ -1,1 +1,1 @@
-"""Benchmarks: each module has a function that measures and gives rows; ``sheet`` prints, keeps and draws them."""
+"""Benchmarks of a user's machine: layouts of products, choices of auto, training steps; ``rows`` shows the results."""

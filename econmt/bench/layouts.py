@@ -1,11 +1,11 @@
 """Times matrix products in each memory layout and library: X (N, I), W (O, I), Y = X W^T (N, O).
 
-"by rows" and "by columns" say how activations are stored: (N, I), or (I, N) and so feature-major.
+"by rows" and "by columns" tell how activations are stored: (N, I), or (I, N) and so feature-major.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import econmt_ops
-from econmt.bench.rows import Row, Say, dtype_name, time_in_turns
+from econmt.bench.rows import Row, Say, dtype_name, in_graph, time_in_turns
 from econmt_ops.cells.lstm import forward as cell_forward
 from econmt_ops.core.packed import is_available
 from econmt_ops.linear import LAYOUTS
@@ -40,86 +40,99 @@ REPLAYED = 50
 """Calls in a CUDA graph: launching it costs as much as one product takes."""
 
 _Functions = dict[tuple[str, str, str], Callable[[], object]]
-"""By what is computed, library and layout."""
+"""Functions by operation, library and layout."""
 
 
-def products(
-    shapes: Sequence[tuple[int, int, int]],
-    dtypes: Sequence[torch.dtype],
-    device: torch.device,
-    seconds: float,
-    say: Say,
-    *,
-    graph: bool = False,
-) -> Iterator[Row]:
-    """Times a product and the two of its backward pass, in each layout; and `econmt_ops.linear` with both passes.
+class LayoutTimer:
+    """Times layouts on one device.
 
     Args:
-        shapes: (N, I, O) each. dtypes, device: of all operands.
-        seconds: for the candidates of one product. say: told what is being measured.
-        graph: time calls in CUDA graphs, where launching them costs nothing.
-
-    Yields:
-        One row a layout, library and product.
+        dtypes: types of the operands. device: the device.
+        seconds: seconds for the candidates of one product.
+        say: function that shows the progress.
+        graph: True to time calls in CUDA graphs, where launching them costs nothing.
     """
-    wanted = list(product(dtypes, shapes))
-    for number, (dtype, shape) in enumerate(wanted, 1):
+
+    def __init__(
+        self,
+        dtypes: Sequence[torch.dtype],
+        device: torch.device,
+        seconds: float,
+        say: Say,
+        *,
+        graph: bool = False,
+    ) -> None:
+        self._dtypes, self._device, self._seconds, self._say = dtypes, device, seconds, say
+        self._graph = graph
+
+    def products(self, shapes: Sequence[tuple[int, int, int]]) -> Iterator[Row]:
+        """Times products, those of their backward pass, and `econmt_ops.linear` with both passes.
+
+        Args:
+            shapes: (N, I, O) of each product.
+
+        Yields:
+            A row for each layout, library and product.
+        """
+        cases = list(product(self._dtypes, shapes))
+        for number, (dtype, shape) in enumerate(cases, 1):
+            rows, inputs, outputs = shape
+            name = f"{rows} x {inputs}, {outputs} x {inputs}, {dtype_name(dtype)}"
+            self._say(f"layout {number} of {len(cases)}: {name}")
+            for functions in _groups(rows, inputs, outputs, dtype, self._device):
+                yield from self._rows(functions, shape, dtype)
+
+    def loops(self, shapes: Sequence[tuple[int, int]]) -> Iterator[Row]:
+        """Times loops of :data:`STEPS` products of an LSTM's recurrence, alone and with the cell between them.
+
+        Args:
+            shapes: batch and hidden size of each loop.
+
+        Yields:
+            A row for each layout, library and loop; times are those of one step.
+        """
+        cases = list(product(self._dtypes, shapes))
+        for number, (dtype, (batch, hidden)) in enumerate(cases, 1):
+            name = f"{STEPS} steps, batch {batch}, hidden {hidden}, {dtype_name(dtype)}"
+            self._say(f"layout {number} of {len(cases)}: {name}")
+            for functions in _loops(batch, hidden, dtype, self._device):
+                yield from self._rows(functions, (batch, hidden, 4 * hidden), dtype, STEPS)
+
+    def _rows(
+        self, functions: _Functions, shape: tuple[int, int, int], dtype: torch.dtype, steps: int = 1
+    ) -> Iterator[Row]:
+        """Yields a row for each candidate; the times are those of one of its ``steps``."""
         rows, inputs, outputs = shape
-        say(f"layout {number} of {len(wanted)}: {rows} x {inputs}, {outputs} x {inputs}, {dtype_name(dtype)}")
-        for functions in _groups(rows, inputs, outputs, dtype, device):
-            yield from _rows(functions, shape, dtype, device, seconds, graph=graph)
-
-
-def _rows(
-    functions: _Functions,
-    shape: tuple[int, int, int],
-    dtype: torch.dtype,
-    device: torch.device,
-    seconds: float,
-    steps: int = 1,
-    *,
-    graph: bool,
-) -> Iterator[Row]:
-    """One row a candidate; the times are those of one of its ``steps``."""
-    rows, inputs, outputs = shape
-    timed = {key: _captured(call, device) for key, call in functions.items()} if graph else functions
-    for (what, library, layout), timing in time_in_turns(timed, seconds, device).items():
-        passes = 3 if what == "forward and backward" else 1
-        calls = steps * (REPLAYED if graph else 1)
-        row: Row = {"bench": "layout", "what": what, "dtype": dtype_name(dtype)}
-        row |= {"rows": rows, "inputs": inputs, "outputs": outputs}
-        yield {
-            **row,
-            **({"steps": steps} if steps > 1 else {}),
-            "library": library,
-            "layout": layout,
-            **({"launched": "in a graph"} if graph else {}),
-            "milliseconds": 1e3 * timing.median / calls,
-            "lowest decile": 1e3 * timing.low / calls,
-            "highest decile": 1e3 * timing.high / calls,
-            "samples": len(timing.samples),
-            "GFLOP/s": passes * 2 * rows * inputs * outputs * calls / timing.median / 1e9,
-        }
-
-
-def _captured(call: Callable[[], object], device: torch.device) -> Callable[[], object]:
-    """Calls it :data:`REPLAYED` times, from a CUDA graph."""
-    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    stream.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(stream):
-        call()
-    torch.cuda.synchronize(device)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        for _ in range(REPLAYED):
-            call()
-    return graph.replay
+        timed: Mapping[tuple[str, str, str], Callable[[], object]] = functions
+        if self._graph:
+            timed = {key: in_graph(call, self._device, REPLAYED) for key, call in functions.items()}
+        calls = steps * (REPLAYED if self._graph else 1)
+        timings = time_in_turns(timed, self._seconds, self._device)
+        for (what, library, layout), timing in timings.items():
+            passes = 3 if what == "forward and backward" else 1
+            yield {
+                "bench": "layout",
+                "what": what,
+                "dtype": dtype_name(dtype),
+                "rows": rows,
+                "inputs": inputs,
+                "outputs": outputs,
+                **({"steps": steps} if steps > 1 else {}),
+                "library": library,
+                "layout": layout,
+                **({"launched": "in a graph"} if self._graph else {}),
+                "milliseconds": 1e3 * timing.median / calls,
+                "lowest decile": 1e3 * timing.low / calls,
+                "highest decile": 1e3 * timing.high / calls,
+                "samples": len(timing.samples),
+                "GFLOP/s": passes * 2 * rows * inputs * outputs * calls / timing.median / 1e9,
+            }
 
 
 def _groups(
     rows: int, inputs: int, outputs: int, dtype: torch.dtype, device: torch.device
 ) -> Iterator[_Functions]:
-    """The candidates of each comparison."""
+    """Yields the candidates of each comparison."""
     x, weight, y = (
         _random(size, dtype, device) for size in ((rows, inputs), (outputs, inputs), (rows, outputs))
     )
@@ -168,38 +181,11 @@ def _both_ways(x: Tensor, weight: Tensor, y: Tensor, layout: str) -> object:
     return torch.autograd.grad(econmt_ops.linear(x, weight, layout=layout), (x, weight), y)
 
 
-def recurrence(
-    shapes: Sequence[tuple[int, int]],
-    dtypes: Sequence[torch.dtype],
-    device: torch.device,
-    seconds: float,
-    say: Say,
-    *,
-    graph: bool = False,
-) -> Iterator[Row]:
-    """Times loops of :data:`STEPS` products of an LSTM's recurrence in each layout, alone and with the cell between.
-
-    Args:
-        shapes: batch and hidden size of each loop.
-        dtypes, device, seconds, say, graph: as for :func:`products`.
-
-    Yields:
-        One row a loop; times are those of one step.
-    """
-    wanted = list(product(dtypes, shapes))
-    for number, (dtype, (batch, hidden)) in enumerate(wanted, 1):
-        name = dtype_name(dtype)
-        say(f"layout {number} of {len(wanted)}: {STEPS} steps, batch {batch}, hidden {hidden}, {name}")
-        for functions in _loops(batch, hidden, dtype, device):
-            yield from _rows(
-                functions, (batch, hidden, 4 * hidden), dtype, device, seconds, STEPS, graph=graph
-            )
-
-
 def _loops(batch: int, hidden: int, dtype: torch.dtype, device: torch.device) -> Iterator[_Functions]:
+    """Yields the loops of each comparison."""
     weight = _random((4 * hidden, hidden), dtype, device) * 0.02
-    given = _random((STEPS, batch, 4 * hidden), dtype, device)
-    given_columns = given.transpose(1, 2).contiguous()
+    shares = _random((STEPS, batch, 4 * hidden), dtype, device)
+    share_columns = shares.transpose(1, 2).contiguous()
     turned, library = _turned(weight), _library(dtype, device)
     h, c = _random((batch, hidden), dtype, device), _random((batch, hidden), torch.float32, device)
     h_columns, c_columns = _turned(h), _turned(c)
@@ -227,25 +213,27 @@ def _loops(batch: int, hidden: int, dtype: torch.dtype, device: torch.device) ->
         ("loop of products and cells", cell_forward, _cell_by_columns),
     ):
         functions: _Functions = {
-            (what, library, "by rows"): partial(_loop, given, h, c, plain, cell),
+            (what, library, "by rows"): partial(_loop, shares, h, c, plain, cell),
             (what, library, "by columns"): partial(
-                _loop, given_columns, h_columns, c_columns, plain_columns, cell_columns
+                _loop, share_columns, h_columns, c_columns, plain_columns, cell_columns
             ),
         }
         if packs:
             functions[(what, "oneDNN", "by rows, W packed before")] = partial(
-                _loop, given, h, c, by_packed, cell
+                _loop, shares, h, c, by_packed, cell
             )
         yield functions
     backward: _Functions = {
-        ("loop of backward products", library, "by rows"): lambda: [torch.mm(step, weight) for step in given],
+        ("loop of backward products", library, "by rows"): lambda: [
+            torch.mm(step, weight) for step in shares
+        ],
         ("loop of backward products", library, "by columns, W transposed"): lambda: [
-            torch.mm(turned, step) for step in given_columns
+            torch.mm(turned, step) for step in share_columns
         ],
     }
     if packs:
         key = ("loop of backward products", "oneDNN", "by rows, W^T packed in the loop's time")
-        backward[key] = lambda: _packed_loop(turned, given, batch)
+        backward[key] = lambda: _packed_loop(turned, shares, batch)
     yield backward
 
 
@@ -260,27 +248,27 @@ def _loop(
         state, memory = cell(product(step, state), memory)
 
 
-def _packed_loop(turned: Tensor, given: Tensor, batch: int) -> None:
+def _packed_loop(turned: Tensor, steps: Tensor, batch: int) -> None:
     packed = pack(turned, batch)
-    for step in given:
+    for step in steps:
         by_onednn(step, packed)
 
 
 def _cell_by_columns(gates: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
-    """`econmt_ops.cells.lstm.forward` of gates (4H, B) and c (H, B)."""
+    """Computes `econmt_ops.cells.lstm.forward` of gates (4H, B) and c (H, B)."""
     i, f, g, o = gates.to(c.dtype).chunk(4, 0)
     c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
     return (torch.sigmoid(o) * torch.tanh(c)).to(gates.dtype), c
 
 
 def pack(weight: Tensor, rows: int) -> Tensor:
-    """A weight (O, I) in oneDNN's blocks for products with about this many rows."""
+    """Packs a weight (O, I) into oneDNN's blocks for products with about this many rows."""
     packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), rows)
     return packed
 
 
 def by_onednn(x: Tensor, weight: Tensor) -> Tensor:
-    """X W^T (N, O) by oneDNN, of ``x`` (N, I) and a ``weight`` (O, I) as it is or packed."""
+    """Computes X W^T (N, O) by oneDNN, for ``x`` (N, I) and a ``weight`` (O, I), packed or not."""
     product: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
     return product
 
@@ -294,7 +282,7 @@ def _turned(tensor: Tensor) -> Tensor:
 
 
 def _library(dtype: torch.dtype, device: torch.device) -> str:
-    """Returns the library that torch uses for a product."""
+    """Returns the name of the library that torch uses for a product."""
     if device.type == "cuda":
         return "cuBLAS"
     if dtype == torch.bfloat16 and torch._C._has_mkldnn:

@@ -1,4 +1,4 @@
-"""Rows of a benchmark: timed in turns, printed as a table, added to a CSV that grows, drawn."""
+"""Rows of a benchmark: timing of calls in turns, tables, CSV files that rows are appended to, and bar charts."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from rich.table import Table
 import econmt
 from econmt.checkpoint.tensor_files import write_text
 from econmt.errors import InputError
+from econmt_ops.dispatch.capture import Capturer
 from econmt_ops.dispatch.measurements import processor, sources
 from econmt_ops.dispatch.timing import Timing, alternate, synchronizer
 
@@ -28,7 +29,7 @@ Key = TypeVar("Key", bound=Hashable)
 Value = str | int | float
 Row = dict[str, Value]
 Say = Callable[[str], object]
-"""Tells a person what is being measured."""
+"""Function that shows the progress."""
 
 
 def circumstances(device: torch.device) -> Row:
@@ -49,7 +50,7 @@ def circumstances(device: torch.device) -> Row:
 
 
 def _commit() -> str:
-    """The commit of the checkout that this package lies in; empty where there is none."""
+    """Returns the commit of the checkout that contains this package; empty if there is none."""
     checkout = Path(__file__).resolve().parents[2]
     git = shutil.which("git")
     if git is None or not (checkout / ".git").exists():
@@ -59,10 +60,10 @@ def _commit() -> str:
 
 
 def read_csv(path: Path) -> tuple[list[str], list[dict[str, str]]]:
-    """Columns and rows of a CSV; none if there is no such file.
+    """Reads columns and rows of a CSV that :func:`append_csv` wrote; none if there is no such file.
 
     Raises:
-        InputError: it is not one that :func:`append_csv` wrote.
+        InputError: the file is something else.
     """
     if not path.exists():
         return [], []
@@ -79,11 +80,11 @@ def read_csv(path: Path) -> tuple[list[str], list[dict[str, str]]]:
 
 
 def append_csv(path: Path, rows: Sequence[Row], fixed: Mapping[str, Value]) -> None:
-    """Adds rows to a CSV. Columns that are there keep their places; new ones come after them.
+    """Appends rows to a CSV; new columns come after the existing ones.
 
     Args:
-        path: of the file, which is made if it is not there.
-        rows: to add. fixed: columns that have the same value in each of them.
+        path: path of the file, which is created if it does not exist.
+        rows: rows to add. fixed: columns that have the same value in all of them.
 
     Raises:
         InputError: the file is something else, or cannot be written.
@@ -103,7 +104,7 @@ def append_csv(path: Path, rows: Sequence[Row], fixed: Mapping[str, Value]) -> N
 
 
 def table(rows: Sequence[Row], columns: Iterable[str], title: str) -> Table:
-    """Some columns of rows, for a person; equal values below each other in the first column are shown once."""
+    """Makes a table of some columns of rows."""
     names = [name for name in columns if any(name in row for row in rows)]
     result = Table(title=title)
     for name in names:
@@ -115,7 +116,7 @@ def table(rows: Sequence[Row], columns: Iterable[str], title: str) -> Table:
 
 
 def shown(value: Value) -> str:
-    """A value with three or four digits that matter."""
+    """Formats a value with three or four significant digits."""
     if isinstance(value, str):
         return value
     if isinstance(value, int):
@@ -127,9 +128,9 @@ def draw(rows: Sequence[Row], path: Path, *, label: Sequence[str], value: str, t
     """Draws one bar a row.
 
     Args:
-        rows: to draw. path: of the PNG. title: over the picture.
-        label: the columns that name a bar.
-        value: the column that is its length; rows without it are left out.
+        rows: rows to draw. path: path of the picture. title: its title.
+        label: columns that name a bar.
+        value: column with the length of a bar; rows without it are left out.
 
     Raises:
         InputError: the file cannot be written.
@@ -148,11 +149,7 @@ def draw(rows: Sequence[Row], path: Path, *, label: Sequence[str], value: str, t
 
 
 def save_figure(figure: Figure, path: Path) -> None:
-    """Writes a picture.
-
-    Raises:
-        InputError: the file cannot be written.
-    """
+    """Writes a picture; raises InputError if that fails."""
     try:
         figure.savefig(path, dpi=110, format=path.suffix.lower().removeprefix("."))
     except OSError as error:
@@ -160,23 +157,37 @@ def save_figure(figure: Figure, path: Path) -> None:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """The name of a type as options and columns have it: float32."""
+    """Returns the name of a type as in options and columns, such as float32."""
     return str(dtype).removeprefix("torch.")
+
+
+def in_graph(function: Callable[[], object], device: torch.device, calls: int = 1) -> Callable[[], object]:
+    """Captures ``calls`` calls of a function in a CUDA graph, after two outside; returns a function that replays it."""
+    capturer = Capturer(device)
+    with capturer.warming_up():
+        function()
+        function()
+    graph, results = capturer.capture(lambda: [function() for _ in range(calls)])
+
+    def replay(_: object = (function, results)) -> None:  # holds the tensors that the graph reads and writes
+        graph.replay()
+
+    return replay
 
 
 def time_in_turns(
     functions: Mapping[Key, Callable[[], object]], seconds: float, device: torch.device
 ) -> dict[Key, Timing]:
-    """Times functions against each other, slow ones as often as quick ones; each is called once before.
+    """Times functions in turns, each equally often, after a first call.
 
     Args:
-        functions: by anything.
-        seconds: for all of them; more if that does not suffice for a few calls of each.
-        device: that is waited for.
+        functions: functions by any key.
+        seconds: seconds for all of them; more if these do not suffice for a few calls of each.
+        device: device to synchronize with.
     """
     numbered = {str(number): function for number, function in enumerate(functions.values())}
     while True:
-        found = alternate(numbered, seconds, synchronize=synchronizer(device), drop=False)
-        if found is not None:
-            return dict(zip(functions, found.values(), strict=True))
+        timings = alternate(numbered, seconds, synchronize=synchronizer(device), drop=False)
+        if timings is not None:
+            return dict(zip(functions, timings.values(), strict=True))
         seconds *= 2

@@ -1,4 +1,4 @@
-"""Measurements behind "auto": each candidate's time for the ops of a recipe, and its loss over a grid of shapes."""
+"""Measures what "auto" chooses: the time of each candidate for a recipe's ops, and the loss of the choice on a grid."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from econmt_ops.dispatch.session import measuring
 from econmt_ops.dispatch.timing import quantile
 
 MOST_OPERATIONS = 40e9
-"""Grid entries of more operations, forward and backward, are left out: each would take seconds a call."""
+"""Maximum number of floating-point operations of a grid entry, forward and backward; a call takes a second or less."""
 
 VOCABULARY = 8000
 """Vocabulary size of the grid's output layers."""
@@ -52,37 +52,37 @@ def choose(
     byte_limit: int | None,
     updates: float,
 ) -> Chosen:
-    """Measures the ops that a recipe leaves at auto as a run does at its start, and remembers the figures for it.
+    """Measures the ops that a recipe leaves at auto, as a run does at its start, and caches the figures for runs.
 
     Args:
-        recipe: the run.
-        sizes: of its vocabularies.
-        shape: of its batches.
-        device, precision: where and how products are computed.
-        seconds: that measuring may take.
-        compiled: also compiled candidates, which takes long.
-        byte_limit: what an op may keep.
-        updates: of the run, in which compiling must pay.
+        recipe: the recipe.
+        sizes: sizes of its vocabularies.
+        shape: shape of its batches.
+        device, precision: device and precision of products.
+        seconds: maximum time for measuring.
+        compiled: True to include compiled candidates, which takes long.
+        byte_limit: maximum bytes of an op's stash; None: no limit.
+        updates: number of updates of the run, in which compiling must pay.
     """
     task = task_of_sizes(recipe, sizes)
     model = task.build_model().to(device).train()
     session = measure(
-        task, model, shape, device, precision, seconds=seconds, compiled=compiled, byte_limit=byte_limit
+        task, model, shape, precision, seconds=seconds, compiled=compiled, byte_limit=byte_limit
     )
-    found = list(session.measurements.values())
+    measurements = list(session.measurements.values())
     positions = max(shape.source, shape.target)
     chosen = choose_implementations(
         Implementations.of(recipe.ops),
-        found,
+        measurements,
         device=device.type,
         updates=updates,
         positions=positions / min(positions, POSITIONS),
     )
-    return Chosen(found, chosen, session.seconds)
+    return Chosen(measurements, chosen, session.seconds)
 
 
 def rows_of(measurements: Iterable[Measurement], byte_limit: int | None = None) -> list[Row]:
-    """A row for every candidate of every op."""
+    """Makes a row for every candidate of every op."""
     rows: list[Row] = []
     for measurement in measurements:
         choice = measurement.choice(byte_limit)
@@ -107,7 +107,7 @@ def rows_of(measurements: Iterable[Measurement], byte_limit: int | None = None) 
 
 
 class GridEntry(NamedTuple):
-    """One shape of the grid: op, rows, positions, hidden size, type."""
+    """Op and shape of the grid: rows, positions, hidden size and type."""
 
     op: str
     batch: int
@@ -117,7 +117,7 @@ class GridEntry(NamedTuple):
 
     @property
     def operations(self) -> float:
-        """Returns the operations of the products, forward and backward."""
+        """Floating-point operations of the products, forward and backward."""
         positions = self.batch * self.length
         if self.op == "linear_cross_entropy":
             return 6.0 * positions * self.hidden * VOCABULARY
@@ -126,7 +126,7 @@ class GridEntry(NamedTuple):
 
 
 def grid() -> list[GridEntry]:
-    """The published grid: batches of 1 to 512, hidden sizes of 128 to 1,024, lengths of 5 to 100, both types."""
+    """Returns the grid: batches of 1 to 512, hidden sizes of 128 to 1,024, lengths of 5 to 100, both types."""
     entries = [
         GridEntry(op, batch, length, hidden, dtype)
         for op, batches, lengths in (
@@ -148,16 +148,16 @@ def grid() -> list[GridEntry]:
 def regrets(
     entries: Sequence[GridEntry], device: torch.device, seconds: float, limit: float, say: Say
 ) -> Iterator[Row]:
-    """Lets auto choose at each shape, then measures all candidates again and tells what the choice loses.
+    """Lets auto choose at each shape, then measures all candidates again to find what the choice loses.
 
     Args:
-        entries: of the grid. device: where. say: told what is being measured.
-        seconds: that a choice may take; measuring again takes at most three times that, and comparing the choice with
-            the best, in turns, twice.
+        entries: entries of the grid. device: the device. say: function that shows the progress.
+        seconds: maximum time of a choice; measuring again takes up to three times as long, and comparing the choice
+            with the best candidate in turns twice as long.
         limit: seconds after which no further shape is begun.
 
     Yields:
-        One row a shape.
+        A row for each shape.
     """
     end = time.monotonic() + limit
     for number, entry in enumerate(entries):
@@ -195,12 +195,12 @@ def regrets(
 
 
 class Loss(NamedTuple):
-    """By which share one candidate is slower than another.
+    """Relative loss of one candidate against another.
 
     Attributes:
-        share: the median over turns, in each of which both were called.
-        least: what the true median exceeds with a probability of 95 %; ``share`` where there were too few turns.
-        turns: how many.
+        share: median over turns, in each of which both were called.
+        least: lower bound of the true median with 95 % confidence; ``share`` if there are too few turns.
+        turns: number of turns.
     """
 
     share: float
@@ -209,15 +209,15 @@ class Loss(NamedTuple):
 
     @property
     def beyond_noise(self) -> float:
-        """``share``, but nothing where the two may be equally fast."""
+        """The loss; 0 if the two may be equally fast."""
         return self.share if self.least > 0.0 else 0.0
 
 
 def loss_of(choice: Sequence[float], best: Sequence[float]) -> Loss:
-    """Compares samples that were taken in turns: what disturbs a turn disturbs both, and their ratio little.
+    """Compares samples taken in turns, whose ratio is hardly affected by what disturbs both.
 
     Args:
-        choice, best: seconds; the n-th ones were taken one after the other.
+        choice, best: seconds; the n-th samples were taken one after the other.
     """
     ratios = sorted(mine / other for mine, other in zip(choice, best, strict=True))
     count = len(ratios)
@@ -230,7 +230,7 @@ def loss_of(choice: Sequence[float], best: Sequence[float]) -> Loss:
 
 
 def _compare(call: Callable[[], object], choice: str, best: str, seconds: float) -> Loss:
-    """Times two candidates against each other, anew: the best of several was lucky too when it was found."""
+    """Times two candidates in turns again, since the best of several has also been lucky."""
     with measuring(seconds, only=(choice, best), remember=False) as session:
         call()
     if not session.samples:
@@ -242,7 +242,7 @@ def _compare(call: Callable[[], object], choice: str, best: str, seconds: float)
 
 
 def _call(entry: GridEntry, device: torch.device) -> Callable[[], object]:
-    """Runs the op of a grid entry on random tensors with gradients."""
+    """Returns a call of the op of a grid entry on random tensors with gradients."""
     dtype = getattr(torch, entry.dtype)
     draw = torch.Generator().manual_seed(1)
 
@@ -270,20 +270,16 @@ def _call(entry: GridEntry, device: torch.device) -> Callable[[], object]:
 
 
 def part_of(entries: Sequence[GridEntry], part: str) -> list[GridEntry]:
-    """The entries i, i + n, i + 2n, ... of ``part`` i/n, counted from 1: n processes can share the grid.
-
-    Raises:
-        InputError: it is no part.
-    """
-    found = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", part)
-    number, count = (int(found[1]), int(found[2])) if found else (0, 0)
+    """Returns the entries i, i + n, ... of ``part`` "i/n", counted from 1; raises InputError for any other text."""
+    match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", part)
+    number, count = (int(match[1]), int(match[2])) if match else (0, 0)
     if not 1 <= number <= count:
         raise InputError(f"--part '{part}': give i/n with i from 1 to n, for example 1/8")
     return list(entries[number - 1 :: count])
 
 
 def summary(rows: Sequence[Mapping[str, str | int | float]]) -> str:
-    """The largest and the mean loss of the choices, where it is, and that of the rule alone."""
+    """Summarizes rows: largest and mean loss of the choices and of the rule alone, and the shapes with large losses."""
     regrets, by_rule = ([float(row[name]) for row in rows] for name in ("regret", "regret of the rule"))
     within = sum(regret <= 0.05 for regret in regrets)
     text = (
@@ -306,10 +302,10 @@ def summary(rows: Sequence[Mapping[str, str | int | float]]) -> str:
 
 
 def joined(rows: Iterable[Mapping[str, str]]) -> list[dict[str, str]]:
-    """Selects the grid's rows from several files: the last row of each shape, in the grid's order."""
-    found = {
+    """Selects the last row of each shape from the rows of several files, in the order of the grid."""
+    last = {
         tuple(row[name] for name in GridEntry._fields): dict(row)
         for row in rows
         if row["bench"] == "select-grid"
     }
-    return [found[key] for entry in grid() if (key := tuple(map(str, entry))) in found]
+    return [last[key] for entry in grid() if (key := tuple(map(str, entry))) in last]

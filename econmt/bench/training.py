@@ -1,7 +1,4 @@
-"""Training steps of a recipe on random text: target tokens a second, peak memory, bytes by layer.
-
-Every pair of the batch has the same length, so no position is padding.
-"""
+"""Times training steps of a recipe on one random batch without padding: tokens a second, peak memory, feature maps."""
 
 from __future__ import annotations
 
@@ -21,20 +18,19 @@ from econmt.tasks.registry import task_of_sizes
 from econmt_ops.dispatch.timing import quantile, synchronizer
 
 WARM_UP = 3
-"""Updates before the first that is timed."""
+"""Updates before the first timed one."""
 
 LEAST = 3
-"""Updates that are timed however long they take."""
-
+"""Minimum number of timed updates."""
 
 FACTOR_VALUES, _BITS = 64, 40
-"""Values of a single source factor; several factors together leave room for the word in one 63-bit number."""
+"""Vocabulary size of a source factor, and bits for all factors of a word, which is packed with them into 63 bits."""
 
 
 def vocabulary_sizes(recipe: Recipe) -> tuple[int, ...]:
-    """Source and target entries that the recipe's vocabularies are meant to have; a language model has one.
+    """Returns the sizes of a recipe's source and target vocabularies, or of a language model's only one.
 
-    After them those of source factors, about as many as there are parts of speech: the recipe does not say.
+    The sizes of source factors follow, about as many as there are parts of speech, since the recipe does not tell them.
     """
     words = recipe.data.subwords
     if isinstance(words, (TextWords, TextSubwords)):
@@ -47,7 +43,7 @@ def vocabulary_sizes(recipe: Recipe) -> tuple[int, ...]:
 def row_of(
     name: str, recipe: Recipe, precision: str, length: int, device: torch.device, seconds: float
 ) -> Row:
-    """The figures of one recipe, precision and length; a failure in words if it does not run here."""
+    """Measures one recipe, precision and length; returns the figures, or the error if it does not run here."""
     row: Row = {
         "bench": "training",
         "recipe": name,
@@ -63,11 +59,11 @@ def row_of(
 
 
 def measure(recipe: Recipe, precision: str, length: int, device: torch.device, seconds: float) -> Row:
-    """Trains on one batch for about ``seconds`` and returns the figures.
+    """Trains on one batch for about ``seconds``; returns the figures.
 
     Raises:
-        InputError: the device has not this precision.
-        torch.OutOfMemoryError: memory does not suffice.
+        InputError: the device does not support the precision.
+        torch.OutOfMemoryError: the batch does not fit into memory.
     """
     torch.manual_seed(recipe.training.seed)
     task = task_of_sizes(recipe, vocabulary_sizes(recipe))

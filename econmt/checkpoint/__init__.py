@@ -1,1 +1,1 @@
-"""Model folders and checkpoints: written whole or not at all, read with every check, resumed from."""
+"""Model folders and checkpoints: atomic writing, validated reading, recovery after a crash, resuming."""

@@ -1,4 +1,4 @@
-"""Saves and loads checkpoints so that a crash at any moment is harmless; loading checks files and executes nothing.
+"""Saves and loads checkpoints; a crash at any moment is harmless, and loading validates files and executes nothing.
 
 The order of writing a checkpoint of update U:
 
@@ -57,10 +57,10 @@ _SUMS = "SHA256SUMS"
 
 
 class LoadedTask(NamedTuple):
-    """A trained model of any task, in evaluation mode, with its vocabularies.
+    """Trained model of any task, in evaluation mode, with its vocabularies.
 
     Attributes:
-        stored: Type of the matrices in its file, if not float32.
+        stored: type of the matrices in its file, if not float32.
     """
 
     model: torch.nn.Module
@@ -70,10 +70,10 @@ class LoadedTask(NamedTuple):
 
 
 class LoadedModel(NamedTuple):
-    """A trained translation model, in evaluation mode, with its vocabularies.
+    """Trained translation model, in evaluation mode, with its vocabularies.
 
     Attributes:
-        stored: Type of the matrices in its file, if not float32.
+        stored: type of the matrices in its file, if not float32.
     """
 
     model: TranslationModel
@@ -94,8 +94,8 @@ class Saved(NamedTuple):
     optimizer_name: str
     carried: Mapping[str, Tensor] = MappingProxyType({})
 
-    def given_to(self, name: str, current: Mapping[str, Tensor]) -> Saved:
-        """Returns this with the ``current`` optimizer tensors if the saved ones are not of the optimizer ``name``."""
+    def for_optimizer(self, name: str, current: Mapping[str, Tensor]) -> Saved:
+        """Replaces the optimizer tensors by ``current`` if they are of an optimizer other than ``name``."""
         return self if self.optimizer_name == name else self._replace(optimizer=current, optimizer_name=name)
 
 
@@ -103,11 +103,6 @@ def parameters_metadata(model: Mapping[str, Any], update: int, vocabulary: str) 
     """Returns the metadata of a parameter file: format, update, vocabulary fingerprint, and model description."""
     description = json.dumps(model, sort_keys=True)
     return {"format": FORMAT, "update": str(update), "vocabulary": vocabulary, "model": description}
-
-
-def named_parameters(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
-    """Returns a model's parameters by name; a matrix shared between layers occurs once."""
-    return dict(model.named_parameters())
 
 
 def save_checkpoint(
@@ -241,7 +236,7 @@ def load_parameters(model: torch.nn.Module, tensors: Mapping[str, Tensor], where
     Raises:
         InputError: A parameter is missing, unknown, or of another shape or type; the message names file and parameter.
     """
-    parameters = named_parameters(model)
+    parameters = dict(model.named_parameters())
     for name in [*parameters, *tensors]:
         if name not in tensors or name not in parameters:
             state = "has no parameter" if name not in tensors else "has a parameter unknown to the model,"
@@ -352,7 +347,12 @@ def parameter_file(folder: ModelFolder, which: str | int | Path) -> Path:
     else:
         raise InputError(f"checkpoint '{str(which)[:40]}': use best, last or the number of an update")
     if path is None or not path.exists():
-        available = ", ".join(str(update) for update in sorted(numbered)) or "none"
+        available = ", ".join(str(update) for update in sorted(numbered))
+        if not available:
+            raise InputError(
+                f"{folder.path}: no checkpoint '{which}', and no other; train until the first, which comes after "
+                "training.checkpoint_interval updates"
+            )
         raise InputError(f"{folder.path}: no checkpoint '{which}' (checkpoints of updates: {available})")
     return path
 

@@ -1,39 +1,22 @@
-"""The state of a training run, apart from parameters and optimizer: everything that resuming needs."""
+"""State of a training run except parameters and optimizer tensors: schema, JSON form, metrics, random generators."""
 
 from __future__ import annotations
 
 import base64
 import json
-import random
+import re
 from dataclasses import asdict, field, fields
 from itertools import chain
 from math import nan
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, Union
 
-import numpy as np
 import torch
-from pydantic import ConfigDict, ValidationError
+from pydantic import AfterValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic.dataclasses import dataclass
 
-from econmt.checkpoint.state_schema import (
-    Choices,
-    Count,
-    DataPlace,
-    Finite,
-    MetricsRow,
-    PipelineState,
-    PlanState,
-    PrecisionName,
-    RandomStates,
-    ScheduleState,
-    Score,
-    Seconds,
-    Update,
-    as_bytes,
-    numpy_state,
-    python_state,
-)
-from econmt.config.json_reader import parse_json, shaped_like
+from econmt.config import limits
+from econmt.config.json_reader import Record, parse_json, shaped_like
+from econmt.config.recipe import OPS, implementation_names
 from econmt.config.yaml_reader import complaints
 from econmt.errors import InputError
 
@@ -59,13 +42,154 @@ the last row, without validation and saving; ``gradient_norm`` is that of the la
 TIMES = frozenset({"seconds", "target_tokens_per_second", "peak_memory_bytes"})
 """Columns in which two runs of one recipe may differ."""
 
+Count = Annotated[int, Field(ge=0, le=limits.TOKENS)]
+Update = Annotated[int, Field(ge=0, le=limits.UPDATES)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Seconds = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
+Bytes = Annotated[int, Field(ge=0, le=2**62)]
+
+
+class BatchPosition(Record):
+    """Position of the batch iterator."""
+
+    epoch: Update
+    position: Count
+    batches_per_epoch: Annotated[int, Field(ge=1)]
+
+    @model_validator(mode="after")
+    def _inside(self) -> BatchPosition:
+        if self.position >= self.batches_per_epoch:
+            raise ValueError(f"position {self.position} is past {self.batches_per_epoch} batches an epoch")
+        return self
+
+
+class ScheduleState(Record):
+    """State of the learning rate schedule."""
+
+    name: str
+    factor: Annotated[float, Field(gt=0.0, le=1.0)]
+    num_not_improved: Count
+
+
+class MetricsRow(Record):
+    """Row of metrics.tsv; values that were not measured are NaN. Recipes may add columns."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, float]
+
+    update: Annotated[int, Field(ge=1, le=limits.UPDATES)]
+    seconds: Seconds
+    target_tokens: Count
+    train_loss: float
+    valid_perplexity: float
+    bleu: float
+    learning_rate: float
+    target_tokens_per_second: float
+    peak_memory_bytes: Bytes
+    epoch: Finite
+    gradient_norm: float
+
+    @model_validator(mode="after")
+    def _names_of_columns(self) -> MetricsRow:
+        for name in self.__pydantic_extra__:
+            if not re.fullmatch(r"[\w.:]+", name, re.ASCII):
+                raise ValueError(f"{name[:40]!r} is not a valid column name")
+        return self
+
+
+def _check_implementations(names: Any, keys: Any) -> None:
+    for key, name in zip(keys, names, strict=True):
+        known = (
+            implementation_names(key) if key in OPS else ["auto", "outputs", "attention", "cells", "gates"]
+        )
+        if name not in known:
+            raise ValueError(f"{key} {name!r} is not one of {', '.join(known)}")
+
+
+def _check_allotment(row: list[Any]) -> list[Any]:
+    sizes, names = row[:6], row[6:]
+    if len(row) != 11 or not all(type(size) is int and 0 <= size < 2**62 for size in sizes):
+        raise ValueError("a batch budget must have six integers and five names")
+    if not all(sizes[index] for index in (0, 1, 2, 4)):
+        raise ValueError("a batch budget must have positions and rows")
+    _check_implementations(names, (*OPS, "stash"))
+    return row
+
+
+class PlanState(Record):
+    """Plan of a memory budget, see :meth:`econmt.memory.plan.planner.MemoryPlan.state_dict`."""
+
+    made_for: str
+    budget: Annotated[int, Field(ge=1, le=2**62)]
+    decoding_rows: Annotated[int, Field(ge=1, le=limits.TRANSLATED)]
+    allotments: list[Annotated[list[Any], AfterValidator(_check_allotment)]]
+
+    @model_validator(mode="after")
+    def _trains(self) -> PlanState:
+        if not any(row[3] for row in self.allotments):
+            raise ValueError("the plan has no batches")
+        return self
+
+
+class PipelineState(Record):
+    """Division of layers over ranks, see :class:`econmt.parallel.pipeline.costs.PipelinePlan`."""
+
+    stages: Annotated[int, Field(ge=2, le=limits.LAYERS)]
+    homes: list[list[Annotated[int, Field(ge=0, lt=limits.LAYERS)]]]
+    chunks: list[Annotated[int, Field(ge=1, le=limits.POSITIONS)]]
+
+    @model_validator(mode="after")
+    def _homes_are_stages(self) -> PipelineState:
+        if any(home >= self.stages for homes in self.homes for home in homes):
+            raise ValueError("a layer is on a stage that does not exist")
+        return self
+
+
+class RandomStates(Record):
+    """States of random generators, see :func:`econmt.checkpoint.state.random_states`; validated by a generator."""
+
+    torch: str
+    cuda: list[str]
+    dropout: list[Annotated[int, Field(ge=-(2**63), lt=2**63)]] = Field(default_factory=list)
+
+    @model_validator(mode="after")
+    def _generators_take_them(self) -> RandomStates:
+        try:
+            torch.Generator().set_state(as_bytes(self.torch))
+        except (ValueError, TypeError, RuntimeError):
+            raise ValueError("torch is not a state of its generator") from None
+        for state in self.cuda:
+            as_bytes(state)
+        return self
+
+
+def as_bytes(text: str) -> torch.Tensor:
+    """Decodes base64 to a byte tensor, the argument of ``torch.set_rng_state``.
+
+    Raises:
+        ValueError: The text is not base64.
+    """
+    return torch.frombuffer(bytearray(base64.b64decode(text, validate=True)), dtype=torch.uint8)
+
+
+def _check_choices(names: dict[str, str]) -> dict[str, str]:
+    if "lstm" not in names:  # from an older version, whose names have other meanings
+        keys = [key for key in (*OPS, "stash") if key in names]
+        _check_implementations([names[key] for key in keys], keys)
+    return names
+
+
+Choices = Annotated[dict[str, str], AfterValidator(_check_choices)]
+PrecisionName = Literal["float32", "tf32", "bfloat16"]
+Score = Union[float, None]
+
 
 _STRICT = ConfigDict(strict=True, extra="forbid")
 
 
 @dataclass(config=_STRICT)
 class Meter:
-    """Sums over some updates: loss in nats, target tokens, and seconds."""
+    """Sums over several updates: loss in nats, target tokens, and seconds."""
 
     loss: Finite = 0.0
     tokens: Count = 0
@@ -84,13 +208,15 @@ class TrainingState:
     without one; ``choices`` names the implementations that the run began with, empty with a budget; ``pipeline`` is the
     division of layers over ranks, empty without a pipeline; ``precision`` is that at the beginning, by its name in a
     recipe; ``average_from`` is the update after which parameter averaging began, None before; ``environment`` is that
-    of the last save, see :mod:`econmt.training.environment`.
+    of the last save, see :mod:`econmt.training.provenance`.
     """
 
     update: Update = 0
     seconds: Seconds = 0.0
     target_tokens: Count = 0
-    data: Annotated[dict[str, Any], shaped_like(DataPlace, may_be_empty=True)] = field(default_factory=dict)
+    data: Annotated[dict[str, Any], shaped_like(BatchPosition, may_be_empty=True)] = field(
+        default_factory=dict
+    )
     random: Annotated[dict[str, Any], shaped_like(RandomStates, may_be_empty=True)] = field(
         default_factory=dict
     )
@@ -184,42 +310,20 @@ def _number(column: str, value: float) -> str:
 
 
 def random_states() -> dict[str, Any]:
-    """Returns the states of Python's, NumPy's and PyTorch's random generators as JSON values."""
-    version, words, gauss = random.getstate()
-    name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
-    states: dict[str, Any] = {
-        "python": [version, list(words), gauss],
-        "numpy": [
-            str(name),
-            _encode(np.asarray(keys, dtype="<u4").tobytes()),
-            int(position),
-            int(has_gauss),
-            float(cached),
-        ],
-        "torch": _encode(torch.get_rng_state().numpy().tobytes()),
-        "cuda": [],
-    }
+    """Returns the states of PyTorch's default generators as JSON values; nothing draws from other global generators."""
+    states: dict[str, Any] = {"torch": _encode(torch.get_rng_state()), "cuda": []}
     if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        states["cuda"] = [_encode(state.numpy().tobytes()) for state in torch.cuda.get_rng_state_all()]
+        states["cuda"] = [_encode(state) for state in torch.cuda.get_rng_state_all()]
     return states
 
 
 def restore_random_states(states: dict[str, Any]) -> None:
     """Restores the states from :func:`random_states`."""
-    random.setstate(python_state(states["python"]))
-    np.random.set_state(numpy_state(states["numpy"]))
     torch.set_rng_state(as_bytes(states["torch"]))
     for index, state in enumerate(states["cuda"]):
         if index < torch.cuda.device_count():
             torch.cuda.set_rng_state(as_bytes(state), index)
 
 
-def seed_everything(seed: int) -> None:
-    """Seeds Python's, NumPy's and PyTorch's generators, on every device."""
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.manual_seed(seed)
-
-
-def _encode(content: bytes) -> str:
-    return base64.b64encode(content).decode("ascii")
+def _encode(state: torch.Tensor) -> str:
+    return base64.b64encode(state.numpy().tobytes()).decode("ascii")

@@ -115,9 +115,9 @@ def read_metadata(path: Path) -> dict[str, str]:
             f"{path}: truncated or broken safetensors file ({error}); use another checkpoint"
         ) from error
     if metadata.get("format") != FORMAT:
-        found = metadata.get("format", "none")
         raise InputError(
-            f"{path}: not a file of econmt (format {found}, expected {FORMAT}); use a file that econmt wrote"
+            f"{path}: not a file of econmt (format {metadata.get('format', 'none')}, expected {FORMAT}); use a file "
+            "that econmt wrote"
         )
     check_section(FileMetadata, metadata, str(path), _BROKEN)
     return metadata
@@ -133,10 +133,10 @@ def check_tensors(path: Path) -> dict[str, str]:
     if CHECKSUM in metadata:
         try:
             with path.open("rb") as file:
-                found = _checksum(file)
+                actual = _checksum(file)
         except OSError as error:
             raise InputError(f"{path}: cannot be read ({error.strerror}); use another checkpoint") from error
-        if found != metadata[CHECKSUM]:
+        if actual != metadata[CHECKSUM]:
             raise InputError(f"{path}: damaged (its checksum is wrong); use another checkpoint")
     return metadata
 

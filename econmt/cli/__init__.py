@@ -1,3 +1,3 @@
-"""The command line: one file a verb, thin: parse, call, print."""
+"""Command line: a module for each command, which reads options, calls the other packages and prints."""
 
 from __future__ import annotations

@@ -1,68 +1,54 @@
-"""``econmt average``: one model from several checkpoints of a run."""
+"""``econmt average``: averages the parameters of several checkpoints of a run."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from enum import Enum
-from typing import Annotated
+from typing import Literal
 
-import typer
 from torch import Tensor
 
-from econmt.checkpoint.checkpoints import check_vocabulary
-from econmt.checkpoint.folder import ModelFolder
 from econmt.checkpoint.quantized import restored
-from econmt.checkpoint.tensor_files import read_tensors
 from econmt.cli.computing import use_threads
-from econmt.cli.inspection import checkpoint_scores, read_metrics, read_recipe
+from econmt.cli.inspection import checkpoint_scores, read_metrics
+from econmt.cli.option_groups import option
 from econmt.cli.options import ModelOption, NewModelOption, ThreadsOption
 from econmt.config import limits
 from econmt.data.files import notice
 from econmt.data.progress_bars import status_line
-from econmt.data.text.subwords import fingerprint
 from econmt.decoding.averaging import average_tensors, choose_checkpoints
 from econmt.errors import InputError, printable
-from econmt.export.model_folder import check_new, write_model
-
-
-class Strategy(str, Enum):
-    """Checkpoints to average."""
-
-    best = "best"
-    last = "last"
+from econmt.export.model_folder import DerivedModel
 
 
 def average(
     model: ModelOption,
     output: NewModelOption,
-    count: Annotated[int, typer.Option("-n", min=1, max=limits.CHECKPOINTS, help="Checkpoints.")] = 4,
-    strategy: Annotated[
-        Strategy,
-        typer.Option(help="The best by the metric of early stopping, or the last, of those on disk."),
-    ] = Strategy.best,
+    count: int = option(4, "-n", help="Number of checkpoints to average.", min=1, max=limits.CHECKPOINTS),
+    strategy: Literal["best", "last"] = option(
+        "best", help="Average the best checkpoints on disk by the early stopping metric, or the last ones."
+    ),
     threads: ThreadsOption = None,
 ) -> None:
-    """Average the parameters of several checkpoints into a new model folder, which translate takes as any other.
+    """Average the parameters of several checkpoints of a run, and write them to a new model folder.
 
-    Only checkpoints whose parameters are still there can take part: training.keep_last_params says how many are kept.
+    Only checkpoints whose parameters still exist can be averaged; training.keep_last_params is the number kept.
 
     \b
     Example:
       econmt average -m runs/multi30k -n 3 -o runs/multi30k-average
     """
     use_threads(threads)
-    folder = ModelFolder(model)
-    recipe = read_recipe(folder)
-    check_new(output)
+    derived = DerivedModel(model, output)
+    folder, recipe = derived.folder, derived.recipe
     files = folder.numbered_parameters()
     metrics = read_metrics(folder.metrics)
-    scores = checkpoint_scores(recipe, metrics) if strategy == Strategy.best else None
+    scores = checkpoint_scores(recipe, metrics) if strategy == "best" else None
     chosen = choose_checkpoints(files, scores, count)
     if not chosen:
-        raise InputError(f"{model}: holds no checkpoint with metrics; give a folder that econmt train wrote")
+        raise InputError(f"{model}: has no checkpoint with metrics; give a folder that econmt train wrote")
     if len(chosen) < count:
         notice(
-            f"averaging {len(chosen)} checkpoints, no more of them are in {model}; train with a higher "
+            f"averaging {len(chosen)} checkpoints, all that {model} has; train with a higher "
             f"training.keep_last_params (now {recipe.training.keep_last_params}) to keep more"
         )
     metadata: dict[str, str] = {}
@@ -70,16 +56,15 @@ def average(
     def parts(say: Callable[[str], None]) -> Iterator[tuple[str, dict[str, Tensor]]]:
         for number, update in enumerate(chosen, 1):
             say(f"checkpoint {number} of {len(chosen)}: {files[update]}")
-            tensors, found = read_tensors(files[update])
-            check_vocabulary(found, fingerprint(folder.path), files[update])
-            metadata.update(found)
-            yield str(files[update]), restored(tensors, files[update])
+            path, tensors, stored = derived.read(update)
+            metadata.update(stored)
+            yield str(path), restored(tensors, path)
 
     with status_line() as say:
         averaged = average_tensors(parts(say))
         metadata.pop("quantized", None)
         metadata["averaged"] = " ".join(map(str, chosen))
         say(f"writing {output}")
-        write_model(folder, output, averaged, metadata)
+        derived.write(averaged, metadata)
     notice(f"averaged the checkpoints of updates {', '.join(map(str, chosen))}")
     print(printable(output))

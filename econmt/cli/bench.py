@@ -1,35 +1,27 @@
-"""``econmt bench``: what layouts, choices and training steps take on this machine."""
+"""``econmt bench``: times matrix layouts, candidates of auto, and training steps on this machine."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from textwrap import wrap
-from typing import Annotated
+from typing import Literal
 
 import typer
 
 from econmt.bench import layouts, selection, training
 from econmt.bench.rows import Row, Say, append_csv, read_csv
-from econmt.cli.measuring import BenchSession, CsvOption, PlotOption, TypesOption, dtypes_of
-from econmt.cli.options import (
-    BenchThreadsOption,
-    BucketOption,
-    DeviceOption,
-    OverridesArgument,
-    PairsOption,
-    bytes_of,
-    refuse_idle,
-    within,
-)
+from econmt.cli.measuring import BenchSession, Dtypes, Seconds, dtypes_of
+from econmt.cli.option_groups import argument, option, with_option_groups
+from econmt.cli.options import BatchChoice, OverridesArgument, RecipeChoice, bytes_of, refuse_idle
 from econmt.cli.workload import find_workload
 from econmt.config import limits
 from econmt.config.recipe import load_recipe
 from econmt.data.tables import WIDTH
 from econmt.engine.precision import precision_of_run
 from econmt.errors import InputError
-from econmt.tasks.protocol import Shape
 from econmt.training.choice import expected_updates
 
 app = typer.Typer(
@@ -38,32 +30,25 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
-PROJECTS_OWN = ("lstm", "low-rank", "scan", "memory-task", "language-model", "parallel")
-"""Benchmarks of the project itself, which only a checkout of the source has."""
-BOTH_TYPES = ["float32", "bfloat16"]
-FOR_SECONDS = within(0.0, limits.SECONDS)
+PROJECT_BENCHMARKS = ("lstm", "low-rank", "scan", "memory-task", "language-model", "parallel")
+"""Benchmarks of the project itself, which are available in a checkout of the source only."""
 
 
 @app.command("layout")
+@with_option_groups
 def layout_command(
     context: typer.Context,
-    recurrent: Annotated[
-        bool, typer.Option("--recurrent", help="Loops of products, as in an LSTM, instead of single ones.")
-    ] = False,
-    paper: Annotated[
-        bool, typer.Option("--paper", help="The published shape alone: X 64 x 512, W 2048 x 512.")
-    ] = False,
-    dtypes: TypesOption = BOTH_TYPES,
-    graph: Annotated[
-        bool, typer.Option("--graph", help="On a GPU: in CUDA graphs, where launching costs nothing.")
-    ] = False,
-    seconds: Annotated[
-        float, typer.Option(callback=FOR_SECONDS, help="For the candidates of one product.")
-    ] = 0.5,
-    device: DeviceOption = "auto",
-    threads: BenchThreadsOption = None,
-    csv: CsvOption = None,
-    plot: PlotOption = None,
+    *,
+    recurrent: bool = option(
+        False, help="Time loops of products, as in an LSTM, instead of single products."
+    ),
+    paper: bool = option(False, help="Time only the published shape: X 64 x 512, W 2048 x 512."),
+    dtypes: Dtypes = ["float32", "bfloat16"],  # noqa: B006  typer copies it
+    graph: bool = option(
+        False, help="On a GPU: time calls in CUDA graphs, without the time of launching them."
+    ),
+    seconds: Seconds = option(0.5, help="Seconds for timing the candidates of one product."),
+    session: BenchSession,
 ) -> None:
     """Time matrix products in each memory layout and library, forward and backward.
 
@@ -75,62 +60,64 @@ def layout_command(
       econmt bench layout --device cuda --graph
     """
     if recurrent:
-        refuse_idle(context, "is of single products; leave out that or --recurrent", "paper")
-    place, types = BenchSession(device, threads, csv, plot), dtypes_of(dtypes)
-    if graph and place.device.type != "cuda":
+        refuse_idle(context, "is for single products; leave out that or --recurrent", "paper")
+    types = dtypes_of(dtypes)
+    if graph and session.device.type != "cuda":
         raise InputError("--graph needs a GPU; give --device cuda, or leave it out")
-    with place.measuring() as say:
+    with session.measuring() as say:
+        timer = layouts.LayoutTimer(types, session.device, seconds, say, graph=graph)
         if recurrent:
-            found = layouts.recurrence(layouts.RECURRENT, types, place.device, seconds, say, graph=graph)
+            rows = session.kept(timer.loops(layouts.RECURRENT))
         else:
-            shapes = [layouts.PAPER] if paper else layouts.SHAPES
-            found = layouts.products(shapes, types, place.device, seconds, say, graph=graph)
-        rows = place.kept(found)
+            rows = session.kept(timer.products([layouts.PAPER] if paper else layouts.SHAPES))
     columns = ("dtype", "rows", "inputs", "outputs", "what", "library", "layout")
     figures = ("milliseconds", "highest decile", "GFLOP/s")
-    place.print(rows, (*columns, *figures), "layouts: X (rows, inputs), W (outputs, inputs)")
+    session.print(rows, (*columns, *figures), "layouts: X (rows, inputs), W (outputs, inputs)")
     label = ("dtype", "rows", "inputs", "what", "library", "layout")
-    place.draw(rows, label=label, value="GFLOP/s", title="layouts")
+    session.draw(rows, label=label, value="GFLOP/s", title="layouts")
+
+
+@dataclass(frozen=True)
+class GridOptions:
+    """Options for measuring a grid of shapes instead of a recipe."""
+
+    grid: bool = option(
+        False,
+        help="Measure a grid of shapes: choose, measure all candidates again, and report the loss of the choice.",
+    )
+    part: str = option(
+        "1/1",
+        help="With --grid: measure only the shapes I, I + N, ..., so that N processes can share the grid.",
+        metavar="I/N",
+    )
+    limit: Seconds = option(75.0, help="With --grid: seconds after which no further shape is begun.")
+    summary: bool = option(
+        False, help="Join and summarize CSV files of --grid, which are given as arguments."
+    )
 
 
 @app.command("select")
+@with_option_groups
 def select_command(
     context: typer.Context,
-    recipe: Annotated[
-        str | None, typer.Argument(help="Recipe: a YAML file or a shipped name; none with --grid.")
-    ] = None,
+    *,
+    recipe: str | None = argument(None, help="Recipe: a YAML file or a shipped name; none with --grid."),
     overrides: OverridesArgument = None,
-    grid: Annotated[
-        bool, typer.Option("--grid", help="A grid of shapes: choose, measure all again, tell what is lost.")
-    ] = False,
-    part: Annotated[
-        str, typer.Option(metavar="I/N", help="With --grid: the shapes I, I + N, ..., for N processes.")
-    ] = "1/1",
-    summary: Annotated[
-        bool, typer.Option("--summary", help="The arguments are CSV files of --grid: join and sum them up.")
-    ] = False,
-    bucket: BucketOption = None,
-    batch: PairsOption = None,
-    compiled: Annotated[
-        bool, typer.Option("--compiled", help="Compile too, which takes a minute, and remember how long.")
-    ] = False,
-    byte_limit: Annotated[
-        str | None, typer.Option(metavar="BYTES", help="What an op may keep, e.g. 64MiB.")
-    ] = None,
-    seconds: Annotated[float, typer.Option(callback=FOR_SECONDS, help="For a choice.")] = 2.0,
-    limit: Annotated[
-        float, typer.Option(callback=FOR_SECONDS, help="Seconds after which --grid begins no shape.")
-    ] = 75.0,
-    device: DeviceOption = "auto",
-    threads: BenchThreadsOption = None,
-    csv: CsvOption = None,
-    plot: PlotOption = None,
+    grid: GridOptions,
+    batch: BatchChoice,
+    compiled: bool = option(
+        False, help="Include compiled candidates, which takes a minute, and remember the time of compiling."
+    ),
+    byte_limit: str | None = option(
+        None, help="Maximum bytes that an op may keep for the backward pass, e.g. 64MiB.", metavar="BYTES"
+    ),
+    seconds: Seconds = option(2.0, help="Seconds for choosing an implementation."),
+    session: BenchSession,
 ) -> None:
-    """Print every candidate's time for the ops of a recipe, what auto chooses and what the others would lose.
+    """Time all candidates for the ops of a recipe; print what auto chooses and the loss of the others.
 
-    A few positions of the bucket are timed, as a run does. The figures are remembered, and the recipe's runs use them.
-    With --grid and --csv, shapes that the file has already are left out, so that the same command goes on where it
-    stopped.
+    A few positions of the bucket are timed, as a run does. The figures are cached, and runs of the recipe use them.
+    With --grid and --csv, shapes that the file contains are skipped, so that the same command resumes.
 
     \b
     Example:
@@ -140,49 +127,46 @@ def select_command(
       econmt bench select --grid --part 3/8 --threads 2 --limit 3600 --csv 3.csv
       econmt bench select --summary [1-8].csv
     """
-    if [grid, summary, recipe is not None and not summary].count(True) != 1 or (summary and recipe is None):
+    if grid.grid + (recipe is not None) != 1 or (grid.summary and recipe is None):
         raise InputError("econmt bench select: give a recipe, --grid, or --summary and CSV files")
-    if not grid:
+    if not grid.grid:
         refuse_idle(context, "is for --grid; give that, or leave it out", "part", "limit")
-    if recipe is None or summary:
-        why = f"is of a recipe; leave it out with {'--summary' if summary else '--grid'}"
+    if recipe is None or grid.summary:
+        why = f"is for a recipe; leave it out with {'--summary' if grid.summary else '--grid'}"
         refuse_idle(context, why, "bucket", "batch", "compiled", "byte_limit")
-    place = BenchSession(device, threads, csv, plot)
-    if summary:
-        refuse_idle(context, "is of what is measured; leave it out with --summary", "seconds", "plot")
-        print(_sum_up([Path(name) for name in (recipe or "", *(overrides or []))], csv))
+    if grid.summary:
+        refuse_idle(context, "is for measuring; leave it out with --summary", "seconds", "plot")
+        print(_sum_up([Path(name) for name in (recipe or "", *(overrides or []))], session.csv))
         return
-    with place.measuring() as say:
+    with session.measuring() as say:
         if recipe is None:
-            rows = _grid(place, seconds, limit, part, say)
+            rows = _grid(session, grid, seconds, say)
             label: tuple[str, ...] = selection.GridEntry._fields
         else:
             most = bytes_of("--byte-limit", byte_limit)
             say(f"measuring the ops of {recipe}")
-            rows = _select(place, recipe, overrides or [], bucket, batch, seconds, compiled, most)
+            rows = _select(session, RecipeChoice(recipe, overrides), batch, seconds, compiled, most)
             label = ("problem", "candidate")
-    place.draw(rows, label=label, value="regret", title="regret")
+    session.draw(rows, label=label, value="regret", title="regret")
 
 
 def _select(
-    place: BenchSession,
-    name: str,
-    changes: Sequence[str],
-    bucket: str | None,
-    batch: int | None,
+    session: BenchSession,
+    choice: RecipeChoice,
+    batch: BatchChoice,
     seconds: float,
     compiled: bool,
     byte_limit: int | None,
 ) -> list[Row]:
     """Measures a recipe's ops and prints them."""
-    recipe = load_recipe(name, changes)
-    found = find_workload(name, recipe, bucket, batch, None)
+    recipe = choice.load()
+    workload = find_workload(choice.recipe, recipe, batch, None)
     chosen = selection.choose(
         recipe,
-        found.task.sizes,
-        Shape(*found.shape),
-        place.device,
-        precision_of_run(recipe, place.device),
+        workload.task.sizes,
+        workload.shape,
+        session.device,
+        precision_of_run(recipe, session.device),
         seconds=600.0 if compiled else seconds,
         compiled=compiled,
         byte_limit=byte_limit,
@@ -198,70 +182,69 @@ def _select(
         "bytes kept",
         "first call, s",
     )
-    place.print(rows, (*columns, "chosen", "regret"), f"{recipe.name}: what auto chooses")
+    session.print(rows, (*columns, "chosen", "regret"), f"{recipe.name}: what auto chooses")
     parts = ", ".join(f"{key} {value}" for key, value in chosen.implementations._asdict().items())
     line = f"a run uses: {parts} (measured in {chosen.seconds:.1f} s)"
     print("\n".join(wrap(line, WIDTH, subsequent_indent="  ")))
-    return place.kept(rows)
+    return session.kept(rows)
 
 
-def _grid(place: BenchSession, seconds: float, limit: float, part: str, say: Say) -> list[Row]:
-    """Measures what is missing of the grid, prints it and the summary of all of it."""
-    before = place.rows_before({"bench": "select-grid"})
+def _grid(session: BenchSession, options: GridOptions, seconds: float, say: Say) -> list[Row]:
+    """Measures the shapes of the grid that the file lacks; prints them, and a summary of all shapes."""
+    before = session.rows_before({"bench": "select-grid"})
     done = {tuple(row[name] for name in selection.GridEntry._fields) for row in before}
-    entries = selection.part_of(selection.grid(), part)
-    left = [entry for entry in entries if tuple(map(str, entry)) not in done]
-    rows = place.kept(selection.regrets(left, place.device, seconds, limit, say))
+    entries = selection.part_of(selection.grid(), options.part)
+    missing = [entry for entry in entries if tuple(map(str, entry)) not in done]
+    rows = session.kept(selection.regrets(missing, session.device, seconds, options.limit, say))
     columns = ("choice", "milliseconds", "best", "best milliseconds", "rule milliseconds", "regret")
-    place.print(rows, (*selection.GridEntry._fields, *columns), "what auto chooses, measured again")
+    session.print(rows, (*selection.GridEntry._fields, *columns), "what auto chooses, measured again")
     everything: list[Mapping[str, str | int | float]] = [*before, *rows]
     if everything:
         print(selection.summary(everything))
-    if len(rows) < len(left):
-        goes_on = "" if place.csv is None else "; the same command goes on"
-        print(f"{len(left) - len(rows)} shapes are left{goes_on}")
+    if len(rows) < len(missing):
+        resumes = "" if session.csv is None else "; the same command resumes"
+        print(f"{len(missing) - len(rows)} shapes are left{resumes}")
     return rows
 
 
 def _sum_up(files: Sequence[Path], csv: Path | None) -> str:
-    """The summary of the grid's rows in files, which are joined in another one if it is named."""
+    """Returns a summary of the grid's rows in files; writes them to one file if ``csv`` is given."""
     rows: list[dict[str, str]] = []
     for path in files:
         if not path.is_file():
             raise InputError(f"{path}: no such file")
         rows += read_csv(path)[1]
-    found = selection.joined(rows)
-    if not found:
+    shapes = selection.joined(rows)
+    if not shapes:
         raise InputError(f"{files[0]}: no rows of econmt bench select --grid")
     if csv is not None:
-        append_csv(csv, [dict(row) for row in found], {})
-    machines = sorted({f"{row['gpu'] or row['processor']}, {row['threads']} threads" for row in found})
-    return f"{'; '.join(machines)}\n{selection.summary(found)}"
+        append_csv(csv, [dict(row) for row in shapes], {})
+    machines = sorted({f"{row['gpu'] or row['processor']}, {row['threads']} threads" for row in shapes})
+    return f"{'; '.join(machines)}\n{selection.summary(shapes)}"
 
 
 @app.command("training")
+@with_option_groups
 def training_command(
-    recipes: Annotated[list[str], typer.Argument(help="Recipes: YAML files or shipped names.")],
-    changes: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="A key to change in all recipes; may be repeated."),
-    ] = None,
-    precisions: Annotated[
-        list[str], typer.Option("--precision", help="auto, float32 or bfloat16; may be repeated.")
-    ] = ["auto"],  # noqa: B006  typer copies it
-    lengths: Annotated[
-        list[int],
-        typer.Option(
-            "--length", min=2, max=limits.POSITIONS, help="Positions on each side; may be repeated."
-        ),
-    ] = [25, 50],  # noqa: B006
-    seconds: Annotated[float, typer.Option(callback=FOR_SECONDS, help="For each line of the table.")] = 3.0,
-    device: DeviceOption = "auto",
-    threads: BenchThreadsOption = None,
-    csv: CsvOption = None,
-    plot: PlotOption = None,
+    *,
+    recipes: list[str] = argument(..., help="Recipes: YAML files or shipped names."),
+    changes: list[str] | None = option(
+        None, "--set", help="Key to change in all recipes; may be repeated.", metavar="KEY=VALUE"
+    ),
+    precisions: list[Literal["auto", "float32", "bfloat16"]] = option(
+        ["auto"], "--precision", help="Precision of matrix products; may be repeated."
+    ),
+    lengths: list[int] = option(
+        [25, 50],
+        "--length",
+        help="Positions on each side of a pair; may be repeated.",
+        min=2,
+        max=limits.POSITIONS,
+    ),
+    seconds: Seconds = option(3.0, help="Seconds for each row of the table."),
+    session: BenchSession,
 ) -> None:
-    """Time training steps of recipes on random text of full rows: target tokens a second, peak memory, feature maps.
+    """Time training steps of recipes on random text without padding; print tokens per second and memory.
 
     \b
     Example:
@@ -269,25 +252,24 @@ def training_command(
       econmt bench training iwslt --precision float32 --csv training.csv
       econmt bench training iwslt --length 50 --set ops.decoder=reference
     """
-    place = BenchSession(device, threads, csv, plot)
     loaded = {name: load_recipe(name, changes or []) for name in recipes}
 
     def measured(say: Say) -> Iterator[Row]:
         lines = list(product(loaded, precisions, lengths))
         for number, (name, precision, length) in enumerate(lines, 1):
             say(f"training {number} of {len(lines)}: {name}, {precision}, {length} positions")
-            yield training.row_of(name, loaded[name], precision, length, place.device, seconds)
+            yield training.row_of(name, loaded[name], precision, length, session.device, seconds)
 
-    with place.measuring() as say:
-        rows = place.kept(measured(say))
+    with session.measuring() as say:
+        rows = session.kept(measured(say))
     label = ("recipe", "precision", "batch", "length")
     times = ("target tokens/s", "milliseconds", "highest decile")
-    place.print(
+    session.print(
         rows,
         (*label, *times, "peak bytes", "feature map bytes", "of them attention", "failure"),
         "training steps",
     )
-    place.draw(rows, label=label, value="target tokens/s", title="training")
+    session.draw(rows, label=label, value="target tokens/s", title="training")
 
 
 def _elsewhere(context: typer.Context) -> None:
@@ -298,7 +280,7 @@ def _elsewhere(context: typer.Context) -> None:
     )
 
 
-for _name in PROJECTS_OWN:
+for _name in PROJECT_BENCHMARKS:
     app.command(
         _name, hidden=True, context_settings={"ignore_unknown_options": True, "allow_extra_args": True}
     )(_elsewhere)

@@ -1,33 +1,28 @@
-"""``econmt compress``: a trained model with smaller LSTMs."""
+"""``econmt compress``: replaces the LSTM matrices of a trained model by low-rank factors."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Annotated
+from pathlib import Path
 
 import typer
 from rich.table import Table
 from torch import Tensor
 
-from econmt.checkpoint.checkpoints import check_model, check_vocabulary, parameter_file
-from econmt.checkpoint.folder import ModelFolder
 from econmt.checkpoint.quantized import restored
-from econmt.checkpoint.tensor_files import read_tensors
 from econmt.cli.computing import use_threads
-from econmt.cli.consoles import table_console
-from econmt.cli.inspection import read_recipe
-from econmt.cli.options import ModelOption, NewModelOption, ThreadsOption, refuse_idle
+from econmt.cli.option_groups import option
+from econmt.cli.options import CheckpointOption, ModelOption, NewModelOption, ThreadsOption, refuse_idle
+from econmt.cli.standard_streams import table_console
 from econmt.config import limits
-from econmt.config.model import CELLS, rank_limit
+from econmt.config.model import CELLS, rank_limit, unfused_key
 from econmt.config.recipe import Model, recipe_text
-from econmt.config.unfused import decoder_steps, encoder_steps
 from econmt.data.files import notice
 from econmt.data.progress_bars import status_line
 from econmt.data.tables import print_table
-from econmt.data.text.subwords import fingerprint
 from econmt.errors import InputError, printable
-from econmt.export.model_folder import check_new, write_model
+from econmt.export.model_folder import DerivedModel
 from econmt.memory.report.tables import format_bytes
 from econmt.model.compression import PARTS, Compressed, compress_tensors, lstm_matrices, rank_for, with_ranks
 
@@ -36,25 +31,27 @@ def compress(
     context: typer.Context,
     model: ModelOption,
     output: NewModelOption,
-    rank: Annotated[int | None, typer.Option(min=1, max=limits.WIDTH, help="Of encoder and decoder.")] = None,
-    encoder_rank: Annotated[int | None, typer.Option(min=1, max=limits.WIDTH, help="Of the encoder.")] = None,
-    decoder_rank: Annotated[int | None, typer.Option(min=1, max=limits.WIDTH, help="Of the decoder.")] = None,
-    energy: Annotated[
-        float | None,
-        typer.Option(
-            help="The smallest ranks that keep this share of each matrix's squared values, where no rank is given; "
-            "what would not become smaller stays whole."
-        ),
-    ] = None,
-    checkpoint: Annotated[
-        str, typer.Option("--checkpoint", "-c", help="best, last, or the number of an update.")
-    ] = "best",
+    rank: int | None = option(
+        None, help="Rank of the factors in encoder and decoder.", min=1, max=limits.WIDTH
+    ),
+    encoder_rank: int | None = option(
+        None, help="Rank of the factors in the encoder.", min=1, max=limits.WIDTH
+    ),
+    decoder_rank: int | None = option(
+        None, help="Rank of the factors in the decoder.", min=1, max=limits.WIDTH
+    ),
+    energy: float | None = option(
+        None,
+        help="Share of each matrix's squared values to keep: chooses the smallest ranks where no rank is given; "
+        "parts that would not become smaller stay as they are.",
+    ),
+    checkpoint: CheckpointOption = "best",
     threads: ThreadsOption = None,
 ) -> None:
-    """Replace the LSTM matrices of a trained model by two thin factors each, in a new model folder.
+    """Replace the LSTM matrices of a trained model by two low-rank factors each, in a new model folder.
 
-    The factors are the truncated singular value decomposition. A part of the model for which no rank is given stays as
-    it is. To make up for what is lost, train the result further: see the second example.
+    The factors are a truncated singular value decomposition. Parts of the model without a rank stay as they are. To
+    recover the lost quality, train the result further, as in the second example.
 
     \b
     Example:
@@ -62,74 +59,65 @@ def compress(
       econmt train runs/r64/recipe.yaml training.initialize_from=runs/r64 \\
         output=runs/r64-tuned
     """
-    folder = ModelFolder(model)
-    recipe = read_recipe(folder)
-    if not isinstance(recipe.model, Model):
-        raise InputError(f"{model}: holds a language model; econmt compress takes a translation model")
-    given = {"encoder": encoder_rank or rank, "decoder": decoder_rank or rank}
+    derived = DerivedModel(model, output, "econmt compress")
+    recipe, config = derived.recipe, derived.recipe.translation_model
+    requested = {"encoder": encoder_rank or rank, "decoder": decoder_rank or rank}
     if energy is not None and not 0.0 < energy <= 1.0:
         raise InputError(f"--energy {energy}: give a share above 0 and at most 1")
     if encoder_rank and decoder_rank:
-        refuse_idle(context, "is what --encoder-rank and --decoder-rank say; leave one out", "rank")
-    if all(given.values()):
-        refuse_idle(context, "finds ranks that are not given, and all are; leave one out", "energy")
-    if energy is None and not any(given.values()):
+        refuse_idle(context, "is given by --encoder-rank and --decoder-rank; leave it out", "rank")
+    if all(requested.values()):
+        refuse_idle(context, "chooses ranks that are not given, but all are; leave it out", "energy")
+    if energy is None and not any(requested.values()):
         raise InputError("econmt compress: give --rank, --encoder-rank, --decoder-rank or --energy")
-    check_new(output)
     use_threads(threads)
-    path = parameter_file(folder, checkpoint)
-    stored, metadata = read_tensors(path)
+    path, stored, metadata = derived.read(checkpoint)
     tensors = restored(stored, path)
     metadata.pop("quantized", None)
-    check_vocabulary(metadata, fingerprint(folder.path), path)
-    check_model(metadata, recipe.model, path)
     with status_line() as say:
         say("choosing ranks" if energy is not None else "checking ranks")
-        ranks = _ranks(recipe.model, tensors, given, energy, folder)
+        ranks = _ranks(config, tensors, requested, energy, model)
         say(f"factorising {' and '.join(ranks)}")
         made, report = compress_tensors(tensors, ranks)
-    smaller = with_ranks(recipe.model, ranks)
+    smaller = with_ranks(config, ranks)
     description = json.loads(metadata["model"]) | smaller.model_dump(mode="json")
     metadata |= {
         "model": json.dumps(description, sort_keys=True),
         "compressed": " ".join(f"{part}={number}" for part, number in ranks.items()),
     }
-    write_model(folder, output, made, metadata, recipe_text(recipe.model_copy(update={"model": smaller})))
+    derived.write(made, metadata, recipe_text(recipe.model_copy(update={"model": smaller})))
     _print(report, tensors, made)
-    notice(
-        f"compressed {path}; training further makes up for what is lost: training.initialize_from={output}"
-    )
+    notice(f"compressed {path}; recover the lost quality by training with training.initialize_from={output}")
     print(printable(output))
 
 
 def _ranks(
     model: Model,
     tensors: Mapping[str, Tensor],
-    given: Mapping[str, int | None],
+    wanted: Mapping[str, int | None],
     energy: float | None,
-    folder: ModelFolder,
+    folder: Path,
 ) -> dict[str, int]:
-    """The ranks of the parts that are to be factorised.
+    """Returns the ranks of the parts to factorise.
 
     Raises:
-        InputError: if a part is factorised already, a rank that was given saves nothing, or no part has any.
+        InputError: a part is already factorised, a wanted rank saves nothing, or no part becomes smaller.
     """
     ranks = {}
     for part in PARTS:
         before: int | None = getattr(model, part).rank
-        rank, limit, cell = given[part], rank_limit(model, part), getattr(model, part).cell
+        rank, limit, cell = wanted[part], rank_limit(model, part), getattr(model, part).cell
         if rank is None and energy is None:
             continue
         if not CELLS[cell].ranks:
-            notice(f"the {part} stays whole: layers of cell {cell} have no factors")
+            notice(f"the {part} stays as it is: cells of type {cell} cannot be factorised")
             continue
-        if steps := {"encoder": encoder_steps, "decoder": decoder_steps}[part](model):
-            notice(f"the {part} stays whole: model.{steps} needs whole matrices")
+        if steps := unfused_key(model, part):
+            notice(f"the {part} stays as it is: model.{steps} needs full matrices")
             continue
         if before is not None:
             raise InputError(
-                f"{folder.path}: the {part} is low-rank already (rank {before}); compress the model that it was made "
-                "from"
+                f"{folder}: the {part} already has rank {before}; compress the model that it was made from"
             )
         if rank is not None:
             if rank > limit.rank:
@@ -139,22 +127,20 @@ def _ranks(
             rank = rank_for((tensors[name] for name in lstm_matrices(tensors, part)), energy)
             if rank > limit.rank:
                 notice(
-                    f"the {part} stays whole: --energy {energy} needs rank {rank}, and nothing is gained above "
-                    f"{limit.rank} ({limit.reason})"
+                    f"the {part} stays as it is: --energy {energy} needs rank {rank}, and ranks above {limit.rank} "
+                    f"save nothing ({limit.reason})"
                 )
                 continue
         ranks[part] = rank
     if not ranks:
         if energy is None:
-            raise InputError(
-                f"{folder.path}: nothing would become smaller; no part that was asked for has factors"
-            )
+            raise InputError(f"{folder}: nothing would become smaller; no part with a rank can be factorised")
         raise InputError(f"--energy {energy}: nothing would become smaller; give a smaller share, or --rank")
     return ranks
 
 
 def _print(report: Sequence[Compressed], before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> None:
-    """The table of the matrices and of the whole model."""
+    """Prints a table of the matrices and of the whole model."""
     table = Table(title="LSTM matrices, share of squared values kept")
     for column in ("matrix", "shape", "rank", "kept", "parameters before", "after", "bytes after"):
         table.add_column(column, justify="left" if column == "matrix" else "right")

@@ -1,4 +1,4 @@
-"""Shared by commands that compute: loading the models that options name, and the number of threads."""
+"""Shared by commands that compute: loading models, threads, and lines of text that are read and written."""
 
 from __future__ import annotations
 
@@ -6,35 +6,33 @@ import functools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 
 import torch
 
 from econmt.api import TrainedModel, load
+from econmt.cli.options import Computing, check_not_of_model, check_writable
 from econmt.data.files import notice
 from econmt.data.progress_bars import counting, seen, status_line
-from econmt.data.text.corpus import count_lines
-from econmt.decoding.streams import LineOutput
+from econmt.data.text.corpus import count_lines, read_lines
+from econmt.decoding.streams import LineOutput, read_chunks, standard_input
 from econmt.engine.devices import give_back_library_pages
 from econmt.engine.threads import crowded, missing_library
 
 
 def load_models(
-    models: Sequence[Path],
-    checkpoints: Sequence[str] | None,
-    device: str,
-    precision: str,
-    threads: int | None,
+    models: Sequence[Path], computing: Computing, checkpoints: Sequence[str] | None = None
 ) -> TrainedModel:
-    """The models that options name, as :func:`econmt.api.load` loads them, with as many threads as are fastest."""
+    """Loads models as :func:`econmt.api.load` does, with the fastest number of threads unless one is given."""
     with status_line() as say:
         say(f"loading {', '.join(map(str, models))}")
         loaded = load(
             list(models),
             checkpoints or "best",
-            device=device,
-            precision=precision,
-            threads=threads or "auto",
+            device=computing.device,
+            precision=computing.precision,
+            threads=computing.threads or "auto",
         )
     if loaded.device.type == "cpu":
         warn_of_slowness()
@@ -42,13 +40,45 @@ def load_models(
     return loaded
 
 
+def line_output(output: Path | None, inputs: Sequence[Path | None], models: Sequence[Path]) -> LineOutput:
+    """Opens an output for lines.
+
+    Args:
+        output: file to write; None: standard output.
+        inputs: files that are read; None: standard input.
+        models: model folders that are read.
+
+    Raises:
+        InputError: the file cannot be written, is one of the inputs, or belongs to one of the models.
+    """
+    check_writable(output)
+    check_not_of_model(output, models)
+    return LineOutput(output, inputs)
+
+
+def line_chunks(path: Path | None, size: int) -> Iterator[list[str]]:
+    """Yields lines of a file, or of standard input, which may pause; at most ``size`` at a time."""
+    if path is None:
+        yield from read_chunks(standard_input(), size)
+        return
+    lines = read_lines(path)
+    while chunk := list(islice(lines, size)):
+        yield chunk
+
+
 @contextmanager
 def counting_lines(
     title: str, path: Path | None, unit: str, output: LineOutput
 ) -> Iterator[Callable[[int], None]]:
-    """A function that is told how many more lines of a file, or of standard input, are done.
+    """Yields a function to call with the number of further lines that are done, for a progress bar.
 
-    A bar on a terminal, but where the lines go to one themselves or somebody types them there.
+    The bar is shown on a terminal, unless the output or a person who types the input is there too.
+
+    Args:
+        title: title of the bar.
+        path: file that is read; None: standard input.
+        unit: plural name of a line.
+        output: output of the results.
     """
     typed = path is None and sys.stdin is not None and sys.stdin.isatty()
     show = seen() and not typed and not output.is_seen
@@ -58,14 +88,14 @@ def counting_lines(
 
 
 def use_threads(threads: int | None) -> None:
-    """Computes with as many threads as an option says, if it says so."""
+    """Sets the number of CPU threads, unless it is None."""
     if threads is not None:
         torch.set_num_threads(threads)
         warn_of_slowness()
 
 
 def warn_of_slowness() -> None:
-    """Says on standard error if the threads that compute will wait for cores, or if there is no C library."""
+    """Warns if there are more threads than free cores, or if the C library is missing."""
     line = crowded(torch.get_num_threads())
     if line is not None:
         notice(f"warning: {line}")

@@ -1,17 +1,16 @@
-"""``econmt embeddings``: what a model takes for alike."""
+"""``econmt embeddings``: prints the nearest neighbours of tokens, or writes all embeddings to a file."""
 
 from __future__ import annotations
 
 import difflib
 import sys
-from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Literal
 
 import torch
-import typer
 
 from econmt.checkpoint.checkpoints import load_task
+from econmt.cli.option_groups import argument, option
 from econmt.cli.options import ModelOption
 from econmt.config import limits
 from econmt.data.text.subwords import Vocabulary
@@ -20,74 +19,73 @@ from econmt.model import TranslationModel
 from econmt.training.vector_files import write_vectors
 
 
-class Side(str, Enum):
-    """Whose embeddings."""
-
-    source = "source"
-    target = "target"
-
-
 def embeddings(
     model: ModelOption,
-    tokens: Annotated[list[str] | None, typer.Argument(help="Tokens; none: those of standard input.")] = None,
-    side: Annotated[Side, typer.Option(help="Of a language model all are target embeddings.")] = Side.source,
-    factor: Annotated[
-        int | None,
-        typer.Option(min=1, max=limits.FACTORS, help="Of this stream of source factors instead, from 1."),
-    ] = None,
-    count: Annotated[int, typer.Option("--neighbours", "-k", min=1, max=limits.WORDS, help="Of each.")] = 5,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output", "-o", help="Write all tokens and vectors here instead: .npz, .safetensors, else text."
-        ),
-    ] = None,
+    tokens: list[str] | None = argument(
+        None, help="Tokens to look up; without any they are read from standard input."
+    ),
+    side: Literal["source", "target"] = option(
+        "source",
+        help="Embeddings of the source or target vocabulary; a language model has target embeddings only.",
+    ),
+    factor: int | None = option(
+        None,
+        help="Embeddings of a stream of source factors instead, numbered from 1.",
+        min=1,
+        max=limits.FACTORS,
+    ),
+    count: int = option(
+        5, "--neighbours", "-k", help="Number of neighbours of each token.", min=1, max=limits.WORDS
+    ),
+    output: Path | None = option(
+        None, "--output", "-o", help="Write all tokens and vectors to this file: .npz, .safetensors, or text."
+    ),
 ) -> None:
-    """Print the tokens whose embeddings are nearest to those given, with the cosine of the angle, the nearest first.
+    """Print the tokens whose embeddings are nearest to those of the given tokens, nearest first.
 
-    Columns: token, neighbour, cosine, separated by tabs. Tokens are those of the vocabulary: subwords where the model
-    has them. What --output writes is what model.initialization.source_embedding and target_embedding read.
+    The columns, separated by tabs, are token, neighbour and cosine similarity. Tokens are entries of the vocabulary, so
+    subwords in most models. model.initialization.source_embedding and target_embedding read the files of --output.
 
     \b
     Example:
       econmt embeddings -m runs/multi30k dog cat
     """
     loaded = load_task(model)
-    own, table = loaded.vocabularies.target, "embedding"
+    vocabulary, table = loaded.vocabularies.target, "embedding"
     factors = loaded.vocabularies.factors
     if factor is not None:
         if factor > len(factors):
             raise InputError(
-                f"--factor {factor}: {model} reads {len(factors) or 'no'} streams of source factors"
+                f"--factor {factor}: {model} has {len(factors) or 'no'} streams of source factors; give a lower number"
             )
-        if side is Side.target:
-            raise InputError("--side target: --factor is of the source; leave out one of them")
-        own, table = factors[factor - 1], f"source_factor_embeddings.{factor - 1}"
+        if side == "target":
+            raise InputError("--side target: --factor is for the source; leave out one of them")
+        vocabulary, table = factors[factor - 1], f"source_factor_embeddings.{factor - 1}"
     elif isinstance(loaded.model, TranslationModel):
-        own, table = getattr(loaded.vocabularies, side.value), f"{side.value}_embedding"
+        vocabulary, table = getattr(loaded.vocabularies, side), f"{side}_embedding"
     weight = loaded.model.get_submodule(table).get_parameter("weight").detach()
-    known = own.tokens(range(own.size))
+    entries = vocabulary.tokens(range(vocabulary.size))
     if output is not None:
         if tokens:
             raise InputError("--output writes all tokens; leave the tokens out")
-        write_vectors(output, known, weight)
+        write_vectors(output, entries, weight)
         print(printable(output))
         return
     for token in tokens or sys.stdin.read().split():
-        place = _place(token, known, own)
-        cosines = torch.nn.functional.cosine_similarity(weight, weight[place][None], dim=1)
-        cosines[place] = -torch.inf
-        values, places = cosines.topk(min(count, len(known) - 1))
-        for value, other in zip(values.tolist(), places.tolist(), strict=True):
-            print(f"{printable(known[place])}\t{printable(known[other])}\t{value:.4f}")
+        number = _id_of(token, entries, vocabulary)
+        cosines = torch.nn.functional.cosine_similarity(weight, weight[number][None], dim=1)
+        cosines[number] = -torch.inf
+        values, neighbours = cosines.topk(min(count, len(entries) - 1))
+        for value, neighbour in zip(values.tolist(), neighbours.tolist(), strict=True):
+            print(f"{printable(entries[number])}\t{printable(entries[neighbour])}\t{value:.4f}")
 
 
-def _place(token: str, known: list[str], vocabulary: Vocabulary) -> int:
-    """The id of a token, which may lack SentencePiece's mark of a word's beginning."""
+def _id_of(token: str, entries: list[str], vocabulary: Vocabulary) -> int:
+    """Returns the id of a token, which may lack SentencePiece's mark of the beginning of a word."""
     for written in (token, f"\u2581{token}"):
-        if written in known:
-            return known.index(written)
-    near = difflib.get_close_matches(token, known, n=3)
+        if written in entries:
+            return entries.index(written)
+    near = difflib.get_close_matches(token, entries, n=3)
     pieces = vocabulary.tokens(vocabulary.encode(token))
-    advice = f"near it are {', '.join(near)}" if near else f"it is cut into {' '.join(pieces)}"
-    raise InputError(f"token '{token}': not in the vocabulary; {advice}")
+    hint = f"similar tokens: {', '.join(near)}" if near else f"it is cut into {' '.join(pieces)}"
+    raise InputError(f"token '{token}': not in the vocabulary; {hint}")

@@ -1,22 +1,23 @@
-"""``econmt evaluate``: how good translations are."""
+"""``econmt evaluate``: computes BLEU, chrF and TER of translations, and compares systems."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
 
 import typer
 from sacrebleu.metrics.base import Metric
 
+from econmt.cli.computing import line_chunks
+from econmt.cli.option_groups import option
 from econmt.cli.options import refuse_idle
 from econmt.config import limits
 from econmt.config.json_reader import json_text
 from econmt.data.files import notice
 from econmt.data.progress_bars import status_line
-from econmt.data.text.corpus import read_lines
-from econmt.decoding.streams import STANDARD_INPUT, read_chunks, standard_input
+from econmt.decoding.streams import STANDARD_INPUT
 from econmt.errors import InputError, printable
 from econmt.evaluation.metrics import (
     METRICS,
@@ -29,50 +30,96 @@ from econmt.evaluation.metrics import (
 )
 
 
+@dataclass(frozen=True)
+class MetricChoice:
+    """Metrics and their settings."""
+
+    metrics: list[str] | None = option(
+        None,
+        help="Metrics bleu, chrf, ter: repeat the option or separate them with commas.",
+        show_default="all",
+    )
+    tokenize: str | None = option(
+        None,
+        help="sacreBLEU's name of the tokenizer for BLEU; none for text that is already tokenised.",
+        show_default="by the target language",
+    )
+    language: str | None = option(
+        None,
+        "--language",
+        "-l",
+        help="Target language, which chooses BLEU's tokenizer: zh, ja, ko, th, ...",
+        show_default="the suffix of the first reference",
+    )
+    lowercase: bool = option(False, help="Ignore case in BLEU and chrF.")
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the metrics."""
+        names = [name for text in self.metrics or () for name in text.replace(",", " ").split()]
+        if self.metrics and not names:
+            raise InputError(
+                f"--metrics '{self.metrics[0]}': names no metric; give {', '.join(METRICS)}, or leave it out"
+            )
+        return list(dict.fromkeys(name.lower() for name in names)) or list(METRICS)
+
+    def check(self, context: typer.Context) -> None:
+        """Raises InputError for settings without effect and for an invalid language."""
+        if "bleu" not in self.names:
+            refuse_idle(context, "is for BLEU, which --metrics does not name", "tokenize", "language")
+        if self.tokenize is not None:
+            refuse_idle(
+                context, "chooses a tokenizer, and --tokenize names one; give one of them", "language"
+            )
+        if self.names == ["ter"]:
+            refuse_idle(context, "is for BLEU and chrF, which --metrics does not name", "lowercase")
+        code = self.language or "en"
+        if not re.fullmatch("[A-Za-z]{2,8}([._-][A-Za-z0-9]{1,8})*", code):
+            raise InputError(
+                f"--language '{code[:40]}': give the code of a language, such as de, zh or pt_BR"
+            )
+
+    def scorers(self, reference: Path, lines: Sequence[Sequence[str]]) -> dict[str, Metric]:
+        """Returns a scorer for each metric.
+
+        Args:
+            reference: file of the first reference, whose suffix is the default language.
+            lines: lines of each reference.
+        """
+        tokenizer = self.tokenize
+        if tokenizer is None and "bleu" in self.names:
+            suffix = reference.name.removesuffix(".gz").rpartition(".")[2]
+            tokenizer, note = tokenizer_of(suffix if self.language is None else self.language)
+            if note:
+                notice(note)
+        return {
+            name: make_metric(name, lines, tokenize=tokenizer, lowercase=self.lowercase)
+            for name in self.names
+        }
+
+
 def evaluate(
     context: typer.Context,
-    references: Annotated[
-        list[Path],
-        typer.Option("--references", "-r", help="Reference translations; several sets are allowed."),
-    ],
-    hypotheses: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--hypotheses",
-            "-i",
-            help="Translations to judge; several systems are compared with the first.",
-            show_default="standard input",
-        ),
-    ] = None,
-    metrics: Annotated[
-        list[str] | None,
-        typer.Option("--metrics", help="bleu, chrf, ter: several times, or with commas.", show_default="all"),
-    ] = None,
-    tokenize: Annotated[
-        str | None,
-        typer.Option(
-            help="BLEU's tokenizer, in sacreBLEU's words; none for text that is tokenised already.",
-            show_default="by the target language",
-        ),
-    ] = None,
-    language: Annotated[
-        str | None,
-        typer.Option(
-            "--language",
-            "-l",
-            help="Target language, which chooses BLEU's tokenizer: zh, ja, ko, th, ...",
-            show_default="the suffix of the first reference",
-        ),
-    ] = None,
-    lowercase: Annotated[bool, typer.Option("--lowercase", help="Ignore case in BLEU and chrF.")] = False,
-    width: Annotated[
-        int, typer.Option("--width", "-w", min=0, max=limits.DIGITS, help="Digits after the point.")
-    ] = 2,
-    samples: Annotated[
-        int,
-        typer.Option(min=1, max=limits.SAMPLES, help="Resampled test sets for the comparison of systems."),
-    ] = 1000,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, figures not rounded.")] = False,
+    references: list[Path] = option(
+        ...,
+        "--references",
+        "-r",
+        help="Reference translations; may be repeated for several references of each sentence.",
+    ),
+    *,
+    hypotheses: list[Path] | None = option(
+        None,
+        "--hypotheses",
+        "-i",
+        help="Translations to evaluate; further systems are compared with the first.",
+        show_default="standard input",
+    ),
+    choice: MetricChoice,
+    width: int = option(2, "--width", "-w", help="Digits after the decimal point.", min=0, max=limits.DIGITS),
+    samples: int = option(
+        1000, help="Number of resampled test sets for comparing systems.", min=1, max=limits.SAMPLES
+    ),
+    as_json: bool = option(False, "--json", help="Print JSON with unrounded figures."),
 ) -> None:
     """Print BLEU, chrF and TER with sacreBLEU and its signatures; compare systems by paired bootstrap resampling.
 
@@ -81,111 +128,65 @@ def evaluate(
       econmt translate -m runs/multi30k -i test.en | econmt evaluate -r test.de
       econmt evaluate -r test.de -i baseline.de -i new.de --metrics bleu
     """
-    names = _metric_names(metrics)
-    _check_options(context, locals(), names, len(hypotheses or ()))
+    choice.check(context)
+    if as_json:
+        refuse_idle(context, "is for text; figures of --json are not rounded", "width")
+    if len(hypotheses or ()) < 2:
+        refuse_idle(context, "is for comparing systems; give --hypotheses several times", "samples")
     reference_lines = [_lines(path) for path in references]
-    systems = (
-        {str(path): _lines(path) for path in hypotheses} if hypotheses else {STANDARD_INPUT: _lines(None)}
-    )
+    files: Sequence[Path | None] = hypotheses or [None]
+    systems = {STANDARD_INPUT if path is None else str(path): _lines(path) for path in files}
     if hypotheses and len(systems) < len(hypotheses):
         raise InputError("a file of hypotheses is given twice; give each system once")
-    for path, lines in zip(references[1:], reference_lines[1:], strict=True):
-        _check_counts(str(path), lines, str(references[0]), reference_lines[0])
-    for name, lines in systems.items():
-        _check_counts(name, lines, str(references[0]), reference_lines[0])
-    if tokenize is None and "bleu" in names:
-        suffix = references[0].name.removesuffix(".gz").rpartition(".")[2]
-        tokenize, note = tokenizer_of(suffix if language is None else language)
-        if note:
-            notice(note)
-    judges = {
-        name: make_metric(name, reference_lines, tokenize=tokenize, lowercase=lowercase) for name in names
-    }
+    texts = [*zip(map(str, references), reference_lines, strict=True), *systems.items()]
+    count = len(reference_lines[0])
+    for name, lines in texts:
+        if len(lines) != count:
+            raise InputError(
+                f"{name} has {len(lines)} lines but {references[0]} has {count}; line n of one must belong to line n "
+                "of the other"
+            )
+    scorers = choice.scorers(references[0], reference_lines)
     if len(systems) > 1:
         with status_line() as say:
-            say(f"comparing {len(systems)} systems on {samples:,} resampled test sets: {', '.join(judges)}")
-            outcome = paired_bootstrap(systems, judges, samples)
+            say(f"comparing {len(systems)} systems on {samples:,} resampled test sets: {', '.join(scorers)}")
+            outcome = paired_bootstrap(systems, scorers, samples)
         tables = [{**each._asdict(), "systems": [row._asdict() for row in each.systems]} for each in outcome]
-        print(_as_json(tables) if as_json else _comparison_text(outcome, width))
+        print(json_text(tables, indent=2) if as_json else _comparison_text(outcome, width))
         return
     (lines,) = systems.values()
-    scores = _scores(judges, lines, width)
+    scores = _scores(scorers, lines, width)
     if as_json:
-        print(_as_json([score._asdict() for score in scores]))
+        print(json_text([score._asdict() for score in scores], indent=2))
     else:
         print("\n".join(score.text for score in scores))
 
 
-def _check_options(
-    context: typer.Context, given: Mapping[str, Any], names: Sequence[str], systems: int
-) -> None:
-    """Refuse options that would change nothing, and a language that is none."""
-    if "bleu" not in names:
-        refuse_idle(context, "is of BLEU, which --metrics does not name", "tokenize", "language")
-    if given["tokenize"] is not None:
-        refuse_idle(context, "chooses a tokenizer, and --tokenize names one; give one of them", "language")
-    if names == ["ter"]:
-        refuse_idle(context, "is of BLEU and chrF, which --metrics does not name", "lowercase")
-    if given["as_json"]:
-        refuse_idle(context, "is of text; figures of --json are not rounded", "width")
-    if systems < 2:
-        refuse_idle(context, "is for the comparison of systems; give --hypotheses several times", "samples")
-    language = given["language"]
-    if language is not None and not re.fullmatch("[A-Za-z]{2,8}([._-][A-Za-z0-9]{1,8})*", language):
-        raise InputError(
-            f"--language '{language[:40]}': give the code of a language, such as de, zh or pt_BR"
-        )
-
-
-def _scores(judges: Mapping[str, Metric], lines: Sequence[str], width: int) -> list[Score]:
+def _scores(scorers: Mapping[str, Metric], lines: Sequence[str], width: int) -> list[Score]:
     scores = []
     with status_line() as say:
-        for number, (name, judge) in enumerate(judges.items(), 1):
-            say(f"metric {number} of {len(judges)}: {name}, {len(lines):,} lines")
-            scores.append(corpus_score(judge, lines, width=width))
+        for number, (name, scorer) in enumerate(scorers.items(), 1):
+            say(f"metric {number} of {len(scorers)}: {name}, {len(lines):,} lines")
+            scores.append(corpus_score(scorer, lines, width=width))
     return scores
 
 
-def _as_json(tables: Sequence[dict[str, Any]]) -> str:
-    return json_text(tables, indent=2)
-
-
-def _metric_names(given: Sequence[str] | None) -> list[str]:
-    names = [name for text in given or () for name in text.replace(",", " ").split()]
-    if given and not names:
-        raise InputError(
-            f"--metrics '{given[0]}': names no metric; give {', '.join(METRICS)}, or leave it out"
-        )
-    return list(dict.fromkeys(name.lower() for name in names)) or list(METRICS)
-
-
 def _lines(path: Path | None) -> list[str]:
-    if path is not None:
-        lines = list(read_lines(path))
-    else:
-        lines = [line for chunk in read_chunks(standard_input(), 1 << 16) for line in chunk]
+    lines = [line for chunk in line_chunks(path, 1 << 16) for line in chunk]
     where = STANDARD_INPUT if path is None else path
     if not lines:
-        raise InputError(f"{where}: no translations to judge; give --hypotheses FILE or pipe them in")
+        raise InputError(f"{where}: no lines to evaluate; give --hypotheses FILE or pipe them in")
     for number, line in enumerate(lines, 1):
         if len(line) > limits.JUDGED:
             raise InputError(
-                f"{where}:{number}: {len(line):,} characters, and at most {limits.JUDGED:,} are compared; give a "
-                "sentence a line"
+                f"{where}:{number}: {len(line):,} characters, more than the {limits.JUDGED:,} that are compared; give "
+                "one sentence per line"
             )
     return lines
 
 
-def _check_counts(name: str, lines: Sequence[str], other: str, other_lines: Sequence[str]) -> None:
-    if len(lines) != len(other_lines):
-        raise InputError(
-            f"{name} has {len(lines)} lines but {other} has {len(other_lines)}; line n of one must belong to line n of "
-            "the other"
-        )
-
-
 def _comparison_text(outcome: Sequence[Significance], width: int) -> str:
-    """For each metric its signature and a row a system; the first is what the others are compared with."""
+    """Formats comparisons: the signature of each metric, and a row for each system; the first is the baseline."""
     lines = []
     for each in outcome:
         lines.append(f"{each.name}|{each.signature}")

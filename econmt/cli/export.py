@@ -1,61 +1,51 @@
-"""``econmt export``: a model without its training state, or without PyTorch."""
+"""``econmt export``: copies a model without its training state, or for use without PyTorch."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Literal
 
 import typer
 
-from econmt.checkpoint.checkpoints import load_task
 from econmt.checkpoint.folder import ModelFolder
 from econmt.cli.model_card import card_of, check_licence
+from econmt.cli.option_groups import argument, option
 from econmt.cli.options import refuse_idle
 from econmt.config import limits
 from econmt.data.progress_bars import status_line
 from econmt.errors import InputError, printable
-from econmt.export.model_folder import check_new, export_model
+from econmt.export.model_folder import export_model
 from econmt.export.runtime import export_runtime
-
-
-class ExportPrecision(str, Enum):
-    """Precision of an exported model's matrices."""
-
-    float32 = "float32"
-    int8 = "int8"
 
 
 def export(
     context: typer.Context,
-    folder: Annotated[Path, typer.Argument(help="Model folder.")],
-    destination: Annotated[Path, typer.Argument(help="Folder to make.")],
-    hub: Annotated[
-        bool, typer.Option("--hub", help="Write a model card, too, as the Hugging Face Hub reads it.")
-    ] = False,
-    licence: Annotated[
-        str | None,
-        typer.Option("--license", help="Of the model, as the Hub names it, for --hub: apache-2.0, other."),
-    ] = None,
-    runtime: Annotated[
-        bool, typer.Option("--runtime", help="A folder that translates without PyTorch: python FOLDER.")
-    ] = False,
-    precision: Annotated[
-        ExportPrecision | None,
-        typer.Option(help="Of a runtime's matrices.", show_default="int8 if the model's are, else float32"),
-    ] = None,
-    lexicon: Annotated[
-        Path | None, typer.Option(help="File of econmt lexicon, with which a runtime restricts its words.")
-    ] = None,
-    lexicon_topk: Annotated[
-        int | None,
-        typer.Option(
-            min=1, max=limits.SHORTLIST, help="Translations that it keeps of each word.", show_default="all"
-        ),
-    ] = None,
+    folder: Path = argument(..., help="Model folder."),
+    destination: Path = argument(..., help="Folder to create."),
+    hub: bool = option(False, help="Also write a model card for the Hugging Face Hub."),
+    licence: str | None = option(
+        None,
+        "--license",
+        help="With --hub: licence of the model by the Hub's name, such as apache-2.0 or other.",
+    ),
+    runtime: bool = option(False, help="Write a folder that translates without PyTorch: python FOLDER."),
+    precision: Literal["float32", "int8"] | None = option(
+        None,
+        help="With --runtime: precision of the matrices.",
+        show_default="int8 if the model's are, else float32",
+    ),
+    lexicon: Path | None = option(
+        None, help="With --runtime: lexicon file from econmt lexicon that restricts the output vocabulary."
+    ),
+    lexicon_topk: int | None = option(
+        None,
+        help="With --lexicon: number of translations to keep of each word.",
+        min=1,
+        max=limits.SHORTLIST,
+        show_default="all",
+    ),
 ) -> None:
-    """Write the best parameters, the recipe and the vocabulary, all that translating needs, to a new folder.
+    """Write the best parameters, the recipe and the vocabulary, which translating needs, to a new folder.
 
     \b
     Example:
@@ -64,33 +54,22 @@ def export(
       econmt export --runtime runs/multi30k multi30k-runtime
       python multi30k-runtime < test.en
     """
-    _check_options(context, locals())
+    if runtime and hub:
+        raise InputError("--hub and --runtime cannot be combined; leave out one of them")
+    if hub != (licence is not None):
+        raise InputError(
+            "a model card names the licence of the model: give --hub and --license together, or neither"
+        )
+    if not runtime:
+        why = "is for --runtime; give that too, or leave it out"
+        refuse_idle(context, why, "precision", "lexicon", "lexicon_topk")
+    if lexicon is None:
+        refuse_idle(context, "is for --lexicon; give that too, or leave it out", "lexicon_topk")
     with status_line() as say:
         say(f"checking {folder} and copying it")
         if runtime:
-            chosen = None if precision is None else precision.value
-            made = export_runtime(folder, destination, chosen, lexicon, lexicon_topk)
+            made = export_runtime(folder, destination, precision, lexicon, lexicon_topk)
         else:
-            check_new(destination)
-            card = None
-            if hub and licence is not None:
-                load_task(folder)
-                card = card_of(ModelFolder(folder), check_licence(licence))
+            card = None if licence is None else card_of(ModelFolder(folder), check_licence(licence))
             made = export_model(folder, destination, card=card)
     print(printable(made))
-
-
-def _check_options(context: typer.Context, given: Mapping[str, Any]) -> None:
-    """Refuse options that would change nothing, and a card without its licence."""
-    if given["runtime"] and given["hub"]:
-        raise InputError("--hub is for a model that econmt reads; leave out that or --runtime")
-    if given["hub"] != (given["licence"] is not None):
-        raise InputError(
-            "a model card names the licence of the model, which nobody else can know: give --license with --hub, or "
-            "neither"
-        )
-    if not given["runtime"]:
-        why = "is for --runtime; give that too, or leave it out"
-        refuse_idle(context, why, "precision", "lexicon", "lexicon_topk")
-    if given["lexicon"] is None:
-        refuse_idle(context, "is for --lexicon; give that too, or leave it out", "lexicon_topk")

@@ -1,40 +1,36 @@
-"""``econmt extract``: parameters out of a model folder."""
+"""``econmt extract``: lists the parameters of a model, or writes them to a file."""
 
 from __future__ import annotations
 
 import io
 import re
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import torch
-import typer
 from safetensors.torch import save
 
 from econmt.checkpoint.checkpoints import parameter_file
 from econmt.checkpoint.folder import ModelFolder
 from econmt.checkpoint.tensor_files import read_tensors
-from econmt.cli.options import ModelOption
+from econmt.cli.option_groups import argument, option
+from econmt.cli.options import CheckpointOption, ModelOption
 from econmt.data.files import whole_file
 from econmt.errors import InputError, printable
 
 
 def extract(
     model: ModelOption,
-    names: Annotated[
-        list[str] | None, typer.Argument(help="Regular expressions of whole names; none: all parameters.")
-    ] = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="File to write, .npz or .safetensors.")
-    ] = None,
-    checkpoint: Annotated[
-        str, typer.Option("--checkpoint", "-c", help="best, last, or the number of an update.")
-    ] = "best",
+    names: list[str] | None = argument(
+        None, help="Regular expressions that match whole parameter names; without any, all parameters."
+    ),
+    output: Path | None = option(None, "--output", "-o", help="File to write, .npz or .safetensors."),
+    checkpoint: CheckpointOption = "best",
 ) -> None:
-    """Write parameters of a model to a file that numpy or any program with safetensors reads.
+    """Write parameters of a model to a file for numpy or for any program that reads safetensors.
 
-    Without --output their names, shapes and types are listed. Bfloat16, which numpy lacks, becomes float32 in .npz.
+    Without --output, list their names, shapes and types. In .npz files bfloat16, which numpy lacks, becomes float32.
 
     \b
     Example:
@@ -45,14 +41,14 @@ def extract(
     chosen: dict[str, torch.Tensor] = {}
     for pattern in names or [".*"]:
         try:
-            found = {name: value for name, value in tensors.items() if re.fullmatch(pattern, name)}
+            matching = {name: value for name, value in tensors.items() if re.fullmatch(pattern, name)}
         except re.error as error:
             raise InputError(f"name '{pattern}': no regular expression ({error})") from None
-        if not found:
+        if not matching:
             raise InputError(
                 f"{path}: no parameter matches '{pattern}'; there are {', '.join(sorted(tensors))}"
             )
-        chosen |= found
+        chosen |= matching
     if output is None:
         for name in sorted(chosen):
             shape = " x ".join(map(str, chosen[name].shape))
@@ -69,7 +65,7 @@ def extract(
     elif output.suffix == ".safetensors":
         content = save({name: part.contiguous() for name, part in chosen.items()})
     else:
-        raise InputError(f"--output {output}: the suffix says the form; give .npz or .safetensors")
+        raise InputError(f"--output {output}: unknown suffix; give .npz or .safetensors")
     with whole_file(output) as file:
         file.write(content)
     print(printable(output))

@@ -1,4 +1,4 @@
-"""Files of source factors beside the text that is translated or scored."""
+"""Files of source factors of the text that is translated or scored."""
 
 from __future__ import annotations
 
@@ -17,27 +17,30 @@ FactorsOption = Annotated[
     list[Path] | None,
     typer.Option(
         "--input-factors",
-        help="Source factors, also .gz, for a model that reads such: a token for each word of each line; once for each "
-        "stream.",
+        help="File of source factors, also .gz, for models that read them: a token for each word of each line; once "
+        "for each stream.",
     ),
 ]
 SourceFactorsOption = Annotated[
     list[Path] | None,
     typer.Option(
-        "--source-factors", help="Of the source, for a model that reads such; once for each stream."
+        "--source-factors",
+        help="File of source factors, also .gz, for models that read them; once for each stream.",
     ),
 ]
 
 
 class FactorFiles:
-    """Reads the source factors of lines, in step with these.
+    """Reader of source factors, line by line with the text.
 
     Args:
-        files: one a stream; None: none are given. streams: the suffixes by which the model's recipe calls them.
-        option: that names the files. json_input: whether the lines have factors themselves.
+        files: a file for each stream; None: no files are given.
+        streams: names of the streams in the model's recipe.
+        option: option that names the files.
+        json_input: True if the lines are JSON objects with their own factors.
 
     Raises:
-        InputError: there are other files than the model has streams.
+        InputError: the number of files is not the number of streams.
     """
 
     def __init__(
@@ -57,17 +60,17 @@ class FactorFiles:
             wanted = f"source factors ({', '.join(streams)})" if streams else "no source factors"
             advice = f"give {option} FILE for each of them" if streams else f"leave {option} out"
             raise InputError(
-                f"the model reads {wanted}, and {len(files) or 'no'} files of them are given; {advice}"
+                f"the model needs {wanted}, and {len(files) or 'no'} files of them are given; {advice}"
             )
         self.names = [str(path) for path in files]
         self._lines = [read_lines(path) for path in files]
         self._count = 0
 
-    def given_to(self, requests: Sequence[Request], where: str) -> list[Request]:
-        """The requests, the next ones of ``where``, with their factors.
+    def add_to(self, requests: Sequence[Request], where: str) -> list[Request]:
+        """Returns requests with their factors, which are read from the next lines of the files.
 
         Raises:
-            InputError: a file has fewer lines.
+            InputError: a file has fewer lines than the text ``where``.
         """
         if not self._lines:
             return list(requests)
@@ -85,7 +88,7 @@ class FactorFiles:
         ]
 
     def finish(self, where: str) -> None:
-        """Raises InputError if a file goes on where ``where`` has ended."""
+        """Raises InputError if a file has more lines than the text ``where``."""
         for name, lines in zip(self.names, self._lines, strict=True):
             if next(lines, None) is not None:
                 raise InputError(

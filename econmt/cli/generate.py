@@ -1,52 +1,46 @@
-"""``econmt generate``: text that a language model writes."""
+"""``econmt generate``: writes text with a language model."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from dataclasses import asdict
 
-import typer
-
-from econmt.cli import options
-from econmt.cli.options import ProductPrecision
+from econmt.cli.computing import line_output
+from econmt.cli.option_groups import option
+from econmt.cli.options import FloatComputing, ModelOption, OutputOption
+from econmt.cli.search_options import Drawing
 from econmt.cli.text_models import load_reader
-from econmt.cli.translate import TemperatureOption, TopKOption
 from econmt.config import limits
 from econmt.data.text.subwords import EOS
-from econmt.decoding.streams import LineOutput
 
 
 def generate(
-    model: options.ModelOption,
-    prompt: Annotated[str, typer.Option(help="How the text begins.", show_default="an empty text")] = "",
-    length: Annotated[
-        int, typer.Option(min=1, max=limits.INPUT_LENGTH, help="Tokens to write, ends of lines counted.")
-    ] = 100,
-    temperature: TemperatureOption = 1.0,
-    top_k: TopKOption = 0,
-    seed: Annotated[int, typer.Option(min=0, max=limits.SEED, help="Of the draws.")] = 1,
-    output: options.OutputOption = None,
-    checkpoint: Annotated[
-        str,
-        typer.Option("--checkpoint", "-c", help="best, last, the number of an update, or a parameter file."),
-    ] = "best",
-    device: options.DeviceOption = "auto",
-    threads: options.ThreadsOption = None,
-    precision: options.PrecisionOption = ProductPrecision.auto,
+    model: ModelOption,
+    *,
+    prompt: str = option("", help="Beginning of the text.", show_default="an empty text"),
+    length: int = option(
+        100, help="Number of tokens to write, including ends of lines.", min=1, max=limits.INPUT_LENGTH
+    ),
+    drawing: Drawing,
+    output: OutputOption = None,
+    checkpoint: str = option(
+        "best",
+        "--checkpoint",
+        "-c",
+        help="Checkpoint: best, last, the number of an update, or a parameter file.",
+    ),
+    computing: FloatComputing,
 ) -> None:
-    """Write text with a language model: each token is drawn from its distribution given all before it.
+    """Write text with a language model: each token is drawn from the distribution given all tokens before it.
 
     \b
     Example:
       econmt generate -m runs/wikitext2 --prompt "The city" --length 50 --top-k 50
     """
-    options.check_writable(output)
-    options.check_not_of_model(output, [model])
-    lines_out = LineOutput(output)
-    reader = load_reader(model, checkpoint, device, precision, threads)
-    line = reader.vocabulary.encode(prompt)
-    reader.read(line)
-    with lines_out as write:
-        for token in reader.write(length, temperature=temperature, top_k=top_k, seed=seed):
+    with line_output(output, [], [model]) as write:
+        reader = load_reader(model, checkpoint, computing)
+        line = reader.vocabulary.encode(prompt)
+        reader.read(line)
+        for token in reader.write(length, **asdict(drawing)):
             if token == EOS:
                 write([reader.vocabulary.decode(line)])
                 line = []

@@ -1,14 +1,13 @@
-"""``econmt info``: what a model folder holds."""
+"""``econmt info``: describes the contents of a model folder."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from textwrap import wrap
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from econmt.cli.inspection import inspect_folder
+from econmt.cli.option_groups import argument, option
 from econmt.config.json_reader import json_text
 from econmt.data.tables import WIDTH
 from econmt.errors import printable
@@ -25,39 +24,40 @@ METRIC_COLUMNS = (
 
 
 def info(
-    folder: Annotated[Path, typer.Argument(help="Model folder, or an export of one.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object.")] = False,
+    folder: Path = argument(..., help="Model folder, or an export of one."),
+    as_json: bool = option(False, "--json", help="Print a JSON object."),
 ) -> None:
-    """Say what a model folder holds: model, parameters by layer, vocabulary, checkpoints, bytes on disk.
+    """Describe a model folder: model, parameters by layer, vocabulary, checkpoints, bytes on disk.
 
     \b
     Example:
       econmt info runs/multi30k
     """
-    found = inspect_folder(folder)
+    contents = inspect_folder(folder)
     if as_json:
-        print(json_text(found, indent=2))
+        print(json_text(contents, indent=2))
     else:
-        print("\n".join(map(printable, describe(found))))
+        print("\n".join(map(printable, describe(contents))))
 
 
-def describe(found: dict[str, Any]) -> list[str]:
-    """The lines for a person."""
-    model, vocabulary, size = found["model"], found["vocabulary"], found["bytes"]
+def describe(contents: dict[str, Any]) -> list[str]:
+    """Formats the result of :func:`econmt.cli.inspection.inspect_folder` as lines of text."""
+    model, vocabulary, size = contents["model"], contents["vocabulary"], contents["bytes"]
+    languages = f" ({contents['source']} to {contents['target']})" if "source" in contents else ""
     parts = [
-        ("name", found["name"] + (f" ({found['source']} to {found['target']})" if "source" in found else "")),
-        ("state", _state(found)),
+        ("name", contents["name"] + languages),
+        ("state", _state(contents)),
         *(_translation_model(model) if "encoder" in model else _language_model(model)),
         ("embedding", f"{model['embedding']}, tied: {model['weight_tying']}"),
         *_factors(model, vocabulary),
         (
             "vocabulary",
-            (f"{vocabulary['source_size']} source, " if "source" in found else "")
-            + f"{vocabulary['target_size']} {'target ' if 'source' in found else ''}entries, "
+            (f"{vocabulary['source_size']} source, " if "source" in contents else "")
+            + f"{vocabulary['target_size']} {'target ' if 'source' in contents else ''}entries, "
             + ", ".join(vocabulary["files"]),
         ),
-        ("parameters", f"{found['parameters']['total']:,}"),
-        *((f"  {layer}", f"{count:,}") for layer, count in found["parameters"]["layers"].items()),
+        ("parameters", f"{contents['parameters']['total']:,}"),
+        *((f"  {layer}", f"{count:,}") for layer, count in contents["parameters"]["layers"].items()),
         (
             "bytes",
             f"{format_bytes(size['total'])}: parameters {format_bytes(size['parameters'])}, training state "
@@ -65,13 +65,13 @@ def describe(found: dict[str, Any]) -> list[str]:
         ),
         (
             "versions",
-            ", ".join(f"{name} {version}" for name, version in found["versions"].items() if version),
+            ", ".join(f"{name} {version}" for name, version in contents["versions"].items() if version),
         ),
     ]
     width = max(len(name) for name, _ in parts)
     lines = [f"{name:<{width}}  {text}" for name, text in parts]
     folded = [part for line in lines for part in wrap(line, WIDTH, subsequent_indent=" " * (width + 2))]
-    return folded + _checkpoints(found)
+    return folded + _checkpoints(contents)
 
 
 def _translation_model(model: dict[str, Any]) -> list[tuple[str, str]]:
@@ -97,7 +97,7 @@ def _translation_model(model: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _factors(model: dict[str, Any], vocabulary: dict[str, Any]) -> list[tuple[str, str]]:
-    """The source factors, where there are any."""
+    """Returns a line about source factors, if the model has any."""
     streams = zip(model.get("source_factors_num_embed", ()), vocabulary["factor_sizes"], strict=True)
     parts = [f"{size:,} of width {width}" for width, size in streams]
     return [("factors", f"{model['source_factors_combine']}: {', '.join(parts)}")] if parts else []
@@ -108,7 +108,7 @@ def _language_model(model: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _cell(stack: dict[str, Any]) -> str:
-    """The name of a stack's cell as people write it."""
+    """Returns the usual spelling of a cell's name."""
     return str(stack["cell"]).upper().replace("_", "-")
 
 
@@ -116,29 +116,29 @@ def _rank(part: dict[str, Any]) -> str:
     return "" if part["rank"] is None else f" of rank {part['rank']}"
 
 
-def _state(found: dict[str, Any]) -> str:
-    if found["quantized"] is not None and found["finished"] is None:
-        return f"checkpoint {found['best']}, its matrices in {found['quantized']}"
-    if found["compressed"] is not None and found["finished"] is None:
-        return f"checkpoint {found['best']}, its LSTM matrices compressed to thin factors"
-    if found["averaged"]:
-        return f"average of checkpoints {', '.join(map(str, found['averaged']))}"
-    if found["finished"] is None:
-        return "not trained yet" if found["best"] is None else f"export of checkpoint {found['best']}"
-    ending = "training ended" if found["finished"] else "training has not ended"
-    resume = ", can be resumed" if found["resumable"] and not found["finished"] else ""
-    return f"{ending} at update {found['last']}, best checkpoint {found['best']}{resume}"
+def _state(contents: dict[str, Any]) -> str:
+    if contents["quantized"] is not None and contents["finished"] is None:
+        return f"checkpoint {contents['best']}, its matrices in {contents['quantized']}"
+    if contents["compressed"] is not None and contents["finished"] is None:
+        return f"checkpoint {contents['best']}, its LSTM matrices compressed to low-rank factors"
+    if contents["averaged"]:
+        return f"average of checkpoints {', '.join(map(str, contents['averaged']))}"
+    if contents["finished"] is None:
+        return "not trained yet" if contents["best"] is None else f"export of checkpoint {contents['best']}"
+    ending = "training ended" if contents["finished"] else "training has not ended"
+    resume = ", can be resumed" if contents["resumable"] and not contents["finished"] else ""
+    return f"{ending} at update {contents['last']}, best checkpoint {contents['best']}{resume}"
 
 
-def _checkpoints(found: dict[str, Any]) -> list[str]:
-    """A table, a row a checkpoint, with a star at the best one."""
+def _checkpoints(contents: dict[str, Any]) -> list[str]:
+    """Returns the lines of a table with a row for each checkpoint and a star at the best one."""
     rows = [[title for _, title, _ in METRIC_COLUMNS] + ["parameters"]]
-    for checkpoint in found["checkpoints"]:
+    for checkpoint in contents["checkpoints"]:
         metrics = {"update": checkpoint["update"], **checkpoint["metrics"]}
         cells = [
             "-" if metrics.get(key) is None else form.format(metrics[key]) for key, _, form in METRIC_COLUMNS
         ]
-        best = " *" if checkpoint["update"] == found["best"] else ""
+        best = " *" if checkpoint["update"] == contents["best"] else ""
         rows.append([*cells, ("removed" if checkpoint["file"] is None else "kept") + best])
     if len(rows) == 1:
         return []

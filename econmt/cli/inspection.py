@@ -1,4 +1,4 @@
-"""Contents of a model folder."""
+"""Reading of a model folder's contents: metrics, parameters by layer, bytes on disk, and a complete description."""
 
 from __future__ import annotations
 
@@ -20,34 +20,19 @@ from econmt.checkpoint.tensor_files import model_description, read_metadata
 from econmt.config import limits
 from econmt.config.optimizer import METRICS
 from econmt.config.recipe import LanguageModelSection, Model, Recipe, TextData
-from econmt.config.recipe import read_recipe as recipe_of_folder
 from econmt.config.yaml_reader import check_section
 from econmt.data.text.subwords import fingerprint, load_vocabularies, vocabulary_files
 from econmt.errors import InputError
+from econmt.export.model_folder import ADVICE, recipe_of
 from econmt.tasks.registry import task_of_sizes
 from econmt.training.results import read_results
 
-FOREIGN = "give a folder that econmt train, average or export wrote"
-
-
-def read_recipe(folder: ModelFolder) -> Recipe:
-    """The recipe of a model folder.
-
-    Raises:
-        InputError: if there is no such folder, or it is no model folder.
-    """
-    if not folder.path.is_dir():
-        raise InputError(f"{folder.path}: no such folder; {FOREIGN}")
-    if not folder.recipe.is_file():
-        raise InputError(f"{folder.path}: not a model folder, it has no readable recipe.yaml; {FOREIGN}")
-    return recipe_of_folder(folder.recipe)
-
 
 def read_metrics(path: Path) -> list[dict[str, float]]:
-    """The rows of a metrics.tsv; none if there is no such file.
+    """Reads the rows of a metrics.tsv; none if there is no such file.
 
     Raises:
-        InputError: if it is not a table of numbers.
+        InputError: the file is no table of numbers.
     """
     if not path.is_file():
         return []
@@ -59,7 +44,7 @@ def read_metrics(path: Path) -> list[dict[str, float]]:
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
     except (ValueError, TypeError, KeyError, OverflowError, csv.Error) as error:
-        raise InputError(f"{path}: not a table of metrics ({error}); {FOREIGN}") from None
+        raise InputError(f"{path}: not a table of metrics ({error}); {ADVICE}") from None
 
 
 def checkpoint_scores(recipe: Recipe, metrics: list[dict[str, float]]) -> dict[int, float]:
@@ -70,10 +55,10 @@ def checkpoint_scores(recipe: Recipe, metrics: list[dict[str, float]]) -> dict[i
 
 
 def parameters_by_layer(path: Path, recipe: Recipe) -> dict[str, int]:
-    """Number of parameters in each of the ledger's layers, from the head of a parameter file of a recipe's model.
+    """Counts the parameters of each layer, as the ledger names them, from the header of a parameter file.
 
     Raises:
-        InputError: if the file is not one of econmt.
+        InputError: the file was not written by econmt.
     """
     description = model_description(read_metadata(path), path)
     sides = ("source", "target") if isinstance(recipe.model, Model) else ("vocabulary",)
@@ -81,9 +66,9 @@ def parameters_by_layer(path: Path, recipe: Recipe) -> dict[str, int]:
     sizes += description.pop("factor_sizes", [])
     description.pop("task", None)
     if not all(type(size) is int and 4 <= size <= limits.WORDS for size in sizes):
-        raise InputError(f"{path}: does not describe its model; {FOREIGN}")
+        raise InputError(f"{path}: does not describe its model; {ADVICE}")
     kind: type[Model | LanguageModelSection] = type(recipe.model)
-    config = check_section(kind, description, str(path), FOREIGN)
+    config = check_section(kind, description, str(path), ADVICE)
     # On the meta device a model has names and shapes but no memory.
     with torch.device("meta"):
         task = task_of_sizes(recipe.model_copy(update={"model": config}), sizes)
@@ -92,29 +77,29 @@ def parameters_by_layer(path: Path, recipe: Recipe) -> dict[str, int]:
     with safe_open(path, framework="pt") as file:
         for name in file.keys():  # noqa: SIM118  not a dictionary
             if name.removesuffix(STEPS) != name and name.removesuffix(STEPS) in layers:
-                continue  # no parameters, but what those of 8 bits are multiplied with
+                continue  # scales of 8-bit parameters, which are no parameters themselves
             counts[layers.get(name, "other")] += math.prod(file.get_slice(name).get_shape())
     return dict(counts)
 
 
 def disk_bytes(paths: Iterable[Path]) -> int:
-    """Bytes of files, each counted once however many names it has; a file that training removes meanwhile is none."""
+    """Adds the bytes of files, counting hard links once and ignoring files that training removes meanwhile."""
     sizes: dict[tuple[int, int], int] = {}
     for path in paths:
         with suppress(FileNotFoundError):
-            found = path.stat()
-            sizes[found.st_dev, found.st_ino] = found.st_size if path.is_file() else 0
+            status = path.stat()
+            sizes[status.st_dev, status.st_ino] = status.st_size if path.is_file() else 0
     return sum(sizes.values())
 
 
 def inspect_folder(path: Path) -> dict[str, Any]:
-    """Everything about a model folder, as JSON values; not-a-number becomes None.
+    """Describes a model folder as JSON values; not-a-number becomes None.
 
     Raises:
-        InputError: if it is no model folder, or a part of it is broken.
+        InputError: the folder is no model folder, or a file in it is broken.
     """
     folder = ModelFolder(path)
-    recipe = read_recipe(folder)
+    recipe = recipe_of(folder)
     numbered = folder.numbered_parameters()
     metrics = read_metrics(folder.metrics)
     vocabularies = load_vocabularies(path)
@@ -125,7 +110,7 @@ def inspect_folder(path: Path) -> dict[str, Any]:
     saved = read_metadata(newest).get("vocabulary") if newest else None
     if saved is not None and saved != fingerprint(path):
         raise InputError(
-            f"{path}: {newest.name if newest else ''} was trained with another vocabulary than the one here"
+            f"{path}: {newest.name if newest else ''} was trained with another vocabulary than that in the folder"
         )
     rows = {int(row["update"]): row for row in metrics}
     return {

@@ -1,7 +1,8 @@
-"""The ``econmt`` command: finds the verb, runs it, and turns what goes wrong into one clear line and an exit code.
+"""The ``econmt`` program: runs a command, and turns errors into one line on standard error and an exit code.
 
-A verb is a module beside this one, imported only when it is called for, so that ``econmt --help`` does not wait for
-torch. It holds a function of its own name, or several behind a ``typer.Typer`` called ``app``.
+A command is a module of this package, imported only when it is called, so that ``econmt --help`` does not load torch.
+The module holds a function of its own name, declared as in :mod:`econmt.cli.option_groups`, or a ``typer.Typer`` named
+``app`` with subcommands.
 """
 
 from __future__ import annotations
@@ -25,34 +26,35 @@ from econmt.cli.standard_streams import open_standard_streams
 from econmt.errors import EconmtError, InputError, printable, talk
 from econmt.parallel.orphans import end_with_launcher
 
-VERBS = {
-    "train": "Train a model from a recipe, or go on where it stopped.",
+COMMANDS = {
+    "train": "Train a model from a recipe, or resume its run.",
     "translate": "Translate text with one or several trained models.",
-    "serve": "Answer over HTTP, with a page in the browser.",
+    "serve": "Translate over HTTP, with a page in the browser.",
     "score": "Print the log-probability of given translations or text.",
     "generate": "Write text with a trained language model.",
-    "rerank": "Put n-best lists into another order, by references or models.",
-    "evaluate": "BLEU, chrF and TER of translations, and their significance.",
-    "profile": "Say where the bytes and milliseconds of a training step go.",
-    "bench": "Measure layouts, what auto chooses, and training steps.",
+    "rerank": "Sort n-best lists by references or by other models.",
+    "evaluate": "Compute BLEU, chrF and TER of translations; compare systems.",
+    "profile": "Measure or predict bytes and milliseconds of a training step.",
+    "bench": "Measure layouts, candidates of auto, and training steps.",
     "prepare": "Write the token store of a recipe's text without training.",
     "average": "Average the parameters of several checkpoints.",
-    "compress": "Replace the LSTM matrices of a trained model by thin factors.",
-    "quantize": "Write a trained model's matrices in 8 or 16 bits.",
-    "lexicon": "Learn which target words may translate a source word.",
-    "info": "Say what a model folder holds.",
-    "embeddings": "Print the tokens that a model takes for alike.",
-    "extract": "Write parameters to a file for other programs.",
+    "compress": "Replace the LSTM matrices of a model by low-rank factors.",
+    "quantize": "Convert the matrices of a trained model to 8 or 16 bits.",
+    "lexicon": "Learn the possible translations of each source word.",
+    "info": "Describe a model folder.",
+    "embeddings": "Print the tokens with the nearest embeddings.",
+    "extract": "Write parameters of a model to a file for other programs.",
     "export": "Write a model without its training state.",
     "recipes": "List, copy, show and validate recipes.",
 }
+"""Commands with their summaries."""
 LEAST_ADDRESS_SPACE = 1_300_000_000
-"""Bytes that a process maps which trains a small model; most of them are the libraries' and take no memory."""
+"""Address space, in bytes, of a process that trains a small model, mostly for libraries."""
 EXIT_INTERRUPTED = 130
 EXIT_INTERNAL = 70
 EXIT_HELP = -2
-"""Exit code 2 after help instead of an error."""
-ADVICE = {
+"""Marks exit code 2 after help instead of an error."""
+REMEDIES = {
     errno.ENOSPC: "free some space and run the same command again",
     errno.EDQUOT: "free some space and run the same command again",
     errno.EACCES: "check the permissions",
@@ -62,7 +64,7 @@ ADVICE = {
 }
 UNUSABLE = frozenset({errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR})
 """Error numbers of paths that cannot exist."""
-# Typer brings the errors of its parser without naming their common kind.
+# typer does not export the base class of its parser's errors.
 _UsageError: type[Any] = typer.BadParameter.__bases__[0]
 
 
@@ -72,55 +74,57 @@ def main(
     application: Callable[[Sequence[str]], typer.Typer] | None = None,
     program: str = "econmt",
 ) -> NoReturn:
-    """Runs the command line and leaves with its exit code.
+    """Runs the command line and exits with its exit code.
+
+    The codes are 0 for success, 1 for a failure, 2 for unusable input, 70 for a bug, and 130 after an interruption.
 
     Args:
         arguments: Words of the command line; None: those of this process.
         application: Makes the typer application for these words; None: that of ``econmt``.
         program: Name of the program in its help.
-
-    Codes: 0 done; 1 something failed on the way; 2 something given cannot be used; 70 a bug; 130 interrupted.
     """
     end_with_launcher()
-    # Read when torch is loaded. By default OpenMP's threads spin while they wait for one another, at every step of a
-    # recurrent network; where other programs want the cores, they spin in place of the thread that is waited for, and
-    # two threads get a twentieth of what one does.
+    # OpenMP reads this when torch is loaded. By default its threads spin while they wait for one another, at every step
+    # of a recurrent network. If other programs use the cores, they spin in place of the thread that is waited for, and
+    # two threads reach a twentieth of the speed of one.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    # A connection that breaks is told in one line by whoever notices it, not by torch's traces of C++.
+    # A broken connection is reported in one line by the process that notices it, not by torch's C++ traces.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     open_standard_streams()
     words = list(sys.argv[1:] if arguments is None else arguments)
-    rest = words.index("--") if "--" in words else len(words)
-    debug = "--debug" in words[:rest]
-    words = [word for word in words[:rest] if word != "--debug"] + words[rest:]
+    end = words.index("--") if "--" in words else len(words)
+    debug = "--debug" in words[:end]
+    words = [word for word in words[:end] if word != "--debug"] + words[end:]
     try:
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             _handle_interrupts(_interrupt)
         code = _run(words, debug, application or _application, program)
-        _handle_interrupts(signal.SIG_IGN)  # what libraries do when Python ends would make a crash of it
+        _handle_interrupts(
+            signal.SIG_IGN
+        )  # an interruption while libraries shut down would look like a crash
     except KeyboardInterrupt:
         _handle_interrupts(signal.SIG_IGN)
         code = EXIT_INTERRUPTED
     code = _flushed(code)
     if "RANK" in os.environ and "torch.distributed" in sys.modules:
-        os._exit(code)  # tearing down what joins ranks may wait for ranks that are gone, without a limit
+        os._exit(code)  # the shutdown of torch.distributed may wait without limit for ranks that have ended
     sys.exit(code)
 
 
 def _handle_interrupts(handler: Any) -> None:
-    """Sets what Ctrl-C does; only the main thread may."""
+    """Sets the handler of Ctrl-C, which only the main thread may do."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, handler)
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
-    """Handler of Ctrl-C: the command leaves, and pressing it again cannot turn that into a crash."""
+    """Handles the first Ctrl-C by ending the command; further ones are ignored."""
     _handle_interrupts(signal.SIG_IGN)
     raise KeyboardInterrupt
 
 
 def _flushed(code: int) -> int:
-    """Sends what is left for standard output on its way; the exit code, another one if that fails."""
+    """Flushes standard output; returns the exit code, or another one if that fails."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:
@@ -135,13 +139,13 @@ def _flushed(code: int) -> int:
 def _run(
     words: list[str], debug: bool, application: Callable[[Sequence[str]], typer.Typer], program: str
 ) -> int:
-    """Runs one verb and returns the exit code; what goes wrong is told on standard error."""
+    """Runs one command and returns the exit code; prints errors on standard error."""
     try:
         _check_words(words)
         _check_address_space(words)
         code = application(words)(words, prog_name=program, obj=words, standalone_mode=False)
-    except SystemExit as end:
-        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    except SystemExit as ending:
+        return ending.code if isinstance(ending.code, int) else int(ending.code is not None)
     except BrokenPipeError:
         return _reader_left()
     except Exception as error:  # noqa: BLE001  the one place where every failure becomes a line and an exit code
@@ -154,18 +158,14 @@ def _run(
 
 
 def _is_interrupt(error: BaseException | None) -> bool:
-    """True if an error came of Ctrl-C: a module written in C that is being imported turns it into another error."""
+    """Returns True if Ctrl-C caused an error: an interrupted import of a C module raises another one."""
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__cause__ or error.__context__
     return error is not None
 
 
 def _check_words(words: Sequence[str]) -> None:
-    """Refuses what no option or argument can mean.
-
-    Raises:
-        InputError: a word is empty, or no text.
-    """
+    """Raises InputError if an argument is empty or not valid UTF-8."""
     for number, word in enumerate(words, 1):
         option, equals, value = word.partition("=")
         if not word or (option.startswith("--") and equals and not value):
@@ -180,7 +180,7 @@ def _check_words(words: Sequence[str]) -> None:
 
 
 def _tell(error: Exception, debug: bool = False) -> int:
-    """Tells of an error on standard error; returns the exit code."""
+    """Prints an error on standard error; returns the exit code."""
     lines, code = _explain(error, debug)
     for line in lines:
         if code == EXIT_HELP:
@@ -191,14 +191,10 @@ def _tell(error: Exception, debug: bool = False) -> int:
 
 
 def _check_address_space(words: Sequence[str]) -> None:
-    """Refuses to load torch where it cannot be: its libraries abort where they find no room.
-
-    Raises:
-        EconmtError: the process has a limit, and it is too low.
-    """
+    """Raises EconmtError if the limit of the address space is too low for torch, whose libraries would abort."""
     limit = _address_space()
-    called = next((word for word in words if not word.startswith("-")), None)
-    if limit is not None and limit < LEAST_ADDRESS_SPACE and called in VERBS and called != "recipes":
+    called = _called(words)
+    if limit is not None and limit < LEAST_ADDRESS_SPACE and called in COMMANDS and called != "recipes":
         raise EconmtError(
             f"this process may take {limit // 1024:,} kB (ulimit -v), too few to load PyTorch and compute; "
             f"allow at least {LEAST_ADDRESS_SPACE // 1024:,}"
@@ -206,7 +202,7 @@ def _check_address_space(words: Sequence[str]) -> None:
 
 
 def _address_space() -> int | None:
-    """Bytes that this process may map; None: any number, or the system does not say."""
+    """Returns the limit of this process's address space in bytes; None if there is none or it is unknown."""
     if sys.platform == "win32":
         return None
     import resource
@@ -216,10 +212,10 @@ def _address_space() -> int | None:
 
 
 def _explain(error: Exception, debug: bool = False) -> tuple[list[str], int]:
-    """Returns the lines that tell a user of an error, and the exit code.
+    """Returns the lines that describe an error to a user, and the exit code.
 
     Args:
-        error: what went wrong.
+        error: the error.
         debug: True if the traceback has been printed.
     """
     if isinstance(error, EconmtError):
@@ -231,14 +227,14 @@ def _explain(error: Exception, debug: bool = False) -> tuple[list[str], int]:
         return [f"{printable(error.format_message().rstrip('.'))}; see {command} --help"], error.exit_code
     if isinstance(error, OSError) and error.strerror:
         where = f"{printable(error.filename)}: " if error.filename else ""
-        advice = f"; {ADVICE[error.errno]}" if error.errno in ADVICE else ""
+        advice = f"; {REMEDIES[error.errno]}" if error.errno in REMEDIES else ""
         return [f"{where}{error.strerror}{advice}"], 2 if error.errno in UNUSABLE else 1
-    devices = sys.modules.get("econmt.engine.devices")  # there, if a device can have been full
+    devices = sys.modules.get("econmt.engine.devices")  # loaded, if a device can have run out of memory
     if isinstance(error, MemoryError) or (devices is not None and devices.is_out_of_memory(error)):
         limit = _address_space()
-        room = "" if limit is None else f" (this process may take {limit // 1024:,} kB: ulimit -v)"
+        bound = "" if limit is None else f" (this process may take {limit // 1024:,} kB: ulimit -v)"
         return [
-            f"out of memory{room}: lower training.batch.size, --batch-size or decoding.batch_size, give "
+            f"out of memory{bound}: lower training.batch.size, --batch-size or decoding.batch_size, give "
             "training.memory_budget, or take a smaller model"
         ], 1
     message = printable(" ".join(str(error).split()))
@@ -248,16 +244,16 @@ def _explain(error: Exception, debug: bool = False) -> tuple[list[str], int]:
 
 
 def _reader_left() -> int:
-    """Standard output cannot be written, mostly because its reader has closed it (``econmt ... | head``).
+    """Returns the exit code after standard output was closed by its reader, as in ``econmt ... | head``.
 
-    Leave quietly, also when Python flushes it once more.
+    Redirects it to the null device, since Python flushes it once more at exit.
     """
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 1
 
 
 def _application(words: Sequence[str]) -> typer.Typer:
-    """The typer application: the verb that is called for is imported, the others are only names with a line of help."""
+    """Makes the typer application: imports the command that is called; the others have only their summaries."""
     app = typer.Typer(
         name="econmt",
         help=econmt.__doc__,
@@ -269,28 +265,34 @@ def _application(words: Sequence[str]) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_options)
-    called = next((word for word in words if not word.startswith("-")), None)
-    for verb, summary in VERBS.items():
-        if verb != called:
-            app.command(verb, help=summary)(_nothing)
+    called = _called(words)
+    for name, summary in COMMANDS.items():
+        if name != called:
+            app.command(name, help=summary)(_not_called)
             continue
-        # Nothing that imports make is garbage; looking for it takes a tenth of their time.
+        # Imports leave no garbage, and looking for it would take a tenth of their time.
         gc.disable()
         try:
-            module = importlib.import_module(f"econmt.cli.{verb}")
+            module = importlib.import_module(f"econmt.cli.{name}")
             gc.freeze()
         finally:
             gc.enable()
         if hasattr(module, "app"):
-            app.add_typer(module.app, name=verb, short_help=summary)
+            app.add_typer(module.app, name=name, short_help=summary)
         else:
-            function: Callable[..., None] = getattr(module, verb)
-            app.command(verb, short_help=summary)(function)
+            from econmt.cli.option_groups import with_option_groups  # what commands import anyway
+
+            app.command(name, short_help=summary)(with_option_groups(getattr(module, name)))
     return app
 
 
-def _nothing() -> None:
-    """Stands for a verb that is not called for."""
+def _called(words: Sequence[str]) -> str | None:
+    """Returns the command in the words of a command line; None if there is none."""
+    return next((word for word in words if not word.startswith("-")), None)
+
+
+def _not_called() -> None:
+    """Takes the place of a command that is not called."""
 
 
 def _version(wanted: bool) -> None:
@@ -301,8 +303,8 @@ def _version(wanted: bool) -> None:
 
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
-    """Options of all commands; :func:`main` has already read ``--debug``."""
+    """Declares the options of all commands; :func:`main` has already read ``--debug``."""

@@ -1,62 +1,73 @@
-"""Shared by benchmarks: options, device and threads, and the rows that they keep, print and draw."""
+"""Session of a benchmark: its device, threads and files, and the rows that it keeps, prints and draws."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
 import typer
+from pydantic import Field
 
 from econmt.bench.rows import Row, Say, append_csv, circumstances, draw, read_csv, table
 from econmt.cli.computing import warn_of_slowness
-from econmt.cli.consoles import table_console
-from econmt.cli.options import check_picture, check_writable
+from econmt.cli.option_groups import option
+from econmt.cli.options import DeviceOption, check_picture, check_writable
+from econmt.cli.standard_streams import table_console
+from econmt.config import limits
 from econmt.data.progress_bars import status_line
 from econmt.data.tables import print_table
 from econmt.engine.devices import reproducible, resolve_device
-from econmt.errors import InputError
 
-CsvOption = Annotated[
-    Path | None, typer.Option(help="Add the rows to this file, with machine, versions and date.")
+Dtypes = Annotated[
+    list[Literal["float32", "bfloat16"]],
+    typer.Option("--dtype", help="Type of the operands; may be repeated."),
 ]
-PlotOption = Annotated[Path | None, typer.Option(help="Draw the rows into this PNG.")]
-TypesOption = Annotated[list[str], typer.Option("--dtype", help="float32, bfloat16; may be repeated.")]
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+Seconds = Annotated[float, Field(ge=0.0, le=limits.SECONDS)]
 
 
+@dataclass
 class BenchSession:
     """Device and threads of a benchmark, and the files that it writes.
 
-    Args:
-        device: auto, cpu, cuda or cuda:N. threads: None: as many as there are.
-        csv: the file to which rows are added; None: none. plot: of the picture; None: none.
+    Attributes:
+        device: the device.
 
     Raises:
         InputError: there is no such device, or a file cannot be written.
     """
 
-    def __init__(self, device: str, threads: int | None, csv: Path | None, plot: Path | None) -> None:
-        check_writable(csv)
-        check_picture(plot)
-        self.device = resolve_device(device)
-        self.threads, self.csv, self.plot = threads, csv, plot
+    device_name: DeviceOption = "auto"
+    threads: int | None = option(
+        None,
+        help="Number of CPU threads.",
+        min=1,
+        max=limits.THREADS,
+        show_default="as many as there are cores",
+    )
+    csv: Path | None = option(None, help="CSV file to append the rows to, with machine, versions and date.")
+    plot: Path | None = option(None, help="Picture to draw the rows in.")
+
+    def __post_init__(self) -> None:
+        check_writable(self.csv)
+        check_picture(self.plot)
+        self.device = resolve_device(self.device_name)
         self.interrupted = False
 
     @contextmanager
     def measuring(self) -> Iterator[Say]:
-        """The settings under which times count, and something that says on a terminal what is being done."""
+        """Context for measuring with reproducible settings; yields a function that shows the progress."""
         with reproducible(self.device, self.threads), status_line() as say:
             if self.device.type == "cpu":
                 warn_of_slowness()
             yield say
 
     def kept(self, rows: Iterable[Row]) -> list[Row]:
-        """The rows; each is in the file as soon as it is measured. After Ctrl-C, those that there are by then."""
+        """Collects rows, and appends each to the CSV file; after Ctrl-C returns those measured so far."""
         fixed = circumstances(self.device)
         if self.csv is not None:
             read_csv(self.csv)
@@ -69,39 +80,34 @@ class BenchSession:
         except KeyboardInterrupt:
             if not kept:
                 raise
-            print("econmt bench: interrupted; this is what was measured until then", file=sys.stderr)
+            print("econmt bench: interrupted; the results so far follow", file=sys.stderr)
             self.interrupted = True
         return kept
 
     def rows_before(self, fixed: Row) -> list[dict[str, str]]:
-        """Rows that the file has already, of this machine and these libraries, in which ``fixed`` holds."""
+        """Returns rows of the CSV file from this machine and these library versions with the values in ``fixed``."""
         if self.csv is None:
             return []
         same = ("processor", "gpu", "threads", "torch", "econmt_ops")
-        here = circumstances(self.device)
-        wanted = {**fixed, **{name: here[name] for name in same}}
+        conditions = circumstances(self.device)
+        expected = {**fixed, **{name: conditions[name] for name in same}}
         rows = read_csv(self.csv)[1]
-        return [row for row in rows if all(row.get(name, "") == str(value) for name, value in wanted.items())]
+        return [
+            row for row in rows if all(row.get(name, "") == str(value) for name, value in expected.items())
+        ]
 
     def print(self, rows: Sequence[Row], columns: Iterable[str], title: str) -> None:
-        """Print some columns of rows as a table; an interruption of :meth:`kept` goes on after it."""
+        """Prints some columns of rows as a table; then raises KeyboardInterrupt if :meth:`kept` was interrupted."""
         print_table(table_console(), table(rows, columns, title))
         if self.interrupted:
             raise KeyboardInterrupt
 
     def draw(self, rows: Sequence[Row], *, label: Sequence[str], value: str, title: str) -> None:
-        """See :func:`econmt.bench.rows.draw`; nothing if no picture is wanted."""
+        """Draws rows by :func:`econmt.bench.rows.draw`, if a picture is given."""
         if self.plot is not None:
             draw(rows, self.plot, label=label, value=value, title=title)
 
 
-def dtypes_of(names: Sequence[str]) -> list[torch.dtype]:
-    """The types of these names.
-
-    Raises:
-        InputError: a name is of none.
-    """
-    for name in names:
-        if name not in DTYPES:
-            raise InputError(f"--dtype '{name}': give float32 or bfloat16")
-    return [DTYPES[name] for name in names]
+def dtypes_of(names: Iterable[str]) -> list[torch.dtype]:
+    """Returns the types with these names."""
+    return [getattr(torch, name) for name in names]

@@ -1,4 +1,4 @@
-"""The model card of a model, whose YAML header the Hugging Face Hub reads."""
+"""Model card of a trained model, with the YAML header that the Hugging Face Hub reads."""
 
 from __future__ import annotations
 
@@ -33,11 +33,7 @@ class _CardFacts(NamedTuple):
 
 
 def check_licence(name: str) -> str:
-    """A licence as the Hub names it.
-
-    Raises:
-        InputError: it cannot be one.
-    """
+    """Returns a licence by the Hub's name; raises InputError if the text cannot be one."""
     if not re.fullmatch(r"[a-z0-9][a-z0-9.-]{1,40}", name):
         raise InputError(
             f"--license {name[:40]!r}: give it as the Hub names it, such as apache-2.0, cc-by-4.0 or other"
@@ -46,12 +42,10 @@ def check_licence(name: str) -> str:
 
 
 def card_of(home: ModelFolder, licence: str) -> str:
-    """The card of the best checkpoint of a run.
-
-    What its files do not tell, as the text of an export, is left out.
+    """Makes the card of the best checkpoint of a run; facts that its files lack are left out.
 
     Args:
-        home: the model folder, whose model can be loaded. licence: see :func:`check_licence`.
+        home: the model folder. licence: see :func:`check_licence`.
 
     Raises:
         InputError: a file of the run is broken.
@@ -81,14 +75,14 @@ def card_of(home: ModelFolder, licence: str) -> str:
 
 
 def _languages(recipe: Recipe) -> list[str]:
-    """Codes of the languages, where the suffixes of the text's files are such."""
+    """Returns the codes of the languages, if the suffixes of the text files are codes."""
     sides = [recipe.data.source, recipe.data.target] if isinstance(recipe.data, Data) else []
     codes = [side.lower().replace("_", "-").partition("-")[0] for side in sides]
     return [code for code in dict.fromkeys(codes) if re.fullmatch("[a-z]{2,3}", code)]
 
 
 def _bleu(facts: _CardFacts) -> float | None:
-    """BLEU of the best checkpoint: the results' if they are of it, else the table's."""
+    """Returns BLEU of the best checkpoint: from the results if these are its, else from the metrics."""
     results = facts.results
     if results is not None and str(results.best_update) == facts.update:
         return results.bleu
@@ -96,8 +90,8 @@ def _bleu(facts: _CardFacts) -> float | None:
     return None if math.isnan(value) else value
 
 
-def _judged(facts: _CardFacts) -> str:
-    """The text that BLEU is of."""
+def _evaluated(facts: _CardFacts) -> str:
+    """Returns the name of the text that BLEU was computed on."""
     results, data = facts.results, facts.recipe.data
     if results is not None and str(results.best_update) == facts.update and results.corpus == "test":
         return results.test or ""
@@ -116,18 +110,18 @@ def _header(facts: _CardFacts, licence: str) -> str:
     }
     bleu = _bleu(facts)
     if bleu is not None:
-        judged = _judged(facts)
+        text = _evaluated(facts)
         header["metrics"] = ["bleu"]
         metric = {"type": "bleu", "value": round(bleu, 2), "name": "BLEU"}
         if facts.results is not None:
             metric["args"] = {"signature": facts.results.signature}
-        results = [{"task": {"type": task}, "dataset": {"name": judged, "type": judged}, "metrics": [metric]}]
+        results = [{"task": {"type": task}, "dataset": {"name": text, "type": text}, "metrics": [metric]}]
         header["model-index"] = [{"name": facts.recipe.name, "results": results}]
     return f"---\n{dump_yaml(header)}---\n"
 
 
 def _translate_line(data: Data) -> str:
-    """Returns the command line that tries a model, with a file for each of its source factors."""
+    """Returns a command line for trying the model."""
     if not data.source_factors:
         return 'echo "..." | econmt translate -m hf://OWNER/NAME\n'
     files = "".join(f" --input-factors text.{name}" for name in data.source_factors)
@@ -137,13 +131,13 @@ def _translate_line(data: Data) -> str:
 def _introduction(facts: _CardFacts) -> str:
     data, name = facts.recipe.data, facts.recipe.name
     if isinstance(data, TextData):
-        what = f"# {name}: a language model"
+        title = f"# {name}: a language model"
         kind = "A language model"
     else:
-        what = f"# {name}: {data.source} to {data.target}"
+        title = f"# {name}: {data.source} to {data.target}"
         kind = "An attention-LSTM translation model"
     return (
-        f"{what}\n\n{kind} of {facts.parameters:,} parameters, trained with econmt {econmt.__version__}; the whole "
+        f"{title}\n\n{kind} of {facts.parameters:,} parameters, trained with econmt {econmt.__version__}; the whole "
         "recipe is in `recipe.yaml`.\n\n"
         "```bash\n"
         "pip install '.[hub]'  # in a checkout of econmt\n"
@@ -164,7 +158,7 @@ def _quality(facts: _CardFacts) -> str:
     rows = []
     bleu, results = _bleu(facts), facts.results
     if bleu is not None:
-        rows.append((f"BLEU on {_judged(facts)}", f"{bleu:.2f}"))
+        rows.append((f"BLEU on {_evaluated(facts)}", f"{bleu:.2f}"))
         if results is not None:
             rows.append(("its signature", f"`{results.signature}`"))
     if "valid_perplexity" in facts.metrics:
@@ -180,23 +174,23 @@ def _data(facts: _CardFacts, licence: str) -> str:
         of_text = "" if known is None else f": {known.origin}; licence of the text: {known.licence}"
         lines.append(f"- {prefix}{of_text}")
     if facts.counts:
-        what = "pairs" if isinstance(data, Data) else "lines"
-        lines += ["", f"in all {facts.counts['pairs']:,} {what} of {facts.counts['lines']:,}."]
+        unit = "pairs" if isinstance(data, Data) else "lines"
+        lines += ["", f"in all {facts.counts['pairs']:,} {unit} of {facts.counts['lines']:,}."]
     lines += ["", f"Validated on {data.valid}" + (f", tested on {data.test}." if data.test else "."), ""]
     return "\n".join(lines)
 
 
 def _costs(facts: _CardFacts) -> str:
-    found = facts.metrics
+    metrics = facts.metrics
     rows = [("file of parameters", format_bytes(facts.home.best.stat().st_size))]
     for key, name, form in (
         ("target_tokens", "target tokens read in training", "{:,.0f}"),
         ("seconds", "seconds of training", "{:,.0f}"),
         ("target_tokens_per_second", "target tokens a second in training", "{:,.0f}"),
     ):
-        if key in found:
-            rows.append((name, form.format(found[key])))
-    if "peak_memory_bytes" in found:
+        if key in metrics:
+            rows.append((name, form.format(metrics[key])))
+    if "peak_memory_bytes" in metrics:
         where = "GPU" if facts.recipe.training.device.startswith("cuda") else "process or GPU"
-        rows.append((f"most memory in training ({where})", format_bytes(int(found["peak_memory_bytes"]))))
+        rows.append((f"most memory in training ({where})", format_bytes(int(metrics["peak_memory_bytes"]))))
     return f"## Memory and speed\n\n| | |\n|---|---|\n{_table(rows)}"

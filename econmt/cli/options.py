@@ -1,58 +1,35 @@
-"""Arguments and options that several verbs have, and what is checked of them before a verb begins."""
+"""Arguments and options that several commands share, alone and in groups, and checks of them."""
 
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from enum import Enum
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, TypeVar, Union
+from typing import Annotated, Literal
 
 import typer
 
+from econmt.cli.option_groups import argument, option
 from econmt.config import limits
+from econmt.config.recipe import Recipe, find_recipe, load_recipe
 from econmt.config.yaml_reader import parse_size
+from econmt.data.text.corpus import search_path
 from econmt.errors import InputError
-
-Numbers = TypeVar("Numbers", bound=Union[float, Sequence[float], None])
-
-
-def within(least: float, most: float, *, above: bool = False) -> Callable[[Numbers], Numbers]:
-    """Returns a typer callback that checks one or several floating-point numbers.
-
-    Its own bounds let pass what is not a number, and infinity.
-
-    Args:
-        least: the smallest number allowed, or if ``above`` the largest that is not.
-        most: the largest.
-        above: see ``least``.
-    """
-
-    def check(given: Numbers) -> Numbers:
-        for value in given if isinstance(given, Sequence) else [given]:
-            fits = value is None or (math.isfinite(value) and least <= value <= most)
-            if not fits or (above and value == least):
-                raise typer.BadParameter(
-                    f"must be {'more than' if above else 'at least'} {least:g} and at most {most:g}, found {value}"
-                )
-        return given
-
-    return check
 
 
 def refuse_idle(context: typer.Context, why: str, *names: str) -> None:
-    """Refuse options that were given and would change nothing.
+    """Refuses options that were given and would change nothing.
 
     Args:
-        context: of the command.
-        why: what follows the option's name in the message.
-        names: of the parameters of the command's function.
+        context: context of the command.
+        why: text that follows the option's name in the message.
+        names: parameters of the command.
 
     Raises:
-        InputError: naming the first of them.
+        InputError: one of them was given; the message names the first.
     """
     for parameter in context.command.params:
         source = context.get_parameter_source(parameter.name or "")
@@ -60,155 +37,154 @@ def refuse_idle(context: typer.Context, why: str, *names: str) -> None:
             raise InputError(f"{max(parameter.opts, key=len)} {why}")
 
 
-def as_overrides(overrides: Sequence[str] | None, said: Mapping[str, str | int | None]) -> list[str]:
-    """Overrides of a recipe, and what options say of its keys, as it stands: no text is read as YAML.
-
-    Args:
-        overrides: as they were given.
-        said: by key; None: that option is not given.
-
-    Raises:
-        InputError: a key is given both ways.
-    """
-    found = list(overrides or ())
-    for key, value in said.items():
-        twice = next((each for each in overrides or () if each.partition("=")[0] == key), None)
-        if value is not None and twice is not None:
-            raise InputError(f"{key} is given twice, as an option ({value}) and as {twice}; give it once")
-        if value is not None:
-            found.append(f"{key}={json.dumps(value, ensure_ascii=False)}")
-    return found
-
-
-class AveragingMode(str, Enum):
-    """Averaging of an ensemble's models, by Sockeye's names."""
-
-    linear = "linear"
-    log_linear = "log_linear"
-
-
-class ProductPrecision(str, Enum):
-    """Precision of matrix products; auto picks the faster one on this device."""
-
-    auto = "auto"
-    float32 = "float32"
-    bfloat16 = "bfloat16"
-
-
-RecipeArgument = Annotated[str, typer.Argument(help="Recipe: a YAML file or a shipped name.")]
 OverridesArgument = Annotated[
-    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Keys to change, e.g. training.seed=2.")
+    list[str] | None,
+    typer.Argument(metavar="[KEY=VALUE]...", help="Recipe keys to change, e.g. training.seed=2."),
 ]
 DataDirOption = Annotated[
-    Path | None, typer.Option(help="Folder with the text; text beside the recipe comes first.")
+    Path | None, typer.Option(help="Folder to search for the text, after the folder of the recipe.")
 ]
 VerifyOption = Annotated[
     bool,
     typer.Option(
-        "--verify", help="Read all of the text and the prepared data for changes, not only a sample."
+        "--verify", help="Check the text and the prepared data completely for changes, not only a sample."
     ),
 ]
+
+
+@dataclass(frozen=True)
+class BatchChoice:
+    """Changes to the batch whose training step is measured."""
+
+    bucket: str | None = option(
+        None,
+        help="Bucket, as source x target positions, e.g. 100x80; default: the recipe's largest bucket.",
+        metavar="SxT",
+    )
+    batch: int | None = option(
+        None, help="Number of sentence pairs, instead of the recipe's.", min=1, max=limits.BATCH
+    )
+
+
+@dataclass(frozen=True)
+class RecipeChoice:
+    """Recipe of a command, and changes to its keys."""
+
+    recipe: str = argument(..., help="Recipe: a YAML file or a shipped name.")
+    overrides: OverridesArgument = None
+
+    def load(self, options: Mapping[str, str | int | None] | None = None) -> Recipe:
+        """Reads the recipe with its changes.
+
+        Args:
+            options: values of options by the dotted key that they replace; None: an option is not given.
+
+        Raises:
+            InputError: the recipe cannot be used, or a key is given both ways.
+        """
+        changes = list(self.overrides or ())
+        for key, value in (options or {}).items():
+            twice = next((each for each in self.overrides or () if each.partition("=")[0] == key), None)
+            if value is not None and twice is not None:
+                raise InputError(f"{key} is given twice, as an option ({value}) and as {twice}; give it once")
+            if value is not None:  # JSON is YAML, in which any text stands as it is
+                changes.append(f"{key}={json.dumps(value, ensure_ascii=False)}")
+        return load_recipe(self.recipe, changes)
+
+
+@dataclass(frozen=True)
+class TextRecipe(RecipeChoice):
+    """Recipe of a command, and a folder with its text."""
+
+    data_dir: DataDirOption = None
+
+    @property
+    def search_path(self) -> list[Path]:
+        """Folders in which the text is looked up."""
+        return search_path(find_recipe(self.recipe).parent, self.data_dir)
+
+
+@dataclass(frozen=True)
+class RunRecipe(TextRecipe):
+    """Recipe of a run, the folder of its text, and its device and threads."""
+
+    device: str | None = option(None, help="Device, instead of the recipe's: auto, cpu, cuda or cuda:N.")
+    threads: int | None = option(
+        None, help="Number of CPU threads, instead of the recipe's.", min=1, max=limits.THREADS
+    )
+
+    def load(self, options: Mapping[str, str | int | None] | None = None) -> Recipe:
+        """Reads the recipe with its changes; see :meth:`RecipeChoice.load`."""
+        device_and_threads = {"training.device": self.device, "training.threads": self.threads}
+        return super().load({**device_and_threads, **(options or {})})
+
+
 ModelOption = Annotated[Path, typer.Option("--model", "-m", help="Model folder.")]
-NewModelOption = Annotated[Path, typer.Option("--output", "-o", help="Model folder to make.")]
-ModelsOption = Annotated[
-    list[Path],
-    typer.Option(
-        "--models",
-        "--model",
-        "-m",
-        help="Model folder, or hf://OWNER/NAME; several make an ensemble.",
-    ),
-]
-CheckpointsOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--checkpoints",
-        "--checkpoint",
-        "-c",
-        help="best, last, the number of an update, or a parameter file; one for all models or one for each.",
-        show_default="best",
-    ),
-]
-EnsembleOption = Annotated[AveragingMode, typer.Option(help="Average probabilities, or log-probabilities.")]
-DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
-RecipeDeviceOption = Annotated[
-    str | None, typer.Option(help="auto, cpu, cuda or cuda:N, instead of the recipe's.")
-]
-ThreadsOption = Annotated[
-    int | None,
-    typer.Option(min=1, max=limits.THREADS, help="CPU threads.", show_default="as many as are fastest here"),
-]
-RecipeThreadsOption = Annotated[
-    int | None,
-    typer.Option("--threads", min=1, max=limits.THREADS, help="CPU threads, instead of the recipe's."),
-]
-BenchThreadsOption = Annotated[
-    int | None,
-    typer.Option(
-        "--threads", min=1, max=limits.THREADS, help="CPU threads.", show_default="as many as there are cores"
-    ),
-]
-InputLengthOption = Annotated[
-    int | None,
-    typer.Option(
-        "--max-input-length",
-        min=1,
-        max=limits.INPUT_LENGTH,
-        help="Longest sentence, in tokens, taken whole; score refuses longer ones.",
-        show_default="the recipe's",
-    ),
-]
-PrecisionOption = Annotated[
-    ProductPrecision,
-    typer.Option(
-        help="Of products; auto: what is faster here. bfloat16 moves scores by some hundredths; training translates in "
-        "float32.",
-    ),
+NewModelOption = Annotated[Path, typer.Option("--output", "-o", help="Model folder to create.")]
+CheckpointOption = Annotated[
+    str, typer.Option("--checkpoint", "-c", help="Checkpoint: best, last, or the number of an update.")
 ]
 OutputOption = Annotated[
     Path | None,
     typer.Option(
-        "--output", "-o", help="File to write, which grows line by line.", show_default="standard output"
+        "--output", "-o", help="File to write; it grows line by line.", show_default="standard output"
     ),
 ]
-BatchSizeOption = Annotated[
+DeviceOption = Annotated[str, typer.Option("--device", help="Device: auto, cpu, cuda or cuda:N.")]
+ThreadsOption = Annotated[
     int | None,
-    typer.Option(min=1, max=limits.TRANSLATED, help="Lines processed together.", show_default="the recipe's"),
-]
-AlphaOption = Annotated[
-    float | None,
     typer.Option(
-        callback=within(0.0, limits.LENGTH_PENALTY_ALPHA),
-        help="Scores are divided by ((beta + length) / (beta + 1)) ** alpha.",
-        show_default="the recipe's",
+        min=1, max=limits.THREADS, help="Number of CPU threads.", show_default="as many as are fastest here"
     ),
 ]
-BetaOption = Annotated[
-    float | None,
-    typer.Option(
-        callback=within(0.0, limits.LENGTH_PENALTY_BETA),
-        help="See --length-penalty-alpha.",
-        show_default="the recipe's",
-    ),
-]
-BucketOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="SxT", help="Source x target positions, e.g. 100x80; else the recipe's worst bucket."
-    ),
-]
-PairsOption = Annotated[
-    int | None,
-    typer.Option("--batch", min=1, max=limits.BATCH, help="Sentence pairs, instead of the recipe's."),
-]
+
+
+@dataclass(frozen=True)
+class ModelChoice:
+    """Model or ensemble, its checkpoints, and the averaging of the ensemble."""
+
+    models: list[Path] = option(
+        ...,
+        "--models",
+        "--model",
+        "-m",
+        help="Model folder, or hf://OWNER/NAME; may be repeated for an ensemble.",
+    )
+    checkpoint: list[str] | None = option(
+        None,
+        "--checkpoints",
+        "--checkpoint",
+        "-c",
+        help="Checkpoint: best, last, an update, or a parameter file; one for all models or one for each.",
+        show_default="best",
+    )
+    ensemble_mode: Literal["linear", "log_linear"] = option(
+        "linear", help="Average the probabilities of an ensemble, or their logarithms."
+    )
+
+
+@dataclass(frozen=True)
+class Computing:
+    """Device, CPU threads and precision of matrix products."""
+
+    device: DeviceOption = "auto"
+    threads: ThreadsOption = None
+    precision: str = "auto"
+
+
+@dataclass(frozen=True)
+class FloatComputing(Computing):
+    """Device, threads and precision of commands that score."""
+
+    precision: Literal["auto", "float32", "bfloat16"] = option(
+        "auto",
+        help="Precision of matrix products; auto picks the faster one on this device. bfloat16 moves scores by "
+        "some hundredths; validation in training uses float32.",
+    )
 
 
 def check_writable(*paths: Path | None) -> None:
-    """Refuse files that are to be written where they cannot be.
-
-    Raises:
-        InputError: a path is a folder, is in none, or may not be written.
-    """
+    """Raises InputError if one of the files cannot be written."""
     for path in paths:
         if path is None:
             continue
@@ -221,11 +197,7 @@ def check_writable(*paths: Path | None) -> None:
 
 
 def check_picture(path: Path | None) -> None:
-    """Refuse pictures that cannot be written.
-
-    Raises:
-        InputError: as :func:`check_writable`, or the suffix names no kind of picture.
-    """
+    """Raises InputError if a picture cannot be written, or its suffix names no image format."""
     if path is None:
         return
     check_writable(path)
@@ -233,7 +205,9 @@ def check_picture(path: Path | None) -> None:
 
     kinds = FigureCanvasBase.get_supported_filetypes()
     if path.suffix.lower().removeprefix(".") not in kinds:
-        raise InputError(f"{path}: no kind of picture; give a name that ends in .{', .'.join(sorted(kinds))}")
+        raise InputError(
+            f"{path}: unknown image format; give a name that ends in .{', .'.join(sorted(kinds))}"
+        )
 
 
 _WRITTEN_BY_ECONMT = re.compile(
@@ -243,11 +217,7 @@ _WRITTEN_BY_ECONMT = re.compile(
 
 
 def check_not_of_model(path: Path | None, folders: Iterable[Path]) -> None:
-    """Refuse to write over a file of a model that is being used.
-
-    Raises:
-        InputError: the path is one.
-    """
+    """Raises InputError if a file to write belongs to one of the models that are used."""
     if path is None or not path.exists() or not _WRITTEN_BY_ECONMT.fullmatch(path.name):
         return
     for folder in folders:
@@ -256,11 +226,7 @@ def check_not_of_model(path: Path | None, folders: Iterable[Path]) -> None:
 
 
 def bytes_of(option: str, text: str | None) -> int | None:
-    """The bytes that an option names, as in 8GiB; None if it is not given.
-
-    Raises:
-        InputError: it names none.
-    """
+    """Returns the bytes that an option gives, as 8GiB; None if it is not given. Raises InputError for other text."""
     try:
         return None if text is None else parse_size(text)
     except ValueError as error:

@@ -1,15 +1,13 @@
-"""``econmt prepare``: write the token store of a recipe's text, and say what is in it."""
+"""``econmt prepare``: writes the token store of a recipe's text, and reports its contents and padding."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
-from econmt.cli.options import DataDirOption, OverridesArgument, RecipeArgument, VerifyOption
-from econmt.config.recipe import Recipe, TextData, find_recipe, load_recipe
+from econmt.cli.option_groups import option
+from econmt.cli.options import TextRecipe, VerifyOption
+from econmt.config.recipe import Recipe, TextData
 from econmt.data.batching.batches import bucket_rule, training_batches
 from econmt.data.batching.bucket_shapes import Counts, Derived
 from econmt.data.batching.buckets import bucket_table, count_lengths
@@ -25,48 +23,42 @@ from econmt.data.batching.store import PreparedData, store_folder
 from econmt.data.batching.store import prepare as prepare_data
 from econmt.data.batching.token_store import length_quantiles
 from econmt.data.progress_bars import status_line
-from econmt.data.text.corpus import search_path
 from econmt.data.text.filters import report_lines
-from econmt.errors import InputError, printable
+from econmt.errors import printable
 from econmt.memory.report.tables import format_bytes
 
 COMPARED_WIDTHS = (2, 4, 8, 10)
-"""Widths of fixed buckets whose padding is printed beside that of the recipe's buckets."""
+"""Widths of fixed buckets whose padding is printed for comparison."""
 
 
 def prepare(
-    recipe: RecipeArgument,
-    overrides: OverridesArgument = None,
-    data_dir: DataDirOption = None,
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", help="Folder of the store; default: where training looks for it."),
-    ] = None,
+    recipe: TextRecipe,
+    output: Path | None = option(
+        None, "--output", "-o", help="Folder of the token store; default: the one that training uses."
+    ),
     verify: VerifyOption = False,
 ) -> None:
-    """Write the token store of a recipe's text without training, and report on it.
+    """Write the token store of a recipe's text without training, and report its contents.
 
-    The same command again, and training, reuse it as long as the text and the recipe's data section are the same.
+    The same command and training reuse the store as long as the text and the recipe's data section do not change.
 
     \b
     Example:
       econmt prepare multi30k data.subwords.size=6000 --data-dir corpora
     """
-    resolved = load_recipe(recipe, overrides or ())
-    if output is not None and any(each.partition("=")[0] == "data.prepared" for each in overrides or ()):
-        raise InputError("data.prepared is given twice, as --output too; give it once")
-    folder = output if output is not None else store_folder(resolved)
-    search = search_path(find_recipe(recipe).parent, data_dir)
-    prepared = prepare_data(resolved, folder, search, show_progress=True, verify=verify)
+    resolved = recipe.load({"data.prepared": None if output is None else str(output)})
+    prepared = prepare_data(
+        resolved, store_folder(resolved), recipe.search_path, show_progress=True, verify=verify
+    )
     with status_line() as say:
-        say("counting what padding costs")
+        say("computing the cost of padding")
         lines = report(resolved, prepared)
     for line in lines:
         print(printable(line))
 
 
 def report(recipe: Recipe, prepared: PreparedData) -> list[str]:
-    """Lines that say what a store holds."""
+    """Returns the lines of a report on a store."""
     statistics = prepared.statistics
     size = sum(path.stat().st_size for path in prepared.folder.iterdir() if path.is_file())
     if isinstance(recipe.data, TextData):
@@ -100,7 +92,7 @@ def report(recipe: Recipe, prepared: PreparedData) -> list[str]:
 
 
 def _text_report(prepared: PreparedData, size: int) -> list[str]:
-    """Describes the prepared text of a language model."""
+    """Returns the lines of a report on the text of a language model."""
     statistics = prepared.statistics
     lines = [
         f"store       {prepared.folder} ({format_bytes(size)}, made in {statistics['seconds']} s)",
@@ -149,7 +141,7 @@ def _bucket_lines(recipe: Recipe, prepared: PreparedData) -> list[str]:
 def _work_lines(
     recipe: Recipe, prepared: PreparedData, counts: Counts, rule: int | Derived, work: PairFlops
 ) -> list[str]:
-    """Describes the cost of padding with the recipe's buckets, with other buckets and without any."""
+    """Returns lines on the cost of padding with the recipe's buckets, with other buckets and without buckets."""
     batch, store = recipe.training.batch, prepared.train
     real = real_work(counts, work)
     lines = [
@@ -157,8 +149,8 @@ def _work_lines(
         f"batches of {batch.size:,} {'sentences' if batch.type == 'sentence' else 'target tokens'}",
         _row("", 38, ("shapes", "padded", "trimmed"), 14),
     ]
-    found = measure_padding(random_batches(store.source_lengths, store.target_lengths, batch), work)
-    lines.append(_padding_line("no buckets, random batches", found.shapes, found.padded, None))
+    padding = measure_padding(random_batches(store.source_lengths, store.target_lengths, batch), work)
+    lines.append(_padding_line("no buckets, random batches", padding.shapes, padding.padded, None))
     for width in COMPARED_WIDTHS:
         if width != rule:
             cost = padded_to_buckets(counts, width, batch, work)
@@ -167,9 +159,9 @@ def _work_lines(
         other = Derived(recipe.training.max_buckets, work)
         lines.append(_padding_line("derived buckets", *padded_to_buckets(counts, other, batch, work), None))
     name = "derived buckets" if isinstance(rule, Derived) else f"fixed buckets of width {rule}"
-    own = measure_padding(planned(training_batches(recipe, prepared)), work)
+    padding = measure_padding(planned(training_batches(recipe, prepared)), work)
     shapes, padded = padded_to_buckets(counts, rule, batch, work)
-    return [*lines, _padding_line(f"{name} (this recipe)", shapes, padded, own.trimmed)]
+    return [*lines, _padding_line(f"{name} (this recipe)", shapes, padded, padding.trimmed)]
 
 
 def _padding_line(name: str, shapes: int, padded: float, trimmed: float | None) -> str:

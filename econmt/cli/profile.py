@@ -1,4 +1,4 @@
-"""``econmt profile``: where the bytes and the milliseconds of a training step go."""
+"""``econmt profile``: bytes and milliseconds of a training step, by layer and technique."""
 
 from __future__ import annotations
 
@@ -6,31 +6,21 @@ import json
 import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 import typer
 
 from econmt.checkpoint.tensor_files import write_text
 from econmt.cli.computing import warn_of_slowness
-from econmt.cli.consoles import table_console
-from econmt.cli.options import (
-    BucketOption,
-    DataDirOption,
-    OverridesArgument,
-    PairsOption,
-    RecipeArgument,
-    RecipeDeviceOption,
-    RecipeThreadsOption,
-    as_overrides,
-    bytes_of,
-    check_writable,
-    refuse_idle,
-)
-from econmt.cli.workload import Found, find_workload
+from econmt.cli.option_groups import option
+from econmt.cli.options import BatchChoice, RunRecipe, bytes_of, check_writable, refuse_idle
+from econmt.cli.standard_streams import table_console
+from econmt.cli.workload import Workload, find_workload
 from econmt.config import limits
-from econmt.config.recipe import Recipe, load_recipe
+from econmt.config.recipe import Recipe
 from econmt.data.files import writing
 from econmt.data.progress_bars import status_line
 from econmt.data.tables import print_table
@@ -49,8 +39,9 @@ from econmt.memory.plan.fit import Fit, demand, fit_all
 from econmt.memory.plan.planner import describe
 from econmt.memory.profiling import Failures, Profile, Step, kernels
 from econmt.memory.profiling import profile as measure_profile
+from econmt.memory.report.data import fit_data, report_data
 from econmt.memory.report.page import page
-from econmt.memory.report.tables import Report, fit_data, fit_table, print_report, report_data
+from econmt.memory.report.report import Report, fit_table, print_report
 from econmt.model import Implementations
 from econmt.parallel.simulated_rank import ALONE, Rank, ranks_that_differ
 from econmt.training.choice import settle
@@ -59,47 +50,54 @@ from econmt_ops.backends.compiled import has_compiler
 from econmt_ops.dispatch.rule import rules_only
 
 FITTED = ("reference", "all", "all, bfloat16")
-"""The techniques whose largest batches --fit --compare tells."""
+"""Techniques whose largest batches --fit --compare prints."""
 
 _PASSES = 4
-"""Most measurements of the ops: another one completes what a busy machine has left out, and is remembered for runs."""
+"""Maximum number of measurements of the ops: each completes what a busy machine has left out of the one before."""
+
+
+@dataclass(frozen=True)
+class StepOptions:
+    """Choice between measuring steps, predicting them, and looking for the largest batch."""
+
+    estimated: bool = option(
+        False, "--estimate", help="Predict memory without running a step; cuda needs no GPU then."
+    )
+    measured: bool = option(
+        False, "--measure", help="Run complete steps however long they take, if they fit into memory."
+    )
+    budget: str | None = option(
+        None,
+        "--fit",
+        help="Find the largest batch of each bucket that fits into these bytes, e.g. 8GiB.",
+        metavar="BYTES",
+    )
+    compare: bool = option(False, help="Compare techniques, one row each.")
+    processes: int | None = option(
+        None,
+        help="Number of processes that train together; the figures are those of one of them.",
+        min=1,
+        max=limits.PROCESSES,
+    )
+
+
+@dataclass(frozen=True)
+class ProfileOutput:
+    """Output of a profile."""
+
+    as_json: bool = option(False, "--json", help="Print the report as one JSON object.")
+    trace: Path | None = option(None, help="Write a PyTorch profiler trace of a step (chrome://tracing).")
+    html: Path | None = option(None, help="Write an HTML page with charts.")
 
 
 def profile(
     context: typer.Context,
-    recipe: RecipeArgument,
-    overrides: OverridesArgument = None,
-    bucket: BucketOption = None,
-    batch: PairsOption = None,
-    compare: Annotated[bool, typer.Option("--compare", help="One row a technique.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print everything as one JSON object.")] = False,
-    trace: Annotated[
-        Path | None,
-        typer.Option(help="Write a PyTorch profiler trace of a step (chrome://tracing)."),
-    ] = None,
-    html: Annotated[
-        Path | None,
-        typer.Option(help="Write one page with charts, for a browser."),
-    ] = None,
-    device: RecipeDeviceOption = None,
-    threads: RecipeThreadsOption = None,
-    estimated: Annotated[
-        bool, typer.Option("--estimate", help="Predict; no step is run, and no GPU is needed for cuda.")
-    ] = False,
-    measured: Annotated[
-        bool, typer.Option("--measure", help="Run whole steps however long they take, if memory allows.")
-    ] = False,
-    budget: Annotated[
-        str | None,
-        typer.Option("--fit", metavar="BYTES", help="Largest batches in e.g. 8GiB."),
-    ] = None,
-    data_dir: DataDirOption = None,
-    processes: Annotated[
-        int | None,
-        typer.Option(min=1, max=limits.PROCESSES, help="What one of so many that train together holds."),
-    ] = None,
+    recipe: RunRecipe,
+    batch: BatchChoice,
+    steps: StepOptions,
+    output: ProfileOutput,
 ) -> None:
-    """Say where the bytes and the milliseconds of a training step go, by layer; compare techniques; predict.
+    """Show the bytes and milliseconds of a training step by layer; compare techniques; predict memory.
 
     \b
     Example:
@@ -108,301 +106,283 @@ def profile(
       econmt profile iwslt --fit 8GiB --device cuda
       econmt profile iwslt --processes 2 parallel.shard_optimizer=true
     """
-    size = _check(context, estimated, measured, budget, trace, html)
-    said = {"training.device": device, "training.threads": threads}
-    loaded = load_recipe(recipe, as_overrides(overrides, said))
-    count_of_ranks = _ranks(loaded, processes, measured or trace is not None)
-    predicted = estimated or size is not None or loaded.parallel.pipeline > 1
-    where = _device(loaded.training.device, predicted)
-    whole = find_workload(recipe, loaded, bucket, batch, data_dir)
-    found, ranks = _of_ranks(whole, count_of_ranks, where.type)
-    count, precision = _settled(loaded, where, predicted)
-    own, why = _own(whole, where, count, precision, predicted)
-    rows = _compared(found, where, predicted) if compare else [own]
-    notes = [] if compare else why
+    budget = _check_options(context, steps, output)
+    settings = recipe.load()
+    step = _step_to_profile(recipe, settings, batch, steps, output)
+    technique, notes = step.of_run()
+    rows = step.compared() if steps.compare else [technique]
+    notes = [] if steps.compare else notes
     command = shlex.join(["econmt", *context.obj])
-    if size is not None:
-        named = [each for each in rows if not compare or each.name in FITTED]
-        name = "" if compare else f", {str(precision).removeprefix('torch.')}"
-        fits = _fit(found, named, where, size, ranks)
-        place = f"{where}{name}"
-        _print_fits(fits, size, loaded.name, place, notes, command if as_json else None, ranks[0].size)
+    if budget is not None:
+        if steps.compare:
+            rows = [each for each in rows if each.name in FITTED]
+        fits = step.fits(rows, budget)
+        if output.as_json:
+            _print_fits_as_json(fits, budget, settings.name, command, step.device)
+        else:
+            _print_fits(
+                fits,
+                budget,
+                step,
+                "" if steps.compare else f", {str(step.precision).removeprefix('torch.')}",
+                notes,
+            )
         return
-    failures = Failures()
-    ledgers, profiles, seen = _looked_at(
-        found, ranks, own, rows, where, count, failures, predicted=predicted, measured=measured, trace=trace
-    )
+    failures, kernel_times = Failures(), []
+    with status_line() as say, reproducible(step.device, step.threads), rules_only():  # as a run
+        ledgers = []
+        if len(step.ranks) > 1:
+            ledgers = [step.estimate(technique, rank) for rank in step.ranks]
+        rank = step.ranks[ledgers.index(max(ledgers, key=demand))] if ledgers else step.ranks[0]
+        profiles = step.profiles(rows, rank, say, failures, patient=steps.measured)
+        if output.trace is not None:
+            failures.attempt(technique, step.trace, technique, profiles, output.trace, rank, say)
+        if step.device.type == "cuda" and any(each.times is not None for each in profiles):
+            kernel_times = failures.attempt(technique, step.kernels, technique, rank, say) or []
+    workload = step.workload
     report = Report(
-        loaded.name,
+        settings.name,
         command,
-        found.shape,
-        found.task.sizes,
-        str(where),
-        _how(profiles, predicted),
-        [*found.notes, *notes, *failures.notes],
-        describe_machine(str(where)),
+        workload.shape,
+        workload.task.sizes,
+        str(step.device),
+        _how(profiles, step.predicted),
+        [*workload.notes, *notes, *failures.notes],
+        describe_machine(str(step.device)),
         profiles,
-        seen,
+        kernel_times,
         ledgers,
     )
-    _print(report, as_json, html, None if own in failures.errors else trace)
+    _print(report, output, traced=technique not in failures.errors)
     failures.raise_first()
 
 
-def _print(report: Report, as_json: bool, html: Path | None, trace: Path | None) -> None:
+def _print(report: Report, output: ProfileOutput, *, traced: bool) -> None:
     """Prints a report as text or JSON, and writes its page; names the files that were written."""
-    if html is not None:
-        with writing(html):
-            write_text(html, page(report))
-    if as_json:
+    if output.html is not None:
+        with writing(output.html):
+            write_text(output.html, page(report))
+    if output.as_json:
         print(json.dumps(report_data(report), indent=1))
         return
     print_report(report, table_console())
-    for name, path in (("page", html), ("trace", trace)):
+    for name, path in (("page", output.html), ("trace", output.trace if traced else None)):
         if path is not None:
             print(f"{name}: {path}")
 
 
-def _looked_at(
-    found: Found,
-    ranks: Sequence[Rank],
-    own: Technique,
-    rows: Sequence[Technique],
-    where: torch.device,
-    threads: int | None,
-    failures: Failures,
-    *,
-    predicted: bool,
-    measured: bool,
-    trace: Path | None,
-) -> tuple[list[Ledger], list[Profile], list[KernelTimes]]:
-    """Ledgers of ranks that differ, profiles of the one that holds the most, and the kernels of its step."""
-    with status_line() as say, reproducible(where, threads), rules_only():  # as a run
-        ledgers: list[Ledger] = []
-        if len(ranks) > 1:
-            ledgers = [estimate(found.task, own, found.shape, where.type, rank) for rank in ranks]
-        rank = ranks[ledgers.index(max(ledgers, key=demand))] if ledgers else ranks[0]
-        profiles = _profiles(found, rows, where, predicted, measured, say, rank, failures)
-        if trace is not None:
-            failures.attempt(own, _trace, found, own, where, profiles, trace, say, rank)
-        kernels_seen = failures.attempt(own, _kernels, found, own, where, profiles, say, rank)
-        return ledgers, profiles, kernels_seen or []
-
-
 def _print_fits(
     fits: Mapping[str, Sequence[Fit]],
-    size: int,
-    recipe: str,
-    where: str,
+    budget: int,
+    step: ProfiledStep,
+    precision: str,
     notes: Sequence[str],
-    json_of: str | None,
-    ranks: int,
 ) -> None:
-    """The largest batches as a table, or as JSON that names the command ``json_of``."""
-    if json_of is None:
-        console = table_console()
-        lines = [f"{recipe}, {where}; bytes are estimated, every row is full", *notes]
-        if ranks > 1:
-            lines.append(f"rows of all {ranks} ranks together, bytes of the one that holds the most")
-        console.print("\n".join(lines), highlight=False, markup=False)
-        print_table(console, fit_table(fits, size))
-        return
-    device = where.split(",")[0]
-    record: dict[str, Any] = {"recipe": recipe, "command": json_of, "device": device}
-    print(json.dumps(record | {"machine": describe_machine(device), "fit": fit_data(fits, size)}, indent=1))
+    """Prints the largest batches as a table."""
+    console, ranks = table_console(), step.ranks[0].size
+    name = step.workload.task.recipe.name
+    lines = [f"{name}, {step.device}{precision}; bytes are estimated, every row is full", *notes]
+    if ranks > 1:
+        lines.append(f"rows of all {ranks} ranks together, bytes of the one that holds the most")
+    console.print("\n".join(lines), highlight=False, markup=False)
+    print_table(console, fit_table(fits, budget).for_terminal())
 
 
-def _ranks(recipe: Recipe, processes: int | None, runs: bool) -> int:
-    """Returns the number of ranks that train the recipe; ``runs``: True if a whole step is to run.
+def _print_fits_as_json(
+    fits: Mapping[str, Sequence[Fit]], budget: int, recipe: str, command: str, device: torch.device
+) -> None:
+    """Prints the largest batches as JSON."""
+    record: dict[str, Any] = {"recipe": recipe, "command": command, "device": str(device)}
+    record |= {"machine": describe_machine(str(device)), "fit": fit_data(fits, budget)}
+    print(json.dumps(record, indent=1))
+
+
+@dataclass(frozen=True)
+class ProfiledStep:
+    """Training step of a recipe that is measured or predicted.
+
+    Attributes:
+        workload: the task and the batch of one rank.
+        ranks: the ranks that differ in what they hold.
+        device: device of the step.
+        predicted: True if no step is run.
+        threads: CPU threads; None: those that are set.
+        precision: precision of the run.
+    """
+
+    workload: Workload
+    ranks: Sequence[Rank]
+    device: torch.device
+    predicted: bool
+    threads: int | None
+    precision: torch.dtype
+
+    def of_run(self) -> tuple[Technique, list[str]]:
+        """Returns the technique of a run of the recipe on this machine, and notes on it, a sentence each.
+
+        A run with a byte budget leaves open what its plan chooses, and follows the rules; so does a prediction for a
+        GPU.
+        """
+        task = self.workload.task
+        in_recipe = Implementations.of(task.recipe.ops)
+        technique = Technique("as in the recipe", in_recipe, self.precision)
+        by_rule = self.predicted and self.device.type != "cpu"
+        if task.recipe.training.memory_budget is not None or by_rule or "auto" not in in_recipe:
+            return technique, []
+        with torch.device("meta"):
+            size = sum(parameter.nbytes for parameter in task.build_model().parameters())
+        if self.predicted and 2 * size > budget_bytes("auto", self.device, 0):  # the weights need not fit
+            return technique, []
+        with status_line() as say, reproducible(self.device, self.threads):
+            say("finding out which ops are fastest, as a run does when it begins")
+            chosen, why = settle(
+                task,
+                lambda: task.build_model().to(self.device),
+                self.workload.frequent,
+                self.device,
+                Precision(self.precision),
+                passes=_PASSES,
+            )
+        notes = [f"Ops that auto means here: {describe(chosen)} ({why})."]
+        return technique._replace(implementations=chosen), notes
+
+    def compared(self) -> list[Technique]:
+        """Returns the techniques of --compare."""
+        task, kind = self.workload.task, self.device.type
+        with rules_only(kind) if self.predicted else nullcontext():
+            rows = techniques(task.recipe.ops.stash, kind, has_compiler() and not self.predicted)
+        # A language model's layers are run as an encoder's.
+        return [each for each in rows if task.translates or each.name != "+ decoder"]
+
+    def estimate(self, technique: Technique, rank: Rank) -> Ledger:
+        """Predicts the ledger of a rank."""
+        return estimate(self.workload.task, technique, self.workload.shape, self.device.type, rank)
+
+    def profiles(
+        self, rows: Sequence[Technique], rank: Rank, say: Say, failures: Failures, *, patient: bool
+    ) -> list[Profile]:
+        """Measures or predicts techniques; ``patient`` measures however long it takes."""
+        task, shape = self.workload.task, self.workload.shape
+        if not self.predicted:
+            return measure_profile(
+                task, rows, shape, self.device, patient=patient, say=say, rank=rank, failures=failures
+            )
+        ledgers = estimates(task, rows, shape, self.device.type, say, rank)
+        return [
+            Profile(technique, shape, ledger, measured=False)
+            for technique, ledger in zip(rows, ledgers, strict=True)
+        ]
+
+    def trace(
+        self, technique: Technique, profiles: Sequence[Profile], path: Path, rank: Rank, say: Say
+    ) -> None:
+        """Writes the trace of a step of the shape that was timed."""
+        shape = next((each.timed_shape for each in profiles if each.timed_shape is not None), None)
+        if shape is None:
+            raise InputError(
+                f"--trace {path}: not even one row fits the free memory, so there is no step to trace"
+            )
+        say(f"tracing {shape}")
+        step = Step(self.workload.task, shape, self.device, rank)
+        step.use(technique)
+        step.trace(path)
+
+    def kernels(self, technique: Technique, rank: Rank, say: Say) -> list[KernelTimes]:
+        """Measures the kernels of a step on a GPU."""
+        return kernels(self.workload.task, technique, self.workload.shape, self.device, say, rank)
+
+    def fits(self, rows: Sequence[Technique], budget: int) -> dict[str, list[Fit]]:
+        """Finds the largest batch, of all ranks together, of each bucket by each technique."""
+        task, ranks = self.workload.task, self.ranks
+        replicas = ranks[0].size // task.recipe.parallel.pipeline if ranks[0].size > 1 else 1
+        fits: dict[str, list[Fit]] = {}
+        buckets = self.workload.buckets[::-1]
+        start = self.workload.shape.rows
+        with status_line() as say:
+            for technique in rows:
+                done = len(fits) * len(buckets)
+                results = fit_all(task, technique, buckets, budget, self.device.type, start, ranks)
+                largest: list[Fit] = []
+                for number, (source, target) in enumerate(buckets, done + 1):
+                    say(
+                        f"bucket {number} of {len(rows) * len(buckets)}: {source} x {target}, {technique.name}"
+                    )
+                    largest.insert(0, next(results))
+                start = max(1, largest[-1].rows)
+                fits[technique.name] = [each._replace(rows=each.rows * replicas) for each in largest]
+        return fits
+
+
+def _step_to_profile(
+    recipe: RunRecipe, settings: Recipe, batch: BatchChoice, steps: StepOptions, output: ProfileOutput
+) -> ProfiledStep:
+    """Returns the step that the options describe.
 
     Raises:
-        InputError: they make no pipelines, or their step cannot be run.
+        InputError: the ranks make no pipelines, or their step cannot be run.
     """
-    stages = recipe.parallel.pipeline
-    check_ranks(recipe, processes or stages)
-    if stages > 1 and runs:
+    stages = settings.parallel.pipeline
+    size = steps.processes or stages
+    check_ranks(settings, size)
+    if stages > 1 and (steps.measured or output.trace is not None):
         raise InputError(
             f"parallel.pipeline {stages}: what its stages hold is predicted, no step is run; leave out --measure and "
             "--trace"
         )
-    return processes or stages
+    predicted = steps.estimated or steps.budget is not None or stages > 1
+    device = _device(settings.training.device, predicted)
+    workload = find_workload(recipe.recipe, settings, batch, recipe.data_dir)
+    ranks: Sequence[Rank] = [ALONE]
+    if size > 1:
+        workload, ranks = _of_one_rank(workload, size, device.type)
+    if predicted and device.type != "cpu":
+        precision = precision_of_run(settings, device).dtype
+        return ProfiledStep(workload, ranks, device, predicted, settings.training.threads, precision)
+    threads = threads_for(settings.training.threads, device, settings.model.widest).number
+    with reproducible(device, threads):
+        if device.type == "cpu" and not predicted:
+            warn_of_slowness()
+        precision = precision_of_run(settings, device).dtype
+    return ProfiledStep(workload, ranks, device, predicted, threads, precision)
 
 
-def _of_ranks(found: Found, size: int, device: str) -> tuple[Found, list[Rank]]:
-    """The workload of one of so many ranks, and which of them differ in what they hold."""
-    settings = found.task.recipe.parallel
-    if size == 1:
-        return found, [ALONE]
-    rows = found.shape.rows
-    own = found.shape._replace(rows=rows_of_share(rows, size // settings.pipeline))
-    notes = [f"Of one of {size} ranks, which has {own.rows:,} of the {rows:,} rows."]
+def _of_one_rank(workload: Workload, size: int, device: str) -> tuple[Workload, list[Rank]]:
+    """Returns the workload of one of ``size`` ranks, and the ranks that differ in what they hold."""
+    settings = workload.task.recipe.parallel
+    rows = workload.shape.rows
+    shape = workload.shape._replace(rows=rows_of_share(rows, size // settings.pipeline))
+    notes = [f"Of one of {size} ranks, which has {shape.rows:,} of the {rows:,} rows."]
     if settings.pipeline > 1:
         notes.append(
             f"Its layers are divided over {settings.pipeline} ranks by their weights; a run divides them by times."
         )
     with torch.device("meta"):
-        model = found.task.build_model()
-    fix_parameters(model, found.task.recipe.training)
+        model = workload.task.build_model()
+    fix_parameters(model, workload.task.recipe.training)
     sizes = [parameter.numel() for parameter in model.parameters() if parameter.requires_grad]
     ranks = ranks_that_differ(settings, size, sizes, device)
-    return found._replace(shape=own, notes=[*found.notes, *notes]), ranks
+    return workload._replace(shape=shape, notes=[*workload.notes, *notes]), ranks
 
 
-def _compared(found: Found, where: torch.device, predicted: bool) -> list[Technique]:
-    """The techniques of --compare."""
-    with rules_only(where.type) if predicted else nullcontext():
-        rows = techniques(found.task.recipe.ops.stash, where.type, has_compiler() and not predicted)
-    # A language model's layers are run as an encoder's.
-    return [each for each in rows if found.task.translates or each.name != "+ decoder"]
-
-
-def _settled(recipe: Recipe, where: torch.device, predicted: bool) -> tuple[int | None, torch.dtype]:
-    """Returns the number of threads and the precision."""
-    if predicted and where.type != "cpu":
-        return recipe.training.threads, precision_of_run(recipe, where).dtype
-    count = threads_for(recipe.training.threads, where, recipe.model.widest).number
-    with reproducible(where, count):
-        if where.type == "cpu" and not predicted:
-            warn_of_slowness()
-        return count, precision_of_run(recipe, where).dtype
-
-
-def _own(
-    found: Found, where: torch.device, threads: int | None, precision: torch.dtype, predicted: bool
-) -> tuple[Technique, list[str]]:
-    """The technique of a run of the recipe on this machine, and what to say of it, a sentence each.
-
-    A run with a byte budget leaves open what its plan chooses, and follows the rules; so does a prediction for a GPU.
-    """
-    recipe, task = found.task.recipe, found.task
-    given = Implementations.of(recipe.ops)
-    own = Technique("as in the recipe", given, precision)
-    if (
-        recipe.training.memory_budget is not None
-        or (predicted and where.type != "cpu")
-        or "auto" not in given
-    ):
-        return own, []
-    with torch.device("meta"):
-        size = sum(parameter.nbytes for parameter in task.build_model().parameters())
-    if predicted and 2 * size > budget_bytes("auto", where, 0):  # a prediction needs no room for the weights
-        return own, []
-    with status_line() as say, reproducible(where, threads):
-        say("finding out which ops are fastest, as a run does when it begins")
-        chosen, why = settle(
-            task,
-            lambda: task.build_model().to(where),
-            found.frequent,
-            where,
-            Precision(precision),
-            passes=_PASSES,
-        )
-    return own._replace(implementations=chosen), [f"Ops that auto means here: {describe(chosen)} ({why})."]
-
-
-def _profiles(
-    found: Found,
-    rows: Sequence[Technique],
-    where: torch.device,
-    predicted: bool,
-    measured: bool,
-    say: Say,
-    rank: Rank,
-    failures: Failures,
-) -> list[Profile]:
-    """Profiles of some techniques: measured, or if ``predicted`` without running a step."""
-    if not predicted:
-        return measure_profile(
-            found.task, rows, found.shape, where, patient=measured, say=say, rank=rank, failures=failures
-        )
-    ledgers = estimates(found.task, rows, found.shape, where.type, say, rank)
-    return [
-        Profile(technique, found.shape, ledger, measured=False)
-        for technique, ledger in zip(rows, ledgers, strict=True)
-    ]
-
-
-def _trace(
-    found: Found,
-    own: Technique,
-    where: torch.device,
-    profiles: Sequence[Profile],
-    path: Path,
-    say: Say,
-    rank: Rank,
-) -> None:
-    """Write the trace of a step of the shape that was timed."""
-    shape = next((each.timed_shape for each in profiles if each.timed_shape is not None), None)
-    if shape is None:
-        raise InputError(
-            f"--trace {path}: not even one row fits the free memory, so there is no step to trace"
-        )
-    say(f"tracing {shape}")
-    step = Step(found.task, shape, where, rank)
-    step.use(own)
-    step.trace(path)
-
-
-def _kernels(
-    found: Found,
-    own: Technique,
-    where: torch.device,
-    profiles: Sequence[Profile],
-    say: Say,
-    rank: Rank,
-) -> list[KernelTimes]:
-    """The kernels of steps on a GPU, if one was timed there."""
-    timed = where.type == "cuda" and any(each.times is not None for each in profiles)
-    return kernels(found.task, own, found.shape, where, say, rank) if timed else []
-
-
-def _fit(
-    found: Found, rows: Sequence[Technique], where: torch.device, budget: int, ranks: Sequence[Rank]
-) -> dict[str, list[Fit]]:
-    """The largest batch, of all ranks together, of each bucket by each technique."""
-    replicas = ranks[0].size // found.task.recipe.parallel.pipeline if ranks[0].size > 1 else 1
-    fits: dict[str, list[Fit]] = {}
-    buckets = found.buckets[::-1]
-    start = found.shape.rows
-    with status_line() as say:
-        for technique in rows:
-            done = len(fits) * len(buckets)
-            looks = fit_all(found.task, technique, buckets, budget, where.type, start, ranks)
-            largest: list[Fit] = []
-            fits[technique.name] = largest
-            for number, (source, target) in enumerate(buckets, done + 1):
-                say(f"bucket {number} of {len(rows) * len(buckets)}: {source} x {target}, {technique.name}")
-                largest.insert(0, next(looks))
-            start = max(1, largest[-1].rows)
-            fits[technique.name] = [each._replace(rows=each.rows * replicas) for each in largest]
-    return fits
-
-
-def _check(
-    context: typer.Context,
-    estimated: bool,
-    measured: bool,
-    budget: str | None,
-    trace: Path | None,
-    html: Path | None,
-) -> int | None:
-    """Refuse options that do not go together, and files that cannot be written; the bytes of the budget.
+def _check_options(context: typer.Context, steps: StepOptions, output: ProfileOutput) -> int | None:
+    """Refuses options that do not go together, and files that cannot be written; returns the bytes of --fit.
 
     Raises:
-        InputError: naming them.
+        InputError: there are such; the message names them.
     """
-    if estimated and measured:
+    fit = steps.budget is not None
+    if steps.estimated and steps.measured:
         raise InputError("--estimate runs no step and --measure runs whole ones; give one of them")
-    if trace is not None and (estimated or budget is not None):
+    if output.trace is not None and (steps.estimated or fit):
         raise InputError("--trace needs a real step; leave out --estimate and --fit")
-    if budget is not None and (html is not None or measured):
+    if fit and (output.html is not None or steps.measured):
         raise InputError("--fit prints a table of estimates; leave out --html and --measure")
-    if budget is not None:
-        refuse_idle(context, "is what --fit finds; leave one of them out", "batch")
-    check_writable(trace, html)
-    if trace is not None and html is not None and trace.resolve() == html.resolve():
-        raise InputError(f"{html}: --trace and --html cannot be one file; give two names")
-    return bytes_of("--fit", budget)
+    if fit:
+        refuse_idle(context, "is what --fit finds; leave out one of them", "batch")
+    check_writable(output.trace, output.html)
+    if output.trace and output.html and output.trace.resolve() == output.html.resolve():
+        raise InputError(f"{output.html}: --trace and --html cannot be one file; give two names")
+    return bytes_of("--fit", steps.budget)
 
 
 def _device(name: str, predicted: bool) -> torch.device:
@@ -418,7 +398,7 @@ def _device(name: str, predicted: bool) -> torch.device:
 
 
 def _how(profiles: Sequence[Profile], predicted: bool) -> str:
-    """Says whether the figures are measured or predicted."""
+    """Returns a sentence that tells whether the figures are measured or predicted."""
     guessed = [profile for profile in profiles if not profile.measured]
     if predicted:
         return "Bytes: estimated with fake tensors; no step was run."

@@ -1,73 +1,50 @@
-"""``econmt quantize``: a trained model with matrices of 8 or 16 bits."""
+"""``econmt quantize``: converts the matrices of a trained model to 8 or 16 bits."""
 
 from __future__ import annotations
 
-from enum import Enum
-from typing import Annotated
+from typing import Literal
 
 import torch
-import typer
 
-from econmt.checkpoint.checkpoints import check_model, check_vocabulary, parameter_file
-from econmt.checkpoint.folder import ModelFolder
 from econmt.checkpoint.quantized import quantized
-from econmt.checkpoint.tensor_files import read_tensors
-from econmt.cli.inspection import read_recipe
-from econmt.cli.options import ModelOption, NewModelOption
-from econmt.config.recipe import Model
+from econmt.cli.option_groups import option
+from econmt.cli.options import CheckpointOption, ModelOption, NewModelOption
 from econmt.data.files import notice
 from econmt.data.progress_bars import status_line
-from econmt.data.text.subwords import fingerprint
 from econmt.errors import InputError, printable
-from econmt.export.model_folder import check_new, write_model
+from econmt.export.model_folder import DerivedModel
 from econmt.memory.report.tables import format_bytes
-
-
-class MatrixPrecision(str, Enum):
-    """Precision of the matrices in a parameter file."""
-
-    int8 = "int8"
-    bfloat16 = "bfloat16"
 
 
 def quantize(
     model: ModelOption,
     output: NewModelOption,
-    precision: Annotated[
-        MatrixPrecision, typer.Option(help="int8: a quarter of the bytes; bfloat16: half of them.")
-    ] = MatrixPrecision.int8,
-    checkpoint: Annotated[
-        str, typer.Option("--checkpoint", "-c", help="best, last, or the number of an update.")
-    ] = "best",
+    precision: Literal["int8", "bfloat16"] = option(
+        "int8", help="int8: a quarter of the bytes; bfloat16: half of them."
+    ),
+    checkpoint: CheckpointOption = "best",
 ) -> None:
-    """Write a trained model's matrices in 8 or 16 bits to a new model folder, which translate reads as any other.
+    """Convert the matrices of a trained model to 8 or 16 bits, and write them to a new model folder.
 
-    Of int8 each row has its own scale. On a CPU translate multiplies such a model in 8 bits, and rounds what the
-    matrices meet to 8 bits as it comes; elsewhere, and in every other verb, it is a model like others.
+    In int8 each row of a matrix has its own scale. On a CPU translate multiplies such matrices in 8 bits and also
+    rounds their inputs; on other devices and in other commands they are converted back when the model is loaded.
 
     \b
     Example:
       econmt quantize -m runs/multi30k -o multi30k-int8
       econmt translate -m multi30k-int8
     """
-    folder = ModelFolder(model)
-    recipe = read_recipe(folder)
-    if not isinstance(recipe.model, Model):
-        raise InputError(f"{model}: holds a language model; econmt quantize takes a translation model")
-    check_new(output)
-    path = parameter_file(folder, checkpoint)
+    derived = DerivedModel(model, output, "econmt quantize")
     with status_line() as say:
-        say(f"reading {path}")
-        tensors, metadata = read_tensors(path)
-        check_vocabulary(metadata, fingerprint(folder.path), path)
-        check_model(metadata, recipe.model, path)
+        say(f"reading {model}")
+        path, tensors, metadata = derived.read(checkpoint)
         if metadata.get("quantized"):
             raise InputError(
                 f"{path}: its matrices are {metadata['quantized']} already; quantize the model that it was made from"
             )
-        made = quantized(tensors, getattr(torch, precision.value), path)
+        made = quantized(tensors, getattr(torch, precision), path)
         say(f"writing {output}")
-        write_model(folder, output, made, {**metadata, "quantized": precision.value})
-    before, after = (sum(each.nbytes for each in found.values()) for found in (tensors, made))
+        derived.write(made, {**metadata, "quantized": precision})
+    before, after = (sum(tensor.nbytes for tensor in state.values()) for state in (tensors, made))
     notice(f"{format_bytes(before)} became {format_bytes(after)}, {after / before:.1%}")
     print(printable(output))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 from textwrap import wrap
-from typing import Annotated
 
 import typer
 
-from econmt.cli.options import OverridesArgument, RecipeArgument
+from econmt.cli.option_groups import argument, option, with_option_groups
+from econmt.cli.options import RecipeChoice
 from econmt.config.recipe import Recipe, TextData, find_recipe, load_recipe, recipe_text, shipped_recipes
 from econmt.data.files import whole_file, writing
 from econmt.data.tables import WIDTH
@@ -19,7 +19,7 @@ app = typer.Typer(help="List, copy, show and validate recipes.", no_args_is_help
 
 @app.command("list")
 def list_recipes() -> None:
-    """List the recipes that come with econmt: name, languages and training text, what it trains.
+    """List the shipped recipes: name, languages, training text and purpose.
 
     \b
     Example:
@@ -43,22 +43,22 @@ def summary(file: Path) -> str:
 
 
 @app.command("copy")
+@with_option_groups
 def copy(
-    name: Annotated[str, typer.Argument(help="Shipped recipe, or a file.")],
-    destination: Annotated[
-        Path | None,
-        typer.Argument(help="File or folder to write; NAME.yaml here if left out."),
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace a file that exists.")] = False,
+    name: str = argument(..., help="Name of a shipped recipe, or a file."),
+    destination: Path | None = argument(
+        None, help="File or folder to write; default: NAME.yaml in the current folder."
+    ),
+    force: bool = option(False, help="Replace a file that exists."),
 ) -> None:
-    """Copy a recipe, comments and all, to start your own from.
+    """Copy a recipe with its comments, as a start for your own.
 
     \b
     Example:
       econmt recipes copy multi30k mine.yaml
     """
     source = find_recipe(name)
-    load_recipe(source)  # what is no recipe is not copied for one
+    load_recipe(source)  # only valid recipes are copied
     target = destination or Path(source.name)
     if target.is_dir():
         target = target / source.name
@@ -73,27 +73,26 @@ def copy(
 
 
 @app.command("show")
+@with_option_groups
 def show(
-    recipe: RecipeArgument,
-    overrides: OverridesArgument = None,
-    changed_only: Annotated[
-        bool, typer.Option("--changed-only", help="Leave out what equals the defaults.")
-    ] = False,
+    recipe: RecipeChoice,
+    changed_only: bool = option(False, help="Leave out keys that have their default values."),
 ) -> None:
-    """Print a recipe with every key, defaults and overrides resolved.
+    """Print a recipe with all keys, including defaults and changes.
 
     \b
     Example:
       econmt recipes show iwslt training.batch.size=256 --changed-only
     """
-    print(recipe_text(load_recipe(recipe, overrides or ()), changed_only=changed_only), end="")
+    print(recipe_text(recipe.load(), changed_only=changed_only), end="")
 
 
 @app.command("validate")
+@with_option_groups
 def validate(
-    recipes: Annotated[list[str], typer.Argument(help="Recipes: files, or shipped names.")],
+    recipes: list[str] = argument(..., help="Recipes: YAML files or shipped names."),
 ) -> None:
-    """Check recipes; everything wrong with them is printed, and the exit code is then 2.
+    """Check recipes; print all errors, and exit with code 2 if there are any.
 
     \b
     Example:

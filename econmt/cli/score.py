@@ -1,10 +1,10 @@
-"""``econmt score``: how probable given translations are."""
+"""``econmt score``: prints the probability that models give to existing translations or text."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from enum import Enum
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -13,77 +13,69 @@ from typing import Annotated, Any
 import typer
 
 from econmt.checkpoint.hub import local_model
-from econmt.cli import options
-from econmt.cli.computing import counting_lines, load_models
+from econmt.cli.computing import counting_lines, line_output, load_models
 from econmt.cli.factors import FactorFiles, SourceFactorsOption
-from econmt.cli.options import AveragingMode, ProductPrecision
-from econmt.cli.text_models import holds_language_model, load_reader, score_text
+from econmt.cli.option_groups import RecipeKeys, option, recipe_option
+from econmt.cli.options import FloatComputing, ModelChoice, OutputOption, refuse_idle
+from econmt.cli.text_models import ScoreType, holds_language_model, load_reader, score_text
 from econmt.config.json_reader import json_text
+from econmt.data.files import notice
 from econmt.data.text.corpus import Corpus, read_pairs, split_pair
 from econmt.decoding.requests import Request
 from econmt.decoding.search.beam import SearchOptions, length_penalty
-from econmt.decoding.streams import STANDARD_INPUT, LineOutput, read_chunks, standard_input
+from econmt.decoding.streams import STANDARD_INPUT, read_chunks, standard_input
 from econmt.decoding.translator import CHUNK_SIZE
 from econmt.errors import InputError
 from econmt.evaluation.scoring import ScoredPair, Scorer, token_ids
 
 
-class ScoreType(str, Enum):
-    """Output for each pair."""
+@dataclass(frozen=True)
+class PairInput:
+    """Sentence pairs to score, from two files or, without both, from standard input."""
 
-    logprob = "logprob"
-    neglogprob = "neglogprob"
-    normalized = "normalized"
-    perplexity = "perplexity"
-    json = "json"
+    source: Path | None = option(None, "--source", "-s", help="Source text, also .gz.")
+    target: Path | None = option(None, "--target", "-t", help="Translation of the source text, line by line.")
+    source_factors: SourceFactorsOption = None
+    target_tokens: bool = option(
+        False, help="The target is tokens separated by spaces, as in the JSON of translate, not raw text."
+    )
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """Names of the source and the target side in messages."""
+        source, target = (
+            STANDARD_INPUT if path is None else str(path) for path in (self.source, self.target)
+        )
+        return source, target
 
 
 def score(
     context: typer.Context,
-    models: options.ModelsOption,
-    source: Annotated[
-        Path | None,
-        typer.Option("--source", "-s", help="Source text, also .gz."),
-    ] = None,
-    target: Annotated[
-        Path | None,
-        typer.Option("--target", "-t", help="Its translation, line by line."),
-    ] = None,
-    source_factors: SourceFactorsOption = None,
-    output: options.OutputOption = None,
-    score_type: Annotated[
-        ScoreType,
-        typer.Option(
-            help="Of the whole target, end of sentence counted; normalized is what translate calls the score."
-        ),
-    ] = ScoreType.logprob,
-    target_tokens: Annotated[
-        bool,
-        typer.Option(
-            "--target-tokens",
-            help="The target is vocabulary tokens between spaces, as in translate's json, not raw text.",
-        ),
-    ] = False,
-    total: Annotated[
-        bool, typer.Option("--total", help="Of a language model: one result for the whole text.")
-    ] = False,
-    length_penalty_alpha: options.AlphaOption = None,
-    length_penalty_beta: options.BetaOption = None,
-    batch_size: options.BatchSizeOption = None,
-    max_input_length: options.InputLengthOption = None,
-    checkpoint: options.CheckpointsOption = None,
-    ensemble_mode: options.EnsembleOption = AveragingMode.linear,
-    device: options.DeviceOption = "auto",
-    threads: options.ThreadsOption = None,
-    precision: options.PrecisionOption = ProductPrecision.auto,
+    *,
+    model: ModelChoice,
+    pairs: PairInput,
+    output: OutputOption = None,
+    score_type: ScoreType = option(
+        "logprob",
+        help="Figure to print for each target, including its end; normalized is the score of translate.",
+    ),
+    total: bool = option(False, help="Language models only: print one result for the whole text."),
+    penalty: Annotated[
+        dict[str, Any], RecipeKeys("decoding", ["length_penalty_alpha", "length_penalty_beta"])
+    ],
+    batch_size: int | None = recipe_option("decoding.batch_size"),
+    max_input_length: int | None = recipe_option(
+        "decoding.max_input_length", help="Maximum number of tokens on a side of a pair; more are an error."
+    ),
+    computing: FloatComputing,
 ) -> None:
     """Print the log-probability (natural logarithm) that a model gives to each translation or line of text.
 
-    Pairs come from --source and --target, or from standard input with a tab between source and target. The text of
-    a translation is cut into tokens anew, not always as the search did that made it; --target-tokens scores the
-    tokens that translate --output-type json prints.
+    Pairs are read from --source and --target, or from standard input with a tab between source and target. A target is
+    split into tokens, which may differ from those of the search that made it; --target-tokens scores the tokens that
+    translate --output-type json prints.
 
-    A language model scores the lines of --target or standard input, each given all before it, and perplexity is per
+    A language model scores the lines of --target or standard input, each given all lines before it; perplexity is per
     word.
 
     \b
@@ -92,74 +84,68 @@ def score(
       econmt score -m runs/multi30k -s test.en -t test.de
       paste dev.en dev.de | econmt score -m runs/multi30k --score-type perplexity
     """
-    options.check_writable(output)
-    options.check_not_of_model(output, models)
-    if holds_language_model(models := [local_model(model) for model in models]):
-        unfit = {
-            "--source": source,
-            "--source-factors": source_factors,
-            "--target-tokens": target_tokens or None,
-            "--score-type normalized": score_type == ScoreType.normalized or None,
-            "--length-penalty-alpha": length_penalty_alpha,
-            "--length-penalty-beta": length_penalty_beta,
-            "--batch-size": batch_size,
-            "--max-input-length": max_input_length,
-        }
-        for option in (name for name, given in unfit.items() if given is not None):
-            raise InputError(f"{option}: means nothing with a language model; leave it out")
-        reader = load_reader(models[0], (checkpoint or ["best"])[0], device, precision, threads)
-        score_text(reader, target, LineOutput(output, [target]), score_type.value, total=total)
+    models = [local_model(name) for name in model.models]
+    read = [pairs.source, pairs.target, *(pairs.source_factors or ())]
+    if holds_language_model(models):
+        why = "means nothing with a language model; leave it out"
+        refuse_idle(
+            context, why, "source", "source_factors", "target_tokens", "batch_size", "max_input_length"
+        )
+        refuse_idle(context, why, "length_penalty_alpha", "length_penalty_beta")
+        if score_type == "normalized":
+            raise InputError(f"--score-type normalized {why}")
+        lines_out = line_output(output, [pairs.target], models)
+        reader = load_reader(models[0], (model.checkpoint or ["best"])[0], computing)
+        score_text(reader, pairs.target, lines_out, score_type, total=total)
         return
-    _check_options(context, locals(), score_type)
-    lines_out = LineOutput(output, [source, target, *(source_factors or ())])
-    loaded = load_models(models, checkpoint, device, precision.value, threads)
-    given = {"length_penalty_alpha": length_penalty_alpha, "length_penalty_beta": length_penalty_beta}
-    search = loaded.search_options(given)
+    if total:
+        raise InputError("--total is for language models; leave it out")
+    if (pairs.source is None) != (pairs.target is None):
+        raise InputError(
+            "give both --source and --target, or neither and tab-separated pairs on standard input"
+        )
+    if score_type not in ("normalized", "json"):
+        why = f"has no effect on --score-type {score_type}; it needs normalized or json"
+        refuse_idle(context, why, "length_penalty_alpha", "length_penalty_beta")
+    lines_out = line_output(output, read, models)
+    loaded = load_models(models, computing, model.checkpoint)
+    show = _formatter(score_type, loaded.search_options(penalty))
     scorer = Scorer(
         loaded.models,
         loaded.vocabularies,
         loaded.device,
         loaded.precision,
         batch_size=batch_size or loaded.recipe.decoding.batch_size,
-        mode=ensemble_mode.value,
+        mode=model.ensemble_mode,
+        warn=lambda text: notice(f"warning: {text}"),
     )
     most = max_input_length or loaded.recipe.decoding.max_input_length
-    places = tuple(STANDARD_INPUT if path is None else str(path) for path in (source, target))
-    show = _formatter(score_type, search)
-    factors = FactorFiles(source_factors, loaded.recipe.pairs.source_factors, option="--source-factors")
-    with counting_lines("scoring", target, "pairs", lines_out) as done, lines_out as write:
-        for chunk in _score(scorer, _pairs(source, target), places, most, target_tokens, factors, done):
+    factors = FactorFiles(pairs.source_factors, loaded.recipe.pairs.source_factors, option="--source-factors")
+    with counting_lines("scoring", pairs.target, "pairs", lines_out) as done, lines_out as write:
+        for chunk in _score(scorer, pairs, most, factors, done):
             write(map(show, chunk))
 
 
 def _score(
-    scorer: Scorer,
-    chunks: Iterator[list[tuple[str, str]]],
-    places: Sequence[str],
-    most: int,
-    target_tokens: bool,
-    factors: FactorFiles,
-    done: Callable[[int], None],
+    scorer: Scorer, pairs: PairInput, most: int, factors: FactorFiles, done: Callable[[int], None]
 ) -> Iterator[list[ScoredPair]]:
     """Scores chunks of pairs.
 
     Args:
-        scorer: of the models.
-        chunks: of the text.
-        places: what its source and its target side are called.
-        most: tokens that a side may have.
-        target_tokens: the targets are tokens, not text.
-        factors: of the sources.
-        done: told how many more are scored.
+        scorer: scorer with the models.
+        pairs: the pairs.
+        most: maximum number of tokens on a side.
+        factors: source factors.
+        done: called with the number of further pairs that are scored.
 
     Raises:
-        InputError: a side is too long, a token is none, or source factors are not those of the source.
+        InputError: a side is too long, a token is not in the vocabulary, or source factors do not fit the source.
     """
-    from_source, where = places
+    from_source, where = pairs.names
     source_side, target_side = scorer.vocabularies.sides
-    encode = token_ids(target_side) if target_tokens else target_side.encode
+    encode = token_ids(target_side) if pairs.target_tokens else target_side.encode
     lines = 0
-    for chunk in chunks:
+    for chunk in _chunks(pairs):
         targets = []
         for number, (text_of_source, text) in enumerate(chunk, lines + 1):
             try:
@@ -175,37 +161,26 @@ def _score(
                     f"{where}:{number}: {longest:,} tokens on a side, more than a pair of {most:,} may have; "
                     "leave the pair out, or raise --max-input-length"
                 )
-        requests = factors.given_to([Request(text) for text, _ in chunk], from_source)
-        own = [each.factors for each in requests]
-        place = partial(_place, [from_source, *factors.names], lines + 1)
-        yield scorer.score_ids([each.text for each in requests], targets, done, factors=own, place=place)
+        requests = factors.add_to([Request(text) for text, _ in chunk], from_source)
+        words = [each.factors for each in requests]
+        name_of = partial(_line_name, [from_source, *factors.names], lines + 1)
+        yield scorer.score_ids(
+            [each.text for each in requests], targets, done, factors=words, name_of=name_of
+        )
         lines += len(chunk)
     factors.finish(from_source)
 
 
-def _place(names: Sequence[str], first: int, number: int, stream: int | None) -> str:
+def _line_name(names: Sequence[str], first: int, number: int, stream: int | None) -> str:
     """Returns the name of a source line, or of a line of its factors, for messages."""
     return f"{names[0 if stream is None else stream + 1]}:{first + number}"
 
 
-def _check_options(context: typer.Context, given: Mapping[str, Any], score_type: ScoreType) -> None:
-    """Refuse options that would change nothing, and one side without the other."""
-    if given["total"]:
-        raise InputError("--total: is for language models; leave it out")
-    if (given["source"] is None) != (given["target"] is None):
-        raise InputError(
-            "give both --source and --target, or neither and tab-separated pairs on standard input"
-        )
-    if score_type not in (ScoreType.normalized, ScoreType.json):
-        why = f"does not change --score-type {score_type.value}; it is of normalized and json"
-        options.refuse_idle(context, why, "length_penalty_alpha", "length_penalty_beta")
-
-
-def _pairs(source: Path | None, target: Path | None) -> Iterator[list[tuple[str, str]]]:
-    """Chunks of sentence pairs from two files, or from standard input, which may pause."""
-    if source is not None:
-        pairs = read_pairs(Corpus(source, target))
-        while chunk := list(islice(pairs, CHUNK_SIZE)):
+def _chunks(pairs: PairInput) -> Iterator[list[tuple[str, str]]]:
+    """Yields chunks of sentence pairs from two files, or from standard input, which may pause."""
+    if pairs.source is not None:
+        lines_of_both = read_pairs(Corpus(pairs.source, pairs.target))
+        while chunk := list(islice(lines_of_both, CHUNK_SIZE)):
             yield chunk
         return
     first = 1
@@ -219,20 +194,20 @@ def _formatter(score_type: ScoreType, options: SearchOptions) -> Callable[[Score
         return pair.log_probability / float(length_penalty(pair.length, options))
 
     def as_json(pair: ScoredPair) -> str:
-        # JSON has no infinity: null stands for the log-probability of what cannot be.
+        # JSON has no infinity: null is the log-probability of an impossible translation.
         possible = math.isfinite(pair.log_probability)
         figures = (pair.log_probability, normalized(pair), pair.perplexity) if possible else (None,) * 3
         record: dict[str, Any] = dict(zip(("log_probability", "score", "perplexity"), figures, strict=True))
         record |= {"tokens": pair.tokens, "token_log_probabilities": pair.token_log_probabilities}
         return json_text(record)
 
-    figures: dict[ScoreType, Callable[[ScoredPair], float]] = {
-        ScoreType.logprob: lambda pair: pair.log_probability,
-        ScoreType.neglogprob: lambda pair: -pair.log_probability,
-        ScoreType.normalized: normalized,
-        ScoreType.perplexity: lambda pair: pair.perplexity,
+    figures: dict[str, Callable[[ScoredPair], float]] = {
+        "logprob": lambda pair: pair.log_probability,
+        "neglogprob": lambda pair: -pair.log_probability,
+        "normalized": normalized,
+        "perplexity": lambda pair: pair.perplexity,
     }
-    if score_type == ScoreType.json:
+    if score_type == "json":
         return as_json
     figure = figures[score_type]
     return lambda pair: f"{figure(pair):.6f}"

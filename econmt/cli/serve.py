@@ -1,20 +1,21 @@
-"""``econmt serve``: trained models behind HTTP, with a page."""
+"""``econmt serve``: serves trained models over HTTP, with a page for the browser."""
 
 from __future__ import annotations
 
 import importlib.util
 import ipaddress
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
-import typer
+from pydantic import Field
 
 from econmt.api import TrainedModel
 from econmt.checkpoint.folder import ModelFolder
-from econmt.cli import controls, options
 from econmt.cli.computing import load_models
-from econmt.cli.options import within
+from econmt.cli.option_groups import option, recipe_option
+from econmt.cli.search_options import SearchComputing
 from econmt.config import limits
 from econmt.config.recipe import read_recipe
 from econmt.config.yaml_reader import shortened
@@ -22,78 +23,88 @@ from econmt.data.files import notice
 from econmt.engine.devices import resolve_device
 from econmt.engine.precision import LEAST_SIZE, int8_pays
 from econmt.errors import InputError
+from econmt.serving.settings import Settings
 from econmt.training.interrupts import Interrupted, Interrupts
 
-ServePrecisionOption = Annotated[
-    controls.SearchPrecision,
-    typer.Option(
-        "--precision",
-        help="Of products; auto: what is faster here, on a CPU often int8. bfloat16 and int8 move scores by some "
-        "hundredths.",
-    ),
-]
-
 _PACKAGES = ("starlette", "uvicorn", "prometheus_client")
+_DEFAULTS = Settings()
 
-HostOption = Annotated[str, typer.Option(help="Address to listen on; the default is this machine alone.")]
-PortOption = Annotated[int, typer.Option(min=0, max=65_535, help="Port; 0: any that is free.")]
-KeysOption = Annotated[
-    Path | None, typer.Option(help="File of keys, one a line, of which a request needs one.")
-]
-WaitOption = Annotated[
-    float,
-    typer.Option(
-        "--wait-ms",
-        callback=within(0.0, 1000.0),
-        help="Milliseconds for which a sentence waits for others to be translated with.",
-    ),
-]
-CharactersOption = Annotated[
-    int, typer.Option(min=1, max=limits.LINE_BYTES, help="Most characters of a request.")
-]
-WaitingOption = Annotated[int, typer.Option(min=1, max=limits.LINES, help="Most sentences that wait.")]
-RateOption = Annotated[
-    int | None,
-    typer.Option(min=1, max=limits.LINES, help="Requests a minute of a client.", show_default="any number"),
-]
-ProxiesOption = Annotated[
-    str,
-    typer.Option(
-        help="Addresses or networks of proxies, with commas, whose X-Forwarded-For header names the client for "
-        "--requests-per-minute.",
-        show_default="none",
-    ),
-]
+
+@dataclass(frozen=True)
+class ServeComputing(SearchComputing):
+    """Device, threads and precision of a server."""
+
+    precision: Literal["auto", "float32", "bfloat16", "int8"] = option(
+        "auto",
+        help="Precision of matrix products; auto picks the fastest one on this device, on a CPU often int8. "
+        "bfloat16 and int8 move scores by some hundredths.",
+    )
+
+
+@dataclass(frozen=True)
+class RequestLimits:
+    """Search options and limits of requests."""
+
+    beam_size: int | None = recipe_option("decoding.beam_size", "--beam-size", "-b")
+    batch_size: int | None = recipe_option("decoding.batch_size")
+    wait_ms: Annotated[float, Field(ge=0.0, le=1000.0)] = option(
+        1000.0 * _DEFAULTS.wait_seconds, help="Milliseconds that a sentence waits for others to fill a batch."
+    )
+    max_characters: int = option(
+        _DEFAULTS.most_characters,
+        help="Maximum number of characters of a request.",
+        min=1,
+        max=limits.LINE_BYTES,
+    )
+    max_waiting: int = option(
+        _DEFAULTS.most_waiting, help="Maximum number of waiting sentences.", min=1, max=limits.LINES
+    )
+    requests_per_minute: int | None = option(
+        None,
+        help="Maximum number of requests per minute of a client.",
+        min=1,
+        max=limits.LINES,
+        show_default="any number",
+    )
+
+    @property
+    def settings(self) -> Settings:
+        """Settings of the server."""
+        return Settings(
+            self.beam_size,
+            self.batch_size,
+            self.wait_ms / 1000.0,
+            self.max_characters,
+            self.max_waiting,
+            self.requests_per_minute,
+        )
 
 
 def serve(
-    models: Annotated[
-        list[Path],
-        typer.Option(
-            "--models",
-            "--model",
-            "-m",
-            help="Model folder; several: of each language pair, or an ensemble of one.",
-        ),
-    ],
-    host: HostOption = "127.0.0.1",
-    port: PortOption = 5000,
-    api_keys: KeysOption = None,
-    beam_size: controls.BeamOption = None,
-    batch_size: options.BatchSizeOption = None,
-    wait_ms: WaitOption = 3.0,
-    max_characters: CharactersOption = 10_000,
-    max_waiting: WaitingOption = 2_000,
-    requests_per_minute: RateOption = None,
-    forwarded_allow_ips: ProxiesOption = "",
-    device: options.DeviceOption = "auto",
-    threads: options.ThreadsOption = None,
-    precision: ServePrecisionOption = controls.SearchPrecision.auto,
+    models: list[Path] = option(
+        ...,
+        "--models",
+        "--model",
+        "-m",
+        help="Model folder; may be repeated for several language pairs or for ensembles.",
+    ),
+    *,
+    host: str = option("127.0.0.1", help="Address to listen on; the default is this machine alone."),
+    port: int = option(5000, help="Port; 0: any free port.", min=0, max=65_535),
+    api_keys: Path | None = option(None, help="File of API keys, one a line; requests need one of them."),
+    requests: RequestLimits,
+    forwarded_allow_ips: str = option(
+        "",
+        help="Addresses or networks of proxies, separated by commas, whose X-Forwarded-For header names the client "
+        "for --requests-per-minute.",
+        show_default="none",
+    ),
+    computing: ServeComputing,
 ) -> None:
-    """Answer translation requests over HTTP, in LibreTranslate's form, and show a page in the browser.
+    """Answer translation requests over HTTP with LibreTranslate's interface, and serve a page for the browser.
 
-    Requests of many clients are translated together. When a model's folder gets better parameters they are taken up.
-    Ctrl-C or SIGTERM answers what has been asked, and leaves.
+    Requests of many clients are translated together. Better parameters in a model's folder are loaded as they appear.
+    After Ctrl-C or SIGTERM the server answers earlier requests and exits.
 
     \b
     Example:
@@ -109,42 +120,40 @@ def serve(
     from econmt.serving.app import Service
     from econmt.serving.models import by_pair
     from econmt.serving.server import Server, bind, url_of
-    from econmt.serving.settings import Settings
 
-    # Once: a server that reloads a model must not change its mind.
-    whole = precision.value == "auto" and resolve_device(device).type == "cpu" and int8_pays()
+    # Decided once: a server that reloads a model must not change its mind.
+    on_cpu = resolve_device(computing.device).type == "cpu"
+    prefers_int8 = computing.precision == "auto" and on_cpu and int8_pays()
 
     def loaded(folders: Sequence[Path]) -> TrainedModel:
-        chosen = "int8" if whole and not _is_tiny(folders) else precision.value
-        return load_models(folders, None, device, chosen, threads)
+        in_int8 = prefers_int8 and not _is_tiny(folders)
+        return load_models(folders, replace(computing, precision="int8") if in_int8 else computing)
 
-    settings = Settings(
-        beam_size, batch_size, wait_ms / 1000.0, max_characters, max_waiting, requests_per_minute
-    )
+    settings = requests.settings
     keys = Keys() if api_keys is None else read_keys(api_keys)
     proxies = _proxies(forwarded_allow_ips)
     with bind(host, port) as bound:
         address = bound.getsockname()[0]  # a name may stand for any
         if not ipaddress.ip_address(address.partition("%")[0]).is_loopback and not keys.wanted:
-            notice(f"warning: whoever reaches {host} may ask; --api-keys FILE lets only those with a key")
+            notice(f"warning: anyone who reaches {host} can use the server; restrict it by --api-keys FILE")
         server = Server(Service(by_pair(models, settings, loaded), settings, keys), proxies)
         notice(f"listening on {url_of(bound)} (Ctrl-C ends)")
         interrupts = Interrupts()
         with interrupts:
             server.run(bound)
     if interrupts.pending and interrupts.name == "Ctrl-C":
-        raise Interrupted("stopped by Ctrl-C; all that was asked is answered", interrupts.exit_code)
-    notice("stopped; all that was asked is answered")
+        raise Interrupted("stopped by Ctrl-C; all requests are answered", interrupts.exit_code)
+    notice("stopped; all requests are answered")
 
 
-def _proxies(given: str) -> list[str]:
-    """The networks of trusted proxies, and as a socket of IPv6 tells those of IPv4.
+def _proxies(text: str) -> list[str]:
+    """Returns the networks of trusted proxies, those of IPv4 also as an IPv6 socket shows them.
 
     Raises:
-        InputError: something that is no address and no network.
+        InputError: a part of the text is no address and no network.
     """
     networks: list[str] = []
-    for part in filter(None, (part.strip() for part in given.split(","))):
+    for part in filter(None, (part.strip() for part in text.split(","))):
         try:
             network = ipaddress.ip_network(part)
         except ValueError:
@@ -161,6 +170,6 @@ def _proxies(given: str) -> list[str]:
 def _is_tiny(folders: Sequence[Path]) -> bool:
     """Returns True if the models are so small that 8-bit products gain nothing for a single sentence."""
     files = [ModelFolder(folder).recipe for folder in folders]
-    # Loading says what is wrong with a file.
+    # Loading reports the error of a broken file.
     sizes = [read_recipe(file).model.widest for file in files if file.is_file()]
     return max(sizes, default=0) < LEAST_SIZE

@@ -1,17 +1,20 @@
-"""Standard input, output and error as every verb can rely on them, whatever the caller has closed or filled."""
+"""Standard input, output and error in a known state, even if the caller has closed them; console for tables."""
 
 from __future__ import annotations
 
 import io
 import os
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from econmt.errors import InputError
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
 
 class _ClosedOutput(io.TextIOBase):
-    """Stands for a standard output that the caller has closed."""
+    """Replacement of a standard output that the caller has closed; writing to it is an error."""
 
     encoding = "utf-8"
 
@@ -20,15 +23,11 @@ class _ClosedOutput(io.TextIOBase):
         return 1
 
     def writable(self) -> bool:
-        """Results may be tried."""
+        """Returns True; :meth:`write` raises the error."""
         return True
 
     def write(self, _: str) -> int:
-        """Refuses.
-
-        Raises:
-            InputError: always.
-        """
+        """Raises InputError."""
         raise InputError(
             "standard output is closed, so the results cannot be printed; leave it open, or give --output FILE where "
             "there is one"
@@ -36,10 +35,10 @@ class _ClosedOutput(io.TextIOBase):
 
 
 class _Results(io.FileIO):
-    """Standard output, named in its errors."""
+    """Standard output, whose errors name it."""
 
     def write(self, data: Any) -> int:
-        """Writes what the system takes of it."""
+        """Writes data; returns the number of bytes written."""
         try:
             return super().write(data) or 0
         except OSError as error:
@@ -48,26 +47,25 @@ class _Results(io.FileIO):
 
 
 class _Talk(io.FileIO):
-    """Standard error: a line that nobody can read (a full disk, a reader that left) must not end the work."""
+    """Standard error, whose errors are ignored: messages that cannot be written must not end the command."""
 
     def write(self, data: Any) -> int:
-        """Writes what can be written; the rest is lost."""
+        """Writes data; drops it if that fails."""
         try:
             return super().write(data) or 0
         except OSError:
             return len(memoryview(data))
 
 
-def _number(stream: Any) -> int:
-    number: int = stream.fileno()
-    return number
+def _is_descriptor(stream: Any, original: Any, number: int) -> bool:
+    return stream is original and number == stream.fileno()
 
 
 def open_standard_streams() -> None:
-    """Opens what is closed, and makes text go out as UTF-8 with plain newlines whatever the locale.
+    """Opens closed standard streams, and sets their encoding to UTF-8 with plain newlines whatever the locale.
 
-    Descriptors 0 to 2 that the caller has closed would be given to the next files that are opened, and talk or results
-    would land in them: they are opened on the null device. Nothing may have been opened before.
+    The next files opened would get the descriptors 0 to 2 that the caller has closed, and messages or results would be
+    written into them. Therefore these descriptors are opened on the null device, before any other file is opened.
     """
     for descriptor in range(3):
         try:
@@ -76,12 +74,22 @@ def open_standard_streams() -> None:
             os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is this one
     if sys.stdout is None:
         sys.stdout = _ClosedOutput()
-    elif sys.stdout is sys.__stdout__ and _number(sys.stdout) == 1:
+    elif _is_descriptor(sys.stdout, sys.__stdout__, 1):
         results = io.BufferedWriter(_Results(1, "wb", closefd=False))
         sys.stdout = io.TextIOWrapper(results, line_buffering=os.isatty(1))
-    if sys.stderr is None or (sys.stderr is sys.__stderr__ and _number(sys.stderr) == 2):
+    if sys.stderr is None or _is_descriptor(sys.stderr, sys.__stderr__, 2):
         sys.stderr = io.TextIOWrapper(io.BufferedWriter(_Talk(2, "wb", closefd=False)), line_buffering=True)
-    # Names of files go out as the bytes they are; nothing that is to be read can fail to be written.
+    # File names are written as the bytes they are, and no message fails because of its characters.
     for stream, errors in ((sys.stdout, "surrogateescape"), (sys.stderr, "backslashreplace")):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8", newline="\n", errors=errors)
+
+
+def table_console() -> Console:
+    """Returns a console for tables on standard output: as wide as the terminal, or 80 columns without one."""
+    from rich.console import Console
+
+    from econmt.data.tables import WIDTH
+
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=WIDTH)

@@ -1,93 +1,83 @@
-"""Commands applied to the folder of a language model."""
+"""Shared by commands that use language models: loading one, and scoring text with it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from itertools import islice
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 import torch
 
 from econmt.checkpoint.checkpoints import load_task
 from econmt.checkpoint.folder import ModelFolder
-from econmt.cli.computing import warn_of_slowness
-from econmt.cli.inspection import read_recipe
-from econmt.cli.options import ProductPrecision
+from econmt.cli.computing import line_chunks, warn_of_slowness
+from econmt.cli.options import FloatComputing
 from econmt.config.json_reader import json_text
 from econmt.data.files import notice
-from econmt.data.text.corpus import read_lines
-from econmt.decoding.streams import LineOutput, read_chunks, standard_input
+from econmt.decoding.streams import LineOutput
 from econmt.decoding.text_reader import ScoredLine, TextReader
 from econmt.engine.devices import resolve_device
 from econmt.engine.precision import precision_of
 from econmt.engine.threads import threads_for
 from econmt.errors import InputError
+from econmt.export.model_folder import recipe_of
 from econmt.model.language_model import LanguageModel
 
 CHUNK = 1000
-"""Lines that are read at once."""
+"""Number of lines read at a time."""
+ScoreType = Literal["logprob", "neglogprob", "normalized", "perplexity", "json"]
+"""Output for each line or pair; a language model has no normalized score."""
 
 
 def holds_language_model(models: Sequence[Path]) -> bool:
-    """Returns True if the folder holds a language model.
+    """Returns True if the model is a language model.
 
     Raises:
-        InputError: one of several does, or one is no model folder.
+        InputError: one of several models is a language model, or a folder is no model folder.
     """
-    tasks = [read_recipe(ModelFolder(folder)).task for folder in models]
+    tasks = [recipe_of(ModelFolder(folder)).task for folder in models]
     if "language_model" not in tasks:
         return False
     if len(models) > 1:
-        raise InputError(f"{models[1]}: language models make no ensemble; give one")
+        raise InputError(f"{models[1]}: language models cannot form an ensemble; give one model")
     return True
 
 
-def load_reader(
-    folder: Path, checkpoint: str, device: str, precision: ProductPrecision, threads: int | None
-) -> TextReader:
-    """The language model in a folder, at the beginning of a text.
+def load_reader(folder: Path, checkpoint: str, computing: FloatComputing) -> TextReader:
+    """Loads the language model in a folder, as a reader at the beginning of a text.
 
     Raises:
-        InputError: the folder holds none.
+        InputError: the folder holds no language model.
     """
-    place = resolve_device(device)
+    device = resolve_device(computing.device)
     which = Path(checkpoint) if checkpoint.endswith(".safetensors") else checkpoint
-    model, vocabularies, task, _ = load_task(folder, which, place)
+    model, vocabularies, task, _ = load_task(folder, which, device)
     if not isinstance(model, LanguageModel):
         raise InputError(f"{folder}: holds a translation model; this takes a language model")
-    if place.type == "cpu":
-        torch.set_num_threads(threads_for(threads, place, task.recipe.model.widest).number)
+    if device.type == "cpu":
+        torch.set_num_threads(threads_for(computing.threads, device, task.recipe.model.widest).number)
         warn_of_slowness()
-    chosen = precision_of(precision.value, place, [task.recipe]).dtype
-    return TextReader(model, vocabularies.target, place, chosen)
-
-
-def _chunks(text: Path | None) -> Iterator[list[str]]:
-    if text is None:
-        yield from read_chunks(standard_input(), CHUNK)
-        return
-    lines = read_lines(text)
-    while chunk := list(islice(lines, CHUNK)):
-        yield chunk
+    precision = precision_of(computing.precision, device, [task.recipe]).dtype
+    return TextReader(model, vocabularies.target, device, precision)
 
 
 def score_text(
-    reader: TextReader, text: Path | None, output: LineOutput, score_type: str, *, total: bool
+    reader: TextReader, text: Path | None, output: LineOutput, score_type: ScoreType, *, total: bool
 ) -> None:
-    """Writes how probable each line of a text is given all lines before it, and tells of the whole.
+    """Writes the probability of each line of a text given all lines before it, and reports the total.
 
     Args:
-        reader: of the text, at its beginning.
-        text: the file; None: standard input.
-        output: where results go.
-        score_type: what is told of a line: "logprob", "neglogprob", "perplexity" or "json".
-        total: one result for the whole text instead.
+        reader: reader with the model, at the beginning of a text.
+        text: text file; None: standard input.
+        output: output of the results.
+        score_type: output for each line.
+        total: True to write one result for the whole text instead.
     """
     words = tokens = 0
     nats: list[float] = []
     with output as write:
-        for chunk in _chunks(text):
+        for chunk in line_chunks(text, CHUNK):
             scored = list(reader.score(chunk))
             words += sum(line.words for line in scored)
             tokens += sum(len(line.token_log_probabilities) for line in scored)
@@ -110,7 +100,7 @@ def score_text(
     )
 
 
-def _shown(line: ScoredLine, score_type: str) -> str:
+def _shown(line: ScoredLine, score_type: ScoreType) -> str:
     if score_type == "json":
         record = {
             "log_probability": line.log_probability,

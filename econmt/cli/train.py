@@ -1,43 +1,34 @@
-"""``econmt train``: train a model from a recipe, or go on where it stopped."""
+"""``econmt train``: trains a model from a recipe, or resumes its run."""
 
 from __future__ import annotations
 
 import math
 from contextlib import AbstractContextManager, nullcontext
-from typing import Annotated
 
+import torch
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from econmt.checkpoint.checkpoints import load_state
 from econmt.checkpoint.folder import ModelFolder
-from econmt.checkpoint.state import seed_everything
-from econmt.cli.consoles import table_console
-from econmt.cli.options import (
-    DataDirOption,
-    OverridesArgument,
-    RecipeArgument,
-    RecipeDeviceOption,
-    RecipeThreadsOption,
-    VerifyOption,
-    as_overrides,
-)
+from econmt.cli.option_groups import option
+from econmt.cli.options import RunRecipe, VerifyOption
+from econmt.cli.standard_streams import table_console
 from econmt.config import limits
 from econmt.config.optimizer import METRICS
-from econmt.config.recipe import Recipe, TextData, find_recipe, load_recipe
+from econmt.config.recipe import Recipe, TextData
 from econmt.data.batching.batches import bucket_rule, training_batches
 from econmt.data.batching.buckets import assign_buckets
 from econmt.data.batching.store import PreparedData, prepare, store_folder
 from econmt.data.tables import print_table
-from econmt.data.text.corpus import search_path
 from econmt.data.text.filters import left_out
 from econmt.engine.communicator import Communicator
 from econmt.engine.devices import resolve_device
 from econmt.engine.precision import precision_of_run
 from econmt.errors import InputError, printable
 from econmt.memory.plan.planner import plan_table
-from econmt.memory.report.tables import table as ledger_table
+from econmt.memory.report.report import ledger_table
 from econmt.parallel.processes import joined
 from econmt.parallel.rank_environment import RankEnvironment, rank_environment, take_own_gpu
 from econmt.parallel.simulated_rank import Rank, SimulatedRank
@@ -50,52 +41,44 @@ from econmt.training.run import Outcome, run_recipe
 
 def train(
     context: typer.Context,
-    recipe: RecipeArgument,
-    overrides: OverridesArgument = None,
-    data_dir: DataDirOption = None,
-    output: Annotated[
-        str | None, typer.Option("--output", "-o", help="Model folder, instead of the recipe's.")
-    ] = None,
-    device: RecipeDeviceOption = None,
-    threads: RecipeThreadsOption = None,
-    overwrite_output: Annotated[
-        bool,
-        typer.Option("--overwrite-output", "--fresh", help="Start anew; the run in the folder is lost."),
-    ] = False,
-    resume_with_changes: Annotated[
-        bool, typer.Option("--resume-with-changes", help="Go on although the recipe has changed.")
-    ] = False,
+    *,
+    recipe: RunRecipe,
+    output: str | None = option(None, "--output", "-o", help="Model folder, instead of the recipe's output."),
+    overwrite_output: bool = option(
+        False,
+        "--overwrite-output",
+        "--fresh",
+        help="Start a new run; an existing run in the folder is deleted.",
+    ),
+    resume_with_changes: bool = option(False, help="Resume although the recipe has changed."),
     verify: VerifyOption = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Prepare the text, say what would be trained, and leave.")
-    ] = False,
-    processes: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            max=limits.PROCESSES,
-            help="Processes of this host that train together, each with a GPU or its share of the cores.",
-        ),
-    ] = None,
-    max_restarts: Annotated[
-        int,
-        typer.Option(
-            min=0, max=limits.RESTARTS, help="Start all processes again, so often, when one was lost."
-        ),
-    ] = 0,
+    dry_run: bool = option(False, help="Prepare the text and describe the run without training."),
+    processes: int | None = option(
+        None,
+        help="Number of processes on this host that train together, each with its own GPU or share of the cores.",
+        min=1,
+        max=limits.PROCESSES,
+    ),
+    max_restarts: int = option(
+        0,
+        help="Maximum number of times that all processes are restarted after one was lost.",
+        min=0,
+        max=limits.RESTARTS,
+    ),
 ) -> None:
-    """Train a model from a recipe. The same command again goes on where training stopped, however it stopped.
+    """Train a model from a recipe. The same command resumes the run after any interruption.
 
     \b
     Example:
       econmt train multi30k training.batch.size=128 --output runs/m1
     """
-    place = _place(processes, max_restarts)
+    environment = _rank_environment(processes, max_restarts)
     if overwrite_output and resume_with_changes:
-        raise InputError("--overwrite-output starts anew and --resume-with-changes goes on; give one of them")
-    said = {"output": output, "training.device": device, "training.threads": threads}
-    loaded = load_recipe(recipe, as_overrides(overrides, said))
-    search = search_path(find_recipe(recipe).parent, data_dir)
+        raise InputError(
+            "--overwrite-output starts a new run and --resume-with-changes resumes one; give one of them"
+        )
+    loaded = recipe.load({"output": output})
+    search = recipe.search_path
     talk = Console(stderr=True, highlight=False)
     results = table_console()
     if dry_run:
@@ -107,18 +90,18 @@ def train(
         )
         _describe(loaded, prepared, results, processes or 1)
         return
-    if place is None and processes is not None and (processes > 1 or max_restarts):
+    if environment is None and processes is not None and (processes > 1 or max_restarts):
         from econmt.parallel.launch import launch  # one process does not import PyTorch's elastic agent
 
         raise typer.Exit(launch(context.obj, processes, max_restarts))
     try:
-        with world_of(place, loaded) as communicator:
+        with communicator_of(environment, loaded) as communicator:
             outcome = run_recipe(
                 loaded,
                 search,
                 console=talk,
-                # Processes that start again go on with what those before them began.
-                overwrite_output=overwrite_output and (place is None or place.restarts == 0),
+                # Restarted processes resume the run that was started anew before.
+                overwrite_output=overwrite_output and (environment is None or environment.restarts == 0),
                 resume_with_changes=resume_with_changes,
                 verify=verify,
                 communicator=communicator,
@@ -130,29 +113,31 @@ def train(
         _print_outcome(loaded, outcome, results)
 
 
-def _place(processes: int | None, max_restarts: int) -> RankEnvironment | None:
+def _rank_environment(processes: int | None, max_restarts: int) -> RankEnvironment | None:
     """Returns this process's rank environment, or None if it runs alone or is the launcher.
 
     Raises:
-        InputError: the options do not fit that.
+        InputError: the options do not fit the environment.
     """
     if max_restarts and processes is None:
-        raise InputError("--max-restarts is of --processes; torchrun has an option of the same name")
-    place = rank_environment()
-    if place is not None and processes not in (None, place.size):
+        raise InputError("--max-restarts needs --processes; torchrun has an option of the same name")
+    environment = rank_environment()
+    if environment is not None and processes not in (None, environment.size):
         raise InputError(
-            f"--processes {processes}: this is one of {place.size} processes that were started already (WORLD_SIZE); "
-            "leave it out"
+            f"--processes {processes}: this is one of {environment.size} processes that were started already "
+            "(WORLD_SIZE); leave it out"
         )
-    return place
+    return environment
 
 
-def world_of(place: RankEnvironment | None, recipe: Recipe) -> AbstractContextManager[Communicator]:
-    """The processes that train together, as the environment says: mostly this one alone."""
-    if place is None:
+def communicator_of(
+    environment: RankEnvironment | None, recipe: Recipe
+) -> AbstractContextManager[Communicator]:
+    """Joins the processes that train together; without an environment it is this process alone."""
+    if environment is None:
         return nullcontext(Communicator())
-    take_own_gpu(recipe.training.device, place)
-    return joined(place, recipe.parallel, resolve_device(recipe.training.device))
+    take_own_gpu(recipe.training.device, environment)
+    return joined(environment, recipe.parallel, resolve_device(recipe.training.device))
 
 
 def _print_outcome(recipe: Recipe, outcome: Outcome, console: Console) -> None:
@@ -167,28 +152,30 @@ def _print_outcome(recipe: Recipe, outcome: Outcome, console: Console) -> None:
     )
 
 
-def _print_results(found: RunResults, console: Console) -> None:
-    """The results of a run, on standard output."""
-    for number, sample in enumerate(found.samples, 1):
+def _print_results(results: RunResults, console: Console) -> None:
+    """Prints the results of a run on standard output."""
+    for number, sample in enumerate(results.samples, 1):
         print(f"source {number}:      {printable(sample.source)}")
         print(f"translation {number}: {printable(sample.translation)}")
         print(f"reference {number}:   {printable(sample.reference)}")
-    print_table(console, ledger_table(found.ledger))
-    for picture in found.pictures:
+    print_table(console, ledger_table(results.ledger).for_terminal())
+    for picture in results.pictures:
         print(f"picture: {printable(picture)}")
-    for split, value in found.perplexities.items():
-        print(f"{split} perplexity {value:.2f} of checkpoint {found.best_update}, a word")
-    if not math.isnan(found.bleu):
-        print(f"{found.corpus} BLEU {found.bleu:.2f} of checkpoint {found.best_update} ({found.signature})")
+    for split, value in results.perplexities.items():
+        print(f"{split} perplexity {value:.2f} of checkpoint {results.best_update}, a word")
+    if not math.isnan(results.bleu):
+        print(
+            f"{results.corpus} BLEU {results.bleu:.2f} of checkpoint {results.best_update} ({results.signature})"
+        )
 
 
 def _intention(recipe: Recipe, prepared: PreparedData) -> list[str]:
-    """Returns the lines that say what the command would do without --dry-run."""
+    """Returns lines that describe the run that the command would start without --dry-run."""
     folder, training = ModelFolder(recipe.output), recipe.training
     commits = folder.commits()
-    begin = "would begin a new run"
+    begin = "would start a new run"
     if commits:
-        begin = f"would go on from update {load_state(folder, commits[-1]).update:,}"
+        begin = f"would resume from update {load_state(folder, commits[-1]).update:,}"
     ends = [
         f"{name} {limit:,}"
         for name in ("max_updates", "max_epochs", "max_tokens", "max_seconds")
@@ -200,23 +187,23 @@ def _intention(recipe: Recipe, prepared: PreparedData) -> list[str]:
             f"{patience} checkpoints without a better {METRICS[training.early_stopping.metric].title}"
         )
     files = ", ".join(recipe.data.train)
-    what = "lines" if isinstance(recipe.data, TextData) else "pairs"
+    unit = "lines" if isinstance(recipe.data, TextData) else "pairs"
     return [
         f"{recipe.name}: {begin} in {folder.path}, on {resolve_device(training.device)}",
-        f"learns from {len(prepared.train):,} {what} of {files}",
+        f"trains on {len(prepared.train):,} {unit} of {files}",
         *filter(None, [left_out(recipe, prepared.statistics)]),
         f"saves and validates every {training.checkpoint_interval:,} updates",
-        f"ends at {' or '.join(ends)}" if ends else "ends when it is told to: no limit is set",
-        "nothing is trained now; the same without --dry-run does it",
+        f"ends at {' or '.join(ends)}" if ends else "ends only when it is stopped: no limit is set",
+        "nothing is trained now; the same command without --dry-run trains",
         "",
     ]
 
 
 def _describe(recipe: Recipe, prepared: PreparedData, console: Console, processes: int) -> None:
-    """Prints what would be trained: the model by layer, the vocabulary, the batches by shape."""
+    """Prints a description of a run: model, parameters by layer, vocabulary, batches by shape, memory plan."""
     for line in _intention(recipe, prepared):
         print(line)
-    seed_everything(recipe.training.seed)
+    torch.manual_seed(recipe.training.seed)
     task = make_task(recipe, prepared)
     model = task.build_model()
     print(model)
@@ -244,7 +231,7 @@ def _describe(recipe: Recipe, prepared: PreparedData, console: Console, processe
 
 
 def _describe_pairs(recipe: Recipe, prepared: PreparedData, console: Console) -> None:
-    """The vocabularies of a translation recipe, and its batches by shape."""
+    """Prints the vocabularies of a translation recipe, and its batches by shape."""
     source, target = prepared.vocabularies.sides
     sizes = prepared.vocabularies.factor_sizes
     shared = " (one for both)" if source is target else ""
@@ -256,7 +243,9 @@ def _describe_pairs(recipe: Recipe, prepared: PreparedData, console: Console) ->
     for column in ("source positions", "target positions", "pairs"):
         buckets.add_column(column, justify="right")
     rule = bucket_rule(recipe, target.size)
-    found = assign_buckets(prepared.train.source_lengths, prepared.train.target_lengths, rule)
-    for (source_width, target_width), pairs in zip(found.shapes.tolist(), found.counts.tolist(), strict=True):
+    assigned = assign_buckets(prepared.train.source_lengths, prepared.train.target_lengths, rule)
+    for (source_width, target_width), pairs in zip(
+        assigned.shapes.tolist(), assigned.counts.tolist(), strict=True
+    ):
         buckets.add_row(str(source_width), str(target_width), f"{pairs:,}")
     print_table(console, buckets)

@@ -1,4 +1,4 @@
-"""Shapes and vocabulary sizes of a recipe's training, from its prepared text or from the recipe alone."""
+"""Batch shape, vocabulary sizes and buckets of a recipe, from its prepared text or from the recipe alone."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from econmt.bench.training import vocabulary_sizes
+from econmt.cli.options import BatchChoice
 from econmt.config import limits
 from econmt.config.recipe import Recipe, TextData, find_recipe
 from econmt.data.batching.batches import rows_of_batch, training_batches
@@ -20,18 +21,18 @@ from econmt.tasks.protocol import Shape, Task
 from econmt.tasks.registry import make_task, task_of_sizes
 
 MOST_BUCKETS = 12
-"""Largest number of buckets that are printed."""
+"""Maximum number of buckets that are printed."""
 
 
-class Found(NamedTuple):
-    """Workload to profile.
+class Workload(NamedTuple):
+    """Task and batch to profile.
 
     Attributes:
-        task: what is trained.
-        shape: shape of the batch that is profiled.
+        task: the task.
+        shape: shape of the batch.
         frequent: shape of the most frequent batches, for which a run chooses implementations.
         buckets: (source, target) positions of the recipe's buckets.
-        notes: what a reader must know of them, a sentence each.
+        notes: sentences that explain the shape.
     """
 
     task: Task
@@ -41,68 +42,63 @@ class Found(NamedTuple):
     notes: list[str]
 
 
-def find_workload(
-    name: str, recipe: Recipe, bucket: str | None, rows: int | None, data_dir: Path | None
-) -> Found:
-    """Find the shape to profile.
+def find_workload(name: str, recipe: Recipe, batch: BatchChoice, data_dir: Path | None) -> Workload:
+    """Finds the batch of a recipe to profile.
 
     Args:
-        name: the recipe as it was given.
-        recipe: its content.
-        bucket: "SxT" as it was given; None: the worst bucket.
-        rows: sentence pairs; None: as many as the recipe puts into a batch.
-        data_dir: folder with the text, which is prepared if need be; None: only text that is prepared already counts.
+        name: file or shipped name of the recipe.
+        recipe: the recipe.
+        batch: options that change the batch.
+        data_dir: folder with the text, which is prepared if necessary; None: only prepared text is used.
 
     Raises:
-        InputError: the bucket is none, or the text in ``data_dir`` cannot be used.
+        InputError: the bucket is invalid, or the text in ``data_dir`` cannot be used.
     """
     if isinstance(recipe.data, TextData):
-        return _text_workload(recipe, _prepared(name, recipe, data_dir), bucket, rows)
-    wanted = None if bucket is None else parse_bucket(bucket)
+        return _text_workload(recipe, _prepared(name, recipe, data_dir), batch)
+    bucket = None if batch.bucket is None else parse_bucket(batch.bucket)
     prepared = _prepared(name, recipe, data_dir)
     if prepared is None:
         sizes, shape, buckets, notes = _from_recipe(recipe)
         frequent = shape
     else:
         sizes, shape, frequent, buckets, notes = _from_text(recipe, prepared)
-    if wanted is not None:
-        shape = Shape(rows_of_batch(recipe.training.batch, wanted[1]), *wanted)
-        frequent = shape if prepared is None else frequent
-        buckets, notes = [wanted], notes[1:]
-    if rows is not None:
-        shape, frequent = shape._replace(rows=rows), frequent._replace(rows=rows)
-    return Found(task_of_sizes(recipe, sizes), shape, frequent, buckets, notes)
-
-
-def _text_workload(
-    recipe: Recipe, prepared: PreparedData | None, bucket: str | None, rows: int | None
-) -> Found:
-    """The windows of a language model: the longest ones, and nothing else to choose from."""
     if bucket is not None:
-        raise InputError(f"--bucket '{bucket}': a language model has no buckets; give training.bptt=NUMBER")
+        shape = Shape(rows_of_batch(recipe.training.batch, bucket[1]), *bucket)
+        frequent = shape if prepared is None else frequent
+        buckets, notes = [bucket], notes[1:]
+    if batch.batch is not None:
+        shape, frequent = shape._replace(rows=batch.batch), frequent._replace(rows=batch.batch)
+    return Workload(task_of_sizes(recipe, sizes), shape, frequent, buckets, notes)
+
+
+def _text_workload(recipe: Recipe, prepared: PreparedData | None, batch: BatchChoice) -> Workload:
+    """Returns the longest windows of a language model."""
+    if batch.bucket is not None:
+        raise InputError(
+            f"--bucket '{batch.bucket}': a language model has no buckets; give training.bptt=NUMBER"
+        )
     training = recipe.training
-    shape = Shape(rows or training.batch.size, 1, training.bptt)
+    shape = Shape(batch.batch or training.batch.size, 1, training.bptt)
     if prepared is not None:
         task = make_task(recipe, prepared)
         shape = shape._replace(target=task.batches(prepared).worst_batch().positions[1])
-        return Found(task, shape, shape, [shape[1:]], [f"Shape: a window of the text in {prepared.folder}."])
+        return Workload(
+            task, shape, shape, [shape[1:]], [f"Shape: a window of the text in {prepared.folder}."]
+        )
     note = (
         f"The recipe's text is not prepared in {store_folder(recipe)}, so the size of the vocabulary is the recipe's; "
         "econmt prepare, or --data-dir, for that of the text."
     )
-    return Found(task_of_sizes(recipe, vocabulary_sizes(recipe)), shape, shape, [shape[1:]], [note])
+    return Workload(task_of_sizes(recipe, vocabulary_sizes(recipe)), shape, shape, [shape[1:]], [note])
 
 
 def parse_bucket(text: str) -> tuple[int, int]:
-    """Source and target positions of "100x80".
-
-    Raises:
-        InputError: the text is something else.
-    """
-    found = re.fullmatch(r"\s*([1-9][0-9]{0,5})\s*[xX×]\s*([1-9][0-9]{0,5})\s*", text)
-    if found is None:
+    """Reads source and target positions such as "100x80"; raises InputError for other text."""
+    match = re.fullmatch(r"\s*([1-9][0-9]{0,5})\s*[xX×]\s*([1-9][0-9]{0,5})\s*", text)
+    if match is None:
         raise InputError(f"--bucket '{text}': expected source x target positions, as 100x80")
-    sizes = int(found[1]), int(found[2])
+    sizes = int(match[1]), int(match[2])
     if max(sizes) > limits.POSITIONS:
         raise InputError(f"--bucket '{text}': at most {limits.POSITIONS} positions on a side")
     return sizes
@@ -150,8 +146,8 @@ def _from_recipe(recipe: Recipe) -> tuple[tuple[int, ...], Shape, list[tuple[int
 
 
 def _downsampled(buckets: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """At most :data:`MOST_BUCKETS` of them, evenly chosen, first and last included."""
-    if len(buckets) <= MOST_BUCKETS:
-        return list(buckets)
-    places = np.linspace(0, len(buckets) - 1, MOST_BUCKETS).round().astype(int)
-    return [buckets[place] for place in places.tolist()]
+    """Returns at most :data:`MOST_BUCKETS` evenly spaced buckets, including the first and the last."""
+    count = min(len(buckets), MOST_BUCKETS)
+    return [
+        buckets[number] for number in np.linspace(0, len(buckets) - 1, count).round().astype(int).tolist()
+    ]

@@ -1,1 +1,1 @@
-"""The recipe: its schema by section, the readers of YAML and JSON, limits of values."""
+"""Recipes: schema by section, readers of YAML and JSON, limits of values."""

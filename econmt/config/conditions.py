@@ -38,7 +38,7 @@ class Rule(NamedTuple):
     """
 
     needs: Condition
-    refused: bool
+    refused: bool = False
 
 
 def one_of(key: str, *accepted: Any) -> Condition:
@@ -100,70 +100,55 @@ RULES: dict[str, Rule] = {
         for part in ("encoder", "decoder")
     },
     **{
-        f"model.{part}.first_residual_layer": Rule(one_of(f"model.{part}.residual", True), refused=False)
+        f"model.{part}.first_residual_layer": Rule(one_of(f"model.{part}.residual", True))
         for part in ("encoder", "decoder")
     },
     "model.decoder.attention_in_upper_layers": Rule(at_least("model.decoder.layers", 2), refused=True),
-    "model.attention.size": Rule(
-        one_of("model.attention.type", "additive", "mhdot", "location"), refused=False
-    ),
-    "model.attention.mhdot_heads": Rule(one_of("model.attention.type", "mhdot"), refused=False),
+    "model.attention.size": Rule(one_of("model.attention.type", "additive", "mhdot", "location")),
+    "model.attention.mhdot_heads": Rule(one_of("model.attention.type", "mhdot")),
     "model.attention.coverage.num_hidden": Rule(
-        other_than("model.attention.coverage.type", "none", "count", "fertility"), refused=False
+        other_than("model.attention.coverage.type", "none", "count", "fertility")
     ),
-    "model.attention.coverage.max_fertility": Rule(
-        one_of("model.attention.coverage.type", "fertility"), refused=False
-    ),
+    "model.attention.coverage.max_fertility": Rule(one_of("model.attention.coverage.type", "fertility")),
     "model.dropout.layers": Rule(any_of(_TRANSLATION, at_least("model.layers", 2)), refused=True),
     "model.dropout.variational": Rule(
         any_of(
             all_of(above_zero("model.dropout.embedding"), _TRANSLATION),
             *(above_zero(f"model.dropout.{name}") for name in ("inputs", "layers", "output")),
-        ),
-        refused=False,
+        )
     ),
-    "model.initialization.scale": Rule(one_of("model.initialization.weights", "uniform"), refused=False),
+    "model.initialization.scale": Rule(one_of("model.initialization.weights", "uniform")),
     "ops.stash": Rule(
         any_of(
             one_of("ops.encoder", "auto", "recompute"),
             all_of(one_of("ops.decoder", "auto", "recompute"), _TRANSLATION),
-        ),
-        refused=False,
+        )
     ),
-    "training.max_buckets": Rule(one_of("training.bucket_width", None), refused=False),
+    "training.max_buckets": Rule(one_of("training.bucket_width", None)),
     "training.optimizer.betas": Rule(
-        other_than("training.optimizer.name", "sgd", "nag", "adagrad", "adafactor"), refused=False
+        other_than("training.optimizer.name", "sgd", "nag", "adagrad", "adafactor")
     ),
-    "training.optimizer.eps": Rule(other_than("training.optimizer.name", "sgd", "nag"), refused=False),
+    "training.optimizer.eps": Rule(other_than("training.optimizer.name", "sgd", "nag")),
     "training.optimizer.momentum": Rule(
         one_of("training.optimizer.name", "sgd", "nag", "rmsprop"), refused=True
     ),
-    "training.averaging.non_monotone_interval": Rule(
-        one_of("training.averaging.start", "non-monotone"), refused=False
-    ),
-    "training.schedule.reduce_factor": Rule(
-        one_of("training.schedule.name", "plateau-reduce"), refused=False
-    ),
-    "training.schedule.reduce_num_not_improved": Rule(
-        one_of("training.schedule.name", "plateau-reduce"), refused=False
-    ),
-    "training.gradient_clipping.threshold": Rule(
-        other_than("training.gradient_clipping.type", "none"), refused=False
-    ),
-    "training.decode_and_evaluate_device": Rule(other_than("training.decode_and_evaluate", 0), refused=False),
+    "training.averaging.non_monotone_interval": Rule(one_of("training.averaging.start", "non-monotone")),
+    "training.schedule.reduce_factor": Rule(one_of("training.schedule.name", "plateau-reduce")),
+    "training.schedule.reduce_num_not_improved": Rule(one_of("training.schedule.name", "plateau-reduce")),
+    "training.gradient_clipping.threshold": Rule(other_than("training.gradient_clipping.type", "none")),
+    "training.decode_and_evaluate_device": Rule(other_than("training.decode_and_evaluate", 0)),
     "training.bleu_tokenizer": Rule(
-        any_of(other_than("training.decode_and_evaluate", 0), other_than("data.test", None)), refused=False
+        any_of(other_than("training.decode_and_evaluate", 0), other_than("data.test", None))
     ),
     "decoding.brevity_penalty_constant_length_ratio": Rule(
         all_of(
             one_of("decoding.brevity_penalty_type", "constant"), above_zero("decoding.brevity_penalty_weight")
-        ),
-        refused=False,
+        )
     ),
-    "decoding.length_penalty_beta": Rule(other_than("decoding.length_penalty_alpha", 0), refused=False),
-    "parallel.reduction": Rule(_SEVERAL, refused=False),
-    "parallel.shard_optimizer": Rule(_SEVERAL, refused=False),
-    "parallel.timeout": Rule(_SEVERAL, refused=False),
+    "decoding.length_penalty_beta": Rule(other_than("decoding.length_penalty_alpha", 0)),
+    "parallel.reduction": Rule(_SEVERAL),
+    "parallel.shard_optimizer": Rule(_SEVERAL),
+    "parallel.timeout": Rule(_SEVERAL),
 }
 """Conditions of all keys that do not always have an effect, by dotted key."""
 

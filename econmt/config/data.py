@@ -134,11 +134,6 @@ class Filters(Section):
         "other than data.source or data.target (needs the package py3langid); null: off",
     )
 
-    @property
-    def is_idle(self) -> bool:
-        """True if no pair is left out."""
-        return self == Filters()
-
 
 class Noise(Section):
     """Random changes of training pairs, drawn again in every epoch, that make a model robust to them.
@@ -170,11 +165,6 @@ class Noise(Section):
                 f"upper {self.upper:g} and title {self.title:g} exclude each other; their sum must be at most 1"
             )
         return self
-
-    @property
-    def is_idle(self) -> bool:
-        """True if pairs are not changed."""
-        return self == Noise()
 
 
 Weight = Annotated[float, Field(ge=0.0, le=limits.MIXED)]
@@ -248,8 +238,7 @@ class Data(Section):
         "for back-translated text; '': no tag for this prefix; empty list: no tags",
     )
     mixing: Annotated[Mixing, NO_PREPARED_TEXT] = Field(
-        Mixing(),
-        description="mixing of the prefixes of data.train by weight",
+        Mixing(), description="mixing of the prefixes of data.train by weight"
     )
     noise: Annotated[Noise, NO_PREPARED_TEXT] = Field(Noise(), description="random changes of training pairs")
     filters: Filters = Field(Filters(), description="filters that leave out training pairs")
@@ -297,19 +286,3 @@ class Data(Section):
     def tag(self, number: int) -> str:
         """Returns the tag of a prefix of ``train``, given by its index; empty if it has none."""
         return self.tags[number] if self.tags else ""
-
-
-def check_mixing(recipe: Any) -> None:
-    """Checks that mixing and noise are not combined with fixed buckets.
-
-    Raises:
-        ValueError: if they are.
-    """
-    data = recipe.data
-    if isinstance(data, Data) and recipe.training.bucket_width is not None:
-        for name, section in (("mixing", data.mixing.weights), ("noise", not data.noise.is_idle)):
-            if section:
-                raise ValueError(
-                    f"data.{name} changes the lengths of pairs in each epoch and needs buckets derived from the text; "
-                    "remove training.bucket_width"
-                )

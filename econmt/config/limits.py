@@ -83,13 +83,10 @@ TEXT = 4096
 """Characters of a name or path."""
 
 BeamSize = Annotated[int, Field(ge=1, le=BEAM)]
-LengthPenaltyAlpha = Annotated[float, Field(ge=0.0, le=LENGTH_PENALTY_ALPHA)]
-LengthPenaltyBeta = Annotated[float, Field(ge=0.0, le=LENGTH_PENALTY_BETA)]
 PenaltyWeight = Annotated[float, Field(ge=0.0, le=PENALTY)]
 OutputFactor = Annotated[float, Field(gt=0.0, le=OUTPUT_FACTOR)]
 TopTokens = Annotated[int, Field(ge=0, le=WORDS)]
 Temperature = Annotated[float, Field(gt=0.0, le=TEMPERATURE)]
-NGram = Annotated[int, Field(ge=0, le=NGRAM)]
 NBestSize = Annotated[int, Field(ge=1, le=NBEST)]
 Seed = Annotated[int, Field(ge=0, le=SEED)]
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal, NamedTuple, Union
+from typing import Annotated, Literal, NamedTuple, Union
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from econmt.config import limits
-from econmt.config.lengths import LengthTask
 
 Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
 Width = Annotated[int, Field(ge=1, le=limits.WIDTH)]
+Layers = Annotated[int, Field(ge=1, le=limits.LAYERS)]
+LengthTask = Literal["none", "ratio", "length"]
 
 
 def _check_regex(pattern: str) -> str:
@@ -22,6 +23,11 @@ def _check_regex(pattern: str) -> str:
     return pattern
 
 
+number_or_section = Discriminator(
+    lambda value: "section" if isinstance(value, (dict, BaseModel)) else "number"
+)
+"""Chooses between the members tagged number and section of a key that holds one probability or a section of them."""
+
 Regex = Annotated[str, Field(min_length=1, max_length=limits.REGEX), AfterValidator(_check_regex)]
 
 
@@ -29,6 +35,11 @@ class Section(BaseModel):
     """Base class of all recipe sections: rejects unknown keys, checks types strictly, immutable."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+    @property
+    def is_default(self) -> bool:
+        """True if all keys have their default values."""
+        return self == type(self)()
 
 
 class CellRules(NamedTuple):
@@ -65,11 +76,9 @@ class RecurrentStack(Section):
         description="factorise each weight matrix of a layer into two matrices of this rank, which makes the model "
         "smaller and faster (Prabhavalkar et al., 2016); null: full matrices",
     )
-    layers: int = Field(1, ge=1, le=limits.LAYERS, description="number of layers")
-    first_residual_layer: int = Field(
+    layers: Layers = Field(1, description="number of layers")
+    first_residual_layer: Layers = Field(
         2,
-        ge=1,
-        le=limits.LAYERS,
         description="lowest layer, counted from 1, with a residual connection if residual is true; 1 adds the "
         "embeddings, which need the layers' width. Values other than 2 are unfused",
     )
@@ -153,9 +162,7 @@ class Coverage(Section):
     num_hidden: Width = Field(
         1, description="width of the coverage vector of a position; 1 for count and fertility"
     )
-    max_fertility: int = Field(
-        2, ge=1, le=limits.WIDTH, description="largest predicted fertility (fertility only)"
-    )
+    max_fertility: Width = Field(2, description="largest predicted fertility (fertility only)")
 
     @model_validator(mode="after")
     def _counts_are_numbers(self) -> Coverage:
@@ -177,7 +184,7 @@ class AttentionSection(Section):
     size: Width = Field(
         512, description="width of queries and keys (additive, mhdot); maximum source positions (location)"
     )
-    mhdot_heads: int = Field(8, ge=1, le=limits.WIDTH, description="number of heads (mhdot only)")
+    mhdot_heads: Width = Field(8, description="number of heads (mhdot only)")
     function: Literal["softmax", "sparsemax"] = Field(
         "softmax",
         description="attention weights from scores; sparsemax: sparse (Martins and Astudillo, 2016), unfused",
@@ -212,7 +219,7 @@ class AttentionSection(Section):
 
 
 class Dropout(Section):
-    """Dropout probabilities by place."""
+    """Dropout probabilities by position in the model."""
 
     embedding: Probability = Field(0.0, description="dropout of source and target embeddings")
     layers: Probability = Field(
@@ -237,16 +244,6 @@ class Dropout(Section):
         description="zoneout probability of hidden values, which keep their old value (Krueger et al., 2017); unfused",
     )
     zoneout_cell: Probability = Field(0.0, description="zoneout probability of cell values; unfused")
-
-
-def _dropout_kind(value: Any) -> str:
-    return "section" if isinstance(value, (dict, Dropout)) else "number"
-
-
-DropoutChoice = Annotated[
-    Union[Annotated[Probability, Tag("number")], Annotated[Dropout, Tag("section")]],
-    Discriminator(_dropout_kind),
-]
 
 
 class Initialization(Section):
@@ -294,9 +291,11 @@ class Model(Section):
     attention: AttentionSection = Field(
         AttentionSection(), description="attention over the encoder's outputs"
     )
-    dropout: DropoutChoice = Field(
+    dropout: Annotated[
+        Union[Annotated[Probability, Tag("number")], Annotated[Dropout, Tag("section")]], number_or_section
+    ] = Field(
         0.0,
-        description="one probability for embedding, layers and output, or a section with a value for each place",
+        description="one probability for embedding, layers and output, or a section with a value for each position",
     )
     layer_normalization: bool = Field(
         False,
@@ -315,10 +314,8 @@ class Model(Section):
         "source length, for a learned brevity penalty: ratio: by squared error of the ratio; length: by Poisson loss "
         "of the length",
     )
-    length_task_layers: int = Field(
+    length_task_layers: Layers = Field(
         1,
-        ge=1,
-        le=limits.LAYERS,
         description="number of layers of the length_task network; all but the last have the encoder's size",
     )
     weight_tying: Literal["none", "src_trg", "trg_softmax", "src_trg_softmax"] = Field(
@@ -328,40 +325,21 @@ class Model(Section):
     initialization: Initialization = Field(Initialization(), description="initial values of the parameters")
 
     @model_validator(mode="after")
-    def _sizes_fit(self) -> Model:
-        if self.attention.type in ("dot", "scaled_dot") and self.encoder.size != self.decoder.size:
+    def _parts_fit(self) -> Model:
+        attention, encoder, decoder = self.attention, self.encoder, self.decoder
+        if attention.type in ("dot", "scaled_dot") and encoder.size != decoder.size:
             raise ValueError(
-                f"attention.type {self.attention.type} needs encoder.size ({self.encoder.size}) equal to decoder.size "
-                f"({self.decoder.size}); change one of them, or use bilinear or additive"
+                f"attention.type {attention.type} needs encoder.size ({encoder.size}) equal to decoder.size "
+                f"({decoder.size}); change one of them, or use bilinear or additive"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _heads_divide(self) -> Model:
-        attention = self.attention
-        if attention.type == "mhdot" and self.encoder.size % attention.mhdot_heads:
+        if attention.type == "mhdot" and encoder.size % attention.mhdot_heads:
             raise ValueError(
-                f"encoder.size {self.encoder.size} must be a multiple of attention.mhdot_heads {attention.mhdot_heads}"
+                f"encoder.size {encoder.size} must be a multiple of attention.mhdot_heads {attention.mhdot_heads}"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _bottom_adds_its_width(self) -> Model:
-        for part, stack in (("encoder", self.encoder), ("decoder", self.decoder)):
-            width = self.source_width if part == "encoder" else self.embedding
-            if stack.residual and stack.first_residual_layer == 1 and width != stack.size:
-                raise ValueError(
-                    f"{part}.first_residual_layer 1 adds embeddings: embedding width {width}"
-                    f"{'' if width == self.embedding else ' with source factors'} must equal {part}.size {stack.size}"
-                )
-        if self.lhuc in ("state_init", "all") and self.decoder.state_init == "zero":
+        if self.lhuc in ("state_init", "all") and decoder.state_init == "zero":
             raise ValueError(
                 f"lhuc {self.lhuc} scales the decoder's initial states; set decoder.state_init to last or avg"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _tables_get_vectors_once(self) -> Model:
         if self.weight_tying.startswith("src_trg") and self.initialization.target_embedding is not None:
             raise ValueError(
                 f"weight_tying {self.weight_tying} shares both embeddings; set initialization.source_embedding only, "
@@ -370,28 +348,29 @@ class Model(Section):
         return self
 
     @model_validator(mode="after")
-    def _states_are_multiplied(self) -> Model:
-        how = self.initialization.rnn_h2h
-        if how != "default":
-            for part, stack in (("encoder", self.encoder), ("decoder", self.decoder)):
-                if stack.cell in ("sru", "ssru", "qrnn"):
-                    raise ValueError(
-                        f"initialization.rnn_h2h {how}: {part}.cell {stack.cell} has no recurrent matrix; set "
-                        "rnn_h2h to default"
-                    )
-                if stack.rank is not None:
-                    raise ValueError(
-                        f"initialization.rnn_h2h {how}: {part}.rank {stack.rank} factorises these matrices; set "
-                        "rnn_h2h to default, or rank to null"
-                    )
-        return self
-
-    @model_validator(mode="after")
-    def _ranks_save(self) -> Model:
-        for part, rank in (("encoder", self.encoder.rank), ("decoder", self.decoder.rank)):
+    def _layers_fit(self) -> Model:
+        initialization = f"initialization.rnn_h2h {self.initialization.rnn_h2h}"
+        for part, stack, width in (
+            ("encoder", self.encoder, self.source_width),
+            ("decoder", self.decoder, self.embedding),
+        ):
+            if stack.residual and stack.first_residual_layer == 1 and width != stack.size:
+                raise ValueError(
+                    f"{part}.first_residual_layer 1 adds embeddings: embedding width {width}"
+                    f"{'' if width == self.embedding else ' with source factors'} must equal {part}.size {stack.size}"
+                )
+            if self.initialization.rnn_h2h != "default" and stack.cell in ("sru", "ssru", "qrnn"):
+                raise ValueError(
+                    f"{initialization}: {part}.cell {stack.cell} has no recurrent matrix; set rnn_h2h to default"
+                )
+            if self.initialization.rnn_h2h != "default" and stack.rank is not None:
+                raise ValueError(
+                    f"{initialization}: {part}.rank {stack.rank} factorises these matrices; set rnn_h2h to default, or "
+                    "rank to null"
+                )
             limit = rank_limit(self, part)
-            if rank is not None and rank > limit.rank:
-                raise ValueError(f"{part}.rank {rank} must be at most {limit.rank}: {limit.reason}")
+            if stack.rank is not None and stack.rank > limit.rank:
+                raise ValueError(f"{part}.rank {stack.rank} must be at most {limit.rank}: {limit.reason}")
         return self
 
     @property
@@ -468,3 +447,37 @@ def rank_limit(model: Model, part: str) -> RankLimit:
 def largest_rank(rows: int, columns: int) -> int:
     """Returns the largest rank at which two factors have fewer values than their product; 0 if there is none."""
     return (rows * columns - 1) // (rows + columns)
+
+
+UNFUSED_IMPLEMENTATIONS = ("auto", "reference", "recompute")
+"""Implementations of unfused layers; recompute keeps only the state before each step."""
+
+
+def unfused_key(model: Model, part: str) -> str:
+    """Returns the first key of the encoder or decoder (``part``) that no fused operation supports; empty if none.
+
+    Layers with such keys are unfused: computed one time step at a time in PyTorch.
+    """
+    decoder, attention, dropout = model.decoder, model.attention, model.dropouts
+    stack = model.encoder if part == "encoder" else decoder
+    options = {}
+    if part == "decoder":
+        options = {
+            "decoder.context_gating": decoder.context_gating,
+            "decoder.attention_in_upper_layers": decoder.attention_in_upper_layers,
+            f"attention.type {attention.type}": attention.type in ("mhdot", "fixed", "location"),
+            "attention.use_prev_word": attention.use_prev_word,
+            f"attention.function {attention.function}": attention.function != "softmax",
+            f"attention.coverage.type {attention.coverage.type}": attention.coverage.type != "none",
+            "layer_normalization": model.layer_normalization,
+        }
+    first = stack.first_residual_layer
+    options |= {
+        f"{part}.first_residual_layer {first}": stack.residual and first != 2,
+        "dropout.states": dropout.states > 0.0,
+        "dropout.recurrent": dropout.recurrent > 0.0,
+        "dropout.zoneout_hidden": dropout.zoneout_hidden > 0.0,
+        "dropout.zoneout_cell": dropout.zoneout_cell > 0.0,
+        f"lhuc {model.lhuc}": model.lhuc in (part, "all") or (part, model.lhuc) == ("decoder", "state_init"),
+    }
+    return next((key for key, is_set in options.items() if is_set), "")

@@ -1,4 +1,4 @@
-"""Recipe: the typed schema of one training run.
+"""Schema of a recipe, which describes one training run, and functions that find, read and write recipes.
 
 A recipe is a YAML file. ``load_recipe`` reads it, applies ``key.sub=value`` overrides and returns a frozen
 :class:`Recipe`; every mistake in it raises an :class:`~econmt.errors.InputError` that names the file, the line,
@@ -17,15 +17,13 @@ from pydantic import AfterValidator, Discriminator, Field, Tag, ValidationInfo, 
 from pydantic_core import PydanticKnownError
 
 from econmt.config import limits
+from econmt.config.checks import check_recipe
 from econmt.config.conditions import idle_values
 from econmt.config.data import Data as Data
 from econmt.config.data import Mixing as Mixing
 from econmt.config.data import Noise as Noise
 from econmt.config.data import SentencePieceSubwords as SentencePieceSubwords
 from econmt.config.data import WordSubwords as WordSubwords
-from econmt.config.data import check_mixing
-from econmt.config.factors import check_factors
-from econmt.config.lengths import BrevityPenaltyType, check_lengths
 from econmt.config.marks import NO_MEMORY, NO_PARAMETERS, TRANSLATION
 from econmt.config.migration import rename
 from econmt.config.migration import rename_ops as rename_ops
@@ -40,19 +38,16 @@ from econmt.config.model import Section
 from econmt.config.optimizer import Averaging as Averaging
 from econmt.config.optimizer import BatchSize as BatchSize
 from econmt.config.optimizer import EarlyStopping as EarlyStopping
-from econmt.config.optimizer import GradientClipping as GradientClipping
 from econmt.config.optimizer import OptimizerSection as OptimizerSection
 from econmt.config.optimizer import ScheduleSection as ScheduleSection
 from econmt.config.parallel import ParallelSection as ParallelSection
-from econmt.config.parallel import check_pipeline
 from econmt.config.text import LanguageModelSection as LanguageModelSection
 from econmt.config.text import TextData as TextData
 from econmt.config.text import TextSubwords as TextSubwords
 from econmt.config.text import TextWords as TextWords
-from econmt.config.text import check_task, data_kind, model_kind
+from econmt.config.text import data_kind, model_kind
 from econmt.config.training import Training as Training
-from econmt.config.unfused import check_stepped
-from econmt.config.yaml_reader import changed_values, dump_yaml, leaves, load_section
+from econmt.config.yaml_reader import dump_yaml, leaves, load_section
 from econmt.errors import InputError, printable, talk
 
 OPS = {
@@ -92,16 +87,14 @@ class Ops(Section):
     """
 
     encoder: Annotated[Implementation, NO_PARAMETERS] = Field(
-        "auto",
-        description="recurrent layers of the encoder or language model",
+        "auto", description="recurrent layers of the encoder or language model"
     )
     decoder: Annotated[Implementation, NO_PARAMETERS, TRANSLATION] = Field(
         "auto",
         description="decoder: its whole loop with attention if it has input feeding, else its recurrent layers",
     )
     attention: Annotated[Implementation, NO_PARAMETERS, TRANSLATION] = Field(
-        "auto",
-        description="attention of a decoder without input feeding",
+        "auto", description="attention of a decoder without input feeding"
     )
     output: Annotated[Implementation, NO_PARAMETERS] = Field("auto", description="output layer and loss")
     stash: Annotated[Literal["auto", "outputs", "attention", "cells", "gates"], NO_PARAMETERS] = Field(
@@ -115,15 +108,19 @@ class Decoding(Section):
     """Search for translations, in validation and by default in ``econmt translate``."""
 
     beam_size: limits.BeamSize = Field(5, description="hypotheses kept at each step; 1 is greedy search")
-    length_penalty_alpha: limits.LengthPenaltyAlpha = Field(
+    length_penalty_alpha: float = Field(
         1.0,
+        ge=0.0,
+        le=limits.LENGTH_PENALTY_ALPHA,
         description="divide scores by ((beta + length) / (beta + 1)) ** alpha; more favours longer translations",
     )
-    length_penalty_beta: limits.LengthPenaltyBeta = Field(0.0, description="beta in length_penalty_alpha")
+    length_penalty_beta: float = Field(
+        0.0, ge=0.0, le=limits.LENGTH_PENALTY_BETA, description="beta in length_penalty_alpha"
+    )
     max_output_factor: limits.OutputFactor = Field(
         2.0, description="maximum length of a translation: this times the source length, plus 10 tokens"
     )
-    brevity_penalty_type: BrevityPenaltyType = Field(
+    brevity_penalty_type: Literal["constant", "learned", "none"] = Field(
         "constant",
         description="reference length of the brevity penalty: constant: a fixed ratio to the source length; learned: "
         "the prediction of model.length_task (mean over an ensemble); none: no penalty",
@@ -146,8 +143,11 @@ class Decoding(Section):
     beam_prune: limits.PenaltyWeight = Field(
         0.0, description="drop hypotheses that score this much below the best finished translation; 0: off"
     )
-    block_ngram_repeat: limits.NGram = Field(
-        0, description="forbid that any n-gram of this many tokens occurs twice in a translation; 0: off"
+    block_ngram_repeat: int = Field(
+        0,
+        ge=0,
+        le=limits.NGRAM,
+        description="no n-gram of this many tokens may occur twice in a translation; 0: off",
     )
     batch_size: int = Field(
         64, ge=1, le=limits.TRANSLATED, description="number of sentences translated together"
@@ -160,6 +160,15 @@ class Decoding(Section):
         "are left out of the perplexity",
     )
 
+    @model_validator(mode="after")
+    def _learned_penalty_has_a_weight(self) -> Decoding:
+        if self.brevity_penalty_type == "learned" and self.brevity_penalty_weight == 0.0:
+            raise ValueError(
+                "brevity_penalty_type learned needs brevity_penalty_weight above 0, for example 1; type none turns it "
+                "off"
+            )
+        return self
+
 
 class Recipe(Section):
     """Settings of one training run."""
@@ -169,8 +178,7 @@ class Recipe(Section):
         "translation", description="kind of model: translation, or a language model of one text"
     )
     output: Annotated[str, NO_PARAMETERS, NO_MEMORY] = Field(
-        description="model folder; training resumes from it if it exists",
-        min_length=1,
+        description="model folder; training resumes from it if it exists", min_length=1
     )
     data: Annotated[
         Union[Annotated[Data, Tag("pairs")], Annotated[TextData, Tag("text")]], Discriminator(data_kind)
@@ -197,45 +205,9 @@ class Recipe(Section):
         return self.model
 
     @model_validator(mode="after")
-    def _task_fits(self) -> Recipe:
-        check_task(self)
-        check_pipeline(self)
-        check_mixing(self)
-        check_factors(self)
-        check_stepped(self)
-        check_lengths(self)
+    def _sections_fit(self) -> Recipe:
+        check_recipe(self)
         return self
-
-    @model_validator(mode="after")
-    def _shares_fit(self) -> Recipe:
-        if self.parallel.shard_optimizer and self.training.averaging.start != "never":
-            raise ValueError(
-                "parallel.shard_optimizer cannot be combined with training.averaging; set training.averaging.start to "
-                "never, or shard_optimizer to false"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _tying_fits(self) -> Recipe:
-        if not (isinstance(self.data, Data) and isinstance(self.model, Model)):
-            return self
-        words = self.data.subwords
-        shared = self.model.weight_tying in ("src_trg", "src_trg_softmax")
-        if shared and (isinstance(words, WordSubwords) or not words.joint):
-            raise ValueError(
-                f"model.weight_tying {self.model.weight_tying} shares the source embedding and needs "
-                "data.subwords.joint: true"
-            )
-        if self.model.decoder.copy_attention and (isinstance(words, WordSubwords) or not words.joint):
-            raise ValueError(
-                "model.decoder.copy_attention copies source tokens into the target and needs data.subwords.joint: true"
-            )
-        return self
-
-
-def model_folder(recipe: Recipe) -> Path:
-    """Returns the model folder of a recipe, relative to the working directory."""
-    return Path(recipe.output)
 
 
 def shipped_recipes() -> dict[str, Path]:
@@ -329,7 +301,7 @@ def recipe_text(recipe: Recipe, *, changed_only: bool = False) -> str:
         recipe: the recipe.
         changed_only: leave out values that equal the defaults.
     """
-    return dump_yaml(changed_values(recipe) if changed_only else recipe.model_dump(mode="json"))
+    return dump_yaml(recipe.model_dump(mode="json", exclude_defaults=changed_only))
 
 
 def differing_keys(old: Recipe, new: Recipe) -> list[tuple[str, object, object]]:

@@ -1,23 +1,15 @@
-"""Data and model sections of a language-model recipe, and the checks that a recipe fits its task."""
+"""Data and model sections of a language-model recipe, and the functions that tell them from those of translation."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Union
 
-from pydantic import BaseModel, Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag
 
 from econmt.config import limits
 from econmt.config.data import Language, TextPrefix, VocabularySize, subword_type
-from econmt.config.marks import (
-    LANGUAGE_MODEL,
-    NO_MEMORY,
-    NO_PARAMETERS,
-    NO_PREPARED_TEXT,
-    TRANSLATION,
-    marked_keys,
-)
-from econmt.config.model import Initialization, Probability, Section, Width
-from econmt.config.yaml_reader import leaves
+from econmt.config.marks import NO_MEMORY, NO_PARAMETERS, NO_PREPARED_TEXT
+from econmt.config.model import Initialization, Layers, Probability, Section, Width, number_or_section
 
 
 class TextWords(Section):
@@ -92,20 +84,16 @@ class TextDropout(Section):
     )
 
 
-def _dropout_kind(value: Any) -> str:
-    return "section" if isinstance(value, (dict, TextDropout)) else "number"
-
-
 class LanguageModelSection(Section):
     """Language model: an embedding, a stack of LSTM layers, an output layer."""
 
     embedding: Width = Field(512, description="width of the embedding")
     cell: Literal["lstm"] = Field("lstm", description="recurrent cell")
-    layers: int = Field(2, ge=1, le=limits.LAYERS, description="number of layers")
+    layers: Layers = Field(2, description="number of layers")
     size: Width = Field(description="width of every layer")
     dropout: Annotated[
         Union[Annotated[Probability, Tag("number")], Annotated[TextDropout, Tag("section")]],
-        Discriminator(_dropout_kind),
+        number_or_section,
     ] = Field(
         0.0, description="one probability for inputs, layers and output, or a section with a value for each"
     )
@@ -141,33 +129,3 @@ def data_kind(value: Any) -> str:
     if isinstance(value, dict):
         return "text" if "text" in value else "pairs"
     return "text" if isinstance(value, TextData) else "pairs"
-
-
-def check_task(recipe: Any) -> None:
-    """Checks that the sections and keys of a recipe belong to its task.
-
-    Raises:
-        ValueError: if not; the message names the first key that does not.
-    """
-    text = recipe.task == "language_model"
-    kinds = {"data": data_kind(recipe.data), "model": model_kind(recipe.model)}
-    for section, kind in kinds.items():
-        if (kind == "text") != text:
-            needed_keys = {
-                ("data", True): "data.text, data.train and data.valid",
-                ("data", False): "data.source and data.target",
-                ("model", True): "model.size and model.layers, and no encoder and decoder",
-                ("model", False): "model.encoder and model.decoder",
-            }[section, text]
-            raise ValueError(f"task: {recipe.task} needs {needed_keys}")
-    if text and (
-        recipe.model.initialization.source_embedding or recipe.model.initialization.target_embedding
-    ):
-        raise ValueError(
-            "model.initialization.source_embedding and target_embedding need task: translation; remove them"
-        )
-    schema: type[BaseModel] = type(recipe)
-    without_effect = marked_keys(schema, TRANSLATION if text else LANGUAGE_MODEL)
-    for key, _ in leaves(recipe, changed_only=True):
-        if key in without_effect:
-            raise ValueError(f"{key} has no effect with task: {recipe.task}; remove it")

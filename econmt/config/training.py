@@ -72,8 +72,7 @@ class Training(Section):
     optimizer: OptimizerSection = Field(OptimizerSection(), description="optimizer and learning rate")
     averaging: Averaging = Field(Averaging(), description="averaging of the parameters over updates")
     schedule: Annotated[ScheduleSection, NO_MEMORY] = Field(
-        ScheduleSection(),
-        description="schedule of the learning rate",
+        ScheduleSection(), description="schedule of the learning rate"
     )
     gradient_clipping: GradientClipping = Field(GradientClipping(), description="clipping of gradients")
     label_smoothing: Probability = Field(0.0, description="probability mass spread over all tokens")
@@ -90,12 +89,10 @@ class Training(Section):
         "when the run begins, then kept), else float32. On a GPU, float32 means IEEE products, tf32 allows TF32",
     )
     max_updates: Annotated[Updates | None, NO_PARAMETERS, NO_MEMORY] = Field(
-        None,
-        description="stop after this many updates",
+        None, description="stop after this many updates"
     )
     max_epochs: Annotated[Updates | None, NO_PARAMETERS, NO_MEMORY] = Field(
-        None,
-        description="stop after this many epochs",
+        None, description="stop after this many epochs"
     )
     max_tokens: Annotated[int | None, NO_PARAMETERS, NO_MEMORY] = Field(
         None, ge=1, le=limits.TOKENS, description="stop after this many target tokens"
@@ -104,8 +101,7 @@ class Training(Section):
         None, ge=1, le=limits.SECONDS, description="stop after this many seconds, summed over resumed runs"
     )
     checkpoint_interval: Annotated[Updates, NO_MEMORY] = Field(
-        500,
-        description="updates between checkpoints (validate and save)",
+        500, description="updates between checkpoints (validate and save)"
     )
     decode_and_evaluate: Annotated[int, TRANSLATION] = Field(
         -1,
@@ -165,8 +161,7 @@ class Training(Section):
         1, ge=0, le=limits.SEED, description="seed of initial parameters, dropout and the order of the data"
     )
     device: Annotated[str, NO_PARAMETERS, NO_MEMORY] = Field(
-        "auto",
-        description="device: cpu, cuda, cuda:N, or auto for a GPU if there is one",
+        "auto", description="device: cpu, cuda, cuda:N, or auto for a GPU if there is one"
     )
     threads: Annotated[int | None, NO_PARAMETERS, NO_MEMORY] = Field(
         None,
@@ -175,8 +170,7 @@ class Training(Section):
         description="CPU threads; null: the fastest number, measured when the run begins, then kept",
     )
     log_interval: Annotated[Updates, NO_PARAMETERS, NO_MEMORY] = Field(
-        50,
-        description="updates between two lines of the log",
+        50, description="updates between two lines of the log"
     )
 
     @property

@@ -23,7 +23,7 @@ from econmt.errors import InputError, printable
 
 SectionType = TypeVar("SectionType", bound=BaseModel)
 Path = tuple[Union[str, int], ...]
-Places = dict[Path, str]
+Locations = dict[Path, str]
 
 _SCALARS = {
     "tag:yaml.org,2002:null": (r"~|null|Null|NULL|", "~nN"),
@@ -120,28 +120,29 @@ def load_section(
     Raises:
         InputError: if anything is wrong, with one line for each mistake that names its location and key.
     """
-    tree, places = _read(text, where)
+    tree, locations = _read(text, where)
     if not isinstance(tree, dict):
         actual = "the file is empty" if tree is None else f"found {_describe(tree)} at the top"
         raise InputError(f"{where}:1: expected keys and values ({', '.join(kind.model_fields)}), {actual}")
     for argument in overrides:
-        _override(tree, places, argument)
+        _override(tree, locations, argument)
     renamed = rename(tree)
     for old, new in renamed:
-        location = places[tuple(old.split("."))]
-        places.update({tuple(key.split(".")): location for key in new})
+        location = locations[tuple(old.split("."))]
+        locations.update({tuple(key.split(".")): location for key in new})
         note(f"note: {location}: {old} was renamed to {' and '.join(new)}")
     try:
         section = kind.model_validate(tree)
     except ValidationError as failure:
         errors = failure.errors(include_url=False)
-        lines = [_explain(kind, error, places) for error in errors[:MOST_ERRORS]]
+        lines = [_explain(kind, error, locations) for error in errors[:MOST_ERRORS]]
         rest = [f"{where}: and {len(errors) - MOST_ERRORS:,} more"] if len(errors) > MOST_ERRORS else []
         raise InputError(*dict.fromkeys(lines), *rest) from None
     earlier = {old for old, _ in renamed}
     findings = [each for each in check(section) if each.key not in earlier]
     lines = [
-        f"{_place_of(tuple(each.key.split('.')), places)}: {each.key}: {each.problem}" for each in findings
+        f"{_location_of(tuple(each.key.split('.')), locations)}: {each.key}: {each.problem}"
+        for each in findings
     ]
     if any(each.refused for each in findings):
         raise InputError(*(line for line, each in zip(lines, findings, strict=True) if each.refused))
@@ -150,9 +151,7 @@ def load_section(
     return section
 
 
-def check_section(
-    kind: type[SectionType], tree: Any, where: str, advice: str, locations: Places | None = None
-) -> SectionType:
+def check_section(kind: type[SectionType], tree: Any, where: str, advice: str) -> SectionType:
     """Validates machine-written data, such as a JSON file of a run, against ``kind``.
 
     Raises:
@@ -161,7 +160,7 @@ def check_section(
     try:
         return kind.model_validate(tree)
     except ValidationError as failure:
-        explanation = _explain(kind, failure.errors(include_url=False)[0], locations or {(): where})
+        explanation = _explain(kind, failure.errors(include_url=False)[0], {(): where})
         raise InputError(f"{explanation}; {advice}") from None
 
 
@@ -174,14 +173,14 @@ def complaints(failure: ValidationError) -> list[str]:
     return lines
 
 
-def _read(text: str, where: str) -> tuple[Any, Places]:
+def _read(text: str, where: str) -> tuple[Any, Locations]:
     """Parses YAML; returns its plain data and, for every path into it, the location that errors name."""
-    places: Places = {(): f"{where}:1"}
+    locations: Locations = {(): f"{where}:1"}
     text = text.removeprefix("\ufeff")
     try:
         reader = _Reader(text)
         node = reader.get_single_node()
-        return (None if node is None else _plain(reader, node, (), places, where)), places
+        return (None if node is None else _plain(reader, node, (), locations, where)), locations
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         problem = " ".join(str(error.problem or error.context).split())
@@ -193,21 +192,18 @@ def _read(text: str, where: str) -> tuple[Any, Places]:
         ) from None
     except RecursionError:
         raise InputError(f"{where}:1: not valid YAML: nested too deeply") from None
-    except (
-        ValueError,
-        OverflowError,
-    ) as error:  # from escapes that are not valid characters
+    except (ValueError, OverflowError) as error:  # from escapes that are not valid characters
         raise InputError(f"{where}:1: not valid YAML: {error}") from None
 
 
-def _plain(reader: _Reader, node: yaml.Node, path: Path, places: Places, where: str) -> Any:
+def _plain(reader: _Reader, node: yaml.Node, path: Path, locations: Locations, where: str) -> Any:
     line = node.start_mark.line + 1
-    if path not in places:
-        places[path] = f"{where}:{line}"
+    if path not in locations:
+        locations[path] = f"{where}:{line}"
     if node.tag not in _TAGS:
         raise InputError(f"{where}:{line}: {dotted(path)}: the tag {node.tag} is not allowed in a recipe")
     if isinstance(node, yaml.SequenceNode):
-        return [_plain(reader, item, (*path, i), places, where) for i, item in enumerate(node.value)]
+        return [_plain(reader, item, (*path, i), locations, where) for i, item in enumerate(node.value)]
     if isinstance(node, yaml.MappingNode):
         mapping: dict[str, Any] = {}
         for key_node, value_node in node.value:
@@ -218,14 +214,13 @@ def _plain(reader: _Reader, node: yaml.Node, path: Path, places: Places, where: 
             inner = (*path, key)
             _check_text(key, f"{where}:{line}: a key")
             if key in mapping:
-                raise InputError(f"{where}:{line}: {dotted(inner)}: given twice; first at {places[inner]}")
-            places[inner] = f"{where}:{line}"
-            mapping[key] = _plain(reader, value_node, inner, places, where)
+                raise InputError(f"{where}:{line}: {dotted(inner)}: given twice; first at {locations[inner]}")
+            locations[inner] = f"{where}:{line}"
+            mapping[key] = _plain(reader, value_node, inner, locations, where)
         return mapping
     location = ": ".join(filter(None, (f"{where}:{line}", dotted(path))))
-    if node.tag in _SCALARS and not re.fullmatch(
-        _SCALARS[node.tag][0], node.value
-    ):  # an explicit tag that does not fit the value
+    # An explicit tag may not fit the value.
+    if node.tag in _SCALARS and not re.fullmatch(_SCALARS[node.tag][0], node.value):
         name = node.tag.rpartition(":")[2]
         raise InputError(
             f"{location}: {shortened(node.value)!r} is not a valid {name}; remove the tag !!{name}"
@@ -252,33 +247,33 @@ def _check_text(text: str, location: str) -> None:
             raise InputError(f"{location}: the character U+{ord(character):04X} is not allowed in a recipe")
 
 
-def _override(tree: dict[str, Any], places: Places, argument: str) -> None:
+def _override(tree: dict[str, Any], locations: Locations, argument: str) -> None:
     """Applies ``key.sub=value`` to ``tree``; records the argument as the location of that key for errors."""
     where = f"override {argument if len(argument) <= 200 else argument[:197] + '...'!r}"
     key, equals, text = argument.partition("=")
     names = key.split(".")
     if not equals or not all(names):
         raise InputError(f"{where}: expected key=value, for example training.batch.size=32")
-    value, inner_places = _read(text, where)
+    value, inner_locations = _read(text, where)
     section = tree
     for depth, name in enumerate(names[:-1], start=1):
         path = tuple(names[:depth])
         inner = section.get(name)
         if inner is None:
             inner = section[name] = {}
-            places[path] = where
+            locations[path] = where
         if not isinstance(inner, dict):
             raise InputError(
-                f"{where}: {dotted(path)} is {_describe(inner)} in {places[path]}, not a section; replace it with "
+                f"{where}: {dotted(path)} is {_describe(inner)} in {locations[path]}, not a section; replace it with "
                 f"{dotted(path)}={{{'.'.join(names[depth:])}: ...}}"
             )
         section = inner
     section[names[-1]] = value
     target_path: Path = tuple(names)
-    for old in [old for old in places if old[: len(target_path)] == target_path]:
-        del places[old]
-    for inner_path in inner_places:
-        places[(*target_path, *inner_path)] = where
+    for old in [old for old in locations if old[: len(target_path)] == target_path]:
+        del locations[old]
+    for inner_path in inner_locations:
+        locations[(*target_path, *inner_path)] = where
 
 
 def dotted(path: Sequence[str | int]) -> str:
@@ -299,7 +294,7 @@ def members(annotation: Any) -> tuple[Any, ...]:
 def section_kinds(annotation: Any) -> list[type[BaseModel]]:
     """Returns the pydantic models that a type annotation allows, without duplicates."""
     bare = [get_args(m)[0] if get_origin(m) is Annotated else m for m in members(annotation)]
-    return list(dict.fromkeys(m for m in bare if isinstance(m, type) and issubclass(m, BaseModel)))
+    return list(dict.fromkeys(m for m in bare if isinstance(m, type(BaseModel))))
 
 
 def _locate(kind: type[BaseModel], location: Sequence[str | int]) -> tuple[Path, list[type[BaseModel]]]:
@@ -316,7 +311,7 @@ def _locate(kind: type[BaseModel], location: Sequence[str | int]) -> tuple[Path,
         if get_origin(current) is Annotated:
             current = get_args(current)[0]
         path.append(part)
-        if isinstance(current, type) and issubclass(current, BaseModel):
+        if isinstance(current, type(BaseModel)):
             owners = [current]
             field = current.model_fields.get(str(part))
             current = field.annotation if field is not None else None
@@ -329,12 +324,12 @@ def _tag_of(choice: Any) -> str | None:
     return next((item.tag for item in get_args(choice)[1:] if isinstance(item, Tag)), None)
 
 
-def _place_of(path: Path, places: Places) -> str:
+def _location_of(path: Path, locations: Locations) -> str:
     """Returns the location of a path, or of the innermost enclosing section that has one."""
-    return next(places[path[:depth]] for depth in range(len(path), -1, -1) if path[:depth] in places)
+    return next(locations[path[:depth]] for depth in range(len(path), -1, -1) if path[:depth] in locations)
 
 
-def _explain(kind: type[BaseModel], error: ErrorDetails, places: Places) -> str:
+def _explain(kind: type[BaseModel], error: ErrorDetails, locations: Locations) -> str:
     """Formats one of pydantic's errors as one line."""
     path, owners = _locate(kind, error["loc"])
     context = error.get("ctx", {})
@@ -342,7 +337,7 @@ def _explain(kind: type[BaseModel], error: ErrorDetails, places: Places) -> str:
         path = (*path, "type")
         error = {**error, "type": "literal_error", "input": context["tag"]}
         context = {"expected": context["expected_tags"]}
-    location = _place_of(path, places)
+    location = _location_of(path, locations)
     where = f"{location}: {dotted(path)}" if path else location
     if error["type"] == "missing":
         field = owners[0].model_fields.get(str(path[-1]))
@@ -372,16 +367,6 @@ def walk(kind: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, type[Ba
         yield prefix + name, kind, field
         for inner in section_kinds(field.annotation):
             yield from walk(inner, f"{prefix}{name}.")
-
-
-def changed_values(section: BaseModel) -> dict[str, Any]:
-    """Returns a section as plain data without the values that equal their defaults."""
-    values: dict[str, Any] = {}
-    for name, field in type(section).model_fields.items():
-        value = getattr(section, name)
-        if field.is_required() or value != field.get_default(call_default_factory=True):
-            values[name] = changed_values(value) if isinstance(value, BaseModel) else value
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
 def leaves(
@@ -471,7 +456,9 @@ def _complaint(error: ErrorDetails, context: dict[str, Any]) -> str:
         return f"must be one of {', '.join(choices)}, found {found_text}{hint}"
     if name == "value_error":
         return str(context["error"])
-    if name == "unexpected_keyword_argument":
+    if name == "missing":
+        return "missing"
+    if name in ("unexpected_keyword_argument", "extra_forbidden"):
         return "unknown option"
     if name in ("too_short", "string_too_short"):
         return f"must not be empty, found {found_text}"

@@ -26,14 +26,9 @@ def cache_folder() -> Path:
     return measurements.cache_folder()
 
 
-def data_cache() -> Path:
-    """Returns the folder of downloaded and generated text in the cache folder."""
-    return cache_folder() / "data"
-
-
 @contextlib.contextmanager
-def writing(place: Path) -> Iterator[None]:
-    """Translates operating system errors while ``place`` is written.
+def writing(path: Path) -> Iterator[None]:
+    """Translates operating system errors while ``path`` is written.
 
     Raises:
         InputError: if there is no permission or space, a file is where a folder is needed, or the disk fails.
@@ -41,20 +36,20 @@ def writing(place: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        where = Path(error.filename) if isinstance(error.filename, str) else place
+        where = Path(error.filename) if isinstance(error.filename, str) else path
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise InputError(
-                f"{place}: the disk is full; free some space and run the same command again"
+                f"{path}: the disk is full; free some space and run the same command again"
             ) from error
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            raise InputError(f"{place}: no permission to write {where}; choose another folder") from error
+            raise InputError(f"{path}: no permission to write {where}; choose another folder") from error
         if error.errno in (errno.ENOTDIR, errno.EEXIST):
             raise InputError(
-                f"{place}: cannot create this folder, because {where} is a file; choose another name"
+                f"{path}: cannot create this folder, because {where} is a file; choose another name"
             ) from error
         if error.errno == errno.EPIPE:
             raise
-        raise InputError(f"{place}: cannot write: {error.strerror or error}") from error
+        raise InputError(f"{path}: cannot write: {error.strerror or error}") from error
 
 
 def refuse_pipe(path: Path) -> None:

@@ -1,6 +1,6 @@
-"""Progress bars and status lines on stderr, which vanish when the work is done; stdout is for results.
+"""Progress bars and status lines on stderr, which disappear when the work is done; stdout is for results.
 
-Without a terminal, long work prints a line from time to time.
+Without a terminal, the current activity is printed from time to time.
 """
 
 from __future__ import annotations
@@ -68,19 +68,11 @@ def counting(
         yield lambda count: bar.advance(task, count)
 
 
-def counted(
-    title: str, items: Iterable[_Item], *, show: bool, unit: str = "pairs", step: int = _STEP
-) -> Iterator[_Item]:
-    """Yields the items and counts them in a bar if ``show`` and stderr is a terminal."""
-    with counting(title, None, unit, show=show) as more:
-        yield from told(items, more, step)
-
-
-def told(items: Iterable[_Item], more: Callable[[int], None], step: int = _STEP) -> Iterator[_Item]:
-    """Yields the items and calls ``more``, from :func:`counting`, after every ``step`` of them."""
+def counted(items: Iterable[_Item], more: Callable[[int], None]) -> Iterator[_Item]:
+    """Yields the items and calls ``more``, from :func:`counting`, after every 1,000 of them."""
     for number, item in enumerate(items, start=1):
-        if number % step == 0:
-            more(step)
+        if number % _STEP == 0:
+            more(_STEP)
         yield item
 
 

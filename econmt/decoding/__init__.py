@@ -1,1 +1,1 @@
-"""From a trained model to translations: beam search, sampling, ensembles, streams of lines."""
+"""Translation of text with trained models: beam search, sampling, ensembles, constraints, streams of lines."""

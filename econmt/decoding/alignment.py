@@ -1,6 +1,6 @@
-"""Alignments between source words and translated words, read from the attention.
+"""Word alignments derived from the attention, and copying of source text for unknown tokens.
 
-Shapes: T target tokens, S source tokens, none of them the end of a sentence.
+Shapes: T target tokens, S source tokens, both without EOS.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from econmt.data.text.subwords import (
     UNK,
+    WORD_START,
     SentencePieceVocabulary,
     Vocabularies,
     Vocabulary,
@@ -18,7 +19,6 @@ from econmt.data.text.subwords import (
     normalized,
     split_words,
 )
-from econmt.decoding.constraints.phrases import BLANK
 
 
 def hard_alignment(
@@ -46,11 +46,11 @@ def _words(tokens: Sequence[str], vocabulary: Vocabulary) -> list[int]:
         return list(range(len(tokens)))
     words, number, written = list[int](), 0, False
     for token in tokens:
-        if token.startswith(BLANK) and written:
+        if token.startswith(WORD_START) and written:
             number, written = number + 1, False
-        written = written or token != BLANK
+        written = written or token != WORD_START
         words.append(number)
-    last = max((word for word, token in zip(words, tokens, strict=True) if token != BLANK), default=0)
+    last = max((word for word, token in zip(words, tokens, strict=True) if token != WORD_START), default=0)
     return [min(word, last) for word in words]
 
 
@@ -81,9 +81,9 @@ def _written(text: str, vocabulary: Vocabulary) -> tuple[list[str], list[str]]:
         return words, words
     assert isinstance(vocabulary, SentencePieceVocabulary)
     pieces = [str(piece) for piece in vocabulary.processor.EncodeAsPieces(normalized(text))]
-    ids, whole = vocabulary.processor.PieceToId(pieces), split_words(text)
+    ids, words = vocabulary.processor.PieceToId(pieces), split_words(text)
     rows = zip(pieces, ids, _words(pieces, vocabulary), strict=True)
-    return pieces, [piece if token == UNK else whole[number] for piece, token, number in rows]
+    return pieces, [piece if token == UNK else words[number] for piece, token, number in rows]
 
 
 def joined(tokens: Sequence[str], vocabulary: Vocabulary) -> str:

@@ -1,4 +1,4 @@
-"""Pictures of attention."""
+"""Heat maps of the attention between source and target tokens, drawn with matplotlib."""
 
 from __future__ import annotations
 
@@ -8,20 +8,19 @@ from pathlib import Path
 
 from torch import Tensor
 
+from econmt.data.text.subwords import WORD_START
 from econmt.errors import printable
 
-SENTENCEPIECE_SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 VISIBLE_SPACE = "\N{OPEN BOX}"
 
-
 LONGEST = 40
-"""Characters of a token that are drawn: a label of a million takes minutes."""
+"""Maximum number of characters of a token label; very long labels would take minutes to draw."""
 
 
 def token_label(token: str) -> str:
     """Returns a readable token: SentencePiece's sign for a space becomes an open box, long tokens are cut."""
     shown = token if len(token) <= LONGEST else token[: LONGEST - 1] + "…"
-    return printable(shown.replace(SENTENCEPIECE_SPACE, VISIBLE_SPACE))
+    return printable(shown.replace(WORD_START, VISIBLE_SPACE))
 
 
 def draw_attention(
@@ -35,7 +34,7 @@ def draw_attention(
         path: file of the picture; its suffix selects the format.
 
     Returns:
-        The letters that no installed font has, which are drawn as boxes; see :func:`missing_note`.
+        Characters that no installed font has, which are drawn as boxes; see :func:`missing_note`.
 
     Raises:
         ValueError: if the shape does not fit the tokens.
@@ -48,7 +47,7 @@ def draw_attention(
             raise ValueError(f"attention {tuple(attention.shape)} does not fit {len(tokens)} {side} tokens")
         labels.append([token_label(token) for token in tokens] + ["</s>"] * (size - len(tokens)))
     rows, columns = labels
-    # No pyplot: it has global state and may want a display.
+    # pyplot has global state and may need a display.
     from matplotlib.figure import Figure
 
     width = min(40.0, 2.6 + 0.42 * max(len(columns), 4))
@@ -72,16 +71,16 @@ def draw_attention(
     axes.tick_params(which="both", length=0)
     figure.colorbar(image, ax=axes, label="attention", fraction=0.05, pad=0.02)
     with warnings.catch_warnings():
-        # A letter that none of the fonts has is drawn as a box; the picture is no worse for a warning of each.
+        # The caller reports characters without a font in one note.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        # Nor is one whose long labels leave it little room.
+        # Very long labels leave little space, which is acceptable.
         warnings.filterwarnings("ignore", message="constrained_layout not applied")
         figure.savefig(path, dpi=120, format=path.suffix.lower().removeprefix("."))
     return missing
 
 
 def missing_note(letters: str, path: Path) -> str:
-    """Returns a note on letters that a picture shows as boxes."""
+    """Returns a note on characters that a picture shows as boxes."""
     some = ", ".join(f"U+{ord(letter):04X}" for letter in letters[:5])
     more = f" and {len(letters) - 5} more" if len(letters) > 5 else ""
     return (
@@ -91,7 +90,7 @@ def missing_note(letters: str, path: Path) -> str:
 
 
 def fonts_for(text: str) -> tuple[list[str], str]:
-    """Returns names of installed fonts that together have the letters of a text, and the letters that none has."""
+    """Returns installed fonts that together have the characters of a text, and the characters that none has."""
     from matplotlib.font_manager import FontProperties, findfont, fontManager, get_font
 
     def covered(path: str) -> set[str]:
@@ -103,16 +102,16 @@ def fonts_for(text: str) -> tuple[list[str], str]:
     names = list(usual.get_family())
     missing -= covered(findfont(usual))
     for font in sorted(fontManager.ttflist, key=lambda entry: (entry.style != "normal", entry.weight != 400)):
-        # The last resort has a box for every letter, and math fonts have letters of their own at usual places.
+        # "Last Resort" has a box for every character, and math fonts have other shapes for usual characters.
         if not missing:
             break
         if font.name.startswith(("Last Resort", "STIXSize", "STIXNonUnicode", "cm")) or font.name in names:
             continue
         try:
-            found = covered(font.fname)
-        except (OSError, RuntimeError):  # a file that is no longer there, or is no font
+            characters = covered(font.fname)
+        except (OSError, RuntimeError):  # a file that was removed, or is no font
             continue
-        if found:
+        if characters:
             names.append(font.name)
-            missing -= found
+            missing -= characters
     return names, "".join(sorted(missing))

@@ -49,8 +49,7 @@ def choose_checkpoints(updates: Iterable[int], scores: Mapping[int, float] | Non
 
     Args:
         updates: updates with parameter files.
-        scores: score of each update, higher is better; an update without a score,
-            or whose score is not a number, is never among the best.
+        scores: score of each update, higher is better; updates without a score or with NaN are never among the best.
     """
     if scores is None:
         return sorted(updates)[-count:]

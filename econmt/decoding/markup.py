@@ -28,9 +28,9 @@ _TAG = re.compile(
     r"|%\(\w+\)[sdf]|%(?:\d+\$)?[sdf](?!\w)"
 )
 _ALONE = {"br", "hr", "img", "wbr"}
-"""HTML's elements without an end."""
+"""HTML elements without an end tag."""
 _DEEPEST = 100
-"""Tags inside one another; further ones stand alone."""
+"""Maximum nesting depth of tags; deeper ones are treated as single."""
 _WORD = re.compile("[^ ]+")
 _BLANK = re.compile(f"[{BLANKS}]")
 _LETTER = re.compile(r"\w")
@@ -76,10 +76,11 @@ class Mark:
 
 
 class Marked(NamedTuple):
-    """A line without its marks, and the marks as a tree.
+    """Line without its marks, and the marks as a tree.
 
     Attributes:
-        words: for each word of the text, the words of the line that it is part of.
+        line: the line with its marks. text: the line without them. units: units of the text.
+        marks: top level of the tree. words: for each word of the text, the words of the line that it is part of.
     """
 
     line: str
@@ -91,19 +92,19 @@ class Marked(NamedTuple):
 
 def units(text: str) -> list[Unit]:
     """Returns the units of a text; words are separated by blanks."""
-    found: list[Unit] = []
-    for number, word in enumerate(_WORD.finditer(text)):
-        whole, start = word[0], word.start()
-        begin, end = _LETTER.search(whole), _LETTER.search(whole[::-1])
-        first, last = begin.start() if begin else 0, len(whole) - (end.start() if end else 0)
-        for part in filter(None, (whole[:first], whole[first:last], whole[last:])):
-            found.append(Unit(part, number, start, start > word.start()))
+    parts: list[Unit] = []
+    for number, match in enumerate(_WORD.finditer(text)):
+        word, start = match[0], match.start()
+        begin, end = _LETTER.search(word), _LETTER.search(word[::-1])
+        first, last = begin.start() if begin else 0, len(word) - (end.start() if end else 0)
+        for part in filter(None, (word[:first], word[first:last], word[last:])):
+            parts.append(Unit(part, number, start, start > match.start()))
             start += len(part)
-    return found
+    return parts
 
 
-class _Found(NamedTuple):
-    """A match in a line: its text, the number of characters before it, and True for a blank before and after it."""
+class _TagMatch(NamedTuple):
+    """Match in a line: its position in the text, and True if there is no blank before it, and after it."""
 
     match: re.Match[str]
     at: int
@@ -113,7 +114,7 @@ class _Found(NamedTuple):
 def take_out(line: str) -> Marked:
     """Separates a line into its marks and the text to translate."""
     line = _BLANK.sub(" ", unicodedata.normalize("NFC", line))
-    text, end, found = "", 0, list[_Found]()
+    text, end, matches = "", 0, list[_TagMatch]()
     kept: list[int] = []
     """Position in the line of each character of the text."""
     for match in _TAG.finditer(line):
@@ -124,9 +125,9 @@ def take_out(line: str) -> Marked:
         if alone and text[-1:].isalnum() and behind.isalnum():
             text += " "
             kept.append(match.start())
-        found.append(_Found(match, len(text), (before not in ("", " "), behind not in ("", " "))))
+        matches.append(_TagMatch(match, len(text), (before not in ("", " "), behind not in ("", " "))))
         end = match.end()
-    if not found:
+    if not matches:
         return Marked(line, line, [], [], {})
     text += line[end:]
     kept += range(end, len(line))
@@ -136,17 +137,18 @@ def take_out(line: str) -> Marked:
         number: sorted({numbers[at - shift] for at in kept[word.start() : word.end()]})
         for number, word in enumerate(_WORD.finditer(text))
     }
-    own = units(text)
-    return Marked(line, text.strip(), own, _tree(found, own), words)
+    text_units = units(text)
+    return Marked(line, text.strip(), text_units, _tree(matches, text_units), words)
 
 
-def _tree(found: Sequence[_Found], own: Sequence[Unit]) -> list[Mark]:
+def _tree(matches: Sequence[_TagMatch], text_units: Sequence[Unit]) -> list[Mark]:
     """Returns marks as a tree; an opening without a closing tag, or the reverse, is single."""
     top: list[Mark] = []
     open_tags: list[tuple[str, Mark, list[Mark]]] = []
     level = top
-    starts, ends = [unit.start for unit in own], [unit.start + len(unit.text) for unit in own]
-    for match, at, glued in found:
+    starts = [unit.start for unit in text_units]
+    ends = [unit.start + len(unit.text) for unit in text_units]
+    for match, at, glued in matches:
         # A mark that begins or ends inside a word encloses the whole word.
         first, last = bisect_right(ends, at), bisect_left(starts, at)
         names = [name for name, _, _ in open_tags]
@@ -155,7 +157,7 @@ def _tree(found: Sequence[_Found], own: Sequence[Unit]) -> list[Mark]:
                 name, mark, outer = open_tags.pop()
                 if name == match["name"]:
                     break
-                outer.extend(mark.inner)  # it was never closed: what follows it is not inside it
+                outer.extend(mark.inner)  # never closed, so later marks are not inside it
                 mark.inner = []
             mark.end, mark.last = match[0], last
             mark.glued = (*mark.glued[:2], *glued)
@@ -200,20 +202,20 @@ def put_back(
         }
         for unit in target
     ]
-    pieces = list(_laid_out(marked.marks, target, sources, 0, len(target)))
-    text, last, places = "", 0, dict[int, set[int]]()
+    pieces = list(_arranged(marked.marks, target, sources, 0, len(target)))
+    text, last, new_words = "", 0, dict[int, set[int]]()
     for piece, glued, _, word in pieces:
         if text and not glued:
             text, last = f"{text} ", last + 1
         text += piece
         if word is not None:
-            places.setdefault(word, set()).add(last)
+            new_words.setdefault(word, set()).add(last)
         last += len(_WORD.findall(piece)) - 1
     renumbered = {
         (source, made)
-        for seen, word in alignment  # a vocabulary need not agree on what is a blank
+        for seen, word in alignment  # vocabularies may define blanks differently
         for source in marked.words.get(seen, ())
-        for made in places.get(word, ())
+        for made in new_words.get(word, ())
     }
     return text, sorted(renumbered, key=lambda pair: pair[::-1])
 
@@ -225,44 +227,42 @@ def _interval(
 
     ``links`` are the sorted pairs of aligned source and target units.
     """
-    own_units = [at for _, at in links[bisect_left(links, (mark.first,)) : bisect_left(links, (mark.last,))]]
-    if not own_units:
+    candidates = [at for _, at in links[bisect_left(links, (mark.first,)) : bisect_left(links, (mark.last,))]]
+    if not candidates:
         return None
-    best, found = 0, None
+    best, interval = 0, None
     total = start = 0
-    for at in range(min(own_units), max(own_units) + 1):
+    for at in range(min(candidates), max(candidates) + 1):
         if at in taken:
             total, start = 0, at + 1
             continue
-        own = sources[at]
         gain = 0
-        if own:
-            gain = 1 if any(mark.first <= index < mark.last for index in own) else -1
+        if sources[at]:
+            gain = 1 if any(mark.first <= index < mark.last for index in sources[at]) else -1
         if total <= 0 and gain > 0:
             total, start = 0, at
         total += gain
         if gain > 0 and total > best:
-            best, found = total, (start, at + 1)
-    return found
+            best, interval = total, (start, at + 1)
+    return interval
 
 
 _Piece = tuple[str, bool, bool, int | None]
-"""A text, whether it is glued to what is before it, and whether what is behind it is glued to it; the translation's
-word that it is of, None of a mark."""
+"""Text; True if no blank precedes it; True if no blank follows it; its word in the translation, None for a mark."""
 
 
-def _laid_out(
+def _arranged(
     marks: Sequence[Mark], target: Sequence[Unit], sources: Sequence[set[int]], begin: int, end: int
 ) -> Iterator[_Piece]:
-    """Returns the pieces of the target's units from ``begin`` to ``end`` with the marks among them."""
+    """Yields the pieces of the target units from ``begin`` to ``end`` with the marks among them."""
     links = sorted((index, at) for at in range(begin, end) for index in sources[at]) if marks else []
     taken: set[int] = set()
     intervals: dict[int, tuple[int, int]] = {}
     for number, mark in enumerate(marks):
-        place = _interval(mark, sources, links, taken) if mark.end else None
-        if place is not None:
-            intervals[number] = place
-            taken.update(range(*place))
+        interval = _interval(mark, sources, links, taken) if mark.end else None
+        if interval is not None:
+            intervals[number] = interval
+            taken.update(range(*interval))
     spans = sorted(intervals.values())
     points: dict[int, list[int]] = {}
     for number, mark in enumerate(marks):
@@ -278,17 +278,17 @@ def _laid_out(
 
     def piece(text: str, before: bool, behind: bool, word: int | None = None) -> _Piece:
         nonlocal stuck
-        found = text, before or stuck, behind, word
+        new = text, before or stuck, behind, word
         stuck = behind
-        return found
+        return new
 
     at = begin
     while at <= end:
         for number in points.get(at, ()):
             mark = marks[number]
-            if mark.end:  # its words are not in the translation: it encloses nothing
+            if mark.end:  # none of its words is in the translation, so it encloses nothing
                 yield piece(mark.text, False, True)
-                for each in _laid_out(mark.inner, target, sources, at, at):
+                for each in _arranged(mark.inner, target, sources, at, at):
                     yield piece(*each)
                 yield piece(mark.end, True, mark.glued[3])
             else:
@@ -298,7 +298,7 @@ def _laid_out(
             mark, last = marks[number], intervals[number][1]
             yield piece(mark.text, target[at].glued and at > begin, mark.glued[1])
             first = True
-            for text, is_glued, glues, word in _laid_out(mark.inner, target, sources, at, last):
+            for text, is_glued, glues, word in _arranged(mark.inner, target, sources, at, last):
                 yield piece(text, is_glued and not first, glues, word)
                 first = False
             yield piece(mark.end, mark.glued[2], False)

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from econmt.data.text.subwords import BOS, EOS, PAD, UNK
+from econmt.data.text.subwords import BOS, EOS, PAD, UNK, WORD_START
 from econmt.decoding.constraints.batch import ConstrainedContinuations, DecodingConstraints
-from econmt.decoding.constraints.phrases import BLANK, Spelling
+from econmt.decoding.constraints.phrases import Spelling
 from econmt.decoding.constraints.tokens import ConstraintCompiler
 from econmt.decoding.requests import Request
 from econmt.decoding.search.beam import beam_search, output_limits
@@ -18,7 +18,7 @@ from econmt.decoding.translation import one_line
 from econmt.decoding.translator import Translator, evaluation_mode, pad_sources
 
 _TRIED = 3
-"""Times as many first tokens are gone on from as words are wanted: some begin the same word."""
+"""Number of first tokens to continue per requested word, because several tokens may begin the same word."""
 
 
 class NextWord(NamedTuple):
@@ -49,21 +49,22 @@ class NextWords:
         target = translator.vocabularies.target
         spelling = Spelling(target)
         self._constraint_compiler = ConstraintCompiler(target)
-        begins = [piece.startswith(BLANK) or not is_letter for piece, is_letter in _letters(spelling)]
-        self._barred = ~torch.tensor(begins)
-        self._barred[[PAD, UNK, BOS, EOS]] = True
+        pieces = zip(spelling.pieces, spelling.joins.tolist(), strict=True)
+        begins = [piece.startswith(WORD_START) or not joins for piece, joins in pieces]
+        self._masked = ~torch.tensor(begins)
+        self._masked[[PAD, UNK, BOS, EOS]] = True
 
     def of(self, request: Request, most: int, where: str) -> list[NextWord]:
-        """At most so many words, the most probable first; none for a blank sentence.
+        """Returns at most ``most`` next words, the most probable first; none for a blank sentence.
 
         Args:
-            request: the sentence, its ``target_prefix`` the words before.
+            request: the sentence, whose ``target_prefix`` is the beginning of the translation.
 
         Raises:
-            InputError: The constraints cannot be fulfilled; the message names ``where``.
+            InputError: the constraints cannot be satisfied; the message names ``where``.
         """
         translator = self._translator
-        source = translator.vocabularies.source.encode(request.text)[: translator.max_input_length]
+        source = translator.vocabularies.source.encode(request.text)[: translator.options.max_input_length]
         if not source:
             return []
         constraints = self._constraint_compiler.of(request, where) or DecodingConstraints()
@@ -78,10 +79,10 @@ class NextWords:
                     each.is_in((*constraints.prefix, token), goes_on=True) for each in constraints.avoidances
                 )
             ]
-            found = self._search(source, [each for each, _ in tried]) if tried else []
+            translations = self._search(source, [each for each, _ in tried]) if tried else []
         at = len(request.target_prefix.split())
         words: dict[str, NextWord] = {}
-        for (_, probability), (text, score) in zip(tried, found, strict=True):
+        for (_, probability), (text, score) in zip(tried, translations, strict=True):
             if len(text.split()) > at:
                 word = text.split()[at]
                 words.setdefault(word, NextWord(word, probability, text, score))
@@ -90,28 +91,23 @@ class NextWords:
     def _after(self, source: Sequence[int], prefix: Sequence[int]) -> Tensor:
         """Returns log-probabilities (V,) of tokens after a prefix, float32 on the CPU; -inf if they begin no word."""
         model, device = self._translator.model, self._translator.device
-        state = model.initial_state(model.encode(*pad_sources([source], device)))
+        state = model.encode(*pad_sources([source], device))
         first = torch.zeros(1, dtype=torch.int64, device=device)
         log_probs, _, state = model.step(torch.full_like(first, BOS), state)
         for token in prefix:
             state = state.select(first, first, 1)
             log_probs, _, state = model.step(torch.full_like(first, token), state)
-        return log_probs[0].float().cpu().masked_fill(self._barred, -torch.inf)
+        return log_probs[0].float().cpu().masked_fill(self._masked, -torch.inf)
 
     def _search(
-        self, source: Sequence[int], sentence_constraints: Sequence[DecodingConstraints]
+        self, source: Sequence[int], constraints: Sequence[DecodingConstraints]
     ) -> list[tuple[str, float]]:
         """Returns text and score of the best translation for each list of constraints."""
         translator = self._translator
         options = translator.options
-        sources, lengths = pad_sources([source] * len(sentence_constraints), translator.device)
+        sources, lengths = pad_sources([source] * len(constraints), translator.device)
         limits = output_limits(lengths, options.max_output_factor, translator.max_length)
-        control = ConstrainedContinuations(sentence_constraints, self._constraint_compiler.joins, options)
-        found = beam_search(translator.model, sources, lengths, limits, options, translator.watch, control)
-        texts = translator.vocabularies.target.decode_many([best[0].ids for best in found])
-        return [(one_line(text), best[0].score) for text, best in zip(texts, found, strict=True)]
-
-
-def _letters(spelling: Spelling) -> list[tuple[str, bool]]:
-    """Returns the pieces of a vocabulary, each with True if it continues a word."""
-    return list(zip(spelling.pieces, spelling.joins.tolist(), strict=True))
+        chooser = ConstrainedContinuations(constraints, self._constraint_compiler.joins, options)
+        results = beam_search(translator.model, sources, lengths, limits, options, translator.watch, chooser)
+        texts = translator.vocabularies.target.decode_many([best[0].ids for best in results])
+        return [(one_line(text), best[0].score) for text, best in zip(texts, results, strict=True)]

@@ -1,4 +1,4 @@
-"""Translation of paragraphs, one a line, sentence by sentence.
+"""Translation of paragraphs, one per line, sentence by sentence.
 
 Sentences are split by sentence-splitter (the extra ``sentences``), the splitter of Moses and Europarl: rules with a
 list of abbreviations for each of some twenty languages.
@@ -15,7 +15,7 @@ from econmt.decoding.translator import Translator
 from econmt.errors import InputError
 
 _SPACELESS = ("zh", "ja", "th", "lo", "km", "my", "bo", "yue", "cmn")
-"""Languages that leave no blank between sentences."""
+"""Languages without spaces between sentences."""
 
 Split = Callable[[str], list[str]]
 
@@ -33,16 +33,16 @@ def sentence_splitter(language: str) -> Split:
         from sentence_splitter import SentenceSplitter, SentenceSplitterException
     except ImportError:
         raise InputError(
-            "--split-sentences: sentences are split by sentence-splitter, which is not installed; pip install "
-            "sentence-splitter, or split them yourself"
+            "--split-sentences needs sentence-splitter, which is not installed; run pip install sentence-splitter, or "
+            "give one sentence per line"
         ) from None
     code = language.lower().replace("_", "-").partition("-")[0]
     try:
         splitter = SentenceSplitter(language=code)
     except SentenceSplitterException:
         raise InputError(
-            f"--split-sentences: sentence-splitter has no rules for the source language {language!r}; split the text "
-            "into a sentence a line yourself"
+            f"--split-sentences: sentence-splitter has no rules for the source language {language!r}; give one "
+            "sentence per line"
         ) from None
     return lambda text: [part for part in splitter.split(text) if part.strip()]
 
@@ -61,11 +61,7 @@ class ParagraphTranslator:
         self._between = "" if target.lower().replace("_", "-").partition("-")[0] in _SPACELESS else " "
 
     def translate_chunk(
-        self,
-        lines: Sequence[Request],
-        first: int,
-        where: str,
-        done: Callable[[int], object] = lambda _: None,
+        self, lines: Sequence[Request], first: int, where: str, done: Callable[[int], object] = lambda _: None
     ) -> list[Translation]:
         """Translates lines as :meth:`Translator.translate_chunk`; lines cannot have constraints.
 
@@ -78,30 +74,30 @@ class ParagraphTranslator:
         for number, request in enumerate(lines, first):
             if request.factors or not request.is_plain:
                 raise InputError(
-                    f"{where}:{number}: wishes and source factors are of a sentence, and a line has several with "
-                    "--split-sentences; give a sentence a line"
+                    f"{where}:{number}: constraints and source factors apply to single sentences and cannot be "
+                    "combined with --split-sentences; remove them, or give one sentence per line"
                 )
         parts = [self._split(request.text) for request in lines]
         numbers = [number for number, sentences in enumerate(parts, first) for _ in sentences]
-        found = iter(
+        translations = iter(
             self._translator.translate_chunk(
                 [sentence for sentences in parts for sentence in sentences], first, where, numbers=numbers
             )
         )
         done(len(lines))
-        return [self._joined(found, len(sentences)) for sentences in parts]
+        return [self._joined(translations, len(sentences)) for sentences in parts]
 
-    def _joined(self, found: Iterator[Translation], count: int) -> Translation:
-        own = [next(found) for _ in range(count)]
-        if not own:
+    def _joined(self, translations: Iterator[Translation], count: int) -> Translation:
+        parts = [next(translations) for _ in range(count)]
+        if not parts:
             return EMPTY
-        total = math.fsum(each.log_probability for each in own)
+        total = math.fsum(each.log_probability for each in parts)
         return Translation(
-            self._between.join(each.text for each in own if each.text),
+            self._between.join(each.text for each in parts if each.text),
             total,
             total,
-            [token for each in own for token in each.tokens],
+            [token for each in parts for token in each.tokens],
             None,
             [],
-            [token for each in own for token in each.source_tokens],
+            [token for each in parts for token in each.source_tokens],
         )

@@ -43,7 +43,7 @@ class Request(NamedTuple):
         return not (self.constraints or self.avoid or self.target_prefix)
 
 
-_ADVICE = 'expected a JSON object a line, as {"text": "A dog.", "constraints": ["Hund"]}'
+_ADVICE = 'expected one JSON object per line, as {"text": "A dog.", "constraints": ["Hund"]}'
 
 
 class _RequestFields(BaseModel):
@@ -59,7 +59,7 @@ class _RequestFields(BaseModel):
 
 
 _REFUSED = ("source_prefix", "restrict_lexicon", "target_prefix_factors")
-"""Sockeye's other fields: what they ask for, no model of econmt can do."""
+"""Fields of Sockeye that econmt does not support."""
 
 
 def read_request(line: str, where: str) -> Request:
@@ -76,10 +76,10 @@ def request_of(tree: Mapping[str, Any], where: str) -> Request:
     """Makes a request from a parsed JSON object; raises as :func:`read_request`."""
     for name in _REFUSED:
         if tree.get(name) not in (None, [], ""):
-            raise InputError(f"{where}: {name}: econmt has nothing of the kind; leave it out")
+            raise InputError(f"{where}: {name} is not supported by econmt; remove it")
     try:
-        given = _RequestFields.model_validate(tree)
-        passed = dict(given.model_extra or {})
+        fields = _RequestFields.model_validate(tree)
+        passed = dict(fields.model_extra or {})
         json_text(passed)
     except ValidationError as failure:
         raise InputError(f"{where}: {complaints(failure)[0]}") from None
@@ -88,12 +88,12 @@ def request_of(tree: Mapping[str, Any], where: str) -> Request:
     for name in passed:
         near = difflib.get_close_matches(name, _RequestFields.model_fields, n=1, cutoff=0.8)
         if near:
-            raise InputError(f"{where}: {name}: there is no such field; did you mean {near[0]}?")
-    found = Request(
-        given.text, given.constraints, given.avoid, given.target_prefix, passed, given.factors or ()
+            raise InputError(f"{where}: unknown field {name}; did you mean {near[0]}?")
+    request = Request(
+        fields.text, fields.constraints, fields.avoid, fields.target_prefix, passed, fields.factors or ()
     )
-    check_request(found, where)
-    return found
+    check_request(request, where)
+    return request
 
 
 def check_request(request: Request, where: str) -> None:
@@ -109,9 +109,9 @@ def check_request(request: Request, where: str) -> None:
         for number, phrase in enumerate(phrases):
             _check_text(phrase, f"{where}: {name}[{number}]")
             if not normalized(phrase):
-                raise InputError(f"{where}: {name}[{number}] is blank; give a phrase, or leave it out")
+                raise InputError(f"{where}: {name}[{number}] is blank; give a phrase, or remove it")
     if isinstance(request.factors, str) or not all(isinstance(line, str) for line in request.factors):
-        raise InputError(f"{where}: factors: expected a list of texts, one a stream of source factors")
+        raise InputError(f"{where}: factors: expected a list with one text per stream of source factors")
     for number, line in enumerate(request.factors):
         _check_text(line, f"{where}: factors[{number}]")
     _check_text(request.text, f"{where}: text")
@@ -119,6 +119,6 @@ def check_request(request: Request, where: str) -> None:
 
 
 def _check_text(text: str, where: str) -> None:
-    found = _UNREADABLE.search(text)
-    if found:
-        raise InputError(f"{where}: the character U+{ord(found[0]):04X} is in no text; take it out")
+    match = _UNREADABLE.search(text)
+    if match:
+        raise InputError(f"{where}: the character U+{ord(match[0]):04X} is not allowed in text; remove it")

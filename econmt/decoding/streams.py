@@ -87,10 +87,10 @@ def check_not_read(path: Path | None, inputs: Iterable[Path | None]) -> None:
     Raises:
         InputError: The output is one of the inputs.
     """
-    for place in inputs:
-        if _is_same(path, place):
-            name = STANDARD_INPUT if place is None else place
-            raise InputError(f"{path}: is what is read ({name}); give another file to write")
+    for source in inputs:
+        if _is_same(path, source):
+            name = STANDARD_INPUT if source is None else source
+            raise InputError(f"{path}: is also an input ({name}); choose another output file")
 
 
 class LineOutput:
@@ -114,7 +114,7 @@ class LineOutput:
 
     @property
     def is_seen(self) -> bool:
-        """True if the output itself shows the progress."""
+        """True if the output goes to a terminal, where it shows the progress."""
         return self._path is None and sys.stdout.isatty()
 
     def __enter__(self) -> Callable[[Iterable[str]], None]:
@@ -151,13 +151,13 @@ def shown_on_terminal(text: str) -> str:
     return "\n".join("\t".join(map(printable, line.split("\t"))) for line in text.split("\n"))
 
 
-def _is_same(output: Path | None, place: Path | None) -> bool:
+def _is_same(output: Path | None, source: Path | None) -> bool:
     """Returns True if an output is a file that is being read; devices and pipes may be both."""
     if output is None:
         return False
     try:
         written = output.stat()
-        read = os.fstat(0) if place is None else place.stat()
+        read = os.fstat(0) if source is None else source.stat()
     except OSError:
         return False
     return stat.S_ISREG(written.st_mode) and os.path.samestat(written, read)

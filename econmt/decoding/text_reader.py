@@ -1,4 +1,4 @@
-"""Scoring and continuation of a text with a language model that keeps its state.
+"""Scoring and continuation of a text with a language model, which keeps its state between calls.
 
 Shapes: N tokens, V vocabulary.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +21,7 @@ from econmt_ops import linear_cross_entropy
 from econmt_ops.core.precision import autocast_to
 
 WINDOW = 1000
-"""Tokens that are read at once."""
+"""Number of tokens read at once."""
 
 
 class ScoredLine(NamedTuple):
@@ -44,10 +45,16 @@ class ScoredLine(NamedTuple):
     @property
     def perplexity(self) -> float:
         """Exponential of the mean negative log-probability per word; infinite if it overflows."""
-        mean = -self.log_probability / self.words
-        return math.exp(mean) if mean < 700.0 else math.inf
+        return perplexity_of(self.log_probability, self.words)
 
 
+def perplexity_of(log_probability: float, count: int) -> float:
+    """Computes the exponential of the mean negative log-probability of ``count`` words or tokens."""
+    mean = -log_probability / count
+    return math.exp(mean) if mean < 700.0 else math.inf
+
+
+@dataclass
 class TextReader:
     """Reader of a text from its beginning; only the model's state is kept.
 
@@ -58,36 +65,35 @@ class TextReader:
         precision: type of matrix products, float32 or bfloat16.
     """
 
-    def __init__(
-        self, model: LanguageModel, vocabulary: Vocabulary, device: torch.device, precision: torch.dtype
-    ) -> None:
-        self.model = model
-        self.vocabulary = vocabulary
-        self._device = device
-        self._precision = precision
+    model: LanguageModel
+    vocabulary: Vocabulary
+    device: torch.device
+    precision: torch.dtype
+
+    def __post_init__(self) -> None:
         self._state: State | None = None
-        self._last = EOS  # a text begins as a line does
+        self._last = EOS  # a text starts like a line
 
     @torch.inference_mode()
     def read(self, ids: Sequence[int]) -> list[float]:
         """Reads the next ids of the text; returns the log-probability of each given all before it."""
-        found: list[float] = []
+        scores: list[float] = []
         for first in range(0, len(ids), WINDOW):
             targets = torch.tensor(ids[first : first + WINDOW])
             inputs = torch.cat([torch.tensor([self._last]), targets[:-1]])
-            with autocast_to(self._device, self._precision):
-                hidden, self._state = self.model(inputs[None].to(self._device), self._state)
+            with autocast_to(self.device, self.precision):
+                hidden, self._state = self.model(inputs[None].to(self.device), self._state)
                 loss = linear_cross_entropy(
                     hidden[0],
                     self.model.output.weight,
-                    targets.to(self._device),
+                    targets.to(self.device),
                     bias=self.model.output.bias,
                     reduction="none",
-                    **self.model.implementations.for_output(),
+                    implementation=self.model.implementations.output,
                 )
-            found += (-loss.double()).tolist()
+            scores += (-loss.double()).tolist()
             self._last = int(targets[-1])
-        return found
+        return scores
 
     def score(self, lines: Iterable[str]) -> Iterator[ScoredLine]:
         """Reads whole lines and yields each with its log-probabilities."""
@@ -95,8 +101,8 @@ class TextReader:
         encoded = self.vocabulary.encode_many(texts)
         scores = iter(self.read([token for ids in encoded for token in (*ids, EOS)]))
         for text, ids in zip(texts, encoded, strict=True):
-            own = [next(scores) for _ in range(len(ids) + 1)]
-            yield ScoredLine(self.vocabulary.tokens(ids), own, len(split_words(text)) + 1)
+            token_scores = [next(scores) for _ in range(len(ids) + 1)]
+            yield ScoredLine(self.vocabulary.tokens(ids), token_scores, len(split_words(text)) + 1)
 
     @torch.inference_mode()
     def write(self, count: int, *, temperature: float, top_k: int, seed: int) -> Iterator[int]:
@@ -110,11 +116,11 @@ class TextReader:
         """
         generator = np.random.Generator(np.random.Philox(key=[seed, 0]))
         for _ in range(count):
-            inputs = torch.tensor([[self._last]], device=self._device)
-            with autocast_to(self._device, self._precision):
+            inputs = torch.tensor([[self._last]], device=self.device)
+            with autocast_to(self.device, self.precision):
                 hidden, self._state = self.model(inputs, self._state)
                 log_probs: Tensor = self.model.log_probabilities(hidden[0])
             log_probs[:, [PAD, BOS]] = -math.inf  # no text has them
-            uniform = torch.from_numpy(generator.random(1, dtype=np.float32)).double().to(self._device)
+            uniform = torch.from_numpy(generator.random(1, dtype=np.float32)).double().to(self.device)
             self._last = int(draw(log_probs, uniform, top_k, temperature))
             yield self._last

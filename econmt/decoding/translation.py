@@ -1,4 +1,4 @@
-"""Translations of lines, made from the hypotheses of a search."""
+"""Translations of lines: results of a search as text, with capitals and markup restored."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from econmt.decoding.markup import Marked, put_back
 
 
 class NBestEntry(NamedTuple):
-    """One translation of a line: a hypothesis as text.
+    """Hypothesis of a line's translation as text.
 
     Attributes:
-        text: detokenised text, always a single line.
-        tokens: its tokens, without EOS.
+        text: detokenised text, always a single line. tokens: its tokens without EOS.
         ids, score, log_probability, attention, cut: see :class:`~econmt.decoding.search.beam.Hypothesis`.
-        alignment: pairs of source and target words, separated by spaces: each target word with those that it attends to
-            most; empty without attention.
+        alignment: pairs of source and target word numbers, from 0: each target word with the source words that it
+            attends to most; empty without attention.
     """
 
     text: str
@@ -57,17 +56,29 @@ def one_line(text: str) -> str:
     return text.replace("\n", " ").replace("\r", " ").strip()
 
 
+def is_in_capitals(text: str) -> bool:
+    """Returns True if a line of two words or more is all in capitals; a lone acronym is not."""
+    return text != text.lower() and text == text.upper() and len(text.split()) > 1
+
+
+def without_capitals(text: str) -> str:
+    """Returns a line in lower case with a capital first letter."""
+    small = text.lower()
+    at = next((index for index, character in enumerate(small) if character.isalpha()), 0)
+    return small[:at] + small[at].upper() + small[at + 1 :]
+
+
 def in_capital_letters(translation: Translation) -> Translation:
-    """Returns a translation with its texts in capitals; its tokens stay as they were found."""
+    """Returns a translation with its texts in capitals and unchanged tokens."""
     entries = [entry._replace(text=entry.text.upper()) for entry in translation.hypotheses]
     return translation._replace(text=translation.text.upper(), hypotheses=entries)
 
 
 def with_marks(translation: Translation, marked: Marked) -> Translation:
-    """Returns a translation whose texts hold the tags and placeholders of its line; alignments are of these texts."""
+    """Inserts the tags and placeholders of a line into the texts and alignments of its translation."""
     if not translation.hypotheses:
-        nothing = marked.marks and not marked.text.strip()  # a skipped line stays empty
-        return translation._replace(text=marked.line.strip() if nothing else translation.text)
+        only_marks = marked.marks and not marked.text.strip()  # a skipped line stays empty
+        return translation._replace(text=marked.line.strip() if only_marks else translation.text)
     entries = []
     for entry in translation.hypotheses:
         text, alignment = put_back(marked, entry.text, entry.alignment)

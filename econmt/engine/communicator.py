@@ -6,23 +6,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 Json = TypeVar("Json")
 """JSON values; exchanging only these means that nothing received from another process is ever executed."""
-
-
-class Event(Protocol):
-    """Marker in a GPU stream, as `torch.cuda.Event`."""
-
-    def record(self, stream: Any) -> None:
-        """Records the event in a stream, after the work enqueued so far."""
-
-    def query(self) -> bool:
-        """Returns True if the stream has reached the event."""
-
-    def synchronize(self) -> None:
-        """Waits until the stream has reached the event."""
 
 
 class Reduction(Protocol):
@@ -56,7 +44,7 @@ class Communicator:
     """Communicator of a single process: every collective is a no-op.
 
     The training step uses it to sum gradients, each rank takes its share of a batch's rows from it, and only rank 0
-    writes. :class:`econmt.parallel.processes.Processes`, the communicator of several processes, overrides all of it.
+    writes. The communicator of several processes is that of :func:`econmt.parallel.processes.joined`.
 
     Attributes:
         rank: Rank of this process, from 0.
@@ -108,18 +96,21 @@ class Communicator:
         return list(values)
 
     def all_reduce_max_later(self, *values: int) -> Callable[[], list[int]]:
-        """Starts :meth:`largest` without waiting; calling the result returns the maxima."""
+        """Starts :meth:`all_reduce_max` without waiting; calling the result returns the maxima."""
         return lambda: list(values)
 
     def reduction(self, parameters: Iterable[nn.Parameter]) -> Reduction | None:  # noqa: ARG002  there is one rank
-        """Creates the reduction that sums the parameters' gradients; None for a single rank."""
+        """Creates the reduction that sums the parameters' gradients during the backward pass.
+
+        Returns None for a single rank, and for pipelines, whose gradients are complete only after the last chunk.
+        """
         return None
 
     def shares(self, parameters: Iterable[nn.Parameter]) -> Shares | None:  # noqa: ARG002  there is one rank
         """Returns which rank updates which parameters; None if each rank updates all of them."""
         return None
 
-    def wait(self, event: Event) -> None:
+    def wait(self, event: torch.cuda.Event) -> None:
         """Waits for a GPU event, which may depend on other ranks."""
         event.synchronize()
 

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import re
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 
 from econmt.errors import InputError
+from econmt_ops.dispatch.timing import synchronizer
 
 
 def check_device_name(name: str) -> None:
@@ -146,6 +148,20 @@ def give_back_library_pages() -> None:
         begin, end = (int(address, 16) for address in addresses.split("-"))
         if permissions == "r-xp" and node != "0" and end - begin >= _LARGE_LIBRARY:
             advise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), _MADV_DONTNEED)
+
+
+def shortest_seconds(run: Callable[[], object], device: torch.device, repeats: int) -> float:
+    """Returns the duration of the fastest of several calls, after a warm-up call that does not count."""
+    synchronize = synchronizer(device)
+    durations = []
+    run()
+    for _ in range(repeats):
+        synchronize()
+        began = time.perf_counter()
+        run()
+        synchronize()
+        durations.append(time.perf_counter() - began)
+    return min(durations)
 
 
 def peak_memory(device: torch.device) -> int:

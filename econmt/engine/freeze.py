@@ -70,21 +70,23 @@ class _Layers:
     def _number(self, match: re.Match[str]) -> tuple[str, int]:
         return match[1], int(match[3]) + self._pairs * (match[2] == "upper_")
 
-    def is_outer(self, name: str) -> bool:
-        """Returns True if a parameter belongs to the bottom or the top layer of its side."""
+    def find(self, name: str) -> tuple[str, int, int] | None:
+        """Returns a parameter's side, its layer's number and the side's number of layers; None outside of layers."""
         match = self._NAME.match(name)
         if match is None:
-            return False
+            return None
         side, number = self._number(match)
-        return number in (0, self._count[side] - 1)
+        return side, number, self._count[side]
+
+    def is_outer(self, name: str) -> bool:
+        """Returns True if a parameter belongs to the bottom or the top layer of its side."""
+        layer = self.find(name)
+        return layer is not None and layer[1] in (0, layer[2] - 1)
 
     def is_lower_half(self, name: str) -> bool:
         """Returns True if a parameter belongs to the lower half of the encoder's layers."""
-        match = self._NAME.match(name)
-        if match is None:
-            return False
-        side, number = self._number(match)
-        return side == "encoder" and number < self._count[side] // 2
+        layer = self.find(name)
+        return layer is not None and layer[0] == "encoder" and layer[1] < layer[2] // 2
 
 
 _SOURCE_EMBEDDINGS = ("source_embedding.", "source_factor_embeddings.")

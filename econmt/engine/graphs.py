@@ -119,7 +119,6 @@ class GraphedStep:
 
     Attributes:
         step: The training step.
-        captured: Number of captured graphs.
     """
 
     def __init__(

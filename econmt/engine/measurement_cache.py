@@ -11,9 +11,12 @@ import datetime as dt
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Annotated
 
 import torch
+from pydantic import Field
 
+from econmt.config.json_reader import Record, read_json
 from econmt.data.files import cache_folder, write_atomically
 from econmt.errors import InputError
 from econmt_ops.dispatch.measurements import machine
@@ -22,12 +25,21 @@ Times = dict[str, float]
 """Seconds by name."""
 
 
-def remembered_file() -> Path:
+class _MeasuredToday(Record):
+    """Content of the cache file: a date, and measurements by their keys."""
+
+    date: str
+    measured: dict[
+        str, Annotated[dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]], Field(min_length=1)]
+    ]
+
+
+def cache_file() -> Path:
     """Returns the path of the cache file, which may be deleted at any time."""
     return cache_folder() / "measured.json"
 
 
-def remembered(what: str, measure: Callable[[], Mapping[str, float]]) -> Times:
+def measured_today(what: str, measure: Callable[[], Mapping[str, float]]) -> Times:
     """Returns today's measurement for this machine and these versions; measures and stores it if there is none.
 
     Args:
@@ -41,28 +53,14 @@ def remembered(what: str, measure: Callable[[], Mapping[str, float]]) -> Times:
         known[key] = dict(measure())
         text = json.dumps({"date": today, "measured": known}, indent=1) + "\n"
         with contextlib.suppress(InputError):  # without a writable cache folder, each command measures anew
-            write_atomically(remembered_file(), text.encode())
+            write_atomically(cache_file(), text.encode())
     return known[key]
 
 
 def _read(today: str) -> dict[str, Times]:
     """Returns the entries of today; empty if the file is missing, broken or of another day."""
     try:
-        cached = json.loads(remembered_file().read_bytes())
-    except (OSError, ValueError, RecursionError):
+        cache = read_json(_MeasuredToday, cache_file(), "it may be deleted")
+    except (OSError, InputError):
         return {}
-    if (
-        not isinstance(cached, dict)
-        or cached.get("date") != today
-        or not isinstance(cached.get("measured"), dict)
-    ):
-        return {}
-    return {key: times for key, times in cached["measured"].items() if _are_times(times)}
-
-
-def _are_times(value: object) -> bool:
-    return (
-        isinstance(value, dict)
-        and bool(value)
-        and all(isinstance(name, str) and type(time) is float and time > 0.0 for name, time in value.items())
-    )
+    return cache.measured if cache.date == today else {}

@@ -5,16 +5,17 @@ Precisions differ in rounding, so a resumed run keeps the precision that it bega
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch.nn import functional
 
 from econmt.config.recipe import Recipe
-from econmt.engine.measurement_cache import remembered
+from econmt.engine.devices import shortest_seconds
+from econmt.engine.measurement_cache import measured_today
 from econmt_ops.backends import c as native
 from econmt_ops.core.gemm import Product
 from econmt_ops.core.int8 import Int8Product
@@ -40,6 +41,7 @@ _SMALL_SIZES = (32, 256, 512)
 """Rows, inputs and outputs of a smaller product timed first, since a CPU that emulates bfloat16 would take seconds."""
 
 _REPEATS = 5
+_CPU = torch.device("cpu")
 
 _BFLOAT16_SINCE = (8, 0)
 """Lowest CUDA compute capability with bfloat16 tensor cores."""
@@ -110,7 +112,10 @@ def precision_of(
         saved: Name of the precision that the run began with; empty at its start.
     """
     if wanted != "auto":
-        return _NAMED[wanted]._replace(why="set by the recipe")
+        no_tf32 = (
+            "; a CPU has no TF32 and computes in float32" if (wanted, device.type) == ("tf32", "cpu") else ""
+        )
+        return _NAMED[wanted]._replace(why=f"set by the recipe{no_tf32}")
     if saved:
         return _NAMED[saved]._replace(why="as at the beginning of the run")
     if device.type == "cuda":
@@ -152,7 +157,7 @@ class ProductTimes(NamedTuple):
 
 def time_products() -> ProductTimes:
     """Returns the times of a product on this CPU with PyTorch's current number of threads, measured once a day."""
-    return ProductTimes(**remembered("a product in two precisions", lambda: _time_products()._asdict()))
+    return ProductTimes(**measured_today("a product in two precisions", lambda: _time_products()._asdict()))
 
 
 def int8_pays() -> bool:
@@ -162,7 +167,7 @@ def int8_pays() -> bool:
     """
     if not native.is_built():
         return False
-    times = remembered("a product of few rows, laid out", _time_few_rows)
+    times = measured_today("a product of few rows, laid out", _time_few_rows)
     return min(times["float32"], times["bfloat16"]) > MARGIN * times["int8"]
 
 
@@ -175,13 +180,8 @@ def _time_few_rows() -> dict[str, float]:
         is_int8 = dtype == torch.int8
         product = Int8Product(weight) if is_int8 else Product(weight.to(dtype))
         factor = torch.full((rows, inputs), 0.5, dtype=torch.float32 if is_int8 else dtype)
-        product(factor)  # the first call prepares the weights
-        seconds = []
-        for _ in range(_REPEATS):
-            began = time.perf_counter()
-            product(factor)
-            seconds.append(time.perf_counter() - began)
-        times[str(dtype).removeprefix("torch.")] = min(seconds)
+        call = partial(product, factor)  # the first call prepares the weights
+        times[str(dtype).removeprefix("torch.")] = shortest_seconds(call, _CPU, _REPEATS)
     return times
 
 
@@ -198,11 +198,5 @@ def _seconds(sizes: tuple[int, int, int], dtype: torch.dtype) -> float:
     """Returns the shortest of several times of a product (rows, inputs) x (outputs, inputs)."""
     rows, inputs, outputs = sizes
     left, right = (torch.full((size, inputs), 0.5, dtype=dtype) for size in (rows, outputs))
-    seconds = []
     with torch.no_grad():
-        functional.linear(left, right)  # the first call initializes the library
-        for _ in range(_REPEATS):
-            began = time.perf_counter()
-            functional.linear(left, right)
-            seconds.append(time.perf_counter() - began)
-    return min(seconds)
+        return shortest_seconds(lambda: functional.linear(left, right), _CPU, _REPEATS)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from econmt.data.batching.batch import AnyBatch
 from econmt.engine.averaging import ParameterAverage
-from econmt.engine.communicator import Communicator, Reduction
+from econmt.engine.communicator import Communicator
 from econmt.engine.freeze import fix_parameters
 from econmt.engine.optimizers import load_optimizer_tensors, make_optimizer, optimizer_tensors
 from econmt.engine.precision import Precision
@@ -23,6 +23,10 @@ from econmt_ops.optimizer import FusedOptimizer
 
 Watch = Callable[[str, Tensor | None], object]
 """Called with the phase that begins: "forward", "backward" (with the differentiated loss) or "optimizer"."""
+
+
+def _unwatched(_phase: str, _loss: Tensor | None) -> None:
+    """Ignores the phases of a step."""
 
 
 class StepResult(NamedTuple):
@@ -63,7 +67,7 @@ class TrainingStep:
         implementations: Implementations of the ops; None: those of the recipe.
         optimizer: Optimizer of the model's parameters; None: a new one from the recipe.
         communicator: Communicator of the processes that train together.
-        stands_for: Device type that fake tensors represent; None: the model's device.
+        target_device: Device type that fake tensors represent; None: the model's device.
 
     Attributes:
         overlaps: True if gradients are sent to other ranks during the backward pass; otherwise after it, so that a
@@ -105,7 +109,7 @@ class TrainingStep:
         self.optimizer = optimizer
         self.keeps_gradients = False
         self.overlaps = True
-        self._reduction = self.make_reduction()
+        self._reduction = self.communicator.reduction(self.parameters)
         self.number: int | None = None
         self.seconds = 0.0
         self.seeds: SeedCounter | None = None
@@ -125,10 +129,6 @@ class TrainingStep:
         """Yields these parameters by name; a slice of a parameter has the name of the whole parameter."""
         yield from self.model.named_parameters()
 
-    def make_reduction(self) -> Reduction | None:
-        """Creates the reduction that sums gradients over ranks in the backward pass; None if not applicable."""
-        return self.communicator.reduction(self.parameters)
-
     def __call__(self, batches: Sequence[AnyBatch]) -> StepResult:
         """Updates the parameters from batches that may still be on the CPU; see :meth:`run`."""
         return self.run([batch.to(self.device) for batch in batches], self.tokens(batches))
@@ -145,16 +145,9 @@ class TrainingStep:
         batches: Sequence[AnyBatch],
         tokens: Tensor,
         implementations: Sequence[Implementations] | None = None,
-        watch: Watch | None = None,
+        watch: Watch = _unwatched,
     ) -> StepResult:
-        """Updates the parameters once.
-
-        Args:
-            batches: Batches on the device, whose gradients are added up.
-            tokens: Divisor of the sum of the losses, an int64 scalar on the device.
-            implementations: Implementations of the ops for each batch; None: those of the step.
-            watch: Called at the beginning of each phase.
-        """
+        """Updates the parameters once; see :meth:`gradient`."""
         result = self.gradient(batches, tokens, implementations, watch)
         self.update()
         return result
@@ -164,39 +157,73 @@ class TrainingStep:
         batches: Sequence[AnyBatch],
         tokens: Tensor,
         implementations: Sequence[Implementations] | None = None,
-        watch: Watch | None = None,
+        watch: Watch = _unwatched,
+        *,
+        adds: bool = False,
     ) -> StepResult:
         """Computes the gradient of the loss per token, which :meth:`update` clips and applies.
 
-        See :meth:`run` for the arguments.
+        Args:
+            batches: Batches on the device, whose gradients are added up.
+            tokens: Divisor of the sum of the losses, an int64 scalar on the device.
+            implementations: Implementations of the ops for each batch; None: those of the step.
+            watch: Called at the beginning of each phase.
+            adds: True to add to the existing gradients.
         """
-        self.clear()
-        return self.add_gradient(batches, tokens, implementations, watch)
-
-    def add_gradient(
-        self,
-        batches: Sequence[AnyBatch],
-        tokens: Tensor,
-        implementations: Sequence[Implementations] | None = None,
-        watch: Watch | None = None,
-    ) -> StepResult:
-        """Adds the gradient of the loss per token to the existing gradients; see :meth:`gradient`."""
+        if not adds:
+            self.clear()
+        chosen = implementations or [self.implementations] * len(batches)
         began = time.monotonic()
         total = torch.zeros((), device=self.device)
         for number, batch in enumerate(batches):
-            chosen = self.implementations if implementations is None else implementations[number]
             self.number = number
             if self._reduction is not None and self.overlaps and number == len(batches) - 1:
                 self._reduction.begin()
-            total = total + self.accumulate(batch, tokens, chosen, watch)
+            total = total + self.accumulate(batch, tokens, chosen[number], watch)
         self.number = None
         self.seconds += time.monotonic() - began
         if self._reduction is not None and not self.overlaps:
             self._reduction.pack()
         self.agree()
-        if watch is not None:
-            watch("optimizer", None)
+        watch("optimizer", None)
         return self.finish(total)
+
+    def accumulate(
+        self,
+        batch: AnyBatch,
+        tokens: Tensor,
+        implementations: Implementations,
+        watch: Watch = _unwatched,
+    ) -> Tensor:
+        """Adds the gradient of a batch on the device to the existing gradients.
+
+        Args:
+            batch: Batch on the device.
+            tokens: Divisor of its loss, an int64 scalar on the device.
+            implementations: Implementations of the ops.
+            watch: Called at the beginning of each phase.
+
+        Returns:
+            The summed loss of the batch, a scalar on the device.
+        """
+        self.optimizer.make_dense()  # so that this batch's gradients are added in place
+        if self.seeds is not None:
+            self.seeds.advance()
+        watch("forward", None)
+        first_row = self.communicator.replica * len(batch.indices)
+        with self.precision.products(self.device), drawing_from(self.seeds, first_row):
+            return self.compute(batch, tokens, implementations, watch)
+
+    def compute(
+        self, batch: AnyBatch, tokens: Tensor, implementations: Implementations, watch: Watch
+    ) -> Tensor:
+        """Runs the forward and backward pass of a batch; see :meth:`accumulate`."""
+        with self.precision.autocast(self.device):
+            loss = self.task.loss(self.model, batch, implementations, self.label_smoothing)
+        mean = loss / tokens
+        watch("backward", mean)
+        torch.autograd.backward(mean)
+        return loss.detach()
 
     def agree(self, failed: int | None = None) -> int:
         """Checks with the other ranks that all have computed their batches, unless gradients are already being sent.
@@ -234,10 +261,6 @@ class TrainingStep:
         if self._reduction is not None:
             self._reduction.abandon()
         self.optimizer.zero_grad(set_to_none=not self.keeps_gradients)
-
-    def set_learning_rate(self, rate: float) -> None:
-        """Sets the learning rate of the next update."""
-        self.optimizer.set_learning_rate(rate)
 
     def prepare(self, *, gradients: bool = False) -> None:
         """Creates the optimizer's state and, if ``gradients``, zero gradients, before the first step does."""
@@ -285,38 +308,3 @@ class TrainingStep:
         for name, value in values.items() if fits else ():
             buffers[name].copy_(value)
         return fits
-
-    def accumulate(
-        self,
-        batch: AnyBatch,
-        tokens: Tensor,
-        implementations: Implementations | None = None,
-        watch: Watch | None = None,
-    ) -> Tensor:
-        """Adds the gradient of a batch on the device to the existing gradients.
-
-        Args:
-            batch: Batch on the device.
-            tokens: Divisor of its loss, an int64 scalar on the device.
-            implementations: Implementations of the ops; None: those of the step.
-            watch: Called at the beginning of each phase.
-
-        Returns:
-            The summed loss of the batch, a scalar on the device.
-        """
-        if implementations is None:
-            implementations = self.implementations
-        self.optimizer.make_dense()  # so that this batch's gradients are added in place
-        if self.seeds is not None:
-            self.seeds.advance()
-        if watch is not None:
-            watch("forward", None)
-        first_row = self.communicator.replica * len(batch.indices)
-        with self.precision.products(self.device), drawing_from(self.seeds, first_row):
-            with self.precision.autocast(self.device):
-                loss = self.task.loss(self.model, batch, implementations, self.label_smoothing)
-            mean = loss / tokens
-            if watch is not None:
-                watch("backward", mean)
-            torch.autograd.backward(mean)
-        return loss.detach()

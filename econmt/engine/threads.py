@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import torch
 
-from econmt.engine.measurement_cache import remembered
+from econmt.engine.measurement_cache import measured_today
 from econmt_ops.backends import c as native
 
 MARGIN = 1.1
@@ -91,7 +91,7 @@ def threads_for(
     if most == 1 or "OMP_NUM_THREADS" in os.environ:
         return Threads(most, "one core" if usable_cores() == 1 else "set by OMP_NUM_THREADS")
     width = next((known_width for known_width in _SIZES if known_width >= size), _SIZES[-1])
-    times = remembered(f"steps of {width} by threads", lambda: time_steps(width, candidates(most)))
+    times = measured_today(f"steps of {width} by threads", lambda: time_steps(width, candidates(most)))
     count = fewest(times)
     listed = ", ".join(f"{seconds * 1e3:.2f} ms with {name}" for name, seconds in times.items())
     return Threads(

@@ -32,19 +32,19 @@ _BY_LANGUAGE = {
     **dict.fromkeys(("th", "tha", "lo", "lao", "km", "khm", "my", "mya", "bur"), "char"),
     **dict.fromkeys(("bo", "bod", "tib", "dz", "dzo"), "char"),
 }
-"""sacreBLEU's tokenizers for languages that put no blanks between words, or whose words are many; others: 13a."""
+"""sacreBLEU's tokenizers for languages without spaces between words or with rich morphology; others: 13a."""
 _EXTRAS = {"ja-mecab": "sacrebleu[ja]", "ko-mecab": "sacrebleu[ko]"}
 _HIGHER_IS_BETTER = {"bleu": True, "chrf": True, "ter": False}
 
 
 class Score(NamedTuple):
-    """A metric of a corpus.
+    """Value of a metric for a corpus.
 
     Attributes:
         name: its name as sacreBLEU writes it: BLEU, chrF2, TER.
         value: its value in percent, not rounded.
         signature: sacreBLEU's signature, which has everything needed to compute it again.
-        text: figure, signature and details (precisions, brevity penalty) as sacreBLEU prints them, rounded.
+        text: value, signature and details (precisions, brevity penalty) as printed by sacreBLEU, rounded.
     """
 
     name: str
@@ -54,15 +54,13 @@ class Score(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """A system beside the baseline in a paired bootstrap test.
+    """Result of one system in a paired bootstrap test against a baseline.
 
     Attributes:
-        system: its name.
-        value: its figure, in percent.
+        system: its name. value: its metric in percent.
         mean, interval: mean and half width of the 95 % interval over the resampled test sets.
-        p_value: probability of a difference as large as the one found if the systems were equally good; None for
-            the baseline itself.
-        better: True if the figure is better than the baseline's; None if it is equal, or the baseline itself.
+        p_value: probability of a difference at least this large between equally good systems; None for the baseline.
+        better: True if the value is better than the baseline's; None if it is equal, or for the baseline.
     """
 
     system: str
@@ -74,7 +72,7 @@ class Comparison(NamedTuple):
 
 
 class Significance(NamedTuple):
-    """The outcome of a paired bootstrap test for one metric, the baseline first."""
+    """Result of a paired bootstrap test for one metric, the baseline first."""
 
     name: str
     signature: str
@@ -89,9 +87,9 @@ class Tokenizer(NamedTuple):
 
 
 def tokenizer_of(language: str) -> Tokenizer:
-    """Returns BLEU's tokenizer for a target language, given as its files' suffix: ``ja``, ``zh_CN``, ``tok.ko``.
+    """Returns BLEU's tokenizer for a target language, given as the suffix of its files: ``ja``, ``zh_CN``, ``tok.ko``.
 
-    If the tokenizer of a language is not installed, the one of single characters is used, which needs no package.
+    If the tokenizer of the language is not installed, BLEU counts single characters.
     """
     parts = re.split(r"[._-]", language.lower())
     name = next((_BY_LANGUAGE[part] for part in parts if part in _BY_LANGUAGE), "13a")
@@ -105,20 +103,20 @@ def tokenizer_of(language: str) -> Tokenizer:
 
 
 def recipe_tokenizer(recipe: Recipe, signature: str = "") -> Tokenizer:
-    """Returns BLEU's tokenizer of a run: the recipe's, the one that it began with, or that of its target language.
+    """Returns BLEU's tokenizer of a run: the recipe's, the one of earlier checkpoints, or that of the target language.
 
     Args:
         recipe: the run's recipe.
-        signature: signature of the run's last BLEU, which names the tokenizer; empty when the run begins.
+        signature: signature of the run's last BLEU, which names the tokenizer; empty at the start.
 
     Raises:
         EconmtError: The tokenizer is not installed.
     """
-    wanted = recipe.training.bleu_tokenizer
+    chosen = recipe.training.bleu_tokenizer
     began = re.search(r"\btok:([^|]+)", signature)
-    if wanted == "auto" and began is None:
+    if chosen == "auto" and began is None:
         return tokenizer_of(recipe.pairs.target)
-    name = began[1] if began is not None and wanted == "auto" else wanted
+    name = began[1] if began is not None and chosen == "auto" else chosen
     make_metric("bleu", [[""]], tokenize=name)
     return Tokenizer(name)
 
@@ -132,16 +130,12 @@ def _is_installed(tokenizer: str) -> bool:
 
 
 def make_metric(
-    name: str,
-    references: Sequence[Sequence[str]],
-    *,
-    tokenize: str | None = None,
-    lowercase: bool = False,
+    name: str, references: Sequence[Sequence[str]], *, tokenize: str | None = None, lowercase: bool = False
 ) -> Metric:
     """Returns a metric of sacreBLEU with its defaults.
 
     Args:
-        name: one of ``METRICS``. references: one list of lines for each set of references.
+        name: one of :data:`METRICS`. references: a list of lines for each set of references.
         tokenize: BLEU's tokenizer, sacreBLEU's default if None. lowercase: ignore case (TER does so by default).
 
     Raises:
@@ -159,7 +153,7 @@ def make_metric(
         except RuntimeError:
             extra = _EXTRAS.get(str(tokenize), "sacrebleu")
             raise EconmtError(f"tokenizer '{tokenize}': not installed; pip install '{extra}'") from None
-        except OSError as error:  # some of them fetch a model
+        except OSError as error:  # some tokenizers download a model
             raise EconmtError(f"tokenizer '{tokenize}': its model cannot be fetched ({error})") from None
     if name == "chrf":
         return CHRF(references=known, lowercase=lowercase)
@@ -169,7 +163,7 @@ def make_metric(
 
 
 def corpus_score(metric: Metric, hypotheses: Sequence[str], *, width: int = 2) -> Score:
-    """Computes a metric, which holds the references, of a corpus; its text has ``width`` digits."""
+    """Computes a metric, which contains the references, for a corpus; its text has ``width`` decimals."""
     result = metric.corpus_score(list(hypotheses), None)
     _forget_lines()
     signature = str(metric.get_signature())
@@ -177,10 +171,10 @@ def corpus_score(metric: Metric, hypotheses: Sequence[str], *, width: int = 2) -
 
 
 def _forget_lines() -> None:
-    """Empties the caches of sacreBLEU's tokenizers.
+    """Clears the caches of sacreBLEU's tokenizers.
 
-    They keep the last 65,536 lines together with the tokenizer, and every metric has its own tokenizer: a run that
-    validates often would grow by tens of megabytes.
+    They keep the last 65,536 lines and the tokenizer of every metric, so that runs with many validations would grow by
+    tens of megabytes.
     """
     for name, module in list(sys.modules.items()):
         if name.startswith("sacrebleu.tokenizers."):
@@ -194,7 +188,7 @@ def bleu(hypotheses: Sequence[str], references: Sequence[str], tokenize: str | N
     """Computes cased, detokenised BLEU with sacreBLEU's defaults.
 
     Args:
-        hypotheses, references: one reference for each.
+        hypotheses, references: lines, as many of both.
         tokenize: sacreBLEU's name of a tokenizer; None: 13a.
 
     Raises:
@@ -211,15 +205,16 @@ def paired_bootstrap(
     """Compares systems with the first of them by paired bootstrap resampling (Koehn, 2004), as sacreBLEU does.
 
     Args:
-        systems: lines by name, the baseline first, at least two. metrics: by name, with references inside.
-        samples: resampled test sets. The seed is sacreBLEU's (``SACREBLEU_SEED``, 12345).
+        systems: lines of at least two systems by name, the baseline first.
+        metrics: metrics by name, which contain the references.
+        samples: number of resampled test sets. The seed is sacreBLEU's (``SACREBLEU_SEED``, 12345).
     """
     assert len(systems) > 1
     named: list[tuple[str, Sequence[str]]] = [(name, list(lines)) for name, lines in systems.items()]
     test = PairedTest(named, metrics, None, test_type="bs", n_samples=samples)
     signatures, scores = test()
     outcome = []
-    # sacreBLEU's result has its own names, in the order of the metrics.
+    # The results have sacreBLEU's names, in the order of the metrics.
     for (key, signature), metric in zip(signatures.items(), metrics, strict=True):
         results = [result for result in scores[key] if isinstance(result, Result)]
         baseline = results[0].score

@@ -18,11 +18,11 @@ _BAR, _BARS = " ||| ", "&#124;" * 3
 
 
 class RerankCandidate(NamedTuple):
-    """A line of an n-best list.
+    """Line of an n-best list.
 
     Attributes:
-        number: number of the sentence, from 0. text: the translation. features, rest: the fields between text and
-            score, and after the score. score: the list is sorted by it.
+        number: number of the sentence, from 0. text: the translation. features: field between text and score.
+        score: value by which the list is sorted. rest: fields after the score.
     """
 
     number: int
@@ -44,7 +44,7 @@ def read_candidate(line: str, where: str) -> RerankCandidate:
     """Reads a line such as ``0 ||| Ein Hund. ||| logprob= -1.2 ||| -0.3``, with or without more fields.
 
     Raises:
-        InputError: The line is no candidate; the message names ``where``.
+        InputError: the line is not a candidate; the message names ``where``.
     """
     fields = line.split(_BAR)
     try:
@@ -62,48 +62,51 @@ def read_lists(lines: Iterable[str], where: str) -> Iterator[list[RerankCandidat
     """Yields the candidates of each sentence; sentences are numbered consecutively from 0.
 
     Raises:
-        InputError: A line is no candidate, or a number is missing; the message names ``where`` and the line.
+        InputError: a line is not a candidate, or a number is missing; the message names ``where`` and the line.
     """
-    own: list[RerankCandidate] = []
+    candidates: list[RerankCandidate] = []
     expected = 0
-    for at, line in enumerate(lines, 1):
-        found = read_candidate(line, f"{where}:{at}")
-        if own and found.number == expected + 1:
-            yield own
-            own, expected = [], expected + 1
-        if found.number != expected:
+    for number, line in enumerate(lines, 1):
+        candidate = read_candidate(line, f"{where}:{number}")
+        if candidates and candidate.number == expected + 1:
+            yield candidates
+            candidates, expected = [], expected + 1
+        if candidate.number != expected:
             raise InputError(
-                f"{where}:{at}: sentence {found.number}, where {expected}{' or the next' if own else ''} was expected; "
-                "give the whole list, in order"
+                f"{where}:{number}: sentence {candidate.number}, where {expected}"
+                f"{' or the next' if candidates else ''} was expected; give the complete list, in order"
             )
-        own.append(found)
-    if own:
-        yield own
+        candidates.append(candidate)
+    if candidates:
+        yield candidates
 
 
 Judge = Callable[[Sequence[list[RerankCandidate]], int], list[list[float]]]
-"""New scores of the candidates of some sentences, the first of them with this number."""
+"""Function from the candidates of consecutive sentences, and the number of the first one, to new scores."""
 
 
 def by_reference(metric: Literal["bleu", "chrf"], references: Sequence[str], tokenize: str) -> Judge:
     """Returns a judge by sacreBLEU's sentence BLEU (exponential smoothing, effective order) or chrF."""
-    judge = BLEU(effective_order=True, tokenize=tokenize) if metric == "bleu" else CHRF()
+    sentence_metric = BLEU(effective_order=True, tokenize=tokenize) if metric == "bleu" else CHRF()
 
-    def judged(lists: Sequence[list[RerankCandidate]], first: int) -> list[list[float]]:
+    def judge(lists: Sequence[list[RerankCandidate]], first: int) -> list[list[float]]:
         return [
-            [float(judge.sentence_score(each.text, [references[number]]).score) for each in own]
-            for number, own in enumerate(lists, first)
+            [
+                float(sentence_metric.sentence_score(each.text, [references[number]]).score)
+                for each in candidates
+            ]
+            for number, candidates in enumerate(lists, first)
         ]
 
-    return judged
+    return judge
 
 
-class Opinion(NamedTuple):
-    """A model that scores candidates, with its weight.
+class WeightedScorer(NamedTuple):
+    """Model that scores candidates, with its weight.
 
     Attributes:
-        scorer: scorer of the model. weight: factor of its mean log-probability per token. reverse: True if it
-            translates from the target to the source language.
+        scorer: scorer of the model. weight: factor of its mean log-probability per token.
+        reverse: True if the model translates from the target to the source language.
     """
 
     scorer: Scorer
@@ -111,29 +114,33 @@ class Opinion(NamedTuple):
     reverse: bool
 
 
-def by_models(sources: Sequence[str], opinions: Sequence[Opinion]) -> Judge:
-    """Adds the weighted scores of models, forward or reverse, to the scores in the list."""
+def by_models(sources: Sequence[str], scorers: Sequence[WeightedScorer]) -> Judge:
+    """Returns a judge that adds the weighted scores of models to the scores in the list."""
 
-    def judged(lists: Sequence[list[RerankCandidate]], first: int) -> list[list[float]]:
-        pairs = [(sources[number], each.text) for number, own in enumerate(lists, first) for each in own]
-        totals = [each.score for own in lists for each in own]
-        for scorer, weight, reverse in opinions:
-            asked = [(target, source) for source, target in pairs] if reverse else pairs
-            for at, scored in enumerate(scorer.score(asked)):
-                totals[at] += weight * scored.log_probability / scored.length
-        rest = iter(totals)
-        return [list(islice(rest, len(own))) for own in lists]
+    def judge(lists: Sequence[list[RerankCandidate]], first: int) -> list[list[float]]:
+        pairs = [
+            (sources[number], each.text)
+            for number, candidates in enumerate(lists, first)
+            for each in candidates
+        ]
+        totals = [each.score for candidates in lists for each in candidates]
+        for scorer, weight, reverse in scorers:
+            scored_pairs = [(target, source) for source, target in pairs] if reverse else pairs
+            for index, scored in enumerate(scorer.score(scored_pairs)):
+                totals[index] += weight * scored.log_probability / scored.length
+        remaining = iter(totals)
+        return [list(islice(remaining, len(candidates))) for candidates in lists]
 
-    return judged
+    return judge
 
 
 def rerank(
     lists: Iterable[list[RerankCandidate]], judge: Judge, chunk_size: int = CHUNK_SIZE
 ) -> Iterator[list[RerankCandidate]]:
-    """Returns the lists with new scores, best first; candidates of equal scores keep their order."""
+    """Yields the lists with new scores, best first; candidates of equal scores keep their order."""
     stream, first = iter(lists), 0
     while chunk := list(islice(stream, max(1, chunk_size))):
-        for own, scores in zip(chunk, judge(chunk, first), strict=True):
-            changed = [each._replace(score=score) for each, score in zip(own, scores, strict=True)]
+        for candidates, scores in zip(chunk, judge(chunk, first), strict=True):
+            changed = [each._replace(score=score) for each, score in zip(candidates, scores, strict=True)]
             yield sorted(changed, key=lambda each: -each.score)
         first += len(chunk)

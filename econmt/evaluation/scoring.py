@@ -1,4 +1,4 @@
-"""Log-probabilities of given translations.
+"""Log-probabilities and perplexities of existing translations.
 
 Shapes: B sentences, T target positions, N target tokens, V target vocabulary, D width of the output layer.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate, islice
 from typing import NamedTuple, Protocol
 
@@ -16,15 +17,17 @@ from torch import Tensor
 from econmt.data.text.source_factors import encode_sources
 from econmt.data.text.subwords import BOS, EOS, PAD, Vocabularies, Vocabulary
 from econmt.decoding.search.ensemble import EnsembleMode, average_log_probs
+from econmt.decoding.text_reader import perplexity_of
 from econmt.decoding.translator import CHUNK_SIZE, batches_by_length, evaluation_mode, pad_sources
 from econmt.model.copying import Predictions
 from econmt_ops.core.precision import autocast_to
 
 ROWS_AT_ONCE = 1024
+"""Number of target positions whose log-probabilities over the vocabulary are computed at once."""
 
 
 class ScoringModel(Protocol):
-    """Interface of a model that scores; :class:`econmt.model.TranslationModel` has it."""
+    """Interface of a model that scores, implemented by :class:`econmt.model.TranslationModel`."""
 
     def predict(
         self, source: Tensor, source_lengths: Tensor, target_input: Tensor, positions: Tensor, /
@@ -33,11 +36,11 @@ class ScoringModel(Protocol):
 
 
 class ScoredPair(NamedTuple):
-    """A sentence pair and its log-probabilities.
+    """Sentence pair with its log-probabilities.
 
     Attributes:
         log_probability: natural logarithm of the probability of the target given the source, EOS included.
-        tokens: target tokens, EOS left out.
+        tokens: target tokens without EOS.
         token_log_probabilities: log-probability of each token and of EOS, one more than ``tokens``; empty for a blank
             source.
     """
@@ -54,8 +57,7 @@ class ScoredPair(NamedTuple):
     @property
     def perplexity(self) -> float:
         """Exponential of the mean negative log-probability per token, including EOS; infinite if it overflows."""
-        mean = -self.log_probability / self.length
-        return math.exp(mean) if mean < 700.0 else math.inf
+        return perplexity_of(self.log_probability, self.length)
 
 
 def token_ids(vocabulary: Vocabulary) -> Callable[[str], list[int]]:
@@ -69,43 +71,36 @@ def token_ids(vocabulary: Vocabulary) -> Callable[[str], list[int]]:
     return lambda text: [ids[token] for token in text.split(" ") if token]
 
 
-def _place(number: int, stream: int | None) -> str:
+def _pair_name(number: int, stream: int | None) -> str:
     return f"pair {number + 1}" + ("" if stream is None else f": factors[{stream}]")
 
 
+@dataclass
 class Scorer:
     """Scores sentence pairs with one model or an ensemble, as the search of :mod:`econmt.decoding` scores them.
 
     Args:
         models: models on ``device`` that share the vocabularies.
         vocabularies: source and target vocabulary.
-        device: device of the models. precision: type of matrix products, float32 or bfloat16. batch_size: pairs
-            scored together.
+        device: device of the models. precision: type of matrix products, float32 or bfloat16.
+        batch_size: number of pairs scored together.
         mode: averaging of an ensemble.
+        warn: called with a message about doubtful source factors; None: nobody is told.
     """
 
-    def __init__(
-        self,
-        models: Sequence[ScoringModel],
-        vocabularies: Vocabularies,
-        device: torch.device | str = "cpu",
-        precision: torch.dtype = torch.float32,
-        *,
-        batch_size: int = 64,
-        mode: EnsembleMode = "linear",
-    ) -> None:
-        self.models = tuple(models)
-        self.vocabularies = vocabularies
-        self.device = torch.device(device)
-        self.precision = precision
-        self.batch_size = batch_size
-        self.mode = mode
+    models: Sequence[ScoringModel]
+    vocabularies: Vocabularies
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    precision: torch.dtype = torch.float32
+    batch_size: int = field(default=64, kw_only=True)
+    mode: EnsembleMode = field(default="linear", kw_only=True)
+    warn: Callable[[str], None] | None = field(default=None, kw_only=True)
 
     def score(self, pairs: Iterable[tuple[str, str]], chunk_size: int = CHUNK_SIZE) -> Iterator[ScoredPair]:
         """Scores raw text, in order.
 
-        The target is segmented anew. A search may have composed a text from other tokens, whose log-probability
-        differs; :meth:`score_ids` scores given tokens.
+        Targets are segmented into tokens again. A search may have written the same text with other tokens, whose
+        log-probability differs; :meth:`score_ids` scores token ids.
         """
         stream = iter(pairs)
         while chunk := list(islice(stream, chunk_size)):
@@ -119,29 +114,31 @@ class Scorer:
         done: Callable[[int], object] = lambda _: None,
         *,
         factors: Sequence[Sequence[str]] = (),
-        place: Callable[[int, int | None], str] = _place,
+        name_of: Callable[[int, int | None], str] = _pair_name,
     ) -> list[ScoredPair]:
         """Scores target ids, without BOS and EOS, given raw source lines.
 
         A blank source line has one translation, the empty one, with probability 1, as in translation.
 
         Args:
-            sources: the source lines. targets: the ids.
+            sources: source lines. targets: target ids.
             done: called with the number of pairs scored since the last call.
-            factors, place: see :func:`econmt.data.text.source_factors.encode_sources`; no factors: the model has
+            factors, name_of: see :func:`econmt.data.text.source_factors.encode_sources`; no factors if the model has
                 none.
 
         Raises:
-            InputError: Source factors are missing, or their number is not that of the words.
+            InputError: source factors are missing, or their number is not that of the words.
         """
-        source_ids = encode_sources(self.vocabularies, sources, factors or [()] * len(sources), place)
+        source_ids = encode_sources(
+            self.vocabularies, sources, factors or [()] * len(sources), name_of, warn=self.warn
+        )
         results: list[ScoredPair] = []
         for target in targets:
             tokens = self.vocabularies.target.tokens(target)
             results.append(ScoredPair(-math.inf if tokens else 0.0, tokens, []))
         filled = [index for index, line in enumerate(sources) if line.strip() and source_ids[index]]
         done(len(sources) - len(filled))
-        # Attention and output layer both grow with the longer side.
+        # The work of attention and output layer grows with the longer side.
         lengths = [max(len(source_ids[index]), len(targets[index])) + 1 for index in filled]
         with torch.inference_mode(), evaluation_mode(self.models):
             for batch in batches_by_length(lengths, self.batch_size, self.batch_size * 100):
@@ -161,12 +158,12 @@ class Scorer:
         valid = torch.arange(output.shape[1], device=self.device) < lengths[:, None]
         words = output[valid]
         with autocast_to(self.device, self.precision):
-            made = [model.predict(source, source_lengths, inputs, valid) for model in self.models]
-            # Rows in slices: log-probabilities over the vocabulary for all rows together would fill the memory.
+            predictions = [model.predict(source, source_lengths, inputs, valid) for model in self.models]
+            # In slices, because log-probabilities over the vocabulary for all rows would fill the memory.
             parts = []
             for first in range(0, len(words), ROWS_AT_ONCE):
                 rows = slice(first, first + ROWS_AT_ONCE)
-                log_probs = self._log_probs([each.log_probs(rows) for each in made])
+                log_probs = self._log_probs([each.log_probs(rows) for each in predictions])
                 parts.append(log_probs.gather(1, words[rows, None])[:, 0])
         flat = torch.cat(parts).tolist()
         ends = list(accumulate(lengths.tolist()))

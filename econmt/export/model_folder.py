@@ -1,20 +1,44 @@
-"""Writes model folders for translation, without training state."""
+"""Model folders made from other model folders: parameters, recipe and vocabulary, without training state."""
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from torch import Tensor
 
-from econmt.checkpoint.checkpoints import load_task
+from econmt.checkpoint.checkpoints import check_model, check_vocabulary, load_task, parameter_file
 from econmt.checkpoint.folder import ModelFolder
 from econmt.checkpoint.tensor_files import read_tensors, write_tensors, write_text
+from econmt.config.recipe import Recipe, read_recipe
 from econmt.data.files import whole_folder, writing
-from econmt.data.text.subwords import vocabulary_files
+from econmt.data.text.subwords import fingerprint, vocabulary_files
 from econmt.errors import InputError
+
+ADVICE = "give a folder that econmt train, average or export wrote"
+
+
+def recipe_of(folder: ModelFolder, command: str | None = None) -> Recipe:
+    """Reads the recipe of a model folder.
+
+    Args:
+        folder: Model folder.
+        command: Command that needs a translation model; None: any model will do.
+
+    Raises:
+        InputError: There is no such folder, it is no model folder, or it holds a model of another kind.
+    """
+    if not folder.path.is_dir():
+        raise InputError(f"{folder.path}: no such folder; {ADVICE}")
+    if not folder.recipe.is_file():
+        raise InputError(f"{folder.path}: not a model folder, it has no readable recipe.yaml; {ADVICE}")
+    recipe = read_recipe(folder.recipe)
+    if command is not None and recipe.task != "translation":
+        raise InputError(f"{folder.path}: holds a language model; {command} takes a translation model")
+    return recipe
 
 
 def check_new(output: Path) -> None:
@@ -25,37 +49,85 @@ def check_new(output: Path) -> None:
         raise InputError(f"{output}: exists already; use a new folder")
 
 
-def write_model(
-    source: ModelFolder,
-    output: Path,
-    tensors: Mapping[str, Tensor],
-    metadata: Mapping[str, str],
-    recipe: str | None = None,
-    card: str | None = None,
-) -> None:
-    """Writes a model folder under a temporary name and renames it, so that it is complete or absent.
+@contextmanager
+def new_folder(source: Path, output: Path) -> Iterator[Path]:
+    """Creates a folder with the vocabulary of a model folder.
+
+    The block fills it under a temporary name; then it is renamed, so that it is complete or absent.
 
     Args:
-        source: Model folder whose vocabulary and recipe are copied.
+        source: Model folder.
         output: Folder to create; see :func:`check_new`.
-        tensors: Parameters.
-        metadata: Metadata of the parameter file.
-        recipe: Text of a recipe that replaces the copied one.
-        card: Text of a model card to add.
 
     Raises:
         InputError: The folder cannot be written.
     """
     with writing(output), whole_folder(output) as temporary:
-        for path in vocabulary_files(source.path):
+        for path in vocabulary_files(source):
             shutil.copyfile(path, temporary / path.name)
-        model_folder = ModelFolder(temporary)
-        write_text(
-            model_folder.recipe, source.recipe.read_text(encoding="utf-8") if recipe is None else recipe
-        )
-        write_tensors(model_folder.best, tensors, metadata)
-        if card is not None:
-            write_text((temporary / "README").with_suffix(".md"), card)
+        yield temporary
+
+
+class DerivedModel:
+    """Model folder that is made from parameters of another one, with its vocabulary.
+
+    Args:
+        source: Model folder.
+        output: Folder to create.
+        command: See :func:`recipe_of`.
+
+    Attributes:
+        folder: The model folder.
+        recipe: Its recipe.
+
+    Raises:
+        InputError: See :func:`recipe_of`; or the output exists.
+    """
+
+    def __init__(self, source: Path, output: Path, command: str | None = None) -> None:
+        self.folder, self._output = ModelFolder(source), output
+        self.recipe = recipe_of(self.folder, command)
+        check_new(output)
+
+    def read(self, checkpoint: str | int) -> tuple[Path, dict[str, Tensor], dict[str, str]]:
+        """Reads a parameter file; returns its path, tensors and metadata.
+
+        Args:
+            checkpoint: "best", "last", or the update of a checkpoint.
+
+        Raises:
+            InputError: There is no such file, it is broken, or it belongs to another vocabulary or model.
+        """
+        path = parameter_file(self.folder, checkpoint)
+        tensors, metadata = read_tensors(path)
+        check_vocabulary(metadata, fingerprint(self.folder.path), path)
+        check_model(metadata, self.recipe.model, path)
+        return path, tensors, metadata
+
+    def write(
+        self,
+        tensors: Mapping[str, Tensor],
+        metadata: Mapping[str, str],
+        recipe: str | None = None,
+        card: str | None = None,
+    ) -> None:
+        """Writes the new folder.
+
+        Args:
+            tensors: Parameters.
+            metadata: Metadata of the parameter file.
+            recipe: Text of a recipe that replaces the copied one.
+            card: Text of a model card to add.
+
+        Raises:
+            InputError: The folder cannot be written.
+        """
+        with new_folder(self.folder.path, self._output) as temporary:
+            made = ModelFolder(temporary)
+            write_text(made.recipe, recipe or self.folder.recipe.read_text(encoding="utf-8"))
+            write_tensors(made.best, tensors, metadata)
+            if card is not None:
+                write_text((temporary / "README").with_suffix(".md"), card)
 
 
 def export_model(folder: Path | str, destination: Path | str, *, card: str | None = None) -> Path:
@@ -72,8 +144,7 @@ def export_model(folder: Path | str, destination: Path | str, *, card: str | Non
     Raises:
         InputError: The folder holds no model, or the destination exists or cannot be written.
     """
-    source, target = ModelFolder(folder), Path(destination)
-    load_task(source.path)
-    check_new(target)
-    write_model(source, target, *read_tensors(source.best), card=card)
-    return target
+    derived = DerivedModel(Path(folder), Path(destination))
+    load_task(folder)
+    derived.write(*read_tensors(derived.folder.best), card=card)
+    return Path(destination)

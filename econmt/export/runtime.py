@@ -22,13 +22,12 @@ from econmt.checkpoint.checkpoints import load_model
 from econmt.checkpoint.lexicons import read_lexicon
 from econmt.checkpoint.quantized import STEPS
 from econmt.checkpoint.tensor_files import CHECKSUM, FORMAT, read_metadata, write_tensors, write_text
+from econmt.config.model import unfused_key
 from econmt.config.recipe import Recipe
-from econmt.config.unfused import decoder_steps, encoder_steps
-from econmt.data.files import whole_folder, writing
 from econmt.data.text.subwords import fingerprint, vocabulary_files
 from econmt.decoding.search.options import SearchOptions
 from econmt.errors import InputError
-from econmt.export.model_folder import check_new
+from econmt.export.model_folder import check_new, new_folder
 from econmt.model.inference.weights import SearchWeights
 from econmt.model.layers import weights_of
 from econmt.model.translation import TranslationModel
@@ -79,9 +78,7 @@ def export_runtime(
     files = vocabulary_files(folder)
     config = _config(loaded.model, loaded.recipe, [path.name for path in files])
     config["joint"] = loaded.vocabularies.source is loaded.vocabularies.target
-    with writing(destination), whole_folder(destination) as temporary:
-        for path in files:
-            shutil.copyfile(path, temporary / path.name)
+    with new_folder(folder, destination) as temporary:
         write_tensors(temporary / "arrays.safetensors", tensors, {"format": FORMAT})
         package = temporary / "econmt_runtime"
         package.mkdir()
@@ -147,7 +144,7 @@ def _check(recipe: Recipe, folder: Path) -> None:
             )
     if model.source_factors_num_embed:
         raise InputError(f"{folder}: has source factors, which the runtime does not support")
-    if unsupported := encoder_steps(model) or decoder_steps(model):
+    if unsupported := unfused_key(model, "encoder") or unfused_key(model, "decoder"):
         raise InputError(f"{folder}: the runtime does not support its {unsupported}")
     if model.decoder.copy_attention:
         raise InputError(f"{folder}: the runtime does not support its decoder.copy_attention")
@@ -215,15 +212,15 @@ def _tensors(model: TranslationModel) -> dict[str, Tensor]:
     made["values.weight"] = search.values
     if search.query is not None:
         made["query.weight"] = search.query
-    made["own.weight"], made["own.bias"] = search.own, search.own_bias
+    made["own.weight"], made["own.bias"] = search.top, search.top_bias
     if model.readout is not None:
         made["readout.weight"], made["readout.bias"] = (
             model.readout.weight.detach(),
             model.readout.bias.detach(),
         )
-    if model.output_weight is not model.target_embedding.weight:
-        made["output.weight"] = model.output_weight.detach()
-    made["output.bias"] = model.output_bias.detach()
+    if model.output.weight is not model.target_embedding.weight:
+        made["output.weight"] = model.output.weight.detach()
+    made["output.bias"] = model.output.bias.detach()
     return {name: tensor.float().contiguous() for name, tensor in made.items()}
 
 
@@ -252,7 +249,7 @@ def _config(model: TranslationModel, recipe: Recipe, files: Sequence[str]) -> di
         "name": recipe.name,
         "vocabulary_files": list(files),
         "one_table": model.target_embedding.weight is model.source_embedding.weight,
-        "tied_output": model.output_weight is model.target_embedding.weight,
+        "tied_output": model.output.weight is model.target_embedding.weight,
         "encoder": {
             "cell": encoder.config.cell,
             "directions": [2] * len(encoder.forward_layers) + [1] * len(encoder.upper_layers),

@@ -1,1 +1,1 @@
-"""Memory account: measured, predicted, planned and reported bytes of a training step."""
+"""Memory of a training step: measured, predicted, planned and reported."""

@@ -1,13 +1,13 @@
-"""A training step of a recipe in one or several techniques: what each keeps, and how long it takes.
+"""Measures what a training step of a recipe keeps and how long it takes, in one or several techniques.
 
 Shapes are (B, S, T): sentence pairs, source positions, target positions. Rows are full and token ids are random, since
-what a step takes does not depend on the text.
+memory and time do not depend on the text.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,36 +22,37 @@ from econmt.engine.step import StepResult
 from econmt.errors import printable
 from econmt.memory.estimate.techniques import Say, Technique, estimate, estimates, fixed_bytes
 from econmt.memory.measure.byte_budget import budget_bytes
-from econmt.memory.measure.device_memory import DeviceMemory
 from econmt.memory.measure.kernels import KernelTimes, measure_kernels, optimizer_bytes
 from econmt.memory.measure.ledger import Ledger, measure_step
+from econmt.memory.measure.machine import bytes_outside_allocator
 from econmt.memory.measure.process import resident_parts
 from econmt.model import Implementations
 from econmt.parallel.simulated_rank import ALONE, Rank, simulated_step
 from econmt.tasks.protocol import Shape, Task
 from econmt_ops.dispatch.rule import captured
+from econmt_ops.dispatch.timing import synchronizer
 
 ROUNDS = 3
-"""Number of timed steps of each technique, in turns; the quickest counts."""
+"""Number of timed steps of each technique, which take turns; the fastest counts."""
 
 TIME_LIMIT = 60.0
-"""Seconds that measuring may take unless it is asked for."""
+"""Seconds that measuring on a CPU may take, unless the user asks for whole steps."""
 
 _PASSES = ROUNDS + 4
-"""Steps that a technique costs: one to warm up, one with bytes followed (which counts two), one timed by layer."""
+"""Cost of measuring a technique, in steps: a warm-up, a tracked one (which takes twice as long), one timed by layer."""
 
 
 @dataclass
 class Profile:
-    """One technique at one shape.
+    """Profile of one technique at one shape.
 
     Attributes:
-        technique: how the step was run.
-        shape: of the batch whose bytes are told.
-        bytes: the ledger of its bytes.
-        measured: on real tensors; False: on fake ones.
-        times: the ledger of a real step with times; None if there was none.
-        timed_shape: of that step.
+        technique: Technique of the step.
+        shape: Shape of the batch that ``bytes`` is about.
+        bytes: Ledger of the step's bytes.
+        measured: True if the bytes were measured, False if they are estimated.
+        times: Ledger of a timed step; None if no step was timed.
+        timed_shape: Shape of the timed step.
     """
 
     technique: Technique
@@ -63,7 +64,7 @@ class Profile:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Target tokens a second, none of them padding; None if no step was timed."""
+        """Target tokens per second without padding; None if no step was timed."""
         return None if self.times is None else self.times.tokens_per_second
 
 
@@ -71,10 +72,10 @@ _Result = TypeVar("_Result")
 
 
 class Failures:
-    """Errors of techniques that could not be measured, so that the others still are.
+    """Errors of techniques that could not be measured, collected so that the others still are.
 
     Attributes:
-        errors: by technique.
+        errors: Errors by technique.
     """
 
     def __init__(self) -> None:
@@ -83,7 +84,7 @@ class Failures:
     def attempt(self, technique: Technique, work: Callable[..., _Result], *arguments: Any) -> _Result | None:
         """Returns the result of ``work``; None if it fails or the technique has failed before.
 
-        Caught are the errors of PyTorch, of its compiler, and of memory that does not suffice.
+        It catches errors of PyTorch and its compiler, and lack of memory.
         """
         if technique in self.errors:
             return None
@@ -94,7 +95,7 @@ class Failures:
             return None
 
     def raise_first(self) -> None:
-        """Raises the error of the technique that failed first, if one has failed."""
+        """Raises the first error, if there is one."""
         for error in self.errors.values():
             raise error
 
@@ -108,11 +109,13 @@ class Failures:
 
 
 class Step:
-    """A training step on a real batch, which can be run again and again with any technique.
+    """Training step on a batch of random ids, which can run repeatedly with any technique.
 
     Args:
-        task: what is trained. shape: of the batch. device: where.
-        rank: whose step it is, without the others.
+        task: Task that is learnt.
+        shape: Shape of the batch.
+        device: Device that computes.
+        rank: Rank whose step it is; the other ranks are simulated.
     """
 
     def __init__(self, task: Task, shape: Shape, device: torch.device, rank: Rank = ALONE) -> None:
@@ -126,24 +129,20 @@ class Step:
         self.training.prepare()
 
     def use(self, technique: Technique) -> None:
-        """From now on run with this technique."""
+        """Sets the technique of the next steps."""
         self.training.implementations = technique.implementations
         self.training.precision = Precision(technique.precision)
 
     def run(self) -> StepResult:
-        """Run one step."""
+        """Runs one step."""
         return self.training.run([self._batch], self._tokens)
 
     def seconds(self) -> float:
-        """Run one step and time it."""
-        self._wait()
-        begin = time.perf_counter()
-        self.run()
-        self._wait()
-        return time.perf_counter() - begin
+        """Runs one step and returns its seconds."""
+        return self._timed(self.run)
 
     def measure(self) -> Ledger:
-        """The ledger of a step with its times, after one to warm up."""
+        """Returns the ledger of a step with its times, after a warm-up step."""
         self.run()
         accumulating = self.training.task.recipe.training.update_interval > 1
         ledger = measure_step(self.training, self._batch, accumulating=accumulating)
@@ -151,215 +150,203 @@ class Step:
         return ledger
 
     def replay(self, times: int) -> tuple[float, int] | None:
-        """Seconds of the step as a CUDA graph, the quickest of some, and what the graph takes outside the allocator.
+        """Captures the step in a CUDA graph and replays it.
 
         Args:
-            times: how often the graph is replayed.
+            times: Number of replays.
 
         Returns:
-            None if the step cannot be captured.
+            Seconds of the fastest replay, and the graph's bytes outside of PyTorch's allocator; None if the step cannot
+            be captured.
         """
-        graphed, memory = GraphedStep(self.training), DeviceMemory(self._device)
+        graphed, before = GraphedStep(self.training), bytes_outside_allocator(self._device)
         graphed.capture(self._example)
         if not graphed.captured:
             return None
-        outside, seconds = memory.read().outside, []
-        for _ in range(times):
-            begin = time.perf_counter()
-            graphed([self._example])
-            self._wait()
-            seconds.append(time.perf_counter() - begin)
+        outside = bytes_outside_allocator(self._device) - before
+        seconds = min(self._timed(lambda: graphed([self._example])) for _ in range(times))
         graphed.release()
-        return min(seconds), outside
+        return seconds, outside
 
     def trace(self, path: Path) -> None:
-        """Write what PyTorch's profiler sees of one step, after one to warm up, as a Chrome trace."""
+        """Writes a Chrome trace of one step by PyTorch's profiler, after a warm-up step."""
         activities = [torch.profiler.ProfilerActivity.CPU]
         if self._device.type == "cuda":
             activities.append(torch.profiler.ProfilerActivity.CUDA)
         self.run()
         with torch.profiler.profile(activities=activities, profile_memory=True) as profiler:
-            self.run()
-            self._wait()
+            self.seconds()
         profiler.export_chrome_trace(str(path))
 
     def forget(self) -> None:
-        """Free what a step that failed has left."""
+        """Frees the memory that a failed step has left allocated."""
         self.training.clear()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _wait(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+    def _timed(self, run: Callable[[], object]) -> float:
+        synchronize = synchronizer(self._device)
+        synchronize()
+        begin = time.perf_counter()
+        run()
+        synchronize()
+        return time.perf_counter() - begin
 
 
 def profile(
     task: Task,
-    rows: Sequence[Technique],
+    techniques: Sequence[Technique],
     shape: Shape,
     device: torch.device,
     *,
     patient: bool,
     say: Say,
-    rank: Rank = ALONE,
-    failures: Failures | None = None,
+    rank: Rank,
+    failures: Failures,
 ) -> list[Profile]:
-    """Measure techniques as well as the machine allows.
+    """Measures techniques as well as the machine allows.
 
-    On the CPU bytes and times come from real steps if these fit the free memory and are done in about
-    :data:`TIME_LIMIT` seconds. Otherwise all bytes are estimates and the times are those of fewer rows. On a GPU a
-    technique for which its memory is too small has estimated bytes and no times; where the recipe trains in CUDA graphs
-    the seconds are those of a replay, and bytes and layers those of the same step launched kernel by kernel.
+    On a CPU, bytes and times come from real steps if these fit the free memory and take about :data:`TIME_LIMIT`
+    seconds at most; otherwise bytes are estimated and times are those of fewer rows. On a GPU, a technique that lacks
+    memory has estimated bytes and no times. If the recipe trains in CUDA graphs, seconds are those of a replay, whereas
+    bytes and layers are those of the same step launched kernel by kernel.
 
     Args:
-        task: what is trained.
-        rows: the techniques, the one that needs the most memory first.
-        shape: of the batch.
-        device: where.
-        patient: measure however long it takes.
-        say: is told what is being done.
-        rank: whose step it is.
-        failures: collects the errors of techniques that cannot be measured; None: the first is raised when the others
-            have been measured.
+        task: Task that is learnt.
+        techniques: Techniques, the one that needs most memory first.
+        shape: Shape of the batch.
+        device: Device that computes.
+        patient: True to measure however long it takes.
+        say: Receives messages about progress.
+        rank: Rank whose step is measured.
+        failures: Collects the errors of techniques that cannot be measured.
 
     Returns:
         Profiles of the techniques that did not fail.
     """
-    ended = Failures() if failures is None else failures
-    measure_all = _profile_gpu if device.type == "cuda" else _profile_cpu
-    found = measure_all(task, rows, shape, device, patient, say, rank, ended)
-    if failures is None or not found:
-        ended.raise_first()
-    return found
+    profiler = _Profiler(task, techniques, shape, device, say, rank, failures)
+    profiles = profiler.on_gpu() if device.type == "cuda" else profiler.on_cpu(patient)
+    if not profiles:
+        failures.raise_first()
+    return profiles
 
 
-def _profile_cpu(
-    task: Task,
-    rows: Sequence[Technique],
-    shape: Shape,
-    device: torch.device,
-    patient: bool,
-    say: Say,
-    rank: Rank,
-    failures: Failures,
-) -> list[Profile]:
-    say(f"predicting {rows[0].name}, {shape}")
-    first = estimate(task, rows[0], shape, "cpu", rank)
-    count = min(shape.rows, rows_that_fit(first, shape, budget_bytes("auto", device, 0)))
-    if not patient and count:
+@dataclass
+class _Profiler:
+    """Arguments of :func:`profile`, with a method for each type of device."""
 
-        def round_time(trial: int) -> float:
-            say(f"timing {trial} of {shape.rows} rows, to see what can be measured")
-            step = Step(task, shape._replace(rows=trial), device, rank)
-            return sum(failures.attempt(technique, _seconds, step, technique) or 0.0 for technique in rows)
+    task: Task
+    techniques: Sequence[Technique]
+    shape: Shape
+    device: torch.device
+    say: Say
+    rank: Rank
+    failures: Failures
 
-        count = affordable_rows(round_time, count, TIME_LIMIT / _PASSES)
-    timed = shape._replace(rows=count)
-    times = measure(Step(task, timed, device, rank), rows, say, failures) if count else {}
-    if timed == shape:
-        return [Profile(row, shape, ledger, True, ledger, shape) for row, ledger in times.items()]
-    guesses = [first, *estimates(task, rows[1:], shape, "cpu", say, rank)]
-    return [
-        Profile(row, shape, guess, False, times.get(row), timed if row in times else None)
-        for row, guess in zip(rows, guesses, strict=True)
-        if row not in failures.errors
-    ]
+    def on_cpu(self, patient: bool) -> list[Profile]:
+        first_technique, shape = self.techniques[0], self.shape
+        self.say(f"predicting {first_technique.name}, {shape}")
+        first = estimate(self.task, first_technique, shape, "cpu", self.rank)
+        rows = min(shape.rows, rows_that_fit(first, shape, budget_bytes("auto", self.device, 0)))
+        if rows and not patient:
+            rows = affordable_rows(self._round_time, rows, TIME_LIMIT / _PASSES)
+        timed_shape = shape._replace(rows=rows)
+        times: dict[Technique, Ledger] = {}
+        if rows:
+            step = Step(self.task, timed_shape, self.device, self.rank)
+            times = self._measure(step, step.measure)
+            times = self._take_turns(step, times)
+            if times:
+                last = next(reversed(times.values()))
+                last.process, last.process_peak = resident_parts(), peak_memory(self.device)
+        if timed_shape == shape:
+            return [Profile(row, shape, ledger, True, ledger, shape) for row, ledger in times.items()]
+        guesses = [first, *estimates(self.task, self.techniques[1:], shape, "cpu", self.say, self.rank)]
+        return [
+            Profile(row, shape, guess, False, times.get(row), timed_shape if row in times else None)
+            for row, guess in zip(self.techniques, guesses, strict=True)
+            if row not in self.failures.errors
+        ]
 
+    def _round_time(self, rows: int) -> float:
+        """Returns the seconds of a step with so many rows, summed over the techniques."""
+        self.say(f"timing {rows} of {self.shape.rows} rows, to see what can be measured")
+        step = Step(self.task, self.shape._replace(rows=rows), self.device, self.rank)
 
-def _seconds(step: Step, technique: Technique) -> float:
-    step.use(technique)
-    step.run()
-    return step.seconds()
+        def seconds() -> float:
+            step.run()
+            return step.seconds()
 
+        total = 0.0
+        for technique in self.techniques:
+            step.use(technique)
+            total += self.failures.attempt(technique, seconds) or 0.0
+        return total
 
-def measure(step: Step, rows: Sequence[Technique], say: Say, failures: Failures) -> dict[Technique, Ledger]:
-    """The ledgers of real steps, their seconds the quickest of some that took turns; those that fail have none."""
-    ledgers: dict[Technique, Ledger] = {}
-    for number, technique in enumerate(rows, 1):
-        say(f"measuring {number} of {len(rows)}: {technique.name}")
-        step.use(technique)
-        ledger = failures.attempt(technique, step.measure)
-        if ledger is None:
-            step.forget()
+    def on_gpu(self) -> list[Profile]:
+        in_graphs = self.task.recipe.training.in_graphs
+        ledgers: dict[Technique, Ledger] = {}
+        try:
+            step = Step(self.task, self.shape, self.device, self.rank)
+        except torch.cuda.OutOfMemoryError:
+            torch.cuda.empty_cache()
         else:
-            ledgers[technique] = ledger
-    _take_turns(step, ledgers, say, failures)
-    ledgers = {row: ledger for row, ledger in ledgers.items() if row not in failures.errors}
-    if ledgers:
-        last = next(reversed(ledgers.values()))
-        last.process, last.process_peak = resident_parts(), peak_memory(step.training.device)
-    return ledgers
+            ledgers = self._measure(step, lambda: _measure_gpu(step, in_graphs))
+            ledgers |= self._take_turns(step, {row: it for row, it in ledgers.items() if it.graphs is None})
+        missing = [row for row in self.techniques if row not in ledgers and row not in self.failures.errors]
+        guesses = estimates(self.task, missing, self.shape, "cuda", self.say, self.rank)
+        guess_of = dict(zip(missing, guesses, strict=True))
+        return [
+            Profile(row, self.shape, guess_of[row], False)
+            if row in guess_of
+            else Profile(row, self.shape, ledgers[row], True, ledgers[row], self.shape)
+            for row in self.techniques
+            if row not in self.failures.errors
+        ]
 
-
-def _take_turns(step: Step, measured: Mapping[Technique, Ledger], say: Say, failures: Failures) -> None:
-    """Times the techniques in turns."""
-    for turn in range(1, ROUNDS):
-        for number, (technique, ledger) in enumerate(measured.items(), 1):
-            say(f"timing {number} of {len(measured)}: {technique.name}, turn {turn + 1} of {ROUNDS}")
+    def _measure(self, step: Step, measure: Callable[[], Ledger | None]) -> dict[Technique, Ledger]:
+        """Returns the ledgers of the techniques that can be measured."""
+        ledgers: dict[Technique, Ledger] = {}
+        for number, technique in enumerate(self.techniques, 1):
+            self.say(f"measuring {number} of {len(self.techniques)}: {technique.name}")
             step.use(technique)
-            seconds = failures.attempt(technique, step.seconds)
-            if seconds is not None:
-                ledger.take(min(ledger.seconds, seconds))
-
-
-def _profile_gpu(
-    task: Task,
-    rows: Sequence[Technique],
-    shape: Shape,
-    device: torch.device,
-    _patient: bool,
-    say: Say,
-    rank: Rank,
-    failures: Failures,
-) -> list[Profile]:
-    in_graphs = task.recipe.training.in_graphs
-    ledgers: dict[Technique, Ledger] = {}
-    try:
-        step = Step(task, shape, device, rank)
-    except torch.cuda.OutOfMemoryError:
-        torch.cuda.empty_cache()
-    else:
-        for number, technique in enumerate(rows, 1):
-            say(f"measuring {number} of {len(rows)}: {technique.name}")
-            step.use(technique)
-            ledger = failures.attempt(technique, _measure_gpu, step, in_graphs)
+            ledger = self.failures.attempt(technique, measure)
             if ledger is None:
                 step.forget()
             else:
                 ledgers[technique] = ledger
-        _take_turns(
-            step, {row: ledger for row, ledger in ledgers.items() if ledger.graphs is None}, say, failures
-        )
-    left = [row for row in rows if row not in ledgers and row not in failures.errors]
-    predicted = dict(zip(left, estimates(task, left, shape, "cuda", say, rank), strict=True))
-    return [
-        Profile(row, shape, ledgers[row], True, ledgers[row], shape)
-        if row in ledgers
-        else Profile(row, shape, predicted[row], False)
-        for row in rows
-        if row not in failures.errors
-    ]
+        return ledgers
+
+    def _take_turns(self, step: Step, ledgers: dict[Technique, Ledger]) -> dict[Technique, Ledger]:
+        """Times the techniques in turns; returns the ledgers of those that did not fail, with their shortest times."""
+        for turn in range(2, ROUNDS + 1):
+            for number, (technique, ledger) in enumerate(ledgers.items(), 1):
+                self.say(f"timing {number} of {len(ledgers)}: {technique.name}, turn {turn} of {ROUNDS}")
+                step.use(technique)
+                seconds = self.failures.attempt(technique, step.seconds)
+                if seconds is not None:
+                    ledger.take(min(ledger.seconds, seconds))
+        return {row: ledger for row, ledger in ledgers.items() if row not in self.failures.errors}
 
 
 def _measure_gpu(step: Step, in_graphs: bool) -> Ledger | None:
-    """The ledger of a step on a GPU, its seconds those of a graph if it can be captured; None: memory is too small."""
+    """Returns the ledger of a step on a GPU, timed as a CUDA graph if possible; None if there is too little memory."""
     ledger = None
     with suppress(torch.cuda.OutOfMemoryError), captured(in_graphs):
         ledger = step.measure()
     step.forget()
     if in_graphs and ledger is not None:
         with suppress(torch.cuda.OutOfMemoryError):
-            found = step.replay(ROUNDS)
-            if found is not None:
-                seconds, ledger.graphs = found
+            replayed = step.replay(ROUNDS)
+            if replayed is not None:
+                seconds, ledger.graphs = replayed
                 ledger.take(seconds)
         step.forget()
     return ledger
 
 
 def rows_that_fit(ledger: Ledger, shape: Shape, memory: int) -> int:
-    """Returns the rows of a batch that fit into a memory, if all but the fixed bytes grow with them."""
+    """Returns the rows that fit into ``memory`` bytes, by a ledger of ``shape``, whose fixed bytes do not grow."""
     if ledger.peak <= memory:
         return shape.rows
     fixed = fixed_bytes(ledger)
@@ -367,12 +354,12 @@ def rows_that_fit(ledger: Ledger, shape: Shape, memory: int) -> int:
 
 
 def affordable_rows(round_time: Callable[[int], float], rows: int, limit: float) -> int:
-    """The largest batch that is predicted to stay within a time: all ``rows``, or a power of two.
+    """Returns the largest batch that is predicted to stay within a time: all ``rows``, or a power of two.
 
     Args:
-        round_time: seconds of a step with so many rows; called with about a sixteenth and an eighth of ``rows``.
-        rows: of the whole batch.
-        limit: seconds.
+        round_time: Returns the seconds of a step by rows; called with about a sixteenth and an eighth of ``rows``.
+        rows: Rows of the whole batch.
+        limit: Time limit in seconds.
     """
     first = max(1, rows // 16)
     if rows <= first:
@@ -388,26 +375,26 @@ def affordable_rows(round_time: Callable[[int], float], rows: int, limit: float)
 def kernels(
     task: Task, own: Technique, shape: Shape, device: torch.device, say: Say, rank: Rank = ALONE
 ) -> list[KernelTimes]:
-    """The kernels of a step on a GPU: of the reference launched one by one, and of the recipe's own in a CUDA graph.
+    """Measures the kernels of a step on a GPU: the reference's launched one by one, the recipe's in a CUDA graph.
 
     Args:
-        task: what is trained.
-        own: the recipe's technique.
-        shape: of the batch.
-        device: of CUDA.
-        say: is told what is being done.
-        rank: whose step it is.
+        task: Task that is learnt.
+        own: Technique of the recipe.
+        shape: Shape of the batch.
+        device: CUDA device.
+        say: Receives messages about progress.
+        rank: Rank whose step is measured.
 
     Returns:
-        Both, the reference left out where memory is too small for it.
+        Both; without the reference if memory is too small for it.
     """
-    found = []
+    results = []
     with suppress(torch.cuda.OutOfMemoryError):
         say("kernels of the reference, launched one by one")
         step = Step(task, shape, device, rank)
         step.use(own._replace(implementations=Implementations.definitions()))
         step.run()
-        found.append(measure_kernels("reference, one by one", step.run, device, _known(step)))
+        results.append(measure_kernels("reference, one by one", step.run, device, _known_bytes(step)))
         step.forget()
     step = Step(task, shape, device, rank)
     step.use(own)
@@ -416,12 +403,12 @@ def kernels(
     batch = task.example(shape)
     graphed([batch])
     name = "in a CUDA graph" if graphed.captured else "one by one"
-    found.append(measure_kernels(name, lambda: graphed([batch]), device, _known(step)))
-    return found
+    results.append(measure_kernels(name, lambda: graphed([batch]), device, _known_bytes(step)))
+    return results
 
 
-def _known(step: Step) -> dict[str, int]:
-    """Bytes that classes of kernels read and write in a step, where that is plain."""
+def _known_bytes(step: Step) -> dict[str, int]:
+    """Returns the bytes that classes of kernels read and write in a step, for the classes where they are known."""
     parameters = [part for part in step.training.model.parameters() if part.requires_grad]
     moments = sum(step.training.optimizer.moment_bytes(part) for part in parameters)
     return {"optimizer": optimizer_bytes(sum(part.numel() for part in parameters), moments // 4)}

@@ -1,4 +1,4 @@
-"""The attention-LSTM translation model; knows tensors and ``recipe.Model``, nothing of files."""
+"""Translation and language models: parameters, forward pass, loss, and stepwise inference; reads no files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention: which source positions a decoder state looks at.
+"""Attention of a decoder over the encoder's outputs, for all target positions at once.
 
 Shapes: B batch, T target positions, S source positions, A attention size, H decoder size, E encoder size.
 """
@@ -20,12 +20,10 @@ from econmt_ops.core.precision import accumulate_dtype
 class Attention(nn.Module):
     """Additive (Bahdanau et al., 2015), dot, scaled dot or bilinear (Luong et al., 2015) attention.
 
-    The keys depend on the source alone and are made once a sentence by :meth:`keys`.
-
     Attributes:
-        query: (A, H) projection of the decoder state, or None: the state itself is the query.
-        score: (A,) weights of the sum over tanh(query + key), or None: query and key are multiplied.
-        scale: factor of the product of query and key.
+        query: (A, H) weight of the projection of decoder states to queries; None: the states are the queries.
+        score: (A,) weights of the sum over tanh(query + key); None: scores are products of query and key.
+        scale: factor of these products.
     """
 
     query: nn.Parameter | None
@@ -53,7 +51,7 @@ class Attention(nn.Module):
 
     @property
     def layer_norm(self) -> tuple[Tensor, Tensor] | None:
-        """Gain and bias of the layer normalisation, each (A,), or None."""
+        """Gain and bias of the layer normalisation, each (A,); None without one."""
         if self.gain is None or self.shift is None:
             return None
         return self.gain, self.shift
@@ -63,31 +61,28 @@ class Attention(nn.Module):
         return values
 
     def keys(self, values: Tensor) -> Tensor:
-        """Keys (B, S, A or H) of the encoder's outputs ``values`` (B, S, E), in either order in memory."""
+        """Computes the keys (B, S, A or H) from the encoder's outputs ``values`` (B, S, E), once per sentence."""
         if self.key is None:
             return values
         by_time = values.transpose(0, 1)
-        # As a recomputing LSTM returns them: multiplied in the other order they would be copied, and the copy kept.
-        turn = by_time.is_contiguous() and not values.is_contiguous()
-        keys: Tensor = self.key(by_time).transpose(0, 1) if turn else self.key(values)
+        # Recomputing LSTMs return outputs with time as the outer axis. Multiplying them in the other order would copy
+        # them, and autograd would keep the copy.
+        time_first = by_time.is_contiguous() and not values.is_contiguous()
+        keys: Tensor = self.key(by_time).transpose(0, 1) if time_first else self.key(values)
         return keys
 
     def forward(
-        self,
-        states: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        lengths: Tensor,
-        implementations: Implementations,
+        self, states: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, implementations: Implementations
     ) -> tuple[Tensor, Tensor]:
-        """Look at the source from all decoder states at once.
+        """Computes the attention of each decoder state.
 
         Args:
-            states: (B, T, H) decoder states. keys: (B, S, A or H). values: (B, S, E). lengths: (B,).
-            implementations: of the ops.
+            states: decoder states, (B, T, H). keys: (B, S, A or H). values: (B, S, E).
+            lengths: source lengths, (B,).
+            implementations: implementations of the operations.
 
         Returns:
-            The contexts (B, T, E) and the attention weights (B, T, S).
+            Contexts (B, T, E) and attention weights (B, T, S).
         """
         if self.score is not None and self.query is not None:
             query = nn.functional.linear(states, self.query)
@@ -98,7 +93,7 @@ class Attention(nn.Module):
                 self.score,
                 lengths=lengths,
                 layer_norm=self.layer_norm,
-                **implementations.for_attention(),
+                implementation=implementations.attention,
             )
         scores = torch.matmul(states, keys.transpose(1, 2))
         scores = scores.to(accumulate_dtype(scores.dtype)) * self.scale
@@ -108,7 +103,7 @@ class Attention(nn.Module):
         return torch.matmul(weights.to(values.dtype), values), weights
 
     def initialize(self, init: recipe.Initialization) -> None:
-        """Draw first values of all parameters."""
+        """Draws initial values of all parameters."""
         if self.key is not None:
             initialize_linear(self.key, init)
         if self.query is not None:

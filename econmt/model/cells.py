@@ -1,4 +1,4 @@
-"""The cells that a recipe can name: the op of each, and what encoder and decoder ask of it.
+"""Recurrent cells of recipes: how encoder and decoder run the layers of each cell.
 
 Shapes: B batch, S source positions, H hidden size of a direction, E encoder size.
 """
@@ -18,45 +18,45 @@ from econmt_ops.cells.protocol import Cell
 from econmt_ops.core.repeated import Inputs
 from econmt_ops.core.weights import State
 from econmt_ops.dispatch.traits import implementations_of
-from econmt_ops.layers.ops import OPS
+from econmt_ops.layers.op import OPS
 
-_INSTEAD = "recompute"
-"""Implementation that runs where a cell's op lacks the one that the recipe names; it saves memory too."""
+_FALLBACK = "recompute"
+"""Implementation of a cell whose operation lacks the one that the recipe names; it saves memory too."""
 
 
 class RecipeCell:
     """Runs layers of a cell.
 
     Attributes:
-        cell: its sizes and states.
-        laid_out: whether a search has a step of its own for it, on weights laid out for it.
+        cell: sizes and states of the cell.
+        prepacked: True if searches run it with prepacked weights.
     """
 
     def __init__(self, cell: Cell, op: Any, *, prepacked: bool = False) -> None:
         self.cell, self.op, self.prepacked = cell, op, prepacked
 
-    def how(self, given: dict[str, Any]) -> dict[str, Any]:
-        """Keyword arguments of the op: those for an LSTM, with an implementation that it has."""
-        name = given["implementation"]
+    def how(self, options: dict[str, Any]) -> dict[str, Any]:
+        """Returns keyword arguments of an LSTM with an implementation that the cell's operation has."""
+        name = options["implementation"]
         if name == "auto" or name in implementations_of(self.cell.name):
-            return given
-        return {**given, "implementation": _INSTEAD}
+            return options
+        return {**options, "implementation": _FALLBACK}
 
     def run(
         self, inputs: Inputs, stack: Sequence[Any], how: dict[str, Any], **options: Any
     ) -> tuple[Tensor, State]:
-        """Layers of one direction, ``options`` as those of `econmt_ops.lstm`: outputs (B, S, H) and states."""
+        """Runs layers of one direction; ``options`` as in ``econmt_ops.lstm``. Returns outputs (B, S, H) and states."""
         result: tuple[Tensor, State] = self.op(inputs, tuple(stack), **options, **self.how(how))
         return result
 
     def last(self, outputs: Tensor, states: State, lengths: Tensor, reverse: bool) -> Tensor:  # noqa: ARG002
-        """Returns the top layer's output at the last step (B, H), residual sum included, from :meth:`run`'s results."""
+        """Returns the top layer's output at the last step (B, H) from the results of :meth:`run`."""
         return final_state(outputs, lengths=lengths, reverse=reverse)
 
     def run_both_ways(
         self, inputs: Inputs, pair: Sequence[Any], lengths: Tensor, how: dict[str, Any]
     ) -> tuple[Tensor, Tensor]:
-        """A layer of two directions: outputs (B, S, E), and what the last step of each gives, (B, E)."""
+        """Runs a bidirectional layer. Returns outputs (B, S, E) and the outputs of the last steps (B, E)."""
         halves, ends = [], []
         for weights, reverse in zip(pair, (False, True), strict=True):
             half, states = self.run(inputs, (weights,), how, lengths=lengths, reverse=reverse)
@@ -66,10 +66,10 @@ class RecipeCell:
 
 
 class LSTMLayers(RecipeCell):
-    """The LSTM, whose layers of two directions are one op, and whose states hold h."""
+    """Runs LSTM layers; a bidirectional layer is one operation."""
 
     def last(self, outputs: Tensor, states: State, lengths: Tensor, reverse: bool) -> Tensor:  # noqa: ARG002
-        """See :meth:`RecipeCell.last`; h alone."""
+        """See :meth:`RecipeCell.last`; this is h of the top layer, without a residual sum."""
         return states[-1][0]
 
     def run_both_ways(
@@ -86,4 +86,4 @@ CELLS: dict[str, RecipeCell] = {
     else RecipeCell(table.CELLS[name], OPS[name])
     for name in CELL_RULES
 }
-"""By the names that recipes have for them; `econmt.config.model.CELLS` has what can be asked of each there."""
+"""All cells by their names in recipes; :data:`econmt.config.model.CELLS` has the features of each."""

@@ -1,13 +1,12 @@
-"""A trained model with smaller LSTMs: each of their matrices becomes the product of two thin factors.
+"""Compression of a trained model: each LSTM matrix is replaced by the product of two low-rank factors.
 
 The best approximation of a matrix W (N, K) by one of rank r, in the sum of squared differences, is its singular value
 decomposition U S V^T cut off after the r largest singular values (Eckart and Young 1936). As two factors it is
 
     left = U_r S_r^(1/2)    (N, r)        right = S_r^(1/2) V_r^T    (r, K)
 
-which are balanced: left^T left = right right^T = S_r, so that a gradient step moves both alike when the model is
-trained further. LSTMs were compressed so by Prabhavalkar et al. 2016, "On the compression of recurrent neural networks
-with an application to LVCSR acoustic modeling for embedded speech recognition".
+They are balanced, left^T left = right right^T = S_r, so that further training moves both alike (Prabhavalkar et al.,
+2016, "On the compression of recurrent neural networks with an application to LVCSR acoustic modeling").
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ class Compressed(NamedTuple):
     """Compression of one matrix.
 
     Attributes:
-        name: of the parameter. rows, columns: of the matrix. rank: of its factors.
-        kept: share of the sum of squared values that the product of the factors has of the matrix's.
+        name: name of the parameter. rows, columns: size of the matrix. rank: rank of the factors.
+        kept: sum of squares of the factors' product, relative to that of the matrix.
     """
 
     name: str
@@ -39,48 +38,41 @@ class Compressed(NamedTuple):
 
     @property
     def before(self) -> int:
-        """Values of the matrix."""
+        """Number of values of the matrix."""
         return self.rows * self.columns
 
     @property
     def after(self) -> int:
-        """Values of the factors."""
+        """Number of values of the factors."""
         return self.rank * (self.rows + self.columns)
 
 
 def lstm_matrices(tensors: Mapping[str, Tensor], part: str) -> list[str]:
-    """The names of the whole matrices of the encoder's or the decoder's LSTM layers."""
+    """Returns the names of the full matrices of the LSTM layers of a part, "encoder" or "decoder"."""
     ends = (".input", ".hidden")
     layers = {"encoder": ("encoder.",), "decoder": ("decoder.layers.",)}[part]
     return [name for name in tensors if name.startswith(layers) and name.endswith(ends)]
 
 
-def spectrum(matrix: Tensor) -> Tensor:
-    """The squared singular values of a matrix, largest first, in float64."""
-    values: Tensor = torch.linalg.svdvals(matrix.double())
-    return values.square()
-
-
 def rank_for(matrices: Iterator[Tensor], energy: float) -> int:
-    """The smallest rank at which every matrix keeps at least ``energy`` of its squared values, 0 < energy <= 1."""
+    """Returns the smallest rank at which each matrix keeps the share ``energy``, in (0, 1], of its sum of squares."""
     needed = 1
     for matrix in matrices:
-        squares = spectrum(matrix)
-        # Whole up to what float64 sums can tell.
+        squares: Tensor = torch.linalg.svdvals(matrix.double()).square()
+        # The tolerance covers the rounding of float64 sums.
         short = squares.cumsum(0) < energy * squares.sum() * (1.0 - 1e-12)
         needed = max(needed, int(short.sum()) + 1)
     return needed
 
 
 def factorise(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor, float]:
-    """The balanced factors of the best approximation of a rank, in the matrix's type, and the share that it keeps.
+    """Computes the balanced factors of the best approximation of a matrix.
 
     Args:
-        matrix: (N, K).
-        rank: r, at most N and K.
+        matrix: (N, K). rank: r, at most N and K.
 
     Returns:
-        left (N, r), right (r, K), and the share of the sum of squares.
+        left (N, r) and right (r, K) in the type of the matrix, and the share of the sum of squares that they keep.
     """
     left, values, right = torch.linalg.svd(matrix.double(), full_matrices=False)
     squares = values.square()
@@ -93,14 +85,14 @@ def factorise(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor, float]:
 def compress_tensors(
     tensors: Mapping[str, Tensor], ranks: Mapping[str, int]
 ) -> tuple[dict[str, Tensor], list[Compressed]]:
-    """The parameters of a model with factorised LSTMs.
+    """Factorises the LSTM matrices of a model.
 
     Args:
-        tensors: the parameters by name.
-        ranks: of the parts of the model, "encoder", "decoder", that are to be factorised.
+        tensors: parameters by name.
+        ranks: rank of each part to factorise, "encoder" or "decoder".
 
     Returns:
-        The parameters of the smaller model by name, and what became of each matrix.
+        Parameters of the smaller model by name, and a report of each matrix.
     """
     ranked = {name: rank for part, rank in ranks.items() for name in lstm_matrices(tensors, part)}
     made: dict[str, Tensor] = {}
@@ -118,10 +110,10 @@ def compress_tensors(
 
 
 def with_ranks(model: Model, ranks: Mapping[str, int]) -> Model:
-    """The model section with these ranks of its parts."""
+    """Returns the model section with these ranks of its parts."""
     values = model.model_dump(mode="json")
     for part, rank in ranks.items():
         values[part]["rank"] = rank
-    # How matrices begin means nothing to those that are learnt, and products of two cannot begin orthogonal.
+    # Factors cannot be initialised orthogonally, and the parameters here are trained already.
     values["initialization"]["rnn_h2h"] = "default"
     return Model.model_validate(values)

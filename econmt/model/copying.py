@@ -1,13 +1,13 @@
-"""Copying source words by the attention, beside the output layer: a pointer-generator (See et al., 2017, section 2.2).
+"""Copying of source words by attention: a pointer-generator (See et al., 2017, section 2.2).
 
     p(w) = g softmax(l)_w + (1 - g) sum over s with x_s = w of a_s          g = sigmoid(v . [context; h; word] + b)
 
-with the attention a over source ids x, h what the output layer reads, and the word before. Both sides have one
-vocabulary, so that a source id is a target id. Of the vocabulary's distribution a loss needs the target's share alone,
-and the mixture of all words is never made in training.
+with logits l, attention a over source ids x, input h of the output layer, and the embedding of the previous word. Both
+sides share one vocabulary, so that a source id is a target id. The loss needs the probability of the target word only,
+so training never computes the mixture for all words.
 
-Shapes: B batch, T target positions, S source positions, N rows, V vocabulary, E encoder size, D width of what the
-output layer reads, I embedding size.
+Shapes: B batch, T target positions, S source positions, N rows, V vocabulary, E encoder size, D input width of the
+output layer, I embedding size.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Decoded(NamedTuple):
     """Results of a decoder under teacher forcing.
 
     Attributes:
-        hidden: (B, T, D) what the output layer reads. words: (B, T, I) embeddings of the target before.
-        values: (B, S, E) that the attention sums. attention: (B, T, S).
+        hidden: input of the output layer, (B, T, D). words: embeddings of the previous target words, (B, T, I).
+        values: vectors that attention sums, (B, S, E). attention: (B, T, S).
     """
 
     hidden: Tensor
@@ -42,8 +42,8 @@ class Copied(NamedTuple):
     """Copy distributions of N rows.
 
     Attributes:
-        gates: (N,) logits of g. attention: (N, S), 0 at padding. ids: (N, S) the source's words. first: (N, S), see
-            :func:`first_places`.
+        gates: logits of g, (N,). attention: (N, S), 0 at padding. ids: source words, (N, S).
+        first: see :func:`first_positions`, (N, S).
     """
 
     gates: Tensor
@@ -52,12 +52,12 @@ class Copied(NamedTuple):
     first: Tensor
 
     def mixed(self, log_probs: Tensor) -> Tensor:
-        """The mixture's log-probabilities in the place of those of the softmax (N, V)."""
+        """Replaces the log-probabilities of the softmax (N, V), in place, by those of the mixture."""
         seen = self.attention.to(log_probs.dtype)
         mass = torch.zeros_like(seen).scatter_add_(1, self.first, seen).gather(1, self.first)
         gates = self.gates.to(log_probs.dtype).unsqueeze(1)
         log_probs += functional.logsigmoid(gates)
-        # A word that stands there twice gets the same number twice.
+        # A word that occurs twice in a source is written twice, with the same value.
         both = torch.logaddexp(log_probs.gather(1, self.ids), functional.logsigmoid(-gates) + mass.log())
         return log_probs.scatter_(1, self.ids, both)
 
@@ -66,7 +66,8 @@ class Predictions(NamedTuple):
     """Predictions of a model at N target positions.
 
     Attributes:
-        hidden: (N, D). weight: (V, D) and bias: (V,) of the output layer. copied: of a model that copies.
+        hidden: input of the output layer, (N, D). weight, bias: parameters of the output layer, (V, D) and (V,).
+        copied: copy distributions of a model that copies, else None.
     """
 
     hidden: Tensor
@@ -75,25 +76,27 @@ class Predictions(NamedTuple):
     copied: Copied | None = None
 
     def log_probs(self, rows: slice) -> Tensor:
-        """Log-probabilities (n, V) of the next word in some rows, in float32."""
+        """Computes log-probabilities (n, V) of the next word in some rows, in float32."""
         logits = functional.linear(self.hidden[rows], self.weight, self.bias)
-        found = logits.float().log_softmax(dim=1)
-        return found if self.copied is None else Copied(*(part[rows] for part in self.copied)).mixed(found)
+        log_probs = logits.float().log_softmax(dim=1)
+        if self.copied is None:
+            return log_probs
+        return Copied(*(part[rows] for part in self.copied)).mixed(log_probs)
 
 
-def first_places(ids: Tensor) -> Tensor:
-    """Returns for ids (B, S) the position at which each first occurs in its row, (B, S) int64."""
+def first_positions(ids: Tensor) -> Tensor:
+    """Returns the position at which each id of ids (B, S) first occurs in its row, (B, S) int64."""
     return (ids.unsqueeze(2) == ids.unsqueeze(1)).to(torch.int8).argmax(2)
 
 
 class Copying(nn.Module):
-    """The gate g between generating and copying.
+    """Gate g between generating and copying.
 
     Args:
         encoder_size, width, embedding: E, D, I.
 
     Attributes:
-        weight: (E + D + I,) of context, of what the output layer reads, and of the word before. bias: (1,).
+        weight: weights of context, output layer input and previous word, (E + D + I,). bias: (1,).
     """
 
     def __init__(self, encoder_size: int, width: int, embedding: int) -> None:
@@ -104,13 +107,13 @@ class Copying(nn.Module):
 
     @property
     def weights(self) -> tuple[Tensor, ...]:
-        """(E,) of the context, (D,) of what the output layer reads, (I,) of the word before."""
+        """Weights of the context (E,), of the output layer's input (D,) and of the previous word (I,)."""
         return torch.split(self.weight, self._sizes)
 
     def forward(self, decoded: Decoded, rows: Tensor) -> Tensor:
-        """Logits of g (B, T), in the accumulate type; ``rows`` (B T, D): the hidden vectors once more, one a row.
+        """Computes the logits of g, (B, T), in the accumulate type; ``rows`` (B T, D) are the hidden vectors as rows.
 
-        No context is made: its share is what the attention sums of the values' shares.
+        The context itself is not computed: attention sums the products of values and weights.
         """
         hidden, words, values, attention = decoded
         of_context, of_state, of_word = (part.unsqueeze(1) for part in self.weights)
@@ -125,7 +128,7 @@ class Copying(nn.Module):
         return context.to(exact) + state.to(exact) + word.to(exact) + self.bias.to(exact)
 
     def initialize(self, init: recipe.Initialization) -> None:
-        """Draw first values of all parameters; the gate begins without a preference."""
+        """Draws initial values of all parameters; the bias is 0."""
         initialize_matrix(self.weight[None, :], init)
         nn.init.zeros_(self.bias)
 
@@ -133,15 +136,15 @@ class Copying(nn.Module):
 def mixture_loss(
     losses: Tensor, gates: Tensor, attention: Tensor, source: Tensor, target: Tensor, pad: int
 ) -> Tensor:
-    """-log p(w) summed over the words w of a target, padding not counted.
+    """Computes -log p(w), summed over the words w of a target without padding.
 
     Args:
-        losses: (B, T) cross-entropies of the softmax alone. gates: (B, T) logits of g. attention: (B, T, S).
-        source: (B, S) ids. target: (B, T) ids. pad: the padding id.
+        losses: cross-entropies of the softmax alone, (B, T). gates: logits of g, (B, T). attention: (B, T, S).
+        source: ids, (B, S). target: ids, (B, T). pad: id of padding.
     """
     matches = source.unsqueeze(1) == target.unsqueeze(2)
     mass = attention.where(matches, 0.0).sum(2, dtype=losses.dtype)
-    nowhere = mass <= 0.0
-    copied = mass.masked_fill(nowhere, 1.0).log().masked_fill(nowhere, -torch.inf)
+    absent = mass <= 0.0
+    copied = mass.masked_fill(absent, 1.0).log().masked_fill(absent, -torch.inf)
     both = torch.logaddexp(functional.logsigmoid(gates) - losses, functional.logsigmoid(-gates) + copied)
     return -both.masked_fill(target == pad, 0.0).sum()

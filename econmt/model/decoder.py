@@ -1,4 +1,4 @@
-"""Decoders: stacks of recurrent layers over the target, looking at the source through attention.
+"""Decoders: stacks of recurrent layers over the target with attention over the source.
 
 Shapes: B batch, T target positions, S source positions, I embedding size, H decoder size, E encoder size.
 """
@@ -15,13 +15,7 @@ from econmt.config import recipe
 from econmt.model.attention import Attention
 from econmt.model.cells import CELLS
 from econmt.model.implementations import Implementations
-from econmt.model.layers import (
-    RecurrentLayer,
-    SeededDropout,
-    initialize_linear,
-    make_layer,
-    weights_of,
-)
+from econmt.model.layers import RecurrentLayer, SeededDropout, initialize_linear, make_layer, weights_of
 from econmt_ops import AttentionalLSTMState, AttentionalLSTMWeights, LSTMState, attentional_lstm
 from econmt_ops.core.dropout import Seed
 from econmt_ops.core.repeated import Inputs
@@ -38,9 +32,9 @@ class Memory(NamedTuple):
 
 
 class Recurrent(NamedTuple):
-    """The decoder's state between two steps: every layer's states and the attentional vector o, (B, H) each.
+    """Decoder state between two steps: the states of all layers and the attentional hidden vector o, (B, H) each.
 
-    ``extra`` has the coverage (B, S, C) of a decoder with it, from the first step on.
+    ``extra`` has the coverage (B, S, C) of a decoder with coverage, after the first step.
     """
 
     layers: State
@@ -49,13 +43,13 @@ class Recurrent(NamedTuple):
 
 
 class Decoder(nn.Module, ABC):
-    """Base of both decoders: layers, attention, and the combination of state and context.
+    """Base class of decoders: layers, attention, and the combination of state and context.
 
     o_t = tanh(combine [h_t ; context_t]) is the attentional hidden vector (Luong et al., 2015, equation 5).
     """
 
-    steps = False
-    """True if it computes one step at a time in PyTorch, in searches too."""
+    is_unfused = False
+    """True if the decoder computes one step at a time in PyTorch, in searches too."""
 
     def __init__(
         self,
@@ -82,30 +76,30 @@ class Decoder(nn.Module, ABC):
         self,
         attention: recipe.AttentionSection,
         encoder_size: int,
-        input_size: int,  # noqa: ARG002 - of words, which not every attention reads
+        input_size: int,  # noqa: ARG002  only unfused attention reads words
     ) -> Attention:
-        """The attention."""
+        """Creates the attention; ``input_size`` is the width of target embeddings."""
         return Attention(attention, encoder_size, self.config.size)
 
     def make_layer(self, width: int) -> RecurrentLayer:
-        """The parameters of a layer that reads ``width`` values."""
+        """Creates the parameters of a layer with inputs of ``width`` values."""
         return make_layer(self.config, width, self.config.size)
 
     def make_combine(self, encoder_size: int) -> nn.Linear:
         """Creates the layer that maps [h ; context] to the argument of tanh in o."""
         return nn.Linear(self.config.size + encoder_size, self.config.size)
 
-    def start_vectors(self, made: Tensor) -> Tensor:
-        """The values of all first states (B, .) of what the affine map has ``made``."""
-        return torch.tanh(made)
+    def start_vectors(self, projected: Tensor) -> Tensor:
+        """Computes the initial states (B, .) from the outputs of their affine map."""
+        return torch.tanh(projected)
 
     @abstractmethod
     def _input_widths(self, input_size: int, encoder_size: int) -> list[int]:
-        """Input width of every layer, bottom first."""
+        """Returns the input width of every layer, bottom first."""
 
     @abstractmethod
     def draw_seeds(self) -> tuple[Seed | None, ...]:
-        """Seeds of the dropout masks of a forward pass: the same draws, whoever computes which part of it."""
+        """Draws the dropout seeds of a forward pass, in an order that does not depend on who computes which part."""
 
     @abstractmethod
     def forward(
@@ -116,34 +110,36 @@ class Decoder(nn.Module, ABC):
         implementations: Implementations,
         seeds: tuple[Seed | None, ...] | None = None,
     ) -> tuple[Tensor, Tensor, Recurrent]:
-        """Run over target embeddings.
+        """Decodes under teacher forcing.
 
         Args:
-            inputs: (B, T, I) target embeddings, or those of the distinct words.
-            memory: the source. state: where the rows stand. implementations: of the ops.
-            seeds: of dropout, as :meth:`draw_seeds` gives them; None: they are drawn now.
+            inputs: target embeddings, (B, T, I), or those of the distinct words.
+            memory: the source. state: state before the first position.
+            implementations: implementations of the operations.
+            seeds: dropout seeds from :meth:`draw_seeds`; None: drawn now.
 
         Returns:
-            The attentional hidden vectors (B, T, H), the attention (B, T, S) and the state after the last position.
+            Attentional hidden vectors (B, T, H), attention (B, T, S), and the state after the last position.
         """
 
     def initial_state(self, summary: Tensor) -> Recurrent:
-        """First state of each row from a ``summary`` (B, E) of its source: tanh of an affine map, or zero."""
+        """Computes the initial state from a ``summary`` (B, E) of the source: tanh of an affine map, or zero."""
         batch, size, names = summary.shape[0], self.config.size, self.cell.cell.states
         if self.start is None:
-            made = summary.new_zeros(batch, len(names), len(self.layers), size)
+            vectors = summary.new_zeros(batch, len(names), len(self.layers), size)
         else:
-            made = self.start_vectors(self.start(summary)).view(batch, len(names), len(self.layers), size)
-        # What steps add to has float32 at least, whatever the precision of the products; h is made anew in each.
-        exact = torch.promote_types(made.dtype, torch.float32)
+            vectors = self.start_vectors(self.start(summary)).view(batch, len(names), len(self.layers), size)
+        # States that accumulate over steps have at least float32; h does not accumulate.
+        exact = torch.promote_types(vectors.dtype, torch.float32)
         parts = [
-            part if name == "h" else part.to(exact) for name, part in zip(names, made.unbind(1), strict=True)
+            part if name == "h" else part.to(exact)
+            for name, part in zip(names, vectors.unbind(1), strict=True)
         ]
         layers = tuple(tuple(part[:, layer] for part in parts) for layer in range(len(self.layers)))
-        return Recurrent(layers, torch.zeros_like(made[:, 0, 0]))
+        return Recurrent(layers, torch.zeros_like(vectors[:, 0, 0]))
 
     def initialize(self, init: recipe.Initialization) -> None:
-        """Draw first values of all parameters."""
+        """Draws initial values of all parameters."""
         self.attention.initialize(init)
         for layer in self.layers:
             assert isinstance(layer, RecurrentLayer)
@@ -154,13 +150,13 @@ class Decoder(nn.Module, ABC):
 
 
 class InputFeedingDecoder(Decoder):
-    """Reads [inputs_t ; o_{t-1}]: attention is taken from the top layer and fed into the next step."""
+    """Decoder with input feeding: the bottom layer reads [inputs_t ; o_{t-1}], the top layer attends."""
 
     def _input_widths(self, input_size: int, encoder_size: int) -> list[int]:  # noqa: ARG002
         return [input_size + self.config.size] + [self.config.size] * (self.config.layers - 1)
 
     def draw_seeds(self) -> tuple[Seed | None, ...]:
-        """See :meth:`Decoder.draw_seeds`: one for the whole loop."""
+        """See :meth:`Decoder.draw_seeds`; one seed for all steps."""
         return (self.dropout.draw(),)
 
     def forward(
@@ -171,7 +167,7 @@ class InputFeedingDecoder(Decoder):
         implementations: Implementations,
         seeds: tuple[Seed | None, ...] | None = None,
     ) -> tuple[Tensor, Tensor, Recurrent]:
-        """See :meth:`Decoder.forward`; the whole loop is one ``econmt_ops.attentional_lstm``."""
+        """See :meth:`Decoder.forward`; all steps are one call of ``econmt_ops.attentional_lstm``."""
         attention = self.attention
         (seed,) = self.draw_seeds() if seeds is None else seeds
         weights = AttentionalLSTMWeights(
@@ -195,23 +191,23 @@ class InputFeedingDecoder(Decoder):
             variational=self.dropout.variational,
             layer_norm=attention.layer_norm,
             scale=attention.scale,
-            clean=True,  # the encoder leaves zeros there
-            **implementations.for_decoder(),
+            clean=True,  # encoder outputs are zero at padded positions
+            **implementations.recurrent("decoder"),
         )
         return outputs, alignment, Recurrent(after.layers, after.output)
 
 
 class ParallelDecoder(Decoder):
-    """GNMT style (Wu et al., 2016): attention from the bottom layer, its context read by the upper ones.
+    """Decoder without input feeding (GNMT; Wu et al., 2016): the bottom layer attends, upper layers read its context.
 
-    No step waits for an attentional vector, so each layer and the attention run over the whole target at once.
+    No step depends on an attentional vector, so each layer and the attention process the whole target at once.
     """
 
     def _input_widths(self, input_size: int, encoder_size: int) -> list[int]:
         return [input_size] + [self.config.size + encoder_size] * (self.config.layers - 1)
 
     def draw_seeds(self) -> tuple[Seed | None, ...]:
-        """See :meth:`Decoder.draw_seeds`: one for what each layer but the bottom one reads."""
+        """See :meth:`Decoder.draw_seeds`; one seed for the input of each layer above the bottom."""
         return tuple(self.dropout.draw() for _ in range(len(self.layers) - 1))
 
     def forward(
@@ -225,7 +221,7 @@ class ParallelDecoder(Decoder):
         """See :meth:`Decoder.forward`."""
         seeds = self.draw_seeds() if seeds is None else seeds
         weights = weights_of(self.layers)
-        how = implementations.for_decoder()
+        how = implementations.recurrent("decoder")
         outputs, (after,) = self.cell.run(inputs, weights[:1], how, state=state.layers[:1])
         states = [after]
         with account("attention"):
@@ -246,5 +242,5 @@ class ParallelDecoder(Decoder):
         return combined, alignment, Recurrent(tuple(states), combined[:, -1])
 
     def combined(self, outputs: Tensor, contexts: Tensor) -> Tensor:
-        """The attentional hidden vectors (B, T, H) of the top layer's outputs (B, T, H) and contexts (B, T, E)."""
+        """Computes attentional hidden vectors (B, T, H) from top-layer outputs (B, T, H) and contexts (B, T, E)."""
         return torch.tanh(self.combine(torch.cat([outputs, contexts], dim=-1)))

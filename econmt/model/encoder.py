@@ -18,12 +18,12 @@ from econmt_ops.core.repeated import Inputs
 
 
 class EncoderSeeds(NamedTuple):
-    """Seeds of a forward pass's dropout masks, in the order in which they are drawn; None where nothing is dropped.
+    """Dropout seeds of a forward pass in the order of drawing; None where nothing is dropped.
 
     Attributes:
-        below: of what layers read that run one by one, bottom first.
-        stack: of what the upper layers of a stack read that runs at once.
-        output: of the outputs.
+        below: for inputs of layers that run one by one, bottom first.
+        stack: for inputs of the upper layers of a stack that runs in one operation.
+        output: for the outputs.
     """
 
     below: tuple[Seed | None, ...]
@@ -32,10 +32,9 @@ class EncoderSeeds(NamedTuple):
 
 
 class Encoder(nn.Module):
-    """Stacked layers of a cell of which the bottom one, or every layer, may read the source in both directions.
+    """Stack of layers of one cell, of which the bottom one or all may be bidirectional.
 
-    ``reverse_input`` makes the layers of one direction read from the end of the sentence; a layer of two directions
-    reads both ways in any case. Outputs stay at the positions of their words.
+    With ``reverse_input`` unidirectional layers read a sentence from its end. Outputs keep the order of the words.
     """
 
     def __init__(self, config: recipe.EncoderSection, input_size: int, dropout: recipe.Dropout) -> None:
@@ -58,20 +57,20 @@ class Encoder(nn.Module):
 
     @property
     def prepacked(self) -> bool:
-        """True if searches have an encoder of their own for it, with packed weights."""
+        """True if searches on a CPU run :class:`~econmt.model.inference.encoder.PrepackedEncoder` instead."""
         return self.cell.prepacked
 
     def make_layer(self, width: int, size: int) -> RecurrentLayer:
-        """The parameters of a layer that reads ``width`` values and has ``size`` units."""
+        """Creates the parameters of a layer with inputs of ``width`` values and ``size`` units."""
         return make_layer(self.config, width, size)
 
     @property
     def residual_from_bottom(self) -> bool:
-        """True if the lowest unidirectional layer has a residual connection; a stack adds from its second layer on."""
+        """True if the lowest unidirectional layer has a residual connection, which a stack operation does not add."""
         return self.config.residual and len(self.forward_layers) > 0
 
     def draw_seeds(self) -> EncoderSeeds:
-        """Seeds for a forward pass: the same draws, whoever computes which part of it."""
+        """Draws the dropout seeds of a forward pass, in an order that does not depend on who computes which part."""
         pairs, upper = len(self.forward_layers), len(self.upper_layers)
         alone = max(0, pairs - 1)
         if pairs and upper:
@@ -83,16 +82,16 @@ class Encoder(nn.Module):
     def forward(
         self, inputs: Inputs, lengths: Tensor, implementations: Implementations
     ) -> tuple[Tensor, Tensor]:
-        """Encode a batch.
+        """Encodes a batch.
 
         Args:
-            inputs: (B, S, I) source embeddings, or those of the distinct words. lengths: (B,) words of each row.
-            implementations: of the ops.
+            inputs: source embeddings, (B, S, I), or those of the distinct words. lengths: source lengths, (B,).
+            implementations: implementations of the operations.
 
         Returns:
-            The outputs (B, S, E) of the top layer, zero past a row's length, and its last hidden state (B, E).
+            Outputs of the top layer (B, S, E), zero at padded positions, and its last hidden state (B, E).
         """
-        how = implementations.for_encoder()
+        how = implementations.recurrent("encoder")
         seeds = self.draw_seeds()
         below_seeds = iter(seeds.below)
         stack = weights_of(self.upper_layers)
@@ -110,7 +109,7 @@ class Encoder(nn.Module):
             below = self.dropout(outputs, next(below_seeds))
             outputs, last = self._run(stack, below, lengths, how, seeds.stack, residual=False)
         elif stack:
-            # A stack adds its input from its second layer on; here the first one adds too.
+            # A stack operation has no residual connection around its first layer.
             for weights in stack:
                 below = self.dropout(outputs, next(below_seeds))
                 outputs, last = self._run((weights,), below, lengths, how, None, residual=False)
@@ -126,7 +125,7 @@ class Encoder(nn.Module):
         seed: Seed | None,
         residual: bool,
     ) -> tuple[Tensor, Tensor]:
-        """Layers of one direction: outputs (B, S, E) and the top layer's last hidden state (B, E)."""
+        """Runs unidirectional layers. Returns outputs (B, S, E) and the top layer's last hidden state (B, E)."""
         outputs, states = self.cell.run(
             inputs,
             stack,
@@ -141,7 +140,7 @@ class Encoder(nn.Module):
         return outputs, self.cell.last(outputs, states, lengths, self.config.reverse_input)
 
     def initialize(self, init: recipe.Initialization) -> None:
-        """Draw first values of all parameters."""
+        """Draws initial values of all parameters."""
         for layers in (self.forward_layers, self.backward_layers, self.upper_layers):
             for layer in layers:
                 assert isinstance(layer, RecurrentLayer)

@@ -1,4 +1,4 @@
-"""Implementations of the ops that a model runs."""
+"""Implementations of a model's operations, by name."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from econmt_ops.dispatch.traits import Traits, definition, implementations_of
 
 
 class Implementations(NamedTuple):
-    """Names of implementations as ``econmt_ops`` knows them; "auto" leaves the choice to it.
+    """Names of implementations in ``econmt_ops``; "auto" leaves the choice to it.
 
-    They change how much memory and time a model takes and nothing of what it computes but rounding.
+    They affect memory and speed; results differ by rounding only.
 
     Attributes:
-        encoder: of the encoder's LSTM layers.
-        decoder: of the decoder: with input feeding its whole loop, attention included; without, its LSTM layers.
-        attention: of the attention of a decoder without input feeding.
-        output: of the output layer and its loss.
-        stash: how much the recomputing LSTMs keep: "outputs", "attention", "cells", "gates", or "auto".
+        encoder: implementation of the encoder's or language model's recurrent layers.
+        decoder: implementation of the decoder: with input feeding all steps including attention, else its layers.
+        attention: implementation of the attention of a decoder without input feeding.
+        output: implementation of the output layer and its loss.
+        stash: feature maps that recomputing LSTMs keep: "outputs", "attention", "cells", "gates" or "auto".
     """
 
     encoder: str = "auto"
@@ -35,7 +35,7 @@ class Implementations(NamedTuple):
 
     @classmethod
     def everywhere(cls, name: str, stash: str = "auto") -> Implementations:
-        """Returns one implementation for all ops."""
+        """Returns one implementation for all operations."""
         return cls(name, name, name, name, stash)
 
     @classmethod
@@ -60,7 +60,7 @@ class Implementations(NamedTuple):
         return traits is None or traits.recomputes
 
     def traceable(self) -> Implementations:
-        """Returns implementations that allocate the same bytes and run on fake tensors."""
+        """Returns implementations that allocate the same bytes and can run on fake tensors."""
         traits = {key: self.traits(key) for key in recipe.OPS}
         return self._replace(
             **{
@@ -70,28 +70,13 @@ class Implementations(NamedTuple):
             }
         )
 
-    def looks_rows_up(self, key: str) -> bool:
-        """Returns True if the LSTM accepts `UniqueRows`."""
+    def accepts_unique_rows(self, key: str) -> bool:
+        """Returns True if the LSTM under ``key`` accepts ``econmt_ops.UniqueRows`` as inputs."""
         traits = self.traits(key)
         return traits is None or traits.casts
 
-    def for_encoder(self) -> dict[str, Any]:
-        """Keyword arguments of ``econmt_ops.lstm`` and ``bidirectional_lstm``."""
-        return self._recurrent("encoder")
-
-    def for_decoder(self) -> dict[str, Any]:
-        """Keyword arguments of ``attentional_lstm``, or of a decoder's ``lstm`` without input feeding."""
-        return self._recurrent("decoder")
-
-    def for_attention(self) -> dict[str, Any]:
-        """Keyword arguments of ``econmt_ops.additive_attention``."""
-        return {"implementation": self.attention}
-
-    def for_output(self) -> dict[str, Any]:
-        """Keyword arguments of ``econmt_ops.linear_cross_entropy``."""
-        return {"implementation": self.output}
-
-    def _recurrent(self, key: str) -> dict[str, Any]:
+    def recurrent(self, key: str) -> dict[str, Any]:
+        """Returns keyword arguments of the recurrent operations under ``key``, "encoder" or "decoder"."""
         traits = self.traits(key)
         takes_stash = self.stash != "auto" and (traits is None or traits.takes_stash)
         return {"implementation": getattr(self, key), **({"stash": self.stash} if takes_stash else {})}

@@ -1,6 +1,7 @@
 """The language model: an embedding, a stack of LSTM layers, an output layer.
 
-Shapes: B rows, T tokens of each, L layers, H their width, E the embedding's, V vocabulary, D width of the output layer.
+Shapes: B rows, T tokens of each, L layers, H layer width, E embedding width, V vocabulary, D input width of the output
+layer.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ State = tuple[tuple[Tensor, Tensor], ...]
 
 
 class Seeds(NamedTuple):
-    """Seeds of a forward pass's dropout masks, in the order in which they are drawn; None where nothing is dropped.
+    """Dropout seeds of a forward pass in the order of drawing; None where nothing is dropped.
 
     Attributes:
-        words: of words. inputs: of embeddings. weights: of the recurrent matrix of every layer. layers: between layers.
-        output: of what the output layer reads.
+        words: for whole words. inputs: for embeddings. weights: for the recurrent matrix of each layer.
+        layers: for values between layers. output: for the input of the output layer.
     """
 
     words: Seed | None
@@ -44,23 +45,24 @@ class Seeds(NamedTuple):
 
 
 class LanguageModel(nn.Module):
-    """Predicts each token of a text from all those before it.
+    """Model that predicts each token of a text from all previous ones.
 
-    Truncated backpropagation through time reads a text window by window and goes on with the state that the window
-    before has left, through which no gradient flows. That state lies in the buffer :attr:`carried`, always at the same
-    place, so that a CUDA graph finds it there each time it is replayed, and a checkpoint has it.
+    Truncated backpropagation through time reads a text window by window. Each window starts from the state after the
+    previous one, through which no gradient flows. The state is kept in the buffer :attr:`carried`, whose fixed address
+    allows steps to be captured in a CUDA graph, and which checkpoints save.
 
     Args:
         config: the recipe's model section.
-        size: V, special symbols counted.
-        rows: for how many rows of a batch there is a carried state at first; a larger batch makes room.
-        pad: the padding id; no loss counts it.
-        implementations: of the ops, where a call names no others.
+        size: V, special tokens included.
+        rows: initial number of rows with a carried state; larger batches enlarge the buffer.
+        implementations: default implementations of the operations.
 
     Attributes:
-        carried: (2, L, 1 + rows, H): h and c that training goes on with. The first row is that of padding rows.
+        carried: states h and c from which training continues, (2, L, 1 + rows, H); the first row is for padding rows.
     """
 
+    pad = 0
+    """Id of padding, which no loss counts."""
     carried: Tensor
 
     def __init__(
@@ -68,14 +70,12 @@ class LanguageModel(nn.Module):
         config: recipe.LanguageModelSection,
         size: int,
         rows: int = 1,
-        pad: int = 0,
         implementations: Implementations | None = None,
     ) -> None:
         super().__init__()
         dropout = config.dropouts
         self.config = config
-        self.pad = pad
-        self.embedding = Embedding(size, config.embedding, padding_idx=pad)
+        self.embedding = Embedding(size, config.embedding, padding_idx=self.pad)
         self.input_dropout = SeededDropout(dropout.inputs, dropout.variational)
         self.layers = nn.ModuleList(
             LSTMLayer(config.embedding if number == 0 else config.size, config.size)
@@ -84,7 +84,7 @@ class LanguageModel(nn.Module):
         self.weight_dropout = SeededDropout(dropout.weights, variational=False, rows=False)
         self.output_dropout = SeededDropout(dropout.output, dropout.variational)
         tied = config.weight_tying == "softmax"
-        # A tied output layer reads vectors as wide as an embedding; layers of another width are mapped to it.
+        # A tied output layer has inputs of the embedding width; layers of another width are projected to it.
         self.readout: nn.Linear | None = None
         if tied and config.size != config.embedding:
             self.readout = nn.Linear(config.size, config.embedding)
@@ -97,7 +97,7 @@ class LanguageModel(nn.Module):
         self.initialize()
 
     def initialize(self) -> None:
-        """Draw first values of all parameters from torch's default generator."""
+        """Draws initial values of all parameters from torch's default generator."""
         init = self.config.initialization
         initialize_linear(self.output, init)
         initialize_embedding(self.embedding.weight, init)
@@ -110,15 +110,15 @@ class LanguageModel(nn.Module):
     def forward(
         self, inputs: Tensor, state: State | None = None, implementations: Implementations | None = None
     ) -> tuple[Tensor, State]:
-        """Hidden vectors for the output layer, and the state after the last token.
+        """Computes the inputs of the output layer.
 
         Args:
-            inputs: (B, T) int64 ids.
-            state: before the first of them; None: that of the beginning of a text, zeros.
-            implementations: of the ops; None: the model's.
+            inputs: ids, (B, T) int64.
+            state: state before the first token; None: zeros, the state at the beginning of a text.
+            implementations: implementations of the operations; None: the model's.
 
         Returns:
-            (B, T, D), and the state to go on with.
+            Inputs of the output layer, (B, T, D), and the state after the last token.
         """
         how = self.implementations if implementations is None else implementations
         seeds = self.draw_seeds()
@@ -133,18 +133,18 @@ class LanguageModel(nn.Module):
                 dropout=self.between,
                 dropout_seed=seeds.layers,
                 variational=self.config.dropouts.variational,
-                **how.for_encoder(),
+                **how.recurrent("encoder"),
             )
         with layer("output"):
             return self.read_out(outputs, seeds), state
 
     @property
     def between(self) -> float:
-        """The probability with which values between layers are dropped now."""
+        """Current dropout probability between layers; 0 in evaluation mode."""
         return self.config.dropouts.layers if self.training and len(self.layers) > 1 else 0.0
 
     def draw_seeds(self) -> Seeds:
-        """Seeds for a forward pass: the same draws, whoever computes which part of it."""
+        """Draws the dropout seeds of a forward pass, in an order that does not depend on who computes which part."""
         words = draw_seed(rows=False) if self.training and self.config.dropouts.embedding > 0.0 else None
         inputs = self.input_dropout.draw()
         weights = tuple(self.weight_dropout.draw() for _ in self.layers)
@@ -170,28 +170,28 @@ class LanguageModel(nn.Module):
         label_smoothing: float = 0.0,
         implementations: Implementations | None = None,
     ) -> Tensor:
-        """Cross-entropy summed over the targets that are not padding, a float32 scalar in nats.
+        """Computes the cross-entropy summed over the targets without padding, a float32 scalar in nats.
 
-        Each row goes on with the state that it left, and leaves another: in training in :attr:`carried`, in evaluation
-        elsewhere, so that training goes on as if nothing had been.
+        Each row starts from its carried state and replaces it: in training in :attr:`carried`, in evaluation in a
+        separate buffer.
 
         Args:
-            inputs: (B, T) int64 ids. targets: (B, T) the token after each.
-            rows: (B,) int64, of the state that each row goes on with, from 1.
-            carries: (B,) int64, 1; 0 where a row begins from zeros.
+            inputs: ids, (B, T) int64. targets: next token of each input, (B, T).
+            rows: number of the carried state of each row, from 1, (B,) int64.
+            carries: 1 if a row starts from its state, 0 if it starts from zeros, (B,) int64.
             label_smoothing: probability mass spread evenly over all V tokens.
-            implementations: of the ops; None: the model's.
+            implementations: implementations of the operations; None: the model's.
         """
         how = self.implementations if implementations is None else implementations
-        place = self.place(len(rows))
+        states = self.state_buffer(len(rows))
         with layer("decoder"):
-            begin = place.index_select(2, rows) * carries[:, None].to(place.dtype)
+            begin = states.index_select(2, rows) * carries[:, None].to(states.dtype)
         hidden, state = self(inputs, tuple(zip(*begin, strict=True)), how)
         with layer("decoder"), torch.no_grad():
-            left = [
-                torch.stack([part.to(place.dtype) for part in parts]) for parts in zip(*state, strict=True)
+            ends = [
+                torch.stack([part.to(states.dtype) for part in parts]) for parts in zip(*state, strict=True)
             ]
-            place.index_copy_(2, rows, torch.stack(left))
+            states.index_copy_(2, rows, torch.stack(ends))
         with layer("output"):
             loss = linear_cross_entropy(
                 hidden.reshape(-1, hidden.size(-1)),
@@ -201,7 +201,7 @@ class LanguageModel(nn.Module):
                 label_smoothing=label_smoothing,
                 ignore_index=self.pad,
                 reduction="sum",
-                **how.for_output(),
+                implementation=how.output,
             )
         return loss.to(torch.float32)
 
@@ -210,7 +210,7 @@ class LanguageModel(nn.Module):
         return nn.functional.linear(hidden, self.output.weight, self.output.bias).float().log_softmax(dim=1)
 
     def _drop_words(self, embedded: Tensor, ids: Tensor, seed: Seed | None) -> Tensor:
-        """Embeddings (B, T, E) without the words that this batch drops, all others scaled up."""
+        """Applies dropout of whole words to embeddings (B, T, E): all occurrences in the batch together."""
         if seed is None:
             return embedded
         probability = self.config.dropouts.embedding
@@ -226,31 +226,31 @@ class LanguageModel(nn.Module):
         dropped = self.weight_dropout(each.hidden[None], seeds.weights[number])[0]
         return LSTMWeights(each.input, dropped, each.bias)
 
-    def place(self, rows: int) -> Tensor:
-        """Returns the buffer of states for a batch of so many rows."""
+    def state_buffer(self, rows: int) -> Tensor:
+        """Returns the buffer of carried states for a batch of ``rows`` rows, enlarged if necessary."""
         if self.training:
             if rows >= self.carried.shape[2]:
                 self.carried = self.carried.new_zeros(2, len(self.layers), 1 + rows, self.config.size)
             return self.carried
-        there = self._evaluated
-        if there is None or there.shape[2] <= rows or there.device != self.carried.device:
-            there = self.carried.new_zeros(2, len(self.layers), 1 + rows, self.config.size)
-            self._evaluated = there
-        return there
+        states = self._evaluated
+        if states is None or states.shape[2] <= rows or states.device != self.carried.device:
+            states = self.carried.new_zeros(2, len(self.layers), 1 + rows, self.config.size)
+            self._evaluated = states
+        return states
 
     def parameter_layers(self) -> dict[str, str]:
-        """The ledger's layer (embedding, decoder, output) of every parameter name."""
-        rooms = {"embedding": "embedding", "layers": "decoder"}
-        return {name: rooms.get(name.partition(".")[0], "output") for name, _ in self.named_parameters()}
+        """Returns the memory ledger's layer (embedding, decoder, output) of each parameter, by name."""
+        ledger_layers = {"embedding": "embedding", "layers": "decoder"}
+        return {
+            name: ledger_layers.get(name.partition(".")[0], "output") for name, _ in self.named_parameters()
+        }
 
 
 def build_language_model(config: recipe.Recipe, size: int, rows: int = 1) -> LanguageModel:
-    """The model of a recipe, with the implementations it asks for and first parameters.
+    """Creates the initialised model of a recipe with the recipe's implementations.
 
     Args:
-        config: the recipe.
-        size: of the vocabulary, special symbols counted.
-        rows: see :class:`LanguageModel`.
+        config: the recipe. size: size of the vocabulary, special tokens included. rows: see :class:`LanguageModel`.
     """
     assert isinstance(config.model, recipe.LanguageModelSection)
     return LanguageModel(config.model, size, rows, implementations=Implementations.of(config.ops))

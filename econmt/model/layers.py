@@ -1,4 +1,4 @@
-"""Small parts that every room of the model uses: LSTM parameters, seeded dropout, initialisation.
+"""Building blocks of the models: embeddings, recurrent layer parameters, seeded dropout, initialisation.
 
 Shapes: B batch, S source positions, T target positions, H hidden size, I input size.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -28,28 +27,27 @@ from econmt_ops.core.look_up import look_up
 from econmt_ops.core.weights import AnyLSTMWeights
 
 _FEW = 4
-"""A table's gradient is sparse if it has as many times more rows than are looked up."""
+"""Minimum ratio of rows in an embedding to looked-up ids for a sparse gradient."""
 
 
 class Embedding(nn.Embedding):
-    """The table of `torch.nn.Embedding`, whose gradient can be that of the words looked up and nothing for the others.
+    """``torch.nn.Embedding`` whose gradient can be sparse.
 
-    If ``sparse`` is set and the words are few for the table, its gradient is a sparse tensor with a row for each
-    distinct word, in order of the ids. A dense one is filled with zeros, which here takes longer than the sums, and
-    whoever reads it reads the zeros.
+    If ``sparse`` is set and few of the words are looked up, the gradient is a sparse tensor with one row per distinct
+    word, in order of the ids. Filling and reading the zeros of a dense gradient would take longer than the sums.
     """
 
     def forward(self, ids: Tensor) -> Tensor:
-        """The rows (..., E) of ids (...), int64."""
+        """Looks up the embeddings (..., E) of ids (...), int64."""
         few = _FEW * ids.numel() <= self.num_embeddings
         if self.sparse and few and self.weight.requires_grad and torch.is_grad_enabled():
-            found: Tensor = _LookUp.apply(self.weight, ids, self.padding_idx)  # type: ignore[no-untyped-call]
-            return found
+            rows: Tensor = _LookUp.apply(self.weight, ids, self.padding_idx)  # type: ignore[no-untyped-call]
+            return rows
         return look_up(self.weight, ids, self.padding_idx)
 
 
 class _LookUp(torch.autograd.Function):
-    """Rows of a table (V, E), whose gradient is a coalesced sparse tensor without the row of padding."""
+    """Look-up of rows of a table (V, E) whose gradient is a coalesced sparse tensor without the row of padding."""
 
     @staticmethod
     def forward(ctx: Any, table: Tensor, ids: Tensor, padding: int | None) -> Tensor:
@@ -74,27 +72,14 @@ class _LookUp(torch.autograd.Function):
 
 
 def give_sparse_gradients(model: nn.Module) -> None:
-    """From now on gradients of embeddings have only the rows of words that were looked up, where these are few."""
+    """Makes the gradients of a model's embeddings sparse, see :class:`Embedding`."""
     for part in model.modules():
         if isinstance(part, Embedding):
             part.sparse = True
 
 
-class RecurrentLayer(nn.Module, ABC):
-    """The parameters of one layer of a cell in one direction."""
-
-    @property
-    @abstractmethod
-    def weights(self) -> Any:
-        """The parameters as ``econmt_ops`` takes them."""
-
-    @abstractmethod
-    def initialize(self, init: Initialization) -> None:
-        """Draw first values; every gate is a matrix of its own for the fan-in and fan-out of ``xavier``."""
-
-
-class CellLayer(RecurrentLayer):
-    """The parameters of a layer of any cell, by the names and shapes that the cell gives them."""
+class RecurrentLayer(nn.Module):
+    """Parameters of one layer of a cell in one direction, by the names and shapes that the cell gives them."""
 
     def __init__(self, cell: Cell, input_size: int, hidden_size: int) -> None:
         super().__init__()
@@ -104,12 +89,12 @@ class CellLayer(RecurrentLayer):
 
     @property
     def weights(self) -> Any:
-        """See :class:`RecurrentLayer`."""
+        """Parameters as ``econmt_ops`` takes them."""
         return self.cell.weights(*(getattr(self, name) for name in self.cell.weights._fields))
 
     def initialize(self, init: Initialization) -> None:
-        """See :class:`RecurrentLayer`; gains of a normalisation are 1. Every cell forgets by its second gate."""
-        for name, parameter in self.named_parameters():
+        """Draws initial values; the matrix of each gate has its own fan-in and fan-out, and gains are 1."""
+        for name, parameter in self.named_parameters(recurse=False):
             if name == "hidden":
                 initialize_hidden(parameter.data, init)
             elif parameter.dim() == 2:
@@ -119,12 +104,12 @@ class CellLayer(RecurrentLayer):
                 nn.init.ones_(parameter)
             else:
                 nn.init.zeros_(parameter)
-            if name in ("bias", "surrogate_bias"):
+            if name in ("bias", "surrogate_bias"):  # the second gate of every cell is its forget gate
                 parameter.data[self.hidden_size : 2 * self.hidden_size] = init.forget_bias
 
 
 class LSTMLayer(RecurrentLayer):
-    """The parameters of one LSTM layer in one direction, gates in the order i, f, g, o (as torch.nn.LSTM).
+    """Parameters of one LSTM layer in one direction, gates in the order i, f, g, o (as torch.nn.LSTM).
 
     Attributes:
         input: (4H, I), hidden: (4H, H); with a rank r each is a :class:`Factors`. bias: (4H,).
@@ -132,43 +117,33 @@ class LSTMLayer(RecurrentLayer):
 
     input: nn.Parameter | Factors
     hidden: nn.Parameter | Factors
+    bias: nn.Parameter
 
     def __init__(self, input_size: int, hidden_size: int, rank: int | None = None) -> None:
-        super().__init__()
-        if rank is None:
-            self.input = nn.Parameter(torch.empty(4 * hidden_size, input_size))
-            self.hidden = nn.Parameter(torch.empty(4 * hidden_size, hidden_size))
-        else:
+        super().__init__(CELLS["lstm"].cell, input_size, hidden_size)
+        if rank is not None:
+            del self.input, self.hidden
             self.input = Factors(4 * hidden_size, input_size, rank)
             self.hidden = Factors(4 * hidden_size, hidden_size, rank)
-        self.bias = nn.Parameter(torch.empty(4 * hidden_size))
 
     @property
     def weights(self) -> AnyLSTMWeights:
-        """The parameters as ``econmt_ops`` takes them."""
-        if isinstance(self.input, Factors):
-            assert isinstance(self.hidden, Factors)
+        """Parameters as ``econmt_ops`` takes them."""
+        if isinstance(self.input, Factors) and isinstance(self.hidden, Factors):
             return LowRankLSTMWeights(self.input.matrix, self.hidden.matrix, self.bias)
-        assert not isinstance(self.hidden, Factors)
-        return LSTMWeights(self.input, self.hidden, self.bias)
+        full: LSTMWeights = super().weights
+        return full
 
     def initialize(self, init: Initialization) -> None:
-        """Draw first values; every gate is a matrix of its own for the fan-in and fan-out of ``xavier``."""
-        hidden_size = self.bias.shape[0] // 4
-        for weight in (self.input, self.hidden):
-            if isinstance(weight, Factors):
-                weight.initialize(init, matrices=4)
-            elif weight is self.hidden:
-                initialize_hidden(weight.data, init)
-            else:
-                for gate in weight.data.chunk(4):
-                    initialize_matrix(gate, init)
-        nn.init.zeros_(self.bias)
-        self.bias.data[hidden_size : 2 * hidden_size] = init.forget_bias
+        """Draws initial values, see :class:`RecurrentLayer`."""
+        super().initialize(init)
+        for part in (self.input, self.hidden):
+            if isinstance(part, Factors):
+                part.initialize(init, matrices=4)
 
 
 class Factors(nn.Module):
-    """The parameters of a matrix (N, K) of rank r: the product of ``left`` and ``right``, which is never made.
+    """Parameters of a matrix (N, K) of rank r, the product of ``left`` and ``right``, which is never computed.
 
     Attributes:
         left: (N, r), right: (r, K).
@@ -181,34 +156,39 @@ class Factors(nn.Module):
 
     @property
     def matrix(self) -> LowRank:
-        """The parameters as ``econmt_ops`` takes them."""
+        """Parameters as ``econmt_ops`` takes them."""
         return LowRank(self.left, self.right)
 
     def initialize(self, init: Initialization, matrices: int = 1) -> None:
-        """Draw first values such that the product has the variance that a whole matrix would have.
+        """Draws initial values so that the product has the variance of a full matrix.
 
         A value of the product is a sum of r products of independent values of mean 0, so its variance is
-        r var(left) var(right). With s that of a whole matrix, a^2 / 3 for values uniform in [-a, a], both factors are
-        drawn uniformly with the variance sqrt(s / r).
+        r var(left) var(right). With variance s of a full matrix, a^2 / 3 for values uniform in [-a, a], both factors
+        are drawn uniformly with variance sqrt(s / r).
 
         Args:
-            init: how a whole matrix is drawn.
-            matrices: how many matrices, one below the other, the whole one is for fan-in and fan-out.
+            init: initialisation of a full matrix.
+            matrices: number of stacked matrices, such as gates, each with its own fan-in and fan-out.
         """
-        whole = uniform_bound(self.left.shape[0] // matrices, self.right.shape[1], init)
-        variance = math.sqrt(whole**2 / 3.0 / self.right.shape[0])
+        full_bound = init.scale
+        if init.weights == "xavier":
+            full_bound = math.sqrt(6.0 / (self.left.shape[0] // matrices + self.right.shape[1]))
+        variance = math.sqrt(full_bound**2 / 3.0 / self.right.shape[0])
         bound = math.sqrt(3.0 * variance)
         for factor in (self.left, self.right):
             nn.init.uniform_(factor, -bound, bound)
 
 
 class SeededDropout(nn.Module):
-    """Dropout whose mask is made from a seed, so that it can be made again instead of being kept.
+    """Dropout whose mask is a function of a seed, so that it can be recomputed instead of kept.
 
-    The seed comes from torch's default CPU generator, whose state a checkpoint saves. ``variational`` draws one mask
-    a row for all its positions (Gal and Ghahramani, 2016). Where several processes share the rows of a batch, each
-    drops what one process would drop in its rows; with ``rows`` False the first axis is not that of a batch, and all
-    drop the same.
+    Seeds come from torch's default CPU generator, whose state checkpoints save.
+
+    Args:
+        probability: dropout probability.
+        variational: use the same mask at all positions of a row (Gal and Ghahramani, 2016).
+        rows: True if the first axis is the batch: processes that share a batch then drop what a single process would
+            drop in their rows. False: all processes drop the same.
     """
 
     def __init__(self, probability: float, variational: bool, *, rows: bool = True) -> None:
@@ -218,11 +198,9 @@ class SeededDropout(nn.Module):
         self.rows = rows
 
     def forward(self, inputs: Tensor, seed: Seed | None = None) -> Tensor:
-        """Drop units of ``inputs`` (B, T, H) in training mode; the identity otherwise.
+        """Drops units of ``inputs`` (B, T, H) in training mode; the identity otherwise.
 
-        Args:
-            inputs: see above.
-            seed: of the mask, what :meth:`draw` gave; None: one is drawn now.
+        ``seed`` comes from :meth:`draw`; None: drawn now.
         """
         if not self.drops:
             return inputs
@@ -235,11 +213,11 @@ class SeededDropout(nn.Module):
 
     @property
     def drops(self) -> bool:
-        """True if it drops anything now."""
+        """True if the module is in training mode and its probability above 0."""
         return self.training and self.probability > 0.0
 
     def draw(self) -> Seed | None:
-        """The seed of the next mask, drawn now; None where nothing is dropped."""
+        """Draws the seed of the next mask; None if nothing is dropped."""
         return draw_seed(rows=self.rows) if self.drops else None
 
 
@@ -255,9 +233,9 @@ _DRAWING = _Drawing()
 
 @contextmanager
 def drawing_from(seeds: SeedCounter | None, first_row: int = 0) -> Iterator[None]:
-    """Within it, dropout seeds are those of ``seeds``, or if it is None of torch's default CPU generator.
+    """Draws dropout seeds within the context from ``seeds``, or from torch's default CPU generator if it is None.
 
-    Masks are those that rows have from the ``first_row`` of a batch on.
+    ``first_row`` is the index of this process's first row in the batch, on which masks depend.
     """
     before = _DRAWING.seeds, _DRAWING.first_row
     _DRAWING.seeds, _DRAWING.first_row = seeds, first_row
@@ -268,19 +246,14 @@ def drawing_from(seeds: SeedCounter | None, first_row: int = 0) -> Iterator[None
 
 
 def draw_seed(*, rows: bool = True) -> Seed:
-    """A dropout seed, of masks whose first axis is that of a batch or not: see :func:`drawing_from`."""
+    """Draws a dropout seed, see :func:`drawing_from`; ``rows``: True if the first axis of masks is the batch."""
     seeds, first_row = _DRAWING.seeds, _DRAWING.first_row
     seed = int(torch.randint(2**62, (), device="cpu")) if seeds is None else seeds.draw()
     return RowsSeed(seed, first_row) if rows and first_row else seed
 
 
-def uniform_bound(rows: int, columns: int, init: Initialization) -> float:
-    """The a of the uniform distribution over [-a, a] from which a matrix (rows, columns) is drawn."""
-    return init.scale if init.weights == "uniform" else math.sqrt(6.0 / (rows + columns))
-
-
 def initialize_matrix(matrix: Tensor, init: Initialization) -> None:
-    """Fill a weight matrix (out, in) in place as the recipe says."""
+    """Initialises a weight matrix (out, in) in place."""
     with torch.no_grad():
         if init.weights == "uniform":
             matrix.uniform_(-init.scale, init.scale)
@@ -289,7 +262,7 @@ def initialize_matrix(matrix: Tensor, init: Initialization) -> None:
 
 
 def initialize_hidden(matrix: Tensor, init: Initialization) -> None:
-    """Fill the matrix (G H, H) that a layer of G gates multiplies its own state with, in place as the recipe says."""
+    """Initialises the recurrent matrix (G H, H) of a layer with G gates in place."""
     with torch.no_grad():
         if init.rnn_h2h == "orthogonal":
             nn.init.orthogonal_(matrix)
@@ -302,7 +275,7 @@ def initialize_hidden(matrix: Tensor, init: Initialization) -> None:
 
 
 def initialize_embedding(matrix: Tensor, init: Initialization) -> None:
-    """Fill an embedding matrix (V, E) in place; ``xavier`` takes a normal distribution of unit expected row norm."""
+    """Initialises an embedding matrix (V, E) in place; ``xavier`` draws rows of expected norm 1."""
     with torch.no_grad():
         if init.weights == "uniform":
             matrix.uniform_(-init.scale, init.scale)
@@ -311,14 +284,14 @@ def initialize_embedding(matrix: Tensor, init: Initialization) -> None:
 
 
 def initialize_linear(linear: nn.Linear, init: Initialization) -> None:
-    """Fill a linear layer in place; its bias becomes zero."""
+    """Initialises a linear layer in place; its bias becomes zero."""
     initialize_matrix(linear.weight, init)
     if linear.bias is not None:
         nn.init.zeros_(linear.bias)
 
 
 def mean_of_valid(outputs: Tensor, lengths: Tensor) -> Tensor:
-    """Mean over a row's own positions. outputs (B, S, H), lengths (B,); returns (B, H)."""
+    """Computes the mean (B, H) of outputs (B, S, H) over the positions within lengths (B,)."""
     positions = torch.arange(outputs.shape[1], device=outputs.device)
     valid = positions[None, :] < lengths[:, None]
     total = outputs.masked_fill(~valid[:, :, None], 0.0).sum(dim=1)
@@ -326,13 +299,13 @@ def mean_of_valid(outputs: Tensor, lengths: Tensor) -> Tensor:
 
 
 def make_layer(stack: RecurrentStack, input_size: int, hidden_size: int) -> RecurrentLayer:
-    """The parameters of one layer of a stack."""
+    """Creates the parameters of one layer of a stack."""
     cell = CELLS[stack.cell].cell
     if isinstance(cell, LSTMCell):
         return LSTMLayer(input_size, hidden_size, stack.rank)
-    return CellLayer(cell, input_size, hidden_size)
+    return RecurrentLayer(cell, input_size, hidden_size)
 
 
 def weights_of(layers: nn.ModuleList) -> tuple[Any, ...]:
-    """The parameters of a list of :class:`RecurrentLayer`, in its order."""
+    """Returns the parameters of a list of :class:`RecurrentLayer` as ``econmt_ops`` takes them."""
     return tuple(layer.weights for layer in layers if isinstance(layer, RecurrentLayer))

@@ -1,6 +1,7 @@
 """The translation model: embeddings, encoder, decoder and output layer.
 
-Shapes: B batch, S source positions, T target positions, V target vocabulary, D width of the output layer.
+Shapes: B batch, S source positions, T target positions, I embedding width, E encoder size, A attention size, V target
+vocabulary, D input width of the output layer.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from econmt.config import recipe
+from econmt.config.model import unfused_key
 from econmt.factored_ids import separate_ids
-from econmt.model.copying import Copied, Copying, Decoded, Predictions, first_places, mixture_loss
-from econmt.model.decoder import Memory
-from econmt.model.factory import make_decoder, make_encoder
+from econmt.model.copying import Copied, Copying, Decoded, Predictions, first_positions, mixture_loss
+from econmt.model.decoder import Decoder, InputFeedingDecoder, Memory, ParallelDecoder
+from econmt.model.encoder import Encoder
 from econmt.model.implementations import Implementations
 from econmt.model.layers import (
     Embedding,
@@ -27,38 +29,55 @@ from econmt.model.layers import (
     mean_of_valid,
 )
 from econmt.model.length_ratio import LengthRatio, length_loss
+from econmt.model.unfused.decoder import UnfusedDecoder
+from econmt.model.unfused.encoder import UnfusedEncoder
 from econmt_ops import UniqueRows, linear_cross_entropy
 from econmt_ops.core.dropout import Seed
 from econmt_ops.core.repeated import Inputs
 from econmt_ops.core.scopes import layer
+from econmt_ops.dispatch.rule import device_of
 
 DISTINCT = 0.75
-"""Largest share of distinct words in a batch for which it pays to multiply each word once."""
+"""Maximum share of distinct words in a batch for which it is faster to multiply each word once."""
 
 ROWS = 64
-"""Their number is rounded up to a multiple of this: oneDNN makes a kernel for each number of rows, and memory that is
-given back can be taken again for the next batch's."""
+"""Multiple to which the number of distinct words is rounded up: oneDNN builds a kernel for each number of rows, and
+memory of equal size is reused for the next batch."""
 
 
 def most_distinct(words: int) -> int:
-    """Up to how many distinct ones of a batch's words each is multiplied once, in whole :data:`ROWS`.
+    """Returns the maximum number of distinct words for which each word of a batch is multiplied once, in :data:`ROWS`.
 
-    No more than text has, or what is not to be expected would have to be allowed for: tables of the gates of the
-    distinct words are kept. The number of distinct words grows as a power of the number of words (Heaps, 1978). In
-    batches of 128 sentences of like length of IWSLT'15 there are 228 English ones of 597, 724 of 2,132, 1,261 of 4,960
-    and 1,928 of 12,800, fewer Vietnamese ones: 18 times the root of n is above all of them.
+    The tables of the distinct words' gates are kept, so that memory must be planned for this maximum; it is not above
+    what natural text has. The number of distinct words grows as a power of the number of words (Heaps, 1978): batches
+    of 128 sentences of similar length of IWSLT'15 have 228 distinct English words of 597, 724 of 2,132, 1,261 of 4,960
+    and 1,928 of 12,800, all below 18 sqrt(n).
     """
     return min(int(DISTINCT * words), int(18.0 * words**0.5)) // ROWS * ROWS
 
 
+def _make_encoder(config: recipe.Model) -> Encoder:
+    if unfused_key(config, "encoder"):
+        lhuc = config.lhuc in ("encoder", "all")
+        return UnfusedEncoder(config.encoder, config.source_width, config.dropouts, lhuc=lhuc)
+    return Encoder(config.encoder, config.source_width, config.dropouts)
+
+
+def _make_decoder(config: recipe.Model) -> Decoder:
+    if unfused_key(config, "decoder"):
+        return UnfusedDecoder(config)
+    kind = InputFeedingDecoder if config.decoder.input_feeding else ParallelDecoder
+    return kind(config.decoder, config.attention, config.embedding, config.encoder.size, config.dropouts)
+
+
 class EncoderOutput(NamedTuple):
-    """A batch of encoded sentences.
+    """Batch of encoded sentences.
 
     Attributes:
         memory: keys (B, S, A), values (B, S, E) and lengths (B,) for the attention.
-        summary: (B, E) what the decoder's first state is made from.
-        length_ratios: (B,) target tokens expected for each source token, ends of sentences counted; None without a
-            length task.
+        summary: vectors from which the decoder's initial state is computed, (B, E).
+        length_ratios: predicted ratios of target to source length, both including EOS, (B,); None without a length
+            task.
     """
 
     memory: Memory
@@ -67,24 +86,25 @@ class EncoderOutput(NamedTuple):
 
 
 class TranslationModel(nn.Module):
-    """An attention-LSTM translation model.
+    """Attention-LSTM translation model.
 
     Args:
         config: the recipe's model section.
-        source_size: source vocabulary, special symbols counted.
-        target_size: target vocabulary V.
-        pad: the padding id; its embeddings get no gradient from positions that hold it, and no loss counts it.
-        implementations: of the ops, where a call names no others.
-        factor_sizes: vocabularies of the source factors; source ids are then those of
+        source_size: size of the source vocabulary, special tokens included.
+        target_size: size V of the target vocabulary.
+        implementations: default implementations of the operations.
+        factor_sizes: vocabulary sizes of the source factors; source ids are then joint ids, see
             :func:`econmt.factored_ids.joined_ids`.
     """
+
+    pad = 0
+    """Id of padding: positions that hold it give embeddings no gradient, and no loss counts it."""
 
     def __init__(
         self,
         config: recipe.Model,
         source_size: int,
         target_size: int,
-        pad: int = 0,
         implementations: Implementations | None = None,
         factor_sizes: Sequence[int] = (),
     ) -> None:
@@ -98,22 +118,21 @@ class TranslationModel(nn.Module):
         self.config = config
         self.source_size = source_size
         self.target_size = target_size
-        self.pad = pad
         self.source_sizes = source_size, *factor_sizes
-        self.source_embedding = Embedding(source_size, config.embedding, padding_idx=pad)
+        self.source_embedding = Embedding(source_size, config.embedding, padding_idx=self.pad)
         self.source_factor_embeddings = nn.ModuleList(
-            Embedding(size, width, padding_idx=pad)
+            Embedding(size, width, padding_idx=self.pad)
             for size, width in zip(factor_sizes, config.source_factors_num_embed, strict=True)
         )
-        self.target_embedding = Embedding(target_size, config.embedding, padding_idx=pad)
+        self.target_embedding = Embedding(target_size, config.embedding, padding_idx=self.pad)
         if tying in ("src_trg", "src_trg_softmax"):
             self.target_embedding.weight = self.source_embedding.weight
         self.embedding_dropout = SeededDropout(dropout.embedding, dropout.variational)
-        self.encoder = make_encoder(config, dropout)
-        self.decoder = make_decoder(config, dropout)
+        self.encoder = _make_encoder(config)
+        self.decoder = _make_decoder(config)
         self.output_dropout = SeededDropout(dropout.output, dropout.variational)
         tied = tying in ("trg_softmax", "src_trg_softmax")
-        # A tied output layer reads vectors as wide as an embedding; a decoder of another width is mapped to it.
+        # A tied output layer has inputs of the embedding width; a decoder of another width is projected to it.
         self.readout: nn.Linear | None = None
         if tied and config.decoder.size != config.embedding:
             self.readout = nn.Linear(config.decoder.size, config.embedding)
@@ -133,18 +152,8 @@ class TranslationModel(nn.Module):
         self.implementations = Implementations() if implementations is None else implementations
         self.initialize()
 
-    @property
-    def output_weight(self) -> Tensor:
-        """Weight (V, D) of the output layer."""
-        return self.output.weight
-
-    @property
-    def output_bias(self) -> Tensor:
-        """Bias (V,) of the output layer."""
-        return self.output.bias
-
     def initialize(self) -> None:
-        """Draw first values of all parameters from torch's default generator."""
+        """Draws initial values of all parameters from torch's default generator."""
         init = self.config.initialization
         initialize_linear(self.output, init)
         initialize_embedding(self.source_embedding.weight, init)
@@ -163,11 +172,11 @@ class TranslationModel(nn.Module):
             self.length_ratio.initialize(init)
 
     def words_of(self, ids: Tensor) -> Tensor:
-        """The ids of words (...) alone, of source ids (...), int64."""
+        """Returns the ids of the words (...) without factors, of source ids (...), int64."""
         return separate_ids(ids, self.source_sizes)[0]
 
     def embed_source(self, ids: Tensor) -> Tensor:
-        """Embeddings (..., I) of source ids (...), int64: of words and, put side by side or added up, their factors."""
+        """Returns embeddings (..., I) of source ids (...): those of words and factors, concatenated or summed."""
         words, *factors = separate_ids(ids, self.source_sizes)
         parts: list[Tensor] = [self.source_embedding(words)]
         parts += [table(part) for table, part in zip(self.source_factor_embeddings, factors, strict=True)]
@@ -182,15 +191,15 @@ class TranslationModel(nn.Module):
     def encode(
         self, source: Tensor, lengths: Tensor, implementations: Implementations | None = None
     ) -> EncoderOutput:
-        """Encode sentences.
+        """Encodes sentences.
 
         Args:
-            source: (B, S) int64 ids. lengths: (B,) int64, each at least 1.
-            implementations: of the ops; None: the model's.
+            source: ids, (B, S) int64. lengths: source lengths, each at least 1, (B,) int64.
+            implementations: implementations of the operations; None: the model's.
         """
         how = self.implementations if implementations is None else implementations
         with layer("embedding"):
-            embedded = self._look_up(self.embed_source, source, how.looks_rows_up("encoder"))
+            embedded = self._look_up(self.embed_source, source, how.accepts_unique_rows("encoder"))
         with layer("encoder"):
             values, last = self.encoder(embedded, lengths, how)
         return self.encoded(values, last, lengths)
@@ -215,15 +224,11 @@ class TranslationModel(nn.Module):
         target_input: Tensor,
         implementations: Implementations | None = None,
     ) -> Tensor:
-        """Hidden vectors for the output layer under teacher forcing.
+        """Computes the inputs of the output layer under teacher forcing, (B, T, D).
 
         Args:
-            source: (B, S) int64 ids. source_lengths: (B,). target_input: (B, T) int64, the target after BOS.
-            implementations: of the ops; None: the model's.
-
-        Returns:
-            (B, T, D): ``econmt_ops.linear_cross_entropy`` with :attr:`output_weight` makes the loss of them, unless the
-            model copies.
+            source: ids, (B, S) int64. source_lengths: (B,). target_input: BOS and the target, (B, T) int64.
+            implementations: implementations of the operations; None: the model's.
         """
         how = self.implementations if implementations is None else implementations
         return self._decode(self.encode(source, source_lengths, how), target_input, how).hidden
@@ -234,7 +239,7 @@ class TranslationModel(nn.Module):
         """Predicts under teacher forcing at the N target positions where ``positions`` (B, T) is True.
 
         Args:
-            source: (B, S) int64 ids. source_lengths: (B,). target_input: (B, T) int64, the target after BOS.
+            source, source_lengths, target_input: see :meth:`forward`.
         """
         how = self.implementations
         decoded = self._decode(self.encode(source, source_lengths, how), target_input, how)
@@ -244,14 +249,18 @@ class TranslationModel(nn.Module):
             gates = self.copying(decoded, decoded.hidden.reshape(-1, decoded.hidden.shape[2]))
             owners, words = positions.nonzero()[:, 0], self.words_of(source)
             copied = Copied(
-                gates[positions], decoded.attention[positions], words[owners], first_places(words)[owners]
+                gates[positions], decoded.attention[positions], words[owners], first_positions(words)[owners]
             )
-        return Predictions(hidden, self.output_weight, self.output_bias, copied)
+        return Predictions(hidden, self.output.weight, self.output.bias, copied)
 
     def _decode(self, encoded: EncoderOutput, target_input: Tensor, how: Implementations) -> Decoded:
-        """See :meth:`forward`."""
         with layer("embedding"):
-            embedded = self._look_up(self.target_embedding, target_input, how.looks_rows_up("decoder"))
+            embedded = self._look_up(
+                self.target_embedding,
+                target_input,
+                how.accepts_unique_rows("decoder"),
+                device_of(target_input) == "cuda",
+            )
         with layer("decoder"):
             state = self.decoder.initial_state(encoded.summary)
             outputs, attention, _ = self.decoder(embedded, encoded.memory, state, how)
@@ -273,35 +282,38 @@ class TranslationModel(nn.Module):
         implementations: Implementations | None = None,
         length_task_weight: float = 0.0,
     ) -> Tensor:
-        """Cross-entropy summed over the target tokens that are not padding, a float32 scalar in nats.
+        """Computes the cross-entropy summed over the target tokens without padding, a float32 scalar in nats.
 
         Args:
-            source: (B, S) int64 ids. source_lengths: (B,). target_input: (B, T) int64, the target after BOS.
-            target_output: (B, T) int64, the target before EOS and EOS.
-            label_smoothing: probability mass spread evenly over all V target tokens. A model that copies has, in the
-                place of its softmax's log-probability of a token, the smoothed one.
-            implementations: of the ops; None: the model's.
-            length_task_weight: of :meth:`length_loss`, which is added; 0: it is not.
+            source, source_lengths, target_input: see :meth:`forward`.
+            target_output: tokens to predict, the target and EOS, (B, T) int64.
+            label_smoothing: probability mass spread evenly over all V target tokens; in a model that copies, it smooths
+                the log-probabilities of the softmax.
+            implementations: implementations of the operations; None: the model's.
+            length_task_weight: weight of :meth:`length_loss`, which is added; 0: not added.
         """
         how = self.implementations if implementations is None else implementations
         encoded = self.encode(source, source_lengths, how)
         decoded = None
-        if self.copying is None:  # nothing but the hidden vectors is held
+        if self.copying is None:  # no reference to other results is held, which would keep their memory
             hidden = self._decode(encoded, target_input, how).hidden
         else:
             decoded = self._decode(encoded, target_input, how)
             hidden = decoded.hidden
         with layer("output"):
-            rows = hidden.reshape(-1, hidden.size(-1))
+            rows, targets = hidden, target_output
+            if decoded is None and device_of(hidden) == "cuda" and hidden.transpose(0, 1).is_contiguous():
+                rows, targets = rows.transpose(0, 1), targets.t()  # time is first in memory: no copy
+            rows = rows.reshape(-1, rows.size(-1))
             loss = linear_cross_entropy(
                 rows,
-                self.output_weight,
-                target_output.reshape(-1),
-                bias=self.output_bias,
+                self.output.weight,
+                targets.reshape(-1),
+                bias=self.output.bias,
                 label_smoothing=label_smoothing,
                 ignore_index=self.pad,
                 reduction="sum" if decoded is None else "none",
-                **how.for_output(),
+                implementation=how.output,
             )
             if self.copying is not None and decoded is not None:
                 gates = self.copying(decoded, rows)
@@ -313,10 +325,10 @@ class TranslationModel(nn.Module):
         return loss.to(torch.float32)
 
     def length_loss(self, encoded: EncoderOutput, target_output: Tensor) -> Tensor:
-        """:func:`~econmt.model.length_ratio.length_loss` of a batch, for a model with a length task: a float32 scalar.
+        """Computes :func:`~econmt.model.length_ratio.length_loss` of a batch, a float32 scalar; needs a length task.
 
         Args:
-            encoded: its sentences. target_output: (B, T) int64, the target before EOS and EOS.
+            encoded: the encoded sentences. target_output: tokens to predict, (B, T) int64.
         """
         task, ratios = self.config.length_task, encoded.length_ratios
         assert task != "none", "this model has no length task"
@@ -325,29 +337,34 @@ class TranslationModel(nn.Module):
             lengths = (target_output != self.pad).sum(dim=1)
             return length_loss(task, ratios, encoded.memory.lengths, lengths).to(torch.float32)
 
-    def _look_up(self, embedding: Callable[[Tensor], Tensor], ids: Tensor, once: bool) -> Inputs:
-        """Embeddings of ids (B, T), after dropout: written out or, to be multiplied once each, of the distinct words.
+    def _look_up(
+        self, embedding: Callable[[Tensor], Tensor], ids: Tensor, once: bool, time_first: bool = False
+    ) -> Inputs:
+        """Looks up ids (B, T) and applies dropout; returns all embeddings, or those of the distinct words only.
 
-        Dropout makes every position another input, and a GPU would have to be waited for.
+        Distinct words are not used with dropout, which differs by position, nor on a GPU, where counting them would
+        synchronise.
 
         Args:
-            embedding: of all words.
+            embedding: function from ids to embeddings.
             ids: (B, T).
-            once: whether the LSTM that will read them can take the distinct words.
+            once: True if the layer that reads the embeddings accepts the distinct words.
+            time_first: True if the embeddings of a step lie together in memory, as decoders on a GPU read them.
         """
         drops = self.training and self.embedding_dropout.probability > 0.0
         if once and not (drops or ids.is_cuda) and torch.is_grad_enabled():
-            words, places = torch.unique(ids, return_inverse=True)
+            words, positions = torch.unique(ids, return_inverse=True)
             rows = -(-words.numel() // ROWS) * ROWS
             if rows <= most_distinct(ids.numel()):
                 words = functional.pad(words, (0, rows - words.numel()), value=self.pad)
-                return UniqueRows(embedding(words), places)
-        embedded: Tensor = self.embedding_dropout(embedding(ids))
-        return embedded
+                return UniqueRows(embedding(words), positions)
+        embedded = embedding(ids.t()).transpose(0, 1) if time_first else embedding(ids)
+        dropped: Tensor = self.embedding_dropout(embedded)
+        return dropped
 
     def parameter_layers(self) -> dict[str, str]:
-        """The ledger's layer (embedding, encoder, attention, decoder, output) of every parameter name."""
-        rooms = {
+        """Returns the memory ledger's layer (embedding, encoder, attention, decoder, output) of each parameter."""
+        ledger_layers = {
             "source_embedding": "embedding",
             "source_factor_embeddings": "embedding",
             "target_embedding": "embedding",
@@ -357,7 +374,7 @@ class TranslationModel(nn.Module):
         }
         names = [name for name, _ in self.named_parameters()]
         return {
-            name: next((own for prefix, own in rooms.items() if name.startswith(prefix)), "output")
+            name: next((own for prefix, own in ledger_layers.items() if name.startswith(prefix)), "output")
             for name in names
         }
 
@@ -365,13 +382,11 @@ class TranslationModel(nn.Module):
 def build_model(
     config: recipe.Recipe, source_size: int, target_size: int, factor_sizes: Sequence[int] = ()
 ) -> TranslationModel:
-    """The model of a recipe, with the implementations it asks for and first parameters.
+    """Creates the initialised model of a recipe with the recipe's implementations.
 
     Args:
-        config: the recipe.
-        source_size: source vocabulary, special symbols counted.
-        target_size: target vocabulary.
-        factor_sizes: vocabularies of the source factors.
+        config: the recipe. source_size, target_size: sizes of the vocabularies, special tokens included.
+        factor_sizes: vocabulary sizes of the source factors.
     """
     return TranslationModel(
         config.translation_model,

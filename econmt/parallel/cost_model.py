@@ -140,8 +140,8 @@ def predict(profile: StepProfile, network: Network, replicas: int, stages: int, 
         rows: Rows of the whole batch, at least one for each replica.
     """
     ranks = replicas * stages
-    own = ceil(rows / replicas)
-    seconds = profile.update(own)
+    share = ceil(rows / replicas)
+    seconds = profile.update(share)
     crowd = max(1.0, profile.seconds[-1] / profile.alone)
     busy = min(ranks, network.ranks_per_host)
     most = max(2, network.ranks_per_host)
@@ -152,7 +152,7 @@ def predict(profile: StepProfile, network: Network, replicas: int, stages: int, 
     if stages > 1:
         link = network.within if stages <= network.ranks_per_host else network.between
         for stack in profile.stacks:
-            pieces = [_scaled(piece, scale, own / profile.rows[-1]) for piece in stack.pieces]
+            pieces = [_scaled(piece, scale, share / profile.rows[-1]) for piece in stack.pieces]
             division = divide(pieces, stages, stack.steps, link)
             seconds += division.seconds - division.alone
             chunks = (*chunks, division.chunks)
@@ -191,12 +191,12 @@ def best(profile: StepProfile, network: Network, ranks: int, kind: Kind, rows: i
         rows: Rows of the whole batch.
     """
     longest = max((len(stack.pieces) for stack in profile.stacks), default=1)
-    found = [
+    predictions = [
         predict(profile, network, replicas, stages, rows)
         for replicas, stages in divisions(ranks, kind, longest)
         if replicas <= rows
     ]
-    return min(found, key=lambda each: each.seconds, default=None)
+    return min(predictions, key=lambda each: each.seconds, default=None)
 
 
 def divisions(ranks: int, kind: Kind, longest: int) -> Iterator[tuple[int, int]]:
@@ -204,6 +204,6 @@ def divisions(ranks: int, kind: Kind, longest: int) -> Iterator[tuple[int, int]]
     for stages in range(1, min(ranks, longest) + 1):
         replicas = ranks // stages
         if replicas * stages == ranks:
-            own: Kind = "data" if stages == 1 else "pipeline" if replicas == 1 else "both"
-            if own == kind:
+            division: Kind = "data" if stages == 1 else "pipeline" if replicas == 1 else "both"
+            if division == kind:
                 yield replicas, stages

@@ -18,62 +18,39 @@ class Pending(Protocol):
         """Waits until the communication is done; on a GPU only the current stream waits."""
 
 
-class Members(Protocol):
-    """Collective operations of a group of ranks, which all call them in the same order.
-
-    Attributes:
-        size: Number of ranks in the group.
-    """
-
-    size: int
-
-    def watched(self) -> AbstractContextManager[None]:
-        """See :meth:`econmt.engine.communicator.Communicator.watched`."""
-
-    def all_reduce(self, tensor: Tensor) -> Pending:
-        """Starts to sum a tensor over all ranks, in place; the tensor must not change until that is done."""
-
-    def broadcast(self, tensor: Tensor, rank: int) -> Pending:
-        """Starts to copy the tensor of one rank to all others, in place."""
-
-    def gather(self, tensor: Tensor) -> list[Tensor]:
-        """Returns the tensors of all ranks, which have the same shape."""
-
-    def counts(self, own: list[int]) -> list[list[int]]:
-        """Returns the lists of integers of all ranks."""
-
-
 class Group:
-    """Group of ranks that communicate through torch.distributed; see :class:`Members`.
+    """Group of ranks, which all call its collective operations in the same order.
 
     Args:
         size: Number of ranks.
         group: Process group of torch.distributed.
-        watched: Returns the context manager in which collectives run.
+        watched: Returns the context in which collectives run; see
+            :meth:`econmt.engine.communicator.Communicator.watched`.
     """
 
     def __init__(self, size: int, group: Any, watched: Callable[[], AbstractContextManager[None]]) -> None:
         self.size, self._group, self.watched = size, group, watched
 
     def all_reduce(self, tensor: Tensor) -> Pending:
-        """Sums a tensor over the ranks; see :class:`Members`, also for the methods below."""
-        return _started(dist.all_reduce(tensor, group=self._group, async_op=True))
+        """Starts to sum a tensor over all ranks, in place; the tensor must not change until that is done."""
+        return started(dist.all_reduce(tensor, group=self._group, async_op=True))
 
     def broadcast(self, tensor: Tensor, rank: int) -> Pending:
-        """See :class:`Members`."""
-        return _started(dist.broadcast(tensor, rank, group=self._group, async_op=True))
+        """Starts to copy the tensor of one rank to all others, in place."""
+        return started(dist.broadcast(tensor, rank, group=self._group, async_op=True))
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
-        """See :class:`Members`."""
+        """Returns the tensors of all ranks, which have the same shape."""
         tensors = [torch.empty_like(tensor) for _ in range(self.size)]
         dist.all_gather(tensors, tensor, group=self._group)
         return tensors
 
-    def counts(self, own: list[int]) -> list[list[int]]:
-        """See :class:`Members`."""
-        return [numbers.tolist() for numbers in self.gather(torch.tensor(own))]
+    def counts(self, local: list[int]) -> list[list[int]]:
+        """Returns the lists of integers of all ranks."""
+        return [numbers.tolist() for numbers in self.gather(torch.tensor(local))]
 
 
-def _started(work: dist.Work | None) -> Pending:
+def started(work: dist.Work | None) -> Pending:
+    """Returns an asynchronous operation, which torch.distributed declares to be optional."""
     assert work is not None
     return work

@@ -33,7 +33,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from econmt.config.recipe import ParallelSection
-from econmt.engine.communicator import Communicator, Event, Json
+from econmt.engine.communicator import Communicator, Json
 from econmt.errors import EconmtError, printable, talk
 from econmt.parallel.groups import Group
 from econmt.parallel.orphans import LAUNCHER
@@ -63,11 +63,11 @@ _MARGIN = timedelta(seconds=60)
 """Extra time before NCCL's own timeout, so that econmt's shorter error message comes first."""
 
 
-class Processes(Communicator):
-    """Communicator of several processes; see :func:`joined`.
+class _Processes(Communicator):
+    """Communicator of several processes.
 
     Args:
-        place: Rank of this process.
+        environment: Rank of this process.
         settings: The recipe's parallel section.
         watch: Thread that detects lost ranks.
         store: Connection to the store for this thread.
@@ -76,13 +76,13 @@ class Processes(Communicator):
 
     def __init__(
         self,
-        place: RankEnvironment,
+        environment: RankEnvironment,
         settings: ParallelSection,
         watch: _Watch,
         store: Any,
         device: torch.device,
     ) -> None:
-        self.rank, self.size, self.local_size = place.rank, place.size, place.local_size
+        self.rank, self.size, self.local_size = environment.rank, environment.size, environment.local_size
         self._settings, self._watch, self._store = settings, watch, store
         self._timeout = timedelta(seconds=settings.timeout)
         self._control = dist.new_group(backend="gloo", timeout=self._timeout)
@@ -93,19 +93,16 @@ class Processes(Communicator):
         self._calls, self._destroyed = 0, False
 
     def all_reduce(self, tensors: Sequence[Tensor]) -> None:
-        """See :meth:`econmt.engine.communicator.Communicator.all_reduce`."""
         with self.watched(), torch.no_grad():
             for tensor in tensors:
                 dist.all_reduce(tensor, group=self._group_of(tensor))
 
     def broadcast(self, tensors: Sequence[Tensor], source: int = 0) -> None:
-        """See :meth:`econmt.engine.communicator.Communicator.broadcast`."""
         with self.watched(), torch.no_grad():
             for tensor in tensors:
                 dist.broadcast(tensor, source, group=self._group_of(tensor))
 
     def gather(self, value: Json, *, patient: bool = False) -> list[Json]:
-        """See :meth:`econmt.engine.communicator.Communicator.gather`."""
         if patient:
             self._patient_barrier()
         text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
@@ -123,7 +120,6 @@ class Processes(Communicator):
         ]
 
     def on_rank_zero(self, function: Callable[[], Json]) -> Json:
-        """See :meth:`econmt.engine.communicator.Communicator.first`."""
         self._calls += 1
         key = f"first/{self._calls}"
         if self.rank == 0:
@@ -152,11 +148,9 @@ class Processes(Communicator):
                 return
 
     def all_reduce_max(self, *values: int) -> list[int]:
-        """See :meth:`econmt.engine.communicator.Communicator.largest`."""
         return self.all_reduce_max_later(*values)()
 
     def all_reduce_max_later(self, *values: int) -> Callable[[], list[int]]:
-        """See :meth:`econmt.engine.communicator.Communicator.all_reduce_max_later`."""
         tensor = torch.tensor(values, dtype=torch.int64)
         with self.watched():
             work = dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self._control, async_op=True)
@@ -170,27 +164,27 @@ class Processes(Communicator):
 
         return result
 
-    def reduction(self, parameters: Iterable[nn.Parameter]) -> BucketedReduction:
-        """See :meth:`econmt.engine.communicator.Communicator.reduction`."""
-        return BucketedReduction(parameters, self._members(), travelling(self._settings))
+    def reduction(self, parameters: Iterable[nn.Parameter]) -> BucketedReduction | None:
+        return (
+            None
+            if self.stages > 1
+            else BucketedReduction(parameters, self._members(), travelling(self._settings))
+        )
 
-    def wait(self, event: Event) -> None:
-        """See :meth:`econmt.engine.communicator.Communicator.wait`."""
+    def wait(self, event: torch.cuda.Event) -> None:
         deadline = time.monotonic() + self._settings.timeout
-        while not event.query():
+        while not event.query():  # type: ignore[no-untyped-call]
             if time.monotonic() > deadline:
                 self._watch.lost(f"a GPU has waited {self._settings.timeout} s for other ranks")
             time.sleep(_POLL)
 
     def shares(self, parameters: Iterable[nn.Parameter]) -> OptimizerShares | None:
-        """See :meth:`econmt.engine.communicator.Communicator.shares`."""
         if not self._settings.shard_optimizer:
             return None
         return OptimizerShares(parameters, self.rank, self._members())
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """See :meth:`econmt.engine.communicator.Communicator.watched`."""
         self._watch.exchanges += 1
         try:
             yield
@@ -198,11 +192,10 @@ class Processes(Communicator):
             self._watch.lost(str(error))
 
     def note(self, update: int) -> None:
-        """See :meth:`econmt.engine.communicator.Communicator.note`."""
         self._watch.update = update
 
     def destroy(self) -> None:
-        """Destroys the process groups; see :meth:`econmt.engine.communicator.Communicator.destroy`.
+        """Destroys the process groups.
 
         NCCL destroys a communicator only when all ranks do so and no CUDA graph captured with it exists; until then it
         waits without a time limit.
@@ -212,7 +205,7 @@ class Processes(Communicator):
         self._destroyed = True
         if self._group is not self._control:
             gc.collect()  # destroys unreferenced graphs
-            event: Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record(torch.cuda.current_stream())
             self.wait(event)
         self._patient_barrier()
@@ -234,7 +227,7 @@ class _Watch(threading.Thread):
         rank: Rank of this process.
         size: Number of ranks.
         store: Connection to the store for the training thread.
-        own: Connection to the store for this thread; while it waits, no other thread can use that connection.
+        thread_store: Connection to the store for this thread; while it waits, no other thread can use it.
         timeout: Timeout of collectives, in seconds.
 
     Attributes:
@@ -244,13 +237,8 @@ class _Watch(threading.Thread):
 
     def __init__(self, rank: int, size: int, store: Any, thread_store: Any, timeout: int) -> None:
         super().__init__(daemon=True, name="econmt-watch")
-        self._rank, self._size, self._store, self._own, self._timeout = (
-            rank,
-            size,
-            store,
-            thread_store,
-            timeout,
-        )
+        self._rank, self._size, self._timeout = rank, size, timeout
+        self._store, self._thread_store = store, thread_store
         self._stopped = threading.Event()
         self._exit_lock = threading.Lock()
         self.exchanges = 0
@@ -262,10 +250,10 @@ class _Watch(threading.Thread):
         reason: dict[str, Any] | None = None
         while reason is None:
             try:
-                self._own.wait([f"wake/{self._rank}"], timedelta(hours=1))
+                self._thread_store.wait([f"wake/{self._rank}"], timedelta(hours=1))
                 if self._stopped.is_set():
                     return
-                reason = json.loads(self._own.get(_STOP))
+                reason = json.loads(self._thread_store.get(_STOP))
             except dist.DistStoreError:
                 continue
             except RuntimeError:
@@ -319,20 +307,22 @@ class _Watch(threading.Thread):
     def _call_roll(self, why: str) -> None:
         """Finds out which ranks answer, and how far each has come; the first rank to know tells the user."""
         try:
-            self._own.set(f"here/{self._rank}", json.dumps([self.exchanges, self.update]))
+            self._thread_store.set(f"here/{self._rank}", json.dumps([self.exchanges, self.update]))
             deadline = time.monotonic() + _ROLL_CALL
-            connected = [rank for rank in range(self._size) if self._own.check([f"host/{rank}"])]
-            while time.monotonic() < deadline and not self._own.check([f"here/{rank}" for rank in connected]):
-                if self._own.check([_SPOKEN]):
+            connected = [rank for rank in range(self._size) if self._thread_store.check([f"host/{rank}"])]
+            while time.monotonic() < deadline and not self._thread_store.check(
+                [f"here/{rank}" for rank in connected]
+            ):
+                if self._thread_store.check([_SPOKEN]):
                     return
                 time.sleep(0.1)
             answers = {
-                rank: json.loads(self._own.get(f"here/{rank}"))
+                rank: json.loads(self._thread_store.get(f"here/{rank}"))
                 for rank in connected
-                if self._own.check([f"here/{rank}"])
+                if self._thread_store.check([f"here/{rank}"])
             }
             line = self._line(answers, why)
-            if self._own.add(_SPOKEN, 1) == 1:
+            if self._thread_store.add(_SPOKEN, 1) == 1:
                 talk(f"econmt: error: {line}")
         except RuntimeError:
             self._leave_without_store()
@@ -356,7 +346,7 @@ class _Watch(threading.Thread):
 
     def _host(self, rank: int) -> str:
         key = f"host/{rank}"
-        return self._own.get(key).decode() if self._own.check([key]) else "never connected"
+        return self._thread_store.get(key).decode() if self._thread_store.check([key]) else "never connected"
 
     def _leave_without_store(self) -> NoReturn:
         """Reports that the store is lost, which also decided who reports; here one rank of each host does."""
@@ -396,11 +386,13 @@ def _limited(seconds: float, too_late: Callable[[], object]) -> Iterator[None]:
 
 
 @contextmanager
-def joined(place: RankEnvironment, settings: ParallelSection, device: torch.device) -> Iterator[Processes]:
+def joined(
+    environment: RankEnvironment, settings: ParallelSection, device: torch.device
+) -> Iterator[Communicator]:
     """Connects all processes that were started together; an error in one of them ends all.
 
     Args:
-        place: Rank of this process.
+        environment: Rank of this process.
         settings: The recipe's parallel section.
         device: Device on which it computes.
 
@@ -409,7 +401,7 @@ def joined(place: RankEnvironment, settings: ParallelSection, device: torch.devi
         SystemExit: This process had an error that another one reports.
     """
     address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-    this = f"rank {place.rank} ({socket.gethostname()})"
+    this = f"rank {environment.rank} ({socket.gethostname()})"
     watch: _Watch | None = None
 
     def too_late() -> None:
@@ -423,16 +415,16 @@ def joined(place: RankEnvironment, settings: ParallelSection, device: torch.devi
         with _limited(settings.timeout, too_late):  # torch's own limits apply to single attempts
             timeout = timedelta(seconds=settings.timeout) + _MARGIN
             store, rank, size = next(rendezvous("env://", timeout=timeout))
-            prefix = f"econmt/{place.restarts}"
+            prefix = f"econmt/{environment.restarts}"
             # A connection serves one thread at a time, and torch waits on the first one until all ranks have connected.
             keys, watch_keys = (PrefixStore(prefix, store.clone()) for _ in range(2))
             watch = _Watch(rank, size, keys, watch_keys, settings.timeout)
             watch.start()
             dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
-            communicator = Processes(place, settings, watch, keys, device)
+            communicator = _Processes(environment, settings, watch, keys, device)
     except (RuntimeError, ValueError) as error:
         raise EconmtError(
-            f"{this} could not connect to the other {place.size - 1} ranks at {address} ({printable(error)})"
+            f"{this} could not connect to the other {environment.size - 1} ranks at {address} ({printable(error)})"
         ) from error
     try:
         yield communicator

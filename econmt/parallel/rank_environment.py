@@ -63,27 +63,27 @@ def rank_environment() -> RankEnvironment | None:
     return ranks
 
 
-def take_own_gpu(name: str, place: RankEnvironment) -> None:
+def take_own_gpu(name: str, environment: RankEnvironment) -> None:
     """Selects this process's GPU, by its rank on this host, as the device "cuda".
 
     Args:
         name: Device of the recipe.
-        place: Rank of this process.
+        environment: Rank of this process.
 
     Raises:
         InputError: The recipe names one GPU for several processes, or there are fewer GPUs than processes.
     """
     if name == "cpu" or not torch.cuda.is_available():
         return
-    if name not in ("auto", "cuda") and place.local_size > 1:
+    if name not in ("auto", "cuda") and environment.local_size > 1:
         raise InputError(
-            f"training.device {name}: {place.local_size} processes need one GPU each; use cuda or auto"
+            f"training.device {name}: {environment.local_size} processes need one GPU each; use cuda or auto"
         )
     count: int = torch.cuda.device_count()
-    if count < place.local_size:
+    if count < environment.local_size:
         raise InputError(
-            f"{place.local_size} processes on {socket.gethostname()}, which has {count} GPUs; start one per "
+            f"{environment.local_size} processes on {socket.gethostname()}, which has {count} GPUs; start one per "
             "GPU, or set training.device=cpu"
         )
     if name in ("auto", "cuda"):
-        torch.cuda.set_device(place.local_rank)
+        torch.cuda.set_device(environment.local_rank)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from econmt.config.recipe import ParallelSection
-from econmt.parallel.groups import Members, Pending
+from econmt.parallel.groups import Group, Pending
 from econmt_ops.core.scopes import layer
 
 BUCKET_BYTES = 25 << 20
@@ -26,12 +26,24 @@ _ALIGNMENT = 16
 
 
 class _Message(NamedTuple):
-    """A bucket being reduced: parameters, flat tensor, each gradient's offset in it, and pending operation."""
+    """Dense gradients of a bucket in one flat tensor, with a view of it for each parameter's gradient."""
 
-    parameters: list[nn.Parameter]
     flat: Tensor
-    begins: list[int]
-    work: Pending
+    parameters: list[nn.Parameter]
+    views: list[Tensor]
+
+
+def in_buckets(parameters: Iterable[nn.Parameter]) -> list[tuple[nn.Parameter, ...]]:
+    """Groups parameters in their order into buckets of at most :data:`BUCKET_BYTES`, or of one larger parameter."""
+    buckets: list[list[nn.Parameter]] = []
+    bucket_bytes = BUCKET_BYTES
+    for parameter in parameters:
+        if bucket_bytes + parameter.nbytes > BUCKET_BYTES:
+            buckets.append([])
+            bucket_bytes = 0
+        buckets[-1].append(parameter)
+        bucket_bytes += parameter.nbytes
+    return [tuple(bucket) for bucket in buckets]
 
 
 class BucketedReduction:
@@ -50,24 +62,18 @@ class BucketedReduction:
         dtype: Type in which gradients are sent.
     """
 
-    def __init__(self, parameters: Iterable[nn.Parameter], ranks: Members, dtype: torch.dtype) -> None:
+    def __init__(self, parameters: Iterable[nn.Parameter], ranks: Group, dtype: torch.dtype) -> None:
         self._ranks, self._dtype = ranks, dtype
-        self._buckets: list[list[nn.Parameter]] = [[]]
-        bucket_bytes = 0
-        self._bucket_of: dict[nn.Parameter, int] = {}
-        for parameter in reversed([candidate for candidate in parameters if candidate.requires_grad]):
-            if bucket_bytes + parameter.nbytes > BUCKET_BYTES and self._buckets[-1]:
-                self._buckets.append([])
-                bucket_bytes = 0
-            bucket_bytes += parameter.nbytes
-            self._bucket_of[parameter] = len(self._buckets) - 1
-            self._buckets[-1].append(parameter)
+        trained = [parameter for parameter in parameters if parameter.requires_grad]
+        self._buckets = in_buckets(reversed(trained))
+        self._bucket_of = {each: number for number, bucket in enumerate(self._buckets) for each in bucket}
+        for parameter in self._bucket_of:
             parameter.register_post_accumulate_grad_hook(self._arrived)  # type: ignore[no-untyped-call]
         self._missing = [0] * len(self._buckets)
         self._active = False
         self._sent = 0
-        self._packed: dict[int, tuple[list[nn.Parameter], Tensor, list[int]]] = {}
-        self._messages: list[_Message] = []
+        self._packed: dict[int, _Message] = {}
+        self._sending: list[tuple[_Message, Pending]] = []
         self._sparse: list[nn.Parameter] = []
 
     def begin(self) -> None:
@@ -79,7 +85,7 @@ class BucketedReduction:
         """See :meth:`econmt.engine.communicator.Reduction.abandon`."""
         self._active, self._sent = False, 0
         self._packed.clear()
-        self._messages.clear()
+        self._sending.clear()
         self._sparse.clear()
 
     def pack(self) -> None:
@@ -96,9 +102,10 @@ class BucketedReduction:
             work = self._ranks.all_reduce(loss)
             if self._sparse:
                 self._exchange_rows()
-            for message in self._messages:
-                message.work.wait()
-                self._receive(message)
+            for message, pending in self._sending:
+                pending.wait()
+                gradients = [parameter.grad for parameter in message.parameters if parameter.grad is not None]
+                torch._foreach_copy_(gradients, message.views)
             work.wait()
         self.abandon()
 
@@ -120,38 +127,31 @@ class BucketedReduction:
         self._sparse += [
             parameter for parameter in bucket if parameter.grad is not None and parameter.grad.is_sparse
         ]
-        if self._sent not in self._packed:
-            self._packed[self._sent] = self._pack(bucket)
-        parameters, flat, begins = self._packed.pop(self._sent)
+        message = self._packed.pop(self._sent, None) or self._pack(bucket)
         self._sent += 1
-        if parameters:
-            self._messages.append(_Message(parameters, flat, begins, self._ranks.all_reduce(flat)))
+        if message.parameters:
+            self._sending.append((message, self._ranks.all_reduce(message.flat)))
 
-    def _pack(self, bucket: Sequence[nn.Parameter]) -> tuple[list[nn.Parameter], Tensor, list[int]]:
-        """Returns a bucket's parameters with dense gradients, a flat tensor of these gradients, and their offsets."""
+    def _pack(self, bucket: Sequence[nn.Parameter]) -> _Message:
+        """Copies the dense gradients of a bucket into a message."""
         parameters = [member for member in bucket if member.grad is not None and not member.grad.is_sparse]
         begins, end = [], 0
         for parameter in parameters:
             begins.append(end)
             end += -(-parameter.numel() // _ALIGNMENT) * _ALIGNMENT
         flat = torch.zeros(end, dtype=self._dtype, device=bucket[0].device)
-        gradients = [member.grad for member in parameters if member.grad is not None]
-        if gradients:
-            torch._foreach_copy_(_views(flat, parameters, begins), gradients)
-        return parameters, flat, begins
-
-    def _receive(self, message: _Message) -> None:
-        """Copies the sums back into the gradients, in place."""
-        gradients = [parameter.grad for parameter in message.parameters if parameter.grad is not None]
-        torch._foreach_copy_(gradients, _views(message.flat, message.parameters, message.begins))
+        views = [
+            flat[begin : begin + parameter.numel()].view(parameter.shape)
+            for parameter, begin in zip(parameters, begins, strict=True)
+        ]
+        if views:
+            torch._foreach_copy_(views, [member.grad for member in parameters if member.grad is not None])
+        return _Message(flat, parameters, views)
 
     def _exchange_rows(self) -> None:
         """Sums the sparse gradients of embedding tables."""
-        gradients = []
-        for parameter in self._sparse:
-            assert parameter.grad is not None
-            gradients.append(parameter.grad.coalesce())
-        counts = zip(*self._ranks.counts([row_counts._nnz() for row_counts in gradients]), strict=True)
+        gradients = [parameter.grad.coalesce() for parameter in self._sparse if parameter.grad is not None]
+        counts = zip(*self._ranks.counts([gradient._nnz() for gradient in gradients]), strict=True)
         for parameter, gradient, row_counts in zip(self._sparse, gradients, counts, strict=True):
             if rows_are_fewer(row_counts, gradient.shape):
                 parameter.grad = self._sum_rows(gradient, row_counts)
@@ -188,11 +188,3 @@ def rows_are_fewer(counts: Sequence[int], shape: Sequence[int]) -> bool:
         shape: Shape (V, E) of the table.
     """
     return max(counts) * len(counts) < 2 * shape[0]
-
-
-def _views(flat: Tensor, parameters: Sequence[Tensor], begins: Sequence[int]) -> list[Tensor]:
-    """Returns views of a message, one for each parameter's gradient."""
-    return [
-        flat[begin : begin + parameter.numel()].view(parameter.shape)
-        for parameter, begin in zip(parameters, begins, strict=True)
-    ]

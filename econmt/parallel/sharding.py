@@ -12,8 +12,8 @@ from itertools import zip_longest
 import torch
 from torch import Tensor, nn
 
-from econmt.parallel.groups import Members
-from econmt.parallel.reduction import BUCKET_BYTES
+from econmt.parallel.groups import Group
+from econmt.parallel.reduction import in_buckets
 from econmt_ops.core.scopes import layer
 
 
@@ -45,13 +45,13 @@ class OptimizerShares:
         ranks: Group of all ranks.
     """
 
-    def __init__(self, parameters: Iterable[nn.Parameter], rank: int, ranks: Members) -> None:
+    def __init__(self, parameters: Iterable[nn.Parameter], rank: int, ranks: Group) -> None:
         self._ranks, self._rank = ranks, rank
         trained = [parameter for parameter in parameters if parameter.requires_grad]
         owners = shares([parameter.numel() for parameter in trained], ranks.size)
         self.owner = dict(zip(trained, owners, strict=True))
         self._parts = [
-            _in_buckets([parameter for parameter in trained if self.owner[parameter] == number])
+            in_buckets([parameter for parameter in trained if self.owner[parameter] == number])
             for number in range(ranks.size)
         ]
 
@@ -71,25 +71,12 @@ class OptimizerShares:
                         flat = bucket[0].new_empty(sum(part.numel() for part in bucket))
                         views = _views(flat, bucket)
                         if owner == self._rank:
-                            torch._foreach_copy_(views, list(bucket))
+                            torch._foreach_copy_(views, bucket)
                         works.append((owner, bucket, views, self._ranks.broadcast(flat, owner)))
                 for owner, bucket, views, work in works:
                     work.wait()
                     if owner != self._rank:
-                        torch._foreach_copy_(list(bucket), views)
-
-
-def _in_buckets(parameters: Sequence[nn.Parameter]) -> list[tuple[nn.Parameter, ...]]:
-    """Groups parameters into buckets, each sent as one message."""
-    buckets: list[list[nn.Parameter]] = []
-    bucket_bytes = BUCKET_BYTES
-    for parameter in parameters:
-        if bucket_bytes + parameter.nbytes > BUCKET_BYTES:
-            buckets.append([])
-            bucket_bytes = 0
-        buckets[-1].append(parameter)
-        bucket_bytes += parameter.nbytes
-    return [tuple(bucket) for bucket in buckets]
+                        torch._foreach_copy_(bucket, views)
 
 
 def _views(flat: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:

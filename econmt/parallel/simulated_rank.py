@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
@@ -16,7 +16,7 @@ from econmt.engine.communicator import Communicator, Json
 from econmt.engine.precision import Precision
 from econmt.engine.step import TrainingStep
 from econmt.model import Implementations
-from econmt.parallel.groups import Members
+from econmt.parallel.groups import Group, Pending
 from econmt.parallel.pipeline.costs import PipelinePlan, divided, plan_by_weights
 from econmt.parallel.pipeline.stages import Stages
 from econmt.parallel.pipeline.step import PipelinedStep
@@ -75,34 +75,22 @@ def simulated_step(
     """Creates the training step of one rank of the recipe's parallel training, without the other ranks.
 
     Args:
-        task, model, precision, implementations, stands_for: See :class:`econmt.engine.step.TrainingStep`.
+        task, model, precision, implementations, target_device: See :class:`econmt.engine.step.TrainingStep`.
         rank: Rank to simulate.
         shape: Shape of its batches.
         plan: Placement of the layers on pipeline stages; None: balanced by the layers' numbers of weights.
     """
-    settings = task.recipe.parallel
-    communicator = Communicator() if rank.size == 1 else SimulatedRank(rank, settings)
+    communicator = Communicator() if rank.size == 1 else SimulatedRank(rank, task.recipe.parallel)
+    options: dict[str, Any] = {
+        "implementations": implementations,
+        "communicator": communicator,
+        "target_device": target_device,
+    }
     if communicator.stages == 1:
-        return TrainingStep(
-            task,
-            model,
-            precision,
-            implementations=implementations,
-            communicator=communicator,
-            target_device=target_device,
-        )
-    if plan is None:
-        plan = plan_by_weights(model, communicator.stages, shape)
-    return PipelinedStep(
-        task,
-        model,
-        _SimulatedStages(rank, communicator.stages),
-        divided(model, plan),
-        precision,
-        implementations=implementations,
-        communicator=communicator,
-        target_device=target_device,
-    )
+        return TrainingStep(task, model, precision, **options)
+    division = divided(model, plan or plan_by_weights(model, communicator.stages, shape))
+    stages = _SimulatedStages(rank, communicator.stages)
+    return PipelinedStep(task, model, stages, division, precision, **options)
 
 
 class SimulatedRank(Communicator):
@@ -121,11 +109,10 @@ class SimulatedRank(Communicator):
         """See :meth:`econmt.engine.communicator.Communicator.gather`."""
         return [value] * self.size
 
-    def reduction(self, parameters: Iterable[nn.Parameter]) -> BucketedReduction:
+    def reduction(self, parameters: Iterable[nn.Parameter]) -> BucketedReduction | None:
         """See :meth:`econmt.engine.communicator.Communicator.reduction`."""
-        return BucketedReduction(
-            parameters, _SimulatedGroup(self.rank, self.size), travelling(self._settings)
-        )
+        group = _SimulatedGroup(self.rank, self.size)
+        return None if self.stages > 1 else BucketedReduction(parameters, group, travelling(self._settings))
 
     def shares(self, parameters: Iterable[nn.Parameter]) -> OptimizerShares | None:
         """See :meth:`econmt.engine.communicator.Communicator.shares`."""
@@ -141,19 +128,17 @@ class _CompletedWork:
         """Returns immediately."""
 
 
-class _SimulatedGroup:
-    """Simulated :class:`econmt.parallel.groups.Members`: gathers copies, receives zeros."""
+class _SimulatedGroup(Group):
+    """Simulated group: gathers copies of the local tensor, receives zeros."""
 
     def __init__(self, rank: int, size: int) -> None:
-        self._rank, self.size = rank, size
+        super().__init__(size, None, nullcontext)
+        self._rank = rank
 
-    def watched(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def all_reduce(self, _tensor: Tensor) -> _CompletedWork:
+    def all_reduce(self, tensor: Tensor) -> Pending:  # noqa: ARG002
         return _CompletedWork()
 
-    def broadcast(self, tensor: Tensor, rank: int) -> _CompletedWork:
+    def broadcast(self, tensor: Tensor, rank: int) -> Pending:
         if rank != self._rank:
             tensor.zero_()
         return _CompletedWork()
@@ -161,12 +146,12 @@ class _SimulatedGroup:
     def gather(self, tensor: Tensor) -> list[Tensor]:
         return [tensor.clone() for _ in range(self.size)]
 
-    def counts(self, own: list[int]) -> list[list[int]]:
-        return [own] * self.size
+    def counts(self, local: list[int]) -> list[list[int]]:  # without tensors, which may be fake
+        return [local] * self.size
 
 
 class _SimulatedGathering:
-    """Simulated :class:`econmt_ops.core.gathering.Gathered`: copies of this rank's own tensor."""
+    """Simulated gathering from all stages: copies of the local tensor."""
 
     def __init__(self, tensor: Tensor, size: int) -> None:
         self._all = tensor.new_empty(size, *tensor.shape)
@@ -177,19 +162,19 @@ class _SimulatedGathering:
 
 
 class _SimulatedStages(Stages):
-    """Simulated :class:`econmt.parallel.pipeline.stages.Stages`: received values are zeros."""
+    """Simulated stages of a pipeline: received values are zeros."""
 
     def __init__(self, rank: Rank, size: int) -> None:
         self.size, self.replicas = size, rank.size // size
         self.replica, self.rank = divmod(rank.number, size)
 
-    def of_replicas(self, watched: Callable[[], AbstractContextManager[None]]) -> Members:  # noqa: ARG002
+    def of_replicas(self, watched: Callable[[], AbstractContextManager[None]]) -> Group:  # noqa: ARG002
         return _SimulatedGroup(self.replica, self.replicas)
 
-    def send(self, tensor: Tensor, rank: int) -> _CompletedWork:  # noqa: ARG002
+    def send(self, tensor: Tensor, rank: int) -> Pending:  # noqa: ARG002
         return _CompletedWork()
 
-    def receive(self, tensor: Tensor, rank: int) -> _CompletedWork:  # noqa: ARG002
+    def receive(self, tensor: Tensor, rank: int) -> Pending:  # noqa: ARG002
         tensor.zero_()
         return _CompletedWork()
 

@@ -1,1 +1,1 @@
-"""A trained model behind HTTP: LibreTranslate's interface, and a page in the browser; ``econmt serve`` starts it."""
+"""Server of trained models over HTTP, with LibreTranslate's interface and a page; ``econmt serve`` starts it."""

@@ -15,15 +15,11 @@ from econmt.errors import InputError
 from econmt.serving.settings import Refused
 
 _REMEMBERED = 10_000
-"""Clients whose requests are counted; of more the one that was quiet longest is forgotten."""
+"""Maximum number of clients whose requests are counted; the one that was idle longest is dropped."""
 
 
 class Keys:
-    """Keys of which a request must have one; none at all: anyone may ask.
-
-    Args:
-        keys: the keys.
-    """
+    """API keys, of which a request must have one; without keys any request is allowed."""
 
     def __init__(self, keys: Iterable[str] = ()) -> None:
         self._digests = [_digest(key) for key in keys]
@@ -34,13 +30,9 @@ class Keys:
         return bool(self._digests)
 
     def check(self, key: str) -> None:
-        """Looks at all keys, in a time that depends on none of them.
-
-        Raises:
-            Refused: it is none of them.
-        """
-        given = _digest(key)
-        fits = [hmac.compare_digest(given, digest) for digest in self._digests]
+        """Raises Refused if ``key`` is none of the keys; takes the same time for any wrong key."""
+        digest = _digest(key)
+        fits = [hmac.compare_digest(digest, each) for each in self._digests]
         if self.wanted and not any(fits):
             raise Refused(
                 403,
@@ -55,10 +47,10 @@ def _digest(key: str) -> bytes:
 
 
 def read_keys(path: Path) -> Keys:
-    """Reads keys, a line each; blank lines, and those that begin with a number sign, are skipped.
+    """Reads keys from a file, one a line; skips blank lines and lines that begin with ``#``.
 
     Raises:
-        InputError: naming the file: it cannot be read, or holds none.
+        InputError: the file cannot be read or holds no key.
     """
     lines = [line.strip() for line in read_lines(path)]
     keys = [line for line in lines if line and not line.startswith("#")]
@@ -68,11 +60,11 @@ def read_keys(path: Path) -> Keys:
 
 
 class Rates:
-    """Lets each client ask so many times a minute: as many at once, and one more each time its share has passed.
+    """Rate limit of each client by a token bucket, which holds the requests of one minute.
 
     Args:
-        a_minute: requests; None: any number.
-        clock: seconds from any beginning.
+        a_minute: requests a minute; None: no limit.
+        clock: returns seconds.
     """
 
     def __init__(self, a_minute: int | None, clock: Callable[[], float] = time.monotonic) -> None:
@@ -80,19 +72,11 @@ class Rates:
         self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def take(self, client: str) -> None:
-        """Counts one request.
-
-        Raises:
-            Refused: it is one too many.
-        """
+        """Counts a request; raises Refused if the client has none left."""
         self._count(client, 1.0)
 
     def check(self, client: str) -> None:
-        """Looks whether a client may ask, and counts nothing.
-
-        Raises:
-            Refused: a request would be one too many.
-        """
+        """Raises Refused if the client has no request left."""
         self._count(client, 0.0)
 
     def _count(self, client: str, requests: float) -> None:

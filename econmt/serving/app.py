@@ -1,4 +1,4 @@
-"""The HTTP interface: LibreTranslate's, with what econmt can do besides, and the page."""
+"""HTTP interface of the server: LibreTranslate's paths with further fields, next words, metrics, and a page."""
 
 from __future__ import annotations
 
@@ -37,25 +37,22 @@ _MOST_BYTES_A_CHARACTER = 12
 _OTHER_BYTES = 1 << 18
 """Bytes of a body for more than the text, such as glossaries and constraints."""
 _ADDRESS_CHARACTERS = 64
-"""Kept of a client's address, which behind a proxy is whatever the proxy says."""
+"""Characters kept of a client's address, which may be any text of a proxy."""
 _LEFT = 499
-"""The status that is counted when a client leaves before its answer, as nginx has it."""
+"""Status in the metrics of a request whose client left before its answer, as in nginx."""
 _KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
-_SAFE = {
-    "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'self'",
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-cache",
-}
 
-Answering = Callable[[Request], Awaitable[Response]]
+Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 class Service:
     """Service that answers requests.
 
     Args:
-        models: of each language pair. settings: of the server. keys: that it wants.
+        models: the models of each language pair. settings: limits of the server. keys: API keys.
+
+    Attributes:
+        failure: error that stopped the translating, or None.
     """
 
     def __init__(self, models: Sequence[Served], settings: Settings, keys: Keys) -> None:
@@ -64,26 +61,20 @@ class Service:
         self._rates = Rates(settings.requests_a_minute)
         self._begun = time.time()
         self._scheduler: Scheduler | None = None
-        self.failed: BaseException | None = None
+        self.failure: BaseException | None = None
 
     def application(self, stop: Callable[[], object] = lambda: None) -> Starlette:
-        """The application; ``stop`` is called if what translates cannot go on, which ``failed`` then holds."""
-        posts = {
-            "/translate": self._translate,
-            "/alternatives": self._alternatives,
-            "/detect": self._detect,
-        }
-        gets = {
-            "/languages": self._languages,
-            "/health": self._health,
-            "/metrics": self._figures,
-            "/frontend/settings": self._frontend,
+        """Makes the ASGI application; calls ``stop`` if translating fails for good."""
+        endpoints: dict[tuple[str, str], Endpoint] = {
+            ("POST", "/translate"): self._translate,
+            ("POST", "/alternatives"): self._alternatives,
+            ("POST", "/detect"): self._detect,
+            ("GET", "/languages"): self._languages,
+            ("GET", "/health"): self._health,
+            ("GET", "/metrics"): self._show_metrics,
+            ("GET", "/frontend/settings"): self._frontend,
             **_pages(),
         }
-        routes = [
-            Route(path, self._counted(path, answer), methods=["POST"]) for path, answer in posts.items()
-        ]
-        routes += [Route(path, self._counted(path, answer), methods=["GET"]) for path, answer in gets.items()]
 
         @contextlib.asynccontextmanager
         async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -92,7 +83,7 @@ class Service:
 
             def ended(task: asyncio.Task[None]) -> None:
                 if not task.cancelled():
-                    self.failed = task.exception()
+                    self.failure = task.exception()
                     stop()
 
             for task in tasks:
@@ -103,7 +94,10 @@ class Service:
             await asyncio.gather(*tasks, return_exceptions=True)
 
         application = Starlette(
-            routes=routes,
+            routes=[
+                Route(path, self._counted(path, endpoint), methods=[method])
+                for (method, path), endpoint in endpoints.items()
+            ],
             exception_handlers={HTTPException: _http_error, 500: _bug},
             middleware=[Middleware(CloseUnread)],
             lifespan=lifespan,
@@ -112,7 +106,7 @@ class Service:
         return application
 
     async def _watch(self) -> None:
-        """Loads models again when their folders hold better parameters; those before translate until then."""
+        """Reloads models whenever their folders hold better parameters."""
         while True:
             await asyncio.sleep(self._settings.watch_seconds)
             for served in self._models:
@@ -124,13 +118,13 @@ class Service:
                     self._metrics.reloads.labels("failed").inc()
                     notice(f"warning: the parameters before go on: {error}")
 
-    def _counted(self, path: str, answer: Answering) -> Answering:
-        """An endpoint whose errors are answers, and whose answers are counted."""
+    def _counted(self, path: str, endpoint: Endpoint) -> Endpoint:
+        """Returns an endpoint that turns errors into responses, and counts responses."""
 
-        async def endpoint(request: Request) -> Response:
+        async def counted(request: Request) -> Response:
             begun, status = time.monotonic(), 500
             try:
-                response = await answer(request)
+                response = await endpoint(request)
                 status = response.status_code
             except ClientDisconnect:
                 response = Response(status_code=_LEFT)
@@ -143,17 +137,17 @@ class Service:
                 self._metrics.seconds.labels(path).observe(time.monotonic() - begun)
             return response
 
-        return endpoint
+        return counted
 
     async def _read(self, request: Request, kind: type[queries.BodyType]) -> queries.BodyType:
-        """The body of a request that may be answered.
+        """Returns the body of a request after checking the client's key and its rate.
 
-        A key in the head, or a client's rate where no key is needed, is looked at before the body is read. For a key in
-        the body the client's address must have requests left; those without a right key count.
+        A key in the head, or the rate where no key is needed, is checked before the body is read. For a key in the body
+        the client's address must have requests left, and requests with a wrong key count.
         """
         address = request.client.host[:_ADDRESS_CHARACTERS] if request.client else ""
-        scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        key = given.strip() if scheme.lower() == "bearer" else ""
+        scheme, _, credentials = request.headers.get("authorization", "").partition(" ")
+        key = credentials.strip() if scheme.lower() == "bearer" else ""
         if key or not self._keys.wanted:
             self._admit(key, address)
             return queries.checked_body(kind, await self._tree(request))
@@ -169,7 +163,7 @@ class Service:
         return queries.checked_body(kind, tree)
 
     def _admit(self, key: str, address: str) -> None:
-        """Counts a request by its key, or by its address where the key is wrong or none is needed.
+        """Counts a request by its key, or by its address if the key is wrong or none is needed.
 
         Raises:
             Refused: the key is wrong, or there were too many requests.
@@ -182,7 +176,7 @@ class Service:
         self._rates.take(key if self._keys.wanted else address)
 
     async def _tree(self, request: Request) -> dict[str, Any]:
-        """The fields of a request's body, read but not checked."""
+        """Reads the fields of a request's body without checking them."""
         most = self._settings.most_characters * _MOST_BYTES_A_CHARACTER + _OTHER_BYTES
         try:
             content = await asyncio.wait_for(_content(request, most), self._settings.read_seconds)
@@ -193,14 +187,14 @@ class Service:
         return queries.read_tree(content, request.headers.get("content-type", ""))
 
     def _model(self, source: str, target: str) -> Served:
-        """Whose language pair is asked for."""
+        """Returns the models of a language pair; "auto" and "" fit any source and target."""
         fits = [
             each for each in self._models if source in ("auto", each.source) and target in ("", each.target)
         ]
         pairs = ", ".join(f"{each.source} to {each.target}" for each in self._models)
         if not fits:
-            wanted = f"{shortened(source)} to {shortened(target) or 'anything'}"
-            raise Refused(400, f"nothing translates {wanted} here; this server has {pairs}")
+            pair = f"{shortened(source)} to {shortened(target) or 'anything'}"
+            raise Refused(400, f"nothing translates {pair} here; this server has {pairs}")
         if len(fits) > 1:
             raise Refused(
                 400, f"source {source} and target {target or 'none'} fit several of {pairs}; name both"
@@ -212,32 +206,36 @@ class Service:
         body = await self._read(request, queries.TranslateBody)
         served = self._model(body.source, body.target)
         nbest = body.alternatives + 1
-        if nbest > served.beam:
+        beam = served.loaded.beam
+        if nbest > beam:
             raise Refused(
                 400,
-                f"alternatives {body.alternatives}: at most {served.beam - 1}, the beam keeps {served.beam} hypotheses",
+                f"alternatives {body.alternatives}: at most {beam - 1}, the beam keeps {beam} hypotheses",
             )
         texts = queries.texts_of(body, self._settings.most_characters)
         lines = [line for text in texts for line in text.lines]
         futures = self._submit(served, lines, TranslationJob(nbest, body.details))
         if body.stream:
             return StreamingResponse(
-                self._streamed(lines, futures, body, begun), media_type="application/x-ndjson", headers=_SAFE
+                self._streamed(lines, futures, body, begun),
+                media_type="application/x-ndjson",
+                headers=answers.SAFE_HEADERS,
             )
-        found = await _unless_left(request, futures)
-        return answers.JsonResponse(_whole(texts, found, body, served, begun), headers=_SAFE)
+        translated = await _unless_left(request, futures)
+        return answers.JsonResponse(_translations(texts, translated, body, served, begun))
 
     def _submit(
         self, served: Served, lines: Sequence[requests.Request], task: TranslationJob
     ) -> list[asyncio.Future[Answer]]:
-        """Returns a future for each line; a blank line has an empty translation at once."""
+        """Queues lines; returns a future for each, which is done at once for a blank line."""
         assert self._scheduler is not None
         futures: list[asyncio.Future[Answer]] = []
         jobs: list[Job] = []
         for number, line in enumerate(lines):
-            tokens = served.tokens(line.text, f"line {number + 1}")
+            tokens = served.loaded.tokens(line.text, f"line {number + 1}")
             if tokens and line.text.strip():
-                jobs.append(Job(served, line, task._replace(wished=not line.is_plain), tokens, len(jobs)))
+                constrained = task._replace(constrained=not line.is_plain)
+                jobs.append(Job(served, line, constrained, tokens, len(jobs)))
                 futures.append(jobs[-1].answer)
             else:
                 futures.append(asyncio.get_running_loop().create_future())
@@ -252,12 +250,12 @@ class Service:
         body: queries.TranslateBody,
         begun: float,
     ) -> AsyncIterator[str]:
-        """A line of JSON a sentence, in order, each as soon as it and those before it are there."""
+        """Yields a line of JSON for each sentence, in order, as soon as it is translated."""
         try:
             for number, (line, future) in enumerate(zip(lines, futures, strict=True)):
-                found = await future
-                assert isinstance(found, Translation)
-                yield json_text({"line": number, **_best(found, line, body)}) + "\n"
+                translation = await future
+                assert isinstance(translation, Translation)
+                yield json_text({"line": number, **_streamed_fields(translation, line, body)}) + "\n"
             yield json_text({"done": True, "milliseconds": _milliseconds(begun)}) + "\n"
         except EconmtError as error:
             yield json_text(answers.complaint(error)) + "\n"
@@ -269,12 +267,11 @@ class Service:
         body = await self._read(request, queries.WordsBody)
         served = self._model(body.source, body.target)
         line = queries.word_request(body, self._settings.most_characters)
-        (found,) = await _unless_left(
-            request, self._submit(served, [line], TranslationJob(words=body.alternatives))
-        )
-        following = found if isinstance(found, list) else []  # a sentence without tokens is not looked at
+        futures = self._submit(served, [line], TranslationJob(words=body.alternatives))
+        (answer,) = await _unless_left(request, futures)
+        following = answer if isinstance(answer, list) else []  # a blank sentence has an empty translation
         return answers.JsonResponse(
-            {"alternatives": answers.words(following), "milliseconds": _milliseconds(begun)}, headers=_SAFE
+            {"alternatives": answers.words(following), "milliseconds": _milliseconds(begun)}
         )
 
     async def _detect(self, request: Request) -> Response:
@@ -288,17 +285,22 @@ class Service:
         return answers.JsonResponse([{"language": sources[0], "confidence": 0.0, "note": note}])
 
     async def _languages(self, _: Request) -> Response:
-        return answers.JsonResponse(answers.languages(self._models), headers=_SAFE)
+        return answers.JsonResponse(answers.languages(self._models))
 
     async def _health(self, _: Request) -> Response:
         models = [
-            {"source": each.source, "target": each.target, "parameters": each.parameters, "bytes": each.size}
+            {
+                "source": each.source,
+                "target": each.target,
+                "parameters": each.loaded.parameters,
+                "bytes": each.loaded.size,
+            }
             for each in self._models
         ]
         seconds = round(time.time() - self._begun, 1)
-        return answers.JsonResponse({"status": "ok", "seconds": seconds, "models": models}, headers=_SAFE)
+        return answers.JsonResponse({"status": "ok", "seconds": seconds, "models": models})
 
-    async def _figures(self, _: Request) -> Response:
+    async def _show_metrics(self, _: Request) -> Response:
         return Response(self._metrics.text(), media_type="text/plain; version=0.0.4")
 
     async def _frontend(self, _: Request) -> Response:
@@ -307,35 +309,30 @@ class Service:
                 "apiKeys": self._keys.wanted,
                 "keyRequired": self._keys.wanted,
                 "charLimit": self._settings.most_characters,
-                "alternatives": min(served.beam for served in self._models) - 1,
-            },
-            headers=_SAFE,
+                "alternatives": min(served.loaded.beam for served in self._models) - 1,
+            }
         )
 
 
-def _pages() -> dict[str, Answering]:
-    """Returns the handlers of the page's files, which are read once."""
+def _pages() -> dict[tuple[str, str], Endpoint]:
+    """Returns the endpoints of the page's files, which are read once."""
     return {
-        "/" if file.name == "index.html" else f"/{file.name}": _page(
+        ("GET", "/" if file.name == "index.html" else f"/{file.name}"): _page(
             file.read_bytes(), _KINDS[Path(file.name).suffix]
         )
         for file in resources.files("econmt.serving").joinpath("page").iterdir()
     }
 
 
-def _page(content: bytes, kind: str) -> Answering:
-    async def answer(_: Request) -> Response:
-        return Response(content, media_type=kind, headers=_SAFE)
+def _page(content: bytes, kind: str) -> Endpoint:
+    async def page(_: Request) -> Response:
+        return Response(content, media_type=kind, headers=answers.SAFE_HEADERS)
 
-    return answer
+    return page
 
 
 async def _content(request: Request, most: int) -> bytes:
-    """The body.
-
-    Raises:
-        Refused: it has more bytes than ``most``.
-    """
+    """Reads the body; raises Refused if it has more than ``most`` bytes."""
     parts, size = list[bytes](), 0
     declared = request.headers.get("content-length", "0")
     if declared.isdecimal() and int(declared) > most:
@@ -349,30 +346,26 @@ async def _content(request: Request, most: int) -> bytes:
 
 
 async def _unless_left(request: Request, futures: Sequence[asyncio.Future[Answer]]) -> list[Answer]:
-    """Waits for the answer to each sentence.
-
-    Raises:
-        ClientDisconnect: the client has left; nothing more is done for it.
-    """
-    left = asyncio.ensure_future(_leaves(request))
+    """Waits for the answer to each sentence; raises ClientDisconnect, and cancels them, if the client leaves."""
+    leaving = asyncio.ensure_future(_leaves(request))
     every = asyncio.gather(*futures)
-    left.add_done_callback(lambda _: every.cancel())
+    leaving.add_done_callback(lambda _: every.cancel())
     try:
         return await every
     except asyncio.CancelledError:
-        if left.done():
+        if leaving.done():
             raise ClientDisconnect from None
         raise
     finally:
-        left.cancel()
+        leaving.cancel()
         _forget(futures)
 
 
 def _forget(futures: Sequence[asyncio.Future[Answer]]) -> None:
-    """Lets go of what is not wanted any more, translated or not."""
+    """Cancels what is not done yet."""
     for future in futures:
         if not future.cancel() and not future.cancelled():
-            future.exception()  # asyncio complains of errors that nobody has looked at
+            future.exception()  # asyncio logs errors that nobody has retrieved
 
 
 async def _leaves(request: Request) -> None:
@@ -384,64 +377,64 @@ def _milliseconds(begun: float) -> float:
     return round(1000.0 * (time.monotonic() - begun), 1)
 
 
-def _best(found: Translation, line: requests.Request, body: queries.TranslateBody) -> dict[str, Any]:
-    """One sentence, as a stream has it."""
-    fields: dict[str, Any] = {"translatedText": found.text}
+def _streamed_fields(
+    translation: Translation, line: requests.Request, body: queries.TranslateBody
+) -> dict[str, Any]:
+    """Returns the fields of one sentence of a stream."""
+    fields: dict[str, Any] = {"translatedText": translation.text}
     if body.alternatives:
-        fields["alternatives"] = [other.text for other in found.hypotheses[1:]]
+        fields["alternatives"] = [other.text for other in translation.hypotheses[1:]]
     if body.details:
-        answers.check_details([found])
-        fields["details"] = answers.sentence(found, line.passed)
+        answers.check_details([translation])
+        fields["details"] = answers.sentence(translation, line.passed)
     return fields
 
 
-def _whole(
+def _translations(
     texts: Sequence[MarkupText],
     found: Sequence[Answer],
     body: queries.TranslateBody,
     served: Served,
     begun: float,
 ) -> dict[str, Any]:
-    """The answer to a request, in LibreTranslate's form, with what else was asked for."""
+    """Returns the content of the response to a request, in LibreTranslate's form with the further fields."""
+    translations = [each for each in found if isinstance(each, Translation)]
     if body.details:
-        answers.check_details(each for each in found if isinstance(each, Translation))
-    rest = iter(found)
-    written: list[str] = []
-    others: list[list[str]] = []
-    details: list[list[dict[str, Any]]] = []
+        answers.check_details(translations)
+    rest = iter(translations)
+    written, others, details = [], [], []
     for text in texts:
-        made = [each for each in (next(rest) for _ in text.lines) if isinstance(each, Translation)]
-        written.append(text.written([each.text for each in made]))
-        ranks = range(1, max((len(each.hypotheses) for each in made), default=0))
-        others.append([text.written([_ranked(each, rank) for each in made]) for rank in ranks])
+        sentences = [next(rest) for _ in text.lines]
+        written.append(text.written([each.text for each in sentences]))
+        ranks = range(1, max((len(each.hypotheses) for each in sentences), default=0))
+        others.append([text.written([_ranked(each, rank) for each in sentences]) for rank in ranks])
         if body.details:
-            details.append(
-                [answers.sentence(each, line.passed) for each, line in zip(made, text.lines, strict=True)]
-            )
-    single = not isinstance(body.q, list)
-    answer: dict[str, Any] = {"translatedText": written[0] if single else written}
+            pairs = zip(sentences, text.lines, strict=True)
+            details.append([answers.sentence(each, line.passed) for each, line in pairs])
+    content: dict[str, Any] = {"translatedText": written}
     if body.alternatives:
-        answer["alternatives"] = others[0] if single else others
+        content["alternatives"] = others
     if body.source == "auto":
-        detected = {"language": served.source, "confidence": 0.0}
-        answer["detectedLanguage"] = detected if single else [detected] * len(written)
+        content["detectedLanguage"] = [{"language": served.source, "confidence": 0.0}] * len(texts)
     if body.details:
-        answer["details"] = details[0] if single else details
-        answer["milliseconds"] = _milliseconds(begun)
-    return answer
+        content["details"] = details
+    if not isinstance(body.q, list):
+        content = {name: values[0] for name, values in content.items()}
+    return {**content, "milliseconds": _milliseconds(begun)} if body.details else content
 
 
-def _ranked(found: Translation, rank: int) -> str:
-    """The translation of a sentence at a rank from 0, or its last one."""
-    return found.hypotheses[min(rank, len(found.hypotheses) - 1)].text if found.hypotheses else ""
+def _ranked(translation: Translation, rank: int) -> str:
+    """Returns the text of a hypothesis by its rank from 0; the last one if there are fewer."""
+    hypotheses = translation.hypotheses
+    return hypotheses[min(rank, len(hypotheses) - 1)].text if hypotheses else ""
 
 
 async def _http_error(_: Request, error: Exception) -> Response:
-    """Returns errors of the router as JSON."""
+    """Returns the response to an error of the router."""
     assert isinstance(error, HTTPException)
     return answers.JsonResponse({"error": error.detail}, error.status_code, dict(error.headers or {}))
 
 
 async def _bug(_: Request, error: Exception) -> Response:
-    """Returns the answer after a bug of this program; the traceback goes to standard error."""
+    """Returns the response after a bug of this program; the traceback goes to standard error."""
     return answers.JsonResponse({"error": bug(error)}, 500)

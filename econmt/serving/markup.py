@@ -1,4 +1,4 @@
-"""Texts with what stands around the sentences in them: line ends, or the tags of HTML."""
+"""Division of a text into sentences and the markup between them: line ends, or the tags of HTML."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from econmt.decoding.requests import Request
 
-_KEPT = frozenset({"script", "style", "code", "pre", "textarea", "kbd", "samp", "var"})
-"""Elements whose text is no sentence."""
+_UNTRANSLATED = frozenset({"script", "style", "code", "pre", "textarea", "kbd", "samp", "var"})
+"""Elements whose text is left as it is."""
 _RAW = frozenset({"script", "style"})
 """Elements whose text contains no tags."""
 _TAG = re.compile(r"""<(/?)([a-zA-Z][^\s/<>"']*)(?=[\s/>])[^<>"']*(?:(?:"[^"]*"|'[^']*')[^<>"']*)*>""")
@@ -18,18 +18,18 @@ _TAG = re.compile(r"""<(/?)([a-zA-Z][^\s/<>"']*)(?=[\s/>])[^<>"']*(?:(?:"[^"]*"|
 _BROKEN_TAG = re.compile(r"<(/?)([a-zA-Z][^\s/<>]*)(?=[\s/>])[^<>]*>")
 """A tag with a quote that is never closed."""
 _OTHERS = {"<!--": "-->", "<![CDATA[": "]]>", "<!": ">", "<?": ">", "</": ">"}
-"""Beginnings and ends of other markup; the first that matches applies."""
+"""Ends of other markup by its beginning; the first beginning that matches applies."""
 _LONG_REFERENCE = re.compile(r"&#[0-9]{20,};?")
-"""A number of so many digits is no character's, and Python reads none of thousands."""
+"""A character reference with too many digits for any character; Python refuses to read thousands of digits."""
 
 
 class MarkupText(NamedTuple):
-    """Sentences of one text and what stands around them.
+    """Sentences of one text and the markup around them.
 
     Attributes:
         lines: the sentences.
-        gaps: what stands before the first of them, between them, and behind the last, one more than ``lines``.
-        markup: whether it is HTML, so that a sentence's own angle brackets are escaped.
+        gaps: markup before the first sentence, between sentences, and after the last one; one more than ``lines``.
+        markup: True for HTML, in which angle brackets of sentences are escaped.
     """
 
     lines: list[Request]
@@ -37,26 +37,26 @@ class MarkupText(NamedTuple):
     markup: bool
 
     def written(self, translations: Sequence[str]) -> str:
-        """The text with translations in the places of its sentences."""
+        """Returns the text with translations in place of its sentences."""
         put = [escape(each, quote=False) if self.markup else each for each in translations]
         return self.gaps[0] + "".join(line + gap for line, gap in zip(put, self.gaps[1:], strict=True))
 
 
 def plain_text(request: Request) -> MarkupText:
-    """A text whose lines are sentences, blank ones too."""
+    """Divides plain text into lines; each is a sentence, also a blank one."""
     lines = [request._replace(text=line) for line in request.text.replace("\r\n", "\n").split("\n")]
     return MarkupText(lines, ["", *["\n"] * (len(lines) - 1), ""], markup=False)
 
 
 def html_text(request: Request) -> MarkupText:
-    """HTML: what stands between two tags is a sentence by itself; all else stays as it is written."""
+    """Divides HTML: the text between two tags is a sentence; everything else stays as it is."""
     page = _Page()
     page.read(request.text)
     return MarkupText([request._replace(text=line) for line in page.lines], page.gaps, markup=True)
 
 
 class _Page:
-    """Finds the sentences, and keeps what is around them as it is written, which Python's own parser does not."""
+    """Parser of HTML that keeps markup exactly as it is written, which Python's own parser does not."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -64,7 +64,7 @@ class _Page:
         self._kept: list[str] = []
 
     def read(self, page: str) -> None:
-        """Takes a whole page."""
+        """Parses a page."""
         done = at = 0
         while (at := page.find("<", at)) >= 0:
             tag = _TAG.match(page, at) or _BROKEN_TAG.match(page, at)
@@ -80,12 +80,12 @@ class _Page:
         self._text(page[done:])
 
     def _tag(self, tag: re.Match[str], page: str) -> int:
-        """Remembers in which elements the page is from here on; returns where it is, behind a script's text."""
+        """Updates the open elements after a tag; returns the position to go on from, after the text of a script."""
         name, end = tag[2].lower(), tag.end()
         if tag[1]:
             if name in self._kept:
                 del self._kept[self._kept.index(name) :]
-        elif name in _KEPT and not tag[0].endswith("/>"):
+        elif name in _UNTRANSLATED and not tag[0].endswith("/>"):
             self._kept.append(name)
             if name in _RAW:
                 closing = re.compile(f"</{name}(?=[\\s/>])", re.IGNORECASE).search(page, end)

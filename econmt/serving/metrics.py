@@ -9,38 +9,43 @@ _SENTENCES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 class Metrics:
-    """The figures of one server, and of its process where the system tells them."""
+    """Counters and histograms of one server, and figures of its process where the system has them."""
 
     def __init__(self) -> None:
-        self._registry = own = CollectorRegistry()
-        ProcessCollector(registry=own)
+        registry = self._registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
         self.requests = Counter(
-            "econmt_requests_total", "Requests by path and HTTP status.", ["path", "status"], registry=own
+            "econmt_requests_total",
+            "Requests by path and HTTP status.",
+            ["path", "status"],
+            registry=registry,
         )
         self.seconds = Histogram(
             "econmt_request_seconds",
             "From a request's first byte to its answer.",
             ["path"],
-            registry=own,
+            registry=registry,
             buckets=_SECONDS,
         )
-        self.sentences = Counter("econmt_sentences_total", "Sentences translated.", registry=own)
-        self.source_tokens = Counter("econmt_source_tokens_total", "Their tokens.", registry=own)
+        self.sentences = Counter("econmt_sentences_total", "Sentences translated.", registry=registry)
+        self.source_tokens = Counter("econmt_source_tokens_total", "Their tokens.", registry=registry)
         self.batches = Histogram(
-            "econmt_batch_sentences", "Sentences translated together.", registry=own, buckets=_SENTENCES
+            "econmt_batch_sentences", "Sentences translated together.", registry=registry, buckets=_SENTENCES
         )
         self.batch_seconds = Histogram(
-            "econmt_batch_seconds", "For translating a batch.", registry=own, buckets=_SECONDS
+            "econmt_batch_seconds", "For translating a batch.", registry=registry, buckets=_SECONDS
         )
-        self.waiting = Gauge("econmt_waiting_sentences", "Sentences that wait.", registry=own)
+        self.waiting = Gauge("econmt_waiting_sentences", "Sentences that wait.", registry=registry)
         self.given_up = Counter(
-            "econmt_given_up_total", "Sentences whose client left before they were translated.", registry=own
+            "econmt_given_up_total",
+            "Sentences whose client left before they were translated.",
+            registry=registry,
         )
         self.bugs = Counter(
-            "econmt_failed_batches_total", "Batches that an error of this program ended.", registry=own
+            "econmt_failed_batches_total", "Batches that an error of this program ended.", registry=registry
         )
-        self.reloads = Counter("econmt_reloads_total", "Models loaded anew.", ["result"], registry=own)
+        self.reloads = Counter("econmt_reloads_total", "Models loaded anew.", ["result"], registry=registry)
 
     def text(self) -> bytes:
-        """All of it in Prometheus's text format."""
+        """Returns all metrics in Prometheus's text format."""
         return generate_latest(self._registry)

@@ -1,10 +1,10 @@
-"""The models of a server, a language pair each, loaded anew when their folders hold better parameters."""
+"""Models of a server by language pair, which are reloaded when their folders hold better parameters."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Union
+from typing import NamedTuple, Union
 
 import torch
 
@@ -29,74 +29,98 @@ Answer = Union[Translation, list[NextWord]]
 
 
 class TranslationJob(NamedTuple):
-    """Kind of a sentence's request; requests of the same kind can be translated together.
+    """Kind of request; sentences of the same kind can be translated together.
 
     Attributes:
-        nbest: translations wanted.
-        attention: whether they carry it.
-        words: how many next words are wanted instead; 0: translations.
-        wished: whether anything is wished of it: that takes another search.
+        nbest: number of translations.
+        attention: True if they include the attention.
+        words: number of next words to find instead of translations; 0: translations.
+        constrained: True if the sentence has constraints, which need another search.
     """
 
     nbest: int = 1
     attention: bool = False
     words: int = 0
-    wished: bool = False
+    constrained: bool = False
 
 
-class _Loaded:
-    """A model, or an ensemble, with what translates by it; used by one thread at a time."""
+class LoadedModels:
+    """Loaded model or ensemble with its translators.
+
+    Attributes:
+        model: the model or ensemble.
+        size: bytes of the parameter files.
+        beam: beam size, which is the maximum number of translations of a sentence.
+        batch: maximum number of sentences that are translated together.
+    """
 
     def __init__(self, model: TrainedModel, settings: Settings, size: int) -> None:
         self.model, self.size = model, size
         self.beam = settings.beam_size or model.recipe.decoding.beam_size
         self.batch = settings.batch_size or model.recipe.decoding.batch_size
         self._translators: dict[tuple[int, bool], Translator] = {}
-        self._wishes = ConstraintCompiler(model.vocabularies.target)
+        self._constraint_compiler = ConstraintCompiler(model.vocabularies.target)
         self._words: NextWords | None = None
 
+    @property
+    def parameters(self) -> int:
+        """Number of parameters of the models."""
+        models = self.model.models
+        return sum(parameter.numel() for model in models for parameter in model.parameters())
+
+    def tokens(self, text: str, where: str) -> int:
+        """Counts the source tokens of a sentence; raises Refused if there are too many."""
+        model = self.model
+        count, most = len(model.vocabularies.source.encode(text)), model.recipe.decoding.max_input_length
+        if count > most:
+            raise Refused(
+                413,
+                f"{where}: a sentence of {count:,} tokens; at most {most:,} are translated whole, so break it",
+            )
+        return count
+
     def translate(self, requests: Sequence[Request], task: TranslationJob) -> list[Answer | InputError]:
-        if task.words:
-            self._words = self._words or NextWords(self._translator(1, attention=False))
-            return [
-                self._problem(request) or self._next_words(self._words, request, task.words)
-                for request in requests
-            ]
-        problems = [self._problem(request) for request in requests]
-        fits = [request for request, problem in zip(requests, problems, strict=True) if problem is None]
-        # A translator keeps memory for its searches: there are three, not one for each number that clients may ask for.
-        wide = task.nbest > 1 or task.attention
-        translator = self._translator(self.beam if wide else 1, attention=task.attention)
-        whole = translator.translate_chunk(fits, where="q")
-        found = iter([each._replace(hypotheses=each.hypotheses[: task.nbest]) for each in whole])
-        return [next(found) if problem is None else problem for problem in problems]
+        """Returns the answer to each request, or an error if its constraints cannot be satisfied.
 
-    def _next_words(self, words: NextWords, request: Request, most: int) -> Answer | InputError:
-        try:
-            return words.of(request, most, "q")
-        except InputError as error:
-            return error
+        Only one thread at a time may call this.
+        """
+        answers: dict[int, Answer | InputError] = {}
+        for number, request in enumerate(requests):
+            try:
+                self._check_constraints(request)
+                if task.words:
+                    answers[number] = self._next_words().of(request, task.words, "q")
+            except InputError as error:
+                answers[number] = error
+        rest = [number for number in range(len(requests)) if number not in answers]
+        # A translator keeps memory for its searches, so there are three, not one for each number of translations.
+        several = task.nbest > 1 or task.attention
+        translator = self._translator(self.beam if several else 1, attention=task.attention)
+        translations = translator.translate_chunk([requests[number] for number in rest], where="q")
+        for number, each in zip(rest, translations, strict=True):
+            answers[number] = each._replace(hypotheses=each.hypotheses[: task.nbest])
+        return [answers[number] for number in range(len(requests))]
 
-    def _problem(self, request: Request) -> InputError | None:
-        """Returns the error in a request's constraints, which does not stop the rest of its batch."""
+    def _next_words(self) -> NextWords:
+        self._words = self._words or NextWords(self._translator(1, attention=False))
+        return self._words
+
+    def _check_constraints(self, request: Request) -> None:
+        """Raises InputError if the constraints of a request cannot be satisfied or are too long."""
         if request.is_plain:
-            return None
-        try:
-            constraints = self._wishes.of(request, "q")
-        except InputError as error:
-            return error
-        # A search takes as many steps as it has to write; no more than for the longest sentence of training.
+            return
+        constraints = self._constraint_compiler.of(request, "q")
+        # A search takes as many steps as tokens are written: at most those of the longest sentence in training.
         longest = self.model.recipe.pairs.max_length
         tokens = max(longest, len(self.model.vocabularies.source.encode(request.text)))
         factor = self.model.recipe.decoding.max_output_factor
         most = int(output_limits(torch.tensor([tokens + 1]), factor, longest))
         if constraints is not None and len(constraints.ids) > most:
-            return Refused(
+            raise Refused(
                 413,
-                f"q: constraints and target_prefix have {len(constraints.ids):,} tokens, a translation {most:,}; "
-                "wish less of a sentence",
+                f"q: constraints and target_prefix have {len(constraints.ids):,} tokens, a translation at most "
+                f"{most:,}; shorten them",
             )
-        return None
 
     def _translator(self, nbest: int, *, attention: bool) -> Translator:
         key = nbest, attention
@@ -107,15 +131,16 @@ class _Loaded:
 
 
 class Served:
-    """The models of one language pair.
+    """Models of one language pair.
 
     Args:
-        folders: a model folder, or those of an ensemble, on this machine.
-        settings: of the server.
-        load_model: loads them.
+        folders: local model folder, or folders of an ensemble.
+        settings: limits of the server.
+        load_model: function that loads the folders.
 
     Attributes:
-        source, target: the languages.
+        source, target: codes of the languages.
+        loaded: the models that answer requests now.
     """
 
     def __init__(
@@ -126,76 +151,36 @@ class Served:
     ) -> None:
         self.folders = list(folders)
         self._settings, self._load = settings, load_model
-        self._stamp = self._tried = self._found()
+        self._stamp = self._tried = self._file_stamps()
         self._failures = self._pause = 0
-        self._loaded = self._fresh()
-        data = self._loaded.model.recipe.pairs
+        self.loaded = self._load_folders()
+        data = self.loaded.model.recipe.pairs
         self.source, self.target = data.source, data.target
 
-    @property
-    def beam(self) -> int:
-        """Hypotheses of a search, which are the most that a sentence can have."""
-        return self._loaded.beam
-
-    @property
-    def batch(self) -> int:
-        """Sentences that are translated together at most."""
-        return self._loaded.batch
-
-    @property
-    def parameters(self) -> int:
-        """Number of parameters of the models."""
-        models = self._loaded.model.models
-        return sum(parameter.numel() for model in models for parameter in model.parameters())
-
-    @property
-    def size(self) -> int:
-        """Bytes of the files that the parameters were read from."""
-        return self._loaded.size
-
-    def tokens(self, text: str, where: str) -> int:
-        """Source tokens of a sentence.
-
-        Raises:
-            Refused: they are more than the recipe lets a source have.
-        """
-        model = self._loaded.model
-        found, most = len(model.vocabularies.source.encode(text)), model.recipe.decoding.max_input_length
-        if found > most:
-            raise Refused(
-                413,
-                f"{where}: a sentence of {found:,} tokens; at most {most:,} are translated whole, so break it",
-            )
-        return found
-
-    def translate(self, requests: Sequence[Request], task: TranslationJob) -> list[Answer | InputError]:
-        """Answers each request; a request with impossible constraints gets an error."""
-        return self._loaded.translate(requests, task)
-
     def reload(self) -> bool:
-        """Loads the models again if their folders hold other parameters.
+        """Loads the models again if their folders hold other parameters; returns True if so.
 
-        What could not be loaded is tried again, each time after twice as many calls: another file may have
-        been missing, or memory.
+        After a failure it is tried again, each time after twice as many calls, since another file or memory may have
+        been missing.
 
         Raises:
-            EconmtError, OSError, RuntimeError, MemoryError: they cannot be loaded; those before go on.
+            EconmtError, OSError, RuntimeError, MemoryError: the models cannot be loaded; the old ones stay in use.
         """
-        found = self._found()
-        if found == self._stamp:
+        stamp = self._file_stamps()
+        if stamp == self._stamp:
             return False
-        if found != self._tried:
-            self._tried, self._failures, self._pause = found, 0, 0
+        if stamp != self._tried:
+            self._tried, self._failures, self._pause = stamp, 0, 0
         if self._pause:
             self._pause -= 1
             return False
         self._failures += 1
         self._pause = 2 ** min(self._failures, _LONGEST_PAUSE)
-        self._loaded = self._fresh()
-        self._stamp = found
+        self.loaded = self._load_folders()
+        self._stamp = stamp
         return True
 
-    def _fresh(self) -> _Loaded:
+    def _load_folders(self) -> LoadedModels:
         model = self._load(self.folders)
         if model.vocabularies.factors:
             raise InputError(
@@ -203,19 +188,19 @@ class Served:
                 "translate --input-factors"
             )
         size = sum(parameter_file(ModelFolder(folder), "best").stat().st_size for folder in self.folders)
-        return _Loaded(model, self._settings, size)
+        return LoadedModels(model, self._settings, size)
 
-    def _found(self) -> tuple[Any, ...]:
-        """Returns the identity of the parameter files, by which replaced files are noticed."""
-        stamps: list[tuple[int, ...]] = []
+    def _file_stamps(self) -> list[tuple[int, int, int] | None]:
+        """Returns the identity of each parameter file, which tells when it is replaced."""
+        stamps: list[tuple[int, int, int] | None] = []
         for folder in self.folders:
             try:
-                seen = ModelFolder(folder).best.stat()
-            except OSError:  # loading says what is wrong
-                stamps.append(())
+                status = ModelFolder(folder).best.stat()
+            except OSError:  # loading reports the error
+                stamps.append(None)
             else:
-                stamps.append((seen.st_ino, seen.st_size, seen.st_mtime_ns))
-        return tuple(stamps)
+                stamps.append((status.st_ino, status.st_size, status.st_mtime_ns))
+        return stamps
 
 
 def by_pair(
@@ -223,19 +208,19 @@ def by_pair(
     settings: Settings,
     load_model: Callable[[Sequence[Path]], TrainedModel] = load,
 ) -> list[Served]:
-    """The models in some folders: those of one language pair translate as one, as an ensemble.
+    """Loads models; those of the same language pair form an ensemble.
 
     Raises:
-        InputError: a model cannot be loaded, or an ensemble's vocabularies differ.
+        InputError: a model cannot be loaded, or the vocabularies of an ensemble differ.
     """
     pairs: dict[tuple[str, str], list[Path]] = {}
     for folder in map(local_model, folders):
         pairs.setdefault(_pair_of(folder), []).append(folder)
-    return [Served(own, settings, load_model) for own in pairs.values()]
+    return [Served(ensemble, settings, load_model) for ensemble in pairs.values()]
 
 
 def _pair_of(folder: Path) -> tuple[str, str]:
-    """The languages of a model folder, or something else of its own where loading it will say what is wrong."""
+    """Returns the languages of a model folder; a pair of its own if it has none, and loading will report the error."""
     file = ModelFolder(folder).recipe
     data = read_recipe(file).data if file.is_file() else None
     return (data.source, data.target) if isinstance(data, Data) else ("", str(folder))

@@ -1,4 +1,7 @@
-"""Bodies of requests: LibreTranslate's fields, and those of ``econmt translate --json-input``."""
+"""Bodies of requests: their fields, checks, and the sentences in them.
+
+The fields are those of LibreTranslate and of ``econmt translate --json-input``.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ class _Body(BaseModel):
     api_key: str = ""
 
 
-class _Wishes(_Body):
+class _Constraints(_Body):
     source: str = "auto"
     target: str = ""
     constraints: Phrases = []
@@ -37,7 +40,7 @@ class _Wishes(_Body):
     glossary: dict[str, str] = Field({}, max_length=limits.PHRASES)
 
 
-class TranslateBody(_Wishes):
+class TranslateBody(_Constraints):
     """Body of ``/translate``; ``q`` may hold objects as in lines of ``--json-input``."""
 
     q: str | dict[str, Any] | list[str | dict[str, Any]]
@@ -48,8 +51,8 @@ class TranslateBody(_Wishes):
     stream: bool = False
 
 
-class WordsBody(_Wishes):
-    """Body of ``/alternatives``: a sentence, and the words before the requested one."""
+class WordsBody(_Constraints):
+    """Body of ``/alternatives``: a sentence, and the beginning of its translation."""
 
     q: str
     target_prefix: str = ""
@@ -66,11 +69,7 @@ BodyType = TypeVar("BodyType", bound=_Body)
 
 
 def read_tree(content: bytes, content_type: str) -> dict[str, Any]:
-    """The fields of a request's body, JSON or a form, not checked yet.
-
-    Raises:
-        Refused: it is neither.
-    """
+    """Parses a body of JSON or a form into fields, which are not checked yet; raises Refused for anything else."""
     name = content_type.partition(";")[0].strip().lower()
     if name == "application/json":
         return parse_json(content, BODY, _ADVICE, strict=True)
@@ -83,11 +82,7 @@ def read_tree(content: bytes, content_type: str) -> dict[str, Any]:
 
 
 def checked_body(kind: type[BodyType], tree: dict[str, Any]) -> BodyType:
-    """The fields of a request, checked against ``kind``.
-
-    Raises:
-        Refused: one line that names the field.
-    """
+    """Checks the fields of a request; raises Refused, naming the field, if one is invalid."""
     try:
         return kind.model_validate(tree)
     except ValidationError as failure:
@@ -111,37 +106,39 @@ def _form(content: bytes) -> dict[str, Any]:
 
 
 def texts_of(body: TranslateBody, most_characters: int) -> list[MarkupText]:
-    """The texts of a request, in order.
+    """Returns the texts of a request, each divided into sentences with their constraints.
 
     Raises:
-        InputError: something in it cannot be used; the message names it.
+        InputError: a text, phrase or combination of fields cannot be used; the message names it.
     """
-    check_size(body, body.target_prefix, most_characters)
+    check_size(body, most_characters)
     if body.stream and body.format == "html":
         raise Refused(
-            400, "stream writes sentences without what stands around them: give no stream with format html"
+            400, "stream writes sentences without the markup around them; leave out stream or format html"
         )
     glossary = read_terms(body.glossary)
-    given = body.q if isinstance(body.q, list) else [body.q]
-    read = [_entry(each, number, isinstance(body.q, list)) for number, each in enumerate(given)]
-    # What the whole request wishes is looked at once, not for each of its texts.
+    listed = isinstance(body.q, list)
+    names = [f"q[{number}]" for number in range(len(body.q))] if listed else ["q"]
+    requests = [
+        _entry(*each) for each in zip(body.q if isinstance(body.q, list) else [body.q], names, strict=True)
+    ]
+    # Constraints of the request as a whole are checked once, not for each of its texts.
     check_request(Request("", body.constraints, body.avoid, body.target_prefix), BODY)
-    if (body.constraints or body.target_prefix) and len(read) != 1:
+    if (body.constraints or body.target_prefix) and len(requests) != 1:
         raise Refused(
             400,
             "constraints and target_prefix belong to one sentence: give each text of q as an object "
             '{"text": ..., "constraints": ...}',
         )
     texts = []
-    for number, request in enumerate(read):
-        whole = request._replace(
+    for request, where in zip(requests, names, strict=True):
+        request = request._replace(
             constraints=[*request.constraints, *body.constraints],
             avoid=[*request.avoid, *body.avoid] if request.avoid else body.avoid,
             target_prefix=request.target_prefix or body.target_prefix,
         )
-        where = f"q[{number}]" if isinstance(body.q, list) else "q"
-        text = html_text(whole) if body.format == "html" else plain_text(whole)
-        if len(text.lines) > 1 and (whole.constraints or whole.target_prefix):
+        text = html_text(request) if body.format == "html" else plain_text(request)
+        if len(text.lines) > 1 and (request.constraints or request.target_prefix):
             raise Refused(
                 400,
                 f"{where}: constraints and target_prefix belong to one sentence; this has {len(text.lines)}",
@@ -150,24 +147,19 @@ def texts_of(body: TranslateBody, most_characters: int) -> list[MarkupText]:
     return texts
 
 
-def _entry(given: str | dict[str, Any], number: int, listed: bool) -> Request:
-    where = f"q[{number}]" if listed else "q"
-    if not isinstance(given, str):
-        request = request_of(given, where)
-        if request.factors:  # none that reads such is served
+def _entry(entry: str | dict[str, Any], where: str) -> Request:
+    if not isinstance(entry, str):
+        request = request_of(entry, where)
+        if request.factors:  # models with source factors are not served
             raise Refused(400, f"{where}: factors: the model has no source factors")
         return request
-    check_request(request := Request(given), where)
+    check_request(request := Request(entry), where)
     return request
 
 
 def word_request(body: WordsBody, most_characters: int) -> Request:
-    """The sentence of a request for words.
-
-    Raises:
-        InputError: something in it cannot be used.
-    """
-    check_size(body, body.target_prefix, most_characters)
+    """Returns the sentence of a request for next words; raises InputError if it cannot be used."""
+    check_size(body, most_characters)
     request = Request(body.q.strip(), body.constraints, body.avoid, body.target_prefix)
     check_request(request, "q")
     if not request.text or "\n" in request.text:
@@ -175,39 +167,37 @@ def word_request(body: WordsBody, most_characters: int) -> Request:
     return with_terms(request, read_terms(body.glossary))
 
 
-def check_size(body: TranslateBody | WordsBody, target_prefix: str, most: int) -> None:
-    """Refuses a request with more characters than a server takes at a time, what is wished included.
+def check_size(body: TranslateBody | WordsBody, most: int) -> None:
+    """Raises Refused if texts and phrases of a request have more than ``most`` characters.
 
-    Each text, phrase and name counts one more, as if a line end stood between them: a list of many blank ones is long.
+    Each text, phrase and name counts one character more, so that a list of many blank ones is long.
     """
     texts = _characters([body.q]) - 1
-    wished = _characters(
-        [*body.constraints, *body.avoid, *body.glossary, *body.glossary.values(), target_prefix]
-    )
-    characters = texts + wished - 1
+    phrases = [*body.constraints, *body.avoid, *body.glossary, *body.glossary.values(), body.target_prefix]
+    characters = texts + _characters(phrases) - 1
     if characters > most:
-        what = "q has" if texts > most else "q and what is wished of it have"
+        what = "q has" if texts > most else "q and its constraints have"
         count = texts if texts > most else characters
         raise Refused(413, f"{what} {count:,} characters, this server takes {most:,} at a time; send parts")
 
 
 def _characters(trees: Iterable[Any]) -> int:
     """Counts the characters of all texts in JSON values, plus one for each value and name."""
-    count, left = 0, list(trees)
-    while left:
-        tree = left.pop()
+    count, stack = 0, list(trees)
+    while stack:  # not by recursion: the nesting is the client's
+        tree = stack.pop()
         count += 1
         if isinstance(tree, str):
             count += len(tree)
         elif isinstance(tree, list):
-            left += tree
+            stack += tree
         elif isinstance(tree, dict):
-            left += [*tree, *tree.values()]
+            stack += [*tree, *tree.values()]
     return count
 
 
 def read_terms(terms: Mapping[str, str]) -> Glossary | None:
-    """A glossary of source and target phrases, or None for no terms."""
+    """Makes a glossary of source and target phrases; None if there are none. Raises Refused for a blank phrase."""
     for source, target in terms.items():
         if not units(source) or not normalized(target):
             side = "target" if units(source) else "source"
@@ -215,15 +205,12 @@ def read_terms(terms: Mapping[str, str]) -> Glossary | None:
                 400,
                 f"glossary: the {side} phrase of {shortened(source)!r} is blank; give one, or leave the term out",
             )
-    return (
-        Glossary({normalized(source): normalized(target) for source, target in terms.items()})
-        if terms
-        else None
-    )
+    pairs = {normalized(source): normalized(target) for source, target in terms.items()}
+    return Glossary(pairs) if pairs else None
 
 
 def with_terms(request: Request, glossary: Glossary | None) -> Request:
-    """A request whose constraints are also the translations of the terms that occur in it."""
+    """Adds the translations of terms that occur in a sentence to its constraints."""
     if glossary is None:
         return request
     return request._replace(constraints=[*request.constraints, *glossary.constraints(request.text)])

@@ -1,4 +1,4 @@
-"""Sentences of many clients, translated together by the one thread that owns the models."""
+"""Queue of sentences from many clients, which one thread translates in batches."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from econmt.serving.settings import Refused, Settings, bug
 
 _LOG = logging.getLogger(__name__)
 _STEP_SECONDS = 0.01
-"""Each further sentence of a request counts as if it came so much later: a long text does not stop the others."""
+"""Seconds that each further sentence of a request stands back in the queue, so that long texts delay no others."""
 
 
 class Job:
-    """A sentence that waits for its translation.
+    """Sentence that waits for its translation.
 
     Attributes:
-        served, request, task: who shall do what.
-        tokens: of the source.
-        came: when it came, by ``time.monotonic``.
-        due: as if it had come then.
-        answer: what becomes of it; a client that leaves cancels it.
+        served: the models. request: the sentence. task: the kind of request.
+        tokens: number of source tokens.
+        came: time of arrival, by ``time.monotonic``.
+        due: time that decides the order.
+        answer: future of the answer; it is cancelled if the client leaves.
     """
 
     __slots__ = ("answer", "came", "due", "request", "served", "task", "tokens")
@@ -43,28 +43,24 @@ class Job:
 
 
 class Scheduler:
-    """Decides what is translated next; all of it but the translating happens in the event loop's thread.
+    """Queue whose sentences are translated in batches by a worker thread; everything else runs in the event loop.
 
     Args:
-        settings: of the server. metrics: what is counted.
+        settings: limits of the server. metrics: counters to update.
     """
 
     def __init__(self, settings: Settings, metrics: Metrics) -> None:
         self._settings, self._metrics = settings, metrics
         self._waiting: list[Job] = []
         self._running: Sequence[Job] = ()
-        self._some = asyncio.Event()
+        self._not_empty = asyncio.Event()
         self._worker = ThreadPoolExecutor(1, "translating")
         self._stopped = False
 
     def submit(self, jobs: Sequence[Job]) -> None:
-        """Takes sentences, all or none.
-
-        Raises:
-            Refused: too many wait already, or the server stops.
-        """
+        """Queues all sentences; raises Refused if too many wait already, or the server is stopping."""
         if self._stopped:
-            raise Refused(503, "the server is stopping; ask again when it is back", 5)
+            raise _stopping()
         if len(self._waiting) + len(jobs) > self._settings.most_waiting:
             self._forget_given_up()
         if len(self._waiting) + len(jobs) > self._settings.most_waiting:
@@ -76,55 +72,53 @@ class Scheduler:
             raise Refused(503, f"{len(self._waiting):,} sentences wait already; ask again in a second", 1)
         self._waiting += jobs
         self._metrics.waiting.set(len(self._waiting))
-        self._some.set()
+        self._not_empty.set()
 
     async def run(self) -> None:
-        """Translates until it is cancelled; what still waits then is refused."""
+        """Translates until it is cancelled; sentences that still wait then are refused."""
         try:
             while True:
                 while not self._waiting:
-                    self._some.clear()
-                    await self._some.wait()
+                    self._not_empty.clear()
+                    await self._not_empty.wait()
                 await self._let_gather()
                 if batch := self._next():
                     await self._translate(batch)
         finally:
             self._stopped = True
-            self._worker.shutdown(wait=False, cancel_futures=True)  # waiting would hold the event loop up
+            self._worker.shutdown(wait=False, cancel_futures=True)  # waiting would block the event loop
             for job in (*self._running, *self._waiting):
                 if not job.answer.done():
-                    job.answer.set_exception(
-                        Refused(503, "the server is stopping; ask again when it is back", 5)
-                    )
+                    job.answer.set_exception(_stopping())
             self._waiting.clear()
 
     async def _let_gather(self) -> None:
-        """Waits for more sentences, a few milliseconds, unless a batch is full already."""
+        """Waits a few milliseconds for more sentences, unless there are enough for a batch."""
         first = min(self._waiting, key=lambda job: job.due)
-        left = first.came + self._settings.wait_seconds - time.monotonic()
-        if left > 0.0 and len(self._waiting) < first.served.batch:
-            await asyncio.sleep(left)
+        seconds = first.came + self._settings.wait_seconds - time.monotonic()
+        if seconds > 0.0 and len(self._waiting) < first.served.loaded.batch:
+            await asyncio.sleep(seconds)
 
     def _next(self) -> list[Job]:
-        """The sentence that has waited longest, and those that go best with it: of like length, asked the same."""
+        """Returns the sentence that has waited longest, with others of the same kind and of similar length."""
         self._forget_given_up()
         if not self._waiting:
             return []
         first = min(self._waiting, key=lambda job: job.due)
         alike = [job for job in self._waiting if job.served is first.served and job.task == first.task]
         alike.sort(key=lambda job: (abs(job.tokens - first.tokens), job.due))
-        # Words are looked for by a batch of searches each.
-        batch = alike[: 1 if first.task.words else first.served.batch]
+        # Next words of one sentence are found by a batch of searches.
+        batch = alike[: 1 if first.task.words else first.served.loaded.batch]
         taken = set(map(id, batch))
         self._waiting = [job for job in self._waiting if id(job) not in taken]
         self._metrics.waiting.set(len(self._waiting))
         return batch
 
     def _forget_given_up(self) -> None:
-        left = [job for job in self._waiting if not job.answer.done()]
-        self._metrics.given_up.inc(len(self._waiting) - len(left))
-        self._waiting = left
-        self._metrics.waiting.set(len(left))
+        remaining = [job for job in self._waiting if not job.answer.done()]
+        self._metrics.given_up.inc(len(self._waiting) - len(remaining))
+        self._waiting = remaining
+        self._metrics.waiting.set(len(remaining))
 
     async def _translate(self, batch: Sequence[Job]) -> None:
         served, task = batch[0].served, batch[0].task
@@ -134,11 +128,11 @@ class Scheduler:
         answers: Sequence[Answer | EconmtError]
         try:
             answers = await loop.run_in_executor(
-                self._worker, served.translate, [job.request for job in batch], task
+                self._worker, served.loaded.translate, [job.request for job in batch], task
             )
         except EconmtError as error:
             answers = [error] * len(batch)
-        except Exception as error:  # noqa: BLE001  whatever is wrong with one batch must not end the others' server
+        except Exception as error:  # noqa: BLE001  an error in one batch must not end the server
             answers = [self._failure(error)] * len(batch)
         self._metrics.batches.observe(len(batch))
         self._metrics.batch_seconds.observe(time.monotonic() - begun)
@@ -153,10 +147,10 @@ class Scheduler:
                 job.answer.set_result(answer)
 
     def _failure(self, error: Exception) -> Refused:
-        """Returns the answer for a batch that failed by no fault of its clients.
+        """Returns the error for the clients of a batch that failed.
 
         Raises:
-            RuntimeError: the device is lost to this process; only a new one can go on.
+            RuntimeError: the device cannot be used by this process any more.
         """
         if is_out_of_memory(error):
             return Refused(503, "the server has no memory left for this; ask for less at a time", 5)
@@ -165,3 +159,7 @@ class Scheduler:
         if isinstance(error, RuntimeError) and "CUDA error" in str(error):
             raise error
         return Refused(500, bug(error))
+
+
+def _stopping() -> Refused:
+    return Refused(503, "the server is stopping; ask again when it is back", 5)

@@ -1,4 +1,4 @@
-"""Runs the HTTP interface on an address until it is told to stop."""
+"""Uvicorn server of the HTTP interface, with limits for clients that send or read slowly."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from econmt.errors import InputError
 from econmt.serving.app import Service
 
 _HEAD_SECONDS = 10.0
-"""For the head of a request to arrive."""
+"""Seconds within which the head of a request must arrive."""
 _IDLE_SECONDS = 30
-"""Between the requests of a connection."""
+"""Seconds between the requests of a connection."""
 _DRAIN_SECONDS = 30
-"""For what was asked before the server was told to stop."""
+"""Seconds in which a stopping server still answers earlier requests."""
 _CONNECTIONS = 1_000
-"""Beyond so many the server answers 503."""
+"""Maximum number of connections; others are answered with status 503."""
 _WRITE_SECONDS = 30.0
 _WRITE_BYTES = 1 << 15
-"""Bytes of an answer that a client has to accept within :data:`_WRITE_SECONDS`."""
+"""Bytes of a response that a client must accept within :data:`_WRITE_SECONDS`."""
 
 
 class _Protocol(H11Protocol):
-    """HTTP that closes the connections of clients that send no request, or a byte at a time, or do not read."""
+    """HTTP/1.1 that closes connections of clients that send no request, send it too slowly, or do not read."""
 
     _head_timer: asyncio.TimerHandle | None = None
     _write_timer: asyncio.TimerHandle | None = None
@@ -59,16 +59,16 @@ class _Protocol(H11Protocol):
         self._stop_watching_writes()
 
     def _watch_writes(self, size: int) -> None:
-        """Ends the connection, also one that is being closed, if too little of an answer has left in some time."""
+        """Aborts the connection, even one that is being closed, unless the client reads the response fast enough."""
 
-        def look() -> None:
-            now = self.transport.get_write_buffer_size()
-            if now > size - _WRITE_BYTES:
+        def check() -> None:
+            remaining = self.transport.get_write_buffer_size()
+            if remaining > size - _WRITE_BYTES:
                 self.transport.abort()
             else:
-                self._watch_writes(now)
+                self._watch_writes(remaining)
 
-        self._write_timer = self.loop.call_later(_WRITE_SECONDS, look)
+        self._write_timer = self.loop.call_later(_WRITE_SECONDS, check)
 
     def _stop_watching_writes(self) -> None:
         if self._write_timer is not None:
@@ -80,7 +80,7 @@ class _Protocol(H11Protocol):
         self._watch_head()
 
     def _watch_head(self) -> None:
-        """Gives each request's head its time, counted from its first byte, the first one's from the connection on."""
+        """Limits the time of a request's head from its first byte, of the first one from the connection on."""
         if self.conn.their_state is not h11.IDLE:
             self._stop_watching()
         elif self._head_timer is None:
@@ -93,26 +93,26 @@ class _Protocol(H11Protocol):
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket that listens on an address, so that who comes early waits; port 0 takes any that is free.
+    """Opens a socket that listens on an address; port 0 takes any free port.
 
     Raises:
-        InputError: it is in use, or none of this machine's.
+        InputError: the address is in use or does not belong to this machine.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        made = socket.socket(family, kind, protocol)
+        listener = socket.socket(family, kind, protocol)
     except OSError as error:
         raise InputError(f"--host {host}: no address that can be used ({error.strerror})") from None
     try:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.bind(address)
-        made.listen(_CONNECTIONS)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(_CONNECTIONS)
     except OSError as error:
-        made.close()
+        listener.close()
         raise InputError(
             f"{host}:{port} cannot be listened on ({error.strerror}); give another --host or --port"
         ) from None
-    return made
+    return listener
 
 
 def url_of(bound: socket.socket) -> str:
@@ -122,11 +122,11 @@ def url_of(bound: socket.socket) -> str:
 
 
 class Server:
-    """One server.
+    """Server of one service.
 
     Args:
-        service: what answers.
-        proxies: addresses and networks whose ``X-Forwarded-For`` names the client; none: no header is believed.
+        service: the service.
+        proxies: addresses and networks of proxies whose ``X-Forwarded-For`` header names the client.
     """
 
     def __init__(self, service: Service, proxies: Sequence[str] = ()) -> None:
@@ -138,7 +138,7 @@ class Server:
             ws="none",
             lifespan="on",
             log_config=None,
-            log_level="error",  # what a client did wrong is said to the client alone
+            log_level="error",  # mistakes of a client are told to the client only
             access_log=False,
             server_header=False,
             proxy_headers=bool(proxies),
@@ -150,15 +150,15 @@ class Server:
         self._server = uvicorn.Server(config)
 
     def stop(self) -> None:
-        """Answers what has been asked, and leaves."""
+        """Stops after answering earlier requests."""
         self._server.should_exit = True
 
     def run(self, bound: socket.socket) -> None:
-        """Answers until SIGTERM, Ctrl-C or :meth:`stop`; the signal is raised again when all is answered.
+        """Answers requests until SIGTERM, Ctrl-C or :meth:`stop`; the signal is raised again afterwards.
 
         Raises:
-            Exception: what stopped the translating, if something did.
+            Exception: error that stopped the translating.
         """
         self._server.run(sockets=[bound])
-        if self._service.failed is not None:
-            raise self._service.failed
+        if self._service.failure is not None:
+            raise self._service.failure

@@ -1,4 +1,4 @@
-"""Settings of the server, and its refusals."""
+"""Limits of the server, and the error that refuses a request."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from econmt.errors import InputError
 
 
 class Settings(NamedTuple):
-    """The limits of a server.
+    """Limits of a server.
 
     Attributes:
-        beam_size: hypotheses kept by the search, which bounds the alternatives; None: the recipe's.
+        beam_size: hypotheses kept by the search, a bound of the alternatives; None: the recipe's.
         batch_size: sentences translated together; None: the recipe's.
-        wait_seconds: how long a sentence waits for others to be translated with.
-        most_characters: of the text of a request.
-        most_waiting: sentences that wait to be translated, of all clients.
-        requests_a_minute: of a client; None: any number.
-        read_seconds: for the whole of a request to arrive.
-        watch_seconds: between looks at the model folders for better parameters.
+        wait_seconds: seconds that a sentence waits for others to be translated with.
+        most_characters: maximum number of characters of a request's text.
+        most_waiting: maximum number of sentences that wait, of all clients.
+        requests_a_minute: requests a minute of a client; None: no limit.
+        read_seconds: seconds within which a request must arrive.
+        watch_seconds: seconds between checks of the model folders for better parameters.
     """
 
     beam_size: int | None = None
@@ -32,12 +32,12 @@ class Settings(NamedTuple):
 
 
 class Refused(InputError):  # noqa: N818  an answer
-    """A request that is not answered, with HTTP's status; the message is for the client.
+    """Refusal of a request; the message is for the client.
 
     Args:
-        status: of the response.
-        line: what is wrong and what to do.
-        retry_seconds: after which the same request may do; None: it never will.
+        status: HTTP status of the response.
+        line: message with the reason and a remedy.
+        retry_seconds: seconds after which the same request may succeed; None: it never will.
     """
 
     def __init__(self, status: int, line: str, retry_seconds: int | None = None) -> None:
@@ -46,5 +46,5 @@ class Refused(InputError):  # noqa: N818  an answer
 
 
 def bug(error: Exception) -> str:
-    """Returns the answer after a bug of this program; the traceback goes to standard error."""
+    """Returns the message for a client after a bug of this program."""
     return f"this is a bug in econmt: {type(error).__name__}"

@@ -1,4 +1,4 @@
-"""Closes connections whose requests were answered before their bodies had arrived."""
+"""Middleware that closes connections whose requests were answered before their bodies had arrived."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ import asyncio
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 LINGER_SECONDS = 1.0
+"""Maximum time, in seconds, in which the rest of a body is read and dropped."""
 _LINGER_BYTES = 1 << 22
-"""Read and dropped at most, for at most :data:`LINGER_SECONDS`, before a connection is closed."""
+"""Maximum number of bytes that are read and dropped."""
 
 
 class CloseUnread:
-    """ASGI middleware that closes the connection after an answer to a request whose body was not read to its end.
+    """ASGI middleware that closes the connection after answering a request whose body was not read to its end.
 
-    Kept open, such a connection is read on until the body ends, which may be never. The answer carries
-    ``Connection: close``. What arrives within a moment is still read and dropped: closing a socket with unread data
-    resets the connection, and a client that sends its whole body first would lose the answer.
+    An open connection would be read until the body ends, which may be never. The answer carries ``Connection: close``.
+    The rest of the body is still read for a moment: closing a socket with unread data resets the connection, and a
+    client that sends its whole body first would lose the answer.
 
     Args:
-        app: the application.
+        app: the ASGI application.
     """
 
     def __init__(self, app: ASGIApp) -> None:

@@ -70,7 +70,7 @@ class Task(Protocol):
     def build_model(self) -> nn.Module:
         """Builds a model on the default device with parameters initialised by torch's default generator."""
 
-    def batches(self, prepared: PreparedData) -> Batches:
+    def batches(self, prepared: PreparedData) -> Batches[AnyBatch]:
         """Returns the endless stream of training batches, the same on each rank; its position can be saved."""
 
     def evaluation(self, prepared: PreparedData, split: Split, *, exact: bool = False) -> Evaluation:

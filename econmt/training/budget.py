@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -98,7 +98,7 @@ class Budget:
         self,
         task: Task,
         prepared: PreparedData,
-        batches: Batches,
+        batches: Batches[AnyBatch],
         device: torch.device,
         precision: torch.dtype,
         parameters: Iterable[torch.Tensor],
@@ -113,14 +113,11 @@ class Budget:
         self._communicator = Communicator() if communicator is None else communicator
         self._device = device
         self._precision = precision
-        every = list(parameters)
-        self._weights = sum(parameter.nbytes for parameter in every)
-        self._sizes = [parameter.nbytes for parameter in every if parameter.requires_grad]
-        rule = make_optimizer({}, self._recipe.training.optimizer)
-        self._moments = sum(rule.moment_bytes(part) for part in every if part.requires_grad)
-        self._share: float | None = None
-        if self._communicator.size > 1 and self._recipe.parallel.shard_optimizer:
-            _, self._share = largest_share(self._sizes, self._communicator.size)
+        all_parameters = list(parameters)
+        trained = [parameter for parameter in all_parameters if parameter.requires_grad]
+        self._weights = sum(parameter.nbytes for parameter in all_parameters)
+        self._sizes = [parameter.nbytes for parameter in trained]
+        self._state = self._state_bytes(trained)
 
     def make(self, state: TrainingState, taken: int) -> None:
         """Makes the plan, or takes over that of a saved state if it was made for the same settings.
@@ -144,14 +141,10 @@ class Budget:
         if state.plan.get("made_for") == self._made_for(state.text):
             self.plan = MemoryPlan.from_state_dict(state.plan)
             return
-        planned: list[MemoryPlan] = []
-
-        def make_on_rank_zero() -> dict[str, Any]:
-            planned.append(self._planned(budget_bytes(value, self._device, self._weights + taken)))
-            return planned[0].state_dict()
-
-        saved_plan = self._communicator.on_rank_zero(make_on_rank_zero)
-        self.plan = planned[0] if planned else MemoryPlan.from_state_dict(saved_plan)
+        planned = self._communicator.on_rank_zero(
+            lambda: self._planned(budget_bytes(value, self._device, self._weights + taken)).state_dict()
+        )
+        self.plan = MemoryPlan.from_state_dict(planned)
 
     @contextmanager
     def enforced(self) -> Iterator[None]:
@@ -168,7 +161,7 @@ class Budget:
         finally:
             torch.cuda.set_per_process_memory_fraction(1.0, index)
 
-    def remember(self, state: TrainingState) -> None:
+    def store(self, state: TrainingState) -> None:
         """Stores the plan in a state that is about to be saved."""
         state.plan = {}
         if self.plan is not None:
@@ -186,7 +179,7 @@ class Budget:
         batch = self._batches.largest_batch(worst.source, worst.target).first(rows)
         return [batch, batch] if worst.parts > 1 and self._device.type == "cuda" else [batch]
 
-    def room_for_optimizer(self, optimizer: FusedOptimizer) -> torch.Tensor:
+    def reserve_for_optimizer(self, optimizer: FusedOptimizer) -> torch.Tensor:
         """Allocates as many bytes as the optimizer's state will need on a GPU; nothing if it exists or on a CPU.
 
         Raises:
@@ -211,13 +204,15 @@ class Budget:
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
-    @property
-    def _state(self) -> int:
-        """Bytes of the optimizer's state, without its few counters."""
-        size = self._moments
+    def _state_bytes(self, trained: Sequence[torch.Tensor]) -> int:
+        """Returns the bytes of the optimizer's state on the rank with the most, without its few counters."""
+        optimizer = make_optimizer({}, self._recipe.training.optimizer)
+        size = sum(optimizer.moment_bytes(parameter) for parameter in trained)
         if self._recipe.training.averaging.start != "never":
             size += sum(self._sizes)
-        return size if self._share is None else int(size * self._share)
+        if self._communicator.size > 1 and self._recipe.parallel.shard_optimizer:
+            size = int(size * largest_share(self._sizes, self._communicator.size)[1])
+        return size
 
     def _made_for(self, text: str) -> str:
         """Returns a fingerprint of everything that a plan depends on; ``text`` is the fingerprint of the text."""
@@ -232,15 +227,9 @@ class Budget:
         }
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
-    @property
-    def _words(self) -> tuple[int, int]:
-        source, target = self._prepared.vocabularies.sides
-        return source.size, target.size
-
     def _planned(self, budget: int) -> MemoryPlan:
         recipe, training = self._recipe, self._recipe.training
-        kind = self._device.type
-        size = self._communicator.size
+        kind, size = self._device.type, self._communicator.size
         ranks = ranks_that_differ(recipe.parallel, size, self._sizes, kind)
         planner = Planner(
             [shape._replace(rows=rows_of_share(shape.rows, size)) for shape in self._batches.shapes()],
@@ -263,13 +252,15 @@ class Budget:
         source = min(longest, recipe.pairs.max_length) + 1
         target = int(decoding.max_output_factor * longest) + MAX_OUTPUT_EXTRA + 1
 
+        vocabularies = self._prepared.vocabularies
+        words, target_words = (side.size for side in vocabularies.sides)
+
         def needed_bytes(sentences: int) -> int:
             shape = sentences, source, target
-            factors = self._prepared.vocabularies.factor_sizes
-            search_bytes = estimate_search(
-                recipe, *self._words, shape, self._device.type, torch.float32, factors
+            factors = vocabularies.factor_sizes
+            return self._state + estimate_search(
+                recipe, words, target_words, shape, self._device.type, factors
             )
-            return self._state + search_bytes
 
         rows = search_rows(needed_bytes, usable(budget), decoding.batch_size)
         if rows == 0:

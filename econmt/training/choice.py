@@ -7,15 +7,20 @@ a memory budget the plan chooses instead (`econmt.training.budget`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import nn
 
+from econmt.checkpoint.state import TrainingState
 from econmt.config.recipe import OPS, Recipe, Training, rename_ops
+from econmt.data.batching.batch import AnyBatch, Batches
+from econmt.data.batching.store import PreparedData
 from econmt.engine.precision import Precision
+from econmt.engine.step import TrainingStep
 from econmt.errors import InputError
 from econmt.model import Implementations
-from econmt.tasks.protocol import Shape, Task
+from econmt.tasks.protocol import Shape, Task, device_of
 from econmt_ops.dispatch.measurements import Measurement, MeasurementRecord, decide
 from econmt_ops.dispatch.rule import captured, rule
 from econmt_ops.dispatch.session import Session, measuring
@@ -37,6 +42,48 @@ _LEAST_OPERATIONS = 1e9
 """Least number of operations of the measured batch for which measuring pays; fewer take only milliseconds."""
 
 
+def frequent_shape(batches: Batches[AnyBatch]) -> Shape:
+    """Returns the shape that most rows of an epoch have."""
+    frequent = max(batches.shapes(), key=lambda shape: shape.batches * shape.rows)
+    return Shape(frequent.rows, frequent.source, frequent.target)
+
+
+def choose(
+    step: TrainingStep, batches: Batches[AnyBatch], prepared: PreparedData, state: TrainingState
+) -> str:
+    """Chooses the implementations that the recipe leaves at auto, on rank 0 for all ranks; returns a message.
+
+    They are those of the beginning of the run, or for a new run the fastest ones measured.
+
+    Args:
+        step: Training step, which receives the implementations.
+        batches: Batches[AnyBatch] of training.
+        prepared: Prepared text of the run.
+        state: State of the run, which receives the implementations.
+    """
+    recipe, device = step.task.recipe, step.device
+
+    def choose_on_rank_zero() -> list[Any]:
+        refuse_missing(Implementations.of(recipe.ops), device.type)
+        chosen = saved_choice(recipe, state.choices, device)
+        if chosen is not None:
+            return [[*chosen], "as at the beginning of the run"]
+        tokens = int(prepared.train.target_lengths.sum()) + len(prepared.train)
+        updates = expected_updates(recipe.training, batches.batches_per_epoch, tokens)
+        carried = step.carried()
+        chosen, why = settle(
+            step.task, lambda: step.model, frequent_shape(batches), device, step.precision, updates
+        )
+        step.set_carried(carried)
+        return [[*chosen], why]
+
+    names, why = step.communicator.on_rank_zero(choose_on_rank_zero)
+    step.implementations = Implementations(*names)
+    state.choices = as_saved(step.implementations, device)
+    parts = ", ".join(f"{field} {name}" for field, name in step.implementations._asdict().items())
+    return f"ops: {parts} ({why})"
+
+
 def is_worth_measuring(model: nn.Module, shape: Shape) -> bool:
     """Returns True if an update of this model takes long enough for the choice to matter."""
     # Embedding tables are looked up, not multiplied, unless they are the output layer's weight too.
@@ -51,32 +98,29 @@ def measure(
     task: Task,
     model: nn.Module,
     shape: Shape,
-    device: torch.device,
     precision: Precision,
     *,
     seconds: float = SECONDS,
     compiled: bool = False,
     byte_limit: int | None = None,
-    remember: bool = True,
 ) -> Session:
     """Times the candidates of every op that a recipe leaves at auto, on random ids of at most `POSITIONS` positions.
 
     Args:
         task: Task that is learnt; its recipe names implementations.
-        model: Model in training mode.
+        model: Model in training mode, on the device.
         shape: Most frequent shape of the batches.
-        device, precision: Device and precision of the products.
-        seconds, compiled, byte_limit, remember: See `econmt_ops.dispatch.session.measuring`.
+        precision: Precision of the products.
+        seconds, compiled, byte_limit: See `econmt_ops.dispatch.session.measuring`.
     """
     shape = Shape(shape.rows, min(shape.source, POSITIONS), min(shape.target, POSITIONS))
-    given = Implementations.of(task.recipe.ops)
+    of_recipe = Implementations.of(task.recipe.ops)
+    device = device_of(model)
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices), precision.products(device), precision.autocast(device):
         batch = task.example(shape).to(device)
-        with measuring(
-            seconds, byte_limit=byte_limit, compiled=compiled, remember=remember, share=SHARE
-        ) as session:
-            task.loss(model, batch, given)
+        with measuring(seconds, byte_limit=byte_limit, compiled=compiled, share=SHARE) as session:
+            task.loss(model, batch, of_recipe)
     return session
 
 
@@ -105,17 +149,17 @@ def settle(
     Returns:
         The implementations, and the reason for them.
     """
-    training, given = task.recipe.training, Implementations.of(task.recipe.ops)
+    training, of_recipe = task.recipe.training, Implementations.of(task.recipe.ops)
     in_graphs = device.type == "cuda" and training.in_graphs
     measured: list[Measurement] = []
-    if "auto" not in given:
+    if "auto" not in of_recipe:
         why = "set by the recipe"
     elif in_graphs:
         why = "default for CUDA graphs"
     elif is_worth_measuring(built := model().train(), shape):
         seconds = 0.0
         for _ in range(passes):
-            session = measure(task, built, shape, device, precision)
+            session = measure(task, built, shape, precision)
             measured, seconds = list(session.measurements.values()), seconds + session.seconds
             if session.seconds == 0.0:
                 break
@@ -125,7 +169,7 @@ def settle(
     positions = max(shape.source, shape.target)
     with captured(in_graphs):
         chosen = choose_implementations(
-            given,
+            of_recipe,
             measured,
             device=device.type,
             updates=updates,
@@ -135,7 +179,7 @@ def settle(
 
 
 def choose_implementations(
-    given: Implementations,
+    of_recipe: Implementations,
     measurements: Iterable[Measurement],
     *,
     device: str = "cpu",
@@ -145,7 +189,7 @@ def choose_implementations(
     """Chooses an implementation for every op that is left at auto.
 
     Args:
-        given: Implementations of the recipe.
+        of_recipe: Implementations of the recipe.
         measurements: Measurements of the model's ops; where there are none, the default holds.
         device: Device type of the default.
         updates: Least number of updates of the run, in which "compiled" must save more time than compiling takes.
@@ -154,7 +198,7 @@ def choose_implementations(
     known_measurements = list(measurements)
     chosen = {}
     for key, functions in OPS.items():
-        if getattr(given, key) == "auto":
+        if getattr(of_recipe, key) == "auto":
             relevant = [measurement for measurement in known_measurements if measurement.op in functions]
             # Without input feeding, a decoder's layers call the same op as the encoder's.
             if key == "decoder" and not relevant:
@@ -162,27 +206,27 @@ def choose_implementations(
                     measurement for measurement in known_measurements if measurement.op in OPS["encoder"]
                 ]
             chosen[key] = _fastest(relevant, updates * positions, device) or rule(functions[0], device)
-    settled = given._replace(**chosen)
+    settled = of_recipe._replace(**chosen)
     # A named implementation keeps its own stash, and there is one stash level for all ops.
-    named = filter(None, map(given.traits, ("encoder", "decoder")))
+    named = filter(None, map(of_recipe.traits, ("encoder", "decoder")))
     decoder = settled.traits("decoder")
-    if given.stash == "auto" and not any(traits.takes_stash for traits in named) and decoder is not None:
+    if of_recipe.stash == "auto" and not any(traits.takes_stash for traits in named) and decoder is not None:
         settled = settled._replace(stash=decoder.model_stash)
     return settled
 
 
-def refuse_missing(given: Implementations, device: str) -> None:
+def refuse_missing(of_recipe: Implementations, device: str) -> None:
     """Checks that a machine can run the implementations that a recipe names.
 
     Args:
-        given: Implementations of the recipe.
+        of_recipe: Implementations of the recipe.
         device: Device type of the run.
 
     Raises:
         InputError: The machine cannot run one of them; the message names the available ones.
     """
     for key, functions in OPS.items():
-        name, candidates = getattr(given, key), implementations_of(functions[0])
+        name, candidates = getattr(of_recipe, key), implementations_of(functions[0])
         available = [
             candidate.name
             for candidate in candidates.values()
@@ -262,15 +306,15 @@ def saved_choice(recipe: Recipe, saved: Mapping[str, str], device: torch.device)
         saved: Result of :func:`as_saved`.
         device: Device on which the run is resumed.
     """
-    given = Implementations.of(recipe.ops)
+    of_recipe = Implementations.of(recipe.ops)
     names = dict(saved)
     if "lstm" in names:  # from a run that an older version began
         names.setdefault("decoder", names.get("attention", "auto"))
         rename_ops(names, recipe.translation_model.decoder.input_feeding)
     if names.pop("device", None) != device.type or names.keys() != set(Implementations._fields):
         return None
-    return given._replace(
-        **{field: names[field] for field, name in given._asdict().items() if name == "auto"}
+    return of_recipe._replace(
+        **{field: names[field] for field, name in of_recipe._asdict().items() if name == "auto"}
     )
 
 

@@ -1,4 +1,4 @@
-"""Context of a run: recipe, text, start, device, precision, threads and ranks, resolved once when the run begins."""
+"""Context of a run: recipe, text, start, device, threads, precision and ranks, resolved once when the run begins."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ from typing import Any
 
 import torch
 
-from econmt.checkpoint.checkpoints import load_state
 from econmt.checkpoint.folder import ModelFolder
 from econmt.checkpoint.resume import Start
 from econmt.checkpoint.state import TrainingState
 from econmt.config.recipe import Recipe
 from econmt.data.batching.store import PreparedData
 from econmt.engine.communicator import Communicator
-from econmt.engine.devices import resolve_device
-from econmt.engine.precision import Precision, precision_of_run
+from econmt.engine.devices import reproducible
+from econmt.engine.precision import Precision, precision_of, precision_of_run
 from econmt.engine.threads import Threads, threads_for
 
 
@@ -30,9 +29,9 @@ class RunContext:
         start: Starting point.
         saved: State that training resumes from; None for a new run.
         device: Device that computes.
-        precision: Precision of products and feature maps, as at the beginning of the run.
+        threads: Number of CPU threads.
+        precision: Precision of products and feature maps.
         communicator: Communicator of the processes that train together.
-        threads: Number of CPU threads and the reason for it; None if nothing is to be said about it.
     """
 
     recipe: Recipe
@@ -41,9 +40,9 @@ class RunContext:
     start: Start
     saved: TrainingState | None
     device: torch.device
+    threads: Threads
     precision: Precision
     communicator: Communicator
-    threads: Threads | None = None
 
 
 def make_context(
@@ -51,46 +50,24 @@ def make_context(
     folder: ModelFolder,
     prepared: PreparedData,
     start: Start,
-    communicator: Communicator | None = None,
-    threads: Threads | None = None,
+    saved: TrainingState | None,
+    device: torch.device,
+    communicator: Communicator,
 ) -> RunContext:
-    """Makes the context of a run; ``communicator`` None means a single process. See :class:`RunContext`."""
-    communicator = Communicator() if communicator is None else communicator
-    device = resolve_device(recipe.training.device)
-    saved = saved_state(folder, start)
-    precision = _precision(recipe, saved, device, communicator)
-    return RunContext(recipe, folder, prepared, start, saved, device, precision, communicator, threads)
+    """Makes the context of a run; rank 0 chooses threads and precision for all. See :class:`RunContext`."""
+    began_with = "" if saved is None else saved.environment.get("threads", "")
+    began = int(began_with) if began_with.isdecimal() else 0
 
+    def choose_threads() -> list[Any]:
+        width, processes = recipe.model.widest, communicator.local_size
+        return [*threads_for(recipe.training.threads, device, width, began, processes)]
 
-def saved_state(folder: ModelFolder, start: Start) -> TrainingState | None:
-    """Reads the state that a run resumes from; None for a new run."""
-    return None if start.commit is None else load_state(folder, start.commit)
+    def choose_precision() -> list[str]:
+        chosen = precision_of_run(recipe, device, "" if saved is None else saved.precision)
+        return [chosen.name, chosen.why]
 
-
-def choose_threads(
-    recipe: Recipe, device: torch.device, saved: TrainingState | None, communicator: Communicator
-) -> Threads:
-    """Returns the run's number of threads: from the recipe, as at its beginning, or for a new run the fastest."""
-
-    def choose() -> list[Any]:
-        text = "" if saved is None else saved.environment.get("threads", "")
-        began = int(text) if text.isdecimal() else 0
-        return [
-            *threads_for(recipe.training.threads, device, recipe.model.widest, began, communicator.local_size)
-        ]
-
-    return Threads(*communicator.on_rank_zero(choose))
-
-
-def _precision(
-    recipe: Recipe, saved: TrainingState | None, device: torch.device, communicator: Communicator
-) -> Precision:
-    """Returns the run's precision: as at its beginning, or for a new run the one chosen on rank 0."""
-    local_choice: list[Precision] = []
-
-    def choose() -> str:
-        local_choice.append(precision_of_run(recipe, device, "" if saved is None else saved.precision))
-        return local_choice[0].name
-
-    name = communicator.on_rank_zero(choose)
-    return local_choice[0] if local_choice else precision_of_run(recipe, device, name)
+    threads = Threads(*communicator.on_rank_zero(choose_threads))
+    with reproducible(device, threads.number):
+        name, why = communicator.on_rank_zero(choose_precision)
+    precision = precision_of(name, device)._replace(why=why)
+    return RunContext(recipe, folder, prepared, start, saved, device, threads, precision, communicator)

@@ -43,7 +43,7 @@ class Pace:
     def __init__(self) -> None:
         self._samples: deque[tuple[float, int]] = deque()
 
-    def of(self, seconds: float, update: int) -> float:
+    def seconds_per_update(self, seconds: float, update: int) -> float:
         """Returns the seconds per update of the last minutes of this process; at its beginning those of the whole run.
 
         Args:

@@ -12,7 +12,6 @@ from econmt.checkpoint.checkpoints import (
     check_model,
     check_vocabulary,
     load_parameters,
-    named_parameters,
     parameter_file,
 )
 from econmt.checkpoint.folder import ModelFolder
@@ -89,7 +88,7 @@ def initialize(
         else:
             check_vocabulary(metadata, vocabulary, path)
             notes.append(begin)
-        current = {name: part.detach() for name, part in named_parameters(model).items()}
+        current = {name: part.detach() for name, part in model.named_parameters()}
         random_parts = {name: part for name, part in current.items() if name.endswith("lhuc")}
         lengths = {name for name in (*current, *tensors) if name.startswith(_LENGTHS)}
         if any(name not in current or name not in tensors for name in lengths):  # another length task or none
@@ -159,7 +158,7 @@ def _matched(
             f"{name} vocabulary: {count:,} of {len(known):,} tokens are known there, other rows are random"
         )
     mapped = dict(tensors)
-    for name, parameter in named_parameters(model).items():
+    for name, parameter in model.named_parameters():
         table = name.rpartition(".")[0]
         side = table if table in sides else _SIDES.get(table, "")
         if not side:

@@ -35,7 +35,7 @@ class Monitors:
         self._gradients: dict[str, Tensor] = {}
 
     @torch.no_grad()
-    def look(self) -> None:
+    def measure(self) -> None:
         """Computes the norms of the current gradients; 0 for a parameter without gradient."""
         self._gradients = {
             name: parameter.new_zeros(())
@@ -45,10 +45,10 @@ class Monitors:
         }
 
     def gradients(self) -> dict[str, float]:
-        """Returns the norms from the last :meth:`look` by parameter name, as JSON values."""
+        """Returns the norms from the last :meth:`measure` by parameter name, as JSON values."""
         return {name: float(norm) for name, norm in self._gradients.items()}
 
-    def go_on(self, gradients: Mapping[str, float]) -> None:
+    def restore(self, gradients: Mapping[str, float]) -> None:
         """Restores norms that :meth:`gradients` returned when a run was saved."""
         self._gradients = {name: torch.tensor(gradients[name]) for name in self._watched if name in gradients}
 

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from econmt.config.recipe import Recipe
-from econmt.data.batching.batch import Batches
 from econmt.engine.communicator import Communicator, rows_of_share
 from econmt.engine.precision import Precision
 from econmt.engine.step import TrainingStep
@@ -18,10 +17,12 @@ from econmt.parallel.pipeline.costs import PipelinePlan, divided, measured_link,
 from econmt.parallel.pipeline.stages import Stages
 from econmt.parallel.pipeline.step import PipelinedStep
 from econmt.tasks.protocol import Shape, Task, device_of
+from econmt.training.choice import frequent_shape
+from econmt.training.context import RunContext
 from econmt_ops.dispatch.rule import captured
 
 
-class Made(NamedTuple):
+class StepOfRun(NamedTuple):
     """Training step, its pipeline division to be saved in the state, and lines for the log."""
 
     step: TrainingStep
@@ -43,29 +44,17 @@ def check_ranks(recipe: Recipe, size: int) -> None:
         )
 
 
-def make_step(
-    task: Task,
-    model: nn.Module,
-    batches: Batches,
-    precision: Precision,
-    communicator: Communicator,
-    saved: dict[str, Any],
-) -> Made:
-    """Creates the training step of a new or resumed run.
+def make_step(task: Task, model: nn.Module, context: RunContext) -> StepOfRun:
+    """Creates the training step of a new or resumed run; ``model``: model of the task on the device.
 
-    Args:
-        task: Task that is learnt.
-        model: Model on the device.
-        batches: Batches of training.
-        precision: Precision of products and feature maps.
-        communicator: Communicator of the processes; its number of stages is set here.
-        saved: Rank 0's saved pipeline division, which a resumed run keeps; empty for a new run.
+    It sets the communicator's number of stages. A resumed run keeps its pipeline division.
     """
-    count = task.recipe.parallel.pipeline
+    precision, communicator, count = context.precision, context.communicator, context.recipe.parallel.pipeline
     if count == 1:
-        return Made(TrainingStep(task, model, precision, communicator=communicator), {}, [])
-    frequent = max(batches.shapes(), key=lambda shape: shape.batches * shape.rows)
-    shape = Shape(rows_of_share(frequent.rows, communicator.size // count), frequent.source, frequent.target)
+        return StepOfRun(TrainingStep(task, model, precision, communicator=communicator), {}, [])
+    frequent = frequent_shape(task.batches(context.prepared))
+    shape = frequent._replace(rows=rows_of_share(frequent.rows, communicator.size // count))
+    saved = {} if context.saved is None else context.saved.pipeline
     return make_pipeline(task, model, shape, precision, communicator, saved)
 
 
@@ -77,12 +66,16 @@ def make_pipeline(
     communicator: Communicator,
     saved: dict[str, Any],
     implementations: Implementations | None = None,
-) -> Made:
+) -> StepOfRun:
     """Creates the training step of a pipeline stage.
 
     Args:
-        task, model, precision, communicator, saved: See `make_step`; the recipe has the number of stages.
+        task: Task that is learnt; its recipe has the number of stages.
+        model: Model of the task, on the device.
         shape: Most frequent shape of a replica's batches, for which layers are divided.
+        precision: Precision of products and feature maps.
+        communicator: Communicator of all processes.
+        saved: Pipeline division saved by rank 0, which is kept; empty for a new run.
         implementations: Implementations of the ops; None: those of the recipe.
     """
     recipe = task.recipe
@@ -111,4 +104,4 @@ def make_pipeline(
         communicator=communicator,
     )
     division = {"stages": count, "homes": plan.homes, "chunks": plan.chunks}
-    return Made(step, division, [plan.note])
+    return StepOfRun(step, division, [plan.note])

@@ -5,10 +5,11 @@ from __future__ import annotations
 import importlib
 import io
 import math
+import os
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.live import Live
@@ -129,22 +130,29 @@ class Progress:
 
     Args:
         log: File to which lines are appended, each with its time.
-        tensorboard: Folder of event files.
+        tensorboard: Folder of event files; None: no events.
         console: Output for the user; a live line if it is a terminal, else plain lines.
         update: Update at which the run begins; later events of a killed run are hidden.
     """
 
-    def __init__(self, log: Path, tensorboard: Path, console: Console, update: int) -> None:
+    def __init__(self, log: Path, tensorboard: Path | None, console: Console, update: int) -> None:
         self._log = log
         self._folder = tensorboard
         self._console = console
         self._update = update
         self._live: Live | None = None
+        self._writer: Any = None
+
+    @classmethod
+    def silent(cls) -> Progress:
+        """Returns the progress of ranks other than rank 0, which report nothing."""
+        return cls(Path(os.devnull), None, Console(file=io.StringIO(), quiet=True), 0)
 
     def __enter__(self) -> None:
-        # Imported here, since commands other than train do not need its five megabytes.
-        tensorboard = importlib.import_module("torch.utils.tensorboard")
-        self._writer = tensorboard.SummaryWriter(str(self._folder), purge_step=self._update + 1)
+        if self._folder is not None:
+            # Imported here, since commands other than train do not need its five megabytes.
+            tensorboard = importlib.import_module("torch.utils.tensorboard")
+            self._writer = tensorboard.SummaryWriter(str(self._folder), purge_step=self._update + 1)
         if self._console.is_terminal:
             self._live = Live(console=self._console, transient=True, refresh_per_second=4)
             self._live.start()
@@ -155,7 +163,8 @@ class Progress:
         if self._live is not None:
             self._live.stop()
             self._live = None
-        self._writer.close()
+        if self._writer is not None:
+            self._writer.close()
 
     def note(self, text: str) -> None:
         """Writes a line to the console and the log file."""
@@ -204,33 +213,7 @@ class Progress:
 
     def scalars(self, values: dict[str, float], update: int) -> None:
         """Writes values to TensorBoard."""
-        for name, value in values.items():
-            self._writer.add_scalar(name, value, update)
-        self._writer.flush()
-
-
-class Silence(Progress):
-    """Progress of ranks other than rank 0, which report nothing."""
-
-    def __enter__(self) -> None:
-        return
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        return
-
-    def note(self, text: str) -> None:
-        """Does nothing, like the methods below."""
-
-    def show(self, table: Table) -> None:
-        """Does nothing."""
-
-    def record(self, text: str) -> None:
-        """Does nothing."""
-
-    def updates(self, figures: Figures) -> None:
-        """Does nothing."""
-
-    def scalars(self, values: dict[str, float], update: int) -> None:
-        """Does nothing."""
+        if self._writer is not None:
+            for name, value in values.items():
+                self._writer.add_scalar(name, value, update)
+            self._writer.flush()

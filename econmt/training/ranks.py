@@ -76,7 +76,7 @@ class Ranks:
         self._pending_answer: Callable[[], list[int]] | None = None
         self._seconds_sent = self.seconds = 0.0
 
-    def told_to_leave(self, interrupts: Interrupts, state: TrainingState) -> bool:
+    def should_stop(self, interrupts: Interrupts, state: TrainingState) -> bool:
         """Returns True, on all ranks alike, if any rank was asked to stop by a signal.
 
         The answer is that of the previous call: the exchange runs while an update is computed. All clocks are advanced
@@ -102,11 +102,11 @@ class Ranks:
             interrupts.received = signal.Signals(number)
         return number > 0
 
-    def ask_anew(self) -> None:
-        """Makes the next call of :meth:`told_to_leave` wait for its own exchange."""
+    def discard_answer(self) -> None:
+        """Makes the next call of :meth:`should_stop` wait for its own exchange."""
         self._pending_answer = None
 
-    def fill_up(
+    def pad_to_largest(
         self, shapes: Sequence[BatchShape], plan: Callable[[], MemoryPlan | None]
     ) -> Callable[[AnyBatch], int]:
         """Makes batches of a shape equally large by padding rows; returns a function that gives the number of rows.
@@ -162,13 +162,13 @@ class Ranks:
         shares = self._step.shares
         if shares is None:
             return local
-        found: dict[str, Tensor] = {}
+        tensors: dict[str, Tensor] = {}
         described: list[Any] = [
             [name, list(value.shape), str(value.dtype).removeprefix("torch.")]
             for name, value in local.items()
         ]
         listed = self._communicator.gather(described)
-        location = {name: (rank, *found) for rank, part in enumerate(listed) for name, *found in part}
+        location = {name: (rank, *form) for rank, part in enumerate(listed) for name, *form in part}
         for parameter_name in parameters:
             for name in [each for each in location if each.partition("/")[2] == parameter_name]:
                 rank, shape, kind = location[name]
@@ -176,10 +176,10 @@ class Ranks:
                 value = local[name].cpu() if rank == self._communicator.rank else empty
                 self._communicator.broadcast([value], rank)
                 if self._communicator.is_rank_zero:
-                    found[name] = value
-        return found if self._communicator.is_rank_zero else local
+                    tensors[name] = value
+        return tensors if self._communicator.is_rank_zero else local
 
-    def name_slow(self, progress: Progress) -> None:
+    def report_slow(self, progress: Progress) -> None:
         """Reports a rank that is much slower than the others; all ranks call this now and then."""
         seconds, self._step.seconds = self._step.seconds, 0.0
         if self._communicator.size == 1:

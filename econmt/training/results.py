@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from pydantic import Field
 
-from econmt.checkpoint.checkpoints import (
-    load_model,
-    load_saved,
-    load_state,
-    load_task,
-)
+from econmt.checkpoint.checkpoints import load_model, load_saved, load_task
 from econmt.checkpoint.folder import ModelFolder
-from econmt.checkpoint.state import TrainingState
-from econmt.checkpoint.state_schema import Update
+from econmt.checkpoint.state import TrainingState, Update
 from econmt.checkpoint.tensor_files import write_text
 from econmt.config.json_reader import Record, read_json
 from econmt.config.recipe import Recipe
@@ -62,18 +56,24 @@ class Sample(NamedTuple):
 class RunResults(NamedTuple):
     """Results of the best checkpoint.
 
-    ``corpus`` is "test" if the recipe has a test text, otherwise "validation". ``perplexities`` are those of a language
-    model by "valid" and "test". Without translations, BLEU is NaN.
+    Attributes:
+        best_update: Update of the checkpoint.
+        corpus: "test" if the recipe has a test text, otherwise "validation".
+        ledger: Memory of a training step.
+        bleu, signature: BLEU and its signature; NaN and empty without translations.
+        samples: Some sentences with their translations.
+        pictures: Files of the pictures.
+        perplexities: Perplexities of a language model by "valid" and "test".
     """
 
     best_update: int
     corpus: Literal["test", "validation"]
-    bleu: float
-    signature: str
-    samples: list[Sample]
-    pictures: list[Path]
     ledger: Ledger
-    perplexities: Mapping[str, float]
+    bleu: float = math.nan
+    signature: str = ""
+    samples: Sequence[Sample] = ()
+    pictures: Sequence[Path] = ()
+    perplexities: Mapping[str, float] = MappingProxyType({})
 
 
 class ResultsFile(Record):
@@ -121,61 +121,52 @@ def make_results(context: RunContext) -> RunResults:
         OSError: The disk is full.
     """
     recipe, folder = context.recipe, context.folder
-    state = load_state(folder, folder.commits()[-1])
-    plan = MemoryPlan.from_state_dict(state.plan) if state.plan else None
-    ledger = _measure(context, plan)
+    state, plan, ledger = _measure(context)
+    curve = folder.pictures / "learning_curve.png"
+    draw_learning_curve(
+        state.metrics, state.best_update, curve, f"learning curve of {folder.path.resolve().name}"
+    )
+    corpus: Literal["test", "validation"] = "validation" if context.prepared.test is None else "test"
+    results = RunResults(state.best_update, corpus, ledger, pictures=[curve])
     translates = make_task(recipe, context.prepared).translates
     evaluate = _evaluate_translation if translates else _evaluate_language_model
-    result = evaluate(context, plan, state, ledger)
+    results = evaluate(context, plan, state, results)
     record = ResultsFile(
         update=state.update,
         best_update=state.best_update,
         test=recipe.data.test,
-        corpus=result.corpus,
-        bleu=None if math.isnan(result.bleu) else result.bleu,
-        signature=result.signature,
-        pictures=[str(path.relative_to(folder.path)) for path in result.pictures],
-        perplexities=dict(result.perplexities),
+        corpus=results.corpus,
+        bleu=None if math.isnan(results.bleu) else results.bleu,
+        signature=results.signature,
+        pictures=[str(path.relative_to(folder.path)) for path in results.pictures],
+        perplexities=dict(results.perplexities),
     )
     write_text(folder.results, json.dumps(record.model_dump(), indent=1, allow_nan=False) + "\n")
-    return result
+    return results
 
 
 def _evaluate_language_model(
-    context: RunContext, plan: MemoryPlan | None, state: TrainingState, ledger: Ledger
+    context: RunContext, plan: MemoryPlan | None, state: TrainingState, results: RunResults
 ) -> RunResults:
-    """Evaluates a language model: perplexities of the validation and the test text."""
-    recipe, folder, prepared, device = context.recipe, context.folder, context.prepared, context.device
-    step = TrainingStep(
-        make_task(recipe, prepared), load_task(folder.path, "best", device).model, context.precision
-    )
+    """Adds the perplexities of the validation and the test text."""
+    recipe, prepared, device = context.recipe, context.prepared, context.device
+    model = load_task(context.folder.path, "best", device).model
+    step = TrainingStep(make_task(recipe, prepared), model, context.precision)
     splits: list[Split] = ["valid"] if prepared.test is None else ["valid", "test"]
-    given = Implementations.of(recipe.ops)
-    chosen = saved_choice(recipe, state.choices, device) or given
+    of_recipe = Implementations.of(recipe.ops)
+    chosen = saved_choice(recipe, state.choices, device) or of_recipe
     # Without a backward pass, the default is fastest on a GPU, and slices of the vocabulary on a CPU.
-    sliced = device.type == "cpu" and given.output == "auto"
-    used = chosen._replace(output="recompute" if sliced else given.output)
+    sliced = device.type == "cpu" and of_recipe.output == "auto"
+    used = chosen._replace(output="recompute" if sliced else of_recipe.output)
     perplexities: dict[str, float] = {}
     with status_line() as say, rules_only():  # as in training
         for split in splits:
-            split_evaluation = step.task.evaluation(prepared, split, exact=True)
-            batches = _with_status(split_evaluation.batches, f"reading the {split} text", say)
+            evaluation = step.task.evaluation(prepared, split, exact=True)
+            batches = _with_status(evaluation.batches, f"reading the {split} text", say)
             perplexities[split] = perplexity(
-                step, split_evaluation._replace(batches=batches), plan=plan, implementations=used
+                step, evaluation._replace(batches=batches), plan=plan, implementations=used
             )
-    curve = folder.pictures / "learning_curve.png"
-    title = f"learning curve of {folder.path.resolve().name}"
-    draw_learning_curve(state.metrics, state.best_update, curve, title)
-    return RunResults(
-        best_update=state.best_update,
-        corpus="validation" if prepared.test is None else "test",
-        bleu=float("nan"),
-        signature="",
-        samples=[],
-        pictures=[curve],
-        ledger=ledger,
-        perplexities=perplexities,
-    )
+    return results._replace(perplexities=perplexities)
 
 
 def _with_status(batches: Iterable[AnyBatch], action: str, say: Callable[[str], None]) -> Iterator[AnyBatch]:
@@ -188,64 +179,44 @@ def _with_status(batches: Iterable[AnyBatch], action: str, say: Callable[[str], 
 
 
 def _evaluate_translation(
-    context: RunContext, plan: MemoryPlan | None, state: TrainingState, ledger: Ledger
+    context: RunContext, plan: MemoryPlan | None, state: TrainingState, results: RunResults
 ) -> RunResults:
-    """Evaluates a translation model: translates the test text, or 100 validation sentences, and computes BLEU."""
+    """Adds BLEU, samples and an attention picture: translates the test text, or 100 validation sentences."""
     recipe, folder, prepared, device = context.recipe, context.folder, context.prepared, context.device
     loaded = load_model(folder.path, "best", device)
     searched = IncrementalModel(loaded.model)
     translator = make_translator(searched, loaded.vocabularies, recipe, device, plan)
+    text, shown = (prepared.valid_text, 100) if prepared.test is None else (prepared.test_text, None)
+    sources, references = text.source[:shown], text.target[:shown]
+    requests = requests_of(sources, text.factors)
+    translations = list(translator.translate(requests))
+    hypotheses = [translation.text for translation in translations]
     if prepared.test is not None:
-        corpus: Literal["test", "validation"] = "test"
-        sources, references = prepared.test_source, prepared.test_target
-        requests = requests_of(sources, prepared.test_factors)
-        translations = list(translator.translate(requests))
-        hypotheses = [translation.text for translation in translations]
         write_text(folder.test_hypotheses, "".join(line + "\n" for line in hypotheses))
-        measured = bleu(hypotheses, references, recipe_tokenizer(recipe, state.signature).name)
-        score, signature = measured.value, measured.signature
+        score = bleu(hypotheses, references, recipe_tokenizer(recipe, state.signature).name)
+        results = results._replace(bleu=score.value, signature=score.signature)
     else:
-        corpus = "validation"
-        sources, references = prepared.valid_source[:100], prepared.valid_target[:100]
-        requests = requests_of(sources, prepared.valid_factors)
-        translations = list(translator.translate(requests))
         row = next(row for row in state.metrics if row["update"] == state.best_update)
-        score, signature = row["bleu"], state.signature
-    samples = [
-        Sample(*three) for three in zip(sources, (t.text for t in translations), references, strict=True)
-    ]
-    return RunResults(
-        best_update=state.best_update,
-        corpus=corpus,
-        bleu=score,
-        signature=signature,
-        samples=samples[:SAMPLES],
-        pictures=_draw(folder, state.metrics, state.best_update, translations, requests, translator),
-        ledger=ledger,
-        perplexities={},
-    )
+        results = results._replace(bleu=row["bleu"], signature=state.signature)
+    samples = [Sample(*three) for three in zip(sources, hypotheses, references, strict=True)]
+    pictures = [*results.pictures, *_draw_attention(folder, translations, requests, translator)]
+    return results._replace(samples=samples[:SAMPLES], pictures=pictures)
 
 
-def _draw(
-    folder: ModelFolder,
-    metrics: list[dict[str, float]],
-    best_update: int,
-    translations: list[Translation],
-    requests: list[Request],
-    translator: Translator,
+def _draw_attention(
+    folder: ModelFolder, translations: list[Translation], requests: list[Request], translator: Translator
 ) -> list[Path]:
-    curve = folder.pictures / "learning_curve.png"
-    draw_learning_curve(metrics, best_update, curve, f"learning curve of {folder.path.resolve().name}")
+    """Draws the attention of a suitable sentence; returns the picture's path, if a translation has tokens."""
     lengths = {index: len(t.source_tokens) for index, t in enumerate(translations) if t.tokens}
     if not lengths:
-        return [curve]
+        return []
     # The longest readable sentence shows most reordering; if none is readable, the shortest is the clearest.
     readable = [index for index, length in lengths.items() if length in READABLE_TOKENS]
     chosen = max(readable, key=lengths.__getitem__) if readable else min(lengths, key=lengths.__getitem__)
     attending = Translator(
         translator.models,
         translator.vocabularies,
-        replace(translator.options, attention=True),
+        translator.options.changed(attention=True),
         translator.device,
         max_length=translator.max_length,
     )
@@ -257,16 +228,21 @@ def _draw(
     )
     if missing_glyphs:
         notice(f"warning: {missing_note(missing_glyphs, picture)}")
-    return [curve, picture]
+    return [picture]
 
 
-def _measure(context: RunContext, plan: MemoryPlan | None) -> Ledger:
-    """Measures the memory of the first rank's training step on the largest batch or the plan's largest micro-batch."""
+def _measure(context: RunContext) -> tuple[TrainingState, MemoryPlan | None, Ledger]:
+    """Measures the first rank's training step on the largest batch, or the plan's largest micro-batch.
+
+    Returns:
+        The run's last state, its memory plan, and the ledger.
+    """
     recipe, folder, device = context.recipe, context.folder, context.device
     rank = Rank(0, context.communicator.size)
     training = recipe.training
     task = make_task(recipe, context.prepared)
     saved = load_saved(folder, folder.commits()[-1])
+    plan = MemoryPlan.from_state_dict(saved.state.plan) if saved.state.plan else None
     batches = task.batches(context.prepared)
     batch, accumulating = batches.worst_batch(), False
     if rank.size > 1:
@@ -291,4 +267,4 @@ def _measure(context: RunContext, plan: MemoryPlan | None) -> Ledger:
         step.implementations = chosen
     ledger = measure_step(step, batch, accumulating=accumulating, timed=False)
     ledger.rank = rank.text
-    return ledger
+    return saved.state, plan, ledger

@@ -3,43 +3,40 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
 from rich.console import Console
 
+from econmt.checkpoint.checkpoints import load_state
 from econmt.checkpoint.folder import Commit, ModelFolder
 from econmt.checkpoint.resume import Start, find_start
-from econmt.checkpoint.state import TrainingState, random_states, restore_random_states, seed_everything
+from econmt.checkpoint.state import TrainingState, random_states, restore_random_states
 from econmt.checkpoint.tensor_files import write_text
 from econmt.config.conditions import keys_without_effect
 from econmt.config.recipe import Recipe, parse_recipe, recipe_text
 from econmt.config.yaml_reader import leaves
-from econmt.data.batching.store import PreparedData, prepare, reopen
-from econmt.data.files import whole_file
+from econmt.data.batching.store import PreparedData, open_prepared, prepare
 from econmt.data.text.filters import left_out
 from econmt.data.text.subwords import fingerprint
 from econmt.engine.communicator import Communicator, jsonable
 from econmt.engine.devices import reproducible, resolve_device
 from econmt.engine.threads import crowded, missing_library
-from econmt.errors import EconmtError, InputError, TrainingError
+from econmt.errors import EconmtError, TrainingError
 from econmt.evaluation.metrics import recipe_tokenizer
 from econmt.memory.plan.planner import plan_table
-from econmt.model import Implementations
-from econmt.tasks.protocol import Shape
 from econmt.tasks.registry import make_task
 from econmt.training.budget import first_plan
-from econmt.training.choice import as_saved, expected_updates, refuse_missing, saved_choice, settle
-from econmt.training.context import RunContext, choose_threads, make_context, saved_state
+from econmt.training.choice import choose
+from econmt.training.context import RunContext, make_context
 from econmt.training.end_of_run import end_reason
-from econmt.training.environment import differences, environment_of
 from econmt.training.initialization import initialize, parameters_to_start_from
 from econmt.training.interrupts import Interrupted, Interrupts
 from econmt.training.pipelines import check_ranks, make_step
-from econmt.training.progress import Progress, Silence
+from econmt.training.progress import Progress
+from econmt.training.provenance import compare, copy_vocabulary, environment_of, text_fingerprint
 from econmt.training.ranks import check_shared
 from econmt.training.results import RunResults, are_complete, make_results
 from econmt.training.trainer import Trainer, TrainingResult
@@ -94,28 +91,16 @@ def run_recipe(
     with folder.locked() if communicator.is_rank_zero else contextlib.nullcontext():
         start = Start()
         if not overwrite_output:
-            start = _start(recipe, folder, resume_with_changes, communicator)
-        saved = saved_state(folder, start)
+            start = _find_start(recipe, folder, resume_with_changes, communicator)
+        saved = None if start.commit is None else load_state(folder, start.commit)
         if saved is None:
             # Preparing text may take long; unusable parameters are reported before.
             parameters_to_start_from(recipe)
-        else:
-            reason = end_reason(recipe.training, saved, saved.data["epoch"])
-            ended = reason is not None and saved.last_checkpoint == saved.update
-            update = saved.update
-            if ended and communicator.on_rank_zero(lambda: are_complete(folder, recipe, update)):
-                assert reason is not None
-                result = TrainingResult(reason, saved.update, saved.best_update, saved.metrics, False)
-                return Outcome(result, None)
-        threads = choose_threads(recipe, device, saved, communicator)
-        with reproducible(device, threads.number):
-            store = Path(recipe.data.prepared) if recipe.data.prepared else folder.prepared
-            if communicator.is_rank_zero:
-                prepared = prepare(recipe, store, search, show_progress=console.is_terminal, verify=verify)
-            communicator.barrier()
-            if not communicator.is_rank_zero:
-                prepared = reopen(recipe, store)
-            context = make_context(recipe, folder, prepared, start, communicator, threads)
+        elif result := _finished(recipe, folder, saved, communicator):
+            return Outcome(result, None)
+        prepared = _prepare(recipe, folder, search, console, verify, communicator)
+        context = make_context(recipe, folder, prepared, start, saved, device, communicator)
+        with reproducible(device, context.threads.number):
             if overwrite_output:  # only now, since unusable text or budget must not cost the old run
                 first_plan(recipe, prepared, device, context.precision.dtype, communicator)
                 if communicator.is_rank_zero:
@@ -130,7 +115,7 @@ def run_recipe(
             return Outcome(result, make_results(context) if communicator.is_rank_zero else None)
 
 
-def _start(
+def _find_start(
     recipe: Recipe, folder: ModelFolder, resume_with_changes: bool, communicator: Communicator
 ) -> Start:
     """Returns the start of the run that rank 0 finds."""
@@ -138,6 +123,34 @@ def _start(
         lambda: jsonable(find_start(recipe, folder, resume_with_changes=resume_with_changes))
     )
     return Start(None if commit is None else Commit(*commit), tuple(changes), with_changes, tuple(notes))
+
+
+def _finished(
+    recipe: Recipe, folder: ModelFolder, saved: TrainingState, communicator: Communicator
+) -> TrainingResult | None:
+    """Returns the result of a run that has ended and has complete results; None if there is something to do."""
+    reason = end_reason(recipe.training, saved, saved.data["epoch"])
+    if reason is None or saved.last_checkpoint != saved.update:
+        return None
+    if not communicator.on_rank_zero(lambda: are_complete(folder, recipe, saved.update)):
+        return None
+    return TrainingResult(reason, saved.update, saved.best_update, saved.metrics, went_on=False)
+
+
+def _prepare(
+    recipe: Recipe,
+    folder: ModelFolder,
+    search: Sequence[Path],
+    console: Console,
+    verify: bool,
+    communicator: Communicator,
+) -> PreparedData:
+    """Prepares the text on rank 0; the other ranks open the result."""
+    store = Path(recipe.data.prepared) if recipe.data.prepared else folder.prepared
+    if communicator.is_rank_zero:
+        prepared = prepare(recipe, store, search, show_progress=console.is_terminal, verify=verify)
+    communicator.barrier()
+    return prepared if communicator.is_rank_zero else open_prepared(store)
 
 
 def train(context: RunContext, console: Console) -> TrainingResult:
@@ -156,16 +169,13 @@ def train(context: RunContext, console: Console) -> TrainingResult:
         # Planning takes some seconds.
         console.print(f"planning for a memory budget of {recipe.training.memory_budget}", markup=False)
     trainer, notes = make_trainer(context)
-    if context.threads is not None:
-        notes.append(f"threads: {context.threads.number} ({context.threads.why})")
-        warnings = crowded(context.threads.number), missing_library()
-        notes += [f"warning: {line}" for line in warnings if line is not None]
     try:
+        progress = Progress(folder.log, folder.tensorboard, console, trainer.state.update)
         if communicator.is_rank_zero:
             _write_recipe(folder.recipe, recipe)
+        else:
+            progress = Progress.silent()
         interrupts = Interrupts()
-        kind = Progress if communicator.is_rank_zero else Silence
-        progress = kind(folder.log, folder.tensorboard, console, trainer.state.update)
         with interrupts, progress, rules_only():
             for note in notes:
                 progress.note(note)
@@ -191,61 +201,50 @@ def make_trainer(context: RunContext) -> tuple[Trainer, list[str]]:
     """Creates a trainer at its starting point; returns it with messages for the user, one line each."""
     recipe, folder, prepared, start = context.recipe, context.folder, context.prepared, context.start
     device, precision, communicator = context.device, context.precision, context.communicator
-    seed_everything(recipe.training.seed)
+    torch.manual_seed(recipe.training.seed)
     task = make_task(recipe, prepared)
     model = task.build_model()
-    for path in prepared.vocabulary_files if communicator.is_rank_zero else ():
-        _copy(path, folder.path / path.name, start)
+    if communicator.is_rank_zero:
+        copy_vocabulary(context)
     communicator.barrier()
-    state = TrainingState(
-        vocabulary=fingerprint(folder.path),
-        text=text_fingerprint(prepared),
-        environment=environment_of(device),
-    )
+    vocabulary, text = fingerprint(folder.path), text_fingerprint(prepared)
+    state = TrainingState(vocabulary=vocabulary, text=text, environment=environment_of(device))
     initial_notes: list[str] = []
     if start.commit is None:
         initial_file = parameters_to_start_from(recipe)
-        initial_notes = initialize(model, recipe, initial_file, prepared.vocabularies, state.vocabulary)
-    saved_pipeline = {} if context.saved is None else context.saved.pipeline
-    step, pipeline, divisions = make_step(
-        task, model.to(device), task.batches(prepared), precision, communicator, saved_pipeline
-    )
+        initial_notes = initialize(model, recipe, initial_file, prepared.vocabularies, vocabulary)
+    step, pipeline, divisions = make_step(task, model.to(device), context)
     trainer = Trainer(step, folder, prepared, state)
-    count = sum(parameter.numel() for parameter in model.parameters())
     notes = [
-        f"{recipe.name}: {count:,} parameters, {len(prepared.train):,} {'pairs' if task.translates else 'lines'}, "
+        f"{recipe.name}: {sum(parameter.numel() for parameter in model.parameters()):,} parameters, "
+        f"{len(prepared.train):,} {'pairs' if task.translates else 'lines'}, "
         f"{trainer.batches.batches_per_epoch:,} batches per epoch, device {device}, folder {folder.path}",
-        *filter(None, [left_out(recipe, prepared.statistics)]),
+        left_out(recipe, prepared.statistics),
         f"precision: {precision.name} ({precision.why})",
         *initial_notes,
-        *filter(None, [_describe_ranks(communicator, recipe)]),
+        _describe_ranks(communicator, recipe),
         *divisions,
     ]
     if start.commit is not None:
         notes += [*start.notes, *trainer.load(start.commit)]
         notes += [f"resuming with a changed recipe: {change}" for change in start.changes]
-        notes += differences(trainer.state.environment, state.environment)
-        trainer.state.environment = state.environment
-        if trainer.state.text not in (state.text, _older_text_fingerprint(prepared)):
-            if not start.with_changes:
-                raise InputError(
-                    f"{folder.path}: the run began with other text (a training or validation file has changed); "
-                    "restore it, resume nevertheless with --resume-with-changes, or start anew with --overwrite-output"
-                )
-            notes.append("resuming with changed text")
-        trainer.state.text = state.text
+        notes += compare(context, trainer.state, state)
+        trainer.state.environment, trainer.state.text = state.environment, state.text
         notes.append(f"resuming from update {trainer.state.update}")
     if task.translates:
-        tokenizer = recipe_tokenizer(recipe, trainer.state.signature)
-        notes += [tokenizer.note] if tokenizer.note else []
+        notes.append(recipe_tokenizer(recipe, trainer.state.signature).note)
     notes += check_lengths(prepared, recipe)
     trainer.state.precision, trainer.state.pipeline = precision.name, pipeline
-    trainer.make_plan()
+    taken = sum(tensor.nbytes for tensor in step.optimizer_tensors().values())
+    trainer.budget.make(trainer.state, taken)
     if trainer.budget.plan is None:
-        notes.append(_choose(trainer, communicator))
+        notes.append(choose(step, trainer.batches, prepared, trainer.state))
     if communicator.size > 1:  # measuring may have drawn random numbers on rank 0
         restore_random_states(communicator.on_rank_zero(random_states))
-    return trainer, notes
+    notes.append(f"threads: {context.threads.number} ({context.threads.why})")
+    warnings = crowded(context.threads.number), missing_library()
+    notes += [f"warning: {line}" for line in warnings if line is not None]
+    return trainer, [note for note in notes if note]
 
 
 def _describe_ranks(communicator: Communicator, recipe: Recipe) -> str:
@@ -260,79 +259,7 @@ def _describe_ranks(communicator: Communicator, recipe: Recipe) -> str:
     return f"ranks: {communicator.size}, {communicator.local_size} on this host, {', '.join(parts)}"
 
 
-def _choose(trainer: Trainer, communicator: Communicator) -> str:
-    """Chooses implementations on rank 0 for all ranks; see :func:`_chosen`."""
-    messages: list[str] = []
-
-    def choose() -> list[str]:
-        messages.append(_choose_locally(trainer))
-        return list(trainer.step.implementations)
-
-    chosen = Implementations(*communicator.on_rank_zero(choose))
-    trainer.step.implementations = chosen
-    trainer.state.choices = as_saved(chosen, trainer.device)
-    return "".join(messages)
-
-
-def _choose_locally(trainer: Trainer) -> str:
-    """Chooses the implementations that the recipe leaves at auto, as at the beginning of the run or by measuring."""
-    recipe, model, state = trainer.recipe, trainer.model, trainer.state
-    given = Implementations.of(recipe.ops)
-    refuse_missing(given, trainer.device.type)
-    chosen, why = saved_choice(recipe, state.choices, trainer.device), "as at the beginning of the run"
-    if chosen is None:
-        frequent = max(trainer.batches.shapes(), key=lambda shape: shape.batches * shape.rows)
-        shape = Shape(frequent.rows, frequent.source, frequent.target)
-        tokens = int(trainer.prepared.train.target_lengths.sum()) + len(trainer.prepared.train)
-        updates = expected_updates(recipe.training, trainer.batches.batches_per_epoch, tokens)
-        carried = trainer.step.carried()
-        chosen, why = settle(
-            trainer.task, lambda: model, shape, trainer.device, trainer.step.precision, updates
-        )
-        trainer.step.set_carried(carried)
-    trainer.step.implementations = chosen
-    state.choices = as_saved(chosen, trainer.device)
-    parts = ", ".join(f"{field} {name}" for field, name in chosen._asdict().items())
-    return f"ops: {parts} ({why})"
-
-
-def text_fingerprint(prepared: PreparedData) -> str:
-    """Returns a fingerprint of all text that training and validation read: ids, lengths, and raw validation lines."""
-    read = (
-        "train.tokens",
-        "train.index",
-        "valid.tokens",
-        "valid.index",
-        "valid.source.txt",
-        "valid.target.txt",
-    )
-    return hashlib.sha256("".join(prepared.checksums[name] for name in read).encode()).hexdigest()
-
-
-def _older_text_fingerprint(prepared: PreparedData) -> str:
-    """Returns the text fingerprint of older states, from counts and the raw validation lines."""
-    counts = {key: value for key, value in prepared.statistics.items() if key not in ("seconds", "test")}
-    digest = hashlib.sha256(json.dumps(counts, sort_keys=True).encode())
-    for line in (*prepared.valid_source, *prepared.valid_target):
-        digest.update(line.encode("utf-8") + b"\n")
-    return digest.hexdigest()
-
-
 def _write_recipe(path: Path, recipe: Recipe) -> None:
     """Writes the resolved recipe, unless an equal one exists, which may contain a user's comments."""
     if not (path.exists() and parse_recipe(path.read_text(encoding="utf-8"), str(path)) == recipe):
         write_text(path, recipe_text(recipe))
-
-
-def _copy(source: Path, destination: Path, start: Start) -> None:
-    """Copies a vocabulary file into the model folder; a resumed run must have the one that it began with."""
-    content = source.read_bytes()
-    if destination.exists() and destination.read_bytes() == content:
-        return
-    if start.commit is not None:
-        raise InputError(
-            f"{destination}: the run began with another vocabulary than the prepared text has ({source}); restore the "
-            "text it began with, or start anew with --overwrite-output"
-        )
-    with whole_file(destination) as file:
-        file.write(content)

@@ -27,8 +27,8 @@ class RunAverage:
         """Starts averaging at the current update if the recipe says so."""
         state.average_from = state.update if self._config.start == "at-once" else None
 
-    def go_on(self, state: TrainingState) -> list[str]:
-        """Restores the parameters, for which a saved state holds their mean; returns messages for the user."""
+    def restore(self, state: TrainingState) -> list[str]:
+        """Restores the parameters of a saved run, whose file holds their mean; returns messages for the user."""
         if self._average is None:
             for parameter_state in self._optimizer.state.values():
                 parameter_state.pop("average", None)
@@ -45,8 +45,8 @@ class RunAverage:
 
     def updated(self, state: TrainingState) -> None:
         """Adds the parameters after an update to the mean."""
-        if self._average is not None and self._count(state):
-            self._average.add(self._count(state))
+        if self._average is not None and (count := self._count(state)):
+            self._average.add(count)
 
     def in_place(self, state: TrainingState) -> AbstractContextManager[None]:
         """Swaps the mean into the model within the context, if there is one."""

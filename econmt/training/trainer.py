@@ -1,10 +1,10 @@
-"""The training loop."""
+"""The training loop: updates, checkpoints, stopping on signals, and smaller micro-batches when memory runs out."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -15,7 +15,6 @@ from econmt.checkpoint.checkpoints import (
     Saved,
     load_parameters,
     load_saved,
-    named_parameters,
     prove,
     save_checkpoint,
     save_interrupted,
@@ -49,7 +48,7 @@ from econmt.training.ranks import Ranks
 from econmt.training.run_average import RunAverage
 from econmt.training.schedules import Schedule
 from econmt.training.update_metrics import MetricsQueue, UpdateMetrics
-from econmt.training.validation import Abandoned, Validation, tell, validate
+from econmt.training.validation import Abandoned, Validation, report_checkpoint, validate
 
 _UPDATES_BETWEEN_TRIMS = 5
 
@@ -89,7 +88,7 @@ class Trainer:
         self.step = step
         self.device = device = self.step.device
         self.optimizer = self.step.optimizer
-        self.parameters = named_parameters(model)
+        self.parameters = dict(model.named_parameters())
         self.schedule = Schedule(training.schedule, training.optimizer.learning_rate)
         self.communicator = self.step.communicator
         self.communicator.broadcast(list(self.parameters.values()))
@@ -121,27 +120,18 @@ class Trainer:
         else:
             self.optimizer.state.clear()  # includes a mean that was never filled
             notes.append(f"the saved optimizer is {saved.optimizer_name}; its state is not used")
-        notes += self._average.go_on(self.state)
+        notes += self._average.restore(self.state)
         if not self.step.set_carried(saved.carried):
             notes.append(
                 "the batch size has changed: each row starts without the state of its preceding text"
             )
         self.schedule.load_state_dict(saved.state.schedule)
         self.batches.load_state_dict(saved.state.data)
-        self._monitors.go_on(saved.state.monitored)
+        self._monitors.restore(saved.state.monitored)
         restore_random_states(saved.state.random)
         dropout = saved.state.random.get("dropout", [])
         self.step.set_random_state(torch.tensor(dropout, dtype=torch.int64))
         return notes
-
-    def make_plan(self) -> None:
-        """Plans micro-batches if the recipe has a memory budget; a saved plan that is still valid is kept.
-
-        Raises:
-            InputError: The budget does not suffice.
-        """
-        state = self.step.optimizer_tensors()
-        self.budget.make(self.state, sum(tensor.nbytes for tensor in state.values()))
 
     def run(self, progress: Progress, interrupts: Interrupts) -> TrainingResult:
         """Trains until a limit, early stopping or an interruption.
@@ -151,16 +141,31 @@ class Trainer:
             TrainingError: The loss is not finite, or memory or disk are full.
         """
         with self.budget.enforced():
-            return self._run(progress, interrupts)
+            self._begin(progress)
+            while True:
+                if self._ranks.should_stop(interrupts, self.state):
+                    self._save_and_stop(interrupts)
+                reason = end_reason(self.recipe.training, self.state, self.batches.epoch, self._ranks.seconds)
+                if self._checkpoint_due(reason):
+                    self._checkpoint(progress, interrupts)
+                elif reason is not None:
+                    self._release_graphs()
+                    state = self.state
+                    return TrainingResult(
+                        reason, state.update, state.best_update, state.metrics, went_on=True
+                    )
+                else:
+                    self._update(progress)
 
-    def _run(self, progress: Progress, interrupts: Interrupts) -> TrainingResult:
+    def _begin(self, progress: Progress) -> None:
+        """Prepares CUDA graphs if training uses them, and checks that the largest batch fits the memory."""
         self.model.train()
         if self.device.type == "cuda" and self.recipe.training.in_graphs:
-            self.budget.room_for_optimizer(self.optimizer)
+            self.budget.reserve_for_optimizer(self.optimizer)
             # If updates accumulate several (micro-)batches, each is captured as a graph of its own.
             plan, interval = self.budget.plan, self.recipe.training.update_interval
             several = interval > 1 or (plan is not None and plan.worst.parts > 1)
-            most_rows = self._ranks.fill_up(self.batches.shapes(), lambda: self.budget.plan)
+            most_rows = self._ranks.pad_to_largest(self.batches.shapes(), lambda: self.budget.plan)
             self._graphed = GraphedStep(self.step, several=several, note=progress.note, most_rows=most_rows)
         elif self.device.type == "cuda" and self.recipe.training.cuda_graphs == "auto":
             progress.note("training.monitor_pattern is set: training steps are not captured in CUDA graphs")
@@ -169,19 +174,6 @@ class Trainer:
         self._report_plan(progress)
         give_back_library_pages()
         self._clock = time.monotonic()
-        while True:
-            if self._ranks.told_to_leave(interrupts, self.state):
-                self._save_and_stop(interrupts)
-            reason = end_reason(self.recipe.training, self.state, self.batches.epoch, self._ranks.seconds)
-            if self._checkpoint_due(reason):
-                self._checkpoint(progress, interrupts)
-            elif reason is not None:
-                self._release_graphs()
-                return TrainingResult(
-                    reason, self.state.update, self.state.best_update, self.state.metrics, True
-                )
-            else:
-                self._update(progress)
 
     def rehearse(self) -> None:
         """Computes the gradient of the largest batch and discards it, so that too little memory is noticed at once.
@@ -193,13 +185,19 @@ class Trainer:
             TrainingError: Memory does not suffice.
         """
         with self._streams_preserved():
-            reserved = self.budget.room_for_optimizer(self.optimizer)
+            reserved = self.budget.reserve_for_optimizer(self.optimizer)
             largest = self.budget.largest_batches()
             if self._graphed is None:
                 self.gradient(largest)
             else:
                 for part, implementations in self._divided(largest[0]):
-                    self._capture(self._graphed, self._ranks.share(part), implementations)
+                    batch = self._ranks.share(part)
+                    try:
+                        self._graphed.capture(batch, implementations)
+                    except RuntimeError as error:
+                        if is_out_of_memory(error):
+                            raise TrainingError(self._out_of_memory(batch)) from error
+                        raise
             del reserved
         self.step.clear()
 
@@ -208,14 +206,6 @@ class Trainer:
         if self._graphed is not None:
             self._graphed.release()
             self._graphed = None
-
-    def _capture(self, graphed: GraphedStep, batch: AnyBatch, implementations: Implementations) -> None:
-        try:
-            graphed.capture(batch, implementations)
-        except RuntimeError as error:
-            if is_out_of_memory(error):
-                raise TrainingError(self._out_of_memory(batch)) from error
-            raise
 
     def _checkpoint_due(self, reason: str | None) -> bool:
         state = self.state
@@ -230,9 +220,9 @@ class Trainer:
         batches = [next(self.batches) for _ in range(training.update_interval)]
         tokens = sum(batch.target_tokens for batch in batches)
         rate = self.schedule.learning_rate(update) * sum(batch.rate for batch in batches) / len(batches)
-        self.step.set_learning_rate(rate)
+        self.optimizer.set_learning_rate(rate)
         loss, norm = self.gradient(batches, trim=self._trims)
-        self._monitors.look()
+        self._monitors.measure()
         self._report_plan(progress)
         indices = [batch.indices.numpy() for batch in batches]
         for metrics in self._metrics.submit(update, loss, norm, tokens, indices):
@@ -251,7 +241,7 @@ class Trainer:
         if update % training.log_interval == 0:
             self._flush()
             progress.updates(self._figures(update))
-            self._ranks.name_slow(progress)
+            self._ranks.report_slow(progress)
             self.state.since_log = Meter()
         elif progress.is_live:
             progress.live(self._figures(update))
@@ -269,10 +259,8 @@ class Trainer:
         Raises:
             TrainingError: Memory was full, and there is no plan, or nothing left to split.
         """
-        before = None
         self.step.overlaps = self.budget.plan is None
-        if self.budget.plan is not None:
-            before = random_states(), self.step.random_state(), self.step.carried()
+        restore = None if self.budget.plan is None else self._snapshot()
         while True:
             divided = [
                 (batch, self._ranks.share(part.trimmed() if trim else part), part_implementations)
@@ -291,15 +279,13 @@ class Trainer:
                 if not is_out_of_memory(error):
                     raise
                 failed = self.step.agree(self.step.number or 0)
-                if before is None or len(parts[failed].indices) == 1:
+                if restore is None or len(parts[failed].indices) == 1:
                     raise TrainingError(self._out_of_memory(parts[failed])) from error
-            assert before is not None
+            assert restore is not None
             # The tensors of the failed step are released only now, after its exception.
             self.step.clear()
             self.budget.shrink(origins[failed], len(parts[failed].indices))
-            restore_random_states(before[0])
-            self.step.set_random_state(before[1])
-            self.step.set_carried(before[2])
+            restore()
 
     def _divided(self, batch: AnyBatch) -> list[tuple[AnyBatch, Implementations]]:
         return divide(batch, self.budget.plan, self.step.implementations, self.communicator.replicas)
@@ -330,7 +316,7 @@ class Trainer:
                 plan, signature = self.budget.plan, self.state.signature
                 result = validate(self.step, self.prepared, lambda: interrupts.pending, plan, signature)
         except Abandoned:
-            self._ranks.ask_anew()
+            self._ranks.discard_answer()
             return
         except torch.cuda.OutOfMemoryError as error:
             raise TrainingError(
@@ -360,14 +346,16 @@ class Trainer:
             progress.note(note)
         if new_signature:
             progress.note(f"BLEU signature {result.signature}")
-        tell(progress, result, state, goes_back=goes_back)
+        report_checkpoint(progress, result, state, goes_back=goes_back)
 
     def _best(self, current: dict[str, Tensor], progress: Progress) -> Saved:
         """Loads the best checkpoint; with the ``current`` optimizer tensors if its own are missing or damaged."""
         commit = Commit(self.state.best_update, True)
         if self.folder.state(commit).is_dir():
             try:
-                return load_saved(self.folder, commit).given_to(self.recipe.training.optimizer.name, current)
+                return load_saved(self.folder, commit).for_optimizer(
+                    self.recipe.training.optimizer.name, current
+                )
             except InputError as error:
                 progress.note(f"the best checkpoint's optimizer state cannot be used: {error}")
         parameters, _ = read_tensors(self.folder.parameters(self.state.best_update))
@@ -405,7 +393,11 @@ class Trainer:
     def _save(self, optimizer: Mapping[str, Tensor], result: Validation | None) -> None:
         """Saves a checkpoint with a validation's result, or without one the state between two checkpoints."""
         state, training = self.state, self.recipe.training
-        self._update_state()
+        state.schedule = self.schedule.state_dict()
+        state.data = self.batches.state_dict()
+        state.monitored = self._monitors.gradients()
+        state.random = {**random_states(), "dropout": self.step.random_state().tolist()}
+        self.budget.store(state)
         with self._average.in_place(self.state):
             self.step.make_whole()
         carried = self._ranks.carried(training.batch.size)
@@ -429,14 +421,6 @@ class Trainer:
         with self._average.in_place(self.state):
             return self._ranks.optimizer_tensors(self.parameters)
 
-    def _update_state(self) -> None:
-        """Stores values from outside of the state in it, before it is saved."""
-        self.state.schedule = self.schedule.state_dict()
-        self.state.data = self.batches.state_dict()
-        self.state.monitored = self._monitors.gradients()
-        self.state.random = {**random_states(), "dropout": self.step.random_state().tolist()}
-        self.budget.remember(self.state)
-
     def _report_plan(self, progress: Progress) -> None:
         for note in self.budget.notes:
             progress.note(note)
@@ -456,16 +440,25 @@ class Trainer:
             interrupts.exit_code,
         )
 
-    @contextmanager
-    def _streams_preserved(self) -> Iterator[None]:
-        """Restores random states and the states carried between steps after the context."""
+    def _snapshot(self) -> Callable[[], None]:
+        """Returns a function that restores the random states and the states carried between steps."""
         states, dropout, carried = random_states(), self.step.random_state(), self.step.carried()
-        try:
-            yield
-        finally:
+
+        def restore() -> None:
             restore_random_states(states)
             self.step.set_random_state(dropout)
             self.step.set_carried(carried)
+
+        return restore
+
+    @contextmanager
+    def _streams_preserved(self) -> Iterator[None]:
+        """Restores the random states and the states carried between steps after the context."""
+        restore = self._snapshot()
+        try:
+            yield
+        finally:
+            restore()
 
     def _figures(self, update: int) -> Figures:
         meter = self.state.since_log
@@ -480,7 +473,7 @@ class Trainer:
             gradient_norm=self.state.gradient_norm,
             tokens_per_second=meter.tokens / max(meter.seconds, 1e-9),
             memory=peak_memory(self.device),
-            left=seconds_left(training, state, epochs, self._pace.of(state.seconds, update)),
+            left=seconds_left(training, state, epochs, self._pace.seconds_per_update(state.seconds, update)),
             updates=round(update / share) if share else None,
             device=self.device.type,
         )

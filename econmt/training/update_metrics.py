@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from econmt.engine.communicator import Communicator, Event
+from econmt.engine.communicator import Communicator
 
 
 class UpdateMetrics(NamedTuple):
@@ -39,7 +39,7 @@ class MetricsQueue:
     def __init__(self, device: torch.device, communicator: Communicator | None = None) -> None:
         self._device = device
         self._communicator = Communicator() if communicator is None else communicator
-        self._waiting: list[tuple[UpdateMetrics, Tensor, Event]] = []
+        self._waiting: list[tuple[UpdateMetrics, Tensor, torch.cuda.Event]] = []
 
     def submit(
         self, update: int, loss: Tensor, norm: Tensor, tokens: int, indices: Sequence[np.ndarray]
@@ -64,11 +64,11 @@ class MetricsQueue:
         return ready
 
 
-def copy_in_background(values: Tensor) -> tuple[Tensor, Event]:
+def copy_in_background(values: Tensor) -> tuple[Tensor, torch.cuda.Event]:
     """Starts an asynchronous copy from a GPU; returns the host tensor and an event that marks its completion."""
     host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
     host.copy_(values, non_blocking=True)
-    event: Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
     event.record(torch.cuda.current_stream(values.device))
     return host, event
 

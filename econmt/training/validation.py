@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import chain, repeat
 from operator import itemgetter
@@ -92,7 +91,7 @@ def validate(
             lengths = length_loss(step, step.task.evaluation(prepared, "valid"), stop, plan)
         if count == 0 or not (step.task.translates and isinstance(model, TranslationModel)):
             return Validation(value, float("nan"), "", None, length_loss=lengths)
-        count = len(prepared.valid_source) if count < 0 else count
+        count = len(prepared.valid_text.source) if count < 0 else count
         recipe, device = step.task.recipe, step.device
         if recipe.training.decode_and_evaluate_device is not None:
             device = resolve_device(recipe.training.decode_and_evaluate_device)
@@ -102,9 +101,9 @@ def validate(
         translator = make_translator(
             IncrementalModel(device_model), prepared.vocabularies, recipe, device, plan, stop
         )
-        requests = requests_of(prepared.valid_source[:count], prepared.valid_factors)
+        requests = requests_of(prepared.valid_text.source[:count], prepared.valid_text.factors)
         hypotheses = _translated(step.communicator, translator, requests)
-        references = prepared.valid_target[:count]
+        references = prepared.valid_text.target[:count]
         score = bleu(hypotheses, references, recipe_tokenizer(recipe, signature).name)
         metric, judged = recipe.training.early_stopping.metric, None
         if metric in ("chrf", "ter"):
@@ -128,27 +127,25 @@ def requests_of(sources: Sequence[str], factors: Sequence[Sequence[str]]) -> lis
 
 def _translated(communicator: Communicator, translator: Translator, sources: Sequence[Request]) -> list[str]:
     """Translates all sources, divided evenly among the ranks."""
-    translated: list[str] = []
-    abandoned = False
-    try:
-        translated = [
-            parts.text for parts in translator.translate(sources[communicator.rank :: communicator.size])
-        ]
-    except Abandoned:
-        abandoned = True
-    parts = _gathered(communicator, translated, abandoned)
+    local = sources[communicator.rank :: communicator.size]
+    parts = _gathered(communicator, lambda: [translation.text for translation in translator.translate(local)])
     translations = [""] * len(sources)
     for rank, part in enumerate(parts):
         translations[rank :: communicator.size] = part
     return translations
 
 
-def _gathered(communicator: Communicator, local: list[Any], abandoned: bool) -> list[list[Any]]:
-    """Gathers the results of all ranks, in rank order.
+def _gathered(communicator: Communicator, compute: Callable[[], list[Any]]) -> list[list[Any]]:
+    """Calls a function on every rank and gathers the results of all ranks, in rank order.
 
     Raises:
-        Abandoned: A rank has abandoned validation.
+        Abandoned: The function raised it on some rank; raised on every rank.
     """
+    local, abandoned = [], False
+    try:
+        local = compute()
+    except Abandoned:
+        abandoned = True
     gathered: list[Any] = communicator.gather([abandoned, local], patient=True)
     if any(stopped for stopped, _ in gathered):
         raise Abandoned
@@ -173,8 +170,8 @@ def perplexity(
         stop, plan: See :func:`validate`.
         implementations: Implementations of the ops without a plan; None: those of the recipe.
     """
-    given = implementations or Implementations.of(step.task.recipe.ops)
-    total, tokens = _summed(step, evaluation, partial(step.task.loss, step.model), stop, plan, given)
+    chosen = implementations or Implementations.of(step.task.recipe.ops)
+    total, tokens = _summed(step, evaluation, partial(step.task.loss, step.model), stop, plan, chosen)
     return perplexity_of(total / (evaluation.words or tokens))
 
 
@@ -188,14 +185,14 @@ def length_loss(
     model = step.model
     assert isinstance(model, TranslationModel)
 
-    def of(batch: AnyBatch, implementations: Implementations) -> Tensor:
+    def loss(batch: AnyBatch, implementations: Implementations) -> Tensor:
         assert isinstance(batch, Batch)
         return model.length_loss(
             model.encode(batch.source, batch.source_lengths, implementations), batch.target_output
         )
 
-    given = Implementations.of(step.task.recipe.ops)
-    total, tokens = _summed(step, evaluation, of, stop, plan, given)
+    implementations = Implementations.of(step.task.recipe.ops)
+    total, tokens = _summed(step, evaluation, loss, stop, plan, implementations)
     return total / tokens
 
 
@@ -205,14 +202,15 @@ def _summed(
     loss: Callable[[AnyBatch, Implementations], Tensor],
     stop: Callable[[], bool],
     plan: MemoryPlan | None,
-    given: Implementations,
+    implementations: Implementations,
 ) -> tuple[float, int]:
     """Sums a loss over the batches of all ranks; returns the sum and the number of target tokens."""
     precision, device, communicator = step.precision, step.device, step.communicator
-    losses: list[Tensor] = []
-    numbers: list[int] = []
-    tokens, abandoned = 0, False
-    try:
+    tokens = 0
+
+    def compute() -> list[tuple[int, float]]:
+        nonlocal tokens
+        numbers, losses = [], []
         with torch.no_grad(), precision.products(device), precision.autocast(device):
             for number, full_batch in enumerate(evaluation.batches):
                 tokens += full_batch.target_tokens
@@ -221,17 +219,16 @@ def _summed(
                 local = full_batch
                 if evaluation.consecutive and communicator.size > 1:
                     local = full_batch.share(communicator.rank, communicator.size).renumbered()
-                for batch, batch_implementations in divide(local, plan, given):
+                for batch, batch_implementations in divide(local, plan, implementations):
                     if stop():
                         raise Abandoned
                     losses.append(loss(batch.to(device), batch_implementations))
                     numbers.append(number)
-    except Abandoned:
-        abandoned = True
-    values: list[float] = torch.stack(losses).double().tolist() if losses else []
-    gathered = _gathered(communicator, list(zip(numbers, values, strict=True)), abandoned)
+        return list(zip(numbers, torch.stack(losses).double().tolist() if losses else [], strict=True))
+
+    gathered = chain.from_iterable(_gathered(communicator, compute))
     total = 0.0
-    for _, value in sorted(chain.from_iterable(gathered), key=itemgetter(0)):
+    for _, value in sorted(gathered, key=itemgetter(0)):  # sum() rounds differently in Python 3.12
         total += value
     return total, tokens
 
@@ -276,20 +273,22 @@ def make_translator(
         if stop():
             raise Abandoned
 
+    options = SearchOptions.from_recipe(recipe.decoding).changed(attention=False)
+    if plan is not None:  # the plan has no memory for CUDA graphs
+        options = options.changed(batch_size=plan.decoding_rows, continuous=False)
     return Translator(
         [model],
         vocabularies,
-        replace(SearchOptions.from_recipe(recipe.decoding), attention=False),
+        options,
         device,
-        batch_size=recipe.decoding.batch_size if plan is None else plan.decoding_rows,
         max_length=recipe.pairs.max_length,
-        max_input_length=recipe.decoding.max_input_length,
         watch=watch,
-        continuous=None if plan is None else False,  # the plan has no memory for CUDA graphs
     )
 
 
-def tell(progress: Progress, result: Validation, state: TrainingState, *, goes_back: bool) -> None:
+def report_checkpoint(
+    progress: Progress, result: Validation, state: TrainingState, *, goes_back: bool
+) -> None:
     """Reports the newest checkpoint.
 
     Args:

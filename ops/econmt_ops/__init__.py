@@ -9,6 +9,9 @@ from __future__ import annotations
 
 from econmt_ops.additive_attention import additive_attention
 from econmt_ops.attentional_lstm import attentional_lstm
+from econmt_ops.cells import scan
+from econmt_ops.cells.gru import GRU as GRU_CELL
+from econmt_ops.cells.lnlstm import LNLSTM, LNLSTM_PER_GATE
 from econmt_ops.core.dropout import dropout_mask
 from econmt_ops.core.repeated import UniqueRows
 from econmt_ops.core.weights import (
@@ -25,7 +28,7 @@ from econmt_ops.core.weights import (
     LSTMWeights,
 )
 from econmt_ops.layers.modules import GILRLSTM, GRU, QRNN, SRU, SSRU, LayerNormLSTM
-from econmt_ops.layers.ops import OPS
+from econmt_ops.layers.op import LayerOp
 from econmt_ops.linear import linear
 from econmt_ops.linear_cross_entropy import linear_cross_entropy
 from econmt_ops.linear_recurrence import final_state, linear_recurrence
@@ -74,11 +77,11 @@ __all__ = [
     "ssru",
 ]
 
-gilr_lstm = OPS["gilr_lstm"]
-gru = OPS["gru"]
-lnlstm = OPS["lnlstm"]
-min_gru = OPS["min_gru"]
-min_lstm = OPS["min_lstm"]
-qrnn = OPS["qrnn"]
-sru = OPS["sru"]
-ssru = OPS["ssru"]
+gru = LayerOp(GRU_CELL)
+lnlstm = LayerOp(LNLSTM, LNLSTM_PER_GATE)
+sru = LayerOp(scan.SRU)
+ssru = LayerOp(scan.SSRU)
+qrnn = LayerOp(scan.QRNN, scan.QRNN_OF_TWO)
+gilr_lstm = LayerOp(scan.GILR_LSTM)
+min_gru = LayerOp(scan.MIN_GRU)
+min_lstm = LayerOp(scan.MIN_LSTM)

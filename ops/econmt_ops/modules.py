@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -13,23 +12,16 @@ from torch.nn import functional
 
 from econmt_ops.additive_attention import additive_attention
 from econmt_ops.attentional_lstm import attentional_lstm
-from econmt_ops.core.dropout import apply_dropout, keep_mask
-from econmt_ops.core.stack import StackOptions, run_stack
-from econmt_ops.core.weights import AttentionalLSTMState, AttentionalLSTMWeights, LSTMState, LSTMWeights
+from econmt_ops.cells.lstm import LSTM as LSTM_CELL
+from econmt_ops.core.weights import AttentionalLSTMState, AttentionalLSTMWeights, LSTMWeights, State
+from econmt_ops.layers.modules import CellLayers, seed_of
 from econmt_ops.linear_cross_entropy import linear_cross_entropy
 from econmt_ops.lstm import bidirectional_lstm, lstm
+from econmt_ops.lstm.call_plans import SplitLSTMWeights, run_again, split_weights
 from econmt_ops.lstm.cudnn import in_order, move_together
-from econmt_ops.lstm.planned import SplitLSTMWeights, run_again, split_weights
 
 
-def _dropout_seed(module: nn.Module, dropout: float, seed: int | None) -> tuple[float, int | None]:
-    """Returns the current dropout probability and its seed, which is drawn from torch's generator if it is None."""
-    if not module.training or dropout == 0.0:
-        return 0.0, None
-    return dropout, int(torch.randint(1 << 62, ())) if seed is None else seed
-
-
-class LSTM(nn.Module):
+class LSTM(CellLayers):
     """Stacked LSTM: a batch-first replacement for `torch.nn.LSTM` with lengths, residual sums and variational dropout.
 
     Parameters are named as in `torch.nn.LSTM` (``weight_ih_l0``, ``weight_hh_l0``, ``bias_ih_l0``, ``bias_hh_l0``,
@@ -55,6 +47,9 @@ class LSTM(nn.Module):
         ValueError: If batch_first is False.
     """
 
+    cell = LSTM_CELL
+    names: ClassVar[dict[str, str]] = {"input": "weight_ih", "hidden": "weight_hh", "bias": "bias_ih"}
+
     def __init__(
         self,
         input_size: int,
@@ -71,44 +66,37 @@ class LSTM(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
         if not batch_first:
             raise ValueError("LSTM: batch_first must be True; inputs have the shape (B, T, I)")
-        self.input_size = input_size
-        self.hidden_size = hidden_size
-        self.num_layers = num_layers
-        self.bias = bias
-        self.dropout = dropout
-        self.bidirectional = bidirectional
-        self.residual = residual
-        self.variational = variational
-        self.implementation = implementation
-        directions = 2 if bidirectional else 1
-        for layer in range(num_layers):
-            for suffix in self._suffixes(layer):
-                size = input_size if layer == 0 else directions * hidden_size
-                shapes: dict[str, tuple[int, ...]] = {
-                    "weight_ih": (4 * hidden_size, size),
-                    "weight_hh": (4 * hidden_size, hidden_size),
-                }
-                if bias:
-                    shapes |= {"bias_ih": (4 * hidden_size,), "bias_hh": (4 * hidden_size,)}
-                for name, shape in shapes.items():
-                    weight = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
-                    self.register_parameter(name + suffix, weight)
-        self.reset_parameters()
+        self.bias = bias  # before all else, because the names of the parameters depend on it
+        super().__init__(
+            input_size,
+            hidden_size,
+            num_layers,
+            dropout=dropout,
+            bidirectional=bidirectional,
+            residual=residual,
+            variational=variational,
+            implementation=implementation,
+            device=device,
+            dtype=dtype,
+        )
         self.flatten_parameters()
 
-    def reset_parameters(self) -> None:
-        """Initializes all parameters again."""
-        bound = 1.0 / math.sqrt(self.hidden_size)
-        for weight in self.parameters():
-            nn.init.uniform_(weight, -bound, bound)
+    @property
+    def op(self) -> Any:
+        """Operation that runs the layers."""
+        return lstm
+
+    def _parameter_shapes(self, width: int) -> dict[str, tuple[int, ...]]:
+        shapes = super()._parameter_shapes(width)
+        bias = shapes.pop("bias_ih")
+        return shapes | {"bias_ih": bias, "bias_hh": bias} if self.bias else shapes
 
     def flatten_parameters(self) -> None:
         """Moves float32 parameters on a GPU into one buffer, as `torch.nn.LSTM` does: cuDNN reads it in place."""
         if self.bias and not self.bidirectional:
-            move_together(in_order([self._split_weights(layer) for layer in range(self.num_layers)]))
+            move_together(in_order([self._weights(layer) for layer in range(self.num_layers)]))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> LSTM:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
@@ -126,7 +114,7 @@ class LSTM(nn.Module):
             weight_ih, weight_hh, getattr(self, "bias_ih" + suffix) + getattr(self, "bias_hh" + suffix)
         )
 
-    def forward(
+    def forward(  # type: ignore[override]  # the state is that of torch.nn.LSTM
         self,
         inputs: Tensor,
         state: tuple[Tensor, Tensor] | None = None,
@@ -146,60 +134,30 @@ class LSTM(nn.Module):
             Outputs (B, T, D H), zero at and after a row's length, and the (h, c) after each row's last step, each
             (D L, B, H).
         """
+        pairs = None
         if state is not None:
             self._check_state(*state)
-        dropout, seed = _dropout_seed(self, self.dropout, dropout_seed)
+            pairs = tuple(zip(*state, strict=True))
+        options = self._options(lengths, dropout_seed)
         if not self.bidirectional:
-            layers = tuple([self._split_weights(layer) for layer in range(self.num_layers)])
-            found = run_again(
-                inputs,
-                layers,
-                state,
-                lengths,
-                self.residual,
-                dropout,
-                seed,
-                self.variational,
-                self.implementation,
-            )
-            if found is not None:
-                return found
-            start = None if state is None else tuple(zip(*state, strict=True))
-            outputs, last = lstm(
-                inputs,
-                layers,  # type: ignore[arg-type]
-                state=start,
-                lengths=lengths,
-                residual=self.residual,
-                dropout=dropout,
-                dropout_seed=seed,
-                variational=self.variational,
-                implementation=self.implementation,
-            )
-        else:
-            outputs, last = self._both_directions(inputs, state, lengths, dropout, seed)
+            layers = tuple([self._weights(layer) for layer in range(self.num_layers)])
+            planned = run_again(inputs, layers, state, options, self.implementation)
+            if planned is not None:
+                return planned
+        outputs, last = self._run(inputs, pairs, options)
         return outputs, (torch.stack([h for h, _ in last]), torch.stack([c for _, c in last]))
 
-    def _split_weights(self, layer: int, reverse: bool = False) -> LSTMWeights | SplitLSTMWeights:
+    def _run_both_ways(
+        self, layer: int, read: Tensor, state: State | None, lengths: Tensor | None
+    ) -> tuple[Tensor, State]:
+        if state is not None:
+            return super()._run_both_ways(layer, read, state, lengths)
+        weights: Any = self._weights(layer), self._weights(layer, reverse=True)
+        return bidirectional_lstm(read, *weights, lengths=lengths, implementation=self.implementation)
+
+    def _weights(self, layer: int, reverse: bool = False) -> LSTMWeights | SplitLSTMWeights:
         """Returns the weights of one layer in one direction, with both biases if there are any."""
         return split_weights(self._parameters, layer, reverse) or self.layer_weights(layer, reverse)
-
-    def extra_repr(self) -> str:
-        """Returns the sizes, and the settings that differ from the defaults."""
-        text = f"{self.input_size}, {self.hidden_size}, num_layers={self.num_layers}"
-        for name, default in {
-            "bias": True,
-            "dropout": 0.0,
-            "bidirectional": False,
-            "residual": False,
-            "variational": False,
-        }.items():
-            if getattr(self, name) != default:
-                text += f", {name}={getattr(self, name)}"
-        return text
-
-    def _suffixes(self, layer: int) -> tuple[str, ...]:
-        return (f"_l{layer}", f"_l{layer}_reverse") if self.bidirectional else (f"_l{layer}",)
 
     def _check_state(self, h: Tensor, c: Tensor) -> None:
         count = self.num_layers * (2 if self.bidirectional else 1)
@@ -208,42 +166,6 @@ class LSTM(nn.Module):
                 raise ValueError(
                     f"LSTM: state {name} must be ({count}, B, {self.hidden_size}), got {tuple(tensor.shape)}"
                 )
-
-    def _both_directions(
-        self,
-        inputs: Tensor,
-        state: tuple[Tensor, Tensor] | None,
-        lengths: Tensor | None,
-        dropout: float,
-        seed: int | None,
-    ) -> tuple[Tensor, LSTMState]:
-        def drop(read: Tensor, layer: int) -> Tensor:
-            assert seed is not None
-            shape = (read.shape[0], 1 if self.variational else read.shape[1], read.shape[2])
-            return apply_dropout(read, keep_mask(shape, dropout, seed, read.device, layer), dropout)
-
-        def run(layer: int, read: Tensor) -> tuple[Tensor, Sequence[tuple[Tensor, Tensor]]]:
-            weights: Any = self._split_weights(layer), self._split_weights(layer, reverse=True)
-            if state is None:
-                return bidirectional_lstm(read, *weights, lengths=lengths, implementation=self.implementation)
-            halves: list[Tensor] = []
-            last: list[tuple[Tensor, Tensor]] = []
-            for direction, weight in enumerate(weights):
-                half, after = lstm(
-                    read,
-                    (weight,),
-                    state=((state[0][2 * layer + direction], state[1][2 * layer + direction]),),
-                    lengths=lengths,
-                    reverse=bool(direction),
-                    implementation=self.implementation,
-                )
-                halves.append(half)
-                last += after
-            return torch.cat(halves, 2), last
-
-        options = StackOptions(self.residual, dropout, seed, self.variational)
-        outputs, last = run_stack(run, inputs, self.num_layers, options, drop=drop)
-        return outputs, tuple(itertools.chain.from_iterable(last))
 
 
 class AdditiveAttention(nn.Module):
@@ -394,7 +316,7 @@ class AttentionalLSTM(nn.Module):
         Returns:
             Outputs (B, T, H), attention weights (B, T, S) and the state after the last step.
         """
-        dropout, seed = _dropout_seed(self, self.dropout, dropout_seed)
+        dropout, seed = seed_of(self, self.dropout, dropout_seed)
         return attentional_lstm(
             inputs,
             self.key(memory) if keys is None else keys,

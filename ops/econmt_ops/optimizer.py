@@ -149,8 +149,8 @@ class FusedOptimizer:
             if norm.is_cuda or not divisor <= 1.0:
                 self._divisor = divisor
         elif kind == "value":
-            torch._foreach_clamp_min_(values, -threshold)
-            torch._foreach_clamp_max_(values, threshold)
+            for gradient in values:  # torch._foreach_* would pass over them twice
+                gradient.clamp_(-threshold, threshold)
         return norm
 
     def _with_gradient(self) -> list[Tensor]:

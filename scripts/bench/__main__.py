@@ -11,17 +11,20 @@ from pathlib import Path
 import typer
 
 from econmt.cli.main import main
-from scripts.bench.verbs.language_model import language_model_command
-from scripts.bench.verbs.low_rank import low_rank_command
-from scripts.bench.verbs.lstm import lstm_command
-from scripts.bench.verbs.parallel import parallel_command
-from scripts.bench.verbs.recurrences import memory_task_command, scan_command
+from scripts.bench.language_model import language_model_command
+from scripts.bench.low_rank import low_rank_command
+from scripts.bench.lstm import lstm_command
+from scripts.bench.memory import memory_command
+from scripts.bench.memory_task import memory_task_command
+from scripts.bench.parallel import parallel_command
+from scripts.bench.scan import scan_command
 
 PROGRAM = "python -m scripts.bench"
 COMMANDS = {
     "language-model": language_model_command,
     "low-rank": low_rank_command,
     "lstm": lstm_command,
+    "memory": memory_command,
     "memory-task": memory_task_command,
     "parallel": parallel_command,
     "scan": scan_command,

@@ -52,8 +52,8 @@ def pooled(store: TokenStore, batch: BatchSize) -> Iterator[PlannedBatch]:
                 longest = np.maximum.accumulate(targets[pool[start : start + rows]])
                 rows = max(1, int((longest * np.arange(1, len(longest) + 1) <= batch.size).sum()))
             pairs = pool[start : start + rows]
-            own = int(sources[pairs].max()), int(targets[pairs].max())
-            yield PlannedBatch(sources[pairs], targets[pairs], own)
+            widths = int(sources[pairs].max()), int(targets[pairs].max())
+            yield PlannedBatch(sources[pairs], targets[pairs], widths)
             start += len(pairs)
 
 
@@ -77,21 +77,22 @@ def rows(recipe: Recipe, prepared: PreparedData, work: PairFlops) -> Iterator[tu
     """Yields the rows of the table."""
     batch, store = recipe.training.batch, prepared.train
     longest = recipe.pairs.max_length
-    found = measure_padding(random_batches(store.source_lengths, store.target_lengths, batch, ALL), work)
-    yield "no buckets, random batches", "", "", f"{found.trimmed_shapes:,}", _percent(found.trimmed), ""
-    found = measure_padding(pooled(store, batch), work)
-    yield f"sorted pools of {POOL} batches", "", "", f"{found.trimmed_shapes:,}", _percent(found.trimmed), ""
+    padding = measure_padding(random_batches(store.source_lengths, store.target_lengths, batch, ALL), work)
+    yield "no buckets, random batches", "", "", f"{padding.trimmed_shapes:,}", _percent(padding.trimmed), ""
+    padding = measure_padding(pooled(store, batch), work)
+    name = f"sorted pools of {POOL} batches"
+    yield name, "", "", f"{padding.trimmed_shapes:,}", _percent(padding.trimmed), ""
     kinds: list[tuple[str, int | Derived]] = [(f"fixed buckets of width {width}", width) for width in WIDTHS]
     kinds += [(f"derived, at most {most} buckets", Derived(most, work)) for most in MOST]
     for name, rule in kinds:
-        batches = BatchIterator(prepared, batch, rule, recipe.training.seed, max_length=longest)
-        found = measure_padding(planned(batches, ALL), work)
+        batches = BatchIterator(prepared.train, batch, rule, recipe.training.seed, max_length=longest)
+        padding = measure_padding(planned(batches, ALL), work)
         yield (
             name,
-            f"{found.shapes:,}",
-            _percent(found.padded),
-            f"{found.trimmed_shapes:,}",
-            _percent(found.trimmed),
+            f"{padding.shapes:,}",
+            _percent(padding.padded),
+            f"{padding.trimmed_shapes:,}",
+            _percent(padding.trimmed),
             f"{100 * again_together(batches):.0f} %",
         )
 
@@ -125,8 +126,8 @@ def report(recipe: Recipe, prepared: PreparedData) -> Iterator[str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = parser_of(__doc__)
-    parser.add_argument("recipe", help="a file, or a shipped name")
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="what to change of it")
+    parser.add_argument("recipe", help="recipe: a file, or a shipped name")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="changes to the recipe")
     parser.add_argument("--data-dir", type=Path, help="folder in which the text is looked up")
     parser.add_argument("--output", type=Path, help="folder of the prepared text; kept and reused if given")
     options = parser.parse_intermixed_args(arguments)
@@ -143,7 +144,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for line in report(recipe, prepared):
                 print(line, flush=True)
     except InputError as error:
-        print(f"measure_buckets: {error}", file=sys.stderr)
+        print(f"buckets: {error}", file=sys.stderr)
         return 2
     return 0
 

@@ -51,7 +51,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--hidden", type=int, default=512)
     parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--wall", action="store_true", help="seconds of the clock")
+    parser.add_argument("--wall", action="store_true", help="measure wall-clock time, not processor time")
     given = parser.parse_args()
     torch.manual_seed(1)
     clock = time.perf_counter if given.wall else time.process_time

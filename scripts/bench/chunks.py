@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from econmt.bench.rows import in_graph
 from econmt_ops import LSTMWeights, lstm
-from econmt_ops.dispatch.capture import Capturer
 from econmt_ops.dispatch.timing import synchronizer
 from econmt_ops.lstm.chunked import ChunkedLSTM, leaves_gradients
 from scripts.bench.arguments import parser_of
@@ -28,7 +29,7 @@ def passes(weights: LSTMWeights, inputs: Tensor, length: int, how: str, once: bo
     for weight in weights:
         weight.grad = None
     rows, hidden = len(inputs), len(weights.bias) // 4
-    layer, found, stash = ChunkedLSTM(weights), [], "gates" if leaves_gradients(how) else "auto"
+    layer, parts, stash = ChunkedLSTM(weights), [], "gates" if leaves_gradients(how) else "auto"
     state = inputs.new_zeros(rows, hidden), inputs.new_zeros(rows, hidden, dtype=torch.float32)
     for part in torch.split(inputs, length, 1):
         read = part.detach().requires_grad_()
@@ -37,28 +38,23 @@ def passes(weights: LSTMWeights, inputs: Tensor, length: int, how: str, once: bo
             outputs, state = layer(read, first, stash=stash, implementation=how)
         else:
             outputs, (state,) = lstm(read, (weights,), state=(first,), stash=stash, implementation=how)
-        found.append((first, [outputs, *state]))
+        parts.append((first, [outputs, *state]))
     gradients: list[Tensor | None] = [None, None]
-    for first, made in reversed(found):
-        given = [
+    for first, made in reversed(parts):
+        incoming = [
             torch.ones_like(each) if gradient is None else gradient
             for each, gradient in zip(made, [None, *gradients], strict=True)
         ]
-        torch.autograd.backward(made, given)
+        torch.autograd.backward(made, incoming)
         gradients = [part.grad for part in first]
     layer.backward()
 
 
-def timed(run: Callable[[], None], device: torch.device) -> Callable[[], float]:
-    """Returns a function that gives the seconds of a call: of the processor, or of a graph's replay."""
-    if device.type == "cpu":
-        clock, synchronize = time.process_time, synchronizer(device)
-    else:
-        capturer = Capturer(device)
-        with capturer.warming_up():
-            run()
-        graph, _ = capturer.capture(run)
-        run, clock, synchronize = graph.replay, time.perf_counter, synchronizer(device)
+def timed(run: Callable[[], object], device: torch.device) -> Callable[[], float]:
+    """Returns a function that gives the seconds of a call: of the processor, or of a CUDA graph's replay."""
+    clock, synchronize = time.process_time, synchronizer(device)
+    if device.type == "cuda":
+        run, clock = in_graph(run, device), time.perf_counter
 
     def seconds() -> float:
         synchronize()
@@ -76,7 +72,9 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
-    parser.add_argument("--how", nargs="+", default=["reference", "recompute"], help="implementations")
+    parser.add_argument(
+        "--how", nargs="+", default=["reference", "recompute"], help="implementations to time"
+    )
     given = parser.parse_args()
     torch.manual_seed(0)
     device, size = torch.device(given.device), given.size
@@ -90,10 +88,7 @@ def main() -> None:
     for chunks in (1, 2, 4, 7, 12, 18):
         length = -(-given.steps // chunks)
 
-        def run(how: str, once: bool, length: int = length) -> None:
-            passes(weights, inputs, length, how, once)
-
-        runs = [timed(lambda how=how, once=once, run=run: run(how, once), device) for how, once in ways]  # type: ignore[misc]
+        runs = [timed(partial(passes, weights, inputs, length, *way), device) for way in ways]
         best = [
             min(times) for times in zip(*([each() for each in runs] for _ in range(given.turns)), strict=True)
         ]

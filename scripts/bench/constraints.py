@@ -27,17 +27,17 @@ def phrases(
 ) -> list[str]:
     """Draws phrases of a reference that do not overlap and that the vocabulary can write, if there are any."""
     words, taken = reference.split(), set[int]()
-    found = list[str]()
+    chosen = list[str]()
     wanted = draw.randint(*count)
     for _ in range(50):
         length = min(draw.randint(*size), len(words))
         at = draw.randrange(len(words) - length + 1)
         phrase = " ".join(words[at : at + length]).strip('.,;:!?"')
-        places = set(range(at, at + length))
-        if len(found) < wanted and phrase and not taken & places and UNK not in target.encode(phrase):
-            taken |= places
-            found.append(phrase)
-    return found
+        positions = set(range(at, at + length))
+        if len(chosen) < wanted and phrase and not taken & positions and UNK not in target.encode(phrase):
+            taken |= positions
+            chosen.append(phrase)
+    return chosen
 
 
 def holds(text: str, wanted: list[str]) -> bool:
@@ -48,23 +48,25 @@ def holds(text: str, wanted: list[str]) -> bool:
     before = r"(?<!\w)" if first[0].isalnum() else ""
     after = r"(?!\w)" if first[-1].isalnum() else ""
     return any(
-        holds(f"{text[: place.start()]}\0{text[place.end() :]}", rest)
-        for place in re.finditer(before + re.escape(first) + after, text)
+        holds(f"{text[: match.start()]}\0{text[match.end() :]}", rest)
+        for match in re.finditer(before + re.escape(first) + after, text)
     )
 
 
 def main() -> None:
     parser = parser_of(__doc__)
-    parser.add_argument("model")
-    parser.add_argument("source", type=Path)
-    parser.add_argument("reference", type=Path)
+    parser.add_argument("model", help="model folder")
+    parser.add_argument("source", type=Path, help="text to translate")
+    parser.add_argument("reference", type=Path, help="its translation")
     parser.add_argument(
-        "--constraints", type=int, nargs=2, default=(1, 3), help="of a sentence, least and most"
+        "--constraints", type=int, nargs=2, default=(1, 3), help="least and most constraints of a sentence"
     )
-    parser.add_argument("--words", type=int, nargs=2, default=(1, 2), help="of a constraint, least and most")
-    parser.add_argument("--beams", type=int, nargs="+", default=[5])
-    parser.add_argument("--lines", type=int, default=1000)
-    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument(
+        "--words", type=int, nargs=2, default=(1, 2), help="least and most words of a constraint"
+    )
+    parser.add_argument("--beams", type=int, nargs="+", default=[5], help="beam sizes")
+    parser.add_argument("--lines", type=int, default=1000, help="lines of the text (%(default)s)")
+    parser.add_argument("--turns", type=int, default=3, help="searches of each kind (%(default)s)")
     given = parser.parse_args()
     sources, references = (
         list(islice(read_lines(path), given.lines)) for path in (given.source, given.reference)
@@ -84,13 +86,13 @@ def main() -> None:
         for turn in range(given.turns):
             for kind in (0, 1) if turn % 2 == 0 else (1, 0):
                 begun = time.perf_counter()
-                found = model.translate(requests if kind else sources, beam_size=beam, attention=False)
+                translations = model.translate(requests if kind else sources, beam_size=beam, attention=False)
                 seconds[kind] += time.perf_counter() - begun
-                texts[kind] = [each.text for each in found]
-        there = [sum(map(holds, each, wanted)) for each in texts]
+                texts[kind] = [each.text for each in translations]
+        satisfied = [sum(map(holds, each, wanted)) for each in texts]
         bleu = [sacrebleu.corpus_bleu(each, [references]).score for each in texts]
         print(
-            f"| {beam} | {there[0]} of {len(wanted)} | {there[1]} | {bleu[0]:.1f} | {bleu[1]:.1f} | "
+            f"| {beam} | {satisfied[0]} of {len(wanted)} | {satisfied[1]} | {bleu[0]:.1f} | {bleu[1]:.1f} | "
             f"{seconds[0] / given.turns:.1f} | {seconds[1] / given.turns:.1f} | {seconds[1] / seconds[0]:.2f} |",
             flush=True,
         )

@@ -33,28 +33,31 @@ NOISES = {
 def certainties(prefix: str, foreign: Path | None) -> None:
     """Prints the shares of true and of foreign source lines that are taken for another language."""
     pairs = list(read_pairs(find_corpus(prefix, "en", "de", [Path.cwd()], progress=False)))
-    own = random.Random(1).sample(pairs, min(PAIRS, len(pairs)))
+    sample = random.Random(1).sample(pairs, min(PAIRS, len(pairs)))
     classify = language_classifier(("en", "de"))
     start = time.perf_counter()
-    found = {"en": [classify(source) for source, _ in own], "de": [classify(target) for _, target in own]}
-    rate = 2 * len(own) / (time.perf_counter() - start)
-    swapped = found["de"]  # a source that is German in truth
+    languages = {
+        "en": [classify(source) for source, _ in sample],
+        "de": [classify(target) for _, target in sample],
+    }
+    rate = 2 * len(sample) / (time.perf_counter() - start)
+    swapped = languages["de"]  # a source that is German in truth
     others = [] if foreign is None else [classify(line) for line in islice(read_lines(foreign), PAIRS)]
-    print(f"{prefix}: {len(own):,} pairs, {rate:,.0f} lines a second")
+    print(f"{prefix}: {len(sample):,} pairs, {rate:,.0f} lines a second")
     print("certainty   pairs left out   German for English   another language for English")
     for least in CERTAINTIES:
         wrong = sum(
             any(
                 language != side and probability >= least
-                for side, (language, probability) in zip(found, pair, strict=True)
+                for side, (language, probability) in zip(languages, pair, strict=True)
             )
-            for pair in zip(*found.values(), strict=True)
+            for pair in zip(*languages.values(), strict=True)
         )
         caught = [
             sum(name != "en" and p >= least for name, p in rows) / max(1, len(rows))
             for rows in (swapped, others)
         ]
-        print(f"{least:9.1f}{wrong / len(own):17.2%}{caught[0]:21.2%}{caught[1]:31.2%}")
+        print(f"{least:9.1f}{wrong / len(sample):17.2%}{caught[0]:21.2%}{caught[1]:31.2%}")
 
 
 def noise(prefix: str) -> None:
@@ -84,8 +87,8 @@ def noise(prefix: str) -> None:
 
 def main() -> None:
     parser = parser_of(__doc__)
-    parser.add_argument("prefixes", nargs="+", help="English and German text")
-    parser.add_argument("--foreign", type=Path, help="lines in another language")
+    parser.add_argument("prefixes", nargs="+", help="texts in English and German, named as in data.train")
+    parser.add_argument("--foreign", type=Path, help="text in another language")
     given = parser.parse_args()
     for prefix in given.prefixes:
         certainties(prefix, given.foreign)

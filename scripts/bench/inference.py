@@ -41,17 +41,17 @@ def ways(
     folder: Path, model: Path, lexicon: Path, top: int, other: Path | None, threads: Sequence[int]
 ) -> dict[str, dict[str, Any]]:
     """Returns the settings of each way to translate, with each number of threads."""
-    found = own_ways(folder, model, lexicon, top)
+    settings = own_ways(folder, model, lexicon, top)
     if other is not None:
         for precision in PRECISIONS:
-            given = {"ctranslate2": str(other), "precision": precision, "model": str(model)}
-            found[f"CTranslate2, {precision}"] = given
+            each = {"ctranslate2": str(other), "precision": precision, "model": str(model)}
+            settings[f"CTranslate2, {precision}"] = each
     if len(threads) == 1:
-        return {way: {**given, "threads": threads[0]} for way, given in found.items()}
+        return {way: {**each, "threads": threads[0]} for way, each in settings.items()}
     return {
-        f"{way}, {number} thread{'s' * (number > 1)}": {**given, "threads": number}
+        f"{way}, {number} thread{'s' * (number > 1)}": {**each, "threads": number}
         for number in threads
-        for way, given in found.items()
+        for way, each in settings.items()
     }
 
 
@@ -83,59 +83,64 @@ def prepare(folder: Path, model: Path, lexicon: Path, top: int) -> None:
         )
 
 
-def by_ctranslate2(given: dict[str, Any]) -> Callable[[Sequence[str]], list[str]]:
+def by_ctranslate2(settings: dict[str, Any]) -> Callable[[Sequence[str]], list[str]]:
     """Returns a function that translates with a folder of CTranslate2 and econmt's vocabulary files."""
     import sentencepiece
 
     from econmt.data.text.subwords import normalized, vocabulary_files
 
-    files = vocabulary_files(Path(given["model"]))
+    files = vocabulary_files(Path(settings["model"]))
     source, target = (
         sentencepiece.SentencePieceProcessor(model_file=str(file)) for file in (files[0], files[-1])
     )
     # It is no package that econmt asks for.
     translator = importlib.import_module("ctranslate2").Translator(
-        given["ctranslate2"], compute_type=given["precision"], inter_threads=given["threads"], intra_threads=1
+        settings["ctranslate2"],
+        compute_type=settings["precision"],
+        inter_threads=settings["threads"],
+        intra_threads=1,
     )
 
     def run(texts: Sequence[str]) -> list[str]:
         cut = [source.encode(normalized(text), out_type=str) for text in texts]
-        found = translator.translate_batch(
+        results = translator.translate_batch(
             cut, beam_size=BEAM, max_batch_size=BATCH, max_decoding_length=LONGEST
         )
-        return [target.decode(each.hypotheses[0]) for each in found]
+        return [target.decode(each.hypotheses[0]) for each in results]
 
     return run
 
 
-def translate(given: dict[str, Any], source: Path, output: Path) -> None:
+def translate(settings: dict[str, Any], source: Path, output: Path) -> None:
     """Translates in this process, and prints seconds of the clock and of the processor."""
     lines = source.read_text(encoding="utf-8").splitlines()
-    threads = given["threads"]
+    threads = settings["threads"]
     run: Callable[[Sequence[str]], list[Any]]
-    if "ctranslate2" in given:
-        run = by_ctranslate2(given)
-    elif "runtime" in given:
+    if "ctranslate2" in settings:
+        run = by_ctranslate2(settings)
+    elif "runtime" in settings:
         import econmt_runtime
 
-        translator = econmt_runtime.load(given["runtime"], threads=threads, shortlist=given.get("shortlist"))
+        translator = econmt_runtime.load(
+            settings["runtime"], threads=threads, shortlist=settings.get("shortlist")
+        )
         run = translator.translate
     else:
         from econmt import api
 
         model = api.load(
-            given["model"], device="cpu", precision=given.get("precision", "auto"), threads=threads
+            settings["model"], device="cpu", precision=settings.get("precision", "auto"), threads=threads
         )
-        listed = {name: value for name, value in given.items() if name.startswith("restrict")}
+        listed = {name: value for name, value in settings.items() if name.startswith("restrict")}
 
         def run(texts: Sequence[str]) -> list[Any]:
             return model.translate(list(texts), **listed)
 
     run(lines[:WARM_UP])
     clock, processor = time.perf_counter(), time.process_time()
-    found = run(lines)
+    translations = run(lines)
     print(time.perf_counter() - clock, time.process_time() - processor)
-    texts = [each if isinstance(each, str) else each.text for each in found]
+    texts = [each if isinstance(each, str) else each.text for each in translations]
     output.write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
 
 
@@ -164,11 +169,20 @@ def bleu(output: Path, reference: Path) -> float:
 
 def main() -> None:
     parser = parser_of(__doc__)
-    for name in ("model", "lexicon", "source", "reference"):
-        parser.add_argument(name, type=Path)
-    parser.add_argument("--top", type=int, default=30, help="of the lexicon, a word")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--threads", type=int, nargs="+", default=[1])
+    for name, text in (
+        ("model", "model folder"),
+        ("lexicon", "file from econmt lexicon"),
+        ("source", "text to translate"),
+        ("reference", "its translation"),
+    ):
+        parser.add_argument(name, type=Path, help=text)
+    parser.add_argument(
+        "--top", type=int, default=30, help="translations of each word in a shortlist (%(default)s)"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=3, help="translations of the text by each way (%(default)s)"
+    )
+    parser.add_argument("--threads", type=int, nargs="+", default=[1], help="CPU threads")
     parser.add_argument(
         "--ctranslate2", type=Path, help="a converted model with the vocabulary files of the first"
     )
@@ -179,8 +193,8 @@ def main() -> None:
         asked = given.model, given.lexicon, given.top, given.ctranslate2, given.threads
         translate(ways(given.folder, *asked)[given.way], given.source, given.folder / "output")
         return
-    places = [str(ROOT), str(ROOT / "ops"), *filter(None, [os.environ.get("PYTHONPATH")])]
-    os.environ.update(OPENBLAS_NUM_THREADS="1", PYTHONPATH=os.pathsep.join(places))
+    folders = [str(ROOT), str(ROOT / "ops"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    os.environ.update(OPENBLAS_NUM_THREADS="1", PYTHONPATH=os.pathsep.join(folders))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         prepare(folder, given.model, given.lexicon, given.top)
@@ -200,8 +214,8 @@ def main() -> None:
         report(seconds, quality)
         line = given.source.read_text(encoding="utf-8").splitlines()[0] + "\n"
         for kind in ("runtime", "runtime-int8"):
-            found = [start(folder / kind, line) for _ in range(5 * given.rounds)]
-            clock, processor, memory = (min(values) for values in zip(*found, strict=True))
+            starts = [start(folder / kind, line) for _ in range(5 * given.rounds)]
+            clock, processor, memory = (min(values) for values in zip(*starts, strict=True))
             print(f"{kind}: start {clock:.3f} s, of a processor {processor:.3f} s, {memory:.0f} MiB resident")
 
 
@@ -209,9 +223,9 @@ def report(seconds: dict[str, list[tuple[float, float]]], quality: dict[str, tup
     """Prints the table; gains are medians over the rounds of the ratio to the first way of the same round."""
     print("| | words/s | words a processor second | to bfloat16's | BLEU |\n|---|---|---|---|---|")
     today = next(iter(seconds.values()))
-    for way, found in seconds.items():
-        clock, processor = (min(values) for values in zip(*found, strict=True))
-        ratios = sorted(one[1] / other[1] for one, other in zip(today, found, strict=True))
+    for way, samples in seconds.items():
+        clock, processor = (min(values) for values in zip(*samples, strict=True))
+        ratios = sorted(one[1] / other[1] for one, other in zip(today, samples, strict=True))
         score, words = quality[way]
         gain = f"{ratios[len(ratios) // 2]:.1f}x ({ratios[0]:.1f} to {ratios[-1]:.1f})"
         print(f"| {way} | {words / clock:,.0f} | {words / processor:,.0f} | {gain} | {score:.2f} |")

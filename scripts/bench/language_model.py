@@ -1,4 +1,4 @@
-"""Measurements of training language models, econmt against PyTorch, by hidden size and batch.
+"""``python -m scripts.bench language-model``: times training of language models, econmt against PyTorch.
 
 The comparison of EcoRNN (Zheng and others, 2018; its LSTM layer trained on PTB and WikiText-2): an embedding, two LSTM
 layers and an output layer as wide as it, truncated backpropagation through time with carried state, plain SGD and the
@@ -10,24 +10,29 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import product
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from econmt.bench.rows import Row, Say, save_figure, time_in_turns
+from econmt.bench.rows import Row, Say, in_graph, save_figure, time_in_turns
+from econmt.cli.measuring import BenchSession, Seconds
+from econmt.cli.option_groups import option, with_option_groups
+from econmt.config import limits
 from econmt.config.recipe import Recipe, parse_recipe
 from econmt.engine.graphs import GraphedStep
-from econmt.engine.precision import Precision
+from econmt.engine.precision import Precision, precision_of
 from econmt.engine.step import TrainingStep
 from econmt.model import Implementations
 from econmt.tasks.language_model import LanguageModelTask
 from econmt.tasks.protocol import Shape, random_ids
-from econmt.training.choice import choose_implementations, measure
+from econmt.training.choice import settle
 from econmt_ops.backends.compiled import has_compiler
-from econmt_ops.dispatch.capture import Capturer, first_error
+from econmt_ops.dispatch.capture import first_error
 from econmt_ops.dispatch.rule import can_run, captured
 from econmt_ops.dispatch.traits import implementations_of
 
@@ -49,7 +54,7 @@ _WARM_UP = 2
 """Updates before the first that is timed."""
 
 
-class Problem(NamedTuple):
+class Sizes(NamedTuple):
     """Sizes of the model and of a batch."""
 
     vocabulary: int
@@ -60,7 +65,7 @@ class Problem(NamedTuple):
 
 
 class _Stepwise(nn.Module):
-    """LSTM layers as a loop of single steps, each of its operations by itself."""
+    """LSTM layers as a loop over the steps in plain PyTorch."""
 
     def __init__(self, hidden: int, layers: int) -> None:
         super().__init__()
@@ -87,11 +92,11 @@ class _Stepwise(nn.Module):
 class _Plain(nn.Module):
     """The language model in plain PyTorch."""
 
-    def __init__(self, problem: Problem, layers: nn.Module) -> None:
+    def __init__(self, sizes: Sizes, layers: nn.Module) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(problem.vocabulary, problem.hidden)
+        self.embedding = nn.Embedding(sizes.vocabulary, sizes.hidden)
         self.layers = layers
-        self.output = nn.Linear(problem.hidden, problem.vocabulary)
+        self.output = nn.Linear(sizes.hidden, sizes.vocabulary)
 
     def forward(self, inputs: Tensor, targets: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Returns the mean loss of ids (B, T), and the states after them."""
@@ -103,59 +108,18 @@ class _Plain(nn.Module):
 Update = Callable[[], object]
 
 
-def _plain_update(
-    problem: Problem, layers: nn.Module, device: torch.device, precision: Precision, *, compiled: bool
-) -> Update:
-    """Returns an update of a model in plain PyTorch, on the same batch each time, with its state carried."""
-    model = _Plain(problem, layers).to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=_RATE)
-    # As econmt's example: no more different words than text has.
-    inputs, targets = (
-        random_ids(problem.vocabulary, problem.batch, problem.bptt).to(device) for _ in range(2)
-    )
-    h, c = (torch.zeros(problem.layers, problem.batch, problem.hidden, device=device) for _ in range(2))
-    loss_of: Callable[..., tuple[Tensor, Tensor, Tensor]] = torch.compile(model) if compiled else model
-
-    def update() -> None:
-        optimizer.zero_grad(set_to_none=True)
-        with precision.products(device):
-            with precision.autocast(device):
-                loss, last_h, last_c = loss_of(inputs, targets, h, c)
-            torch.autograd.backward(loss)
-        h.copy_(last_h)
-        c.copy_(last_c)
-        nn.utils.clip_grad_norm_(model.parameters(), _CLIP)
-        optimizer.step()
-
-    return update
-
-
-def _in_graph(update: Update, device: torch.device) -> Update:
-    """Captures the update in a CUDA graph; raises RuntimeError if that fails."""
-    capturer = Capturer(device)
-    with capturer.warming_up():
-        for _ in range(_WARM_UP):
-            update()
-    graph, _ = capturer.capture(update)
-
-    def replay(_: object = update) -> None:  # whose model lies outside of the graph's memory
-        graph.replay()
-
-    return replay
-
-
-def recipe_of(problem: Problem) -> Recipe:
-    """Returns the recipe of a problem."""
+def recipe_of(sizes: Sizes) -> Recipe:
+    """Returns the recipe of a language model."""
     return parse_recipe(
         f"""
 name: bench
 task: language_model
 output: bench
-data: {{text: txt, train: [train], valid: valid, subwords: {{type: words, size: {problem.vocabulary}}}}}
-model: {{embedding: {problem.hidden}, layers: {problem.layers}, size: {problem.hidden}}}
+data: {{text: txt, train: [train], valid: valid, subwords: {{type: words, size: {sizes.vocabulary}}}}}
+model: {{embedding: {sizes.hidden}, layers: {sizes.layers}, size: {sizes.hidden}}}
 training:
-  batch: {{size: {problem.batch}}}
-  bptt: {problem.bptt}
+  batch: {{size: {sizes.batch}}}
+  bptt: {sizes.bptt}
   optimizer: {{name: sgd, learning_rate: {_RATE}}}
   gradient_clipping: {{threshold: {_CLIP}}}
   max_updates: 1
@@ -164,162 +128,145 @@ training:
     )
 
 
-def _own_update(
-    problem: Problem, chosen: Implementations, device: torch.device, precision: Precision, notes: list[str]
-) -> Update:
-    """Returns an update of econmt's training step, as a run makes it."""
-    task = LanguageModelTask(recipe_of(problem), problem.vocabulary)
-    model = task.build_model().to(device).train()
-    step = TrainingStep(task, model, precision, implementations=chosen)
-    batch = task.example(Shape(problem.batch, 1, problem.bptt))
-    run = GraphedStep(step, note=notes.append) if device.type == "cuda" else step
-
-    def update() -> None:
-        run([batch])
-        if device.type == "cuda":
-            return
-        step.clear()
-
-    return update
-
-
-def _own_names(device: torch.device, precision: Precision) -> list[str]:
-    """Returns the implementations of an LSTM that can run here without minutes of compiling."""
-    with captured(device.type == "cuda"):
-        return [
-            name
-            for name, each in implementations_of("lstm").items()
-            if can_run(each.traits, device.type, precision.dtype) and not each.traits.warms_up
-        ]
-
-
-def chosen_by_auto(problem: Problem, device: torch.device, precision: Precision) -> Implementations:
-    """Returns the implementations of a run: measured on the CPU, by the rule in CUDA graphs."""
-    recipe = recipe_of(problem)
-    task = LanguageModelTask(recipe, problem.vocabulary)
-    found = []
-    if device.type == "cpu":
-        model = task.build_model().train()
-        session = measure(task, model, Shape(problem.batch, 1, problem.bptt), device, precision)
-        found = list(session.measurements.values())
-    with captured(device.type == "cuda"):
-        return choose_implementations(Implementations.of(recipe.ops), found, device=device.type)
-
-
 class _Contender(NamedTuple):
-    """Name of a contender, the function that makes its update, and its implementations."""
+    """Name of a contender, the function that makes its update, and its implementations.
+
+    The function takes a list to which it adds the reason if econmt's update cannot be captured in a CUDA graph.
+    """
 
     name: str
     make: Callable[[list[str]], Update]
     ops: str = ""
 
 
-def _contenders(
-    problem: Problem, device: torch.device, precision: Precision, *, compile_loop: bool
-) -> list[_Contender]:
-    def plain(layers: Callable[[], nn.Module], *, compiled: bool = False) -> Callable[[list[str]], Update]:
-        return lambda _: _plain_update(problem, layers(), device, precision, compiled=compiled)
+class Contest:
+    """Contenders that train a model of the same sizes on the same batch.
 
-    def loop() -> nn.Module:
-        return _Stepwise(problem.hidden, problem.layers)
-
-    def library() -> nn.Module:
-        return nn.LSTM(problem.hidden, problem.hidden, problem.layers, batch_first=True)
-
-    def own(chosen: Implementations) -> Callable[[list[str]], Update]:
-        return lambda notes: _own_update(problem, chosen, device, precision, notes)
-
-    auto = chosen_by_auto(problem, device, precision)
-    found = [_Contender(DEFAULT, plain(loop)), _Contender(BY_TORCH, plain(library))]
-    if has_compiler():
-        found.append(_Contender(COMPILED, plain(library, compiled=True)))
-        found += [_Contender(COMPILED_LOOP, plain(loop, compiled=True))] if compile_loop else []
-    for name in _own_names(device, precision):
-        chosen = auto._replace(encoder=name)
-        found.append(_Contender(f"econmt {name}", own(chosen), _told(chosen)))
-    return [*found, _Contender(AUTO, own(auto), _told(auto))]
-
-
-def _told(chosen: Implementations) -> str:
-    return f"lstm {chosen.encoder}, stash {chosen.stash}, output {chosen.output}"
-
-
-def grid(
-    hidden: Sequence[int], batches: Sequence[int], vocabularies: Sequence[int], bptt: int, layers: int
-) -> list[Problem]:
-    """Returns all problems, the small ones first."""
-    return [
-        Problem(vocabulary, size, batch, bptt, layers)
-        for vocabulary in vocabularies
-        for size in hidden
-        for batch in batches
-    ]
-
-
-def rows(
-    problems: Sequence[Problem],
-    device: torch.device,
-    precision: Precision,
-    seconds: float,
-    say: Say,
-    *,
-    only: Sequence[str] = (),
-    compile_loop: bool = False,
-) -> Iterator[Row]:
-    """Yields a row for each contender of each problem, timed in turns.
-
-    ``seconds`` are those of each problem without its first updates. ``only`` keeps the contenders whose names contain
-    one of its parts; ``compile_loop`` adds torch.compile of the step loop, which compiles for minutes.
+    Args:
+        sizes: Sizes of the model and of the batch.
+        device: Device that computes.
+        precision: Precision of products.
     """
-    for problem in problems:
-        contenders = [
-            each
-            for each in _contenders(problem, device, precision, compile_loop=compile_loop)
-            if not only or any(part.lower() in each.name.lower() for part in only)
+
+    def __init__(self, sizes: Sizes, device: torch.device, precision: Precision) -> None:
+        self.sizes, self.device, self.precision = sizes, device, precision
+
+    def plain_update(self, layers: nn.Module, *, compiled: bool) -> Update:
+        """Returns an update of a model in plain PyTorch, whose state is carried from one call to the next."""
+        sizes, device, precision = self.sizes, self.device, self.precision
+        model = _Plain(sizes, layers).to(device)
+        optimizer = torch.optim.SGD(model.parameters(), lr=_RATE)
+        # As econmt's example: no more different words than text has.
+        inputs, targets = (random_ids(sizes.vocabulary, sizes.batch, sizes.bptt).to(device) for _ in range(2))
+        h, c = (torch.zeros(sizes.layers, sizes.batch, sizes.hidden, device=device) for _ in range(2))
+        loss_of: Callable[..., tuple[Tensor, Tensor, Tensor]] = torch.compile(model) if compiled else model
+
+        def update() -> None:
+            optimizer.zero_grad(set_to_none=True)
+            with precision.products(device):
+                with precision.autocast(device):
+                    loss, last_h, last_c = loss_of(inputs, targets, h, c)
+                torch.autograd.backward(loss)
+            h.copy_(last_h)
+            c.copy_(last_c)
+            nn.utils.clip_grad_norm_(model.parameters(), _CLIP)
+            optimizer.step()
+
+        return update
+
+    def own_update(self, chosen: Implementations, notes: list[str]) -> Update:
+        """Returns an update of econmt's training step, as a run makes it."""
+        task = LanguageModelTask(recipe_of(self.sizes), self.sizes.vocabulary)
+        model = task.build_model().to(self.device).train()
+        step = TrainingStep(task, model, self.precision, implementations=chosen)
+        batch = task.example(Shape(self.sizes.batch, 1, self.sizes.bptt))
+        if self.device.type == "cuda":
+            graphed = GraphedStep(step, note=notes.append)
+            return lambda: graphed([batch])
+
+        def update() -> None:
+            step([batch])
+            step.clear()
+
+        return update
+
+    def own_names(self) -> list[str]:
+        """Returns the implementations of an LSTM that can run here without minutes of compiling."""
+        with captured(self.device.type == "cuda"):
+            return [
+                name
+                for name, each in implementations_of("lstm").items()
+                if can_run(each.traits, self.device.type, self.precision.dtype) and not each.traits.warms_up
+            ]
+
+    def chosen_by_auto(self) -> Implementations:
+        """Returns the implementations that a run chooses."""
+        task = LanguageModelTask(recipe_of(self.sizes), self.sizes.vocabulary)
+        shape = Shape(self.sizes.batch, 1, self.sizes.bptt)
+        return settle(task, lambda: task.build_model().to(self.device), shape, self.device, self.precision)[0]
+
+    def contenders(self, only: Sequence[str], *, compile_loop: bool) -> list[_Contender]:
+        """Returns the contenders whose names contain one of ``only``; all if it is empty.
+
+        ``compile_loop`` adds torch.compile of the step loop, which compiles for minutes.
+        """
+        hidden, layers = self.sizes.hidden, self.sizes.layers
+        loop = partial(_Stepwise, hidden, layers)
+        library = partial(nn.LSTM, hidden, hidden, layers, batch_first=True)
+
+        def plain(make: Callable[[], nn.Module], *, compiled: bool = False) -> Callable[[list[str]], Update]:
+            return lambda _: self.plain_update(make(), compiled=compiled)
+
+        def own(name: str, chosen: Implementations) -> _Contender:
+            ops = f"lstm {chosen.encoder}, stash {chosen.stash}, output {chosen.output}"
+            return _Contender(name, partial(self.own_update, chosen), ops)
+
+        auto = self.chosen_by_auto()
+        everyone = [_Contender(DEFAULT, plain(loop)), _Contender(BY_TORCH, plain(library))]
+        if has_compiler():
+            everyone.append(_Contender(COMPILED, plain(library, compiled=True)))
+            everyone += [_Contender(COMPILED_LOOP, plain(loop, compiled=True))] if compile_loop else []
+        everyone += [own(f"econmt {name}", auto._replace(encoder=name)) for name in self.own_names()]
+        everyone.append(own(AUTO, auto))
+        return [
+            each for each in everyone if not only or any(part.lower() in each.name.lower() for part in only)
         ]
-        yield from _measured(problem, contenders, device, precision, seconds, say)
 
-
-def _measured(
-    problem: Problem,
-    contenders: Sequence[_Contender],
-    device: torch.device,
-    precision: Precision,
-    seconds: float,
-    say: Say,
-) -> Iterator[Row]:
-    updates: dict[str, Update] = {}
-    found: dict[str, Row] = {}
-    for each in contenders:
-        say(f"{', '.join(f'{name} {value:,}' for name, value in problem._asdict().items())}: {each.name}")
-        row: Row = {"bench": "language-model", "precision": precision.name, **problem._asdict()}
-        found[each.name] = row
-        row |= {"contender": each.name, "ops": each.ops}
-        began = time.perf_counter()
-        notes: list[str] = []
-        try:
-            update = each.make(notes)
-            for _ in range(_WARM_UP):
-                update()
-            updates[each.name] = update
-            if device.type == "cuda" and not each.name.startswith("econmt"):
-                updates[each.name] = _in_graph(update, device)
-        except RuntimeError as error:
-            reason = str(first_error(error)).strip().splitlines()[0]
-            row["failure" if each.name not in updates else "not in a graph"] = reason
-        if notes:
-            row["not in a graph"] = notes[0]
-        row["first updates, s"] = time.perf_counter() - began
-    timings = time_in_turns(updates, seconds, device) if updates else {}
-    words = problem.batch * problem.bptt
-    library = timings.get(BY_TORCH)
-    for name, row in found.items():
-        if name in timings:
-            timing = timings[name]
-            row |= {"milliseconds": 1e3 * timing.median, "words/s": words / timing.median}
-            if library is not None:
-                row["x nn.LSTM"] = library.median / timing.median
-        yield row
+    def rows(self, contenders: Sequence[_Contender], seconds: float, say: Say) -> Iterator[Row]:
+        """Yields a row for each contender, timed in turns for ``seconds`` after the first updates."""
+        sizes = self.sizes._asdict()
+        updates: dict[str, Update] = {}
+        rows: dict[str, Row] = {}
+        for each in contenders:
+            say(f"{', '.join(f'{name} {value:,}' for name, value in sizes.items())}: {each.name}")
+            row: Row = {"bench": "language-model", "precision": self.precision.name, **sizes}
+            rows[each.name] = row
+            row |= {"contender": each.name, "ops": each.ops}
+            began = time.perf_counter()
+            notes: list[str] = []
+            try:
+                update = each.make(notes)
+                for _ in range(_WARM_UP):
+                    update()
+                updates[each.name] = update
+                if self.device.type == "cuda" and not each.name.startswith("econmt"):
+                    updates[each.name] = in_graph(update, self.device)
+            except RuntimeError as error:
+                reason = str(first_error(error)).strip().splitlines()[0]
+                row["failure" if each.name not in updates else "not in a graph"] = reason
+            if notes:
+                row["not in a graph"] = notes[0]
+            row["first updates, s"] = time.perf_counter() - began
+        timings = time_in_turns(updates, seconds, self.device) if updates else {}
+        words = self.sizes.batch * self.sizes.bptt
+        library = timings.get(BY_TORCH)
+        for name, row in rows.items():
+            if name in timings:
+                timing = timings[name]
+                row |= {"milliseconds": 1e3 * timing.median, "words/s": words / timing.median}
+                if library is not None:
+                    row["x nn.LSTM"] = library.median / timing.median
+            yield row
 
 
 def draw(rows: Sequence[Mapping[str, str | int | float]], path: Path) -> None:
@@ -340,9 +287,9 @@ def draw(rows: Sequence[Mapping[str, str | int | float]], path: Path) -> None:
             heights = {int(row["hidden"]): float(row["words/s"]) for row in mine if row["contender"] == name}
             # Heights by that of torch.nn.LSTM, since words a second of small and large layers are far apart.
             base = {int(row["hidden"]): float(row["words/s"]) for row in mine if row["contender"] == BY_TORCH}
-            places = [sizes.index(size) + (number + 0.5) / len(names) * 0.8 - 0.4 for size in heights]
+            positions = [sizes.index(size) + (number + 0.5) / len(names) * 0.8 - 0.4 for size in heights]
             values = [height / base.get(size, height) for size, height in heights.items()]
-            axis.bar(places, values, 0.8 / len(names), label=name)
+            axis.bar(positions, values, 0.8 / len(names), label=name)
         axis.axhline(1.0, color="grey", linewidth=0.8)
         axis.set_xticks(range(len(sizes)), [str(size) for size in sizes])
         axis.set_title(f"vocabulary {vocabulary:,}, batch {batch}", fontsize=9)
@@ -353,3 +300,77 @@ def draw(rows: Sequence[Mapping[str, str | int | float]], path: Path) -> None:
     if panels:
         figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=7)
     save_figure(figure, path)
+
+
+@with_option_groups
+def language_model_command(
+    *,
+    hidden: list[int] = option(
+        list(HIDDEN), help="Units of an LSTM layer; may be repeated.", min=1, max=limits.WIDTH
+    ),
+    batches: list[int] = option(
+        list(BATCHES), "--batch", help="Number of rows of a batch; may be repeated.", min=1, max=limits.BATCH
+    ),
+    vocabularies: list[int] = option(
+        list(VOCABULARIES),
+        "--vocabulary",
+        help="Number of words in the vocabulary; may be repeated.",
+        min=5,
+        max=limits.WORDS,
+    ),
+    bptt: int = option(35, help="Tokens of a row that an update reads.", min=1, max=limits.POSITIONS),
+    layers: int = option(2, help="Number of LSTM layers.", min=1, max=limits.LAYERS),
+    dtype: Literal["float32", "bfloat16"] = option("float32", help="Precision of matrix products."),
+    only: list[str] | None = option(
+        None, "--contender", help="Measure only contenders whose names contain this; may be repeated."
+    ),
+    compile_loop: bool = option(
+        False, help="Also measure torch.compile of the step loop, which compiles for minutes."
+    ),
+    seconds: Seconds = option(
+        10.0, help="Seconds for each combination of hidden size, batch and vocabulary."
+    ),
+    session: BenchSession,
+) -> None:
+    """Time training of a language model end to end: a step loop, torch.nn.LSTM, torch.compile, econmt.
+
+    Embedding, LSTM layers, output layer, backward pass, bounded gradient, SGD; random ids, no dropout. On a GPU each
+    update is a CUDA graph where it can be captured. Shapes that the file of --csv has already are left out, and drawn
+    from there.
+
+    \b
+    Example:
+      python -m scripts.bench language-model --hidden 200 --batch 32
+      python -m scripts.bench language-model --device cuda --csv lm.csv
+    """
+    precision = precision_of(dtype, session.device)
+    before = session.rows_before(
+        {"bench": "language-model", "precision": dtype, "bptt": bptt, "layers": layers}
+    )
+    done = {(int(row["vocabulary"]), int(row["hidden"]), int(row["batch"])) for row in before}
+
+    def rows(say: Say) -> Iterator[Row]:
+        for vocabulary, size, batch in product(vocabularies, hidden, batches):
+            if (vocabulary, size, batch) not in done:
+                sizes = Sizes(vocabulary, size, batch, bptt, layers)
+                contest = Contest(sizes, session.device, precision)
+                contenders = contest.contenders(only or (), compile_loop=compile_loop)
+                yield from contest.rows(contenders, seconds, say)
+
+    with session.measuring() as say:
+        measured = session.kept(rows(say))
+    title = f"training words/s: {layers} x LSTM, bptt {bptt}, {dtype}"
+    columns = ("vocabulary", "hidden", "batch", "contender", "words/s", "x nn.LSTM")
+    session.print(measured, columns, title)
+    for row in measured:
+        for what in ("failure", "not in a graph"):
+            if what in row:
+                print(
+                    f"{row['contender']}, hidden {row['hidden']}, batch {row['batch']}: {what}: {row[what]}"
+                )
+    picks = {str(row["ops"]) for row in measured if row["contender"] == AUTO}
+    for pick in sorted(picks):
+        print(f"auto picks {pick}")
+    everything: list[Mapping[str, str | int | float]] = [*before, *measured]
+    if session.plot is not None and everything:
+        draw(everything, session.plot)

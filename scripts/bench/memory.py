@@ -1,386 +1,239 @@
-"""Measures memory and time of recomputing training steps.
+"""``python -m scripts.bench memory``: measures memory and time of training steps that recompute activations.
 
-Three sections, all of them unless --only names some:
-
-step        training steps of recipes with each implementation and stash, in turns; medians and quartiles
-checkpoint  further rows of these tables: the same decoder with torch.utils.checkpoint, written by hand
-output      econmt_ops.linear_cross_entropy against cross_entropy(linear(...)) of torch.nn.functional
-
-Loss and gradient norm of each variant are compared with the reference's before it is timed. The learning rate is 0, so
-that all variants see the same parameters. Examples:
-
-    python -m scripts.bench memory --device cuda --output memory.json
-    python -m scripts.bench memory --only step checkpoint --recipes iwslt --lengths 100x100 --variants "all, outputs"
-    ECONMT_DATA=FOLDER python -m scripts.bench memory --only step --recipes multi30k --lengths text
+The steps of a recipe are measured with each implementation and stash, with torch.utils.checkpoint, and the output layer
+alone. Loss and gradient norm of each variant are compared with the reference's before it is timed. The learning rate
+is 0, so that all variants see the same parameters.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import subprocess
-import sys
-import time
-import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Literal
 
 import torch
-from rich.console import Console
-from rich.table import Table
+from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
+from econmt.bench.rows import Row, Say, dtype_name, time_in_turns
+from econmt.cli.measuring import BenchSession, Dtypes, dtypes_of
+from econmt.cli.option_groups import option, with_option_groups
+from econmt.config import limits
 from econmt.config.recipe import load_recipe
-from econmt.engine.devices import reproducible, resolve_device
 from econmt.errors import EconmtError, InputError
-from econmt.memory.measure.machine import describe_machine
-from econmt.memory.report.tables import format_bytes, format_rate
-from econmt.training.interrupts import Interrupts
 from econmt_ops import linear_cross_entropy
 from econmt_ops.backends.compiled import has_compiler
-from scripts.bench.arguments import parser_of
-from scripts.bench.lstm_schedules import peak_bytes
+from econmt_ops.dispatch.timing import Timing, ratio
+from scripts.bench.lstm import peak_bytes
 from scripts.bench.memory_steps import (
+    QUICK,
     Case,
-    Clock,
     Steps,
     Variant,
-    ceiling,
     checkpoint_variants,
-    free,
     make_case,
-    now,
-    resident_peak,
-    spread,
     step_variants,
-    take_turns,
 )
 
-NO_TIME = "not measured: no time left"
-SECTIONS = ("step", "checkpoint", "output")
+Section = Literal["step", "checkpoint", "output"]
 TIMED_POSITIONS = 3000
 """Most target positions of a batch that is timed on the CPU: larger ones take many seconds a step.
 
 Compiled variants, which keep the same tensors as the others, are left out with larger batches."""
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
 """Largest relative difference of loss and gradient norm from the reference in float32."""
+OUTPUT_LAYER, QUICK_OUTPUT_LAYER = (6400, 512, 32_000), (40, 8, 50)
+"""Rows, inputs and words of the output layer."""
 
 
-class MismatchError(Exception):
-    """A variant whose results differ from the reference's."""
+def check(name: str, values: Sequence[float], expected: Sequence[float], tolerance: float) -> None:
+    """Raises EconmtError if loss or gradient norm differ from the reference's by more than the tolerance."""
+    for what, value, other in zip(("loss", "gradient norm"), values, expected, strict=True):
+        if not abs(value - other) <= tolerance * abs(other):
+            raise EconmtError(f"bench memory: {name}: {what} {value:.9g}, but the reference has {other:.9g}")
 
 
-def agree(name: str, found: Sequence[float], wanted: Sequence[float], tolerance: float) -> None:
-    """Raises MismatchError if loss or gradient norm differ from the reference's by more than the tolerance."""
-    for what, own, other in zip(("loss", "gradient norm"), found, wanted, strict=True):
-        if not abs(own - other) <= tolerance * abs(other):
-            raise MismatchError(f"{name}: {what} {own:.9g}, the reference has {other:.9g}")
+def add_times(row: Row, timing: Timing, first: Timing) -> None:
+    """Adds a timing to a row, and the speed relative to the first variant's."""
+    row["milliseconds"] = 1e3 * timing.median
+    row |= {"lowest decile": 1e3 * timing.low, "highest decile": 1e3 * timing.high}
+    row["speed"] = ratio(first.samples, timing.samples)
 
 
-def measure_case(case: Case, variants: list[Variant], device: torch.device, clock: Clock) -> dict[str, Any]:
-    """Measures the table of one recipe's steps."""
-    steps = Steps(case, device)
-    positions = max(batch.target_output.numel() for batch in steps.batches)
-    timed = device.type == "cuda" or positions <= TIMED_POSITIONS
-    reference = variants[0]
-    ledgers = [steps.ledger(reference, batch) for batch in steps.batches]
-    wanted = steps.values(reference)
-    needed = sum(ledger.flops for ledger in ledgers)
-    if not timed:
-        variants = [variant for variant in variants if "compiled" not in variant.name]
-    rows: list[dict[str, Any]] = []
+def rows_of_steps(case: Case, variants: Sequence[Variant], seconds: float, say: Say) -> Iterator[Row]:
+    """Yields the row of each variant; those that are timed come at the end, since they take turns."""
+    steps = Steps(case)
+    cpu = steps.device.type == "cpu"
+    timed = not cpu or max(batch.target_output.numel() for batch in steps.batches) <= TIMED_POSITIONS
+    expected = steps.values(variants[0])
+    rows: list[Row] = []
     for variant in variants:
-        row: dict[str, Any] = {
-            "name": variant.name,
-            "precision": str(variant.precision).removeprefix("torch."),
-        }
-        rows.append(row)
-        if clock.over:
-            row["failure"] = NO_TIME
+        if not timed and "compiled" in variant.name:
             continue
-        begin = time.monotonic()
+        dtype = dtype_name(variant.precision)
+        say(f"{case.name}, {case.lengths}: {variant.name}, {dtype}")
+        row: Row = {
+            "bench": "memory",
+            "case": f"step of {case.name}, {case.lengths}",
+            "variant": variant.name,
+        }
+        row["dtype"] = dtype
+        rows.append(row)
         try:
-            agree(variant.name, steps.values(variant), wanted, TOLERANCE[variant.precision])
-            if timed:
-                steps.turn(variant)
-                row["warm_up_seconds"] = time.monotonic() - begin
-            if device.type == "cuda":
-                row["stash_bytes"], row["peak_bytes"] = steps.allocated(variant)
-            else:
-                ledger = steps.ledger(variant, steps.largest)
-                row |= {"stash_bytes": ledger.stashed, "peak_bytes": ledger.peak, "flops": ledger.flops}
-                row["stash_bytes_by_layer"] = dict(ledger.stash)
-                row["process_bytes"] = resident_peak(partial(steps.run, variant, steps.largest))
-        except torch.cuda.OutOfMemoryError:
+            check(variant.name, steps.values(variant), expected, TOLERANCE[variant.precision])
+            row |= steps.memory_of(variant)
+            for what in ("stash", "peak"):
+                row[f"{what}, times less"] = float(rows[0][f"{what} bytes"]) / float(row[f"{what} bytes"])
+        except torch.OutOfMemoryError:
             row["failure"] = "out of memory"
         steps.forget()
-        print(
-            f"{case.name}: {variant.name}, {row['precision']}: {time.monotonic() - begin:.1f} s",
-            file=sys.stderr,
-        )
-    good = [(variant, row) for variant, row in zip(variants, rows, strict=True) if "failure" not in row]
-    if timed:
-        runs = {f"{variant.name} {variant.precision}": partial(steps.turn, variant) for variant, _ in good}
-        seconds = list(take_turns(runs, clock).values())
-        for (variant, row), own in zip(good, seconds, strict=True):
-            row |= spread(own, seconds[0])
-            row["tokens_per_second"] = 1000.0 * steps.tokens / row["milliseconds"]
-            row["share"] = 1000.0 * needed / row["milliseconds"] / ceiling(device, variant.precision)
-    vocabulary = " and ".join(f"{size:,}" for size in case.sizes)
-    return {
-        "products_milliseconds": steps.products(reference) if timed and device.type == "cpu" else None,
-        "recipe": case.name,
-        "shapes": case.lengths,
-        "note": f"{case.note}; vocabularies {vocabulary}",
-        "target_tokens": steps.tokens,
-        "flops": needed,
-        "rows": rows,
+        if not timed:
+            yield row
+    if not timed:
+        return
+    say(f"{case.name}, {case.lengths}: timing in turns")
+    turns = {
+        number: partial(steps.turn, variant)
+        for number, variant in enumerate(variants)
+        if "failure" not in rows[number]
     }
+    timings = time_in_turns(turns, seconds, steps.device)
+    for number, timing in timings.items():
+        add_times(rows[number], timing, timings[0])
+        rows[number]["target tokens/s"] = steps.tokens / timing.median
+    if cpu:
+        rows[0]["matrix products, ms"] = steps.products(variants[0])
+    yield from rows
 
 
-def measure_output(quick: bool, device: torch.device, clock: Clock) -> dict[str, Any]:
-    """Measures the output layer alone."""
-    rows_count, width, vocabulary = (40, 8, 50) if quick else (6400, 512, 32000)
+def rows_of_output(
+    shape: tuple[int, int, int], compiled: bool, device: torch.device, seconds: float
+) -> Iterator[Row]:
+    """Yields a row for each implementation of the output layer and its loss, torch's first."""
+    count, width, vocabulary = shape
     generator = torch.Generator().manual_seed(1)
-    hidden = torch.randn(rows_count, width, generator=generator).to(device).requires_grad_()
+    hidden = torch.randn(count, width, generator=generator).to(device).requires_grad_()
     weight = (torch.randn(vocabulary, width, generator=generator) / width**0.5).to(device).requires_grad_()
-    targets = torch.randint(vocabulary, (rows_count,), generator=generator).to(device)
-    names = ["recompute"] + (["compiled"] if has_compiler() and not quick else [])
+    targets = torch.randint(vocabulary, (count,), generator=generator).to(device)
     losses: dict[str, Callable[[], Tensor]] = {
         "cross_entropy(linear)": lambda: functional.cross_entropy(functional.linear(hidden, weight), targets)
     }
-    for name in names:
+    for name in ("recompute", "compiled") if compiled else ("recompute",):
         losses[name] = partial(linear_cross_entropy, hidden, weight, targets, implementation=name)
-    gradients = hidden.nbytes + weight.nbytes
-    found = torch.zeros(())
 
-    def run(name: str) -> float:
-        nonlocal found
-        hidden.grad = weight.grad = None
-        begin = now(device)
-        found = losses[name]()
-        torch.autograd.backward(found)
-        found = found.detach()
-        return now(device) - begin
+    def run(name: str) -> tuple[Tensor, ...]:
+        loss = losses[name]()
+        gradients = torch.autograd.grad(loss, (hidden, weight))
+        return loss.detach(), *(gradient.detach() for gradient in gradients)
 
-    wanted: Sequence[float] = ()
-    rows: list[dict[str, Any]] = []
+    expected: Sequence[float] = ()
+    rows: list[Row] = []
     for name in losses:
-        run(name)
-        assert hidden.grad is not None
-        assert weight.grad is not None
-        values = float(found), float((hidden.grad.norm() ** 2 + weight.grad.norm() ** 2).sqrt())
-        wanted = wanted or values
-        agree(name, values, wanted, TOLERANCE[torch.float32])
-        hidden.grad = weight.grad = None
-        free(device)
-        peak = peak_bytes(partial(run, name), device) - gradients
-        rows.append({"name": name, "precision": "float32", "peak_bytes": peak})
-    seconds = take_turns({name: partial(run, name) for name in losses}, clock)
-    flops = 6 * rows_count * width * vocabulary
-    for row in rows:
-        row |= spread(seconds[row["name"]], seconds["cross_entropy(linear)"])
-        row["share"] = 1000.0 * flops / row["milliseconds"] / ceiling(device, torch.float32)
-    return {"shape": [rows_count, width, vocabulary], "flops": flops, "rows": rows}
+        loss, *gradients = run(name)
+        values = float(loss), float(torch.cat([each.flatten() for each in gradients]).norm())
+        del gradients
+        expected = expected or values
+        check(name, values, expected, TOLERANCE[torch.float32])
+        row: Row = {"bench": "memory", "case": f"output layer, {' x '.join(f'{size:,}' for size in shape)}"}
+        peak = peak_bytes(partial(run, name), device) - hidden.nbytes - weight.nbytes
+        row |= {"variant": name, "dtype": "float32", "peak bytes": peak}
+        row["peak, times less"] = float(rows[0]["peak bytes"]) / peak if rows else 1.0
+        rows.append(row)
+    timings = time_in_turns({name: partial(run, name) for name in losses}, seconds, device)
+    for row, timing in zip(rows, timings.values(), strict=True):
+        add_times(row, timing, timings["cross_entropy(linear)"])
+        yield row
 
 
-def show(
-    title: str, rows: Sequence[dict[str, Any]], columns: dict[str, Callable[[dict[str, Any]], str]]
-) -> None:
-    """Prints a table; a cell without a figure stays empty."""
-    table = Table(title=title, title_justify="left")
-    table.add_column("")
-    for heading in columns:
-        table.add_column(heading, justify="right")
-    for row in rows:
-        cells = []
-        for cell in columns.values():
-            try:
-                cells.append(cell(row))
-            except KeyError:
-                cells.append("")
-        if "failure" in row:
-            cells[-1] = row["failure"]
-        table.add_row(row["name"], *cells)
-    console = Console(highlight=False)
-    (console if console.is_terminal else Console(highlight=False, width=150)).print(table)
-
-
-def _less(first: dict[str, Any], key: str) -> Callable[[dict[str, Any]], str]:
-    """Returns a column that tells how many times smaller a byte count is than in the first row."""
-    return lambda row: f"{first[key] / max(row[key], 1):.2f}x"
-
-
-def _time(row: dict[str, Any]) -> str:
-    digits = 0 if row["milliseconds"] >= 100 else 1
-    low, high = (f"{value:,.{digits}f}" for value in row["quartiles"])
-    return f"{row['milliseconds']:,.{digits}f} ({low} to {high})"
-
-
-TIMES: dict[str, Callable[[dict[str, Any]], str]] = {
-    "ms (quartiles)": _time,
-    "speed": lambda row: f"{row['speed']:.2f}x",
-    "of peak": lambda row: f"{100 * row['share']:.0f} %",
-}
-
-
-def show_steps(found: dict[str, Any]) -> None:
-    """Prints a table of steps."""
-    first = found["rows"][0]
-    columns = {
-        "precision": lambda row: row["precision"],
-        "stash": lambda row: format_bytes(row["stash_bytes"]),
-        "less": _less(first, "stash_bytes"),
-        "peak": lambda row: format_bytes(row["peak_bytes"]),
-        "less ": _less(first, "peak_bytes"),
-        "process": lambda row: format_bytes(row["process_bytes"] or 0),
-        "tokens/s": lambda row: f"{row['tokens_per_second']:,.0f}",
-        **TIMES,
-    }
-    show(f"step of {found['recipe']}, {found['shapes']} ({found['note']})", found["rows"], columns)
-    if found["products_milliseconds"] is not None:
-        share = found["products_milliseconds"] / first["milliseconds"]
-        print(
-            f"matrix products of the reference: {found['products_milliseconds']:,.1f} ms, {share:.0%} of its time"
-        )
-
-
-def show_output(found: dict[str, Any]) -> None:
-    """Prints the table of the output layer."""
-    first = found["rows"][0]
-    columns = {
-        "peak above inputs and gradients": lambda row: format_bytes(row["peak_bytes"]),
-        "less": _less(first, "peak_bytes"),
-        **TIMES,
-    }
-    show(
-        f"output layer, {' x '.join(f'{size:,}' for size in found['shape'])}, float32", found["rows"], columns
-    )
-
-
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Reads the command line."""
-    parser = parser_of(__doc__)
-    add, types = parser.add_argument, ("float32", "bfloat16")
-    add("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS), help="sections to measure")
-    add("--device", default="auto")
-    add("--recipes", nargs="+", help="default: iwslt groundhog best, on the CPU multi30k too")
-    add("--lengths", nargs="+", help="text, or source x target positions as 100x80; default: the longest")
-    add("--precisions", nargs="+", choices=types, default=list(types))
-    add("--variants", nargs="+", help="names of the rows to measure beside the reference")
-    add("--seconds", type=float, help="timed seconds of a table; default 30, on a GPU 6")
-    add("--limit", type=float, help="seconds after which nothing new begins; default 900, on a GPU 110")
-    add("--quick", action="store_true", help="use tiny models, to see whether it runs")
-    parser.add_argument("--output", type=Path, help="JSON file to write")
-    return parser.parse_args(arguments)
-
-
-def chosen_variants(options: argparse.Namespace) -> list[Variant]:
-    """Returns the rows of the tables of steps."""
-    rows = step_variants() if "step" in options.only else step_variants()[:1]
-    if options.quick:
-        rows = [row for row in rows if "compiled" not in row.name]
-    if "checkpoint" in options.only:
-        first_of_others = next((n for n, row in enumerate(rows) if row.precision != torch.float32), len(rows))
-        rows[first_of_others:first_of_others] = checkpoint_variants()
-    precisions = [getattr(torch, name) for name in options.precisions]
-    first, *others = rows
-    known = {row.name for row in rows}
-    wanted = known if options.variants is None else set(options.variants)
-    if wanted - known:
+def chosen_variants(
+    only: Sequence[str], dtypes: Sequence[torch.dtype], names: Sequence[str] | None, compiled: bool
+) -> list[Variant]:
+    """Returns the variants of steps to measure, the reference first; those of torch.utils.checkpoint are in float32."""
+    variants = [each for each in step_variants() if compiled or "compiled" not in each.name]
+    known = [*variants[: None if "step" in only else 1]]
+    if "checkpoint" in only:
+        known += checkpoint_variants()
+    if unknown := set(names or ()) - {variant.name for variant in known}:
         raise InputError(
-            f"--variants: unknown {', '.join(sorted(wanted - known))}; give some of {', '.join(sorted(known))}"
+            f"--variant: unknown {', '.join(sorted(unknown))}; give some of "
+            f"{', '.join(dict.fromkeys(variant.name for variant in known))}"
         )
-    return [first, *(row for row in others if row.precision in precisions and row.name in wanted)]
+    return known[:1] + [
+        variant
+        for variant in known[1:]
+        if variant.precision in dtypes and (names is None or variant.name in names)
+    ]
 
 
-def run_sections(
-    options: argparse.Namespace, device: torch.device, clock: Clock
-) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Measures the sections of the command line; yields each table with the name of its section."""
-    recipes = options.recipes
-    if recipes is None:
-        recipes = ["iwslt", "groundhog", "best", *(["multi30k"] if device.type == "cpu" else [])]
-    if options.recipes is None and options.quick:
-        recipes = ["multi30k"]
-    if "output" in options.only:
-        yield "output", measure_output(options.quick, device, clock)
-    if not {"step", "checkpoint"} & set(options.only):
-        return
-    variants = chosen_variants(options)
-    for name in recipes:
-        longest = load_recipe(name).data.max_length
-        usual = [f"{longest}x{longest}", *([] if device.type == "cuda" else ["20x20"])]
-        if options.quick or name == "multi30k":
-            usual = ["6x5"] if options.quick else ["text"]
-        for lengths in options.lengths or usual:
-            if clock.over:
-                print(f"step of {name}, {lengths}: {NO_TIME}")
-                continue
-            case = make_case(name, lengths, options.quick, device)
-            yield "step", measure_case(case, variants, device, clock)
-            free(device)
+@with_option_groups
+def memory_command(
+    *,
+    only: list[Section] | None = option(
+        None, help="Part to measure; may be repeated.", show_default="step, checkpoint and output"
+    ),
+    recipes: list[str] | None = option(
+        None,
+        "--recipe",
+        help="Recipe whose steps are measured; may be repeated.",
+        show_default="iwslt, groundhog, best and on a CPU multi30k",
+    ),
+    lengths: list[str] | None = option(
+        None,
+        help="Source x target positions of a batch of full rows, as 100x80, or text for batches of the recipe's own "
+        "text; may be repeated.",
+        show_default="the longest of the recipe and on a CPU 20x20; multi30k: text",
+    ),
+    dtypes: Dtypes = ["float32", "bfloat16"],  # noqa: B006  typer copies it
+    variants: list[str] | None = option(
+        None,
+        "--variant",
+        help="Variant to measure beside the reference; may be repeated.",
+        show_default="all",
+    ),
+    seconds: Annotated[float, Field(ge=0.01, le=limits.SECONDS)] = option(
+        30.0, help="Seconds for each table."
+    ),
+    quick: bool = option(False, "--quick", help="Use tiny models, to see whether everything runs."),
+    session: BenchSession,
+) -> None:
+    """Measure memory and time of training steps: plain PyTorch, econmt's ops, and torch.utils.checkpoint.
 
-
-@contextmanager
-def settings(device: torch.device) -> Iterator[None]:
-    """Sets the trainer's settings, but without TF32, to which cuDNN would round the factors of float32 LSTMs."""
-    before = torch.backends.cudnn.allow_tf32
-    torch.backends.cudnn.allow_tf32 = False
-    try:
-        with reproducible(device, None), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*TF32.*|.*TensorFloat32.*")
-            yield
-    finally:
-        torch.backends.cudnn.allow_tf32 = before
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Prints tables and writes JSON; returns 1 if a variant is wrong, 2 for bad input.
-
-    After Ctrl-C the current measurement ends, the tables hold the results so far, and 130 is returned.
+    \b
+    Example:
+      python -m scripts.bench memory --device cuda --csv memory.csv
+      python -m scripts.bench memory --only step --recipe iwslt --lengths 100x80
+      ECONMT_DATA=FOLDER python -m scripts.bench memory --recipe multi30k
     """
-    options = parse(arguments)
-    shows = {"step": show_steps, "output": show_output}
-    began, interrupts = time.monotonic(), Interrupts()
-    try:
-        device = resolve_device(options.device)
-        gpu = device.type == "cuda"
-        limit = (110.0 if gpu else 900.0) if options.limit is None else options.limit
-        turns = 0.0 if options.quick else 6.0 if gpu else 30.0
-        clock = Clock(limit, turns if options.seconds is None else options.seconds, interrupts)
-        git = ["git", "rev-parse", "--short", "HEAD"]
-        commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
-        found: dict[str, Any] = {
-            "command": " ".join(sys.argv if arguments is None else ["scripts.bench memory", *arguments]),
-            "commit": commit or None,
-            "machine": describe_machine(str(device)),
-            "peak_flops_per_second": {
-                name: ceiling(device, getattr(torch, name)) for name in options.precisions
-            },
-        }
-        print(", ".join(f"{key} {value}" for key, value in found["machine"].items()), f"commit {commit}")
-        ceilings = (f"{name} {format_rate(rate)}" for name, rate in found["peak_flops_per_second"].items())
-        print("a large matrix product:", ", ".join(ceilings))
-        with interrupts, settings(device):
-            for section, table in run_sections(options, device, clock):
-                shows[section](table)
-                found.setdefault(section, []).append(table)
-                if options.output is not None:
-                    options.output.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    except MismatchError as error:
-        print(f"memory: {error}", file=sys.stderr)
-        return 1
-    except EconmtError as error:
-        print(f"memory: {error}", file=sys.stderr)
-        return 2
-    print(f"memory: {time.monotonic() - began:.0f} s" + (", interrupted" if interrupts.pending else ""))
-    return interrupts.exit_code if interrupts.pending else 0
+    parts = only or ["step", "checkpoint", "output"]
+    compiled, cpu = has_compiler() and not quick, session.device.type == "cpu"
+    chosen = chosen_variants(parts, dtypes_of(dtypes), variants, compiled)
+    names = recipes or (["multi30k"] if quick else ["iwslt", "groundhog", "best", *["multi30k"] * cpu])
 
+    def rows(say: Say) -> Iterator[Row]:
+        if "output" in parts:
+            yield from rows_of_output(
+                QUICK_OUTPUT_LAYER if quick else OUTPUT_LAYER, compiled, session.device, seconds
+            )
+        for name in names if {"step", "checkpoint"} & {*parts} else []:
+            longest = load_recipe(name).pairs.max_length
+            usual = ["text"] if name == "multi30k" else [f"{longest}x{longest}", *["20x20"] * cpu]
+            for text in lengths or (["6x5"] if quick else usual):
+                case = make_case(name, text, QUICK if quick else [], session.device)
+                yield from rows_of_steps(case, chosen, seconds, say)
 
-if __name__ == "__main__":
-    sys.exit(main())
+    # cuDNN would round the factors of float32 LSTMs to TF32.
+    with session.measuring() as say, torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        measured = session.kept(rows(say))
+    columns = (
+        "case",
+        "variant",
+        "dtype",
+        "stash bytes",
+        "stash, times less",
+        "peak bytes",
+        "peak, times less",
+    )
+    figures = ("process bytes", "target tokens/s", "milliseconds", "lowest decile", "highest decile", "speed")
+    session.print(measured, (*columns, *figures, "matrix products, ms", "failure"), "memory and time")
+    session.draw(measured, label=("case", "variant", "dtype"), value="peak bytes", title="peak memory")

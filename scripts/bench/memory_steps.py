@@ -5,42 +5,40 @@ The variants of ``torch.utils.checkpoint`` wrap parts of a decoder in plain PyTo
 
 from __future__ import annotations
 
-import ctypes
 import gc
-import re
-import statistics
 import tempfile
-import time
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache, partial
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from econmt.config.recipe import Recipe, WordSubwords, find_recipe, load_recipe
-from econmt.data.batching.batches import Batch, pad_batch, rows_of_batch, training_batches
+from econmt.bench.rows import Row
+from econmt.bench.training import vocabulary_sizes
+from econmt.config.recipe import Recipe, find_recipe, load_recipe
+from econmt.data.batching.batches import Batch, rows_of_batch, training_batches
 from econmt.data.batching.store import prepare
 from econmt.data.text.corpus import search_path
-from econmt.engine.devices import trims_batches
+from econmt.engine.devices import give_back_memory, trims_batches
 from econmt.engine.precision import Precision
 from econmt.engine.step import StepResult, TrainingStep
 from econmt.errors import InputError
-from econmt.memory.measure.layer_times import peak_flops
-from econmt.memory.measure.ledger import Ledger, measure_step
+from econmt.memory.measure.ledger import measure_step
 from econmt.model import EncoderOutput, Implementations, TranslationModel
 from econmt.model.decoder import InputFeedingDecoder, Memory, Recurrent
 from econmt.model.layers import draw_seed, weights_of
+from econmt.tasks.protocol import Shape
 from econmt.tasks.translation import TranslationTask
-from econmt.training.interrupts import Interrupts
 from econmt_ops.additive_attention.reference import LAYER_NORM_EPSILON
 from econmt_ops.backends.compiled import has_compiler
 from econmt_ops.cells.lstm import forward as lstm_cell
 from econmt_ops.core.dropout import apply_dropout, layer_keep_masks
+from scripts.bench.compare.measure import resident_bytes
 
 TEXT_BATCHES = 3
 """Batches of real lengths in one turn."""
@@ -50,7 +48,6 @@ PRODUCTS = (
     *(f"aten::{name}" for name in ("mm", "addmm", "addmm_", "bmm", "baddbmm", "mv", "addmv")),
     *(f"aten::{name}" for name in ("mkldnn_rnn_layer", "mkldnn_rnn_layer_backward")),
 )
-FEWEST_TURNS, MOST_TURNS = 3, 25
 QUICK = [f"model.{name}=8" for name in ("embedding", "encoder.size", "decoder.size", "attention.size")]
 QUICK.append("training.batch.size=3")
 _FUSED = ("model.layer_normalization=false", "ops.decoder=auto")
@@ -80,7 +77,7 @@ class Variant(NamedTuple):
 
 
 def step_variants() -> list[Variant]:
-    """Returns the rows of a table of steps, the reference first, without those of torch.utils.checkpoint."""
+    """Returns the variants that use econmt_ops, and the reference first."""
     rows = [
         Variant("reference", REFERENCE),
         Variant("+ output", REFERENCE._replace(output="recompute")),
@@ -100,13 +97,13 @@ def step_variants() -> list[Variant]:
 
 
 def checkpoint_variants() -> list[Variant]:
-    """Returns the rows of torch.utils.checkpoint."""
+    """Returns the variants that use torch.utils.checkpoint."""
     scopes = ("attention", "step", "everything")
     return [Variant(f"checkpoint: {scope}", REFERENCE, scope=scope) for scope in scopes]
 
 
 class CheckpointedDecoder(InputFeedingDecoder):
-    """The decoder in plain PyTorch, with torch.utils.checkpoint round each step's attention or each whole step.
+    """Decoder in plain PyTorch, with torch.utils.checkpoint around the attention of each step or around each step.
 
     Nothing inside draws random numbers, since dropout masks are made before the loop, so no random states are saved.
     """
@@ -186,12 +183,12 @@ class CheckpointedDecoder(InputFeedingDecoder):
 
 
 class CheckpointedModel(TranslationModel):
-    """The parameters of another model, run with torch.utils.checkpoint; see :class:`Variant` for the scopes."""
+    """Model that computes with another model's parameters, and with torch.utils.checkpoint; see :class:`Variant`."""
 
     def __init__(self, original: TranslationModel, scope: str) -> None:
         config = original.config
         sizes = original.source_size, original.target_size
-        super().__init__(config, *sizes, original.pad, REFERENCE)
+        super().__init__(config, *sizes, REFERENCE)
         self.scope = scope
         decoder = CheckpointedDecoder(
             config.decoder, config.attention, config.embedding, config.encoder.size, config.dropouts
@@ -231,7 +228,7 @@ class CheckpointedModel(TranslationModel):
         hidden = self(source, source_lengths, target_input, implementations).flatten(0, 1)
 
         def part(hidden: Tensor, targets: Tensor) -> Tensor:
-            logits = functional.linear(hidden, self.output_weight, self.output_bias)
+            logits = functional.linear(hidden, self.output.weight, self.output.bias)
             return functional.cross_entropy(
                 logits, targets, ignore_index=self.pad, reduction="sum", label_smoothing=label_smoothing
             )
@@ -246,94 +243,62 @@ class CheckpointedModel(TranslationModel):
 
 
 class Case(NamedTuple):
-    """A recipe with its vocabulary sizes and batches, and a description of their lengths."""
+    """A recipe's task with batches on a device; ``lengths`` describes their shapes."""
 
     name: str
-    recipe: Recipe
-    sizes: tuple[int, int]
+    task: TranslationTask
     batches: list[Batch]
     lengths: str
-    note: str
 
 
-def recipe_of(name: str, quick: bool) -> tuple[Recipe, tuple[int, int]]:
-    """Loads a recipe; returns it with the sizes of its source and target vocabularies."""
-    recipe = load_recipe(name, [*FUSED.get(name, ()), *(QUICK if quick else ())])
-    words = recipe.data.subwords
-    sizes = (words.source, words.target) if isinstance(words, WordSubwords) else (words.size, words.size)
-    return recipe, (60, 60) if quick else sizes
+def make_case(name: str, lengths: str, overrides: Sequence[str], device: torch.device) -> Case:
+    """Makes one batch of full rows of "100x80" source and target positions, or for "text" batches of a recipe's text.
 
-
-def positions_of(lengths: str) -> tuple[int, int]:
-    """Returns the source and target positions of "100x80"; raises InputError for any other text."""
+    Raises InputError for any other text, and if the recipe's text cannot be found.
+    """
+    recipe = load_recipe(name, [*FUSED.get(name, ()), *overrides])
+    if lengths == "text":
+        task, batches = text_batches(recipe, find_recipe(name).parent, device)
+        shapes = ", ".join(
+            f"{len(batch.source)} x {batch.source.shape[1]} x {batch.target_output.shape[1]}"
+            for batch in batches
+        )
+        return Case(name, task, batches, shapes)
     source, cross, target = lengths.partition("x")
     if not (cross and source.isdecimal() and target.isdecimal() and int(source) > 1 and int(target) > 1):
         raise InputError(f"--lengths {lengths}: give source x target positions, as 100x80, or text")
-    return int(source), int(target)
+    shape = Shape(rows_of_batch(recipe.training.batch, int(target)), int(source), int(target))
+    task = TranslationTask(recipe, *vocabulary_sizes(recipe))
+    return Case(name, task, [task.example(shape).to(device)], str(shape))
 
 
-def make_case(name: str, lengths: str, quick: bool, device: torch.device) -> Case:
-    """Makes the batches of a recipe: of its text (or random ones of like lengths), or one of full rows."""
-    recipe, sizes = recipe_of(name, quick)
-    draw = np.random.default_rng(1)
-    if lengths != "text":
-        shape = positions_of(lengths)
-        rows = rows_of_batch(recipe.training.batch, shape[1])
-        ends: Sequence[Any] = [np.full(rows, positions - 1) for positions in shape]
-        batch = _random_batch(draw, sizes, ends, shape)
-        return Case(
-            name, recipe, sizes, [batch], f"{rows} x {lengths.replace('x', ' x ')}", "every row is full"
-        )
-    try:
-        if quick:
-            raise InputError("--quick reads no text")
-        with tempfile.TemporaryDirectory() as folder:
-            search = search_path(find_recipe(name).parent, None)
-            text = prepare(recipe, Path(folder) / "prepared", search, show_progress=False)
-            stream = training_batches(recipe, text)
-            batches = [next(stream) for _ in range(TEXT_BATCHES)]
-        if trims_batches(recipe.training.trim_batches, device):
-            batches = [batch.trimmed() for batch in batches]
-        sizes = text.vocabularies.source.size, text.vocabularies.target.size
-        note = f"the first {TEXT_BATCHES} batches of an epoch of the recipe's text"
-    except InputError as error:
-        batches = []
-        for _ in range(TEXT_BATCHES):
-            target = 10 + int(draw.integers(0, 11))
-            rows = rows_of_batch(recipe.training.batch, target)
-            ends = draw.integers(9, 20, rows), np.full(rows, target - 1)
-            batches.append(_random_batch(draw, sizes, ends, (int(ends[0].max()) + 1, target)))
-        note = f"RANDOM batches of 10 to 20 positions, since there is no text: {str(error).splitlines()[0]}"
-    shapes = ", ".join(
-        f"{len(batch.source)} x {batch.source.shape[1]} x {batch.target_output.shape[1]}" for batch in batches
-    )
-    return Case(name, recipe, sizes, batches, shapes, note)
-
-
-def _random_batch(
-    draw: np.random.Generator, sizes: tuple[int, int], ends: Sequence[Any], shape: tuple[int, int]
-) -> Batch:
-    ids = [draw.integers(4, size, (len(end), end.max())) for size, end in zip(sizes, ends, strict=True)]
-    return pad_batch(np.arange(len(ends[0])), ids[0], ends[0], ids[1], ends[1], shape)
+def text_batches(recipe: Recipe, folder: Path, device: torch.device) -> tuple[TranslationTask, list[Batch]]:
+    """Prepares a recipe's text, looked up from ``folder`` on; returns the task and the first batches of an epoch."""
+    with tempfile.TemporaryDirectory() as temporary:
+        text = prepare(recipe, Path(temporary) / "prepared", search_path(folder, None), show_progress=False)
+        batches = list(islice(training_batches(recipe, text), TEXT_BATCHES))
+    if trims_batches(recipe.training.trim_batches, device):
+        batches = [batch.trimmed() for batch in batches]
+    sizes = text.vocabularies.source.size, text.vocabularies.target.size
+    return TranslationTask(recipe, *sizes), [batch.to(device) for batch in batches]
 
 
 class Steps:
     """Training steps on the batches of a case, in any variant, with the same parameters throughout."""
 
-    def __init__(self, case: Case, device: torch.device) -> None:
-        torch.manual_seed(case.recipe.training.seed)
-        self.device = device
-        task = TranslationTask(case.recipe, *case.sizes)
-        model = task.build_model().train().to(device)
-        plain = TrainingStep(task, model)
-        plain.set_learning_rate(0.0)
+    def __init__(self, case: Case) -> None:
+        self.device = case.batches[0].source.device
+        torch.manual_seed(case.task.recipe.training.seed)
+        model = case.task.build_model().train().to(self.device)
+        plain = TrainingStep(case.task, model)
+        plain.optimizer.set_learning_rate(0.0)
         plain.prepare()
         self._steps = {"": plain}
-        for variant in checkpoint_variants():
-            if case.recipe.model.decoder.input_feeding:
+        if case.task.recipe.model.decoder.input_feeding:
+            for variant in checkpoint_variants():
                 checkpointed = CheckpointedModel(model, variant.scope)
-                self._steps[variant.scope] = TrainingStep(task, checkpointed, optimizer=plain.optimizer)
-        self.batches = [batch.to(device) for batch in case.batches]
+                self._steps[variant.scope] = TrainingStep(case.task, checkpointed, optimizer=plain.optimizer)
+        self.batches = case.batches
         self.largest = max(
             self.batches,
             key=lambda batch: len(batch.source) * batch.source[0].numel() * batch.target_output[0].numel(),
@@ -347,16 +312,14 @@ class Steps:
         return step
 
     def run(self, variant: Variant, batch: Batch) -> StepResult:
-        """Runs one whole step."""
+        """Runs a step on a batch."""
         step = self.step(variant)
         return step.run([batch], step.tokens([batch]))
 
-    def turn(self, variant: Variant) -> float:
-        """Returns the seconds of one step on every batch."""
-        begin = now(self.device)
+    def turn(self, variant: Variant) -> None:
+        """Runs a step on every batch."""
         for batch in self.batches:
             self.run(variant, batch)
-        return now(self.device) - begin
 
     def products(self, variant: Variant) -> float:
         """Returns the milliseconds of a turn in matrix products and in oneDNN's LSTM, which consists of them."""
@@ -371,108 +334,50 @@ class Steps:
         result = self.run(variant, self.largest)
         return float(result.loss) / self.largest.target_tokens, float(result.norm)
 
-    def ledger(self, variant: Variant, batch: Batch) -> Ledger:
-        """Returns the ledger of a step."""
-        return measure_step(self.step(variant), batch, timed=False)
+    def memory_of(self, variant: Variant) -> Row:
+        """Returns the bytes of a step on the largest batch: what the forward pass keeps, the peak, and more on a CPU.
 
-    def allocated(self, variant: Variant) -> tuple[int, int]:
-        """Returns bytes allocated on the GPU: those that the forward pass keeps, and the peak of the step."""
+        On a CPU these are sums of tensors; the parts of the stash by layer and the process's resident set follow.
+        """
+        if self.device.type == "cpu":
+            ledger = measure_step(self.step(variant), self.largest, timed=False)
+            return {
+                "stash bytes": ledger.stashed,
+                "peak bytes": ledger.peak,
+                "process bytes": resident_peak(partial(self.run, variant, self.largest)),
+                **{f"stash bytes of {layer}": size for layer, size in ledger.stash.items()},
+            }
         self.forget()
         torch.cuda.reset_peak_memory_stats(self.device)
-        left: dict[str, int] = {}
+        allocated: dict[str, int] = {}
         step = self.step(variant)
         step.run(
             [self.largest],
             step.tokens([self.largest]),
-            watch=lambda phase, _: left.update({phase: torch.cuda.memory_allocated(self.device)}),
+            watch=lambda phase, _: allocated.update({phase: torch.cuda.memory_allocated(self.device)}),
         )
-        now(self.device)
-        return left["backward"] - left["forward"], torch.cuda.max_memory_allocated(self.device)
+        torch.cuda.synchronize(self.device)
+        return {
+            "stash bytes": allocated["backward"] - allocated["forward"],
+            "peak bytes": torch.cuda.max_memory_allocated(self.device),
+        }
 
     def forget(self) -> None:
-        """Frees the tensors that a step has left."""
+        """Frees the tensors that a step has left, and the GPU's cache."""
         self._steps[""].clear()
-        free(self.device)
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
 
 
-def now(device: torch.device) -> float:
-    """Returns the clock in seconds after the device has finished its work."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()
-
-
-@cache
-def ceiling(device: torch.device, precision: torch.dtype) -> float:
-    """Returns the most operations a second that any of ten large matrix products reaches."""
-    return max(peak_flops.__wrapped__(device, precision) for _ in range(10))
-
-
-def free(device: torch.device) -> None:
-    """Collects garbage and empties the GPU's cache."""
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-
-
-def resident_peak(run: Callable[[], object]) -> int | None:
-    """Returns the largest resident set of the process during a computation in bytes; None where it is unknown."""
+def resident_peak(run: Callable[[], object]) -> int | str:
+    """Returns the largest resident set of the process during a computation in bytes; empty where it is unknown."""
     process = Path("/proc/self")
     gc.collect()
+    give_back_memory(torch.device("cpu"))
     try:
-        ctypes.CDLL(None).malloc_trim(0)
         (process / "clear_refs").write_text("5", encoding="ascii")  # resets VmHWM
-    except (OSError, AttributeError):
-        return None
+    except OSError:
+        return ""
     run()
-    status = (process / "status").read_text(encoding="ascii")
-    found = re.search(r"^VmHWM:\s*(\d+) kB$", status, re.MULTILINE)
-    return None if found is None else 1024 * int(found[1])
-
-
-class Clock:
-    """Time limits of a benchmark.
-
-    Args:
-        limit: Seconds for everything.
-        turns: Seconds for the turns of one table.
-        interrupts: Source of Ctrl-C, which ends the time.
-    """
-
-    def __init__(self, limit: float, turns: float, interrupts: Interrupts | None = None) -> None:
-        self._end = time.monotonic() + limit
-        self.turns = turns
-        self._interrupts = Interrupts() if interrupts is None else interrupts
-
-    @property
-    def interrupted(self) -> bool:
-        """True after Ctrl-C."""
-        return self._interrupts.pending
-
-    @property
-    def over(self) -> bool:
-        """True if no further measurement may begin."""
-        return self.interrupted or time.monotonic() > self._end
-
-
-def take_turns(
-    runs: Mapping[str, Callable[[], float]], clock: Clock, fewest: int = FEWEST_TURNS
-) -> dict[str, list[float]]:
-    """Returns the seconds of every run in every turn."""
-    seconds: dict[str, list[float]] = {name: [] for name in runs}
-    begin = time.monotonic()
-    for turn in range(MOST_TURNS):
-        if turn >= fewest and (clock.over or time.monotonic() - begin > clock.turns):
-            break
-        if turn and clock.interrupted:
-            break
-        for name, run in runs.items():
-            seconds[name].append(run())
-    return seconds
-
-
-def spread(seconds: Sequence[float], first: Sequence[float]) -> dict[str, Any]:
-    """Returns median and quartiles in milliseconds, and the median over turns of the speed relative to ``first``."""
-    low, middle, high = (1000.0 * float(np.quantile(seconds, share)) for share in (0.25, 0.5, 0.75))
-    faster_by = statistics.median(other / own for other, own in zip(first, seconds, strict=True))
-    return {"milliseconds": middle, "quartiles": [low, high], "turns": len(seconds), "speed": faster_by}
+    return resident_bytes((process / "status").read_text(encoding="ascii"))[1]

@@ -1,17 +1,15 @@
-"""The memory task: remember the first element of a long sequence.
+"""``python -m scripts.bench memory-task``: trains cells to remember the first element of long sequences.
 
-As in Martin and Cundy (2018), after Hochreiter and Schmidhuber (1997): every element is a random one-hot vector but the
-first, which is (1, 0, ..., 0) or (-1, 0, ..., 0); who has read the whole sequence says which it was. The gradient has
-one way to the first element, through all steps. Sequences are drawn anew for each update, so that each is new to the
-model; the task is learnt when `SURE` of them in a row were right, each before
-it was trained on. One layer, a logit from its last output, Adam, no state carried over.
+The task is that of Martin and Cundy (2018), after Hochreiter and Schmidhuber (1997). The first element is (1, 0, ...,
+0) or (-1, 0, ..., 0), all others are random one-hot vectors, and the model must tell the first element after the last.
+The only path of the gradient to it leads through all steps. Each update draws new sequences; the task is learnt when
+`SURE` of them in a row were predicted right before the model was trained on them. The model is one layer with a logit
+from its last output, trained by Adam, without state from one sequence to the next.
 
-What makes long sequences learnable: the gates begin as Tallec and Ollivier (2018) have them, so that a unit forgets
-over a time between 1 and T steps and takes in the less of each the longer it keeps it; and half of an update's
-sequences, in any order, begin with each of the two elements, as in the code that was published with the figures. The
-first element's symbol stands elsewhere in a sequence too, some T / symbols times. With labels by chance these
-occurrences have a share in the gradient that many times larger than the first element's, of a random sign; with as
-many of each label it cancels, but for how much oftener one sequence has it than another.
+Two things make long sequences learnable. Gate biases are initialised as by Tallec and Ollivier (2018), so that units
+forget over times between 1 and T steps. And half of an update's sequences begin with each of the two elements, as in
+the code published with the figures: the symbol of the first element also occurs elsewhere in a sequence, some T /
+symbols times, and with random labels these occurrences would dominate the gradient with a random sign.
 """
 
 from __future__ import annotations
@@ -20,15 +18,19 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
 import econmt_ops
-from econmt.bench.rows import Row, Say
-from econmt_ops.dispatch.capture import Capturer
+from econmt.bench.rows import Row, Say, in_graph
+from econmt.cli.measuring import BenchSession
+from econmt.cli.option_groups import option, with_option_groups
+from econmt.config import limits
+from econmt.errors import InputError
 from scripts.bench.plots import draw_lines
 
 PUBLISHED = (128, 512)
@@ -45,7 +47,7 @@ _LOOK = 10
 
 
 class GILR(nn.Module):
-    """The gated impulse linear recurrence: g = sigmoid(U x + b), h_t = g h_{t-1} + (1 - g) tanh(V x + c).
+    """Gated impulse linear recurrence: g = sigmoid(U x + b), h_t = g h_{t-1} + (1 - g) tanh(V x + c).
 
     (Martin and Cundy 2018.)
     """
@@ -89,7 +91,7 @@ CELLS: dict[str, Cell] = {
 
 
 class Setting(NamedTuple):
-    """Cell's name, steps, units, sequences of an update, symbols, learning rate and seed of a run."""
+    """Settings of a run: name of the cell, steps, units, sequences of an update, symbols, learning rate and seed."""
 
     cell: str
     steps: int
@@ -124,16 +126,7 @@ class Trial:
         self._update: Callable[[], object] = self._learn
         self.fill()
         if device.type == "cuda":
-            self._capture(device)
-
-    def _capture(self, device: torch.device) -> None:
-        """Captures the update after two updates outside of the graph."""
-        capturer = Capturer(device)
-        with capturer.warming_up():
-            self._learn()
-            self._learn()
-        graph, _ = capturer.capture(self._learn)
-        self._update = graph.replay
+            self._update = in_graph(self._learn, device)
 
     def fill(self) -> None:
         """Draws sequences and their first elements."""
@@ -222,13 +215,74 @@ def draw(rows: Sequence[Mapping[str, str | int | float]], path: Path) -> None:
 
 def lengths_of(text: str) -> list[int]:
     """Reads "1024", "1024,8192" or "1024..65536", a range of powers of four; raises ValueError otherwise."""
-    found: list[int] = []
+    lengths: list[int] = []
     for part in text.split(","):
         first, dots, last = part.partition("..")
         begin, end = int(first), int(last if dots else first)
         if not 1 <= begin <= end:
             raise ValueError(part)
-        found += [begin * 4**power for power in range(int(math.log(end / begin, 4) + 1e-9) + 1)]
-        if found[-1] != end:
-            found.append(end)
-    return found
+        lengths += [begin * 4**power for power in range(int(math.log(end / begin, 4) + 1e-9) + 1)]
+        if lengths[-1] != end:
+            lengths.append(end)
+    return lengths
+
+
+@with_option_groups
+def memory_task_command(
+    *,
+    steps: str = option(
+        "1024", help="Lengths of the sequences; a range stands for powers of four.", metavar="T[,T...]|T..T"
+    ),
+    cells: str = option(
+        ",".join(CELLS),
+        "--cell",
+        help=f"Cells: {', '.join(CELLS)}.",
+        metavar="NAME[,NAME...]",
+    ),
+    hidden: list[int] = option(
+        [PUBLISHED[1]], help="Number of units; may be repeated.", min=1, max=limits.WIDTH
+    ),
+    batch: int = option(8, help="Number of sequences of an update.", min=1, max=limits.BATCH),
+    symbols: int = option(PUBLISHED[0], help="Width of the one-hot vectors.", min=2, max=limits.WIDTH),
+    rate: Annotated[float, Field(gt=0.0, le=limits.RATE)] = option(1e-2, help="Learning rate of Adam."),
+    updates: int = option(1_000_000, help="Maximum number of updates of a run.", min=1, max=limits.UPDATES),
+    limit: Annotated[float, Field(gt=0.0, le=limits.SECONDS)] = option(
+        1800.0, help="Maximum number of seconds of a run."
+    ),
+    seed: limits.Seed = option(1, help="Seed of parameters and sequences."),
+    session: BenchSession,
+) -> None:
+    """Train cells to remember the first element of long sequences; print updates and time to 100 % accuracy.
+
+    The LSTM is trained first, and the speed-up of the other cells is relative to it; --plot draws it by length.
+
+    \b
+    Example:
+      python -m scripts.bench memory-task --steps 256 --hidden 64 --limit 60
+      python -m scripts.bench memory-task --steps 1024..1048576 --cell gilr
+    """
+    names = cells.split(",")
+    unknown = [name for name in names if name not in CELLS]
+    if unknown:
+        raise InputError(f"--cell '{unknown[0]}': give some of {', '.join(CELLS)}")
+    try:
+        lengths = lengths_of(steps)
+    except ValueError:
+        raise InputError(f"--steps '{steps}': give lengths as 1024, 1024,8192 or 1024..65536") from None
+    if max(lengths) > limits.STEPS:
+        raise InputError(f"--steps '{steps}': at most {limits.STEPS}")
+    names.sort(key=lambda name: name != SERIAL)
+    settings = [
+        Setting(name, length, size, batch, symbols, rate, seed)
+        for length in lengths
+        for size in hidden
+        for name in names
+    ]
+    with session.measuring() as say, torch.enable_grad():
+        measured = session.kept(rows(settings, session.device, say, limit=limit, updates=updates))
+    columns = (
+        "steps", "cell", "hidden", "batch", "learnt", "updates", "seconds", "milliseconds", "set up, s",
+    )  # fmt: skip
+    session.print(measured, (*columns, "speed-up", "failure"), f"memory task: {SURE} right in a row")
+    if session.plot is not None:
+        draw(measured, session.plot)

@@ -47,10 +47,12 @@ WITHIN = 10.0
 
 
 class Way(NamedTuple):
-    """A way to share updates that is measured.
+    """Division of updates among processes.
 
     Attributes:
-        processes: how many. kind: see :data:`econmt.parallel.cost_model.KINDS`. stages: of a pipeline.
+        processes: number of processes.
+        kind: see :data:`econmt.parallel.cost_model.KINDS`.
+        stages: stages of a pipeline.
     """
 
     processes: int
@@ -59,12 +61,12 @@ class Way(NamedTuple):
 
     @property
     def division(self) -> str:
-        """Words for tables, such as "2 x 2 stages"."""
+        """Name for tables, such as "2 x 2 stages"."""
         return division_text(self.processes // self.stages, self.stages)
 
 
 def division_text(replicas: int, stages: int) -> str:
-    """Returns words for a division, such as "alone", "4 data" or "2 x 2 stages"."""
+    """Returns the name of a division, such as "alone", "4 data" or "2 x 2 stages"."""
     parts = [f"{replicas}"] * (replicas > 1) + [f"{stages} stages"] * (stages > 1)
     if stages == 1:
         return f"{replicas} data" if replicas > 1 else "alone"
@@ -77,17 +79,17 @@ def ways(processes: Sequence[int], kinds: Sequence[Kind], layers: int) -> list[W
     ``layers`` are those over which a pipeline can be divided. A pipeline is as long as there are processes; "both" has
     the longest pipelines of at most half of them.
     """
-    found = [Way(1, "data", 1)]
+    chosen = [Way(1, "data", 1)]
     for count in processes:
         stages = [each for each in range(2, min(count, layers) + 1) if count % each == 0]
         of_both = [each for each in stages if each < count]
         if "data" in kinds and count > 1:
-            found.append(Way(count, "data", 1))
+            chosen.append(Way(count, "data", 1))
         if "pipeline" in kinds and count in stages:
-            found.append(Way(count, "pipeline", count))
+            chosen.append(Way(count, "pipeline", count))
         if "both" in kinds and of_both:
-            found.append(Way(count, "both", of_both[-1]))
-    return found
+            chosen.append(Way(count, "both", of_both[-1]))
+    return chosen
 
 
 def left_out(recipe: Recipe, processes: Sequence[int], kinds: Sequence[Kind]) -> list[str]:
@@ -99,17 +101,15 @@ def left_out(recipe: Recipe, processes: Sequence[int], kinds: Sequence[Kind]) ->
         for kind in kinds:
             if count == 1 or (count, kind) in measured:
                 continue
-            if kind == "pipeline":
-                why = _hindrance(recipe, Way(count, kind, count))
-            else:
-                why = _hindrance(recipe, Way(4, kind, 2))
+            why = why_undivided(recipe, count if kind == "pipeline" else 2)
+            if kind != "pipeline":
                 why = why or f"{count} is no product of at least 2 pipelines and 2 to {layers} stages"
             lines.append(f"division {kind} of {count} processes is not measured: {why}")
     return lines
 
 
 def stack_of(recipe: Recipe) -> int:
-    """Layers of the longer stack of a model, over which a pipeline divides it."""
+    """Returns the number of layers of a model's longer stack, which a pipeline divides."""
     model = recipe.model
     if isinstance(model, LanguageModelSection):
         return model.layers
@@ -121,15 +121,15 @@ def rows(setting: Setting, wanted: Sequence[Way], say: Say, profile: Profile | N
 
     The first way is one process alone, over which gains are computed. Without a profile nothing is predicted.
     """
-    found: dict[Way, list[dict[str, Any]]] = {way: [] for way in wanted}
-    failures = {way: why for way in wanted if (why := _hindrance(setting.recipe, way))}
+    measured: dict[Way, list[dict[str, Any]]] = {way: [] for way in wanted}
+    failures = {way: why for way in wanted if (why := why_undivided(setting.recipe, way.stages))}
     job = setting.job()
     for turn in range(1, ROUNDS + 1):
         for way in wanted:
             if way not in failures:
                 say(f"{setting.recipe.name}: {way.division}, round {turn} of {ROUNDS}")
                 try:
-                    found[way].append(_measured(setting, way, job))
+                    measured[way].append(_measured(setting, way, job))
                 except EconmtError as error:
                     failures[way] = str(error)
     alone = 0.0
@@ -138,7 +138,7 @@ def rows(setting: Setting, wanted: Sequence[Way], say: Say, profile: Profile | N
         if way in failures:
             yield {**row, "failure": failures[way]}
             continue
-        quickest = min(found[way], key=lambda each: float(each["seconds"]))
+        quickest = min(measured[way], key=lambda each: float(each["seconds"]))
         rate = quickest["tokens"] / quickest["seconds"]
         alone = alone or (rate if way.processes == 1 else 0.0)
         row |= {
@@ -146,7 +146,7 @@ def rows(setting: Setting, wanted: Sequence[Way], say: Say, profile: Profile | N
             "tokens/s": rate,
             "MB sent": quickest["sent"] / 1e6,
             "peak MB": quickest["peak"] / 1e6,
-            "samples": sum(each["samples"] for each in found[way]),
+            "samples": sum(each["samples"] for each in measured[way]),
         }
         if alone:
             row["scaling"] = rate / alone
@@ -155,11 +155,6 @@ def rows(setting: Setting, wanted: Sequence[Way], say: Say, profile: Profile | N
         if profile is not None and alone and way.processes > 1:
             row |= predicted(profile, setting, way, alone, rate)
         yield row
-
-
-def _hindrance(recipe: Recipe, way: Way) -> str:
-    """Returns why a recipe cannot be trained in a way; empty if it can."""
-    return why_undivided(recipe, way.stages)
 
 
 def _row(setting: Setting, way: Way) -> Row:
@@ -188,16 +183,16 @@ def predicted(profile: Profile, setting: Setting, way: Way, alone: float, rate: 
     """
     step, network = profile.step, profile.network(None)
     one = predict(step, network, 1, 1, setting.rows)
-    found = best(step, network, way.processes, way.kind, _rows(setting, way))
-    if found is None or found.stages != way.stages:
+    prediction = best(step, network, way.processes, way.kind, _rows(setting, way))
+    if prediction is None or prediction.stages != way.stages:
         return {}
-    said = alone * one.seconds / found.seconds * _rows(setting, way) / setting.rows
-    return {"predicted tokens/s": said, "off %": 100.0 * (said / rate - 1.0)}
+    rate_of_way = alone * one.seconds / prediction.seconds * _rows(setting, way) / setting.rows
+    return {"predicted tokens/s": rate_of_way, "off %": 100.0 * (rate_of_way / rate - 1.0)}
 
 
-def verdict(found: Sequence[Mapping[str, Any]]) -> str:
+def verdict(rows: Sequence[Mapping[str, Any]]) -> str:
     """Returns a line with the best gains of several processes, and the number of close predictions."""
-    gains = [row for row in found if row["ranks"] != 1 and "scaling" in row]
+    gains = [row for row in rows if row["ranks"] != 1 and "scaling" in row]
     if not gains:
         return "no way of several processes was measured"
     parts = []
@@ -218,25 +213,25 @@ def _measured(setting: Setting, way: Way, job: Job) -> dict[str, Any]:
     recipe = divided(setting.recipe, way.stages).model_dump(mode="json")
     job = {**job, "recipe": recipe, "rows": _rows(setting, way)}
     threads = setting.threads
-    found = together(_work, job, way.processes, threads, setting.limit)
+    of_ranks = together(_work, job, way.processes, threads, setting.limit)
     return {
-        **found[0],
-        "peak": max(each["peak"] for each in found),
-        "sent": max(each["sent"] for each in found),
+        **of_ranks[0],
+        "peak": max(each["peak"] for each in of_ranks),
+        "sent": max(each["sent"] for each in of_ranks),
     }
 
 
 def _work(job: Job) -> Job:
-    """Measures in each rank."""
+    """Measures updates; each rank runs this."""
     recipe = Recipe.model_validate(job["recipe"])
-    place = rank_environment()
-    assert place is not None
-    device = torch.device("cuda", place.rank) if job["device"] == "cuda" else torch.device("cpu")
+    environment = rank_environment()
+    assert environment is not None
+    device = torch.device("cuda", environment.rank) if job["device"] == "cuda" else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    if place.size == 1:
+    if environment.size == 1:
         return _time(recipe, job, device, Communicator())
-    with joined(place, recipe.parallel, device) as communicator:
+    with joined(environment, recipe.parallel, device) as communicator:
         return _time(recipe, job, device, communicator)
 
 
@@ -247,32 +242,32 @@ def _time(recipe: Recipe, job: Job, device: torch.device, communicator: Communic
     model = task.build_model().to(device).train()
     how = Implementations(*job["implementations"])
     shape = shape_of(recipe, job["rows"], job["length"])
-    whole = task.example(shape)
+    full_batch = task.example(shape)
     if recipe.parallel.pipeline > 1:
         communicator.stages = recipe.parallel.pipeline
-        batch = whole.share(communicator.replica, communicator.replicas)
-        own = shape._replace(rows=len(batch.indices))
-        step = make_pipeline(task, model, own, precision, communicator, {}, how).step
+        batch = full_batch.share(communicator.replica, communicator.replicas)
+        own_shape = shape._replace(rows=len(batch.indices))
+        step = make_pipeline(task, model, own_shape, precision, communicator, {}, how).step
     else:
-        batch = whole.share(communicator.rank, communicator.size)
+        batch = full_batch.share(communicator.rank, communicator.size)
         step = TrainingStep(task, model, precision, implementations=how, communicator=communicator)
     with _counting() as exchanges:
-        step.run([batch.to(device)], step.tokens([batch], whole.target_tokens))
+        step.run([batch.to(device)], step.tokens([batch], full_batch.target_tokens))
     sent = exchanges.sent
     step.clear()
-    updates = {"together": _update(step, batch, whole.target_tokens, device)}
+    updates = {"together": _update(step, batch, full_batch.target_tokens, device)}
     if communicator.size > 1 and communicator.stages == 1:
         alone = TrainingStep(task, model, precision, implementations=how, optimizer=step.optimizer)
         updates["without"] = _update(alone, batch, batch.target_tokens, device)
     times = _in_turns(updates, job["seconds"], communicator)
     seconds = quantile(times["together"], QUICK)
-    found = {"seconds": seconds, "tokens": whole.target_tokens, "samples": len(times["together"])}
-    found |= {"sent": sent, "peak": peak_memory(device)}
+    result = {"seconds": seconds, "tokens": full_batch.target_tokens, "samples": len(times["together"])}
+    result |= {"sent": sent, "peak": peak_memory(device)}
     if "without" in times:
-        found["exchange"] = 1.0 - quantile(times["without"], QUICK) / seconds
+        result["exchange"] = 1.0 - quantile(times["without"], QUICK) / seconds
     elif communicator.size > 1 and device.type == "cpu":
-        found["exchange"] = _waiting(updates["together"])
-    return found
+        result["exchange"] = _waiting(updates["together"])
+    return result
 
 
 def _waiting(update: Callable[[], float]) -> float:
@@ -332,9 +327,9 @@ class _Exchanges:
     def timed(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         """Calls a function and adds its time."""
         began = time.perf_counter()
-        found = function(*arguments, **options)
+        result = function(*arguments, **options)
         self.seconds += time.perf_counter() - began
-        return found
+        return result
 
 
 class _Work:

@@ -50,9 +50,16 @@ def together(work: Work, job: Job, processes: int, threads: int, limit: float) -
     try:
         for rank in range(processes):
             hears, tells = context.Pipe(duplex=False)
-            place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
+            ranks = {
+                "RANK": rank,
+                "LOCAL_RANK": rank,
+                "WORLD_SIZE": processes,
+                "LOCAL_WORLD_SIZE": processes,
+            }
             process = context.Process(
-                target=_run, args=(work, json.dumps(job), {**place, **address}, threads, tells), daemon=True
+                target=_run,
+                args=(work, json.dumps(job), {**ranks, **address}, threads, tells),
+                daemon=True,
             )
             process.start()
             tells.close()
@@ -68,17 +75,19 @@ def together(work: Work, job: Job, processes: int, threads: int, limit: float) -
 
 
 def _results(heard: Sequence[Connection], limit: float) -> list[dict[str, Any]]:
-    until, found, gone = time.monotonic() + limit, dict[int, dict[str, Any]](), set[int]()
-    while len(found) < len(heard):
-        left = {connection: rank for rank, connection in enumerate(heard) if rank not in found.keys() | gone}
-        ready = wait(list(left), max(0.0, until - time.monotonic())) if left else []
+    until, results, gone = time.monotonic() + limit, dict[int, dict[str, Any]](), set[int]()
+    while len(results) < len(heard):
+        silent = {
+            connection: rank for rank, connection in enumerate(heard) if rank not in results.keys() | gone
+        }
+        ready = wait(list(silent), max(0.0, until - time.monotonic())) if silent else []
         if not ready:
             if gone:
                 raise EconmtError(f"rank {min(gone)} ended without a word")
             raise EconmtError(f"not ready within {limit:.0f} s")
         for connection in ready:
             assert isinstance(connection, Connection)
-            rank = left[connection]
+            rank = silent[connection]
             try:
                 told = json.loads(connection.recv_bytes())
             except EOFError:
@@ -88,8 +97,8 @@ def _results(heard: Sequence[Connection], limit: float) -> list[dict[str, Any]]:
                 continue
             if "failure" in told:
                 raise EconmtError(f"rank {rank}: {told['failure']}")
-            found[rank] = told
-    return [found[rank] for rank in range(len(heard))]
+            results[rank] = told
+    return [results[rank] for rank in range(len(heard))]
 
 
 def _run(work: Work, job: str, environment: Mapping[str, object], threads: int, tells: Connection) -> None:

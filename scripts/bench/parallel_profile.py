@@ -8,14 +8,14 @@ from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
 
 from econmt.bench.training import vocabulary_sizes
+from econmt.config.checks import check_pipeline
 from econmt.config.json_reader import Record, json_text, read_json
-from econmt.config.parallel import check_pipeline
 from econmt.config.recipe import LanguageModelSection, Recipe
 from econmt.data.batching.batch import AnyBatch
 from econmt.data.files import write_atomically
@@ -28,12 +28,12 @@ from econmt.memory.measure.ledger import measure_step
 from econmt.model import Implementations
 from econmt.parallel.cost_model import Network, Stack, StepProfile
 from econmt.parallel.pipeline.costs import timed_stacks
-from econmt.parallel.pipeline.partition import Link, Piece
+from econmt.parallel.pipeline.partition import Link
 from econmt.parallel.reduction import travelling
 from econmt.tasks.protocol import Shape
 from econmt.tasks.registry import task_of_sizes
-from econmt.training.choice import choose_implementations, measure
-from econmt_ops.dispatch.measurements import Measurement, processor
+from econmt.training.choice import settle
+from econmt_ops.dispatch.measurements import processor
 from econmt_ops.dispatch.rule import captured
 from econmt_ops.dispatch.timing import quantile, synchronizer
 from scripts.bench.parallel_processes import Job, together
@@ -56,25 +56,13 @@ LEAST = 3
 TIMEOUT = timedelta(seconds=120)
 """Time after which a rank gives up waiting for another."""
 
-BETWEEN = {"1gbe": Link(50e-6, 8e-9), "10gbe": Link(30e-6, 0.8e-9), "ndr": Link(2e-6, 0.02e-9)}
+LinkName = Literal["1gbe", "10gbe", "ndr"]
+BETWEEN: dict[LinkName, Link] = {
+    "1gbe": Link(50e-6, 8e-9),
+    "10gbe": Link(30e-6, 0.8e-9),
+    "ndr": Link(2e-6, 0.02e-9),
+}
 """Links between hosts by their nominal bandwidth: Ethernet of 1 and 10 Gbit/s, InfiniBand NDR of 400 Gbit/s."""
-
-
-class PieceRecord(Record):
-    """A :class:`econmt.parallel.pipeline.partition.Piece`."""
-
-    name: str
-    step: float
-    chunk: float
-    values: float
-    once: float
-
-
-class StackRecord(Record):
-    """A :class:`econmt.parallel.cost_model.Stack`."""
-
-    pieces: list[PieceRecord]
-    steps: int
 
 
 class Profile(Record):
@@ -86,8 +74,8 @@ class Profile(Record):
         length: Positions of a row.
         device: cpu or cuda.
         processor: Name of the processor or GPU.
-        ranks: Ranks that worked at once.
-        hosted: Ranks that the machine has room for.
+        ranks: Number of ranks that worked at once.
+        hosted: Largest number of ranks on this machine.
         alone, rows, seconds, shared, gradient_bytes, stacks: See :class:`econmt.parallel.cost_model.StepProfile`.
         latency, byte: Link between two ranks as an all-reduce finds it, seconds and seconds a byte.
     """
@@ -104,27 +92,24 @@ class Profile(Record):
     seconds: list[float]
     shared: float
     gradient_bytes: float
-    stacks: list[StackRecord]
+    stacks: list[Stack]
     latency: float
     byte: float
 
     @property
     def step(self) -> StepProfile:
-        """Times of one rank."""
+        """Times of one rank's update."""
         return StepProfile(
             self.alone,
             tuple(self.rows),
             tuple(self.seconds),
             self.shared,
             self.gradient_bytes,
-            tuple(
-                Stack([Piece(**piece.model_dump()) for piece in each.pieces], each.steps)
-                for each in self.stacks
-            ),
+            tuple(self.stacks),
         )
 
-    def network(self, between: str | None) -> Network:
-        """Hosts like this one, joined by a link of :data:`BETWEEN`."""
+    def network(self, between: LinkName | None) -> Network:
+        """Returns a network of hosts like this one, joined by a link of :data:`BETWEEN`."""
         on_gpu = self.device == "cuda"
         link = BETWEEN[between or ("ndr" if on_gpu else "10gbe")]
         return Network(self.hosted, Link(self.latency, self.byte), link, on_gpu)
@@ -132,16 +117,16 @@ class Profile(Record):
 
 def read_profile(path: Path) -> Profile:
     """Reads the file of an earlier measurement; raises InputError if it is no profile."""
-    found = read_json(Profile, path, "measure anew: give another file")
-    if not found.rows or len(found.rows) != len(found.seconds) or found.rows != sorted(set(found.rows)):
+    read = read_json(Profile, path, "measure anew: give another file")
+    if not read.rows or len(read.rows) != len(read.seconds) or read.rows != sorted(set(read.rows)):
         raise InputError(f"{path}: rows do not rise, or have no time each; measure anew: give another file")
-    return found
+    return read
 
 
-def write_profile(path: Path, found: Profile) -> None:
+def write_profile(path: Path, measured: Profile) -> None:
     """Writes a profile; raises InputError if that fails."""
     try:
-        write_atomically(path, json_text(found.model_dump(), indent=1).encode())
+        write_atomically(path, json_text(measured.model_dump(), indent=1).encode())
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}") from None
 
@@ -172,20 +157,15 @@ class Setting(NamedTuple):
     limit: float
 
     def implementations(self) -> Implementations:
-        """Implementations that a run of this shape uses: measured on the CPU, by the rule in CUDA graphs."""
-        found: list[Measurement] = []
+        """Returns the implementations that a run of this shape chooses."""
         device = torch.device(self.device)
-        if device.type == "cpu":
-            task = task_of_sizes(self.recipe, vocabulary_sizes(self.recipe))
-            model = task.build_model().train()
-            precision = precision_of(self.precision, device, [self.recipe])
-            session = measure(task, model, shape_of(self.recipe, self.rows, self.length), device, precision)
-            found = list(session.measurements.values())
-        with captured(device.type == "cuda"):
-            return choose_implementations(Implementations.of(self.recipe.ops), found, device=self.device)
+        task = task_of_sizes(self.recipe, vocabulary_sizes(self.recipe))
+        precision = precision_of(self.precision, device, [self.recipe])
+        shape = shape_of(self.recipe, self.rows, self.length)
+        return settle(task, lambda: task.build_model().to(device), shape, device, precision)[0]
 
     def job(self) -> dict[str, Any]:
-        """Returns what a process has to know, as JSON values."""
+        """Returns the task of a process, as JSON values."""
         return {
             "recipe": self.recipe.model_dump(mode="json"),
             "rows": self.rows,
@@ -218,10 +198,10 @@ def divided(recipe: Recipe, stages: int) -> Recipe:
 
 def profile(setting: Setting, ranks: int) -> Profile:
     """Measures the times of a prediction with so many ranks; raises EconmtError if a rank fails."""
-    found = together(_profile, setting.job(), ranks, setting.threads, HALVES * TURNS * setting.limit)
+    of_ranks = together(_profile, setting.job(), ranks, setting.threads, HALVES * TURNS * setting.limit)
     hosted = torch.cuda.device_count() if setting.device == "cuda" else usable_cores() // setting.threads
-    whole = {
-        **found[0],
+    record = {
+        **of_ranks[0],
         "recipe": setting.recipe.name,
         "batch": setting.rows,
         "length": setting.length,
@@ -229,7 +209,7 @@ def profile(setting: Setting, ranks: int) -> Profile:
         "ranks": ranks,
         "hosted": max(hosted, ranks),
     }
-    return Profile.model_validate(json.loads(json_text(whole)))
+    return Profile.model_validate(json.loads(json_text(record)))
 
 
 class Updates:
@@ -293,7 +273,7 @@ class Updates:
 
 
 def _profile(job: Job) -> Job:
-    """Measures in each rank; the first gives the result."""
+    """Measures times; each rank runs this, and the first returns the result."""
     dist.init_process_group("gloo", timeout=TIMEOUT)
     rank = dist.get_rank()
     device = torch.device("cuda", rank) if job["device"] == "cuda" else torch.device("cpu")
@@ -305,32 +285,33 @@ def _profile(job: Job) -> Job:
     for turn in range(TURNS):
         if rank == 0:
             alone[turn] = updates.seconds(rows[-1], budget)
-        for place, count in enumerate(rows):
+        for number, count in enumerate(rows):
             dist.barrier()
-            busy[turn][place] = updates.seconds(count, budget)
+            busy[turn][number] = updates.seconds(count, budget)
     times = torch.tensor(busy, dtype=torch.float64).amin(0)
     dist.all_reduce(times, op=dist.ReduceOp.MAX)
-    found: dict[str, Any] = {"alone": min(alone), "rows": rows, "seconds": times.tolist()}
+    result: dict[str, Any] = {"alone": min(alone), "rows": rows, "seconds": times.tolist()}
     if rank == 0:
         shape = shape_of(updates.recipe, rows[-1], updates.length)
-        stacks: list[tuple[list[Piece], int]] = []
+        stacks: list[Stack] = []
         if not why_undivided(updates.recipe, 2):
             with captured(device.type == "cuda"):
                 step = updates.step
-                stacks = timed_stacks(step.model, shape, step.precision, step.implementations)
-        found["stacks"] = [
-            {"pieces": [piece._asdict() for piece in pieces], "steps": steps} for pieces, steps in stacks
-        ]
-        found["shared"] = updates.shared(rows[-1], found["alone"])
+                stacks = [
+                    Stack(*stack)
+                    for stack in timed_stacks(step.model, shape, step.precision, step.implementations)
+                ]
+        result["stacks"] = stacks
+        result["shared"] = updates.shared(rows[-1], result["alone"])
         parameters = sum(each.numel() for each in updates.step.model.parameters() if each.requires_grad)
-        found["gradient_bytes"] = parameters * travelling(updates.recipe.parallel).itemsize
-        found["processor"] = torch.cuda.get_device_name(device) if device.type == "cuda" else processor()
+        result["gradient_bytes"] = parameters * travelling(updates.recipe.parallel).itemsize
+        result["processor"] = torch.cuda.get_device_name(device) if device.type == "cuda" else processor()
     dist.barrier()
     group = dist.new_group(backend="nccl", device_id=device) if device.type == "cuda" else None
-    found["latency"], found["byte"] = _link(device, group)
+    result["latency"], result["byte"] = _link(device, group)
     dist.barrier()
     dist.destroy_process_group()
-    return found if rank == 0 else {}
+    return result if rank == 0 else {}
 
 
 def _link(device: torch.device, group: dist.ProcessGroup | None) -> tuple[float, float]:

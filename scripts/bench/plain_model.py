@@ -1,4 +1,4 @@
-"""Plain PyTorch's translation model, the yardstick of comparisons: what a careful person writes with autograd alone.
+"""Translation model in plain PyTorch with autograd alone, against which econmt is compared.
 
 cuDNN's or torch's own LSTMs for the encoder; in the decoder all four gates in one product, the input's part of them and
 the attention's keys for all positions before the loop; output layer and loss once.

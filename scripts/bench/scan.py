@@ -1,4 +1,4 @@
-"""Measurements of the linear recurrence beside a copy of the bytes that a pass must move.
+"""``python -m scripts.bench scan``: times the linear recurrence against a copy of the bytes that a pass must move.
 
 A forward pass reads decay and inputs and writes outputs; a backward pass reads decay, outputs and their gradients and
 writes two gradients: 3 and 5 tensors. The copy moves as many bytes, half of them read and half written. Every
@@ -10,17 +10,21 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 import econmt_ops
-from econmt.bench.rows import Row, Say, dtype_name, time_in_turns
-from econmt.errors import EconmtError
-from econmt_ops.dispatch.capture import Capturer
+from econmt.bench.rows import Row, Say, dtype_name, in_graph, time_in_turns
+from econmt.cli.measuring import BenchSession, Dtypes, dtypes_of
+from econmt.cli.option_groups import option, with_option_groups
+from econmt.config import limits
+from econmt.errors import EconmtError, InputError
 from econmt_ops.dispatch.rule import can_run
 from econmt_ops.dispatch.traits import implementations_of
+from econmt_ops.linear_recurrence.scan import RecurrenceArguments
 
 Scan = Callable[[Tensor, Tensor], Tensor]
 """Decay and inputs (B, T, H) to outputs (B, T, H)."""
@@ -91,7 +95,7 @@ def tensors_for(shape: ScanShape, dtype: torch.dtype, device: torch.device) -> t
     )
 
 
-def passes(scan: Scan, decay: Tensor, inputs: Tensor, given: Tensor) -> dict[str, Callable[[], Any]]:
+def passes(scan: Scan, decay: Tensor, inputs: Tensor, incoming: Tensor) -> dict[str, Callable[[], Any]]:
     """Returns the forward pass alone, which keeps nothing, and the backward pass alone."""
 
     def forward() -> Tensor:
@@ -103,7 +107,7 @@ def passes(scan: Scan, decay: Tensor, inputs: Tensor, given: Tensor) -> dict[str
     def backward() -> tuple[Tensor, ...]:
         if not outputs:
             outputs.append(scan(decay, inputs))
-        return torch.autograd.grad(outputs[0], (decay, inputs), given, retain_graph=True)
+        return torch.autograd.grad(outputs[0], (decay, inputs), incoming, retain_graph=True)
 
     return {"forward": forward, "backward": backward}
 
@@ -140,10 +144,12 @@ def into_given_memory(what: str, decay: Tensor, inputs: Tensor, given: Tensor) -
     kernels = importlib.import_module("econmt_ops.backends.c.recurrence")
     decay, inputs, outputs = decay.detach(), inputs.detach(), torch.zeros_like(inputs.detach())
     steps = decay.shape[1]
+    call = RecurrenceArguments(decay, inputs, None, None, False, "outputs", "c")
     if what == "forward":
-        return lambda: kernels.walk(decay, inputs, None, None, False, steps, outputs, None, None)
+        return lambda: kernels.walk(call, steps, outputs, None, None)
     made = [torch.zeros_like(outputs) for _ in range(2)]
-    return lambda: kernels.walk_back(decay, outputs, None, None, None, False, steps, given, None, *made)
+    call = call._replace(inputs=outputs)
+    return lambda: kernels.walk_back(call, None, steps, given, None, *made)
 
 
 def copy_of(count: int, shape: ScanShape, dtype: torch.dtype, device: torch.device) -> Callable[[], Tensor]:
@@ -154,19 +160,8 @@ def copy_of(count: int, shape: ScanShape, dtype: torch.dtype, device: torch.devi
 
 
 def captured(function: Callable[[], Any], device: torch.device) -> Callable[[], Any]:
-    """Returns the function in a CUDA graph on a GPU, where launches would count otherwise; else the function."""
-    if device.type != "cuda":
-        return function
-    capturer = Capturer(device)
-    with capturer.warming_up():
-        function()
-        function()
-    graph, kept = capturer.capture(function)
-
-    def replay(_: object = (function, kept)) -> None:  # whose tensors the graph reads and writes
-        graph.replay()
-
-    return replay
+    """Returns a function that replays a CUDA graph on a GPU, so that launches do not count; else the function."""
+    return in_graph(function, device) if device.type == "cuda" else function
 
 
 def rows(
@@ -196,7 +191,7 @@ def rows(
 
 
 def _timed(
-    found: dict[str, Scan],
+    implementations: dict[str, Scan],
     differences: dict[str, float],
     shape: ScanShape,
     dtype: torch.dtype,
@@ -209,13 +204,13 @@ def _timed(
     moved = count * shape.values * dtype.itemsize
     copy = captured(copy_of(count, shape, dtype, device), device)
     loops = {each.name for each in implementations_of("linear_recurrence").values() if each.traits.is_last}
-    for label, scan in found.items():
+    for label, scan in implementations.items():
         is_loop = label in loops
         steps = min(shape.steps, LOOP_STEPS) if is_loop else shape.steps
-        given = tensors_for(shape._replace(steps=steps), dtype, device)
-        run = passes(scan, given[0], given[1], given[2])[what]
+        operands = tensors_for(shape._replace(steps=steps), dtype, device)
+        run = passes(scan, operands[0], operands[1], operands[2])[what]
         if label == GIVEN_MEMORY:
-            run = into_given_memory(what, given[0], given[1], given[2])
+            run = into_given_memory(what, operands[0], operands[1], operands[2])
         run = run if is_loop else captured(run, device)
         timings = time_in_turns({"copy": copy, label: run}, seconds, device)
         scale = shape.steps / steps
@@ -227,4 +222,52 @@ def _timed(
             "copy milliseconds": 1e3 * copied, "bytes": moved, "GB/s": moved / taken / 1e9,
             "share of a copy": copied / taken, "difference": differences[label],
         }  # fmt: skip
-        del run, given
+        del run, operands
+
+
+@with_option_groups
+def scan_command(
+    *,
+    shapes: list[str] | None = option(
+        None,
+        "--shape",
+        help="Rows, steps and units; may be repeated.",
+        metavar="BxTxH",
+        show_default="the four published",
+    ),
+    dtypes: Dtypes = ["float32"],  # noqa: B006  typer copies it
+    seconds: Annotated[float, Field(gt=0.0, le=limits.SECONDS)] = option(
+        1.0, help="Seconds for each implementation and pass."
+    ),
+    session: BenchSession,
+) -> None:
+    """Time the linear recurrence against a copy that moves as many bytes, forward and backward.
+
+    Every implementation is first compared with float64.
+
+    \b
+    Example:
+      python -m scripts.bench scan
+      python -m scripts.bench scan --shape 1x65536x128 --csv csv
+    """
+    wanted = [_shape_of(text) for text in shapes or []] or list(SHAPES)
+    types = dtypes_of(dtypes)
+    with session.measuring() as say:
+        measured = session.kept(rows(wanted, types, session.device, say, seconds=seconds))
+    columns = ("batch", "steps", "hidden", "dtype", "pass", "implementation")
+    figures = ("milliseconds", "highest decile", "bytes", "GB/s", "share of a copy", "difference")
+    session.print(measured, (*columns, *figures), "linear recurrence")
+    title = "linear recurrence: share of a copy's bandwidth"
+    session.draw(measured, label=columns, value="share of a copy", title=title)
+
+
+def _shape_of(text: str) -> ScanShape:
+    parts = text.split("x")
+    bounds = (limits.BATCH, limits.STEPS, limits.WIDTH)
+    if len(parts) != 3 or not all(part.isdecimal() for part in parts):
+        raise InputError(f"--shape '{text}': give rows, steps and units as 1x65536x128")
+    sizes = [int(part) for part in parts]
+    if not all(1 <= size <= most for size, most in zip(sizes, bounds, strict=True)):
+        most_text = "x".join(f"{most}" for most in bounds)
+        raise InputError(f"--shape '{text}': each size must be at least 1, and they at most {most_text}")
+    return ScanShape(*sizes)

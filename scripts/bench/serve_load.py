@@ -28,6 +28,7 @@ from pathlib import Path
 
 from econmt.data.text.corpus import read_lines
 from scripts.bench.arguments import parser_of
+from scripts.bench.compare.measure import resident_bytes
 
 WARM = 0.2
 """Share of the time in which memory may still grow, since allocators keep what a first crowd needs."""
@@ -221,12 +222,6 @@ async def again_and_again(act: Callable[[int], Awaitable[None]], port: int) -> N
             await asyncio.sleep(0.1)
 
 
-def resident(process: int) -> int:
-    """Returns the resident bytes of a process."""
-    found = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{process}/status").read_text())
-    return 1024 * int(found[1]) if found else 0
-
-
 async def measure(port: int, process: int, options: argparse.Namespace) -> int:
     """Measures all phases; returns the exit code."""
     lines = list(dict.fromkeys(filter(None, islice(read_lines(options.text), options.lines))))
@@ -243,7 +238,7 @@ async def measure(port: int, process: int, options: argparse.Namespace) -> int:
 
     async def watch() -> None:
         while True:
-            memory.append(resident(process))
+            memory.append(resident_bytes(Path(f"/proc/{process}/status").read_text())[0])
             await asyncio.sleep(options.seconds / 50)
 
     watching = asyncio.create_task(watch())
@@ -275,12 +270,16 @@ def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("-m", "--model", required=True, action="append", help="model folder")
     parser.add_argument("--text", required=True, type=Path, help="source sentences, a line each, also .gz")
-    parser.add_argument("--lines", type=int, default=300, help="of the text (%(default)s)")
-    parser.add_argument("--seconds", type=float, default=300.0, help="that all clients ask (%(default)s)")
-    parser.add_argument("--clients", type=int, default=200, help="(%(default)s)")
-    parser.add_argument("--rate", type=float, default=20.0, help="sentences a second before (%(default)s)")
-    parser.add_argument("--trouble", type=int, default=2, help="clients of each bad kind (%(default)s)")
-    parser.add_argument("options", nargs="*", help="of econmt serve, behind --")
+    parser.add_argument("--lines", type=int, default=300, help="sentences to use (%(default)s)")
+    parser.add_argument("--seconds", type=float, default=300.0, help="seconds of full load (%(default)s)")
+    parser.add_argument("--clients", type=int, default=200, help="clients under full load (%(default)s)")
+    parser.add_argument(
+        "--rate", type=float, default=20.0, help="sentences a second of the steady phase (%(default)s)"
+    )
+    parser.add_argument(
+        "--trouble", type=int, default=2, help="slow, dead and garbling clients, of each kind (%(default)s)"
+    )
+    parser.add_argument("options", nargs="*", help="after --: further options of econmt serve")
     options = parser.parse_args()
     models = [word for model in options.model for word in ("-m", model)]
     server = subprocess.Popen(
@@ -293,11 +292,11 @@ def main() -> None:
     said = server.stderr.readline()
     while server.poll() is None and "listening on" not in said:
         said = server.stderr.readline()
-    found = re.search(r"http://127\.0\.0\.1:(\d+)/", said)
-    if found is None:
+    address = re.search(r"http://127\.0\.0\.1:(\d+)/", said)
+    if address is None:
         sys.exit(said or "the server did not start")
     try:
-        code = asyncio.run(measure(int(found[1]), server.pid, options))
+        code = asyncio.run(measure(int(address[1]), server.pid, options))
     finally:
         server.send_signal(signal.SIGTERM)
         rest = server.stderr.read()

@@ -60,7 +60,7 @@ SCRIPTS = {
     "data": "--pairs 2000 --batches 4 --seeks 2",
     "filters": "",
     "inference": "--rounds 1 --threads 1",
-    "memory": "--quick --seconds 0.01 --lengths 4x3 --variants 'all, outputs' 'checkpoint: step'",
+    "memory": "--quick --seconds 0.01 --lengths 4x3",
     "serve-load": "--lines 4 --seconds 1 --clients 2 --rate 5 --trouble 1",
     "scripts.kill_campaign": "--kinds translation --kills 1 --updates 4",
     "scripts.soak run": "--minutes 0.001",

@@ -10,6 +10,8 @@ import torch
 
 import econmt_ops
 from econmt_ops import AttentionalLSTMWeights
+from econmt_ops.cells.protocol import Cell
+from econmt_ops.layers.op import OPS
 from tests.ops.helpers import Make
 
 
@@ -19,6 +21,14 @@ class Call(NamedTuple):
     function: Callable[..., Any]
     arguments: dict[str, Any]
     first: str
+
+
+def layers_of(make: Make, cell: Cell) -> tuple[Any, ...]:
+    """Weights of two layers of a cell, of 5 inputs and 8 units."""
+    return tuple(
+        cell.weights(*(make(*shape) for shape in cell.parameter_shapes(width, 8).values()))
+        for width in (5, 8)
+    )
 
 
 def calls(device: str, dtype: torch.dtype) -> dict[str, Call]:
@@ -76,34 +86,10 @@ def calls(device: str, dtype: torch.dtype) -> dict[str, Call]:
         "label_smoothing": 0.1,
     }
     recurrence = {"decay": make(3, 4, 5).sigmoid(), "inputs": make(3, 4, 5), "initial": make(3, 5)}
-    layers = {
-        "sru": tuple(econmt_ops.GateWeights(make(k * 8, i), make(k * 8)) for k, i in ((4, 5), (3, 8))),
-        "qrnn": tuple(econmt_ops.GateWeights(make(24, 2 * i), make(24)) for i in (5, 8)),
-        "gilr_lstm": tuple(
-            econmt_ops.GILRLSTMWeights(make(16, i), make(16), make(32, i), make(32, 8), make(32))
-            for i in (5, 8)
-        ),
-        "gru": tuple(econmt_ops.GRUWeights(make(24, i), make(24, 8), make(24), make(24)) for i in (5, 8)),
-        "lnlstm": tuple(
-            econmt_ops.LayerNormLSTMWeights(
-                make(32, i), make(32, 8), make(32), make(32), make(32), make(8), make(8)
-            )
-            for i in (5, 8)
-        ),
-        "lnlstm-per-gate": tuple(
-            econmt_ops.LayerNormPerGateLSTMWeights(
-                make(32, i), make(32, 8), make(32), make(32), make(32), make(8), make(8)
-            )
-            for i in (5, 8)
-        ),
-        **{
-            name: tuple(econmt_ops.GateWeights(make(k * 8, i), make(k * 8)) for i in (5, 8))
-            for name, k in (("ssru", 2), ("min_gru", 2), ("min_lstm", 3))
-        },
-    }
     cells = {
-        name: Call(getattr(econmt_ops, name.partition("-")[0]), {**stack, "layers": own}, "inputs")
-        for name, own in layers.items()
+        f"{name}{f'-{number}' * (number > 0)}": Call(op, {**stack, "layers": layers_of(make, cell)}, "inputs")
+        for name, op in OPS.items()
+        for number, cell in enumerate(op.cells)
     }
     turned = {**recurrence, "lengths": lengths, "reverse": True, "stash": "carries"}
     product = {"inputs": make(3, 4, 5), "weight": make(7, 5), "bias": make(7)}

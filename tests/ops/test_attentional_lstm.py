@@ -341,7 +341,7 @@ def shaped(*shape: int) -> Tensor:
         ),
         (
             {"state": AttentionalLSTMState(((shaped(3, 6),) * 2,), shaped(3, 6))},
-            r"state must hold \(h, c\) of 2 layers, got 1",
+            r"state must be a tuple of \(h, c\), one for each of 2 layers, got a tuple of 1",
         ),
     ],
 )

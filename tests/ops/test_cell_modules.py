@@ -53,11 +53,11 @@ def test_both_directions_are_two_stacks_side_by_side(kind: Any) -> None:
     inputs, lengths = torch.randn(2, 5, 3), torch.tensor([5, 2])
     outputs, state = both(inputs, lengths=lengths)
     below = [
-        kind.op(inputs, (both.layer_weights(0, way),), lengths=lengths, reverse=way) for way in (False, True)
+        both.op(inputs, (both.layer_weights(0, way),), lengths=lengths, reverse=way) for way in (False, True)
     ]
     read = torch.cat([half for half, _ in below], 2)
     above = [
-        kind.op(read, (both.layer_weights(1, way),), lengths=lengths, reverse=way) for way in (False, True)
+        both.op(read, (both.layer_weights(1, way),), lengths=lengths, reverse=way) for way in (False, True)
     ]
     assert_close([outputs], [torch.cat([half for half, _ in above], 2)], 0.0)
     for actual, (_, (expected,)) in zip(state, [*below, *above], strict=True):

@@ -19,8 +19,8 @@ from econmt_ops import (
     LayerNormPerGateLSTMWeights,
 )
 from econmt_ops.backends import c as native
-from econmt_ops.cells.scan import CELLS, QRNN_OF_TWO, ScanLayer, SurrogateLayer
 from econmt_ops.core.dropout import derive_seed
+from econmt_ops.layers.op import OPS
 from tests.ops.helpers import (
     Make,
     assert_close,
@@ -413,7 +413,7 @@ def test_highway_of_inputs_of_another_width_has_a_matrix_of_its_own() -> None:
         ({"state": ()}, r"ssru: state must be a tuple of \(c,\), one for each of 1 layers"),
         (
             {"state": ((torch.ones(2, 3),),)},
-            r"ssru: state\[0\] c must be \(2, 2\) with B=2, H=2, got \(2, 3\)",
+            r"ssru: state\[0\] c must be \(B, H\) with B=2, H=2, got \(2, 3\)",
         ),
         ({"lengths": torch.ones(3, dtype=torch.int64)}, r"ssru: lengths must be \(B,\) with B=2"),
         ({"dropout": 0.5}, "ssru: dropout 0.5 needs dropout_seed"),
@@ -498,12 +498,19 @@ def check_closed_gates(implementation: str, device: str) -> None:
     assert outputs.flatten()[6:].isnan().all()
 
 
-@pytest.mark.parametrize("name", ["sru", "ssru", "qrnn", "min_gru", "min_lstm", "gilr", "gilr_lstm"])
+@each_case
 @pytest.mark.parametrize(("inputs", "hidden"), [(6, 6), (5, 7)])
-def test_operations_of_a_scan_are_two_for_each_weight(name: str, inputs: int, hidden: int) -> None:
-    layers = [ScanLayer(CELLS[name])] if name != "gilr_lstm" else [SurrogateLayer(CELLS["gilr"], CELLS[name])]
-    for layer in [*layers, QRNN_OF_TWO]:
-        shapes = layer.parameter_shapes(inputs, hidden).values()
-        assert layer.operations(inputs, hidden) == 2 * sum(
-            math.prod(shape) for shape in shapes if len(shape) > 1
-        )
+def test_sizes_of_a_cell(name: str, inputs: int, hidden: int) -> None:
+    """Shapes of the weights, and two operations for each value of a matrix."""
+    case = CASES[name]
+    shapes = case.shapes(inputs, hidden)
+    found = {
+        tuple(cell.parameter_shapes(inputs, hidden).values()): cell.operations(inputs, hidden)
+        for cell in case.op.cells
+        if cell.weights is case.weights
+    }
+    assert found[shapes] == 2 * sum(math.prod(shape) for shape in shapes if len(shape) > 1)
+
+
+def test_every_operation_has_a_case() -> None:
+    assert {case.op for case in CASES.values()} == set(OPS.values())

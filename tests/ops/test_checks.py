@@ -77,10 +77,11 @@ def test_layers_that_are_no_tuple_of_weights_are_told(layers: object, message: s
 
 def test_what_is_no_weights_or_state_is_told() -> None:
     h = torch.zeros(1, 2)
-    with pytest.raises(
-        ValueError, match=r"lstm: state must be a tuple of \(h, c\), one per layer, but contains a tensor"
-    ):
+    message = r"lstm: state must be a tuple of \(h, c\), one for each of 1 layers, got a tuple of 2"
+    with pytest.raises(ValueError, match=message):
         econmt_ops.lstm(X, (LAYER,), state=(h, h))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"lstm: state\[0\] must be \(h, c\), got a tensor"):
+        econmt_ops.lstm(X, (LAYER,), state=(h,))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="bidirectional_lstm: backward must be LSTMWeights"):
         econmt_ops.bidirectional_lstm(X, LAYER, (LAYER,))  # type: ignore[arg-type]
     with pytest.raises(

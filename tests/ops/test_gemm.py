@@ -10,6 +10,7 @@ import torch
 import econmt_ops
 from econmt_ops.core import gemm
 from econmt_ops.core.gemm import LAYOUTS, Layouts, Product, add_rows
+from econmt_ops.core.stack import StackOptions
 from econmt_ops.lstm import recompute
 from tests.ops.helpers import Make, assert_close, to, values_and_gradients
 from tests.ops.test_recompute import lstm_arguments
@@ -62,15 +63,16 @@ def test_columns_of_a_larger_matrix_are_laid_out_first(dtype: torch.dtype, calls
 def test_a_layer_does_not_depend_on_the_layout(layout: str, dtype: torch.dtype) -> None:
     tensors = to(dtype, lstm_arguments(Make("cpu")))
     exact = torch.float64 if dtype == torch.float64 else torch.float32
-    options = {"lengths": torch.tensor([4, 1, 2]), "reverse": False, "residual": True, "dropout": 0.0}
-    options |= {"dropout_seed": None, "variational": False}
+    lengths = torch.tensor([4, 1, 2])
+    options = StackOptions(lengths, residual=True)
 
     def run(**given: object) -> object:
         state = tuple((h, c.to(exact)) for h, c in given.pop("state"))  # type: ignore[attr-defined]
-        return recompute.lstm(**given, state=state, **options, stash="gates", layout=layout)  # type: ignore[arg-type]
+        return recompute.lstm(**given, state=state, options=options, stash="gates", layout=layout)  # type: ignore[arg-type]
 
     values, gradients = values_and_gradients(
-        lambda **given: econmt_ops.lstm(**given, **options, implementation="reference"), tensors
+        lambda **given: econmt_ops.lstm(**given, lengths=lengths, residual=True, implementation="reference"),
+        tensors,
     )
     found, found_gradients = values_and_gradients(run, tensors)
     tolerance = {torch.float64: 1e-11, torch.float32: 2e-5, torch.bfloat16: 8e-2}[dtype]

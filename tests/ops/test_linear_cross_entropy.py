@@ -164,6 +164,11 @@ def test_nothing_to_count(smoothing: float, implementation: str, device: str) ->
     assert loss("mean").isnan()
     assert loss("sum").eq(0)
     assert loss("none").eq(0).all()
+    for reduction in ("mean", "sum"):
+        wanted = [x.detach().requires_grad_() for x in tensors.values()]
+        tensors.update(zip(tensors, wanted, strict=True))
+        gradients = torch.autograd.grad(loss(reduction), wanted)
+        assert all(x.eq(0).all() for x in gradients), reduction
 
 
 def test_ignored_rows_give_no_gradient(implementation: str, device: str) -> None:

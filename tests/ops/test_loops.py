@@ -14,10 +14,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from econmt_ops import AttentionalLSTMState, AttentionalLSTMWeights
 from econmt_ops.attentional_lstm import recompute
 from econmt_ops.attentional_lstm.backward import Backward
-from econmt_ops.attentional_lstm.forward import Forward, Result
-from econmt_ops.attentional_lstm.problem import AttentionalArguments, AttentionalProblem
+from econmt_ops.attentional_lstm.forward import Forward
+from econmt_ops.attentional_lstm.options import DecoderOptions
+from econmt_ops.attentional_lstm.problem import AttentionalArguments, AttentionalProblem, Result
 from econmt_ops.backends import BACKENDS
-from econmt_ops.backends.protocol import AttentionGradients, Read
+from econmt_ops.backends.protocol import AttentionGradients, AttentionInputs, Read
 from tests.ops.helpers import Make
 
 LAYERS, BATCH, POSITIONS, HIDDEN, SIZE, WIDTH = 3, 2, 4, 5, 6, 7
@@ -118,17 +119,9 @@ class NoSteps:
         assert keep is None or (keep.shape == (BATCH, HIDDEN) and scale == 2.0)
         assert len(dh) == 2
 
-    def attention(
-        self,
-        keys: Tensor,
-        projected: Tensor,
-        score: Tensor | None,
-        norm: tuple[Tensor, Tensor] | None,
-        scale: float,
-        lengths: Tensor | None,
-    ) -> NoAttention:
-        assert norm is None
-        return NoAttention(keys, projected, score)
+    def attention(self, inputs: AttentionInputs) -> NoAttention:
+        assert inputs.norm is None
+        return NoAttention(inputs.keys, inputs.projected, inputs.score)
 
 
 VIEWS = {"view", "slice", "select", "t", "transpose", "unsqueeze", "squeeze", "unbind", "expand", "detach"}
@@ -180,6 +173,7 @@ def arguments(steps: int, stash: str, query: bool, dropout: float = 0.0) -> Atte
         first_row=0,
         variational=False,
         scale=1.0,
+        clean=False,
         stash=stash,
         backend="toy",
     )
@@ -247,15 +241,8 @@ def test_every_stash_gives_the_same() -> None:
             keys,
             values,
             weights,
-            lengths=torch.tensor([4, 2]),
-            state=state,
-            input_feeding=True,
-            residual=True,
-            dropout=0.3,
-            dropout_seed=torch.tensor(7),
-            variational=False,
-            layer_norm=None,
-            scale=1.0,
+            state,
+            DecoderOptions(torch.tensor([4, 2]), residual=True, dropout=0.3, seed=torch.tensor(7)),
             stash=stash,
         )
         (gradient,) = torch.autograd.grad(outputs.sum() + attention.square().sum(), inputs)

@@ -330,7 +330,7 @@ def layer(rank: int = 2, hidden: int = 6) -> LowRankLSTMWeights:
         ((layer(rank=0),), r"layers\[0\]\.hidden must have a rank of at least 1, got 0"),
         (
             (layer(), Make("cpu").layer(6, 6)),
-            r"all layers must be LSTMWeights, or all LowRankLSTMWeights; 1 of 2 are low-rank",
+            r"layers\[1\] must be LowRankLSTMWeights, as layers\[0\] is",
         ),
     ],
 )
@@ -340,5 +340,7 @@ def test_wrong_arguments(layers: Any, message: str) -> None:
 
 
 def test_both_directions_are_of_one_kind() -> None:
-    with pytest.raises(ValueError, match="bidirectional_lstm: all layers must be LSTMWeights, or all Low"):
+    with pytest.raises(
+        ValueError, match="bidirectional_lstm: backward must be LowRankLSTMWeights, as forward is"
+    ):
         econmt_ops.bidirectional_lstm(torch.ones(2, 4, 3), layer(), Make("cpu").layer(3, 6))

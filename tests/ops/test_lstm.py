@@ -297,7 +297,10 @@ def shaped(*shape: int) -> Tensor:
         ({"hidden": shaped(24, 5)}, r"layers\[1\]\.hidden must be \(4H, H\) with 4H=24, H=6, got \(24, 5\)"),
         ({"input": shaped(24, 3)}, r"layers\[1\]\.input must be \(4H, H\) with 4H=24, H=6, got \(24, 3\)"),
         ({"bias": shaped(6)}, r"layers\[1\]\.bias must be \(4H,\) with 4H=24, got \(6,\)"),
-        ({"state": ((shaped(2, 6),) * 2,)}, r"state must hold \(h, c\) of 2 layers, got 1"),
+        (
+            {"state": ((shaped(2, 6),) * 2,)},
+            r"state must be a tuple of \(h, c\), one for each of 2 layers, got a tuple of 1",
+        ),
         (
             {"state": ((shaped(2, 6), shaped(1, 6)),) * 2},
             r"state\[0\] c must be \(B, H\) with B=2, H=6, got \(1, 6\)",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import importlib.machinery
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +18,7 @@ import econmt_ops
 from econmt_ops.backends import c as native
 from econmt_ops.backends.c import library as loading
 from econmt_ops.core.repeated import add_repeated
+from econmt_ops.core.stack import StackOptions
 from econmt_ops.lstm import recompute
 from tests.ops.every_op import calls
 from tests.ops.helpers import assert_close, scatter_strides, values_and_gradients
@@ -633,20 +633,41 @@ def test_a_library_of_another_version_is_not_called(monkeypatch: pytest.MonkeyPa
         assert load() is None
 
 
-def test_a_library_with_other_structures_is_not_called(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Longer(loading.LSTMForward):
-        _fields_ = (("more", ctypes.c_int64),)
+def test_a_library_with_other_structures_is_not_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = loading._HEADER.read_text(encoding="utf-8")
+    monkeypatch.setattr(loading, "_HEADER", tmp_path / "kernels.h")
+    loading._HEADER.write_text(
+        text.replace("int64_t gradient; ", "int64_t gradient, more; ", 1), encoding="utf-8"
+    )
+    assert "more" in dict(loading.structures()["losses"].kind._fields_)  # type: ignore[arg-type]
+    with pytest.raises(ImportError, match="was built from sources of another version"):
+        loading.Library(PATH)
+    loading._HEADER.unlink()
+    with pytest.raises(OSError, match="kernels"):
+        loading.Library(PATH)
 
-    monkeypatch.setitem(loading.STRUCTURES, "lstm_forward", Longer)
+
+@pytest.mark.parametrize("name", sorted(loading.structures()))
+def test_a_library_without_a_structure_is_not_called(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = loading.structures()
+    monkeypatch.setattr(loading, "structures", lambda: {**found, f"{name}_twice": found[name]})
     with pytest.raises(ImportError, match="was built from sources of another version"):
         loading.Library(PATH)
 
 
-@pytest.mark.parametrize("name", sorted(loading.STRUCTURES))
-def test_a_library_without_a_function_is_not_called(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(loading.STRUCTURES, f"{name}_twice", loading.STRUCTURES[name])
-    with pytest.raises(ImportError, match="was built from sources of another version"):
-        loading.Library(PATH)
+def test_a_structure_says_what_a_kernel_may_be_given() -> None:
+    fields = loading.structures()["lstm_forward"].tensors
+    assert fields["before"] == loading.TensorField((torch.float32,), False, False, ("before_stride",))
+    assert fields["h"].is_written
+    assert fields["h"].is_value
+    columns = torch.ones(3, 4).t()
+    assert fields["before"].in_layout(columns).equal(columns)
+    assert fields["before"].in_layout(columns).is_contiguous()
+    for tensor in (columns, torch.ones(3, 4, dtype=torch.float64)):
+        with pytest.raises(AssertionError):
+            fields["h"].in_layout(tensor)
 
 
 def test_what_is_no_library_is_not_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -662,7 +683,7 @@ def test_what_is_no_library_is_not_called(tmp_path: Path, monkeypatch: pytest.Mo
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """How often each kernel is called from now on."""
-    counts = dict.fromkeys(loading.STRUCTURES, 0)
+    counts = dict.fromkeys(loading.structures(), 0)
     real = native.call
 
     def call(name: str, *arguments: Any, **given: Any) -> None:
@@ -722,17 +743,8 @@ def test_stashes_give_the_same_with_and_without(
     zeros = [(torch.zeros(3, 8, dtype=dtype), torch.zeros(3, 8)) for _ in tensors["layers"]]
 
     def run(**given: Any) -> Any:
-        return recompute.lstm(
-            **given,
-            state=tuple(zeros),
-            lengths=arguments["lengths"],
-            reverse=False,
-            residual=True,
-            dropout=0.3,
-            dropout_seed=4,
-            variational=False,
-            stash=stash,
-        )
+        options = StackOptions(arguments["lengths"], residual=True, dropout=0.3, seed=4)
+        return recompute.lstm(**given, state=tuple(zeros), options=options, stash=stash)
 
     with native.without():
         expected, expected_gradients = values_and_gradients(run, tensors)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from econmt_ops.cells.table import LAYER_OPS
+from econmt_ops.layers.op import OPS as LAYER_OPS
 
 OPS = Path(__file__).parents[2] / "ops"
 READMES = sorted(OPS.rglob("README.md"))
@@ -15,8 +15,10 @@ READMES = sorted(OPS.rglob("README.md"))
 def test_every_op_has_one() -> None:
     folders = {path.parent.name for path in (OPS / "econmt_ops").glob("*/reference.py")}
     assert {path.parent.name for path in READMES} == {"ops", "cells", *folders}
-    cells = (OPS / "econmt_ops" / "cells" / "README.md").read_text(encoding="utf-8")
-    assert all(f"`{name}`" in cells for name in LAYER_OPS)
+
+
+def test_every_cell_has_its_equations() -> None:
+    assert all("_{t-1}" in (op.__doc__ or "") or "`lstm`" in (op.__doc__ or "") for op in LAYER_OPS.values())
 
 
 @pytest.mark.parametrize("readme", READMES, ids=lambda path: path.parent.name)

@@ -12,6 +12,7 @@ from torch import Tensor
 import econmt_ops
 from econmt_ops import AttentionalLSTMState, AttentionalLSTMWeights, UniqueRows
 from econmt_ops.core import chunks as blocks
+from econmt_ops.core.stack import StackOptions
 from econmt_ops.dispatch.session import measuring
 from econmt_ops.lstm import recompute
 from tests.ops.helpers import Make, assert_close, values_and_gradients
@@ -144,12 +145,11 @@ def test_layouts(layout: str, lengths: Tensor | None) -> None:
     make = Make("cpu")
     layers, state = make.layers(WIDTH, HIDDEN, 2), make.state(BATCH, HIDDEN, 2)
     both = [make.layer(WIDTH, HIDDEN) for _ in range(2)]
-    plain = {"reverse": False, "residual": False, "dropout": 0.0, "dropout_seed": None, "variational": False}
 
     def run(read: Any) -> list[Tensor]:
-        own = {"lengths": lengths, "stash": "gates", "layout": layout}
-        outputs, _ = recompute.lstm(read, layers, state=state, **plain, **own)
-        others, _ = recompute.bidirectional_lstm(read, *both, **own)
+        how = {"stash": "gates", "layout": layout}
+        outputs, _ = recompute.lstm(read, layers, state, StackOptions(lengths), **how)
+        others, _ = recompute.bidirectional_lstm(read, *both, lengths=lengths, **how)
         return [outputs, others]
 
     rows = make(ROWS, WIDTH).requires_grad_()

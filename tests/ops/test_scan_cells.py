@@ -11,7 +11,7 @@ from torch import Tensor
 from econmt_ops.backends import c as native
 from econmt_ops.backends.c import library as loading
 from econmt_ops.backends.c import scan_cells
-from econmt_ops.cells.scan import CELLS, ScanCell
+from econmt_ops.cells.scan import CELLS, ScanCell, ScanInputs
 from tests.ops.helpers import TOLERANCE, Make, assert_close, poisoned
 
 pytestmark = pytest.mark.skipif(
@@ -67,22 +67,22 @@ def test_equals_the_mathematics(name: str, hidden: int, dtype: torch.dtype) -> N
     products, read, given = (poisoned(part, lengths) for part in (products, read, given))
     outputs = torch.full((3, 5, hidden), float("nan"), dtype=dtype)
     cells = torch.full((3, 5, hidden), float("nan"))
-    around = products, read, first.float(), lengths
-    last = scan_cells.forward(cell, *around, outputs, cells)
+    inputs = ScanInputs(cell, products, None, read, first.float(), lengths)
+    last = scan_cells.forward(inputs, outputs, cells)
     assert_close([outputs, last], expected, TOLERANCE[dtype])
     without = torch.full_like(outputs, float("nan"))
-    assert scan_cells.forward(cell, *around, without, None).equal(last)
+    assert scan_cells.forward(inputs, without, None).equal(last)
     assert without.equal(outputs)
     target = torch.full_like(products, float("nan"))
-    dfirst, dread = scan_cells.backward(cell, *around, cells, given, dlast.float(), target)
+    dfirst, dread = scan_cells.backward(inputs, cells, given, dlast.float(), target)
     found = [target, dfirst] if dread is None else [target, dfirst, dread]
     wanted = [dexpected[0], dexpected[2]] if dread is None else [dexpected[0], dexpected[2], dexpected[1]]
     assert (dread is not None) == (name == "sru")
     assert_close(found, wanted, TOLERANCE[dtype])
     # In place, and with nothing from the outputs.
     again = torch.full_like(products, float("nan"))
-    scan_cells.backward(cell, *around, cells, torch.zeros_like(given), dlast.float(), again)
-    scan_cells.backward(cell, *around, cells, None, dlast.float(), products)
+    scan_cells.backward(inputs, cells, torch.zeros_like(given), dlast.float(), again)
+    scan_cells.backward(inputs, cells, None, dlast.float(), products)
     assert products.equal(again)
 
 
@@ -90,6 +90,7 @@ def test_threads_and_slices_change_nothing(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(native, "_FEW", 0)
     make, cell = Make("cpu", torch.float32), CELLS["sru"]
     products, read, first, dlast = make(2, 6, 3 * 70), make(2, 6, 70), make(2, 70), make(2, 70)
+    inputs = ScanInputs(cell, products, None, read, first, None)
     found = []
     before = torch.get_num_threads()
     try:
@@ -97,9 +98,9 @@ def test_threads_and_slices_change_nothing(monkeypatch: pytest.MonkeyPatch) -> N
             torch.set_num_threads(threads)
             wide, cells = torch.zeros(2, 9, 70), torch.zeros(2, 9, 70)
             outputs, kept = wide[:, 2:8], cells[:, 1:7]
-            last = scan_cells.forward(cell, products, read, first, None, outputs, kept)
+            last = scan_cells.forward(inputs, outputs, kept)
             target = torch.empty_like(products)
-            back = scan_cells.backward(cell, products, read, first, None, kept, outputs, dlast, target)
+            back = scan_cells.backward(inputs, kept, outputs, dlast, target)
             found.append([wide, cells, last, target, *back])
     finally:
         torch.set_num_threads(before)
@@ -115,6 +116,6 @@ def test_a_state_that_is_not_a_number_stays(name: str) -> None:
     cell = CELLS[name]
     products, read, lengths = torch.zeros(1, 2, cell.gates * 33), torch.zeros(1, 2, 33), torch.tensor([2])
     first, outputs = torch.full((1, 33), float("nan")), torch.zeros(1, 2, 33)
-    last = scan_cells.forward(cell, products, read, first, lengths, outputs, None)
+    last = scan_cells.forward(ScanInputs(cell, products, None, read, first, lengths), outputs, None)
     assert outputs.isnan().all()
     assert last.isnan().all()

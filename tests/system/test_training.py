@@ -289,7 +289,7 @@ def test_a_changed_recipe_is_refused_unless_told_to_go_on(
 def test_a_dry_run_describes_and_trains_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert train(folder, "--dry-run") == 0
     said = capsys.readouterr().out
-    assert re.match(r"\S+: would begin a new run in \S+, on cpu\nlearns from 2,500 pairs of ", said)
+    assert re.match(r"\S+: would start a new run in \S+, on cpu\ntrains on 2,500 pairs of ", said)
     assert "nothing is trained now" in said
     assert "InputFeedingDecoder" in said
     assert "vocabulary: 12 source, 12 target" in said

@@ -95,9 +95,12 @@ def test_holds_every_module_and_recipe_and_nothing_else(wheel: Path) -> None:
     assert {name for name in names if name.endswith(".so")} == (
         {LIBRARY} if shutil.which(COMPILER) else set()
     )
+    kernels = {file.relative_to(ROOT / "ops").as_posix() for file in (ROOT / "ops").rglob("*.cu*")}
+    assert {name for name in names if ".cu" in name} == kernels
     assert {Path(name).suffix for name in names} <= {
-        *(".py", ".yaml", ".md", ".typed", ".html", ".css", ".js", ".svg", ".so")
+        *(".py", ".yaml", ".md", ".typed", ".html", ".css", ".js", ".svg", ".so", ".h", ".cu", ".cuh")
     }
+    assert {name for name in names if name.endswith(".h")} == {"econmt_ops/backends/c/kernels.h"}
 
 
 WHICH = "from econmt_ops.backends import c; print(c.__file__, c.is_built())"

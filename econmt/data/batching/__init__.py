@@ -1,1 +1,1 @@
-"""Prepared data, buckets of like lengths, and the batches made from them."""
+"""Prepared data on disk, buckets of similar lengths, and training and validation batches."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import torch
 
@@ -28,6 +28,8 @@ class AnyBatch(ABC):
     """Index of each row in its token store, for messages, (B,); -1 for padding rows."""
     target_tokens: int
     """Number of target tokens that contribute to the loss, padding excluded."""
+    rate: float = field(default=1.0, kw_only=True)
+    """Factor of the learning rate for this batch."""
 
     @property
     @abstractmethod
@@ -39,11 +41,6 @@ class AnyBatch(ABC):
     def size_text(self) -> str:
         """Size of the batch in words, for messages."""
 
-    @property
-    def rate(self) -> float:
-        """Factor of the learning rate for this batch."""
-        return 1.0
-
     def to(self, device: torch.device | str) -> Self:
         """Copies all tensors to ``device``, asynchronously to a GPU."""
         pinned = torch.device(device).type == "cuda"
@@ -51,7 +48,7 @@ class AnyBatch(ABC):
         def copied(value: Any) -> Any:
             if not isinstance(value, torch.Tensor):
                 return value
-            # Without pinning, a large copy waits until the GPU has finished its queued work.
+            # Without pinning, a large copy would wait for the GPU's queued work.
             if pinned and not value.is_cuda:
                 value = value.pin_memory()
             return value.to(device, non_blocking=True)
@@ -123,32 +120,60 @@ class BatchShape(NamedTuple):
     batches: int
 
 
-class Batches(Protocol):
-    """Endless stream of batches over epochs; a batch depends on seed, epoch and position only."""
+BatchType = TypeVar("BatchType", bound=AnyBatch, covariant=True)
+
+
+class Batches(ABC, Generic[BatchType]):
+    """Endless stream of batches over epochs; a batch depends on seed, epoch and position only.
+
+    Attributes:
+        epoch: epoch of the next batch, from 0.
+    """
+
+    def __init__(self) -> None:
+        self.epoch, self._position = 0, 0
 
     @property
-    def epoch(self) -> int:
-        """Epoch of the next batch, from 0."""
-
-    @property
+    @abstractmethod
     def batches_per_epoch(self) -> int:
         """Number of batches in the current epoch, the same on every rank."""
 
+    @abstractmethod
+    def _batch(self, position: int) -> BatchType:
+        """Builds the batch at a position of the current epoch."""
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> BatchType:
+        batch = self._batch(self._position)
+        self._position += 1
+        if self._position == self.batches_per_epoch:
+            self.epoch, self._position = self.epoch + 1, 0
+        return batch
+
     def state_dict(self) -> dict[str, int]:
         """Returns the position of the stream, JSON-serialisable."""
+        return {"epoch": self.epoch, "position": self._position, "batches_per_epoch": self.batches_per_epoch}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Restores the position that :meth:`state_dict` returned."""
+        """Restores the position that :meth:`state_dict` returned.
 
-    def __iter__(self) -> Iterator[AnyBatch]: ...
+        If the number of batches in an epoch has changed since, continues at the same fraction of the epoch.
+        """
+        self.epoch = int(state["epoch"])
+        then, now = int(state["batches_per_epoch"]), self.batches_per_epoch
+        position = int(state["position"])
+        self._position = position if then == now else min(position * now // then, now - 1)
 
-    def __next__(self) -> AnyBatch: ...
-
+    @abstractmethod
     def shapes(self) -> list[BatchShape]:
         """Returns all padded shapes of the batches of an epoch, sorted by target, then source positions."""
 
-    def worst_batch(self) -> AnyBatch:
+    @abstractmethod
+    def worst_batch(self) -> BatchType:
         """Returns the batch that needs the most memory."""
 
-    def largest_batch(self, source: int, target: int) -> AnyBatch:
+    @abstractmethod
+    def largest_batch(self, source: int, target: int) -> BatchType:
         """Returns the batch with the most rows of this padded shape, one of :meth:`shapes`."""

@@ -33,8 +33,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from econmt.config.recipe import BatchSize, Recipe
-from econmt.data.batching.batch import AnyBatch
+from econmt.config.recipe import BatchSize, Recipe, SentencePieceSubwords
+from econmt.data.batching.batch import AnyBatch, Batches
 from econmt.data.batching.batch import BatchShape as BatchShape
 from econmt.data.batching.bpe_dropout import BpeDropout, dropout_capacity
 from econmt.data.batching.bucket_shapes import Derived
@@ -97,6 +97,7 @@ class Batch(AnyBatch):
         real = tensors["indices"] >= 0
         return Batch(
             **tensors,
+            rate=self.rate,
             source_tokens=int(tensors["source_lengths"][real].sum()),
             target_tokens=int(tensors["target_lengths"].sum()),
         )
@@ -151,12 +152,22 @@ def rows_of_batch(batch: BatchSize, target_positions: int) -> int:
     return batch.size if batch.type == "sentence" else max(1, batch.size // target_positions)
 
 
-class BatchIterator:
-    """Endless stream of batches over epochs; a batch depends on seed, epoch and position only."""
+class BatchIterator(Batches[Batch]):
+    """Endless stream of batches of sentence pairs.
+
+    Args:
+        store: token store of the pairs.
+        batch: size of a batch.
+        rule: width to whose multiples lengths are rounded up, or the rule that derives buckets.
+        seed: seed of the order, of noise and of BPE-dropout.
+        max_length: maximum number of tokens on a side, also after BPE-dropout and noise.
+        mixture: selects the pairs of an epoch; None: all. noise: changes them. Both need derived buckets.
+        dropout: BPE-dropout; None: pairs keep their stored segmentation.
+    """
 
     def __init__(
         self,
-        data: TokenStore | PreparedData,
+        store: TokenStore,
         batch: BatchSize,
         rule: int | Derived,
         seed: int,
@@ -164,66 +175,36 @@ class BatchIterator:
         max_length: int,
         mixture: Mixture | None = None,
         noise: NoiseMaker | None = None,
+        dropout: BpeDropout | None = None,
     ) -> None:
-        """Plans the first epoch.
-
-        Args:
-            data: prepared data, whose training split is read, with BPE-dropout if the recipe has it; or a token store
-                without BPE-dropout.
-            batch: size of a batch.
-            rule: width to whose multiples lengths are rounded up, or the rule that derives buckets.
-            seed: seed of the order and of BPE-dropout.
-            max_length: maximum number of tokens on a side, also after BPE-dropout and noise.
-            mixture: selects the pairs of an epoch; None: all. noise: changes them. Both need derived buckets.
-        """
-        self._store = data.train if isinstance(data, PreparedData) else data
-        assert len(self._store) > 0, "an empty store is refused when it is made"
-        self._dropout: BpeDropout | None = None
-        capacity: IntArray | None = None
-        if isinstance(data, PreparedData) and data.subword_dropout > 0.0:
-            self._dropout = BpeDropout(data.vocabularies, data.subword_dropout)
-            capacity = dropout_capacity(data.subword_dropout, max_length)
-        self._rule, self._seed, self._batch, self._max_length = rule, seed, batch, max_length
+        super().__init__()
+        assert len(store) > 0, "an empty store is refused when it is made"
+        self.store, self._dropout, self._batch_size = store, dropout, batch
+        capacity = None if dropout is None else dropout_capacity(dropout.probability, max_length)
+        self._rule, self._seed, self._max_length = rule, seed, max_length
         self._changing: ChangingEpochs | None = None
         if mixture is not None or noise is not None:
             assert isinstance(rule, Derived)
-            self._changing = ChangingEpochs(self._store, mixture, noise, rule, capacity, max_length, seed)
+            self._changing = ChangingEpochs(store, mixture, noise, rule, capacity, max_length, seed)
             self._buckets, self._table = self._plan(self._changing.buckets(0))
         else:
             self._buckets, self._table = self._plan(
-                assign_buckets(
-                    self._store.source_lengths,
-                    self._store.target_lengths,
-                    rule,
-                    capacity,
-                    self._store.release,
-                )
+                assign_buckets(store.source_lengths, store.target_lengths, rule, capacity, store.release)
             )
-        self._epoch, self._position = 0, 0
         self._planned_epoch, self._shuffled_epoch = 0, -1
         self._order = self._buckets.order.copy()
         self._permutation = np.zeros(0, dtype=np.int64)
 
     def _plan(self, buckets: Buckets) -> tuple[Buckets, EpochTable]:
-        rows = [rows_of_batch(self._batch, target) for target in buckets.shapes[:, 1].tolist()]
+        rows = [rows_of_batch(self._batch_size, target) for target in buckets.shapes[:, 1].tolist()]
         return buckets, plan_epoch(buckets.shapes, buckets.counts, rows, self._rule)
 
     def _go_to_epoch(self) -> None:
         """Plans the current epoch if epochs differ and another one is planned."""
-        if self._changing is not None and self._planned_epoch != self._epoch:
-            self._buckets, self._table = self._plan(self._changing.buckets(self._epoch))
+        if self._changing is not None and self._planned_epoch != self.epoch:
+            self._buckets, self._table = self._plan(self._changing.buckets(self.epoch))
             self._order = self._buckets.order.copy()
-            self._planned_epoch, self._shuffled_epoch = self._epoch, -1
-
-    @property
-    def store(self) -> TokenStore:
-        """Token store of the pairs."""
-        return self._store
-
-    @property
-    def epoch(self) -> int:
-        """Epoch of the next batch, from 0."""
-        return self._epoch
+            self._planned_epoch, self._shuffled_epoch = self.epoch, -1
 
     @property
     def batches_per_epoch(self) -> int:
@@ -231,31 +212,10 @@ class BatchIterator:
         self._go_to_epoch()
         return len(self._table.rows)
 
-    def state_dict(self) -> dict[str, int]:
-        """Returns the position of the stream, JSON-serialisable."""
-        return {"epoch": self._epoch, "position": self._position, "batches_per_epoch": self.batches_per_epoch}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        """Restores the position that :meth:`state_dict` returned.
-
-        If the number of batches in an epoch has changed since, continues at the same fraction of the epoch.
-        """
-        self._epoch = int(state["epoch"])
-        then, now = int(state["batches_per_epoch"]), self.batches_per_epoch
-        position = int(state["position"])
-        self._position = position if then == now else min(position * now // then, now - 1)
-
-    def __iter__(self) -> Iterator[Batch]:
-        return self
-
-    def __next__(self) -> Batch:
+    def _batch(self, position: int) -> Batch:
         self._shuffle()
-        row = int(self._permutation[self._position])
-        batch = self._build(self._positions_of(row, self._order), self._shape_of(row), self._epoch)
-        self._position += 1
-        if self._position == self.batches_per_epoch:
-            self._epoch, self._position = self._epoch + 1, 0
-        return batch
+        row = int(self._permutation[position])
+        return self._build(self._positions_of(row, self._order), self._shape_of(row), self.epoch)
 
     def plan(self) -> Iterator[tuple[npt.NDArray[np.int32], tuple[int, int]]]:
         """Yields the pairs and the shape of each batch of the current epoch, without reading text."""
@@ -273,7 +233,9 @@ class BatchIterator:
         if self._changing is not None:
             counts = Counter(map(tuple, self._table.shapes.tolist()))
             return [
-                BatchShape(source, target, rows_of_batch(self._batch, target), max(1, counts[source, target]))
+                BatchShape(
+                    source, target, rows_of_batch(self._batch_size, target), max(1, counts[source, target])
+                )
                 for source, target in self._buckets.shapes.tolist()
             ]
         rows_by_shape: dict[tuple[int, int], list[int]] = {}
@@ -296,15 +258,15 @@ class BatchIterator:
     def largest_batch(self, source: int, target: int) -> Batch:
         """Returns the batch with the most rows of this padded shape, one of :meth:`shapes`."""
         if self._changing is not None:  # epochs differ; any of them may contain this batch
-            indices = self._changing.pairs_within(source, target, rows_of_batch(self._batch, target))
-            return pad_batch(indices, *self._store.gather(indices), (source, target))
+            indices = self._changing.pairs_within(source, target, rows_of_batch(self._batch_size, target))
+            return pad_batch(indices, *self.store.gather(indices), (source, target))
         alike = np.flatnonzero((self._table.shapes == (source, target)).all(axis=1))
         return self._unshuffled_batch(int(alike[np.argmax(self._table.rows[alike])]))
 
     def _unshuffled_batch(self, row: int) -> Batch:
         """Builds batch ``row`` of the table in stored order and without BPE-dropout."""
         indices = self._positions_of(row, self._buckets.order)
-        return pad_batch(indices, *self._store.gather(indices), self._shape_of(row))
+        return pad_batch(indices, *self.store.gather(indices), self._shape_of(row))
 
     def _shape_of(self, row: int) -> tuple[int, int]:
         return int(self._table.shapes[row, 0]), int(self._table.shapes[row, 1])
@@ -323,9 +285,9 @@ class BatchIterator:
     def _shuffle(self) -> None:
         """Shuffles pairs and batches for the current epoch."""
         self._go_to_epoch()
-        if self._shuffled_epoch == self._epoch:
+        if self._shuffled_epoch == self.epoch:
             return
-        draw = np.random.Generator(np.random.PCG64([self._seed, self._epoch]))
+        draw = np.random.Generator(np.random.PCG64([self._seed, self.epoch]))
         np.copyto(self._order, self._buckets.order)
         start = 0
         for count in self._buckets.alike.tolist():
@@ -334,11 +296,11 @@ class BatchIterator:
         for first, end, rows in self._table.windows.tolist():
             mix(self._order[first:end], rows, draw)
         self._permutation = draw.permutation(len(self._table.rows))
-        self._shuffled_epoch = self._epoch
+        self._shuffled_epoch = self.epoch
 
     def _build(self, positions: npt.NDArray[np.int32], shape: tuple[int, int], epoch: int) -> Batch:
         indices = self._store_indices(positions)
-        pairs = self._store.gather(indices)
+        pairs = self.store.gather(indices)
         max_lengths = min(shape[0] - 1, self._max_length), min(shape[1] - 1, self._max_length)
         if self._changing is not None and self._changing.noise is not None:
             kinds = self._changing.epoch.kinds[positions]
@@ -386,16 +348,18 @@ def training_batches(recipe: Recipe, prepared: PreparedData) -> BatchIterator:
     store, mixture, noise = prepared.train, None, None
     if data.mixing.weights:
         mixture = Mixture(data.mixing, store.corpora, len(store), training.seed, data.train)
-    if not data.noise.is_idle:
+    if not data.noise.is_default:
         noise = NoiseMaker(data.noise, prepared.vocabularies, data.tags, store)
+    dropout = data.subwords.dropout if isinstance(data.subwords, SentencePieceSubwords) else 0.0
     return BatchIterator(
-        prepared,
+        store,
         training.batch,
         bucket_rule(recipe, prepared.vocabularies.target.size),
         training.seed,
         max_length=data.max_length,
         mixture=mixture,
         noise=noise,
+        dropout=BpeDropout(prepared.vocabularies, dropout) if dropout else None,
     )
 
 

@@ -132,7 +132,7 @@ class BpeSampler:
 
 
 def dropout_capacity(dropout: float, max_length: int) -> IntArray:
-    """Returns the room for the random segmentation of a side of 0, 1, ... tokens, (max_length + 1,) tokens.
+    """Returns the space to reserve for the random segmentation of a side of 0, 1, ... tokens, (max_length + 1,) tokens.
 
     On German and English the mean growth is about 3 p for small p, so that 1 + 5 p and a few tokens more suffice for
     nearly all; a longer segmentation is drawn again. No capacity exceeds ``max_length``.
@@ -149,40 +149,38 @@ class BpeDropout:
         self._source = BpeSampler(vocabularies.source, dropout)
         joint = vocabularies.source is vocabularies.target
         self._target = self._source if joint else BpeSampler(vocabularies.target, dropout)
-        self._dropout = dropout
+        self.probability = dropout
         self._factored = vocabularies.source if vocabularies.factors else None
 
     def resample(
-        self, indices: IntArray, pairs: PairIds, room: tuple[int, int], seed: tuple[int, int]
+        self, indices: IntArray, pairs: PairIds, max_lengths: tuple[int, int], seed: tuple[int, int]
     ) -> PairIds:
         """Segments the pairs of a batch at random.
 
         Args:
             indices: indices of the pairs, (B,); the generator of a pair is seeded with ``seed`` and its index.
             pairs: token ids from :meth:`TokenStore.gather`.
-            room: maximum numbers of source and target tokens; the pairs themselves fit.
+            max_lengths: maximum numbers of source and target tokens; the pairs themselves fit.
             seed: seed of the run and epoch.
         """
         sources: list[list[int]] = []
         targets: list[list[int]] = []
-        for row, index in enumerate(indices.tolist()):
+        for index, source, target in zip(indices.tolist(), *pairs.lists(), strict=True):
             draw = np.random.Generator(np.random.PCG64([*seed, index]))
-            gaps = gaps_between_skips(draw, self._dropout)
-            source = pairs.source[row, : pairs.source_lengths[row]].tolist()
-            target = pairs.target[row, : pairs.target_lengths[row]].tolist()
+            gaps = gaps_between_skips(draw, self.probability)
             if self._factored is None:
-                sources.append(_sample_within(self._source, source, gaps, room[0]))
+                sources.append(_sample_within(self._source, source, gaps, max_lengths[0]))
             else:
                 words = [token % self._factored.size for token in source]
-                cut = _sample_within(self._source, words, gaps, room[0])
+                cut = _sample_within(self._source, words, gaps, max_lengths[0])
                 sources.append(with_factors_of(source, cut, self._factored))
-            targets.append(_sample_within(self._target, target, gaps, room[1]))
+            targets.append(_sample_within(self._target, target, gaps, max_lengths[1]))
         return PairIds(*rectangle(sources), *rectangle(targets))
 
 
-def _sample_within(sampler: BpeSampler, ids: list[int], gaps: Iterator[int], room: int) -> list[int]:
+def _sample_within(sampler: BpeSampler, ids: list[int], gaps: Iterator[int], max_length: int) -> list[int]:
     for _ in range(_TRIES):
         cut = sampler.sample(ids, gaps)
-        if len(cut) <= room:
+        if len(cut) <= max_length:
             return cut
     return ids

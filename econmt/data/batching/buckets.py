@@ -46,11 +46,6 @@ class Buckets(NamedTuple):
     alike: npt.NDArray[np.int64]
     """Sizes of the groups in ``order`` that are shuffled freely: pairs of equal lengths, or fixed buckets, (C,)."""
 
-    @property
-    def starts(self) -> npt.NDArray[np.int64]:
-        """Start of each bucket in ``order``, (K,)."""
-        return np.cumsum(self.counts) - self.counts
-
 
 def round_up(values: IntArray, width: int) -> npt.NDArray[np.int64]:
     """Rounds an array up to multiples of ``width``."""
@@ -104,7 +99,7 @@ def assign_buckets(
     assert len(source_lengths) == len(target_lengths) < 1 << 31
     counts = count_lengths(source_lengths, target_lengths, capacity, release)
     if shapes is None:
-        shapes, buckets = place(counts, rule)
+        shapes, buckets = assign_lengths(counts, rule)
     else:
         assert isinstance(rule, Derived)
         buckets = choose(counts.shape, shapes, rule.work)
@@ -131,7 +126,9 @@ def assign_buckets(
     return Buckets(shapes, bucket_counts, order, alike)
 
 
-def place(counts: Counts, rule: int | Derived) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
+def assign_lengths(
+    counts: Counts, rule: int | Derived
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
     """Returns the shapes of a rule, (K, 2), and the shape's row index for every pair of lengths in ``counts``."""
     if isinstance(rule, Derived):
         shapes = derive_shapes(counts, rule) if counts.any() else np.zeros((0, 2), dtype=np.int64)
@@ -185,7 +182,7 @@ def bucket_table(counts: Counts, rule: int | Derived) -> list[BucketRow]:
         counts: number of pairs of each length, see :func:`count_lengths`.
         rule: bucket rule, see :func:`assign_buckets`.
     """
-    shapes, buckets = place(counts, rule)
+    shapes, buckets = assign_lengths(counts, rule)
     cells = np.argwhere(counts)
     pairs = counts[cells[:, 0], cells[:, 1]]
     cell_buckets = buckets[cells[:, 0], cells[:, 1]]

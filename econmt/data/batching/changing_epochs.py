@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from econmt.data.batching.bucket_shapes import Derived, choose
-from econmt.data.batching.buckets import Buckets, assign_buckets, count_lengths, place
+from econmt.data.batching.buckets import Buckets, assign_buckets, assign_lengths, count_lengths
 from econmt.data.batching.mixtures import Mixture
 from econmt.data.batching.noise import Kinds, NoiseMaker
 from econmt.data.batching.token_store import IntArray, TokenStore
@@ -56,7 +56,7 @@ class ChangingEpochs:
         if noise is not None:
             changed = noise.lengths(noise.draw(len(store), (seed, _SHAPES)), *lengths, max_length)
             lengths = np.concatenate([lengths[0], changed[0]]), np.concatenate([lengths[1], changed[1]])
-        self._shapes = place(count_lengths(*lengths, capacity), rule)[0]
+        self._shapes = assign_lengths(count_lengths(*lengths, capacity), rule)[0]
         store.release()
         self.epoch = Epoch(np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.uint8))
         """Epoch of the latest call of :meth:`buckets`."""

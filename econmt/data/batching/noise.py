@@ -5,7 +5,7 @@ same. Pairs are stored as ids: a pair is decoded to text, changed and segmented 
 cannot be decoded, stay unchanged.
 
 Capitals can double the number of tokens of a sentence and more. The noise is therefore drawn before an epoch's pairs
-are assigned to buckets, with room for the 90 % quantile of the new length; a pair that does not fit stays unchanged.
+are assigned to buckets, with space for the 90 % quantile of the new length; a pair that does not fit stays unchanged.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from econmt.data.text.subwords import UNK, Vocabularies
 
 UPPER, TITLE, TYPOS, EMOJI, MARKUP = (1 << bit for bit in range(5))
 """Bits of the kinds of noise that a pair gets."""
+_KEYS = {UPPER: "upper", TITLE: "title", TYPOS: "typos", EMOJI: "emoji", MARKUP: "markup"}
 
 _DRAWS = 0x6E6F6973
 """Last element of the seeds used here, which makes them differ from other seeds."""
@@ -48,20 +49,14 @@ class NoiseMaker:
         self._noise, self._vocabularies = noise, vocabularies
         self._tags = {tag for tag in tags if tag}
         self._growth = {
-            kind: self._measure(store, kind)
-            for kind, probability in zip(
-                (UPPER, TITLE, TYPOS, EMOJI, MARKUP),
-                (noise.upper, noise.title, noise.typos, noise.emoji, noise.markup),
-                strict=True,
-            )
-            if probability
+            kind: self._measure(store, kind) for kind, name in _KEYS.items() if getattr(noise, name)
         }
 
     def _measure(self, store: TokenStore, kind: int) -> npt.NDArray[np.float64]:
         """Measures the growth of both sides, (2,): a factor for capitals, a difference in tokens for other noise."""
         indices = np.unique(np.linspace(0, len(store) - 1, _SAMPLE).astype(np.int64))
         before = store.gather(indices)
-        rows = zip(*_sides(before), strict=True)
+        rows = zip(*before.lists(), strict=True)
         after = [self._changed(kind, *row, [0, 0, position]) for position, row in enumerate(rows)]
         lengths = np.array([[len(source), len(target)] for source, target in after], dtype=np.float64)
         old = np.stack([before.source_lengths, before.target_lengths], axis=1)
@@ -76,8 +71,8 @@ class NoiseMaker:
         case = draw.random(count)
         kinds[case < noise.upper] = UPPER
         kinds[(case >= noise.upper) & (case < noise.upper + noise.title)] = TITLE
-        for kind, probability in ((TYPOS, noise.typos), (EMOJI, noise.emoji), (MARKUP, noise.markup)):
-            kinds[draw.random(count) < probability] |= kind
+        for kind in (TYPOS, EMOJI, MARKUP):
+            kinds[draw.random(count) < getattr(noise, _KEYS[kind])] |= kind
         return kinds
 
     def lengths(
@@ -98,21 +93,26 @@ class NoiseMaker:
         return sides[0], sides[1]
 
     def apply(
-        self, kinds: Kinds, places: IntArray, pairs: PairIds, room: tuple[int, int], seed: tuple[int, int]
+        self,
+        kinds: Kinds,
+        positions: IntArray,
+        pairs: PairIds,
+        max_lengths: tuple[int, int],
+        seed: tuple[int, int],
     ) -> PairIds:
         """Returns the pairs of a batch with noise.
 
         Args:
-            kinds, places: noise bits and positions in the epoch, (B,); the position seeds the generator of a pair.
+            kinds, positions: noise bits and positions in the epoch, (B,); the position seeds the generator of a pair.
             pairs: token ids from :meth:`TokenStore.gather`.
-            room: maximum numbers of source and target tokens; the pairs themselves fit.
+            max_lengths: maximum numbers of source and target tokens; the pairs themselves fit.
             seed: seed of the run and epoch.
         """
-        sources, targets = _sides(pairs)
-        for row, (kind, position) in enumerate(zip(kinds.tolist(), places.tolist(), strict=True)):
+        sources, targets = pairs.lists()
+        for row, (kind, position) in enumerate(zip(kinds.tolist(), positions.tolist(), strict=True)):
             if kind:
                 source, target = self._changed(kind, sources[row], targets[row], [*seed, position])
-                if len(source) <= room[0] and len(target) <= room[1]:
+                if len(source) <= max_lengths[0] and len(target) <= max_lengths[1]:
                     sources[row], targets[row] = source, target
         return PairIds(*rectangle(sources), *rectangle(targets))
 
@@ -128,13 +128,6 @@ class NoiseMaker:
         first, second = changed_text(kind, text, self._vocabularies.target.decode(target), draw)
         ids = self._vocabularies.source.encode(tag + first), self._vocabularies.target.encode(second)
         return ids if all(ids) else (source, target)
-
-
-def _sides(pairs: PairIds) -> tuple[list[list[int]], list[list[int]]]:
-    """Returns both sides of pairs as lists of ids without padding."""
-    sources = [row[:end].tolist() for row, end in zip(pairs.source, pairs.source_lengths, strict=True)]
-    targets = [row[:end].tolist() for row, end in zip(pairs.target, pairs.target_lengths, strict=True)]
-    return sources, targets
 
 
 def changed_text(kind: int, source: str, target: str, draw: np.random.Generator) -> tuple[str, str]:

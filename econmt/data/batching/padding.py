@@ -12,7 +12,7 @@ import numpy.typing as npt
 from econmt.config.recipe import BatchSize
 from econmt.data.batching.batches import BatchIterator, rows_of_batch
 from econmt.data.batching.bucket_shapes import Counts, Derived
-from econmt.data.batching.buckets import place
+from econmt.data.batching.buckets import assign_lengths
 from econmt.data.batching.epochs import plan_epoch
 from econmt.data.batching.pair_flops import PairFlops
 from econmt.data.batching.token_store import IntArray
@@ -102,7 +102,7 @@ def padded_to_buckets(
         counts: number of pairs of each length, see :func:`econmt.data.batching.buckets.count_lengths`.
         rule: bucket rule. batch: size of a batch. work: work of a pair.
     """
-    shapes, buckets = place(counts, rule)
+    shapes, buckets = assign_lengths(counts, rule)
     cells = np.argwhere(counts)
     cell_buckets = buckets[cells[:, 0], cells[:, 1]]
     bucket_counts = np.bincount(cell_buckets, counts[cells[:, 0], cells[:, 1]], len(shapes)).astype(np.int64)

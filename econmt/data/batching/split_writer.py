@@ -11,7 +11,7 @@ from typing import IO, Any, NamedTuple
 
 from econmt.config.recipe import Data, TextData
 from econmt.data.batching.token_store import TokenStoreWriter
-from econmt.data.progress_bars import counted
+from econmt.data.progress_bars import counted, counting
 from econmt.data.text.corpus import Corpus, read_lines, read_pairs
 from econmt.data.text.filters import KEPT, REASONS, Codes, LeftOut, no_pair_left
 from econmt.data.text.source_factors import count_of_ids, encode_sources, with_factors
@@ -90,24 +90,25 @@ class SplitWriter:
         for part in training.corpus.parts:
             self._store.begin_file(part.source, part.target)
             self._files.append(str(part.source))
-            pairs = counted(f"writing {self._split}", _read(self._data, part, training.tag), show=progress)
             first_line = 1
-            while chunk := list(islice(pairs, _CHUNK_PAIRS)):
-                codes = [KEPT] * len(chunk)
-                if training.codes is not None:
-                    codes = training.codes[pairs_done : pairs_done + len(chunk)].tolist()
-                self._write_chunk(part, chunk, first_line, codes)
-                first_line += len(chunk)
-                pairs_done += len(chunk)
+            with counting(f"writing {self._split}", None, "pairs", show=progress) as more:
+                pairs = counted(_read(self._data, part, training.tag), more)
+                while chunk := list(islice(pairs, _CHUNK_PAIRS)):
+                    codes = [KEPT] * len(chunk)
+                    if training.codes is not None:
+                        codes = training.codes[pairs_done : pairs_done + len(chunk)].tolist()
+                    self._write_chunk(part, chunk, first_line, codes)
+                    first_line += len(chunk)
+                    pairs_done += len(chunk)
 
     def _write_chunk(
         self, corpus: Corpus, chunk: Sequence[tuple[str, ...]], first_line: int, codes: Sequence[int]
     ) -> None:
-        def place(number: int, stream: int | None) -> str:
+        def name_of(number: int, stream: int | None) -> str:
             return f"{corpus.source if stream is None else corpus.factors[stream]}:{first_line + number}"
 
         sources = encode_sources(
-            self._vocabularies, [row[0] for row in chunk], [row[2:] for row in chunk], place
+            self._vocabularies, [row[0] for row in chunk], [row[2:] for row in chunk], name_of
         )
         targets = self._vocabularies.target.encode_many([row[1] for row in chunk])
         lines = list(range(first_line, first_line + len(chunk)))
@@ -165,9 +166,8 @@ class SplitWriter:
         counts = self._counts
         if self._split == "train" and isinstance(self._data, Data):
             counts |= self._dropped.counts
-            if not description[
-                "pairs"
-            ]:  # an empty text of a language model is an error earlier, when it is read
+            # An empty text of a language model is an error earlier, when it is read.
+            if not description["pairs"]:
                 raise no_pair_left(self._files, counts, self._data)
             self._dropped.write(self._folder, self._data, counts["lines"])
         return description, {"pairs": description["pairs"], **counts}

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import re
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, NamedTuple
 
-from econmt.config.json_reader import parse_json
+from pydantic import AfterValidator, Field
+
+from econmt.config import limits
+from econmt.config.json_reader import Record, parse_json
 from econmt.config.marks import NO_PREPARED_TEXT, marked_keys
-from econmt.config.recipe import Data, Recipe, SentencePieceSubwords, TextData, model_folder
+from econmt.config.recipe import Data, Recipe, TextData
 from econmt.config.yaml_reader import check_section
 from econmt.data.batching.split_writer import SplitWriter, TrainingSplit
-from econmt.data.batching.store_schema import StoreDescription
 from econmt.data.batching.token_store import TokenStore
 from econmt.data.files import notice, refuse_pipe, whole_folder, writing
 from econmt.data.fingerprints import describe, is_as_described
-from econmt.data.progress_bars import counting, told
+from econmt.data.progress_bars import counted, counting
 from econmt.data.text.corpus import Corpus, find_corpus, find_factors, find_text
 from econmt.data.text.filters import Codes, Selection
 from econmt.data.text.subwords import (
@@ -29,7 +30,6 @@ from econmt.data.text.subwords import (
     load_vocabularies,
     train_factor_vocabularies,
     train_vocabularies,
-    vocabulary_files,
 )
 from econmt.errors import InputError
 
@@ -42,27 +42,113 @@ _STORE_FILES = re.compile(
 """Names of a store's files; a folder with other files is never overwritten."""
 
 
-@dataclasses.dataclass(frozen=True)
-class PreparedData:
+def _check_file(entry: list[Any]) -> list[Any]:
+    kinds = [(str,), (str, type(None)), (int,)]
+    if len(entry) != 3 or not all(type(part) in kind for part, kind in zip(entry, kinds, strict=True)):
+        raise ValueError("expected the names of two files and the number of their first pair")
+    return entry
+
+
+Count = Annotated[int, Field(ge=0, le=limits.TOKENS)]
+
+
+class SplitCounts(Record):
+    """Statistics of a split, printed by ``econmt prepare``."""
+
+    pairs: Count
+    lines: Count
+    too_long: Count
+    empty: Count
+    source_tokens: Count
+    target_tokens: Count
+    source_unknown: Count
+    target_unknown: Count
+    words: Count = 0
+    few_words: Count = 0
+    many_words: Count = 0
+    ratio: Count = 0
+    identical: Count = 0
+    language: Count = 0
+    duplicate: Count = 0
+
+
+class SplitDescription(Record):
+    """Description of a split from :meth:`econmt.data.batching.token_store.TokenStoreWriter.finish`."""
+
+    pairs: Count
+    tokens: Count
+    type: Literal["<u2", "<u4", "<u8"]
+    files: list[Annotated[list[Any], AfterValidator(_check_file)]] = Field(min_length=1)
+    corpora: list[Count] = Field(default_factory=list)
+
+
+class StoreStatistics(Record):
+    """Vocabulary sizes, seconds of preparation, and statistics of each split."""
+
+    source_vocabulary: Count
+    target_vocabulary: Count
+    factor_vocabularies: list[Count] = Field(default_factory=list)
+    seconds: float
+    train: SplitCounts
+    valid: SplitCounts
+    test: SplitCounts | None = None
+
+
+class StoredFile(Record):
+    """Description of a file by :func:`econmt.data.fingerprints.describe`; earlier versions have no sample."""
+
+    size: Count
+    time: int
+    sha256: str
+    sample: str = ""
+
+
+class TextFile(StoredFile):
+    """Description of a text file that a store was made from."""
+
+    split: str
+    path: str
+
+
+class Splits(Record):
+    """Splits of a store."""
+
+    train: SplitDescription
+    valid: SplitDescription
+    test: SplitDescription | None = None
+
+
+class StoreDescription(Record):
+    """Content of meta.json."""
+
+    format: str
+    data: dict[str, Any]
+    vocabulary: str
+    splits: Splits
+    statistics: StoreStatistics
+    files: list[TextFile]
+    store: dict[str, StoredFile] = Field(default_factory=dict)
+
+
+class RawText(NamedTuple):
+    """Raw lines of a split: sources, targets (the references), and for each stream of source factors its lines."""
+
+    source: list[str]
+    target: list[str]
+    factors: tuple[list[str], ...] = ()
+
+
+class PreparedData(NamedTuple):
     """Prepared data of one run, opened for reading."""
 
     folder: Path
     vocabularies: Vocabularies
     train: TokenStore
     valid: TokenStore
-    valid_source: list[str]
-    """Raw source lines of the validation text."""
-    valid_target: list[str]
-    """Raw target lines of the validation text, the references."""
+    valid_text: RawText
     test: TokenStore | None
-    test_source: list[str]
-    test_target: list[str]
-    valid_factors: list[list[str]]
-    """Raw source factors of the validation text: for each stream, its lines."""
-    test_factors: list[list[str]]
-    vocabulary_files: list[Path]
-    subword_dropout: float
-    """Probability of BPE-dropout; 0 if disabled."""
+    test_text: RawText
+    """Raw text of the test split; empty without one."""
     statistics: dict[str, Any]
     """Counts of pairs, tokens, unknown tokens and left-out pairs by split, and the words of a language model's text
     including line ends; see ``econmt prepare``."""
@@ -103,27 +189,18 @@ def prepare(
         notice(
             f"using the prepared data in {folder}; its text was not found, so it was not checked for changes"
         )
-        return dataclasses.replace(
-            open_prepared(folder, verify=verify), subword_dropout=_subword_dropout(data)
-        )
+        return open_prepared(folder, verify=verify)
     files = _describe_inputs(inputs, meta, verify)
     if meta is not None:
         reason = _why_outdated(meta, data, files)
         if reason is None:
             try:
-                return dataclasses.replace(
-                    open_prepared(folder, verify=verify), subword_dropout=_subword_dropout(data)
-                )
+                return open_prepared(folder, verify=verify)
             except InputError as error:
                 reason = str(error)
         notice(f"preparing the data in {folder} again: {reason}")
     _build(data, folder, inputs, files, show_progress)
     return open_prepared(folder)
-
-
-def reopen(recipe: Recipe, folder: Path) -> PreparedData:
-    """Opens the store that :func:`prepare` has just made, in another process of the same run."""
-    return dataclasses.replace(open_prepared(folder), subword_dropout=_subword_dropout(recipe.data))
 
 
 def holds_text_of(recipe: Recipe, folder: Path) -> bool:
@@ -137,7 +214,7 @@ def holds_text_of(recipe: Recipe, folder: Path) -> bool:
 
 def store_folder(recipe: Recipe) -> Path:
     """Returns the folder of a recipe's store: ``data.prepared``, or ``prepared`` in the model folder."""
-    return model_folder(recipe) / "prepared" if recipe.data.prepared is None else Path(recipe.data.prepared)
+    return Path(recipe.data.prepared or f"{recipe.output}/prepared")
 
 
 def open_prepared(folder: Path, *, verify: bool = False) -> PreparedData:
@@ -155,12 +232,10 @@ def open_prepared(folder: Path, *, verify: bool = False) -> PreparedData:
         )
     vocabularies = load_vocabularies(folder)
     streams = len(vocabularies.factors)
-    lines = {
-        split: _read_raw(folder, split, streams) for split in ("valid", "test") if split in meta["splits"]
-    }
     stores = {split: TokenStore(folder, split, description) for split, description in meta["splits"].items()}
-    for split, sides in lines.items():
-        if {len(side) for side in sides} != {len(stores[split])}:
+    texts = {split: _read_raw(folder, split, streams) for split in ("valid", "test") if split in stores}
+    for split, text in texts.items():
+        if {len(text.source), len(text.target), *map(len, text.factors)} != {len(stores[split])}:
             raise InputError(
                 f"{folder}: the {split} text does not belong to the token store; remove the folder"
             )
@@ -172,15 +247,9 @@ def open_prepared(folder: Path, *, verify: bool = False) -> PreparedData:
         vocabularies=vocabularies,
         train=stores["train"],
         valid=stores["valid"],
-        valid_source=lines["valid"][0],
-        valid_target=lines["valid"][1],
-        valid_factors=lines["valid"][2:],
+        valid_text=texts["valid"],
         test=stores.get("test"),
-        test_source=lines["test"][0] if "test" in lines else [],
-        test_target=lines["test"][1] if "test" in lines else [],
-        test_factors=lines["test"][2:] if "test" in lines else [],
-        vocabulary_files=vocabulary_files(folder),
-        subword_dropout=float(meta["subword_dropout"]),
+        test_text=texts.get("test", RawText([], [])),
         statistics=meta["statistics"],
         checksums={name: entry["sha256"] for name, entry in _described(folder, meta).items()},
     )
@@ -244,10 +313,6 @@ def _changed_setting(meta: dict[str, Any], data: Data | TextData) -> str | None:
     return None
 
 
-def _subword_dropout(data: Data | TextData) -> float:
-    return data.subwords.dropout if isinstance(data.subwords, SentencePieceSubwords) else 0.0
-
-
 def _find_inputs(
     data: Data | TextData, search: Sequence[Path], progress: bool, *, fetch: bool
 ) -> list[_Input]:
@@ -294,11 +359,7 @@ def _why_outdated(meta: dict[str, Any], data: Data | TextData, files: Sequence[d
 
 
 def _build(
-    data: Data | TextData,
-    folder: Path,
-    inputs: Sequence[_Input],
-    files: list[dict[str, Any]],
-    progress: bool,
+    data: Data | TextData, folder: Path, inputs: Sequence[_Input], files: list[dict[str, Any]], progress: bool
 ) -> None:
     began = time.monotonic()
     if folder.exists() and not folder.is_dir():
@@ -327,7 +388,7 @@ def _training(data: Data | TextData, corpora: Sequence[Corpus], progress: bool) 
     if isinstance(data, TextData):
         return [TrainingSplit(corpus) for corpus in corpora]
     codes: list[Codes] | list[None] = [None] * len(corpora)
-    if not data.filters.is_idle:
+    if not data.filters.is_default:
         with counting("filtering the text", None, "pairs read", show=progress) as more:
             codes = Selection(data, corpora, more).codes
     return [
@@ -344,7 +405,7 @@ def _write_store(
     with counting("learning the vocabulary", None, "pairs read", show=progress) as more:
 
         def train_pairs() -> Iterator[tuple[str, str]]:
-            return told(((row[0], row[1]) for each in train for row in each.kept(data)), more)
+            return counted(((row[0], row[1]) for each in train for row in each.kept(data)), more)
 
         if isinstance(data, Data) and data.source_factors:
             rows = (row[2:] for each in train for row in each.kept(data))
@@ -366,15 +427,13 @@ def _write_store(
     return {
         "format": FORMAT,
         "data": _data_settings(data),
-        "subword_dropout": _subword_dropout(data),
         "vocabulary": fingerprint(folder),
         "splits": splits,
         "statistics": statistics,
     }
 
 
-def _read_raw(folder: Path, split: str, streams: int) -> list[list[str]]:
-    """Reads the raw lines of a split: sources, targets, and each stream of source factors."""
+def _read_raw(folder: Path, split: str, streams: int) -> RawText:
     sides = []
     for side in ("source", "target", *(f"factor{number}" for number in range(1, streams + 1))):
         path = folder / f"{split}.{side}.txt"
@@ -382,4 +441,4 @@ def _read_raw(folder: Path, split: str, streams: int) -> list[list[str]]:
             sides.append(path.read_bytes().decode("utf-8").split("\n")[:-1])
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"{path}: the prepared data is damaged ({error}); remove {folder}") from error
-    return sides
+    return RawText(sides[0], sides[1], tuple(sides[2:]))

@@ -18,7 +18,7 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-from econmt.data.batching.batch import AnyBatch, BatchShape
+from econmt.data.batching.batch import AnyBatch, Batches, BatchShape
 from econmt.data.batching.token_store import TokenStore
 from econmt.data.text.subwords import EOS, PAD
 from econmt.errors import InputError
@@ -35,7 +35,10 @@ _HALVED = 0.05
 
 @dataclass(frozen=True)
 class TextBatch(AnyBatch):
-    """Window of a text: B rows of T tokens, all tensors int64."""
+    """Window of a text: B rows of T tokens, all tensors int64.
+
+    With jitter, ``rate`` is T / ``bptt``, so that short windows change the parameters less.
+    """
 
     inputs: torch.Tensor
     """Input tokens, (B, T)."""
@@ -45,8 +48,6 @@ class TextBatch(AnyBatch):
     """Number of the carried state of each row, from 1, (B,); 0 for padding rows."""
     carries: torch.Tensor
     """1 if a row continues with its state, 0 if it starts without one, (B,)."""
-    rate_factor: float = 1.0
-    """Value of :attr:`rate`."""
 
     @property
     def positions(self) -> tuple[int, int]:
@@ -58,20 +59,15 @@ class TextBatch(AnyBatch):
         """Size of the batch, as "20 rows of 35 tokens"."""
         return f"{len(self.indices)} rows of {self.inputs.shape[1]} tokens"
 
-    @property
-    def rate(self) -> float:
-        """Factor of the learning rate: T / ``bptt`` with jitter, so that short windows change the parameters less."""
-        return self.rate_factor
-
     def renumbered(self) -> TextBatch:
-        """See :meth:`econmt.data.batching.batch.AnyBatch.renumbered`."""
+        """Renumbers the carried states by the rows of this batch, from 1."""
         return replace(self, rows=torch.arange(1, len(self.rows) + 1))
 
     def part(self, rows: slice) -> TextBatch:
         """Returns some rows."""
         tensors = self._tensors(rows)
         count = int((tensors["targets"] != PAD).sum())
-        return TextBatch(**tensors, target_tokens=count, rate_factor=self.rate_factor)
+        return TextBatch(**tensors, target_tokens=count, rate=self.rate)
 
 
 class TextRows:
@@ -80,13 +76,13 @@ class TextRows:
     Args:
         store: token store of its lines, each followed by an end of line.
         rows: number of rows, B.
-        whole: if True, keeps all tokens, with a shorter last row; else leaves out fewer than B tokens at the end.
+        keep_all: if True, keeps all tokens, with a shorter last row; else leaves out fewer than B tokens at the end.
     """
 
-    def __init__(self, store: TokenStore, rows: int, *, whole: bool = False) -> None:
+    def __init__(self, store: TokenStore, rows: int, *, keep_all: bool = False) -> None:
         self.store = store
         self.rows = rows
-        self.length = -(-store.total_tokens // rows) if whole else store.total_tokens // rows
+        self.length = -(-store.total_tokens // rows) if keep_all else store.total_tokens // rows
         """Number of tokens of a row."""
 
     def window(self, first: int, count: int, rows: range, rate: float = 1.0, *, start: int = 0) -> TextBatch:
@@ -120,12 +116,12 @@ class TextRows:
             rows=torch.tensor(rows, dtype=torch.int64) + 1,
             carries=torch.from_numpy(carries.astype(np.int64)),
             target_tokens=int((targets != PAD).sum()),
-            rate_factor=rate,
+            rate=rate,
         )
 
 
-class TextBatches:
-    """Endless stream of windows over a text, see :class:`econmt.data.batching.batch.Batches`.
+class TextBatches(Batches[TextBatch]):
+    """Endless stream of windows over a text.
 
     Args:
         store: token store of the text.
@@ -139,14 +135,9 @@ class TextBatches:
     """
 
     def __init__(
-        self,
-        store: TokenStore,
-        rows: int,
-        bptt: int,
-        *,
-        jitter: bool = False,
-        seed: int = 0,
+        self, store: TokenStore, rows: int, bptt: int, *, jitter: bool = False, seed: int = 0
     ) -> None:
+        super().__init__()
         if store.total_tokens < rows:
             raise InputError(
                 f"the training text has {store.total_tokens:,} tokens, fewer than training.batch.size {rows}; give "
@@ -155,18 +146,20 @@ class TextBatches:
         self._text = TextRows(store, rows)
         self._bptt, self._jitter, self._seed = bptt, jitter, seed
         self._rows = range(rows)
-        self._go_to(0, 0)
+        self._cut: tuple[int, list[int]] = (-1, [])
 
-    def _go_to(self, epoch: int, position: int) -> None:
-        self._epoch, self._position = epoch, position
-        self._begins = self._cut(epoch)
+    @property
+    def _begins(self) -> list[int]:
+        """Offsets at which the windows of the current epoch begin, and the end."""
+        if self._cut[0] != self.epoch:
+            self._cut = self.epoch, self._begins_of_epoch()
+        return self._cut[1]
 
-    def _cut(self, epoch: int) -> list[int]:
-        """Returns the offsets at which the windows of an epoch begin, and the end."""
+    def _begins_of_epoch(self) -> list[int]:
         length = self._text.length
         if not self._jitter:
             return [*range(0, length, self._bptt), length]
-        draw = np.random.Generator(np.random.PCG64([self._seed, epoch]))
+        draw = np.random.Generator(np.random.PCG64([self._seed, self.epoch]))
         begins = [0]
         while begins[-1] < length:
             mean = self._bptt / 2 if draw.random() < _HALVED else self._bptt
@@ -175,38 +168,14 @@ class TextBatches:
         return [*begins[:-1], length]
 
     @property
-    def epoch(self) -> int:
-        """Epoch of the next batch, from 0."""
-        return self._epoch
-
-    @property
     def batches_per_epoch(self) -> int:
         """Number of windows in the current epoch."""
         return len(self._begins) - 1
 
-    def state_dict(self) -> dict[str, int]:
-        """Returns the position of the stream, JSON-serialisable."""
-        return {"epoch": self._epoch, "position": self._position, "batches_per_epoch": self.batches_per_epoch}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        """Restores the position of :meth:`state_dict`, or the same fraction of a changed epoch."""
-        self._go_to(int(state["epoch"]), 0)
-        then, now = int(state["batches_per_epoch"]), self.batches_per_epoch
-        position = int(state["position"])
-        self._position = position if then == now else min(position * now // then, now - 1)
-
-    def __iter__(self) -> Iterator[TextBatch]:
-        return self
-
-    def __next__(self) -> TextBatch:
-        first, end = self._begins[self._position : self._position + 2]
+    def _batch(self, position: int) -> TextBatch:
+        first, end = self._begins[position : position + 2]
         rate = (end - first) / self._bptt if self._jitter else 1.0
-        batch = self._text.window(first, end - first, self._rows, rate)
-        if self._position + 1 == self.batches_per_epoch:
-            self._go_to(self._epoch + 1, 0)
-        else:
-            self._position += 1
-        return batch
+        return self._text.window(first, end - first, self._rows, rate)
 
     def shapes(self) -> list[BatchShape]:
         """Returns all window lengths of the current epoch, and the longest possible one."""
@@ -236,7 +205,7 @@ def whole_text(store: TokenStore, rows: int, window: int, context: int = 0) -> I
         window: maximum number of tokens of a row in one window.
         context: number of tokens before a row, at most its length, that it reads first; the first row has none.
     """
-    text = TextRows(store, rows, whole=True)
+    text = TextRows(store, rows, keep_all=True)
     start = -min(context, text.length) if rows > 1 else 0
     for begin, end in ((start, 0), (0, text.length)):
         for first in range(begin, end, window):

@@ -55,6 +55,12 @@ class PairIds(NamedTuple):
     target_lengths: IntArray
     """(B,) int64."""
 
+    def lists(self) -> tuple[list[list[int]], list[list[int]]]:
+        """Returns both sides as lists of ids without padding."""
+        sources = [row[:end].tolist() for row, end in zip(self.source, self.source_lengths, strict=True)]
+        targets = [row[:end].tolist() for row, end in zip(self.target, self.target_lengths, strict=True)]
+        return sources, targets
+
 
 def rectangle(rows: Sequence[Sequence[int]]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Returns rows of ids padded with zeros, (B, longest), and their lengths, (B,)."""
@@ -175,9 +181,9 @@ class TokenStore:
         """Reads ids ``first`` to ``first + count`` of the concatenated split, (count,) int64."""
         return np.frombuffer(self._tokens.read(first, count), self._tokens.dtype).astype(np.int64)
 
-    def pairs_at(self, places: IntArray) -> IntArray:
+    def pairs_at(self, positions: IntArray) -> IntArray:
         """Returns the indices of the pairs that contain positions (N,) of the concatenated split, (N,)."""
-        indices: IntArray = np.searchsorted(self._mapped["start"], places, side="right") - 1
+        indices: IntArray = np.searchsorted(self._mapped["start"], positions, side="right") - 1
         return indices
 
     def location(self, index: int) -> str:

@@ -1,1 +1,1 @@
-"""Parallel text: files, formats, filters, vocabularies, noise."""
+"""Text: files and formats, downloads, filters, vocabularies, source factors, lexicons."""

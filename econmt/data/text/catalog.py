@@ -9,11 +9,11 @@ from __future__ import annotations
 import hashlib
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from econmt.data.files import data_cache, notice, write_atomically
+from econmt.data.files import cache_folder, notice, write_atomically
 from econmt.data.text import number_words
 from econmt.data.text.download import RemoteFile, download
 from econmt.errors import InputError
@@ -155,35 +155,22 @@ CATALOG: dict[str, DataSet] = {
 }
 
 
-def fetch_pair(prefix: str, source: str, target: str, progress: bool) -> tuple[Path, Path] | None:
-    """Fetches ``prefix``, such as ``multi30k/train``, in two languages into the cache; None if it is not known.
+def fetch(names: Sequence[str], progress: bool) -> list[Path] | None:
+    """Fetches files, such as ``multi30k/train.en``, into the cache; None if one of them is not known.
 
     Raises:
-        InputError: if the download fails; see :func:`econmt.data.text.download.download`.
+        InputError: if a download fails; see :func:`econmt.data.text.download.download`.
     """
-    names = (f"{prefix}.{source}", f"{prefix}.{target}")
-    if not all(_known(name) for name in names):
-        return None
-    return _fetch(names[0], progress), _fetch(names[1], progress)
-
-
-def fetch_file(name: str, progress: bool) -> Path | None:
-    """Fetches one file, such as ``wikitext-2/train.txt``, into the cache; None if it is not known.
-
-    Raises:
-        InputError: if the download fails.
-    """
-    return _fetch(name, progress) if _known(name) else None
-
-
-def _known(name: str) -> bool:
-    data_set, _, file = name.partition("/")
-    return data_set in CATALOG and file in CATALOG[data_set].names
+    for name in names:
+        data_set, _, file = name.partition("/")
+        if data_set not in CATALOG or file not in CATALOG[data_set].names:
+            return None
+    return [_fetch(name, progress) for name in names]
 
 
 def _fetch(name: str, progress: bool) -> Path:
     data_set_name, _, file = name.partition("/")
-    data_set, folder = CATALOG[data_set_name], data_cache() / data_set_name
+    data_set, folder = CATALOG[data_set_name], cache_folder() / "data" / data_set_name
     for cached in (folder / file, folder / f"{file}.gz"):
         if cached.is_file():
             return cached

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from econmt.config import limits
-from econmt.data.files import data_cache, refuse_pipe
+from econmt.data.files import cache_folder, refuse_pipe
 from econmt.data.text import catalog, parquet
 from econmt.data.text.tmx import read_tmx
 from econmt.errors import InputError
@@ -55,7 +55,7 @@ def search_path(recipe_folder: Path | None, data_dir: Path | None) -> list[Path]
         raise InputError(f"--data-dir {data_dir}: no such folder")
     beside = [] if recipe_folder is None else [recipe_folder, recipe_folder / ".."]
     configured = [Path(folder) for folder in (data_dir, os.environ.get("ECONMT_DATA")) if folder]
-    folders = [*beside, *configured, Path.cwd(), data_cache()]
+    folders = [*beside, *configured, Path.cwd(), cache_folder() / "data"]
     return list(dict.fromkeys(folder.resolve() for folder in folders))
 
 
@@ -91,9 +91,10 @@ def find_corpus(
         if found_source is not None or found_target is not None:
             present, absent = (found_source, target) if found_source is not None else (found_target, source)
             halves.append(f"{present} exists but {base.name}.{absent}(.gz) does not")
-    fetched = catalog.fetch_pair(prefix, source, target, progress) if fetch else None
+    names = [f"{prefix}.{source}", f"{prefix}.{target}"]
+    fetched = catalog.fetch(names, progress) if fetch else None
     if fetched is not None:
-        return Corpus(*fetched)
+        return Corpus(fetched[0], fetched[1])
     raise InputError(
         _not_found(
             prefix,
@@ -134,9 +135,9 @@ def find_text(name: str, search: Sequence[Path], progress: bool, *, fetch: bool 
         for candidate in (base, base.with_name(base.name + ".gz")):
             if candidate.is_file():
                 return candidate
-    fetched = catalog.fetch_file(name, progress) if fetch else None
+    fetched = catalog.fetch([name], progress) if fetch else None
     if fetched is not None:
-        return fetched
+        return fetched[0]
     raise InputError(_not_found(name, f"{name}(.gz)", bases, []))
 
 
@@ -204,24 +205,16 @@ def count_lines(path: Path) -> int | None:
     return count + (last != b"\n")
 
 
-def check_line_end(raw: bytes, where: Path | str, number: int) -> None:
-    """Checks the length of a line; devices and binary files have lines without end.
-
-    Raises:
-        InputError: if it is too long; the message names ``where`` and the line ``number``.
-    """
-    if len(raw) >= limits.LINE_BYTES:
-        kind = "NUL bytes, a line" if b"\0" in raw else "a line"
-        raise InputError(f"{where}:{number}: {kind} of {len(raw):,} bytes or more; is this a text file?")
-
-
 def decode_line(raw: bytes, where: Path | str, number: int) -> str:
     """Decodes a line and drops its end (\\n or \\r\\n) and, in the first line, a byte order mark.
 
     Raises:
-        InputError: if it is not UTF-8 or has a NUL byte; the message names ``where`` and the line ``number``.
+        InputError: if it is too long (devices and binary files have lines without end), is not UTF-8 or has a NUL byte;
+            the message names ``where`` and the line ``number``.
     """
-    check_line_end(raw, where, number)
+    if len(raw) >= limits.LINE_BYTES:
+        kind = "NUL bytes, a line" if b"\0" in raw else "a line"
+        raise InputError(f"{where}:{number}: {kind} of {len(raw):,} bytes or more; is this a text file?")
     raw = raw.removesuffix(b"\n").removesuffix(b"\r")
     try:
         line = raw.decode("utf-8")

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from econmt.config.recipe import Data, Recipe, TextData
-from econmt.data.progress_bars import told
+from econmt.data.progress_bars import counted
 from econmt.data.text.corpus import Corpus, read_pairs
 from econmt.data.text.subwords import split_words
 from econmt.errors import InputError
@@ -49,11 +49,10 @@ def words_of(reason: str, data: Data) -> str:
 
 
 def left_out(recipe: Recipe, statistics: Mapping[str, Mapping[str, int]]) -> str:
-    """Says how many training pairs were filtered out, and why; empty if none was.
+    """Returns a sentence on the training pairs that were left out and why; empty if none was.
 
     Args:
-        recipe: Recipe of the run.
-        statistics: Counts by split, as prepared data has them.
+        recipe: recipe of the run. statistics: counts by split, see :class:`~econmt.data.batching.store.PreparedData`.
     """
     if isinstance(recipe.data, TextData):
         return ""
@@ -117,8 +116,8 @@ class Selection:
         self._classify: Classify | None = None
         if self._filters.language_certainty is not None:
             self._classify = language_classifier(self._expected)
-        codes = [self._pass(told(read_pairs(corpus), more)) for corpus in corpora]
-        self.codes = [np.frombuffer(own, dtype=np.uint8).copy() for own, _ in codes]
+        codes = [self._pass(counted(read_pairs(corpus), more)) for corpus in corpora]
+        self.codes = [np.frombuffer(corpus_codes, dtype=np.uint8).copy() for corpus_codes, _ in codes]
         """Codes of each corpus, (N,): 0 if the pair is kept, else an index into :data:`REASONS` from 1."""
         if self._filters.duplicates != "keep":
             self._mark_duplicates([np.frombuffer(keys, dtype=np.uint64) for _, keys in codes])

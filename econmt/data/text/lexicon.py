@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from econmt.data.text.subwords import BOS, PAD
 
-NOTHING = BOS
+EMPTY_WORD = BOS
 """Row of a lexicon with the translations of the empty word."""
 
 _LINKS = 1 << 22
@@ -53,9 +53,9 @@ def learn_lexicon(
         pairs: ids of source and target. sizes: S and T. keep: K. iterations: number of EM iterations.
 
     Returns:
-        Target ids, (S, K), the most probable first, padded with PAD; row ``NOTHING`` is the empty word.
+        Target ids, (S, K), the most probable first, padded with PAD; row ``EMPTY_WORD`` is the empty word.
     """
-    source = _flat([[NOTHING, *pair[0]] for pair in pairs])
+    source = _flat([[EMPTY_WORD, *pair[0]] for pair in pairs])
     target = _flat([pair[1] for pair in pairs])
     distinct_links: _Ids = np.zeros(0, np.int64)
     for links in _links(source, target, sizes[1]):

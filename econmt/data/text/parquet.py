@@ -86,8 +86,7 @@ def _texts(batch: Any, column: str, side: str) -> list[str | None]:
     values = batch.column(column)
     if column == "translation":
         return [None if row is None else row[side] for row in values.to_pylist()]
-    texts: list[str | None] = values.to_pylist()
-    return texts
+    return list(values.to_pylist())
 
 
 def _line(text: str | None, path: Path, row: int) -> str:

@@ -41,7 +41,7 @@ def encode_sources(
     vocabularies: Vocabularies,
     texts: Sequence[str],
     factors: Sequence[Sequence[str]],
-    place: Callable[[int, int | None], str],
+    name_of: Callable[[int, int | None], str],
     most_characters: int | None = None,
     warn: Callable[[str], None] | None = None,
 ) -> list[list[int]]:
@@ -51,7 +51,7 @@ def encode_sources(
         vocabularies: vocabularies of the model.
         texts: raw source texts.
         factors: for each text, one line per stream; empty if the model has no factors or the text is blank.
-        place: function from a text's index, and None or a stream's index, to its name in errors.
+        name_of: function from a text's index, and None or a stream's index, to its name in errors.
         most_characters: maximum number of characters; longer texts are cut.
         warn: receives a line if the model knows no token of a stream.
 
@@ -65,13 +65,13 @@ def encode_sources(
     for number, (text, streams_of_text) in enumerate(zip(texts, factors, strict=True)):
         if len(streams_of_text) != stream_count and (streams_of_text or text.strip()):
             raise InputError(
-                f"{place(number, None)}: {_count(len(streams_of_text), 'stream')} of source factors, but the model has "
-                f"{stream_count or 'none'}; give {'each of them' if stream_count else 'none'}"
+                f"{name_of(number, None)}: {_count(len(streams_of_text), 'stream')} of source factors, but the model "
+                f"has {stream_count or 'none'}; give {'each of them' if stream_count else 'none'}"
             )
     if not stream_count:
         return rows
     sizes = vocabularies.source.size, *vocabularies.factor_sizes
-    _check_order(vocabularies.factors, factors, place, warn)
+    _check_order(vocabularies.factors, factors, name_of, warn)
     joint_rows = []
     for number, (text, streams_of_text, ids) in enumerate(zip(texts, factors, rows, strict=True)):
         words = len(_words(text, vocabularies.source))
@@ -80,13 +80,13 @@ def encode_sources(
             streams.append(vocabulary.encode(line))
             if len(streams[-1]) != words:
                 raise InputError(
-                    f"{place(number, stream)}: {_count(len(streams[-1]), 'source factor')} for "
-                    f"{_count(words, 'word')} of {place(number, None)}; give one for each word between spaces"
+                    f"{name_of(number, stream)}: {_count(len(streams[-1]), 'source factor')} for "
+                    f"{_count(words, 'word')} of {name_of(number, None)}; give one for each word between spaces"
                 )
         numbers = word_numbers(vocabularies.source.tokens(ids), vocabularies.source)
         if ids and numbers[-1] + 1 != len(_words(cut[number], vocabularies.source)):
             raise InputError(
-                f"{place(number, None)}: its subwords cannot be assigned to words; remove "
+                f"{name_of(number, None)}: its subwords cannot be assigned to words; remove "
                 "the character U+2581"
             )
         joint_rows.append(
@@ -101,7 +101,7 @@ def encode_sources(
 def _check_order(
     vocabularies: Sequence[Vocabulary],
     factors: Sequence[Sequence[str]],
-    place: Callable[[int, int | None], str],
+    name_of: Callable[[int, int | None], str],
     warn: Callable[[str], None] | None,
 ) -> None:
     """Checks that streams are in the model's order.
@@ -119,11 +119,11 @@ def _check_order(
         for other, candidate in enumerate(vocabularies):
             if other != stream and UNK not in candidate.encode(text):
                 raise InputError(
-                    f"{place(first, stream)}: {complaint}, but stream {other + 1} knows all of them; give the streams "
-                    "in the order of data.source_factors"
+                    f"{name_of(first, stream)}: {complaint}, but stream {other + 1} knows all of them; give the "
+                    "streams in the order of data.source_factors"
                 )
         if warn is not None:
-            warn(f"{place(first, stream)}: {complaint}; is it another set of factors?")
+            warn(f"{name_of(first, stream)}: {complaint}; is it another set of factors?")
 
 
 def word_numbers(tokens: Sequence[str], vocabulary: Vocabulary) -> list[int]:

@@ -29,7 +29,7 @@ class _Memory:
     def __init__(self, path: Path, source: str, target: str) -> None:
         self.path, self.languages = path, (source.lower(), target.lower())
         self.seen: set[str] = set()
-        self.found: list[tuple[str, str]] = []
+        self.pairs: list[tuple[str, str]] = []
         self.parser = expat.ParserCreate()
         self.parser.buffer_text = True
         self.parser.SetParamEntityParsing(expat.XML_PARAM_ENTITY_PARSING_NEVER)
@@ -75,7 +75,7 @@ class _Memory:
         elif name == "tu":
             sides = [self._side(language) for language in self.languages]
             if sides[0] is not None and sides[1] is not None:
-                self.found.append((sides[0], sides[1]))
+                self.pairs.append((sides[0], sides[1]))
 
     def _side(self, language: str) -> str | None:
         """Returns the text in a language, or else in one of its country variants, such as en-US for en."""
@@ -135,7 +135,7 @@ def _units(memory: _Memory, stream: BinaryIO) -> Iterator[tuple[str, str]]:
     while True:
         block = stream.read(_BLOCK)
         memory.parser.Parse(block, not block)
-        yield from memory.found
-        memory.found.clear()
+        yield from memory.pairs
+        memory.pairs.clear()
         if not block:
             return

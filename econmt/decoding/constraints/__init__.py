@@ -1,1 +1,1 @@
-"""Phrases that a translation has to contain or must not contain."""
+"""Decoding constraints: phrases that a translation must contain or must not contain, prefixes, glossaries."""

@@ -16,15 +16,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from econmt.data.text.subwords import SPECIAL_TOKENS, UNK, split_words
-from econmt.decoding.constraints.phrases import BLANK, Spelling, is_of_word
+from econmt.data.text.subwords import SPECIAL_TOKENS, UNK, WORD_START, split_words
+from econmt.decoding.constraints.phrases import Spelling, is_of_word
 
 
 class Reached(NamedTuple):
     """State after the last tokens: avoided phrases in progress.
 
     Attributes:
-        begun: number of characters written of each avoided phrase in progress, by the index of the phrase.
+        begun: pairs of an avoided phrase's index and its number of characters written so far.
         in_word: True if the last character belongs to a word.
     """
 
@@ -34,13 +34,17 @@ class Reached(NamedTuple):
 
 START = Reached(frozenset(), False)
 
+Progress = dict[int, set[tuple[int, int]]]
+"""By token, pairs of a phrase's index and its number of characters written after the token; one more than its length if
+the phrase is complete whatever follows."""
+
 
 class Moves(NamedTuple):
     """Consequences of the possible next tokens.
 
     Attributes:
         after: states after the tokens that begin or continue a phrase.
-        barred: (N,) tokens that would complete a phrase.
+        masked: (N,) tokens that would complete a phrase.
         risky: (N,) tokens that complete a phrase unless its last word continues.
         only_joining: True if a phrase is complete unless the next token continues its last word.
     """
@@ -61,14 +65,14 @@ class Avoidance:
 
     def __init__(self, phrases: Iterable[str], spelling: Spelling) -> None:
         self._spelling = spelling
-        self._phrases = [BLANK.join(split_words(phrase)) for phrase in phrases]
+        self._phrases = [WORD_START.join(split_words(phrase)) for phrase in phrases]
         self._known: dict[Reached, Moves] = {}
         # Tokens that begin a phrase, after a character of a word and after any other.
         self._first: dict[bool, dict[int, set[tuple[int, int]]]] = {}
         for in_word in (False, True):
-            found = self._first[in_word] = {}
+            reached = self._first[in_word] = {}
             for number, phrase in enumerate(self._phrases):
-                self._begin(found, number, phrase, in_word)
+                self._begin(reached, number, phrase, in_word)
 
     def after(self, reached: Reached, token: int) -> Reached:
         """Returns the state after a token."""
@@ -93,69 +97,69 @@ class Avoidance:
             if not reached.begun:
                 self._known[reached] = self._moves(first, reached)
                 return self._known[reached]
-            found: dict[int, set[tuple[int, int]]] = {}
+            progress: Progress = {}
             for number, position in reached.begun:
-                self._go_on(found, number, position)
-            for token, places in found.items():
-                places |= first.get(token, set())
-            # The tokens that begin a phrase are the same in all states, and may be many.
-            theirs, ours = self.moves(Reached(frozenset(), reached.in_word)), self._moves(found, reached)
+                self._go_on(progress, number, position)
+            for token, positions in progress.items():
+                positions |= first.get(token, set())
+            # Tokens that begin a phrase may be many, and are shared by all states.
+            begin, go_on = self.moves(Reached(frozenset(), reached.in_word)), self._moves(progress, reached)
             self._known[reached] = Moves(
-                ChainMap(ours.after, theirs.after),
-                torch.cat([theirs.masked, ours.masked]),
-                torch.cat([theirs.risky, ours.risky]),
-                ours.only_joining,
+                ChainMap(go_on.after, begin.after),
+                torch.cat([begin.masked, go_on.masked]),
+                torch.cat([begin.risky, go_on.risky]),
+                go_on.only_joining,
             )
         return self._known[reached]
 
-    def _moves(self, found: dict[int, set[tuple[int, int]]], reached: Reached) -> Moves:
-        """``found``: for each token the phrases it reaches, and how far; beyond its end: whole, and nothing helps."""
+    def _moves(self, progress: Progress, reached: Reached) -> Moves:
+        """Derives the consequences from the progress that each token makes."""
         after, masked, risky = {}, list[int](), list[int]()
-        for token, places in found.items():
-            sizes = [(position, len(self._phrases[number])) for number, position in places]
+        for token, positions in progress.items():
+            sizes = [(position, len(self._phrases[number])) for number, position in positions]
             if any(position > size for position, size in sizes):
                 masked.append(token)
                 continue
-            after[token] = Reached(frozenset(places), is_of_word(self._spelling.pieces[token][-1]))
+            after[token] = Reached(frozenset(positions), is_of_word(self._spelling.pieces[token][-1]))
             if any(position == size for position, size in sizes):
                 risky.append(token)
-        whole = any(position == len(self._phrases[number]) for number, position in reached.begun)
+        complete = any(position == len(self._phrases[number]) for number, position in reached.begun)
         return Moves(
-            after, torch.tensor(masked, dtype=torch.int64), torch.tensor(risky, dtype=torch.int64), whole
+            after, torch.tensor(masked, dtype=torch.int64), torch.tensor(risky, dtype=torch.int64), complete
         )
 
-    def _begin(self, found: dict[int, set[tuple[int, int]]], number: int, phrase: str, in_word: bool) -> None:
+    def _begin(self, progress: Progress, number: int, phrase: str, in_word: bool) -> None:
+        """Adds the tokens that begin a phrase."""
         keys = (
             {phrase[:2], phrase[:1]}
             if len(phrase) > 1
             else {k for k in self._spelling.tails if k[0] == phrase}
         )
         if phrase == SPECIAL_TOKENS[UNK]:
-            found.setdefault(UNK, set()).add((number, len(phrase) + 1))
+            progress.setdefault(UNK, set()).add((number, len(phrase) + 1))
         for key in keys:
             for token, offset in self._spelling.tails.get(key, ()):
                 before = is_of_word(self._spelling.pieces[token][offset - 1]) if offset else in_word
                 if not (before and is_of_word(phrase[0])):
-                    self._reach(found, number, 0, token, offset)
+                    self._reach(progress, number, 0, token, offset)
 
-    def _go_on(self, found: dict[int, set[tuple[int, int]]], number: int, position: int) -> None:
+    def _go_on(self, progress: Progress, number: int, position: int) -> None:
+        """Adds the tokens that continue a phrase of which ``position`` characters are written."""
         rest = self._phrases[number][position:]
         if not rest:
             return
         for end in range(1, len(rest)):
             token = self._spelling.ids.get(rest[:end])
             if token is not None:
-                self._reach(found, number, position, token, 0)
+                self._reach(progress, number, position, token, 0)
         pieces = self._spelling.in_order
         for piece, token in pieces[bisect_left(pieces, (rest, -1)) :]:
             if not piece.startswith(rest):
                 break
-            self._reach(found, number, position, token, 0)
+            self._reach(progress, number, position, token, 0)
 
-    def _reach(
-        self, found: dict[int, set[tuple[int, int]]], number: int, position: int, token: int, offset: int
-    ) -> None:
-        """Notes how far a token brings a phrase of which ``position`` characters are there."""
+    def _reach(self, progress: Progress, number: int, position: int, token: int, offset: int) -> None:
+        """Adds the progress of a phrase by the characters of a token from ``offset`` on, if they match."""
         rest, written = self._phrases[number][position:], self._spelling.pieces[token][offset:]
         end = position + len(written)
         if written.startswith(rest):
@@ -163,8 +167,8 @@ class Avoidance:
             splits = is_of_word(rest[-1])
             if follows and splits and is_of_word(follows):
                 return
-            # A word that is a token ends with it.
+            # One past the end: complete whatever follows, because the word ends here or another character follows.
             end = len(self._phrases[number]) + (1 if follows or not splits or self._spelling.words else 0)
         elif not rest.startswith(written):
             return
-        found.setdefault(token, set()).add((number, end))
+        progress.setdefault(token, set()).add((number, end))

@@ -17,10 +17,10 @@ from torch import Tensor
 from econmt.data.text.subwords import EOS
 from econmt.decoding.constraints.avoidance import START, Avoidance, Moves
 from econmt.decoding.constraints.inclusion import Automata, Phrase, Phrases, share_out
-from econmt.decoding.search.beam import Places, SearchOptions, highest
+from econmt.decoding.search.beam import Places, SearchOptions, highest, places_of
 
 _RISKY = -2
-"""The column of continuations with a token that writes an avoided phrase unless a word goes on."""
+"""Column of the candidates that complete an avoided phrase unless the word continues."""
 
 
 class DecodingConstraints(NamedTuple):
@@ -38,41 +38,39 @@ class DecodingConstraints(NamedTuple):
 
     @property
     def ids(self) -> list[int]:
-        """The tokens that it may take to write what the translation must hold."""
+        """Tokens of the prefix and of all phrases."""
         return [*self.prefix, *(token for phrase in self.phrases for token in phrase.ids)]
 
 
 class ConstrainedContinuations:
-    """Chooses the continuations of a search's hypotheses; see :class:`econmt.decoding.search.beam.ContinuationChooser`.
+    """Chooser of continuations under constraints; implements :class:`econmt.decoding.search.beam.ContinuationChooser`.
 
     Args:
-        sentence_constraints: constraints of each sentence.
+        constraints: constraints of each sentence.
         joins: (V,) bool, True for tokens that continue a word.
         options: options of the search.
     """
 
     def __init__(
-        self, sentence_constraints: Sequence[DecodingConstraints], joins: Tensor, options: SearchOptions
+        self, constraints: Sequence[DecodingConstraints], joins: Tensor, options: SearchOptions
     ) -> None:
         flags = joins.tolist()
         self._beam, self._block, self._joins = options.beam_size, options.block_ngram_repeat, joins
-        self._automata = Automata(
-            [Phrases(constraints.phrases, flags) for constraints in sentence_constraints], joins
-        )
-        self._prefixes = [constraints.prefix for constraints in sentence_constraints]
+        self._automata = Automata([Phrases(each.phrases, flags) for each in constraints], joins)
+        self._prefixes = [each.prefix for each in constraints]
         longest = max(len(prefix) for prefix in self._prefixes) + 1
         padded = [[*prefix, *[-1] * (longest - len(prefix))] for prefix in self._prefixes]
         self._forced = torch.tensor(padded, dtype=torch.int64)
-        self._states, self._wanted = self._automata.start(self._prefixes)
-        self._owners = torch.arange(len(sentence_constraints))
-        self._history = torch.zeros(len(sentence_constraints), 0, dtype=torch.int64)
-        self._avoidances = [constraints.avoidances for constraints in sentence_constraints]
-        self._reached = [(START,) * len(constraints.avoidances) for constraints in sentence_constraints]
+        self._states, self._needed = self._automata.start(self._prefixes)
+        self._owners = torch.arange(len(constraints))
+        self._history = torch.zeros(len(constraints), 0, dtype=torch.int64)
+        self._avoidances = [each.avoidances for each in constraints]
+        self._reached = [(START,) * len(each.avoidances) for each in constraints]
         self._avoids = any(self._avoidances)
 
     def limits(self, limits: Tensor) -> Tensor:
         """Returns ``limits`` (B,), increased where prefix and constraints would not fit."""
-        least = [len(prefix) + wanted for prefix, wanted in zip(self._prefixes, self._wanted, strict=True)]
+        least = [len(prefix) + needed for prefix, needed in zip(self._prefixes, self._needed, strict=True)]
         return torch.maximum(limits, torch.tensor(least))
 
     def extend(
@@ -81,30 +79,25 @@ class ConstrainedContinuations:
         """See :meth:`ContinuationChooser.extend`."""
         values, tokens = self._continuations(log_probs, room)
         after = self._automata.after(self._states, self._owners, tokens)
-        wanted = self._automata.remaining(after)
-        needed = wanted.clone()
+        remaining = self._automata.remaining(after)
+        needed = remaining.clone()
         needed[:, _RISKY] += 1  # a word that is avoided unless it continues needs room to do so
         values = values.masked_fill(needed > room.clamp(min=0)[:, None], -torch.inf)
         shape = len(free), self._beam, values.shape[1]
         grid = totals.new_full(shape, -torch.inf)
         grid[sentences, places] = totals[:, None] + values
-        # Hypotheses with all phrases get a bank of their own from the next token on; else those that have postponed
-        # their last phrase the longest would always replace them.
-        settled = (wanted == 0) & (self._automata.remaining(self._states) == 0)[:, None]
-        held = torch.zeros(shape, dtype=torch.int64)
-        held[sentences, places] = self._automata.sizes[self._owners][:, None] - wanted + settled
+        # Hypotheses with all phrases get a separate bank from the next token on; otherwise those that complete their
+        # last phrase now would always replace them.
+        settled = (remaining == 0) & (self._automata.remaining(self._states) == 0)[:, None]
+        banks = torch.zeros(shape, dtype=torch.int64)
+        banks[sentences, places] = self._automata.sizes[self._owners][:, None] - remaining + settled
         flat = grid.view(len(free), -1)
         if self._avoids:
             flat = _few(grid, shape[2] + _RISKY, free // 2).view(len(free), -1)
-        chosen = share_out(flat, held.view(len(free), -1), self._beam)
-        best = flat.gather(1, chosen)
-        rows = sentences.new_zeros(shape[:2])
-        rows[sentences, places] = torch.arange(len(sentences))
-        parents = rows.gather(1, chosen // shape[2])
-        words = tokens[parents, chosen % shape[2]]
-        kept = (torch.arange(self._beam) < free[:, None]) & (best > -torch.inf)
-        ends = kept & (words == EOS)
-        return Places(best, parents, words, ends, kept & ~ends)
+        chosen = share_out(flat, banks.view(len(free), -1), self._beam)
+        row_at = sentences.new_zeros(shape[:2])
+        row_at[sentences, places] = torch.arange(len(sentences))
+        return places_of(flat.gather(1, chosen), chosen, row_at, tokens, free)
 
     def grow(self, parents: Tensor, tokens: Tensor) -> None:
         """See :meth:`ContinuationChooser.grow`."""
@@ -131,60 +124,54 @@ class ConstrainedContinuations:
         one that continues the last word of a constraint.
         """
         device, position = log_probs.device, self._history.shape[1]
-        wanted = self._automata.remaining(self._states)
+        remaining = self._automata.remaining(self._states)
         # If the next token must be one of a constraint, it is taken even if it is ruled out.
-        open_rows = wanted <= room
+        open_rows = remaining <= room
         forced = self._forced[self._owners, min(position, self._forced.shape[1] - 1)]
-        given = log_probs.gather(1, forced.clamp(min=0)[:, None].to(device)).cpu()
-        said = self._moves(open_rows) if self._avoids else []
-        self._rule_out_avoided(log_probs, said)
-        sentence_constraints, offered = (
-            self._automata.tokens[self._owners].clamp(min=0),
-            self._automata.offered(self._states),
-        )
-        offers = log_probs.gather(1, sentence_constraints.to(device)).cpu().masked_fill(~offered, -torch.inf)
-        rest = [self._take_risky(log_probs, said, room), self._take_joining(log_probs)]
+        of_forced = log_probs.gather(1, forced.clamp(min=0)[:, None].to(device)).cpu()
+        moves = self._moves(open_rows) if self._avoids else []
+        self._rule_out_avoided(log_probs, moves)
+        offered = self._automata.offered(self._states)
+        offers = self._automata.tokens[self._owners].clamp(min=0)
+        of_offers = log_probs.gather(1, offers.to(device)).cpu().masked_fill(~offered, -torch.inf)
+        rest = [self._take_risky(log_probs, moves, room), self._take_joining(log_probs)]
         if self._block:
             self._rule_out_repeated(log_probs, open_rows)
-        log_probs[(wanted > 0).to(device), EOS] = -torch.inf
-        found, words = (part.cpu() for part in highest(log_probs, min(self._beam, log_probs.shape[1])))
-        end = log_probs[:, EOS].cpu()[:, None]
-        tokens, values = words, found
-        for more, theirs in (
-            (sentence_constraints, offers),
-            (torch.full_like(sentence_constraints[:, :1], EOS), end),
-            *rest,
-        ):
+        log_probs[(remaining > 0).to(device), EOS] = -torch.inf
+        best = highest(log_probs, min(self._beam, log_probs.shape[1]))
+        values, tokens = (part.cpu() for part in best)
+        end = torch.full((len(tokens), 1), EOS), log_probs[:, EOS].cpu()[:, None]
+        for more, more_values in ((offers, of_offers), end, *rest):
             listed = (more[:, :, None] == tokens[:, None, :]) & (values > -torch.inf)[:, None, :]
             tokens = torch.cat([tokens, more], dim=1)
-            values = torch.cat([values, theirs.masked_fill(listed.any(dim=2), -torch.inf)], dim=1)
+            values = torch.cat([values, more_values.masked_fill(listed.any(dim=2), -torch.inf)], dim=1)
         only = (forced >= 0)[:, None]
         values = values.masked_fill(only, -torch.inf)
-        values[:, :1] = torch.where(only, given, values[:, :1])
+        values[:, :1] = torch.where(only, of_forced, values[:, :1])
         tokens[:, :1] = torch.where(only, forced[:, None], tokens[:, :1])
         return values, tokens
 
     def _moves(self, rows: Tensor) -> list[tuple[Moves, Tensor]]:
-        """Returns the consequences of next tokens for ``rows`` (R,) bool, each with the rows that it applies to."""
-        found: dict[int, tuple[Moves, list[int]]] = {}
+        """Returns the consequences of next tokens for the rows of a mask (R,), each with the rows that share it."""
+        by_moves: dict[int, tuple[Moves, list[int]]] = {}
         for row in rows.nonzero()[:, 0].tolist():
             avoidances = self._avoidances[int(self._owners[row])]
             for avoidance, reached in zip(avoidances, self._reached[row], strict=True):
                 moves = avoidance.moves(reached)
-                found.setdefault(id(moves), (moves, []))[1].append(row)
-        return [(moves, torch.tensor(at)) for moves, at in found.values()]
+                by_moves.setdefault(id(moves), (moves, []))[1].append(row)
+        return [(moves, torch.tensor(at)) for moves, at in by_moves.values()]
 
-    def _rule_out_avoided(self, log_probs: Tensor, said: Sequence[tuple[Moves, Tensor]]) -> None:
+    def _rule_out_avoided(self, log_probs: Tensor, moves_of: Sequence[tuple[Moves, Tensor]]) -> None:
         """Sets tokens that would complete an avoided phrase to -inf."""
         device = log_probs.device
-        for moves, rows in said:
+        for moves, rows in moves_of:
             at = rows.to(device)
             log_probs[at[:, None], moves.masked.to(device)] = -torch.inf
             if moves.only_joining:
                 log_probs[at] = log_probs[at].masked_fill(~self._joins.to(device), -torch.inf)
 
     def _take_risky(
-        self, log_probs: Tensor, said: Sequence[tuple[Moves, Tensor]], room: Tensor
+        self, log_probs: Tensor, moves_of: Sequence[tuple[Moves, Tensor]], room: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Sets tokens that complete an avoided phrase unless a word continues to -inf.
 
@@ -194,7 +181,7 @@ class ConstrainedContinuations:
         """
         tokens, values = torch.zeros(len(room), 1, dtype=torch.int64), torch.full((len(room), 1), -torch.inf)
         device = log_probs.device
-        for moves, rows in said:
+        for moves, rows in moves_of:
             if len(moves.risky):
                 at, risky = rows.to(device)[:, None], moves.risky.to(device)
                 best, which = (part.cpu() for part in log_probs[at, risky].max(dim=1))
@@ -205,7 +192,7 @@ class ConstrainedContinuations:
         return tokens, values
 
     def _take_joining(self, log_probs: Tensor) -> tuple[Tensor, Tensor]:
-        """Sets tokens that continue a word to -inf where it has just ended a constraint; returns as _take_risky."""
+        """Does the same for tokens that continue the word that has just completed a phrase."""
         rows = self._automata.at_word_end(self._states)
         tokens, values = torch.zeros(len(rows), 1, dtype=torch.int64), torch.full((len(rows), 1), -torch.inf)
         if rows.any() and self._joins.any():
@@ -229,7 +216,7 @@ class ConstrainedContinuations:
 
 
 def _few(grid: Tensor, column: int, most: Tensor) -> Tensor:
-    """Returns ``grid`` (B, K, N) with only the ``most`` (B,) best values of each column; the others are -inf."""
+    """Returns ``grid`` (B, K, N) with all but the ``most`` (B,) best values of one column set to -inf."""
     order = grid[:, :, column].argsort(dim=1, descending=True, stable=True)
     late = (torch.arange(grid.shape[1]) >= most[:, None]).expand_as(order)
     fewer = grid.clone()

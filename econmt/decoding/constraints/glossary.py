@@ -1,4 +1,4 @@
-"""Glossaries: if a term occurs in the source, its given translation must occur in the target."""
+"""Glossaries: if a term occurs in the source, its translation in the glossary must occur in the target."""
 
 from __future__ import annotations
 
@@ -27,30 +27,30 @@ class Glossary:
             self._terms.setdefault(_folded(words), []).append((words, target))
         # Only lengths of existing terms are tried; else one long term would make every text slow.
         self._sizes = sorted({len(words) for words in self._terms}, reverse=True)
-        for found in self._terms.values():
+        for alike in self._terms.values():
             # Of two terms that differ in case, the one with capitals matches text with the same capitals.
-            found.sort(key=lambda term: _has_no_capitals(term[0]))
+            alike.sort(key=lambda term: _has_no_capitals(term[0]))
 
     def constraints(self, text: str) -> list[str]:
         """Returns the translations of all terms in a sentence, in order, each as often as its term occurs."""
         words = units(text)
         folded = _folded(words)
-        found, at = list[str](), 0
+        targets, at = list[str](), 0
         while at < len(words):
             for size in self._sizes:
                 if size > len(words) - at:
                     continue
                 target = self._match(words[at : at + size], folded[at : at + size])
                 if target is not None:
-                    found.append(target)
+                    targets.append(target)
                     at += size
                     break
             else:
                 at += 1
-        return found
+        return targets
 
     def targets(self) -> list[str]:
-        """All translations."""
+        """Returns the translations of all terms."""
         return [target for terms in self._terms.values() for _, target in terms]
 
     def _match(self, words: list[str], folded: tuple[str, ...]) -> str | None:
@@ -99,4 +99,5 @@ def read_avoid_list(path: Path) -> tuple[str, ...]:
     Raises:
         InputError: The file cannot be read; the message names it.
     """
-    return tuple(dict.fromkeys(found for line in read_lines(path) if (found := " ".join(split_words(line)))))
+    phrases = (" ".join(split_words(line)) for line in read_lines(path))
+    return tuple(dict.fromkeys(filter(None, phrases)))

@@ -23,13 +23,13 @@ import torch
 from torch import Tensor
 
 _OTHER, _JOINING = -1, -2
-"""Stand for any token that is in no phrase: one that begins a word, and one that goes on with it."""
+"""Placeholders for tokens in no phrase: those that begin a word or are no word, and those that continue a word."""
 
 _BETWEEN, _ENDED = -2, -1
-"""Kinds of a :class:`Reading` that is within no phrase; the first covers the second."""
+"""Kinds of a :class:`Reading` between phrases, and just after a phrase whose last word could continue."""
 
 MOST_READINGS = 32
-"""Readings of a hypothesis that are kept between phrases, and within one: five places at which phrases compete."""
+"""Maximum number of readings of a hypothesis between phrases, and within one: 2 ** 5 for five ambiguous choices."""
 
 
 class Phrase(NamedTuple):
@@ -44,8 +44,8 @@ class Reading(NamedTuple):
 
     Attributes:
         remaining: fewest tokens after which all phrases are complete.
-        kind: the phrase that the last tokens begin, as an index into the different phrases; ``_BETWEEN`` phrases, or
-            ``_ENDED``: one that the next token takes back if it goes on with its last word.
+        kind: index of the phrase that the last tokens begin, among the distinct phrases; ``_BETWEEN``: none;
+            ``_ENDED``: none, and the reading is invalid if the next token continues the word.
         written: number of tokens of that phrase that are written.
         unmet: a bit for each phrase that is neither complete nor begun.
     """
@@ -74,15 +74,15 @@ class Phrases:
 
     Args:
         phrases: the phrases; equal ones count separately.
-        joins: whether a token goes on with a word.
+        joins: for each token, True if it continues a word.
     """
 
     def __init__(self, phrases: Sequence[Phrase], joins: Sequence[bool]) -> None:
         self._joins = joins
         in_order = sorted(phrases)
         self._kinds = sorted(set(phrases))
-        # Phrases that are alike have neighbouring bits, of which the highest goes first: sets of phrases of which
-        # the same are missing are the same number.
+        # Equal phrases have adjacent bits, which are cleared from the highest on, so that equal sets of missing phrases
+        # are equal numbers.
         self._bits = [
             sum(1 << at for at, each in enumerate(in_order) if each == kind) for kind in self._kinds
         ]
@@ -94,11 +94,11 @@ class Phrases:
         self.start: Progress = (Reading(self.size, _BETWEEN, 0, (1 << len(phrases)) - 1),)
 
     def remaining(self, progress: Progress) -> int:
-        """Fewest tokens after which all phrases are complete; one of ``tokens`` always reduces it by one."""
+        """Returns the fewest tokens that complete all phrases; one of ``tokens`` always reduces it by one."""
         return progress[0].remaining
 
     def moving(self, progress: Progress) -> list[tuple[int, bool]]:
-        """``tokens``, and whether each may lead elsewhere than tokens that are in no phrase."""
+        """Returns ``tokens``, each with True if its effect may differ from that of tokens in no phrase."""
         moves = set()
         for reading in progress:
             if reading.kind >= 0:
@@ -113,7 +113,7 @@ class Phrases:
         if token not in self._begun and all(reading.kind == _BETWEEN for reading in progress):
             return progress
         between, others = list[Reading](), list[Reading]()
-        # A reading comes after all that cover it.
+        # In sorted order a reading comes after all readings that cover it.
         for reading in sorted({after for before in progress for after in self._read(before, token)}):
             kept = between if reading.kind == _BETWEEN else others
             if len(kept) < MOST_READINGS and not any(each.covers(reading) for each in (*between, *others)):
@@ -149,8 +149,8 @@ class Automata:
     """Automata of all sentences of a batch, as tables that advance many hypotheses at once.
 
     Args:
-        sentences: the phrases of each.
-        joins: (V,) bool whether a token goes on with a word.
+        sentences: phrases of each sentence.
+        joins: (V,) bool, True for tokens that continue a word.
     """
 
     def __init__(self, sentences: Sequence[Phrases], joins: Tensor) -> None:
@@ -167,17 +167,17 @@ class Automata:
         self._ready = np.zeros(64, dtype=bool)
 
     def start(self, prefixes: Sequence[Sequence[int]]) -> tuple[Tensor, list[int]]:
-        """The states (B,) of hypotheses without tokens, and what is still wanted after the prefixes."""
-        wanted = []
+        """Returns the states (B,) of empty hypotheses, and the tokens that each sentence needs after its prefix."""
+        needed = []
         for sentence, prefix in zip(self._sentences, prefixes, strict=True):
             progress = sentence.start
             for token in prefix:
                 progress = sentence.after(progress, token)
-            wanted.append(sentence.remaining(progress))
-        states = [self._number(at, sentence.start) for at, sentence in enumerate(self._sentences)]
-        found = torch.tensor(states, dtype=torch.int64)
-        self.expand(found)
-        return found, wanted
+            needed.append(sentence.remaining(progress))
+        numbers = [self._number(at, sentence.start) for at, sentence in enumerate(self._sentences)]
+        states = torch.tensor(numbers, dtype=torch.int64)
+        self.expand(states)
+        return states, needed
 
     def remaining(self, states: Tensor) -> Tensor:
         """Returns the number of tokens that states still need, in their shape."""
@@ -202,19 +202,19 @@ class Automata:
         return torch.from_numpy(self._next)[states].gather(1, columns)
 
     def expand(self, states: Tensor) -> None:
-        """Computes the transitions of ``states`` (R,), of which only the remaining tokens were known."""
+        """Computes the transitions of ``states`` (R,)."""
         for state in set(states.tolist()):
             if self._ready[state]:
                 continue
             at, progress = self._progress[state]
             sentence = self._sentences[at]
             others = [self._number(at, sentence.after(progress, token)) for token in (_OTHER, _JOINING)]
-            led = [
+            transitions = [
                 self._number(at, sentence.after(progress, token)) if moves else others[self._flags[token]]
                 for token, moves in sentence.moving(progress)
             ]
-            led += [others[0]] * (self.tokens.shape[1] - len(led)) + others
-            self._next[state] = led
+            transitions += [others[0]] * (self.tokens.shape[1] - len(transitions)) + others
+            self._next[state] = transitions
             self._ready[state] = True
 
     def _number(self, at: int, progress: Progress) -> int:
@@ -237,14 +237,14 @@ def share_out(totals: Tensor, banks: Tensor, beam: int) -> Tensor:
 
     Args:
         totals: (B, N) log-probabilities, -inf if ruled out; fewer than ``beam`` may remain.
-        banks: (B, N) number of tokens of phrases that each has.
+        banks: number of phrase tokens of each continuation, (B, N).
     """
     count = totals.shape[1]
     by_total = totals.argsort(dim=1, descending=True, stable=True)
     sorted_banks = banks.gather(1, by_total).masked_fill(totals.gather(1, by_total) == -torch.inf, -1)
     by_bank = sorted_banks.argsort(dim=1, descending=True, stable=True)
     order, sorted_banks = by_total.gather(1, by_bank), sorted_banks.gather(1, by_bank)
-    # A continuation's rank in its bank is its place less that of the bank's first.
+    # The rank within a bank is the position minus that of the bank's first continuation.
     at = torch.arange(count).expand_as(order)
     first = torch.ones_like(order, dtype=torch.bool)
     first[:, 1:] = sorted_banks[:, 1:] != sorted_banks[:, :-1]

@@ -9,13 +9,10 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from econmt.data.text.subwords import BOS, EOS, PAD, UNK, Vocabulary, WordVocabulary, normalized
-
-BLANK = "\u2581"
-"""Mark of a space before a subword."""
+from econmt.data.text.subwords import BOS, EOS, PAD, UNK, WORD_START, Vocabulary, WordVocabulary, normalized
 
 _MARKER = "\ufffe"
-"""A character that no text has: what stands behind it is cut into subwords as within a word."""
+"""Character that occurs in no text; text after it is segmented as within a word."""
 
 _SPACELESS = (
     "\u0e00-\u0eff\u0f00-\u0fff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
@@ -25,7 +22,7 @@ _UNIT = re.compile(rf"[{_SPACELESS}]|[^\W{_SPACELESS}]+|\S")
 
 
 def units(text: str) -> list[str]:
-    """Returns the words and signs of raw text; letters of scripts without spaces are units of their own."""
+    """Returns the words and signs of raw text; in scripts without spaces each letter is a unit."""
     return _UNIT.findall(normalized(text))
 
 
@@ -38,7 +35,7 @@ class Spelling:
     """Spelling of a vocabulary's ids.
 
     Attributes:
-        pieces: text of each id, with a leading space as ``BLANK``; empty for special tokens.
+        pieces: text of each id, with a leading space as ``WORD_START``; empty for special tokens.
         ids: id of each piece.
         joins: (V,) bool, True for ids that continue the word of the token before.
         words: True if tokens are whole words.
@@ -48,7 +45,7 @@ class Spelling:
         self._vocabulary = vocabulary
         self.words = isinstance(vocabulary, WordVocabulary)
         pieces = vocabulary.tokens(range(vocabulary.size))
-        self.pieces = [BLANK + piece for piece in pieces] if self.words else list(pieces)
+        self.pieces = [WORD_START + piece for piece in pieces] if self.words else list(pieces)
         for special in (PAD, UNK, BOS, EOS):
             self.pieces[special] = ""
         self.ids = {piece: number for number, piece in enumerate(self.pieces) if piece}
@@ -57,11 +54,11 @@ class Spelling:
     @cached_property
     def tails(self) -> dict[str, list[tuple[int, int]]]:
         """Positions of pairs of characters in pieces, and of last characters: id and offset of each."""
-        found: dict[str, list[tuple[int, int]]] = {}
+        tails: dict[str, list[tuple[int, int]]] = {}
         for token, piece in enumerate(self.pieces):
             for offset in range(len(piece)):
-                found.setdefault(piece[offset : offset + 2], []).append((token, offset))
-        return found
+                tails.setdefault(piece[offset : offset + 2], []).append((token, offset))
+        return tails
 
     @cached_property
     def in_order(self) -> list[tuple[str, int]]:
@@ -71,13 +68,13 @@ class Spelling:
     def encode(self, text: str) -> tuple[int, ...]:
         """Returns the ids of a phrase within a sentence; ``UNK`` if the vocabulary lacks a character or word."""
         text = normalized(text)
-        whole = tuple(self._vocabulary.encode(text))
+        ids = tuple(self._vocabulary.encode(text))
         # An unknown first character would merge with the marker.
-        if UNK in whole or self.words or not re.match(f"[{_SPACELESS}]", text):
-            return whole
+        if UNK in ids or self.words or not re.match(f"[{_SPACELESS}]", text):
+            return ids
         marked = self._vocabulary.encode(_MARKER + text)
         return tuple(marked[marked.index(UNK) + 1 :])
 
     def ends_word(self, text: str) -> bool:
-        """Returns True if the token after a phrase has to begin a word or be no letter."""
+        """Returns True if the token after a phrase must not continue its last word."""
         return not self.words and is_of_word(normalized(text)[-1])

@@ -17,7 +17,7 @@ from econmt.decoding.requests import Request, check_request
 from econmt.errors import InputError
 
 _KEPT = 256
-"""Lists of avoided phrases of single lines that are remembered: programs send the same ones again and again."""
+"""Number of cached lists of avoided phrases; programs send the same list with many lines."""
 
 
 class ConstraintCompiler:
@@ -58,8 +58,7 @@ class ConstraintCompiler:
         prefix = self._ids(request.target_prefix, f"{where}: target_prefix")
         if any(avoidance.is_in(prefix, goes_on=True) for avoidance in avoidances):
             raise InputError(
-                f"{where}: target_prefix {request.target_prefix!r} holds a phrase that is to be avoided; leave one of "
-                "them out"
+                f"{where}: target_prefix {request.target_prefix!r} contains an avoided phrase; remove one of them"
             )
         phrases = []
         for text in texts:
@@ -67,7 +66,7 @@ class ConstraintCompiler:
             for avoidance in avoidances:
                 if avoidance.is_in(ids):
                     raise InputError(
-                        f"{where}: the constraint {text!r} holds a phrase that is to be avoided; leave one of them out"
+                        f"{where}: the constraint {text!r} contains an avoided phrase; remove one of them"
                     )
             phrases.append(Phrase(ids, self._spelling.ends_word(text)))
         return DecodingConstraints(tuple(phrases), prefix, avoidances)
@@ -76,6 +75,6 @@ class ConstraintCompiler:
         ids = self._spelling.encode(text)
         if UNK in ids or (text.strip() and not ids):
             raise InputError(
-                f"{what} {text!r} has what the target vocabulary does not: the model cannot write it; leave it out"
+                f"{what} {text!r} has characters or words that the target vocabulary lacks; remove it"
             )
         return ids

@@ -1,1 +1,1 @@
-"""Beam search and sampling, batched, in fixed slots and in C, and the scores they rank by."""
+"""Beam search and sampling: in batches, in slots of fixed shape, and in the C library; scores and penalties."""

@@ -1,12 +1,12 @@
 """Beam search over many sentences at once.
 
-Shapes: B sentences, S source positions, V target vocabulary, K beam size, R rows, that is, hypotheses still growing
-(at most K a sentence).
+Shapes: B sentences, S source positions, V target vocabulary, K beam size, R rows (growing hypotheses, at most K per
+sentence).
 
-Every sentence has K places. At each position the best continuations of its growing hypotheses, as many as there are
-places left, are kept; one that ends in EOS keeps its place for good and stops growing, so that K = 1 is greedy search.
-A sentence leaves the batch when no place grows any more, or when the hypotheses asked for have ended and no growing one
-can overtake them. Results therefore never depend on the other sentences of the batch.
+Every sentence has K places in the beam. At each position the best continuations of its growing hypotheses fill the
+places that have not ended; a hypothesis that ends in EOS keeps its place and stops growing, so that K = 1 is greedy
+search. A sentence is finished when none of its hypotheses grows, or when the n best have ended and no growing one can
+overtake them. Results do not depend on the other sentences of the batch.
 """
 
 from __future__ import annotations
@@ -23,24 +23,25 @@ from econmt.decoding.search.options import SearchOptions as SearchOptions
 from econmt.decoding.search.penalties import Penalties
 
 MAX_OUTPUT_EXTRA = 10
+"""Tokens by which a translation may exceed ``max_output_factor`` times the source length."""
 
 _GROUPS = 16
-"""Columns of a group when the highest of many numbers are looked for."""
+"""Number of columns in a group, see :func:`_highest`."""
 
 _CROWDED = 0.75
-"""The share of a batch's sentences that still grow below which the others are taken out of it."""
+"""Share of unfinished sentences in a batch at or below which finished ones are removed from it."""
 
 
 class Hypothesis(NamedTuple):
-    """One translation.
+    """Translation found by a search.
 
     Attributes:
         ids: target ids without BOS and EOS.
         score: log-probability divided by the length penalty, plus the other penalties.
         log_probability: natural logarithm of the model's probability of ids and EOS.
-        attention: (len(ids) + 1, S) float32 on the CPU, its last row that of EOS, S the source's length with EOS; or
-            None if it was not asked for.
-        cut: whether the longest output was reached, where nothing but EOS may follow.
+        attention: attention of each token and EOS over the source with EOS, (len(ids) + 1, S) float32 on the CPU; None
+            if not requested.
+        cut: True if the maximum length was reached, after which only EOS may follow.
     """
 
     ids: list[int]
@@ -51,24 +52,21 @@ class Hypothesis(NamedTuple):
 
 
 def length_penalty(length: Tensor | int, options: SearchOptions) -> Tensor:
-    """((beta + length) / (beta + 1)) ** alpha in float64 (Wu et al., 2016, equation 14, with Sockeye's beta)."""
+    """Computes ((beta + length) / (beta + 1)) ** alpha in float64 (Wu et al., 2016, equation 14; Sockeye's beta)."""
     counted = torch.as_tensor(length, dtype=torch.float64)
     bases = (options.length_penalty_beta + counted) / (options.length_penalty_beta + 1.0)
-    # PyTorch's own powers differ in the last bit with the place of a number in its tensor.
+    # PyTorch's powers differ in the last bit by the position of a number in its tensor.
     powers = [base**options.length_penalty_alpha for base in bases.flatten().tolist()]
     return torch.tensor(powers, dtype=torch.float64).view(bases.shape)
 
 
 def output_limits(lengths: Tensor, factor: float, longest: int | None = None) -> Tensor:
-    """Most target tokens before EOS for each sentence.
+    """Returns the maximum number of target tokens before EOS for each sentence, (B,) int64 on the CPU.
 
     Args:
-        lengths: (B,) source lengths, EOS counted. factor: ``max_output_factor``. longest: the longest source, in
-            tokens, that the model was trained on; a source beyond it may give no more tokens than the longest source
-            may, or than it has itself plus ``MAX_OUTPUT_EXTRA``, because such a model tends not to end by itself.
-
-    Returns:
-        (B,) int64 on the CPU.
+        lengths: source lengths including EOS, (B,). factor: ``max_output_factor``.
+        longest: maximum number of source tokens in training. The limit of longer sources is that of this length, or
+            their own length plus ``MAX_OUTPUT_EXTRA``, because models tend not to end translations of such sources.
     """
     words = (lengths.cpu() - 1).clamp(min=0)
     limits = (words * factor).floor().long() + MAX_OUTPUT_EXTRA
@@ -82,10 +80,10 @@ class Ended(NamedTuple):
     """Hypotheses that ended in EOS at one position.
 
     Attributes:
-        position: tokens of each, EOS counted.
-        sentences, rows: (E,) int64, the sentence, and the row of that position's model step that was extended.
+        position: number of their tokens, including EOS.
+        sentences, rows: sentence, and row of this position's model step that was extended, (E,) int64.
         log_probabilities: (E,) float64.
-        penalties: (E,) float64 what is added to their scores; None: nothing.
+        penalties: values added to their scores, (E,) float64; None: nothing.
     """
 
     position: int
@@ -96,16 +94,16 @@ class Ended(NamedTuple):
 
 
 class Grown(NamedTuple):
-    """The rows after one position: their newest ``tokens`` (R,) and the rows ``parents`` (R,) that they extend."""
+    """Rows after one position: their last ``tokens`` (R,) and the rows ``parents`` (R,) that they extend."""
 
     tokens: Tensor
     parents: Tensor
 
 
 class Trace:
-    """The back pointers of a search, from which translations are read once it is over.
+    """Back pointers of a search, from which translations are read at its end.
 
-    ``grown[t]`` leads from the rows of step t + 1 to those of step t; ``attention[t]`` is what the rows of step t saw.
+    ``grown[t]`` leads from the rows of step t + 1 to those of step t; ``attention[t]`` is the attention of step t.
     """
 
     def __init__(self) -> None:
@@ -114,13 +112,13 @@ class Trace:
         self.attention: list[Tensor] = []
 
     def hypotheses(self, lengths: Tensor, limits: Tensor, options: SearchOptions) -> list[list[Hypothesis]]:
-        """The n best of each sentence, best first, equal scores in the order in which they ended.
+        """Returns the n best hypotheses of each sentence, best first, equal scores in the order in which they ended.
 
         Args:
-            lengths: (B,) source lengths on the CPU, EOS counted. limits: (B,) on the CPU.
+            lengths: source lengths including EOS, (B,) on the CPU. limits: maximum lengths, (B,) on the CPU.
         """
         grown = [(step.tokens.tolist(), step.parents.tolist()) for step in self.grown]
-        found: list[list[tuple[float, float, int, int]]] = [[] for _ in range(len(lengths))]
+        by_sentence: list[list[tuple[float, float, int, int]]] = [[] for _ in range(len(lengths))]
         for ended in self.ended:
             penalty = float(length_penalty(ended.position, options))
             scores = ended.log_probabilities / penalty
@@ -130,9 +128,9 @@ class Trace:
             for sentence, row, log_probability, score in zip(
                 *(part.tolist() for part in entries), strict=True
             ):
-                found[sentence].append((score, log_probability, ended.position, row))
+                by_sentence[sentence].append((score, log_probability, ended.position, row))
         results = []
-        for sentence, candidates in enumerate(found):
+        for sentence, candidates in enumerate(by_sentence):
             candidates.sort(key=lambda candidate: -candidate[0])
             chosen = []
             for score, log_probability, position, row in candidates[: options.nbest_size]:
@@ -149,7 +147,7 @@ class Trace:
 
 
 def _walk(grown: list[tuple[list[int], list[int]]], step: int, row: int) -> tuple[list[int], list[int]]:
-    """The tokens that lead to ``row`` of ``step``, and the rows passed on the way, ``row`` the last."""
+    """Returns the tokens that lead to ``row`` of ``step``, and the rows on this path, ``row`` last."""
     ids, rows = [], [row]
     while step > 0:
         step -= 1
@@ -161,12 +159,12 @@ def _walk(grown: list[tuple[list[int], list[int]]], step: int, row: int) -> tupl
 
 
 class Places(NamedTuple):
-    """The K places of each sentence after one position, best first.
+    """Contents of the K places of each sentence after one position, best first.
 
     Attributes:
-        totals: (B, K) float64 log-probabilities; -inf: nothing there.
-        parents, tokens: (B, K) int64 the row extended and the token that extends it.
-        ends, grows: (B, K) bool the places that hold an ended or a growing hypothesis.
+        totals: log-probabilities, -inf at empty places, (B, K) float64.
+        parents, tokens: extended row and the token that extends it, (B, K) int64.
+        ends, grows: masks of places with an ended or a growing hypothesis, (B, K).
     """
 
     totals: Tensor
@@ -177,32 +175,32 @@ class Places(NamedTuple):
 
 
 def highest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The highest ``count`` of each row of ``values`` (R, V), falling, and where they are: (R, count) each.
+    """Returns the ``count`` highest values of each row of ``values`` (R, V), descending, and their columns.
 
-    On the CPU equal ones come in the order of their columns, as the C library's search has them; -inf in any order.
+    On the CPU equal values come in the order of their columns, as in the C library's search; -inf in any order.
     """
     if values.device.type != "cpu":
         return values.topk(count, dim=1)
-    # One more shows whether one that is left out equals the last.
-    found, columns = _highest(values, min(count + 1, values.shape[1]))
-    several = (found[:, 1:] == found[:, :-1]) & (found[:, 1:] > -torch.inf)
-    rows = several.any(dim=1).nonzero()[:, 0]
+    # One more value shows if one that is left out equals the last.
+    top, columns = _highest(values, min(count + 1, values.shape[1]))
+    equal = (top[:, 1:] == top[:, :-1]) & (top[:, 1:] > -torch.inf)
+    rows = equal.any(dim=1).nonzero()[:, 0]
     if len(rows):
         in_order = values[rows].sort(dim=1, descending=True, stable=True)
         columns = columns.index_copy(0, rows, in_order.indices[:, : columns.shape[1]])
-    return found[:, :count], columns[:, :count]
+    return top[:, :count], columns[:, :count]
 
 
 def _highest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Computes :func:`highest` on the CPU, with equal values in any order.
 
-    They lie in the groups of columns that have the highest maxima, as many groups as numbers are wanted. Finding the
-    maxima and searching those groups takes half to a third of the time of searching whole rows.
+    The values lie in the ``count`` groups of columns with the highest maxima. Finding the maxima and searching these
+    groups takes a third to a half of the time of searching whole rows.
     """
     width = values.shape[1]
     if width < _GROUPS * _GROUPS * count:
         return values.topk(count, dim=1)
-    # A group is every so manieth column: the maxima of all groups are taken side by side.
+    # Groups are interleaved, so that the maxima of all groups are computed side by side.
     groups, rest = width // _GROUPS, width % _GROUPS
     maxima = values[:, : width - rest].view(-1, _GROUPS, groups).amax(dim=1)
     chosen = maxima.topk(count, dim=1, sorted=False).indices
@@ -210,44 +208,50 @@ def _highest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
     if rest:
         last = torch.arange(width - rest, width).expand(len(values), rest)
         columns = torch.cat([columns, last], dim=1)
-    found, which = values.gather(1, columns).topk(count, dim=1)
-    return found, columns.gather(1, which)
+    top, which = values.gather(1, columns).topk(count, dim=1)
+    return top, columns.gather(1, which)
 
 
 def choose_places(
-    values: Tensor,
-    tokens: Tensor,
-    totals: Tensor,
-    sentences: Tensor,
-    places: Tensor,
-    free: Tensor,
-    beam: int,
+    values: Tensor, tokens: Tensor, totals: Tensor, sentences: Tensor, places: Tensor, free: Tensor, beam: int
 ) -> Places:
-    """Choose the best continuations of each sentence.
+    """Chooses the best continuations of each sentence.
 
     Args:
-        values, tokens: (R, W) the highest log-probabilities of each row's next token, -inf where it is ruled out.
-        totals: (R,) float64 log-probability so far.
-        sentences, places: (R,) where each row belongs. free: (B,) places of each sentence that still grow.
+        values, tokens: highest log-probabilities of each row's next token, -inf if ruled out, and the tokens, (R, W).
+        totals: log-probability of each row, (R,) float64.
+        sentences, places: sentence and place of each row, (R,). free: places that have not ended, (B,).
+        beam: K.
     """
     count, width = len(free), values.shape[1]
     grid = totals.new_full((count, beam, width), -torch.inf)
     grid[sentences, places] = totals[:, None] + values
     row_at = sentences.new_zeros((count, beam))
     row_at[sentences, places] = torch.arange(len(sentences))
-    best, flat = highest(grid.view(count, beam * width), beam)
-    parents = row_at.gather(1, flat // width)
-    chosen = tokens[parents, flat % width]
-    kept = (torch.arange(beam) < free[:, None]) & (best > -torch.inf)
-    ends = kept & (chosen == EOS)
-    return Places(best, parents, chosen, ends, kept & ~ends)
+    return places_of(*highest(grid.view(count, beam * width), beam), row_at, tokens, free)
+
+
+def places_of(totals: Tensor, chosen: Tensor, row_at: Tensor, tokens: Tensor, free: Tensor) -> Places:
+    """Returns the places of the chosen continuations.
+
+    Args:
+        totals: log-probabilities, best first, (B, K). chosen: place times W plus candidate of each, (B, K).
+        row_at: row at each place, (B, K). tokens: candidates of each row, (R, W).
+        free: places that have not ended, (B,).
+    """
+    width = tokens.shape[1]
+    parents = row_at.gather(1, chosen // width)
+    words = tokens[parents, chosen % width]
+    kept = (torch.arange(totals.shape[1]) < free[:, None]) & (totals > -torch.inf)
+    ends = kept & (words == EOS)
+    return Places(totals, parents, words, ends, kept & ~ends)
 
 
 class ContinuationChooser(Protocol):
-    """Chooses a search's continuations by more than scores, such as ``ConstrainedContinuations``."""
+    """Interface of objects that choose continuations by more than scores, such as ``ConstrainedContinuations``."""
 
     def limits(self, limits: Tensor, /) -> Tensor:
-        """``limits`` (B,), longer where the translation would not have room."""
+        """Returns the maximum lengths ``limits`` (B,), increased where translations would not fit."""
 
     def extend(
         self,
@@ -259,34 +263,35 @@ class ContinuationChooser(Protocol):
         room: Tensor,
         /,
     ) -> Places:
-        """Choose the best continuations of each sentence.
+        """Chooses the best continuations of each sentence.
 
         Args:
-            log_probs: (R, V) of the next token, which may be overwritten. totals, sentences, places, free: see
-                :func:`choose_places`. room: (R,) most tokens after the one to be chosen; -1 where that must be EOS.
+            log_probs: log-probabilities of the next token, which may be overwritten, (R, V).
+            totals, sentences, places, free: see :func:`choose_places`.
+            room: maximum number of tokens after the chosen one, (R,); -1 if it must be EOS.
         """
 
     def grow(self, parents: Tensor, tokens: Tensor, /) -> None:
-        """The rows are now those that extend ``parents`` (R',) by ``tokens`` (R',)."""
+        """Informs that the rows are now those that extend ``parents`` (R',) by ``tokens`` (R',)."""
 
 
 class _Batch(NamedTuple):
-    """The sentences of a search of which a hypothesis may still grow, and some of which none does any more.
+    """Sentences that the search still holds.
 
     Attributes:
-        numbers: (B,) which of the sentences given each one is. limits: (B,) most tokens before EOS.
-        most: (B,) float64 the length penalty of its longest translation. free: (B,) places that still grow.
-        best_scores: (B, nbest) float64 of what has ended.
+        numbers: index of each in the search's input, (B,). limits: maximum number of tokens before EOS, (B,).
+        largest_penalty: length penalty of the longest possible translation, (B,) float64.
+        free: places that have not ended, (B,). best_scores: highest scores of ended hypotheses, (B, nbest) float64.
     """
 
     numbers: Tensor
     limits: Tensor
-    most: Tensor
+    largest_penalty: Tensor
     free: Tensor
     best_scores: Tensor
 
     def keep(self, sentences: Tensor) -> _Batch:
-        """The sentences with indices ``sentences`` (C,)."""
+        """Selects the sentences with indices ``sentences`` (C,)."""
         return _Batch(*(part.index_select(0, sentences) for part in self))
 
 
@@ -300,22 +305,22 @@ def beam_search(
     watch: Callable[[], object] = lambda: None,
     chooser: ContinuationChooser | None = None,
 ) -> list[list[Hypothesis]]:
-    """Search for the translations with the highest scores.
+    """Searches for the translations with the highest scores.
 
-    PAD and BOS are never produced; UNK may be, as in Sockeye, since a model over words needs it. After ``limits``
-    tokens nothing but EOS may follow, at the model's own probability of it: every hypothesis ends in EOS, and its
-    log-probability is what teacher forcing gives for its ids.
+    PAD and BOS are never produced; UNK may be, as in Sockeye, because models over words need it. After ``limits``
+    tokens only EOS may follow, with the model's probability. Every hypothesis therefore ends in EOS, and its
+    log-probability equals that of teacher forcing.
 
     Args:
-        model: a model in evaluation mode, or an ensemble.
-        source: (B, S) int64 ids, each row its tokens, EOS and padding. lengths: (B,) int64, EOS counted.
-        limits: (B,) most tokens before EOS, see :func:`output_limits`.
-        options: how to search.
-        watch: called before each step; what it raises ends the search.
-        steering: chooses the continuations instead of the scores alone.
+        model: model in evaluation mode, or an ensemble.
+        source: ids, EOS and padding, (B, S) int64. lengths: lengths including EOS, (B,) int64.
+        limits: maximum number of tokens before EOS, (B,), see :func:`output_limits`.
+        options: options of the search.
+        watch: called before each step; an exception that it raises ends the search.
+        chooser: chooses continuations instead of the scores alone; None: the scores.
 
     Returns:
-        The n best hypotheses of each sentence, best first; fewer only if the model allows no more.
+        The n best hypotheses of each sentence, best first; fewer only if the model gives no others a probability.
     """
     device, beam = source.device, options.beam_size
     lengths_here, limits = lengths.cpu(), limits.cpu()
@@ -341,10 +346,10 @@ def beam_search(
         rule_out(log_probs, batch.limits[sentences] if position > shortest else None, position)
         if options.attention:
             trace.attention.append(attention)
-        # What follows is about few numbers: on the CPU it takes less time than a GPU takes to be told of it.
+        # The rest concerns few numbers, which a CPU processes in less time than launching GPU kernels takes.
         if chooser is None:
-            found, words = (part.cpu() for part in highest(log_probs, min(beam, log_probs.shape[1])))
-            now = choose_places(found, words, totals, sentences, places, batch.free, beam)
+            values, words = (part.cpu() for part in highest(log_probs, min(beam, log_probs.shape[1])))
+            now = choose_places(values, words, totals, sentences, places, batch.free, beam)
         else:
             room = batch.limits[sentences] - position
             now = chooser.extend(log_probs, totals, sentences, places, batch.free, room)
@@ -360,9 +365,9 @@ def beam_search(
         scores = scores.masked_fill(~now.ends, -torch.inf)
         best_scores = torch.cat([batch.best_scores, scores], dim=1).topk(options.nbest_size, dim=1).values
         batch = batch._replace(free=batch.free - now.ends.sum(dim=1), best_scores=best_scores)
-        # A total only falls as a hypothesis grows, and the penalty only rises with its length, so this is the highest
-        # score that any growing hypothesis can still reach; penalties are never above zero.
-        reach = (now.totals.masked_fill(~now.grows, -torch.inf) / batch.most[:, None]).amax(dim=1)
+        # Totals only fall and length penalties only rise as hypotheses grow, and other penalties are never positive, so
+        # this is the highest score that a growing hypothesis can still reach.
+        reach = (now.totals.masked_fill(~now.grows, -torch.inf) / batch.largest_penalty[:, None]).amax(dim=1)
         growing = now.grows & (best_scores[:, -1] < reach)[:, None]
         if options.beam_search_stop == "first":
             growing &= best_scores[:, :1] == -torch.inf
@@ -391,21 +396,22 @@ def beam_search(
 def _begin(
     model: SearchModel, source: Tensor, lengths: Tensor, options: SearchOptions
 ) -> tuple[Any, Penalties | None]:
-    """The first state of a search, and its penalties if there are any."""
-    encoded = model.encode(source, lengths)
+    """Returns the initial state of a search, and its penalties if there are any."""
+    state = model.encode(source, lengths)
     penalties = None
     if options.penalizes:
         learned = options.punishes_brevity and options.brevity_penalty_type == "learned"
-        ratios = model.length_ratios(encoded) if learned else None
+        ratios = model.length_ratios(state) if learned else None
         penalties = Penalties(options, lengths.cpu(), source, ratios)
-    return model.initial_state(encoded), penalties
+    return state, penalties
 
 
 def rule_out(log_probs: Tensor, limits: Tensor | None, position: int) -> None:
-    """Set ``log_probs`` (R, V) to -inf, in place, for PAD and BOS and, in rows past their limit, all but EOS.
+    """Sets ``log_probs`` (R, V) to -inf, in place, for PAD and BOS and, in rows past their limit, for all but EOS.
 
     Args:
-        limits: (R,) of each row, on any device; None if none has reached it. position: of the next token.
+        limits: maximum number of tokens of each row, (R,), on any device; None if no row has reached it.
+        position: position of the next token, from 1.
     """
     log_probs[:, PAD] = -torch.inf
     log_probs[:, BOS] = -torch.inf

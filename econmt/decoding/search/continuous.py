@@ -1,8 +1,8 @@
-"""Continuous batching: sentences that are done leave their slots at once, and waiting ones take them.
+"""Continuous batching: finished sentences leave their slots at once, and waiting ones take them.
 
-On a CUDA device what a search does is replayed from graphs: encoding a batch, beginning sentences, and a few steps at a
-time, after which the host looks at a small tensor that tells who is done. While the device makes the next steps, the
-host reads what came out of those before.
+On a GPU the work is replayed from CUDA graphs: encoding a batch, starting sentences, and a few steps at a time, after
+which the host reads a small tensor that tells which sentences have finished. While the device computes the next steps,
+the host reads the results of the previous ones.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from econmt.decoding.search.slots import Slots, hypotheses
 from econmt_ops.dispatch.capture import Capturer, first_error
 
 STEPS = 4
-"""Steps between two looks of the host: a sentence that is done waits for half of them on average."""
+"""Number of steps between two checks by the host; a finished sentence waits for half of them on average."""
 
 SHORTEST = 64
-"""Source positions of the shortest lane; those of the others are twice as many each."""
+"""Source positions of the shortest lane; each further lane has twice as many."""
 
 ENCODED = 8
-"""Batches are encoded in multiples of so many positions."""
+"""Multiple to which the source positions of an encoded batch are rounded up."""
 
 WORTH = 64
-"""Sentences for which capturing pays; it takes as long as some hundred steps do without graphs."""
+"""Minimum number of sentences to capture graphs for; capturing takes as long as some hundred steps without graphs."""
 
 
 class Sentence(NamedTuple):
@@ -40,11 +40,11 @@ class Sentence(NamedTuple):
 
 
 class Graphs:
-    """Captures functions without arguments and replays them; on a CPU it calls them.
+    """Captures functions without arguments as CUDA graphs and replays them; on a CPU it calls them.
 
     Args:
-        device: that they run on.
-        note: gets one line if something cannot be captured; from then on everything is called.
+        device: device of the functions.
+        note: called with one line if a function cannot be captured; from then on all functions are called.
     """
 
     def __init__(self, device: torch.device, note: Callable[[str], object] | None = None) -> None:
@@ -57,10 +57,10 @@ class Graphs:
             self._capturer = Capturer(device)
 
     def __call__(self, key: object, function: Callable[[], object]) -> None:
-        """Calls or replays ``function``, the one that ``key`` stands for, whose tensors stay where they are.
+        """Calls or replays ``function``, which ``key`` identifies and whose tensors must keep their addresses.
 
-        The first call compiles kernels, the second one captures. A key must not hold what calls this: a device's
-        memory would stay taken until Python looks for circles.
+        The first call compiles kernels, the second one captures. Keys must not refer to the caller: the reference cycle
+        would keep device memory until Python's garbage collector runs.
         """
         if not self._captures:
             function()
@@ -91,7 +91,7 @@ class Graphs:
 
 
 class _Copies:
-    """Copies on the CPU of what is on the device now."""
+    """Asynchronous copies of device tensors in CPU memory."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._copied: torch.cuda.Event | None = None
@@ -106,14 +106,14 @@ class _Copies:
         self._copied.record()
 
     def wait(self) -> list[Tensor]:
-        """The copies, once they are there."""
+        """Waits for the copies and returns them."""
         if self._copied is not None:
             self._copied.synchronize()
         return self._tensors
 
 
 class _Finished(NamedTuple):
-    """Sentences that are done: their numbers, how many hypotheses each has, and where these are on their way to."""
+    """Finished sentences: their numbers, numbers of ended hypotheses, and the copies of their tensors."""
 
     numbers: list[int]
     counts: list[int]
@@ -121,7 +121,7 @@ class _Finished(NamedTuple):
 
 
 class _Lane:
-    """The slots for sentences of at most ``positions`` source tokens, EOS counted, and their graphs."""
+    """Slots for sentences of at most ``positions`` source tokens, including EOS, and their graphs."""
 
     def __init__(
         self, grid: SearchGrid, options: SearchOptions, graphs: Graphs, slots: int, positions: int
@@ -142,7 +142,7 @@ class _Lane:
     def search(
         self, sentences: Sequence[Sentence], watch: Callable[[], object]
     ) -> Iterator[tuple[int, list[Hypothesis]]]:
-        """The hypotheses of each sentence with its number, in the order in which they are done."""
+        """Yields the number and the hypotheses of each sentence, in the order in which they finish."""
         owners: dict[int, int] = {}
         waiting: list[tuple[int, int]] = []
         begun, finished = 0, None
@@ -169,11 +169,12 @@ class _Lane:
             finished = self._finish(owners, *state.wait()[0].tolist())
 
     def _finish(self, owners: dict[int, int], taken: list[int], counts: list[int]) -> _Finished | None:
-        """Takes the sentences that are done out of their slots."""
+        """Removes finished sentences from their slots."""
         done = [slot for slot in owners if taken[slot] > 0]
         if not done:
             return None
-        slots = _to_device(done, self._graphs.device)
+        slots = torch.empty(len(done), dtype=torch.int64, device=self._graphs.device)
+        _fill(slots, done)
         tables = _Copies(self._slots.read(slots, max(taken[slot] for slot in done)))
         return _Finished([owners.pop(slot) for slot in done], [counts[slot] for slot in done], tables)
 
@@ -185,11 +186,11 @@ class _Lane:
             ended, grown, *seen = (table[row] for table in tables)
             ids, limit = sentences[number]
             attention = seen[0] if seen else None
-            own = ended[:count], grown, attention
-            yield number, hypotheses(*own, len(ids) + 1, limit, self._penalties, self._nbest)
+            tensors = ended[:count], grown, attention
+            yield number, hypotheses(*tensors, len(ids) + 1, limit, self._penalties, self._nbest)
 
     def _encode(self, batch: Sequence[Sentence]) -> None:
-        """Fills the waiting room; places that no sentence has hold one of nothing but EOS."""
+        """Encodes the waiting sentences; unused places of the buffer get a sentence of only EOS."""
         size = -(-max(len(sentence.ids) + 1 for sentence in batch) // ENCODED) * ENCODED
         size = min(size, self._positions)
         rows = [[*sentence.ids, EOS] for sentence in batch]
@@ -205,7 +206,7 @@ class _Lane:
         self._graphs((self._positions, "encode", size), lambda: self._grid.encode(source, self._lengths))
 
     def _begin(self, slots: list[int], places: list[int]) -> None:
-        """Begins sentences of the waiting room; the last one comes as often as the graph's shape wants."""
+        """Starts waiting sentences; the last one is repeated to fill the fixed shape of the graph."""
         missing = self._pairs.shape[1] - len(slots)
         _fill(self._pairs, [slots + slots[-1:] * missing, places + places[-1:] * missing])
         self._graphs(
@@ -220,16 +221,17 @@ class _Lane:
 
 
 class ContinuousSearch:
-    """Beam search of many sentences; hypotheses are those of :func:`econmt.decoding.search.beam.beam_search`.
+    """Continuous beam search; hypotheses equal those of :func:`econmt.decoding.search.beam.beam_search`.
 
-    Lanes and their graphs stay for the next call.
+    Lanes and their graphs are kept for the next call.
 
     Args:
-        make_grid: makes, of a model in evaluation mode, the grid of so many slots, rows a slot, and source positions.
-        options: how to search; no sampling.
-        device: of the model.
-        slots: sentences translated together.
-        tokens: most padded source tokens in all slots of a lane of more than one, so that long sentences go in fewer.
+        make_grid: function from numbers of slots, rows per slot and source positions to the grid of a model in
+            evaluation mode.
+        options: options of the search, without sampling.
+        device: device of the model.
+        slots: maximum number of sentences translated together.
+        tokens: maximum number of padded source tokens in a lane of several slots; long sentences get fewer slots.
         note: see :class:`Graphs`.
     """
 
@@ -249,10 +251,10 @@ class ContinuousSearch:
         self._lanes: dict[int, _Lane] = {}
 
     def worthwhile(self, lengths: Sequence[int]) -> list[list[int]]:
-        """The sentences that go together, by their index, of those for which this search is worth its preparation.
+        """Returns groups of sentence indices for which this search is worth its preparation.
 
         Args:
-            lengths: source tokens of each sentence, EOS not counted.
+            lengths: number of source tokens of each sentence, without EOS.
         """
         lanes: dict[int, list[int]] = {}
         for index, length in enumerate(lengths):
@@ -267,11 +269,9 @@ class ContinuousSearch:
     def search(
         self, sentences: Sequence[Sentence], watch: Callable[[], object] = lambda: None
     ) -> list[list[Hypothesis]]:
-        """The n best hypotheses of each sentence, best first.
+        """Returns the n best hypotheses of each sentence, best first.
 
-        Args:
-            sentences: any number.
-            watch: called every few steps; what it raises ends the search.
+        ``watch`` is called every few steps; an exception that it raises ends the search.
         """
         longest = max(len(sentence.ids) for sentence in sentences)
         positions = _positions(longest)
@@ -279,28 +279,23 @@ class ContinuousSearch:
             slots = max(1, min(self._slots, self._tokens // positions))
             grid = self._make_grid(slots, self._options.beam_size, positions)
             self._lanes[positions] = _Lane(grid, self._options, self._graphs, slots, positions)
-        # The longest first: they take longest, and those of like length are encoded together.
+        # Longest first, because they take longest, and so that sentences of similar length are encoded together.
         order = sorted(range(len(sentences)), key=lambda index: -len(sentences[index].ids))
         results: list[list[Hypothesis]] = [[] for _ in sentences]
-        for number, found in self._lanes[positions].search([sentences[index] for index in order], watch):
-            results[order[number]] = found
+        for number, best in self._lanes[positions].search([sentences[index] for index in order], watch):
+            results[order[number]] = best
         return results
 
 
 def _positions(length: int) -> int:
-    """Source positions of the lane for sentences of ``length`` tokens, EOS not counted."""
+    """Returns the source positions of the lane for sentences of ``length`` tokens without EOS."""
     positions = SHORTEST
     while positions < length + 1:
         positions *= 2
     return positions
 
 
-def _to_device(values: list[int], device: torch.device) -> Tensor:
-    tensor = torch.tensor(values)
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
-
-
 def _fill(tensor: Tensor, values: Sequence[object]) -> None:
-    """Copies numbers into a tensor without a wait."""
+    """Copies numbers into a tensor without synchronisation."""
     host = torch.tensor(values)
     tensor.copy_(host.pin_memory() if tensor.is_cuda else host, non_blocking=True)

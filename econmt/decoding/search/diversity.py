@@ -1,8 +1,8 @@
-"""Diverse beam search: groups of hypotheses that keep away from each other's tokens (Vijayakumar et al., 2018).
+"""Diverse beam search: groups of hypotheses that avoid each other's tokens (Vijayakumar et al., 2018).
 
-The beam is divided into groups. At each position the groups choose one after the other, and a token that groups
-before have chosen costs ``diversity_strength`` for each time (Hamming diversity, their equation 7). This steers the
-choice only: log-probabilities and scores of the translations stay the model's own.
+The beam is divided into groups. At each position the groups choose one after the other, and a token costs
+``diversity_strength`` for each earlier group that has chosen it (Hamming diversity, their equation 7). Only the choice
+is affected: log-probabilities and scores of translations remain those of the model.
 
 Shapes: B sentences, R rows, V target vocabulary, G groups, K beam size; each group has K / G places.
 """
@@ -16,10 +16,10 @@ from econmt.decoding.search.beam import Places, SearchOptions, choose_places, hi
 
 
 class Diversity:
-    """Chooses the continuations of a search's hypotheses; see :class:`econmt.decoding.search.beam.ContinuationChooser`.
+    """Chooser of continuations in groups; implements :class:`econmt.decoding.search.beam.ContinuationChooser`.
 
     Args:
-        sentences: B. options: how to search.
+        sentences: B. options: options of the search.
     """
 
     def __init__(self, sentences: int, options: SearchOptions) -> None:
@@ -27,12 +27,12 @@ class Diversity:
         self._width = options.beam_size // options.beam_groups
         self._strength = options.diversity_strength
         self._owners = torch.arange(sentences)
-        self._groups = torch.full((sentences,), -1)  # the first token goes on from one row for all groups
+        self._groups = torch.full((sentences,), -1)  # all groups extend the same initial row
         self._free = torch.full((sentences, self._count), self._width)
         self._chosen: dict[tuple[int, int], list[int]] = {}
 
     def limits(self, limits: Tensor) -> Tensor:
-        """``limits`` as they are."""
+        """Returns ``limits`` unchanged."""
         return limits
 
     def extend(
@@ -40,9 +40,9 @@ class Diversity:
         log_probs: Tensor,
         totals: Tensor,
         sentences: Tensor,
-        places: Tensor,  # noqa: ARG002  each group counts its own
+        places: Tensor,  # noqa: ARG002  each group numbers its own places
         free: Tensor,
-        room: Tensor,  # noqa: ARG002  nothing here needs any
+        room: Tensor,  # noqa: ARG002  there are no constraints that need room
     ) -> Places:
         """See :meth:`ContinuationChooser.extend`."""
         owner_of = torch.zeros_like(free)
@@ -52,14 +52,14 @@ class Diversity:
         for group in range(self._count):
             rows = ((self._groups == group) | (self._groups < 0)).nonzero()[:, 0]
             if not len(rows):
-                parts.append(_nothing(len(free), self._width))
+                parts.append(_empty_places(len(free), self._width))
                 continue
-            mine = sentences[rows]
-            changed = log_probs[rows.to(log_probs.device)] - costs[mine.to(costs.device)]
-            found, words = (part.cpu() for part in highest(changed, min(self._width, changed.shape[1])))
-            inside = torch.arange(len(rows)) - torch.searchsorted(mine, mine)
+            sentence_of = sentences[rows]
+            changed = log_probs[rows.to(log_probs.device)] - costs[sentence_of.to(costs.device)]
+            values, words = (part.cpu() for part in highest(changed, min(self._width, changed.shape[1])))
+            inside = torch.arange(len(rows)) - torch.searchsorted(sentence_of, sentence_of)
             part = choose_places(
-                found, words, totals[rows], mine, inside, self._free[owner_of, group], self._width
+                values, words, totals[rows], sentence_of, inside, self._free[owner_of, group], self._width
             )
             parents = rows[part.parents]
             real = log_probs[parents.to(log_probs.device), part.tokens.to(log_probs.device)].cpu()
@@ -77,7 +77,7 @@ class Diversity:
         return Places(*(torch.cat(column, dim=1) for column in zip(*parts, strict=True)))
 
     def _remember(self, parts: list[Places]) -> None:
-        """Notes the groups of what grows, by row and token, in the order in which the search lists them."""
+        """Records the groups of growing hypotheses by row and token, in the order of the search."""
         self._chosen = {}
         for group, part in enumerate(parts):
             cells = zip(part.parents[part.grows].tolist(), part.tokens[part.grows].tolist(), strict=True)
@@ -86,15 +86,15 @@ class Diversity:
 
     def grow(self, parents: Tensor, tokens: Tensor) -> None:
         """See :meth:`ContinuationChooser.grow`."""
-        # Two groups may go on from the first row with the same token: these rows are equal, so the search keeps both or
-        # neither, and the order of groups tells them apart.
+        # Two groups may extend the initial row by the same token. These rows are equal, so the search keeps both or
+        # neither, in the order of groups.
         groups = [self._chosen[cell].pop(0) for cell in zip(parents.tolist(), tokens.tolist(), strict=True)]
         self._owners = self._owners[parents]
         self._groups = torch.tensor(groups, dtype=torch.int64)
 
 
-def _nothing(sentences: int, width: int) -> Places:
-    """The places of a group of which nothing grows any more."""
+def _empty_places(sentences: int, width: int) -> Places:
+    """Returns the places of a group without growing hypotheses."""
     shape = sentences, width
     none, zero = torch.zeros(shape, dtype=torch.bool), torch.zeros(shape, dtype=torch.int64)
     return Places(torch.full(shape, -torch.inf, dtype=torch.float64), zero, zero, none, none)

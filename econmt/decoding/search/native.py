@@ -1,4 +1,4 @@
-"""Beam search in one call of the C library: what :func:`econmt.decoding.search.beam.beam_search` finds, on a CPU.
+"""Beam search on a CPU in one call of the C library, with the results of :mod:`econmt.decoding.search.beam`.
 
 Shapes: B sentences, S source positions, V target vocabulary.
 """
@@ -13,7 +13,7 @@ from torch import Tensor
 from econmt.decoding.search.beam import Hypothesis, SearchOptions, length_penalty
 from econmt.decoding.search.slots import hypotheses
 from econmt.model import IncrementalModel
-from econmt.model.inference.native import OUTPUT
+from econmt.model.inference.native import NativeState
 from econmt_ops.backends.c.search import MOST_PLACES, beam_search
 
 
@@ -32,7 +32,7 @@ def search_name(models: Sequence[object], *, in_c: bool = False) -> str:
     """Returns the name of a search for users: where its loop and steps run, and the precision of products.
 
     Args:
-        models: of an ensemble, or one. in_c: whether the loop is in C.
+        models: one model, or those of an ensemble. in_c: True if the loop over steps runs in C.
     """
     known = [model for model in models if isinstance(model, IncrementalModel)]
     steps_in_c = all(model.native is not None for model in known) and len(known) == len(models)
@@ -50,65 +50,51 @@ def native_search(
     watch: Callable[[], object] = lambda: None,
     allowed: Tensor | None = None,
 ) -> list[list[Hypothesis]]:
-    """Search for the translations with the highest scores.
+    """Searches for the translations with the highest scores.
 
     Args:
-        model, options: for which :func:`has_native_search`.
+        model, options: model and options that :func:`has_native_search` accepts.
         source, lengths, limits: see :func:`~econmt.decoding.search.beam.beam_search`.
-        watch: called before every few steps; what it raises ends the search.
-        allowed: (B, V) bool the words that each sentence may have; None: all.
+        watch: called every few steps; an exception that it raises ends the search.
+        allowed: mask of the words of each sentence, (B, V); None: all words.
     """
     if not len(source):
         return []
-    decoder, sources = model.native, model.encode_for_native(source, lengths)
+    decoder, state, words = model.native, model.encode(source, lengths), None
     assert decoder is not None
-    (count, positions), beam = source.shape, options.beam_size
-    weights, words, masked = list(decoder.weights), None, None
+    assert isinstance(state, NativeState)
     if allowed is not None:
         words = allowed.any(dim=0).nonzero()[:, 0]
-        weights[OUTPUT], masked = decoder.shortlist(words, allowed[:, words])
+        state = decoder.restrict(state, words, allowed[:, words])
+    weights, sizes, tensors = decoder.arguments(state)
+    (count, positions), beam = source.shape, options.beam_size
     steps = int(limits.max()) + 1
     penalties = length_penalty(torch.arange(steps + 1), options)
     ended = torch.empty(count, beam, 2, dtype=torch.float64)
     ends, grown = torch.empty(count, dtype=torch.int64), torch.empty(count, steps, beam, dtype=torch.int64)
     seen = torch.empty(count, steps, beam, positions) if options.attention else None
-    beam_search(
-        weights,
-        {
-            **decoder.sizes,
-            "sentences": count,
-            "positions": positions,
-            "beam": beam,
-            "steps": steps,
-            "nbest": options.nbest_size,
-            "compared": sources.keys.shape[2],
-            "summed": sources.values.shape[2],
-        },
-        {
-            **decoder.tensors,
-            **sources._asdict(),
-            "ids": words,
-            "barred": masked,
-            "limits": limits.contiguous(),
-            "penalties": penalties,
-            "ended": ended,
-            "count": ends,
-            "grown": grown,
-            "seen": seen,
-        },
-        watch,
-    )
+    sizes |= {"beam": beam, "steps": steps, "nbest": options.nbest_size}
+    tensors |= {
+        "first": state.sources.first,
+        "ids": words,
+        "limits": limits.contiguous(),
+        "penalties": penalties,
+        "ended": ended,
+        "count": ends,
+        "grown": grown,
+        "seen": seen,
+    }
+    beam_search(weights, sizes, tensors, watch)
     by_length = penalties.tolist()
-    found = []
-    for number, (many, length, limit) in enumerate(
+    results = []
+    for number, (ended_count, length, limit) in enumerate(
         zip(ends.tolist(), lengths.tolist(), limits.tolist(), strict=True)
     ):
-        own = ended[number, :many]
-        taken = int(own[:, 1].max()) // beam if many else 0
+        of_sentence = ended[number, :ended_count]
+        taken = int(of_sentence[:, 1].max()) // beam if ended_count else 0
         attention = None if seen is None else seen[number, :taken]
-        found.append(
-            hypotheses(own, grown[number, :taken], attention, length, limit, by_length, options.nbest_size)
-        )
+        histories = of_sentence, grown[number, :taken], attention
+        results.append(hypotheses(*histories, length, limit, by_length, options.nbest_size))
     if words is None:
-        return found
-    return [[each._replace(ids=words[each.ids].tolist()) for each in best] for best in found]
+        return results
+    return [[each._replace(ids=words[each.ids].tolist()) for each in best] for best in results]

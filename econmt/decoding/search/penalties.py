@@ -1,4 +1,4 @@
-"""Brevity and coverage penalties of translations' scores.
+"""Brevity and coverage penalties in the scores of translations.
 
 Shapes: B sentences, K beam size, R rows, S source positions.
 """
@@ -11,15 +11,16 @@ from torch import Tensor
 from econmt.decoding.search.options import SearchOptions
 
 _LEAST_SEEN = 1e-10
-"""A source position that attention has left out altogether counts as if it had seen this much."""
+"""Lower bound of the attention that a source position has got, before its logarithm is taken."""
 
 
 class Penalties:
-    """Brevity and coverage penalties of a search's hypotheses; none is ever above zero.
+    """Brevity and coverage penalties of a search's hypotheses, none of them positive.
 
     Args:
-        options: how to search. lengths: (B,) source lengths on the CPU, EOS counted. source: (B, S), for its device.
-        ratios: (B,) target tokens that are expected for each source token; None: the constant ratio of the options.
+        options: options of the search. lengths: source lengths including EOS, (B,) on the CPU.
+        source: source ids, (B, S), for shape and device.
+        ratios: predicted ratios of target to source length, (B,); None: the constant ratio of the options.
     """
 
     def __init__(
@@ -28,7 +29,7 @@ class Penalties:
         self._options = options
         self._weight = options.brevity_penalty_weight if options.punishes_brevity else 0.0
         expected = options.brevity_penalty_constant_length_ratio if ratios is None else ratios.cpu().double()
-        self._wanted = lengths.double() * expected
+        self._expected = lengths.double() * expected
         self._seen: Tensor | None = None
         if options.coverage_penalty_weight:
             self._seen = torch.zeros(source.shape, device=source.device)
@@ -36,30 +37,31 @@ class Penalties:
             self._outside = positions >= lengths.to(source.device)[:, None] - 1
 
     def look(self, attention: Tensor) -> None:
-        """Adds the rows' attention (R, S) of this step; S may shrink once the longest sentences are done."""
+        """Adds the rows' attention (R, S) of this step; S may shrink when the longest sentences finish."""
         if self._seen is not None:
             self._seen = self._seen[:, : attention.shape[1]] + attention
 
     def of(self, position: int, numbers: Tensor, parents: Tensor) -> Tensor:
-        """(B', K) float64 of translations that end here.
+        """Computes the penalties of translations that end at a position, (B', K) float64.
 
-        Brevity: weight * min(0, 1 - ratio * source / target), both lengths counting EOS, as Sockeye has it. Coverage:
-        weight * sum over source tokens of log min(sum of attention, 1) (Wu et al., 2016, equation 15), EOS left out.
+        Brevity: weight * min(0, 1 - ratio * source / target) with lengths including EOS, as in Sockeye. Coverage:
+        weight * sum over source tokens without EOS of log min(sum of attention, 1) (Wu et al., 2016, equation 15).
 
         Args:
-            position: their tokens, EOS counted. numbers: (B',) which sentences. parents: (B', K) the rows that end.
+            position: number of their tokens, including EOS. numbers: sentence indices, (B',).
+            parents: rows that end, (B', K).
         """
         options = self._options
-        short = self._weight * (1.0 - self._wanted[numbers] / position).clamp(max=0.0)
-        found = short[:, None].expand(parents.shape)
+        short = self._weight * (1.0 - self._expected[numbers] / position).clamp(max=0.0)
+        penalties = short[:, None].expand(parents.shape)
         if self._seen is not None:
-            place = self._seen.device
-            seen = self._seen[parents.to(place)].double().clamp(_LEAST_SEEN, 1.0).log()
-            seen = seen.masked_fill(self._outside[numbers.to(place)][:, None, : seen.shape[2]], 0.0)
-            found = found + options.coverage_penalty_weight * seen.sum(dim=2).cpu()
-        return found
+            device = self._seen.device
+            seen = self._seen[parents.to(device)].double().clamp(_LEAST_SEEN, 1.0).log()
+            seen = seen.masked_fill(self._outside[numbers.to(device)][:, None, : seen.shape[2]], 0.0)
+            penalties = penalties + options.coverage_penalty_weight * seen.sum(dim=2).cpu()
+        return penalties
 
     def grow(self, parents: Tensor) -> None:
-        """The rows are now those that extend ``parents`` (R',)."""
+        """Informs that the rows are now those that extend ``parents`` (R',)."""
         if self._seen is not None:
             self._seen = self._seen[parents.to(self._seen.device)]

@@ -1,6 +1,6 @@
-"""Translations drawn from the model's distribution instead of searched for.
+"""Sampling of translations from the model's distribution.
 
-Shapes: B sentences, S source positions, V target vocabulary, D draws a sentence, R rows still growing.
+Shapes: B sentences, S source positions, V target vocabulary, D draws per sentence, R growing rows.
 """
 
 from __future__ import annotations
@@ -17,31 +17,28 @@ from econmt.decoding.search.model import SearchModel
 
 
 def uniform_numbers(seed: int, sentence: int, draws: int, positions: int) -> Tensor:
-    """Random numbers (positions, draws) in [0, 1), float64, that depend on nothing but the arguments.
+    """Draws random numbers (positions, draws) in [0, 1), float64, which depend on the arguments only.
 
-    A counter-based generator keyed by seed and sentence gives a sentence the same draws in every batch. The numbers are
-    multiples of 2^-24, so that one of them times a sum in float64 stays below the sum.
+    A counter-based generator keyed by seed and sentence gives a sentence the same numbers in every batch. They are
+    multiples of 2^-24, so that the product with a sum in float64 is less than the sum.
     """
     generator = np.random.Generator(np.random.Philox(key=[seed, sentence]))
     return torch.from_numpy(generator.random((positions, draws), dtype=np.float32)).double()
 
 
 def draw(log_probs: Tensor, uniform: Tensor, top: int, temperature: float) -> Tensor:
-    """Draw one token a row by inverting the cumulative distribution.
+    """Draws one token per row, (R,) int64, by inverting the cumulative distribution.
 
     Args:
-        log_probs: (R, V), -inf where a token is ruled out. uniform: (R,) float64 in [0, 1).
-        top: draw among this many most probable tokens; 0: all. temperature: divides the log-probabilities.
-
-    Returns:
-        (R,) int64.
+        log_probs: log-probabilities, -inf if ruled out, (R, V). uniform: random numbers in [0, 1), (R,) float64.
+        top: number of most probable tokens to draw from; 0: all. temperature: divisor of the log-probabilities.
     """
     tokens: Tensor | None = None
     if 0 < top < log_probs.shape[1]:
         log_probs, tokens = log_probs.topk(top, dim=1)
     cumulative = torch.softmax(log_probs.double() / temperature, dim=1).cumsum(dim=1)
     threshold = uniform[:, None] * cumulative[:, -1:]
-    # The first entry above the threshold has a probability above zero; a token ruled out is never it.
+    # The first entry above the threshold has a positive probability, so it is never ruled out.
     chosen = torch.searchsorted(cumulative, threshold, right=True)
     return (chosen if tokens is None else tokens.gather(1, chosen))[:, 0]
 
@@ -55,18 +52,17 @@ def sample(
     options: SearchOptions,
     numbers: Sequence[int],
 ) -> list[list[Hypothesis]]:
-    """Draw ``options.nbest_size`` translations of each sentence, independent of each other.
+    """Draws ``options.nbest_size`` independent translations of each sentence.
 
-    What is drawn and scored is as in :func:`~econmt.decoding.search.beam.beam_search`: no PAD or BOS, EOS after
-    ``limits`` tokens, and log-probabilities are the model's own, whatever the temperature and however few tokens were
-    drawn from.
+    Tokens and scores follow the rules of :func:`~econmt.decoding.search.beam.beam_search`: no PAD or BOS, EOS after
+    ``limits`` tokens, and log-probabilities of the model, independent of temperature and ``options.sample``.
 
     Args:
-        model: in evaluation mode. source: (B, S). lengths, limits: (B,), all as for ``beam_search``.
-        numbers: B numbers, one a sentence; together with ``options.seed`` they determine the draws.
+        model, source, lengths, limits, options: see :func:`~econmt.decoding.search.beam.beam_search`.
+        numbers: number of each sentence; together with ``options.seed`` it determines the draws.
 
     Returns:
-        The draws of each sentence, highest score first.
+        The translations of each sentence, highest score first.
     """
     assert options.sample is not None
     device, draws = source.device, options.nbest_size
@@ -77,7 +73,7 @@ def sample(
     uniform = uniform.view(longest + 1, -1).to(device)
     sentences = torch.arange(len(source), device=device).repeat_interleave(draws)
     columns = torch.arange(len(sentences), device=device)
-    state = model.initial_state(model.encode(source, lengths)).select(sentences, columns, draws)
+    state = model.encode(source, lengths).select(sentences, columns, draws)
     tokens = torch.full_like(sentences, BOS)
     totals = torch.zeros(len(sentences), dtype=torch.float64, device=device)
     trace, position = Trace(), 0

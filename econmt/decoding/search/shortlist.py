@@ -1,11 +1,11 @@
-"""Searching among a few target words: those that a lexicon gives for the words of a sentence.
+"""Shortlists: a search among the target words that a lexicon lists for the words of a sentence.
 
-Most of the words of a vocabulary cannot stand in the translation of a sentence, and the output layer takes most of a
-step's time; so it computes the words that one of a batch's sentences may have (L'Hostis et al., 2016, "Vocabulary
-selection strategies for NMT"). Each sentence has probabilities over its own words alone, so that they never depend on
-the other sentences of the batch.
+The output layer takes most of the time of a step, but most words cannot occur in the translation of a given sentence.
+With shortlists it computes only words of some sentence of the batch (L'Hostis et al., 2016, "Vocabulary selection
+strategies for NMT"). Probabilities are normalised over the words of each sentence, so that they do not depend on other
+sentences of the batch.
 
-Shapes: B sentences, S source positions, R rows, V target vocabulary, N words of a batch, K words of a source word.
+Shapes: B sentences, S source positions, R rows, V target vocabulary, N words of a batch, K words per source word.
 """
 
 from __future__ import annotations
@@ -16,71 +16,66 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from econmt.data.text.lexicon import NOTHING
+from econmt.data.text.lexicon import EMPTY_WORD
 from econmt.data.text.subwords import SPECIAL_TOKENS
 from econmt.decoding.search.model import SearchModel
 
 
 class Shortlists:
-    """The target words that each sentence may have: of each of its words the most probable, and a few that all have.
+    """Allowed target words of each sentence: the most probable translations of its words, and words allowed for all.
 
     Args:
-        table: (source vocabulary, K) int32 the translations of each source word, the most probable first, see
+        table: translations of each source word, the most probable first, (source vocabulary, K) int32, see
             :func:`econmt.data.text.lexicon.learn_lexicon`.
-        size: V.
-        top: how many of a source word's are taken; at most K.
-        joint: whether both sides have one vocabulary; then words of the source may be copied.
+        size: V. top: number of translations used per source word, at most K.
+        joint: True if both sides share a vocabulary; source words are then allowed too.
     """
 
     def __init__(self, table: Tensor, size: int, top: int, joint: bool) -> None:
         self._table, self._size, self._joint = table[:, :top].long(), size, joint
 
     def allowed(self, source: Tensor, more: Sequence[Sequence[int]]) -> Tensor:
-        """(B, V) bool the words of each sentence.
+        """Returns a mask (B, V) of the allowed words of each sentence.
 
         Args:
-            source: (B, S) ids, padded. more: ids that a sentence has in addition, for what is wished of it.
+            source: ids, padded, (B, S). more: additional ids for each sentence, those of its constraints.
         """
-        source = source.cpu() % len(self._table)  # beyond the words are their source factors
-        found = torch.zeros(len(source), self._size, dtype=torch.bool)
-        found.scatter_(1, self._table[source].flatten(1), True)
-        found[:, self._table[NOTHING]] = True
+        source = source.cpu() % len(self._table)  # removes source factors from joint ids
+        allowed = torch.zeros(len(source), self._size, dtype=torch.bool)
+        allowed.scatter_(1, self._table[source].flatten(1), True)
+        allowed[:, self._table[EMPTY_WORD]] = True
         if self._joint:
-            found.scatter_(1, source, True)
+            allowed.scatter_(1, source, True)
         for row, ids in enumerate(more):
-            found[row, list(ids)] = True
-        # A search names the special tokens by their ids.
-        found[:, : len(SPECIAL_TOKENS)] = True
-        return found
+            allowed[row, list(ids)] = True
+        # Searches use the ids of special tokens, which must not be renumbered.
+        allowed[:, : len(SPECIAL_TOKENS)] = True
+        return allowed
 
 
 class Restricted:
-    """A model whose sentences have shortlists; a :class:`SearchModel` itself, for one batch.
+    """Model with shortlists for the sentences of one batch; implements :class:`SearchModel`.
 
-    Its words are numbered by their places in :attr:`words`, unless ``whole``: then log-probabilities are those of the
-    whole vocabulary, -inf where a word is not in a sentence's list.
+    Words are numbered by their index in :attr:`words`. With ``whole`` they keep their ids, and log-probabilities cover
+    the whole vocabulary, -inf for words that are not allowed.
 
     Attributes:
-        words: (N,) int64 the words of the batch, rising; the special tokens come first.
+        words: ids of the batch's allowed words, sorted, special tokens first, (N,) int64.
     """
 
     def __init__(self, model: SearchModel, allowed: Tensor, device: torch.device, *, whole: bool) -> None:
-        """``allowed``: (B, V) bool, of the sentences that will be encoded."""
+        """Initialises the model for sentences with the mask ``allowed`` (B, V)."""
         self.words = allowed.any(dim=0).nonzero()[:, 0].to(device)
         self._model, self._whole, self._size = model, whole, allowed.shape[1]
         self._allowed = allowed.to(device)[:, self.words]
 
     def encode(self, source: Tensor, lengths: Tensor) -> Any:
         """See :class:`SearchModel`."""
-        return self._model.encode(source, lengths)
+        return self._model.restrict(self._model.encode(source, lengths), self.words, self._allowed)
 
-    def initial_state(self, encoded: Any) -> Any:
+    def length_ratios(self, state: Any) -> Tensor:
         """See :class:`SearchModel`."""
-        return self._model.restrict(self._model.initial_state(encoded), self.words, self._allowed)
-
-    def length_ratios(self, encoded: Any) -> Tensor:
-        """See :class:`SearchModel`."""
-        return self._model.length_ratios(encoded)
+        return self._model.length_ratios(state)
 
     def restrict(self, state: Any, words: Tensor, allowed: Tensor) -> Any:
         """See :class:`SearchModel`."""
@@ -90,10 +85,10 @@ class Restricted:
         """See :class:`SearchModel`."""
         if not self._whole:
             return self._model.step(self.words[tokens], state)
-        found, attention, state = self._model.step(tokens, state)
-        log_probs = found.new_full((len(found), self._size), -torch.inf)
-        return log_probs.index_copy_(1, self.words, found), attention, state
+        listed, attention, state = self._model.step(tokens, state)
+        log_probs = listed.new_full((len(listed), self._size), -torch.inf)
+        return log_probs.index_copy_(1, self.words, listed), attention, state
 
     def ids(self, numbers: Sequence[int]) -> list[int]:
-        """The ids in the vocabulary of words as the search numbers them."""
+        """Converts the search's word numbers to ids of the vocabulary."""
         return list(numbers) if self._whole else self.words[list(numbers)].tolist()

@@ -1,11 +1,11 @@
-"""Beam search in slots: what :func:`econmt.decoding.search.beam.beam_search` does, in steps whose shapes never change.
+"""Beam search with fixed shapes: :func:`econmt.decoding.search.beam.beam_search` for CUDA graphs.
 
-A slot holds a sentence and its K places. A place from which nothing grows stays where it is, with a total of -inf; so
-does a slot whose sentence is done, until another sentence takes it. Nothing is ever asked of the device, so that the
-steps can be captured in a CUDA graph, and results are those of ``beam_search``.
+A slot holds a sentence and its K places. Places without a growing hypothesis stay, with a total of -inf, and so do
+slots of finished sentences until another sentence takes them. Steps do not synchronise with the host, so that they can
+be captured in a CUDA graph. Results equal those of ``beam_search``.
 
 Shapes: B slots, K beam size, R = B K rows, V target vocabulary, W = min(K, V), S source positions, T steps of the
-longest translation and one more.
+longest translation plus one.
 """
 
 from __future__ import annotations
@@ -17,35 +17,31 @@ import torch
 from torch import Tensor
 
 from econmt.data.text.subwords import BOS, EOS, PAD
-from econmt.decoding.search.beam import Hypothesis, SearchOptions, length_penalty
-from econmt.decoding.search.beam import highest as highest_of
+from econmt.decoding.search.beam import Hypothesis, SearchOptions, highest, length_penalty
 from econmt.decoding.search.model import SearchGrid
 from econmt_ops.backends import triton
 
 MOST_BY_KERNELS = 8
-"""Places of a sentence up to which a step's bookkeeping is two kernels of ours: on an H200 a search of five places
-takes two thirds of the time that it takes with tensor operations, in graphs both."""
+"""Maximum beam size for which two Triton kernels do a step's bookkeeping. With beam size 5 on an H200 a search
+takes two thirds of the time that it takes with tensor operations, both in CUDA graphs."""
 
 
 class Slots:
-    """The bookkeeping of a search; all tensors are on the device.
+    """Bookkeeping of a search; all tensors are on the device.
 
     Args:
-        grid: the model's steps for B slots of K rows.
-        slots: B.
-        steps: T.
+        grid: model steps for B slots of K rows. slots: B. steps: T.
         positions: S; None: attention is not kept.
-        options: how to search.
-        device: of the grid.
+        options: options of the search. device: device of the grid.
 
     Attributes:
-        totals: (B, K) float64 log-probabilities of growing hypotheses; -inf: nothing grows here.
-        taken: (B,) int64 steps that the slot's sentence has taken.
-        ended: (B, K + 1, 2) float64 the hypotheses that ended, in that order: log-probability, and the step in which it
-            ended times K plus the place that was extended. The last column takes what belongs nowhere.
-        count: (B,) int64 how many there are.
-        grown: (B, T, K) int64 what each step put into each place: its token times K, plus the place that it extends.
-        seen: (B, T, K, S) float32 what the rows of each step saw, or None.
+        totals: log-probabilities of growing hypotheses, -inf at places without one, (B, K) float64.
+        taken: number of steps of the slot's sentence, (B,) int64.
+        ended: ended hypotheses in order: log-probability, and the step of its end times K plus the extended place,
+            (B, K + 1, 2) float64. The last row receives values to discard.
+        count: number of ended hypotheses, (B,) int64.
+        grown: token times K plus the extended place, for each place after each step, (B, T, K) int64.
+        seen: attention of each step's rows, (B, T, K, S) float32, or None.
     """
 
     def __init__(
@@ -80,9 +76,9 @@ class Slots:
             self.seen = torch.zeros(slots, steps, beam, positions, device=device)
 
     def begin(self, slots: Tensor, places: Tensor, limits: Tensor) -> None:
-        """Begins the sentences at ``places`` (N,) of the grid's waiting room in ``slots`` (N,).
+        """Starts the grid's waiting sentences at ``places`` (N,) in ``slots`` (N,); pairs may occur several times.
 
-        The same pair may come several times. ``limits`` are those of all places, most tokens before EOS.
+        ``limits`` (B,) are the maximum numbers of tokens before EOS of all waiting sentences.
         """
         self._grid.put(slots, places)
         self._limits.index_copy_(0, slots, limits.index_select(0, places))
@@ -93,7 +89,7 @@ class Slots:
         self.count.index_fill_(0, slots, 0)
 
     def step(self) -> None:
-        """One more token for every growing hypothesis."""
+        """Extends every growing hypothesis by one token."""
         scores, attention = self._grid.step(self._tokens.view(-1))
         if self.seen is not None:
             shape = *self.totals.shape, self.seen.shape[3]
@@ -105,7 +101,7 @@ class Slots:
         self._grid.select(self._rows.view(-1))
 
     def _advance_by_kernels(self, scores: Tensor) -> None:
-        """See :meth:`_advance`."""
+        """Computes :meth:`_advance` by Triton kernels."""
         importlib.import_module("econmt_ops.backends.triton.beam").advance(
             scores,
             self.totals,
@@ -123,13 +119,13 @@ class Slots:
         )
 
     def _advance(self, scores: Tensor) -> None:
-        """Chooses the best continuations of each sentence by what the model has made of its rows (R, V)."""
+        """Chooses the best continuations of each sentence from the model's scores (R, V)."""
         beam, before = self._beam, self.totals
         growing = before > -torch.inf
         position = self.taken + 1
         values, words = self._continuations(scores, position > self._limits)
         width = values.shape[2]
-        # Where nothing grows the numbers mean nothing.
+        # Values of places without a growing hypothesis are meaningless, and may be NaN.
         sums = torch.where(growing.unsqueeze(2), before.unsqueeze(2) + values, -torch.inf)
         best, flat = sums.view(-1, beam * width).topk(beam, dim=1)
         parents = torch.div(flat, width, rounding_mode="floor")
@@ -138,12 +134,13 @@ class Slots:
         ends = kept & (chosen == EOS)
         self._note_ended(ends, best, position.unsqueeze(1) * beam + parents)
         ended = (best / self._penalties[position].unsqueeze(1)).masked_fill(~ends, -torch.inf)
-        highest = torch.cat([self._best_scores, ended], dim=1).topk(self._best_scores.shape[1], dim=1).values
-        self._best_scores.copy_(highest)
+        best_scores = torch.cat([self._best_scores, ended], dim=1)
+        best_scores = best_scores.topk(self._best_scores.shape[1], dim=1).values
+        self._best_scores.copy_(best_scores)
         grown = best.masked_fill(~kept | ends, -torch.inf)
-        # The highest score that a growing hypothesis can still reach, as in beam_search.
+        # Highest score that a growing hypothesis can still reach, as in beam_search.
         reach = grown.amax(dim=1) / self._penalties[self._limits + 1]
-        goes_on = highest[:, -1] < reach
+        goes_on = best_scores[:, -1] < reach
         self.grown[self._numbers, self.taken] = chosen * beam + parents
         self.taken += growing.any(dim=1)
         self.totals.copy_(grown.masked_fill(~goes_on.unsqueeze(1), -torch.inf))
@@ -151,11 +148,11 @@ class Slots:
         self._rows.copy_(self._numbers.unsqueeze(1) * beam + parents)
 
     def _continuations(self, scores: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
-        """The highest log-probabilities (B, K, W) of next tokens, and these; only EOS where ``last`` (B,)."""
+        """Returns the highest log-probabilities of next tokens, and the tokens, (B, K, W); EOS only where ``last``."""
         log_probs = torch.log_softmax(scores, dim=1, dtype=torch.promote_types(scores.dtype, torch.float32))
         log_probs[:, PAD] = -torch.inf
         log_probs[:, BOS] = -torch.inf
-        values, words = highest_of(log_probs, min(self._beam, log_probs.shape[1]))
+        values, words = highest(log_probs, min(self._beam, log_probs.shape[1]))
         last = last.unsqueeze(1).expand(-1, self._beam).reshape(-1, 1)
         only = torch.full_like(values, -torch.inf)
         only[:, 0] = log_probs[:, EOS]
@@ -163,15 +160,15 @@ class Slots:
         shape = (len(self.totals), self._beam, values.shape[1])
         return values.view(shape), words.view(shape)
 
-    def _note_ended(self, ends: Tensor, totals: Tensor, whence: Tensor) -> None:
-        """Puts hypotheses that end (B, K) behind those that have ended."""
+    def _note_ended(self, ends: Tensor, totals: Tensor, origins: Tensor) -> None:
+        """Appends the hypotheses that end now, a mask (B, K), to the ended ones."""
         behind = self.count.unsqueeze(1) + ends.cumsum(dim=1) - 1
         column = torch.where(ends, behind, self._beam).unsqueeze(2).expand(-1, -1, 2)
-        self.ended.scatter_(1, column, torch.stack([totals, whence.to(totals.dtype)], dim=2))
+        self.ended.scatter_(1, column, torch.stack([totals, origins.to(totals.dtype)], dim=2))
         self.count += ends.sum(dim=1)
 
     def state(self) -> Tensor:
-        """(2, B) int64: the steps that each slot has taken, or 0 while something grows; how many have ended."""
+        """Returns the steps of each slot, or 0 while a hypothesis grows, and its number of ended ones, (2, B) int64."""
         growing = (self.totals > -torch.inf).any(dim=1)
         return torch.stack([self.taken.masked_fill(growing, 0), self.count])
 
@@ -192,21 +189,21 @@ def hypotheses(
     penalties: Sequence[float],
     most: int,
 ) -> list[Hypothesis]:
-    """The best hypotheses of a sentence, best first, equal scores in the order in which they ended.
+    """Returns the best hypotheses of a sentence, best first, equal scores in the order in which they ended.
 
     Args:
-        ended: (N, 2) of the N that ended. grown: (T, K). seen: (T, K, S) or None. All on the CPU, see :class:`Slots`.
-        length: of the source, EOS counted. limit: most tokens before EOS.
+        ended, grown, seen: one slot's tensors of :class:`Slots` on the CPU: (N, 2) for N ended ones, (T, K), (T, K, S).
+        length: source length including EOS. limit: maximum number of tokens before EOS.
         penalties: :func:`~econmt.decoding.search.beam.length_penalty` of each length from 0 on.
-        most: of them.
+        most: maximum number of hypotheses.
     """
     beam, table = grown.shape[1], grown.tolist()
     candidates = []
-    for log_probability, whence in ended.tolist():
-        position, place = divmod(int(whence), beam)
+    for log_probability, origin in ended.tolist():
+        position, place = divmod(int(origin), beam)
         candidates.append((log_probability / penalties[position], log_probability, position, place))
     candidates.sort(key=lambda candidate: -candidate[0])
-    found = []
+    best = []
     for score, log_probability, position, place in candidates[:most]:
         ids, places = [], [place]
         for step in reversed(table[: position - 1]):
@@ -216,5 +213,5 @@ def hypotheses(
         attention = None
         if seen is not None:
             attention = seen[torch.arange(position), torch.tensor(places[::-1]), :length]
-        found.append(Hypothesis(ids[::-1], score, log_probability, attention, position == limit + 1))
-    return found
+        best.append(Hypothesis(ids[::-1], score, log_probability, attention, position == limit + 1))
+    return best

@@ -1,3 +1,1 @@
-"""Prediction of a step's memory on fake tensors."""
-
-from __future__ import annotations
+"""Prediction of a training step's bytes on fake tensors, without data or a GPU."""

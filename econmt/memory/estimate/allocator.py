@@ -1,9 +1,8 @@
-"""CUDA's caching allocator, simulated: what a sequence of allocations takes from the device.
+"""Simulation of PyTorch's CUDA caching allocator with its default settings.
 
-As PyTorch's CUDACachingAllocator with its default settings: sizes are multiples of 512 bytes; requests up to 1 MiB are
-cut from segments of 2 MiB, those below 10 MiB from segments of 20 MiB, larger ones get a segment of their own in
-multiples of 2 MiB; the smallest free block that is large enough is taken, and what is left of it is split off unless
-it is small; free neighbours become one block again; a segment is never given back.
+Sizes are multiples of 512 bytes. Requests up to 1 MiB are cut from segments of 2 MiB, those below 10 MiB from segments
+of 20 MiB, and larger ones get their own segment, a multiple of 2 MiB. An allocation takes the smallest free block that
+is large enough; the rest is split off unless it is small. Free neighbours are merged. Segments are never freed.
 """
 
 from __future__ import annotations
@@ -20,20 +19,20 @@ _ROUNDING = 2 << 20
 
 
 def round_up(size: int, multiple: int) -> int:
-    """The smallest multiple of ``multiple`` that is not less than ``size``."""
+    """Rounds a size up to a multiple of ``multiple``."""
     return -(-size // multiple) * multiple
 
 
 class _Pool:
-    """The free blocks of one pool, as (size, address), smallest first, and their neighbours."""
+    """Free blocks of one pool, as (size, address) in ascending order."""
 
     def __init__(self, small: bool) -> None:
         self.small = small
         self.free: list[tuple[int, int]] = []
         self.ends: dict[int, int] = {}
-        """End of a free block -> its begin."""
+        """Beginnings of the free blocks by their ends."""
         self.begins: dict[int, int] = {}
-        """Begin of a free block -> its end."""
+        """Ends of the free blocks by their beginnings."""
 
     def put(self, begin: int, end: int) -> None:
         insort(self.free, (end - begin, begin))
@@ -44,22 +43,22 @@ class _Pool:
         del self.begins[begin], self.ends[end]
 
     def segment(self, size: int) -> int:
-        """Bytes to ask the device for."""
+        """Returns the bytes of a new segment for a request."""
         if self.small:
             return _SMALL_SEGMENT
         return _LARGE_SEGMENT if size < _OWN_SEGMENT else round_up(size, _ROUNDING)
 
     def splits(self, rest: int) -> bool:
-        """Returns True if the rest of a block becomes a block of its own."""
+        """Returns True if the rest of a block is split off."""
         return rest >= BLOCK if self.small else rest > _SMALL
 
 
 class CachingAllocator:
-    """The allocator of one device and stream.
+    """Allocator of one device and stream.
 
     Attributes:
-        allocated, reserved: bytes in blocks that are used, and in segments, now.
-        peak_allocated, peak_reserved: at most so far.
+        allocated, reserved: Bytes of used blocks, and of segments.
+        peak_allocated, peak_reserved: Their peaks.
     """
 
     def __init__(self) -> None:
@@ -70,7 +69,7 @@ class CachingAllocator:
         self._next = 0
 
     def allocate(self, size: int) -> int:
-        """Take ``size`` bytes, more than 0; returns their address."""
+        """Allocates ``size`` > 0 bytes; returns their address."""
         size = round_up(size, BLOCK)
         pool = self._pools[size <= _SMALL]
         index = bisect_left(pool.free, (size, -1))
@@ -79,7 +78,7 @@ class CachingAllocator:
             pool.take(begin, begin + length)
         else:
             length, begin = pool.segment(size), self._next
-            # A gap between segments, so that blocks of two of them are no neighbours.
+            # A gap between segments, so that their blocks are not merged.
             self._next += length + BLOCK
             self.reserved += length
             self.peak_reserved = max(self.peak_reserved, self.reserved)
@@ -93,7 +92,7 @@ class CachingAllocator:
         return begin
 
     def free(self, begin: int) -> None:
-        """Give back what :meth:`allocate` gave at this address."""
+        """Frees the bytes that :meth:`allocate` has allocated at an address."""
         end, small = self._used.pop(begin)
         self.allocated -= end - begin
         pool = self._pools[small]

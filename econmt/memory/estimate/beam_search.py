@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from econmt.config.recipe import Recipe
-from econmt.memory.estimate.fake import ON_GPU, REPLACEMENTS, standing_in
+from econmt.memory.estimate.fake import ON_GPU, REPLACEMENTS, fake_tensors
 from econmt.memory.estimate.training_step import cublas_workspaces, simulate
 from econmt.memory.measure.tracker import BLOCK, Tracker
 from econmt.model import IncrementalModel, build_model
@@ -21,65 +21,58 @@ def estimate_search(
     target_size: int,
     shape: tuple[int, int, int],
     device: str,
-    precision: torch.dtype,
     factor_sizes: Sequence[int] = (),
 ) -> int:
-    """Bytes at the peak of a search, weights included, optimizer state and gradients not.
+    """Predicts the most bytes of a beam search in float32, including weights, without optimizer state and gradients.
 
-    Weights are laid out anew, words' share in the gates may be looked up in a table; keys and values are there twice
-    when sentences leave; logits are those of all hypotheses; attention and back pointers of every position are kept for
-    the result.
+    The search holds prepacked copies of weights, perhaps a table of the words' gate inputs, two copies of keys and
+    values when sentences are removed, logits of all hypotheses, and attention and back pointers of every position.
 
     Args:
-        recipe: its model and decoding sections.
-        source_size: source vocabulary, special symbols counted.
-        target_size: target vocabulary.
-        shape: sentences, source positions, and positions of the longest translation.
+        recipe: Recipe with the model and the beam size.
+        source_size, target_size: Sizes of the vocabularies, including special tokens.
+        shape: Sentences, source positions, and positions of the longest translation.
         device: "cpu" or "cuda".
-        precision: of products.
-        factor_sizes: vocabularies of the source factors.
+        factor_sizes: Sizes of the source factors' vocabularies.
     """
     sentences, source_length, target_length = shape
     beam = recipe.decoding.beam_size
     cuda = device == "cuda"
-    with standing_in(device), torch.no_grad():
+    with fake_tensors(device), torch.no_grad():
         model = build_model(recipe, source_size, target_size, factor_sizes).eval()
         source = torch.ones(sentences, source_length, dtype=torch.int64)
         lengths = torch.ones(sentences, dtype=torch.int64)
         rows = torch.zeros(sentences * beam, dtype=torch.int64)
         tracker = Tracker(_CPU, block=BLOCK if cuda else 1, replacements=ON_GPU if cuda else REPLACEMENTS)
-        workspaces = cublas_workspaces(tracker, 2) if cuda else []  # of training, which goes on afterwards
+        workspaces = cublas_workspaces(tracker, 2) if cuda else []  # of training, which continues afterwards
         for parameter in model.parameters():
             tracker.label(parameter, "weights", "other")
-        with (
-            tracker.recording(),
-            torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == torch.bfloat16),
-        ):
+        with tracker.recording():
             tracker.begin("forward")
-            seen = torch.empty(target_length, len(rows), source_length)
+            attention = torch.empty(target_length, len(rows), source_length)
             pointers = torch.empty(2, target_length, len(rows), dtype=torch.int64)
-            incremental = IncrementalModel(model, precision)
-            state = incremental.initial_state(incremental.encode(source, lengths)).select(rows, rows, beam)
-            for _ in range(2):  # the second step finds what the first has left
+            incremental = IncrementalModel(model)
+            state = incremental.encode(source, lengths).select(rows, rows, beam)
+            for _ in range(2):  # the second step needs more, since it starts with the results of the first
                 log_probabilities, _, state = incremental.step(rows, state)
                 chosen = log_probabilities.topk(min(beam, target_size), dim=1)
                 state = state.select(rows, rows, beam).keep(torch.arange(sentences))
-            del seen, pointers, log_probabilities, chosen, state, incremental, workspaces
+            del attention, pointers, log_probabilities, chosen, state, incremental, workspaces
     return simulate(tracker).peak_reserved if cuda else tracker.peak()[0]
 
 
 def search_rows(needed: Callable[[int], int], limit: int, most: int) -> int:
-    """The most sentences that can be translated together within a limit, at most ``most``; 0: not even one.
+    """Returns how many sentences, at most ``most``, can be translated together within a limit; 0 if not even one.
 
     Args:
-        needed: bytes by sentences, which grow with them along a line.
-        limit: bytes.
-        most: sentences wanted.
+        needed: Returns the bytes for a number of sentences, a linear function.
+        limit: Limit in bytes.
+        most: Number of sentences wanted.
     """
-    all_of_them = needed(most)
-    if all_of_them <= limit:
+    for_most = needed(most)
+    if for_most <= limit:
         return most
-    one = needed(1)
-    if one > limit:
+    for_one = needed(1)
+    if for_one > limit:
         return 0
-    return 1 + (limit - one) * (most - 1) // (all_of_them - one)
+    return 1 + (limit - for_one) * (most - 1) // (for_most - for_one)

@@ -1,4 +1,8 @@
-"""Replacements, on fake tensors, of operators that read values or whose size only a library knows."""
+"""Fake tensors in place of a device's, and replacements for operators that fake tensors cannot run.
+
+Fake tensors have shapes and no values. So operators that read values, or whose memory only a library knows, are
+replaced by functions that allocate as much.
+"""
 
 from __future__ import annotations
 
@@ -23,81 +27,75 @@ aten = torch.ops.aten
 
 
 def _scalar(_value: Tensor) -> int:
-    """The value of a tensor, of which only seeds of dropout masks are asked."""
+    """Replaces reading a scalar; the only ones read are seeds of dropout masks."""
     return 1
 
 
-def _every_index(tensor: Tensor) -> Tensor:
-    """The indices of all values, as if none were zero."""
+def _nonzero(tensor: Tensor) -> Tensor:
+    """Assumes that no value is zero."""
     return tensor.new_empty((tensor.numel(), tensor.dim()), dtype=torch.int64)
 
 
-def _distinct_words(
-    words: Tensor, _sorted: bool = True, inverse: bool = False, counts: bool = False
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Assumes the largest number of distinct words for which the model multiplies each once."""
-    return _unique(words, max(1, translation.most_distinct(words.numel())), inverse, counts)
+def _unique(most_distinct: Callable[[int], int]) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
+    """Returns a replacement of ``unique`` that assumes ``most_distinct(n)`` distinct values among n."""
+
+    def unique(
+        values: Tensor, _sorted: bool = True, inverse: bool = False, counts: bool = False
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        distinct = values.new_empty(most_distinct(values.numel()))
+        indices = values.new_empty(values.shape if inverse else 0)
+        return distinct, indices, values.new_empty(len(distinct) if counts else 0)
+
+    return unique
 
 
-def _all_different(
-    values: Tensor, _sorted: bool = True, inverse: bool = False, counts: bool = False
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Assumes that all values are distinct."""
-    return _unique(values, values.numel(), inverse, counts)
+_all_distinct = _unique(lambda count: count)
 
 
-def _unique(values: Tensor, many: int, inverse: bool, counts: bool) -> tuple[Tensor, Tensor, Tensor]:
-    found = values.new_empty(many)
-    places = values.new_empty(values.shape if inverse else 0)
-    return found, places, found.new_empty(many if counts else 0)
+def _consecutive(values: Tensor, inverse: bool = False, counts: bool = False, _dim: int | None = None) -> Any:
+    """Assumes that no two neighbours are equal."""
+    return _all_distinct(values, inverse=inverse, counts=counts)
 
 
 def _is_same(tensor: Tensor, other: Tensor) -> bool:
-    """Compares two tensors' forms without making them, unlike PyTorch."""
-    own, others = tensor.untyped_storage(), other.untyped_storage()
-    return own._cdata == others._cdata and all(
+    """Compares storages and shapes, without creating them as PyTorch does."""
+    storages = tensor.untyped_storage()._cdata, other.untyped_storage()._cdata
+    return storages[0] == storages[1] and all(
         getattr(tensor, name)() == getattr(other, name)() for name in ("storage_offset", "size", "stride")
     )
 
 
-def _consecutive(
-    values: Tensor, inverse: bool = False, counts: bool = False, _dim: int | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """No value stands beside one like it."""
-    return _unique(values, values.numel(), inverse, counts)
-
-
-def _counts(values: Tensor, _weights: Tensor | None = None, least: int = 0) -> Tensor:
-    """Returns a tensor of counts of the right shape."""
+def _bincount(values: Tensor, _weights: Tensor | None = None, least: int = 0) -> Tensor:
+    """Assumes that no value exceeds the least number of bins."""
     return values.new_empty(least)
 
 
-def _parts(tensor: Tensor, sizes: Sequence[int], dim: int = 0) -> list[Tensor]:
-    """Parts of these sizes; equal ones if the sizes do not add up, since they were values of a tensor."""
+def _split(tensor: Tensor, sizes: Sequence[int], dim: int = 0) -> list[Tensor]:
+    """Splits a tensor; into equal parts if the sizes do not add up, since they came from values of a tensor."""
     if sum(sizes) != tensor.shape[dim]:
         return list(torch.tensor_split(tensor, len(sizes), dim))
     return list(torch.tensor_split(tensor, list(accumulate(sizes))[:-1], dim))
 
 
 def _add(left: Tensor, right: Tensor | float, **_: Any) -> Any:
-    """The sum of a gradient of all rows and one of some rows, of which fake tensors know nothing."""
+    """Adds a sparse gradient to a dense one, which fake tensors do not support."""
     if isinstance(right, Tensor) and right.is_sparse and not left.is_sparse:
         return torch.empty_like(left)
     return NotImplemented
 
 
 def _add_in_place(left: Tensor, right: Tensor | float, **_: Any) -> Any:
-    """Adds in place."""
+    """Adds a sparse gradient to a dense one in place."""
     if isinstance(right, Tensor) and right.is_sparse and not left.is_sparse:
         return left
     return NotImplemented
 
 
 def onednn_workspace(steps: int, batch: int, inputs: int, hidden: int) -> int:
-    """Bytes that oneDNN keeps of one float32 LSTM layer for the backward pass.
+    """Returns the bytes that oneDNN keeps of a float32 LSTM layer for the backward pass.
 
-    The gates, h once more, and input, h and their gradients over all steps and the one before, for the layer and
-    what it reads, in rows padded to cache lines, each part in whole pages (oneDNN 3, rnn_utils::set_offsets).
+    They are the gates, a copy of h, and input, h and their gradients over all steps and one more, for the layer and the
+    one below, in rows padded to cache lines, each part in whole pages (oneDNN 3, rnn_utils::set_offsets).
     """
 
     def padded(size: int) -> int:
@@ -124,7 +122,7 @@ def _onednn_lstm(inputs: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Te
 
 
 class CuDNN(TorchFunctionMode):
-    """Sends ``torch.lstm`` to cuDNN, as on a GPU, though the tensors are those of a CPU."""
+    """Sends ``torch.lstm`` on CPU tensors to cuDNN, as on a GPU."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -143,18 +141,12 @@ def _time_first(inputs: Tensor, batch_first: bool) -> Tensor:
 
 
 def _cudnn_workspace(inputs: Tensor, hidden: int, directions: int) -> Tensor:
-    """Assumed: the gates of every step."""
+    """Assumes a workspace of the gates of every step."""
     return inputs.new_empty(inputs.shape[0] * inputs.shape[1] * 4 * hidden * directions)
 
 
 def _cudnn_lstm(
-    inputs: Tensor,
-    _weights: list[Tensor],
-    _stride: int,
-    buffer: Tensor,
-    h: Tensor,
-    c: Tensor,
-    *rest: Any,
+    inputs: Tensor, _weights: list[Tensor], _stride: int, buffer: Tensor, h: Tensor, c: Tensor, *rest: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     _, hidden, _, _, batch_first, _, training, bidirectional, _, _ = rest
     directions = 2 if bidirectional else 1
@@ -162,7 +154,7 @@ def _cudnn_lstm(
     steps, batch, _ = inputs.shape
     outputs = inputs.new_empty(steps, batch, directions * hidden)
     last_h, last_c = torch.empty_like(h), torch.empty_like(c)
-    # Assumed: four gates, the cell state and the output of every step.
+    # Assumes that cuDNN keeps four gates, the cell state and the output of every step.
     kept = steps * batch * directions * 6 * hidden * inputs.element_size() if training else 0
     reserve = inputs.new_empty(kept, dtype=torch.uint8)
     workspace = _cudnn_workspace(inputs, hidden, directions)
@@ -171,31 +163,19 @@ def _cudnn_lstm(
 
 
 def _cudnn_lstm_backward(
-    inputs: Tensor,
-    weights: list[Tensor],
-    _stride: int,
-    buffer: Tensor,
-    h: Tensor,
-    c: Tensor,
-    _outputs: Tensor,
-    gradient: Tensor | None,
-    _dh: Tensor | None,
-    _dc: Tensor | None,
-    _mode: int,
-    hidden: int,
-    *rest: Any,
+    inputs: Tensor, weights: list[Tensor], _stride: int, buffer: Tensor, h: Tensor, c: Tensor, *rest: Any
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
-    _, _, batch_first, _, _, bidirectional, *_ = rest
+    _, gradient, _, _, _, hidden, _, _, batch_first, _, _, bidirectional, *_ = rest
     read = _time_first(inputs, batch_first)
     incoming = None if gradient is None else _time_first(gradient, batch_first)
     result = torch.empty_like(read)
     dh, dc = torch.empty_like(h), torch.empty_like(c)
     workspace = _cudnn_workspace(read, hidden, 2 if bidirectional else 1)
-    whole = torch.empty_like(buffer)
+    flat = torch.empty_like(buffer)
     del workspace, incoming
     parts, begin = [], 0
     for weight in weights:
-        parts.append(whole[begin : begin + weight.numel()].view(weight.shape))
+        parts.append(flat[begin : begin + weight.numel()].view(weight.shape))
         begin += weight.numel()
     return result.transpose(0, 1) if batch_first else result, dh, dc, parts
 
@@ -203,35 +183,49 @@ def _cudnn_lstm_backward(
 REPLACEMENTS: dict[OpOverload[..., Any], Callable[..., Any]] = {
     aten._local_scalar_dense.default: _scalar,
     aten.is_set_to.default: _is_same,
-    aten.nonzero.default: _every_index,
-    aten._unique2.default: _distinct_words,
+    aten.nonzero.default: _nonzero,
+    # The largest number of distinct words for which the model multiplies each of them once.
+    aten._unique2.default: _unique(lambda count: max(1, translation.most_distinct(count))),
     aten.add.Tensor: _add,
     aten.add_.Tensor: _add_in_place,
     aten.unique_consecutive.default: _consecutive,
-    aten.bincount.default: _counts,
-    aten.split_with_sizes.default: _parts,
+    aten.bincount.default: _bincount,
+    aten.split_with_sizes.default: _split,
     aten.mkldnn_rnn_layer.default: _onednn_lstm,
     aten._cudnn_rnn.default: _cudnn_lstm,
     aten._cudnn_rnn_backward.default: _cudnn_lstm_backward,
 }
-"""By operator: called with its arguments, gives its results; what it makes besides is workspace."""
+"""Replacements by operator; a replacement takes the operator's arguments and returns results of the right shapes."""
+
+
+def _add_to_sum(_total: Tensor, _left: Tensor, _right: Tensor, _dtype: torch.dtype, **options: Any) -> Tensor:
+    """Adds a product of 16-bit factors to a float32 sum, which fake tensors of torch 2.11 do not support."""
+    out: Tensor = options["out"]
+    return out
+
+
+ON_GPU = {**REPLACEMENTS, aten._unique2.default: _all_distinct}
+"""Replacements for a fake GPU, on which the model does not look for distinct words, since that would synchronize."""
+
+if hasattr(aten.addmm, "dtype_out"):  # torch 2.8 and newer
+    ON_GPU[aten.addmm.dtype_out] = _add_to_sum
 
 
 @contextmanager
-def standing_in(device: str) -> Iterator[FakeTensorMode]:
-    """Within it, tensors of the CPU have shapes and no values, and stand for those of a device, "cpu" or "cuda"."""
+def fake_tensors(device: str) -> Iterator[FakeTensorMode]:
+    """Makes new tensors fake CPU tensors that stand for those of ``device``, "cpu" or "cuda"."""
     with ExitStack() as stack:
         mode = stack.enter_context(FakeTensorMode())
         stack.enter_context(rules_only(device))
         if device == "cuda":
             stack.enter_context(CuDNN())
-            stack.enter_context(launching_nothing())
+            stack.enter_context(_without_launches())
         yield mode
 
 
 @contextmanager
-def launching_nothing() -> Iterator[None]:
-    """Within it, launches of Triton kernels do nothing: what is around them can be followed without values."""
+def _without_launches() -> Iterator[None]:
+    """Makes launches of Triton kernels do nothing, so that the code around them runs on fake tensors."""
     if importlib.util.find_spec("triton") is None:
         yield
         return
@@ -247,19 +241,3 @@ def launching_nothing() -> Iterator[None]:
     finally:
         for kind, launch in zip(kinds, launches, strict=True):
             kind.run = launch
-
-
-def _add_to_sum(_total: Tensor, _left: Tensor, _right: Tensor, _dtype: torch.dtype, **options: Any) -> Tensor:
-    """A product of 16-bit factors added to a float32 sum, of which fake tensors of torch 2.11 know nothing."""
-    out: Tensor = options["out"]
-    return out
-
-
-ON_GPU: dict[OpOverload[..., Any], Callable[..., Any]] = {
-    **REPLACEMENTS,
-    aten._unique2.default: _all_different,
-    **(
-        {aten.addmm.dtype_out: _add_to_sum} if hasattr(aten.addmm, "dtype_out") else {}
-    ),  # torch 2.8 and newer
-}
-"""Replacements for a fake GPU, on which the model does not look for distinct words, to avoid waiting."""

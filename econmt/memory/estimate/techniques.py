@@ -1,4 +1,4 @@
-"""Ways to run a training step that keep more or less of it, and what each is predicted to take."""
+"""Techniques: ways to run a training step that keep more or fewer feature maps, and their predicted ledgers."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from econmt_ops.dispatch.rule import can_run
 from econmt_ops.dispatch.traits import implementations_of
 
 Say = Callable[[str], object]
-"""Is told what is being done."""
+"""Receives messages about progress."""
 
 
 class Technique(NamedTuple):
-    """Way of running a step."""
+    """Way of running a training step: implementations of the ops, and type of products."""
 
     name: str
     implementations: Implementations
@@ -29,20 +29,23 @@ class Technique(NamedTuple):
 
 
 def techniques(stash: str, device: str, warming: bool) -> list[Technique]:
-    """The rows of a comparison: the reference, what saves most op by op and in all of them, then every other way.
+    """Returns the techniques of a comparison.
+
+    They are the reference, the leanest implementation in one op at a time, the leanest ones in all ops, and all other
+    implementations that recompute.
 
     Args:
-        stash: what recomputing LSTMs keep, as a recipe says it.
-        device: the type of device whose implementations count.
-        warming: also those that must warm up.
+        stash: Stash level of the recipe.
+        device: Type of device.
+        warming: True to include implementations that must warm up.
     """
     reference = Implementations.definitions()
     lean = Implementations.leanest(device)
     fastest = lean.traits("decoder")
     if stash == "auto" and fastest is not None and fastest.has_kernels:
-        stash = fastest.model_stash  # as a run that leaves it at auto
+        stash = fastest.model_stash  # as in a run with stash: auto
     lean = lean._replace(stash=stash)
-    # By itself the decoder's loop keeps its gates, as autograd would: what it saves is the attention's.
+    # This row keeps the gates, as autograd does, so that it shows the savings of attention alone.
     decoder = reference._replace(decoder=lean.decoder, attention=lean.attention, stash="gates")
     rows = [
         Technique("reference", reference, torch.float32),
@@ -54,8 +57,8 @@ def techniques(stash: str, device: str, warming: bool) -> list[Technique]:
     ]
     others: dict[str, dict[str, str]] = {}
     for key, functions in OPS.items():
-        for name, found in implementations_of(functions[0]).items():
-            traits = found.traits
+        for name, implementation in implementations_of(functions[0]).items():
+            traits = implementation.traits
             runs = can_run(traits, device, torch.float32) and (warming or not traits.warms_up)
             if runs and traits.recomputes and name != getattr(lean, key):
                 others.setdefault(name, {})[key] = name
@@ -67,7 +70,7 @@ def techniques(stash: str, device: str, warming: bool) -> list[Technique]:
 
 
 def estimate(task: Task, technique: Technique, shape: Shape, device: str, rank: Rank = ALONE) -> Ledger:
-    """The ledger of a step without running it; ``device`` is "cpu" or "cuda", ``rank`` whose step it is."""
+    """Predicts the ledger of a step on "cpu" or "cuda"."""
     return estimate_step(
         task,
         shape,
@@ -81,21 +84,21 @@ def estimate(task: Task, technique: Technique, shape: Shape, device: str, rank: 
 def estimates(
     task: Task, rows: Sequence[Technique], shape: Shape, device: str, say: Say, rank: Rank = ALONE
 ) -> list[Ledger]:
-    """The ledgers of several techniques; those that keep the same are estimated once."""
-    found: dict[Technique, Ledger] = {}
+    """Predicts the ledgers of several techniques; those that allocate the same bytes are estimated once."""
+    ledgers: dict[Technique, Ledger] = {}
     for number, technique in enumerate(rows, 1):
         key = _traceable(technique)
-        if key not in found:
+        if key not in ledgers:
             say(f"predicting {number} of {len(rows)}: {technique.name}, {shape}")
-            found[key] = estimate(task, technique, shape, device, rank)
-    return [found[_traceable(technique)] for technique in rows]
+            ledgers[key] = estimate(task, technique, shape, device, rank)
+    return [ledgers[_traceable(technique)] for technique in rows]
 
 
 def _traceable(technique: Technique) -> Technique:
-    """The technique, without a name, that allocates the same bytes."""
+    """Returns the unnamed technique that allocates the same bytes and runs on fake tensors."""
     return Technique("", technique.implementations.traceable(), technique.precision)
 
 
 def fixed_bytes(ledger: Ledger) -> int:
-    """Bytes that every batch needs, however small: weights, as many of gradients, and the optimizer's state."""
+    """Returns the bytes that every batch needs: weights, as many of gradients, and the optimizer's state."""
     return 2 * ledger.category("weights") + ledger.category("optimizer state")

@@ -1,13 +1,13 @@
-"""The ledger of a training step, predicted: no data, no GPU and next to no memory.
+"""Predicts the ledger of a training step without data, without a GPU and with hardly any memory.
 
-The step runs under a Tracker as a measured one does, but on fake tensors, which have
-shapes and no values. What depends on values is taken at its worst: every row is full, and words repeat just as often
-as it takes for each to be multiplied once.
+The step runs under a Tracker like a measured one, but on fake tensors, which have shapes and no values. Where memory
+depends on values, the worst case is assumed: every row is full, and words repeat just often enough for the model to
+multiply each distinct one once.
 
-For ``device="cuda"`` the fake tensors are those of a CPU, because PyTorch without CUDA has no others, and the rest is
-assumed: sizes are rounded to blocks of 512 bytes and the caching allocator's segments are simulated; cuBLAS has the
-workspaces that PyTorch gives it; the LSTMs of PyTorch run in cuDNN, which is taken to keep gates, cell states and
-outputs of every step and to work in the gates of one layer.
+For ``device="cuda"`` the fake tensors are CPU tensors, because PyTorch without CUDA has no others, and the rest is
+assumed: sizes are rounded up to blocks of 512 bytes, the caching allocator's segments are simulated, cuBLAS has the
+workspaces that PyTorch gives it, and PyTorch's LSTMs run in cuDNN, which is assumed to keep gates, cell states and
+outputs of every step and to need a workspace of one layer's gates.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from torch import Tensor
 
 from econmt.engine.precision import Precision, precision_of
 from econmt.memory.estimate.allocator import CachingAllocator
-from econmt.memory.estimate.fake import ON_GPU, REPLACEMENTS, standing_in
-from econmt.memory.estimate.shape_cache import RememberedShapes
+from econmt.memory.estimate.fake import ON_GPU, REPLACEMENTS, fake_tensors
+from econmt.memory.estimate.shape_cache import ShapeCache
 from econmt.memory.measure.ledger import Ledger, track_step
 from econmt.memory.measure.tracker import BLOCK, Storage, Tracker
 from econmt.model import Implementations
@@ -28,11 +28,10 @@ from econmt_ops.core.loops import shortened
 from econmt_ops.dispatch.rule import captured
 
 CUBLAS_WORKSPACE = 32 << 20
-"""Bytes that PyTorch gives cuBLAS on a GPU of compute capability 9.0; others get 8.1 MiB.
+"""Bytes of cuBLAS's workspace on a GPU of compute capability 9.0; PyTorch gives it 8.1 MiB on others.
 
-A workspace belongs to a handle and a handle to a thread (ATen/cuda/CublasHandlePool.cpp), and backward passes on a GPU
-have a thread of their own. Both stay from the first step on; in a CUDA graph the first is given back before the second
-is taken.
+Each thread has its own workspace (ATen/cuda/CublasHandlePool.cpp), and backward passes on a GPU have their own thread.
+Both workspaces persist from the first step on; in a CUDA graph the first is freed before the second is allocated.
 """
 
 _CPU = torch.device("cpu")
@@ -48,24 +47,24 @@ def estimate_step(
     accumulating: bool | None = None,
     rank: Rank = ALONE,
 ) -> Ledger:
-    """Predict the ledger of a training step: what ``measure_step`` would measure, without times.
+    """Predicts the ledger that ``measure_step`` would measure, without times.
 
     Args:
-        task: what is trained, by the training section of its recipe.
-        shape: (B, S, T): sentence pairs, source positions, target positions; of a rank its own.
+        task: Task that is learnt, with the recipe.
+        shape: Shape of the rank's batch.
         device: "cpu" or "cuda".
-        precision: of products and feature maps; None: as the recipe says, "auto" being float32 on a CPU.
-        implementations: instead of those that the recipe asks for.
-        accumulating: whether the step finds gradients to add to; None: if an update has several batches.
-        rank: of several, whose step it is, which share work as the recipe says.
+        precision: Type of products and feature maps; None: that of the recipe, where "auto" is float32 on a CPU.
+        implementations: Implementations of the ops; None: those of the recipe.
+        accumulating: True if the step adds to existing gradients; None: if an update has several batches.
+        rank: Rank whose step it is.
 
     Returns:
-        The ledger; on cuda with ``allocated`` and ``reserved``, and sizes in whole blocks.
+        The ledger; for cuda with ``allocated`` and ``reserved``, and sizes in whole blocks.
     """
     cuda = device == "cuda"
     training = task.recipe.training
     if precision is None:
-        # What is faster on a CPU is not measured on the one where it is asked.
+        # The CPU that predicts need not be the one that trains, so "auto" is not measured.
         precision = precision_of(
             training.precision, torch.device(device), saved="" if cuda else "float32"
         ).dtype
@@ -74,7 +73,7 @@ def estimate_step(
     if implementations is None:
         implementations = Implementations.of(task.recipe.ops)
     in_graphs = cuda and training.in_graphs
-    with standing_in(device) as mode, captured(in_graphs):
+    with fake_tensors(device) as mode, captured(in_graphs):
         model = task.build_model().train()
         step = simulated_step(
             task,
@@ -92,7 +91,7 @@ def estimate_step(
             _CPU,
             block=BLOCK if cuda else 1,
             replacements=ON_GPU if cuda else REPLACEMENTS,
-            run=RememberedShapes(mode),
+            run=ShapeCache(mode),
         )
         workspaces = cublas_workspaces(tracker, 1 if in_graphs else 2) if cuda else []
         with shortened(tracker.repeating):
@@ -106,15 +105,15 @@ def estimate_step(
 
 
 def cublas_workspaces(tracker: Tracker, threads: int) -> list[Tensor]:
-    """Stand-ins for what cuBLAS has taken before the step, to be kept while it runs."""
-    found = [torch.empty(CUBLAS_WORKSPACE, dtype=torch.uint8) for _ in range(threads)]
-    for workspace in found:
+    """Creates tensors in place of cuBLAS's workspaces, which exist before the step; keep them while it runs."""
+    workspaces = [torch.empty(CUBLAS_WORKSPACE, dtype=torch.uint8) for _ in range(threads)]
+    for workspace in workspaces:
         tracker.label(workspace, "workspace", "other")
-    return found
+    return workspaces
 
 
 def simulate(tracker: Tracker) -> CachingAllocator:
-    """The caching allocator after the allocations that a tracker has seen."""
+    """Returns a simulated caching allocator after the allocations that a tracker has recorded."""
     allocator = CachingAllocator()
     blocks: dict[Storage, tuple[int, int]] = {}
     for storage, size in [*tracker.before, *((change.storage, change.size) for change in tracker.changes)]:

@@ -1,3 +1,1 @@
-"""Measurement of a step's bytes and times."""
-
-from __future__ import annotations
+"""Measurement of a training step's bytes and times."""

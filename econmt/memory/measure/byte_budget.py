@@ -1,4 +1,4 @@
-"""A byte budget: how many bytes ``training.memory_budget`` means on this machine, and bytes as words."""
+"""Memory budgets: the bytes that ``training.memory_budget`` stands for on this machine, and sizes as text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from econmt.config.yaml_reader import parse_size
 from econmt.memory.measure.machine import free_memory
 
 AUTO_SHARE = 0.9
-"""Share of what is free that ``auto`` takes: the rest is for what no tensor accounts for, such as fragments."""
+"""Share of the free memory that ``auto`` takes; the rest is for memory outside of tensors, such as fragments."""
 
 _GROUPS = Path("/sys/fs/cgroup")
 _OWN_GROUP = Path("/proc/self/cgroup")
@@ -20,27 +20,27 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def budget_bytes(value: str, device: torch.device, taken: int) -> int:
-    """The bytes of a budget as a recipe writes it.
+    """Returns the bytes of a budget.
 
     Args:
-        value: a size such as 4GiB, or auto: :data:`AUTO_SHARE` of what is free on the device.
-        device: where training computes.
-        taken: bytes of the budget that this process has taken already, which are no longer free.
+        value: Size such as 4GiB, or "auto": :data:`AUTO_SHARE` of the device's free memory.
+        device: Device that computes.
+        taken: Bytes of the budget that this process has allocated already, which are no longer free.
     """
     if value != "auto":
         return parse_size(value)
     free = free_memory(device)
     if device.type == "cuda":
-        # What the caching allocator holds and no tensor uses is free for this process.
+        # Unused memory of the caching allocator is free for this process.
         free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     else:
-        room = group_room()
-        free = free if room is None else min(free, room)
+        available = group_memory()
+        free = free if available is None else min(free, available)
     return int(AUTO_SHARE * (free + taken))
 
 
 def total_memory(device: torch.device) -> int:
-    """All bytes that a device has, or the machine; 0 if the system does not tell."""
+    """Returns the bytes of memory of a GPU or of the machine; 0 if the system does not tell."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     if not hasattr(os, "sysconf"):
@@ -48,30 +48,28 @@ def total_memory(device: torch.device) -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def group_room() -> int | None:
-    """Bytes that the control group of this process (a container, a batch job) may still take; None: no limit.
+def group_memory() -> int | None:
+    """Returns the bytes that this process's control group (a container, a batch job) may still take; None: no limit.
 
-    Of version 2 every group up to the root is asked, of version 1 the one that a container sees as its own. Pages of
-    files that could be dropped do not count as taken.
+    In version 2, every group up to the root has a limit; in version 1, the group that a container sees as its own.
+    Droppable pages of files do not count as taken.
     """
     try:
         path = _OWN_GROUP.read_text(encoding="utf-8")
     except OSError:
         return None
     unified = next((line[3:] for line in path.splitlines() if line.startswith("0::")), "/")
-    own = _GROUPS / unified.strip("/")
-    folders = [own, *own.parents]
-    rooms = [
-        room
-        for folder in folders[: folders.index(_GROUPS) + 1]
-        if (room := _room(folder, "memory.max", "memory.current", "inactive_file")) is not None
-    ]
-    first = _room(_GROUPS / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-    rooms += [] if first is None else [first]
-    return min(rooms, default=None)
+    group = _GROUPS / unified.strip("/")
+    folders = [group, *group.parents]
+    second = ("memory.max", "memory.current", "inactive_file")
+    first = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+    available = [_below_limit(folder, *second) for folder in folders[: folders.index(_GROUPS) + 1]]
+    available.append(_below_limit(_GROUPS / "memory", *first))
+    return min((size for size in available if size is not None), default=None)
 
 
-def _room(folder: Path, limit_file: str, usage_file: str, droppable: str) -> int | None:
+def _below_limit(folder: Path, limit_file: str, usage_file: str, droppable: str) -> int | None:
+    """Returns the bytes that a control group may still take; None if it has no limit."""
     try:
         limit = (folder / limit_file).read_text(encoding="ascii").strip()
         usage = int((folder / usage_file).read_text(encoding="ascii"))
@@ -85,24 +83,26 @@ def _room(folder: Path, limit_file: str, usage_file: str, droppable: str) -> int
 
 
 def size_text(size: float) -> str:
-    """Bytes for a person, in the units in which budgets are given: 1.3 GiB."""
-    unit = 0
-    while size >= 1000 and unit < len(_UNITS) - 1:
-        size /= 1024
-        unit += 1
-    return f"{size:.3g} {_UNITS[unit]}"
+    """Formats bytes in the units of budgets: 1.3 GiB."""
+    value, unit = _in_unit(size)
+    return f"{value:.3g} {unit}"
+
+
+def _in_unit(size: float) -> tuple[float, str]:
+    """Returns a size below 1000 and its unit."""
+    units = iter(_UNITS)
+    unit = next(units)
+    while size >= 1000 and unit != _UNITS[-1]:
+        size, unit = size / 1024, next(units)
+    return size, unit
 
 
 def nearest_budget(size: int) -> str:
-    """The smallest budget of two digits, as a recipe writes it, that is at least ``size`` bytes: 1.4GiB."""
-    unit = 0
-    value = float(size)
-    while value >= 1000 and unit < len(_UNITS) - 1:
-        value /= 1024
-        unit += 1
+    """Returns the smallest budget of two digits that is at least ``size`` bytes, as a recipe has it: 1.4GiB."""
+    value, unit = _in_unit(size)
     step = 10.0 ** (math.floor(math.log10(max(value, 1.0))) - 1)
     steps = math.floor(value / step)
-    # Rounding of the division could make it one too few.
-    while parse_size(text := f"{round(max(steps, 1) * step, 1):g}{_UNITS[unit]}") < size:
+    # Rounding in the division may make it one step too few.
+    while parse_size(text := f"{round(max(steps, 1) * step, 1):g}{unit}") < size:
         steps += 1
     return text

@@ -1,6 +1,6 @@
 """GPU profile of a step: kernels by class, launch times, and gaps between kernels.
 
-Kernels are seen through CUPTI (``torch.profiler``), those of a replayed CUDA graph too.
+CUPTI (``torch.profiler``) records the kernels, including those of a replayed CUDA graph.
 """
 
 from __future__ import annotations
@@ -8,13 +8,14 @@ from __future__ import annotations
 import json
 import re
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+
+from econmt.engine.devices import shortest_seconds
 
 _PATTERNS = {
     "optimizer": "multi_tensor_apply|lpnorm|fused_?(adam|sgd)",
@@ -27,7 +28,7 @@ _PATTERNS = {
     "products": "nvjet|cutlass|gemm|gemv|splitkreduce|cublas|xmma|dot_kernel",
     "copies and pointwise": "memcpy|memset|copy|elementwise|reduce_kernel|^triton_|fill",
 }
-"""By class, what a kernel's name has in it, in any case; the first class that fits is the kernel's."""
+"""Patterns of kernel names in lower case by class; the first class that matches is the kernel's."""
 
 CLASSES = (
     "products",
@@ -39,25 +40,25 @@ CLASSES = (
     "copies and pointwise",
     "other",
 )
-"""The classes, in the order of a table."""
+"""Classes of kernels, in the order of a table."""
 
 _DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 _HOST = ("cuda_runtime", "cuda_driver")
 _TIMED = 10
-"""Steps whose time is taken, without a profiler."""
+"""Number of steps, or of copies, that are timed together."""
 
 _COPIED = 1 << 28
-"""Bytes that are copied to see how fast the device copies."""
+"""Bytes of the tensor whose copy is timed."""
 
 
 class KernelRow(NamedTuple):
-    """The kernels of one class in a step.
+    """Kernels of one class in a step.
 
     Attributes:
-        kind: one of :data:`CLASSES`.
-        launches: how many there are.
-        milliseconds: that they take together.
-        bytes: that they read and write; None where that is not known.
+        kind: Class, one of :data:`CLASSES`.
+        launches: Number of kernels.
+        milliseconds: Sum of their durations.
+        bytes: Bytes that they read and write; None if unknown.
     """
 
     kind: str
@@ -68,16 +69,16 @@ class KernelRow(NamedTuple):
 
 @dataclass
 class KernelTimes:
-    """The kernels of a step.
+    """Kernels of a step.
 
     Attributes:
-        name: how the step is run.
-        step: milliseconds of a step, without a profiler.
-        rows: one a class that occurs.
-        busy: milliseconds in which any kernel runs.
-        launches: calls of the host that launch a kernel, or a graph of them.
-        launching: milliseconds that those take on the host, with a profiler.
-        copy_rate: bytes a second that the device reads and writes when it copies a large tensor.
+        name: Description of how the step runs.
+        step: Milliseconds of a step without a profiler.
+        rows: Kernels by class, for the classes that occur.
+        busy: Milliseconds in which at least one kernel runs.
+        launches: Number of host calls that launch a kernel or a graph.
+        launching: Milliseconds of these calls on the host, with a profiler.
+        copy_rate: Bytes per second that the device reads and writes while it copies a large tensor.
     """
 
     name: str
@@ -95,12 +96,12 @@ class KernelTimes:
 
     @property
     def gaps(self) -> float:
-        """Milliseconds of a step in which no kernel runs."""
+        """Milliseconds of a step without a running kernel."""
         return max(0.0, self.step - self.busy)
 
 
 def kernel_class(name: str) -> str:
-    """The class of a kernel, or of a copy, by its name."""
+    """Returns the class of a kernel or copy by its name."""
     lower = name.lower()
     return next((kind for kind, pattern in _PATTERNS.items() if re.search(pattern, lower)), "other")
 
@@ -108,27 +109,24 @@ def kernel_class(name: str) -> str:
 def measure_kernels(
     name: str, run: Callable[[], object], device: torch.device, known: Mapping[str, int] | None = None
 ) -> KernelTimes:
-    """Runs a step some times and looks at the kernels of one.
+    """Times a step and profiles its kernels.
 
     Args:
-        name: how it is run.
-        run: enqueues it; it has been run before.
-        device: of CUDA.
-        known: bytes that classes read and write in a step.
+        name: Description of how the step runs.
+        run: Enqueues a step.
+        device: CUDA device.
+        known: Bytes that kernels read and write in a step, by class.
     """
 
-    def timed(count: int) -> float:
-        torch.cuda.synchronize(device)
-        began = time.perf_counter()
-        for _ in range(count):
+    def several() -> None:
+        for _ in range(_TIMED):
             run()
-        torch.cuda.synchronize(device)
-        return 1e3 * (time.perf_counter() - began) / count
 
-    step = min(timed(_TIMED) for _ in range(3))
-    for _ in range(2):  # the first profile sets CUPTI up, which takes longer than the step
+    step = 1e3 * shortest_seconds(several, device, repeats=3) / _TIMED
+    for _ in range(2):  # the first profile initializes CUPTI, which takes longer than the step
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
-            timed(1)
+            run()
+            torch.cuda.synchronize(device)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         profiler.export_chrome_trace(str(path))
@@ -139,22 +137,24 @@ def measure_kernels(
 def summarise(
     name: str, step: float, events: Sequence[Mapping[str, Any]], rate: float, known: Mapping[str, int]
 ) -> KernelTimes:
-    """The kernels of one step.
+    """Summarizes a trace of one step.
 
     Args:
-        name: how it was run. step: its milliseconds without a profiler. rate: of copies.
-        events: of a Chrome trace.
-        known: bytes that classes read and write in a step.
+        name: Description of how the step runs.
+        step: Milliseconds of a step without a profiler.
+        events: Events of a Chrome trace.
+        rate: Bytes per second of copies.
+        known: Bytes that kernels read and write in a step, by class.
     """
     kernels = [event for event in events if event.get("cat") in _DEVICE]
     launches = [event for event in events if event.get("cat") in _HOST and "aunch" in event["name"]]
-    found: dict[str, list[float]] = {}
+    times: dict[str, list[float]] = {}
     for kernel in kernels:
-        found.setdefault(kernel_class(kernel["name"]), []).append(float(kernel["dur"]) / 1e3)
+        times.setdefault(kernel_class(kernel["name"]), []).append(float(kernel["dur"]) / 1e3)
     rows = [
-        KernelRow(kind, len(found[kind]), sum(found[kind]), known.get(kind))
+        KernelRow(kind, len(times[kind]), sum(times[kind]), known.get(kind))
         for kind in CLASSES
-        if kind in found
+        if kind in times
     ]
     busy, end = 0.0, 0.0
     for kernel in sorted(kernels, key=lambda event: float(event["ts"])):
@@ -166,24 +166,22 @@ def summarise(
 
 
 def copy_rate(device: torch.device) -> float:
-    """Bytes a second that the device reads and writes when it copies a large tensor."""
+    """Measures the bytes per second that the device reads and writes while it copies a large tensor."""
     source = torch.empty(_COPIED, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    best = float("inf")
-    for _ in range(4):
-        torch.cuda.synchronize(device)
-        began = time.perf_counter()
+
+    def copy() -> None:
         for _ in range(_TIMED):
             target.copy_(source)
-        torch.cuda.synchronize(device)
-        best = min(best, (time.perf_counter() - began) / _TIMED)
-    return 2 * _COPIED / best
+
+    return 2 * _COPIED * _TIMED / shortest_seconds(copy, device, repeats=3)
 
 
 def optimizer_bytes(parameters: int, moments: int) -> int:
     """Returns the bytes that an optimizer reads and writes in float32: gradients twice, values and moments.
 
     Args:
-        parameters: their values. moments: the values of all of them.
+        parameters: Number of trained values.
+        moments: Number of values of the optimizer's state.
     """
     return 4 * (parameters * (2 + 2) + 2 * moments)

@@ -1,9 +1,9 @@
-"""The ledger: where every byte and every millisecond of a training step is, measured.
+"""The ledger: the bytes and milliseconds of a training step by layer, category and phase, and how they are measured.
 
-Bytes come from a Tracker over one whole step: forward pass, backward pass and the
-optimizer's update. A storage is a *feature map* if autograd keeps it for the backward pass and the forward pass made
-it; it counts once, for the layer that kept it first. Parameters never are feature maps, and what the step makes and
-nobody keeps is *workspace*. What was there before the step (the batch) is *other*.
+A Tracker observes one whole step: forward pass, backward pass and the optimizer's update. A storage is a *feature map*
+if the forward pass creates it and autograd keeps it for the backward pass; it counts once, for the layer that keeps it
+first. Other storages that the step creates are *workspace*, and those that existed before it, such as the batch, are
+*other*, unless they hold weights, gradients or optimizer state.
 """
 
 from __future__ import annotations
@@ -22,20 +22,21 @@ from torch import Tensor
 from econmt.data.batching.batch import AnyBatch
 from econmt.engine.step import TrainingStep
 from econmt.memory.measure.layer_times import peak_flops, time_step
-from econmt.memory.measure.tracker import BLOCK, PHASES, Beginning, Storage, Tracker
+from econmt.memory.measure.tracker import BLOCK, PHASES, Beginning, Storage, Tracker, expanded
 from econmt_ops.dispatch.capture import release_workspaces
 
 LAYERS = ("embedding", "encoder", "attention", "decoder", "output", "loss", "exchange", "other")
-"""Layers of a model; "exchange" holds buffers of communication between ranks."""
-
+"""Layers of a model; "exchange" stands for buffers of communication between ranks."""
 
 CATEGORIES = ("feature maps", "weights", "gradients", "optimizer state", "workspace", "other")
+"""Categories of bytes."""
+
 LARGEST = 20
 """Number of the largest storages at the peak that a ledger lists."""
 
 
 class TensorAtPeak(NamedTuple):
-    """A storage alive at the peak: its bytes, shape and dtype, what it is for, and the operator that made it."""
+    """Storage that is alive at the peak, with the operator that created it."""
 
     bytes: int
     shape: tuple[int, ...]
@@ -55,28 +56,26 @@ class Moment(NamedTuple):
 
 @dataclass
 class Ledger:
-    """The account of one training step.
+    """Bytes and times of one training step.
 
     Attributes:
-        peak: bytes alive at the peak, everything included.
-        entries: bytes alive at the peak by (category, layer); absent means none. Their sum is ``peak``.
-        stash: by layer, bytes of feature maps kept at the end of the forward pass.
-        timeline: live bytes over the step, a point a change; in an estimate, which has no times, a change counts as a
-            millisecond.
-        largest: the largest storages alive at the peak, largest first.
-        milliseconds: by (phase, layer), which add up to ``seconds``; empty in an estimate.
-        rank: whose step it is, as "rank 0 of 2"; empty: there is one process.
-        tokens: target tokens of the step.
-        flops: floating point operations of the step's matrix products, recomputed ones included.
-        seconds: of the whole step, 0 if it was not timed.
+        peak: Most live bytes.
+        entries: Live bytes at the peak by (category, layer); their sum is ``peak``.
+        stash: Bytes of feature maps kept at the end of the forward pass, by layer.
+        timeline: Live bytes over the step, one point per change; in an estimate, a change counts as a millisecond.
+        largest: Largest storages alive at the peak, largest first.
+        milliseconds: Milliseconds by (phase, layer), which add up to ``seconds``; empty in an estimate.
+        rank: Rank whose step it is, such as "rank 0 of 2"; empty for a single process.
+        tokens: Target tokens of the step.
+        flops: Floating-point operations of the step's matrix products, including recomputed ones.
+        seconds: Seconds of the whole step; 0 if it was not timed.
         device: "cpu" or "cuda".
-        peak_flops_per_second: what the device can do in the precision of the step; None if unknown.
-        graphs: bytes that the step's CUDA graph takes outside of the allocator; None: it was not captured.
-        allocated, reserved: the peaks of CUDA's caching allocator, measured or, in an estimate, simulated; None on
-            the CPU, which has none.
-        process: resident bytes of the process that ran the step, by part, after it, see
-            `econmt.memory.measure.process.resident_parts`; empty in an estimate and where the system does not tell.
-        process_peak: the most that were resident so far; 0 if unknown.
+        peak_flops_per_second: Rate of a large matrix product in the step's precision; None if unknown.
+        allocated, reserved: Peaks of CUDA's caching allocator, measured or, in an estimate, simulated; None on a CPU.
+        graphs: Bytes of the step's CUDA graph outside of the allocator; None if it was not captured.
+        process: Resident bytes of the process after the step, by origin, see
+            `econmt.memory.measure.process.resident_parts`; empty in an estimate and if the system does not tell.
+        process_peak: Most resident bytes of the process so far; 0 if unknown.
     """
 
     peak: int = 0
@@ -98,16 +97,16 @@ class Ledger:
     process_peak: int = 0
 
     def category(self, category: str) -> int:
-        """Bytes of one category at the peak, over all layers."""
+        """Returns the bytes of a category at the peak, over all layers."""
         return sum(size for (kind, _), size in self.entries.items() if kind == category)
 
     def layer(self, layer: str) -> int:
-        """Bytes of one layer at the peak, over all categories."""
+        """Returns the bytes of a layer at the peak, over all categories."""
         return sum(size for (_, name), size in self.entries.items() if name == layer)
 
     @property
     def total(self) -> int:
-        """The sum of all entries, which is the peak."""
+        """Sum of all entries, which is the peak."""
         return sum(self.entries.values())
 
     @property
@@ -117,27 +116,24 @@ class Ledger:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Target tokens a second; None if the step was not timed."""
+        """Target tokens per second; None if the step was not timed."""
         return self.tokens / self.seconds if self.seconds else None
 
     @property
     def flops_per_second(self) -> float | None:
-        """Floating point operations a second; None if the step was not timed."""
+        """Floating-point operations per second; None if the step was not timed."""
         return self.flops / self.seconds if self.seconds else None
 
     @property
     def share_of_peak(self) -> float | None:
-        """Returns the step's share of the device's peak rate, or None if either is unknown."""
-        done = self.flops_per_second
-        return (
-            None if done is None or self.peak_flops_per_second is None else done / self.peak_flops_per_second
-        )
+        """Rate of the step as a share of the device's peak rate; None if either is unknown."""
+        rate, peak = self.flops_per_second, self.peak_flops_per_second
+        return None if rate is None or peak is None else rate / peak
 
     def take(self, seconds: float) -> None:
-        """Say how long the step takes; the times by layer, and those of the timeline, become shares of that.
+        """Sets the seconds of the step, and scales the times by layer and those of the timeline accordingly.
 
-        A step with marks between its layers is slower than one without, above all where others need the machine or a
-        graph replays it: what it tells is which share of the time is whose.
+        The step that was timed by layer is slower than an undisturbed one or a graph, so it gives shares only.
         """
         marked = sum(self.milliseconds.values())
         factor = 1000.0 * seconds / marked if marked else 1.0
@@ -148,32 +144,31 @@ class Ledger:
         self.seconds = seconds
 
     def phase(self, phase: str) -> float:
-        """Milliseconds of one phase, over all layers."""
+        """Returns the milliseconds of a phase, over all layers."""
         return sum(value for (name, _), value in self.milliseconds.items() if name == phase)
 
 
 def measure_step(
-    step: TrainingStep, batch: AnyBatch, *, accumulating: bool = False, timed: bool = True, repeats: int = 1
+    step: TrainingStep, batch: AnyBatch, *, accumulating: bool = False, timed: bool = True
 ) -> Ledger:
-    """Run a training step of a run that is under way, several times, and account for what it takes.
+    """Runs a training step several times, and measures its bytes and times.
 
-    An optimizer without state gets it first: only the first step of a run finds none. Bytes and times are measured in
-    different passes, so that following the bytes costs no time. Afterwards the parameters, the buffers, the optimizer
-    and the random states are as they were; gradients are cleared.
+    An optimizer without state gets it first, since only the first step of a run lacks it. Bytes and times are measured
+    in different passes, because tracking takes time. Afterwards parameters, buffers, optimizer and random states are
+    restored; gradients are cleared.
 
-    On a GPU the bytes are those that the caching allocator has given out, what operators use and give back inside
-    included; bytes that are no tensor of the step (cuBLAS's workspace, other models) are "other". Functions compiled
-    by torch.compile run uncompiled while bytes are followed.
+    On a GPU, the bytes are those of the caching allocator, including memory that operators use internally; bytes that
+    belong to no tensor of the step (cuBLAS's workspace, other models) are "other". Functions compiled by torch.compile
+    run uncompiled while bytes are tracked.
 
     Args:
-        step: of the run.
-        batch: from which it computes.
-        accumulating: count a step that finds gradients to add to, as every batch of an update but its first one.
-        timed: measure times too.
-        repeats: how many whole steps are run for ``seconds``, which is the quickest of them.
+        step: Training step.
+        batch: Batch.
+        accumulating: True to measure a step that adds to existing gradients, as all but the first batch of an update.
+        timed: True to measure times as well.
     """
     device, batch = step.device, batch.to(step.device)
-    with _put_back(step):
+    with _restored(step):
         step.prepare()
         tracker = Tracker(device)
         if device.type == "cuda":
@@ -184,7 +179,7 @@ def measure_step(
         if device.type == "cuda":
             ledger.allocated, ledger.reserved = ledger.peak, torch.cuda.memory_reserved(device)
         if timed:
-            ledger.milliseconds, seconds = time_step(step, batch, _layers(step), repeats)
+            ledger.milliseconds, seconds = time_step(step, batch, _layers(step))
             ledger.peak_flops_per_second = peak_flops(device, tracker.precision)
             _scale(ledger)
             ledger.take(seconds)
@@ -194,19 +189,19 @@ def measure_step(
 def track_step(
     tracker: Tracker, step: TrainingStep, batch: AnyBatch, *, accumulating: bool = False
 ) -> Ledger:
-    """Run one training step, on real or fake tensors, and account for its bytes; it changes what it changes.
+    """Runs one training step on real or fake tensors and returns the ledger of its bytes; restores nothing.
 
     Args:
-        tracker: follows the bytes.
-        step: whose optimizer has its state.
-        batch: on the step's device.
-        accumulating: there are gradients already, to add to.
+        tracker: Tracker of the step's device.
+        step: Training step, whose optimizer has its state.
+        batch: Batch on the step's device.
+        accumulating: True if the step adds to existing gradients, which are created here.
     """
     in_graphs = step.device.type == "cuda" and step.task.recipe.training.in_graphs
 
     def begin(phase: str) -> None:
         if phase == "backward" and in_graphs:
-            release_workspaces()  # as a step does that is captured: the backward pass has a thread of its own
+            release_workspaces()  # as a captured step does, since the backward pass has its own thread
         tracker.begin(phase)
 
     step.clear()
@@ -220,7 +215,7 @@ def track_step(
         tracker.label(parameter.grad, "gradients", layers[parameter])
     _label_state(tracker, step, layers)
     with tracker.recording():
-        step.add_gradient([batch], tokens, watch=lambda phase, _: begin(phase))
+        step.gradient([batch], tokens, watch=lambda phase, _: begin(phase), adds=True)
         step.update()
         for parameter in step.parameters:
             gradient, layer = parameter.grad, layers[parameter]
@@ -233,7 +228,7 @@ def track_step(
 
 
 def ledger_of(tracker: Tracker) -> Ledger:
-    """The ledger of what a tracker has seen, all phases of a step."""
+    """Returns the ledger of a step that a tracker has observed."""
     peak, moment = tracker.peak()
     ledger = Ledger(peak=peak, flops=sum(tracker.flops.values()), device=tracker.device.type)
     alive = tracker.alive(moment)
@@ -264,7 +259,7 @@ def ledger_of(tracker: Tracker) -> Ledger:
 
 
 def _timeline(tracker: Tracker) -> list[Moment]:
-    """A point at the beginning of each phase, one after each change, and one at the end."""
+    """Returns a point at the beginning of each phase, one after each change, and one at the end."""
     live = list(tracker.live())
     ends = [*tracker.begins.values(), Beginning(tracker.seconds, len(tracker.changes))]
     points = []
@@ -272,13 +267,13 @@ def _timeline(tracker: Tracker) -> list[Moment]:
         points.append(Moment(1000.0 * begin.seconds, live[begin.changes], phase))
         points += [
             Moment(1000.0 * tracker.changes[number].seconds, live[number + 1], phase)
-            for number in tracker.numbers(begin.changes, end.changes)
+            for number in expanded(begin.changes, end.changes, tracker.repetitions)
         ]
     return [*points, Moment(1000.0 * tracker.seconds, live[-1], PHASES[-1])]
 
 
 def _kind(storage: Storage) -> tuple[str, str]:
-    """Category and layer of a storage."""
+    """Returns the category and the layer of a storage."""
     if storage.category is not None:
         return storage.category, storage.layer
     if not storage.operator:
@@ -289,7 +284,7 @@ def _kind(storage: Storage) -> tuple[str, str]:
 
 
 def _layers(step: TrainingStep) -> dict[Tensor, str]:
-    """By parameter, and by what the step has of it."""
+    """Returns the layers of the model's parameters, and of the step's slices of them."""
     names = step.task.layers(step.model)
     parameters = chain(step.model.named_parameters(), step.named_parameters())
     return {parameter: names[name] for name, parameter in parameters}
@@ -302,13 +297,13 @@ def _label_state(tracker: Tracker, step: TrainingStep, layers: dict[Tensor, str]
 
 
 @contextmanager
-def _put_back(step: TrainingStep) -> Iterator[None]:
-    """Put parameters, buffers, the optimizer's state and the random states back; clear the gradients."""
+def _restored(step: TrainingStep) -> Iterator[None]:
+    """Restores parameters, buffers, optimizer and random states after the context, and clears the gradients."""
     tensors = [*step.model.parameters(), *step.model.buffers()]
     had_state = bool(step.optimizer.state)
     for state in step.optimizer.state.values():
         tensors += state.values()
-    # On the CPU, where copies of a GPU's tensors are in nobody's way.
+    # The copies are on the CPU, so that they take no GPU memory.
     copies = [tensor.detach().to("cpu", copy=True) for tensor in tensors]
     with torch.random.fork_rng(devices=[step.device] if step.device.type == "cuda" else []):
         try:
@@ -323,14 +318,14 @@ def _put_back(step: TrainingStep) -> Iterator[None]:
 
 
 def _read_allocator(device: torch.device) -> tuple[int, int]:
-    """Bytes that CUDA's allocator has given out, now and at most since the last call."""
+    """Returns the bytes allocated on a GPU, and their peak since the last call."""
     peak = torch.cuda.max_memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
     return torch.cuda.memory_allocated(device), peak
 
 
 def _scale(ledger: Ledger) -> None:
-    """Stretch the timeline's phases, which following the bytes made longer, to the times measured without."""
+    """Scales the phases of the timeline, which tracking has slowed down, to the times measured without tracking."""
     points = ledger.timeline
     first = {moment.phase: moment.milliseconds for moment in reversed(points)}
     ends = (first["backward"], first["optimizer"], points[-1].milliseconds)

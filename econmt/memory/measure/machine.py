@@ -1,4 +1,4 @@
-"""The machine a figure was taken on: what it is, and how much memory is free."""
+"""Description of the machine, and its free memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def describe_machine(device: str) -> dict[str, str]:
     Args:
         device: "cpu", "cuda" or "cuda:N"; the GPU is named if torch sees it.
     """
-    found = {
+    description = {
         "econmt": econmt.__version__,
         "torch": torch.__version__,
         "numpy": np.__version__,
@@ -32,22 +32,32 @@ def describe_machine(device: str) -> dict[str, str]:
         "threads": str(torch.get_num_threads()),
     }
     if device.startswith("cuda") and torch.cuda.is_available():
-        found["GPU"] = torch.cuda.get_device_name(device)
-    return found
+        description["GPU"] = torch.cuda.get_device_name(device)
+    return description
+
+
+def bytes_outside_allocator(device: torch.device) -> int:
+    """Returns the bytes of a GPU that are taken, but not by this process's PyTorch allocator; waits for the device.
+
+    They hold CUDA's context, loaded kernels, nodes of captured graphs, and memory of other processes.
+    """
+    torch.cuda.synchronize(device)
+    free, total = torch.cuda.mem_get_info(device)
+    return int(total - free) - torch.cuda.memory_reserved(device)
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that a process may still take: of the GPU, or of the machine without swapping."""
+    """Returns the bytes that a process may still take: of the GPU, or of the machine without swapping."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     try:
         text = (_SYSTEM / "meminfo").read_text(encoding="utf-8")
     except OSError:
         text = ""
-    found = re.search(r"^MemAvailable:\s*(\d+) kB$", text, re.MULTILINE)
-    if found:
-        return 1024 * int(found[1])
-    # Elsewhere nothing in the standard library tells what is free: half of what there is, or anything.
+    available = re.search(r"^MemAvailable:\s*(\d+) kB$", text, re.MULTILINE)
+    if available:
+        return 1024 * int(available[1])
+    # The standard library does not tell the free memory of other systems: assumes half of all memory, or no limit.
     if not hasattr(os, "sysconf"):
         return 1 << 62
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2

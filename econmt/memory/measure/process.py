@@ -1,9 +1,8 @@
 """Resident memory of a process by origin.
 
-Only Linux tells which file a page belongs to. The parts are measured, each by who knows it: pages of files by the
-system, tensors by PyTorch, other memory of the C library by its own counters, Python's by Python's; what is left of the
-pages that belong to no file is free memory that an allocator keeps, stacks of threads and the like. They add up to the
-resident set.
+The system reports pages of files (on Linux only), PyTorch reports tensors, the C library and Python report what their
+allocators have given out. The remaining pages that belong to no file are free memory that allocators keep, and stacks
+of threads. All parts add up to the resident set.
 """
 
 from __future__ import annotations
@@ -33,33 +32,36 @@ TORCH, LIBRARIES, PYTHON, TENSORS, OTHERS, FREE = (
     "what libraries keep for themselves",
     "free but kept by allocators, stacks",
 )
-"""The parts, as they are printed."""
+"""Names of the parts, as they are printed."""
 
 
 def resident_parts() -> dict[str, int]:
-    """Bytes of the resident set of this process by part; empty where the system does not tell."""
+    """Returns the bytes of this process's resident set by part; empty if the system does not tell."""
     try:
         mapped = _mapped(_MAPS.read_text(encoding="utf-8", errors="replace"))
     except OSError:
         return {}
     anonymous = mapped.pop("")
-    found = {TORCH: mapped[TORCH], LIBRARIES: mapped[LIBRARIES]}
-    # In this order, each within what is left: memory that was asked for need not have been touched.
+    parts = {TORCH: mapped[TORCH], LIBRARIES: mapped[LIBRARIES]}
+    # In this order, each at most the remaining pages: allocated memory need not have been touched.
     tensors = tensor_bytes()
-    asked = _taken_from_c()
-    wanted = {TENSORS: tensors, PYTHON: _python_arenas(), OTHERS: max(0, asked - tensors)}
-    for name, size in wanted.items():
-        found[name] = min(size, anonymous)
-        anonymous -= found[name]
-    return {**found, FREE: anonymous}
+    allocated = {TENSORS: tensors, PYTHON: _python_arenas(), OTHERS: max(0, _malloc_bytes() - tensors)}
+    for name, size in allocated.items():
+        parts[name] = min(size, anonymous)
+        anonymous -= parts[name]
+    return {**parts, FREE: anonymous}
 
 
 def tensor_bytes() -> int:
-    """Bytes of the storages of all tensors on the CPU that Python knows of, each once."""
+    """Returns the bytes of the storages of all CPU tensors that Python knows, each storage once."""
     sizes = {}
-    for each in gc.get_objects():
-        if _has_memory(type(each)) and each.device.type == "cpu" and each.layout == torch.strided:
-            for tensor in (each, each.grad if each.is_leaf else None):
+    for candidate in gc.get_objects():
+        if (
+            _has_memory(type(candidate))
+            and candidate.device.type == "cpu"
+            and candidate.layout == torch.strided
+        ):
+            for tensor in (candidate, candidate.grad if candidate.is_leaf else None):
                 if tensor is not None and tensor.layout == torch.strided:
                     memory = tensor.untyped_storage()
                     sizes[memory._cdata] = memory.nbytes()
@@ -67,18 +69,18 @@ def tensor_bytes() -> int:
 
 
 def _has_memory(kind: type) -> bool:
-    """True if tensors of a class have memory of their own.
+    """Returns True if tensors of a class have their own memory.
 
-    Classes with a dispatch of their own have none: fake tensors, which torch.compile leaves alive and whose sizes may
-    be symbols that no longer have a value, and tensors that wrap others. An object is not asked for its class, which
-    may run code of its own, as that of a lazy module.
+    Classes that override ``__torch_dispatch__`` have none: fake tensors, which torch.compile leaves alive and whose
+    sizes may be symbols without a value, and tensors that wrap others. It takes the class rather than the object, whose
+    attribute ``__class__`` may run code, as in lazy modules.
     """
     return issubclass(kind, Tensor) and kind.__torch_dispatch__ is Tensor.__torch_dispatch__
 
 
 def _mapped(text: str) -> Counter[str]:
-    """Resident bytes of the libraries; under "" those of no file, or changed since they were read from one."""
-    found: Counter[str] = Counter()
+    """Returns the resident bytes of libraries; under "" those that belong to no file or differ from their file."""
+    sizes: Counter[str] = Counter()
     name = ""
     for line in text.splitlines():
         head, size = _HEAD.match(line), _SIZE.match(line)
@@ -87,11 +89,11 @@ def _mapped(text: str) -> Counter[str]:
         elif size is not None:
             number = 1024 * int(size[2])
             if size[1] == "Anonymous":
-                found[_owner(name)] -= number
-                found[""] += number
+                sizes[_owner(name)] -= number
+                sizes[""] += number
             else:
-                found[_owner(name)] += number
-    return found
+                sizes[_owner(name)] += number
+    return sizes
 
 
 def _owner(path: str) -> str:
@@ -112,8 +114,8 @@ class _Counts(ctypes.Structure):
     ]
 
 
-def _taken_from_c() -> int:
-    """Bytes that programs have from the C library's allocator; 0 where it does not count."""
+def _malloc_bytes() -> int:
+    """Returns the bytes that the C library's allocator has given out; 0 if it does not count them."""
     count = getattr(ctypes.CDLL(None), "mallinfo2", None)
     if count is None:
         return 0
@@ -123,19 +125,19 @@ def _taken_from_c() -> int:
 
 
 def _python_arenas() -> int:
-    """Bytes that Python's own allocator has, which it tells on standard error alone; 0 if it does not."""
-    tell = getattr(sys, "_debugmallocstats", None)
-    if tell is None:
+    """Returns the bytes of Python's allocator, which it prints on standard error only; 0 if it does not."""
+    print_statistics = getattr(sys, "_debugmallocstats", None)
+    if print_statistics is None:
         return 0
     sys.stderr.flush()
     with tempfile.TemporaryFile() as file:
-        kept = os.dup(2)
+        standard_error = os.dup(2)
         try:
             os.dup2(file.fileno(), 2)
-            tell()
+            print_statistics()
         finally:
-            os.dup2(kept, 2)
-            os.close(kept)
+            os.dup2(standard_error, 2)
+            os.close(standard_error)
         file.seek(0)
-        found = _ARENAS.search(file.read().decode(errors="replace"))
-    return 0 if found is None else int(found[1].replace(",", ""))
+        total = _ARENAS.search(file.read().decode(errors="replace"))
+    return 0 if total is None else int(total[1].replace(",", ""))

@@ -1,11 +1,10 @@
 """Tracks the live bytes at every moment of a computation.
 
-A :class:`Tracker` follows every storage that an operator of PyTorch makes, resizes or lets go, on real tensors and on
-fake ones alike: views share a storage and count once. The body of an operator registered with
-``torch.library.custom_op`` is run with the tracker on, so that the workspace inside is seen; what it takes inside may
-be declared instead (`econmt_ops.dispatch.traits.Traits.costs`). What the operators of
-PyTorch themselves use and give back inside (a reordered weight in oneDNN, say) is seen only where an allocator
-counts: on a GPU.
+A :class:`Tracker` observes every storage that a PyTorch operator creates, resizes or frees, of real and of fake
+tensors; views share a storage, which counts once. Operators registered with ``torch.library.custom_op`` run with the
+tracker on, so that their workspace is included, or declare it (`econmt_ops.dispatch.traits.Traits.costs`). Memory that
+PyTorch's own operators use internally, such as a weight reordered by oneDNN, is included only on a GPU, where the
+allocator counts it.
 """
 
 from __future__ import annotations
@@ -28,22 +27,23 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from econmt.memory.measure.flops import count_flops, has_flops
+from econmt.memory.measure.flops import flops_formula
 from econmt_ops.core import scopes as accounting
 from econmt_ops.dispatch.traits import Cost, cost_of
 
 BLOCK = 512
-"""Sizes in CUDA's caching allocator are multiples of this, in bytes."""
+"""Granularity of CUDA's caching allocator, in bytes."""
 
 PHASES = ("forward", "backward", "optimizer")
+"""Phases of a training step, in order."""
 
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 
 
 class NodeLayers:
-    """The layer of every node of the autograd graph: that of the code that made the node in the forward pass.
+    """Finds the layer of an autograd node: the layer whose code created the node in the forward pass.
 
-    Nodes are numbered as they are made, so the numbers at which the current layer changed are enough.
+    Autograd numbers its nodes in order of creation, so it suffices to know at which numbers the current layer changed.
     """
 
     def __init__(self) -> None:
@@ -52,23 +52,23 @@ class NodeLayers:
         self._parameters: dict[int, str] = {}
 
     def add_parameters(self, layers: Mapping[Tensor, str]) -> None:
-        """Give the layers of parameters, whose nodes have no number of their own."""
+        """Sets the layers of parameters, whose nodes have no numbers."""
         self._parameters.update({id(parameter): layer for parameter, layer in layers.items()})
 
     def note(self, layer: str) -> None:
-        """From now on nodes belong to ``layer``."""
+        """Assigns the nodes that are created from now on to ``layer``."""
         self._numbers.append(torch._C._autograd._get_sequence_nr())
         self._layers.append(layer)
 
     def __call__(self, node: Any) -> str:
-        """The layer of a node."""
+        """Returns the layer of a node."""
         if hasattr(node, "variable"):
             return self._parameters.get(id(node.variable), "other")
         index = bisect_right(self._numbers, node._sequence_nr())
         return self._layers[index - 1] if index else "other"
 
     def running(self) -> str:
-        """The layer of the running code: in a backward pass that of the node that is being computed."""
+        """Returns the layer of the running code; in a backward pass, that of the node being computed."""
         layer = accounting.current_layer()
         node = torch._C._current_autograd_node() if layer == "other" else None
         return layer if node is None else self(node)
@@ -76,16 +76,16 @@ class NodeLayers:
 
 @dataclass(eq=False)
 class Storage:
-    """One storage.
+    """Storage of one or several tensors.
 
     Attributes:
-        size: bytes, in whole blocks of the allocator.
-        shape, dtype: of the tensor with which it was first seen.
-        operator: what made it, "" if it was there before.
-        layer: whose code made it.
-        kept_by: the layer that first kept it for the backward pass; None: it is not kept.
-        category: if known from outside, as of parameters; None otherwise.
-        address: of its first byte; 0 for fake tensors.
+        size: Bytes, rounded up to whole blocks of the allocator.
+        shape, dtype: Shape and type of the first tensor that was observed in it.
+        operator: Operator that created it; empty if it existed before the recording.
+        layer: Layer whose code created it.
+        address: Address of its first byte; 0 for fake tensors.
+        kept_by: First layer for which autograd keeps it for the backward pass; None if it is not kept.
+        category: Category from :meth:`Tracker.label`, such as weights; None without a label.
     """
 
     size: int
@@ -99,7 +99,7 @@ class Storage:
 
 
 class Change(NamedTuple):
-    """A storage has grown by ``size`` bytes (or shrunk, if negative), ``seconds`` after the start."""
+    """Growth of a storage by ``size`` bytes (shrinkage if negative), ``seconds`` after the start."""
 
     seconds: float
     storage: Storage
@@ -107,7 +107,7 @@ class Change(NamedTuple):
 
 
 class Hidden(NamedTuple):
-    """Bytes that an operator used and gave back inside."""
+    """Bytes that an operator used and freed internally."""
 
     size: int
     layer: str
@@ -115,16 +115,16 @@ class Hidden(NamedTuple):
 
 
 class Beginning(NamedTuple):
-    """When a phase begins: ``seconds`` after the start, after so many changes."""
+    """Beginning of a phase: ``seconds`` after the start, after a number of ``changes``."""
 
     seconds: float
     changes: int
 
 
 class Repetition(NamedTuple):
-    """Changes ``begin`` to ``end``, net of nothing, that came several ``times``, all but once left out.
+    """Changes ``begin`` to ``end`` that stand for ``times`` equal sequences, which add up to no growth.
 
-    ``order`` has the numbers of the changes of one time, those of repetitions inside it as often as they came.
+    ``order`` has the indices of the changes of one sequence, with those of inner repetitions as often as they occurred.
     """
 
     begin: int
@@ -134,24 +134,24 @@ class Repetition(NamedTuple):
 
 
 class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Follows the storages of one device.
+    """Tracks the storages of one device.
 
     Args:
-        device: tensors elsewhere do not count.
-        block: sizes are rounded up to multiples of this, as an allocator does.
-        replacements: what to run instead of an operator, called with its arguments, the tracker on; NotImplemented
-            leaves it to the operator.
-        run: runs an operator of PyTorch.
-        meter: gives the bytes that the device's allocator has given out, and their peak since the last call.
+        device: Device whose tensors count.
+        block: Multiple of bytes to which sizes are rounded up, as an allocator does.
+        replacements: Functions to run instead of operators, with the tracker on; one that returns NotImplemented leaves
+            its call to the operator.
+        meter: Returns the bytes allocated on the device, and their peak since the last call.
+        run: Runs a PyTorch operator.
 
     Attributes:
-        before: storages that were there before, with their sizes then.
-        changes: what happened since, in order.
-        hidden: by the number of changes before it, what an operator used inside.
-        repetitions: changes that stand for others like them, in order; none inside of another.
-        begins: when every phase that has begun did so, in their order.
-        seconds: how long the recording was.
-        flops: floating point operations of the matrix products, by the type of their factors.
+        before: Storages that existed before the recording, with their sizes then.
+        changes: Changes of sizes, in order.
+        hidden: Memory that operators used internally, by the number of changes before.
+        repetitions: Changes that stand for several equal sequences, in order; outermost ones only.
+        begins: Beginnings of the phases.
+        seconds: Duration of the recording.
+        flops: Floating-point operations of matrix products, by the type of their factors.
     """
 
     def __init__(
@@ -192,7 +192,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Follow what happens inside."""
+        """Tracks the operators that run within the context."""
         self._start = time.perf_counter()
         self._recording = True
         if self._meter is not None:
@@ -215,52 +215,52 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @contextmanager
     def repeating(self, times: int) -> Iterator[None]:
-        """Marks a loop body that represents ``times`` more equal ones; see `econmt_ops.core.loops`."""
+        """Marks a loop body that stands for ``times`` further equal ones; see `econmt_ops.core.loops`."""
         begin, flops, repetitions = len(self.changes), self.flops.copy(), len(self.repetitions)
         yield
         for dtype, done in self.flops.items():
             self.flops[dtype] = done + times * (done - flops[dtype])
         end, inside = len(self.changes), self.repetitions[repetitions:]
-        order = list(_in_full(begin, end, inside))
+        order = list(expanded(begin, end, inside))
         self.repetitions[repetitions:] = [Repetition(begin, end, times + 1, order)]
 
     def label(self, tensor: Tensor, category: str, layer: str) -> None:
-        """Say what a tensor's storage is for, whenever it was made; the first label of a storage counts."""
-        for own in self._own((tensor,)):
-            storage = self._find(own)
+        """Labels a tensor's storage, whenever it was created; later labels of a storage are ignored."""
+        for dense in self._on_device((tensor,)):
+            storage = self._find(dense)
             if storage.category is None:
                 storage.category, storage.layer = category, layer
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Tells PyTorch not to wrap the next method to keep its compiler off it, for which it would import 150 MB."""
+        """Prevents PyTorch from wrapping the next method for its compiler, which would import 150 MB of modules."""
         return False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        # By number: operators live as long as the program, and their own hashes are slow.
+        # By id: operators live as long as the program, and their hashes are slow.
         facts = self._facts.get(id(func))
         if facts is None:
             facts = self._facts[id(func)] = _look_at(func, self._replacements)
-        if facts.is_device:  # a fake tensor is asked for its device
+        if facts.is_device:
             return args[0].fake_device
         if facts.is_primitive:
             return func(*args, **kwargs)
-        if facts.is_composite:  # below autograd PyTorch does not take them apart by itself
-            # Its own kernel, as without the tracker: func.decompose might run what is there for tracing, which takes
-            # an LSTM apart into steps where the kernel calls cuDNN.
+        if facts.is_composite:  # below autograd, PyTorch does not decompose operators by itself
+            # Runs the operator's kernel. func.decompose might run a decomposition for tracing, which splits an LSTM
+            # into steps where the kernel calls cuDNN.
             with self:
                 return func._op_dk(_COMPOSITE, *args, **kwargs)
-        read = self._own(args)
+        read = self._on_device(args)
         if kwargs:
-            read += self._own(kwargs.values())
+            read += self._on_device(kwargs.values())
         for tensor in read:
             self._find(tensor)
-        if facts.is_view:  # of memory that is known by now
+        if facts.is_view:  # its memory is known already
             return self._run(func, args, kwargs)
-        # What a replacement does inside stands for the operator alone.
+        # The operators that a replacement runs are attributed to the replaced operator.
         self._inside.append(facts.name if self._replacing is None else "")
         if facts.replaced and self._replacing is None:
             self._replacing = len(self._inside)
@@ -274,7 +274,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _follow(
         self, func: Any, facts: _Facts, args: tuple[Any, ...], kwargs: dict[str, Any], read: list[Tensor]
     ) -> Any:
-        """Run an operator that makes or changes tensors, and account for them; ``read`` are those it is given."""
+        """Runs an operator that creates or changes tensors, and records them; ``read``: its tensor arguments."""
         body, cost = facts.body, facts.cost
         if body is None:
             if self._meter is not None:
@@ -285,12 +285,12 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 result = body(*args, **kwargs)
             if result is NotImplemented:
                 result = self._run(func, args, kwargs)
-        if facts.counts and read:
-            self.flops[read[0].dtype] += count_flops(func, args, kwargs, result)
+        if facts.flops is not None and read:
+            self.flops[read[0].dtype] += int(facts.flops(*args, **kwargs, out_val=result))
         if facts.is_mutable:
             for tensor in read:
                 self._update(tensor)
-        for tensor in self._own((result,)):
+        for tensor in self._on_device((result,)):
             if tensor.untyped_storage()._cdata not in self._known:
                 self._add(tensor)
         if cost is not None:
@@ -300,32 +300,32 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def _charge(self, cost: Cost, dtype: torch.dtype) -> None:
-        """Account for what an operator declares to take inside, after its results have been made."""
+        """Records the internal memory and the operations that an operator declares."""
         self.flops[dtype] += cost.flops
-        if self._meter is None:  # else it is seen
+        if self._meter is None:  # otherwise the meter has counted it
             self._add(torch.empty(cost.workspace, dtype=torch.uint8, device=self.device))
 
-    def _own(self, values: Iterable[Any]) -> list[Tensor]:
-        """The dense tensors of the device in nested lists and tuples."""
-        found: list[Tensor] = []
+    def _on_device(self, values: Iterable[Any]) -> list[Tensor]:
+        """Returns the dense tensors of the device in nested lists and tuples."""
+        tensors: list[Tensor] = []
         for value in values:
             if isinstance(value, Tensor):
                 if _device_type(value) == self._type and value.layout == torch.strided:
-                    found.append(value)
+                    tensors.append(value)
             elif isinstance(value, list | tuple):
-                found += self._own(value)
-        return found
+                tensors += self._on_device(value)
+        return tensors
 
     def _keep(self, tensor: Tensor) -> Tensor:
-        """Called with every tensor that autograd keeps for the backward pass."""
-        for own in self._own((tensor,)):
-            storage = self._find(own)
+        """Records that autograd keeps a tensor for the backward pass."""
+        for dense in self._on_device((tensor,)):
+            storage = self._find(dense)
             if storage.kept_by is None:
                 storage.kept_by = accounting.current_layer()
         return tensor
 
     def _find(self, tensor: Tensor) -> Storage:
-        """The storage of a tensor; one that no operator has made since the start was there before it."""
+        """Returns the storage of a tensor; an unknown one existed before the recording."""
         known = self._known.get(tensor.untyped_storage()._cdata)
         if known is not None:
             return known[0]
@@ -357,7 +357,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return storage
 
     def _update(self, tensor: Tensor) -> None:
-        """Notice that an operator has resized one of its arguments."""
+        """Records the new size if an operator has resized one of its arguments."""
         memory = tensor.untyped_storage()
         storage = self._known[memory._cdata][0]
         size = self._round(memory.nbytes())
@@ -372,7 +372,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.hidden[len(self.changes)] = Hidden(size, self.nodes.running(), self._path())
 
     def _path(self) -> str:
-        """The running operator, after the custom operators around it."""
+        """Returns the names of the running operator and of the custom operators around it, outermost first."""
         return " ".join(filter(None, self._inside))
 
     def _change(self, storage: Storage, size: int) -> None:
@@ -387,11 +387,11 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @property
     def unknown(self) -> int:
-        """Bytes that the allocator had given out at the start and that belong to no known storage."""
+        """Bytes that were allocated at the start and belong to no known storage."""
         return 0 if self._meter is None else max(0, self._at_start - sum(size for _, size in self.before))
 
     def live(self) -> Iterator[int]:
-        """Live bytes at the start and after each change, with what the operator of that change used inside."""
+        """Yields the live bytes at the start and after each change, including memory that operators use internally."""
         total = self.unknown + sum(size for _, size in self.before)
         for moment, grown in enumerate(chain([0], (change.size for change in self.changes))):
             total += grown
@@ -399,16 +399,12 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             yield total if hidden is None else total + hidden.size
 
     def peak(self) -> tuple[int, int]:
-        """The most bytes alive, and the number of changes before that moment."""
+        """Returns the most live bytes, and the number of changes before that moment."""
         moment, size = max(enumerate(self.live()), key=itemgetter(1))  # the first of equals
         return size, moment
 
-    def numbers(self, begin: int, end: int) -> Iterator[int]:
-        """The numbers of the changes from ``begin`` to ``end``, those that stand for others as often as these came."""
-        return _in_full(begin, end, self.repetitions)
-
     def alive(self, moment: int) -> dict[Storage, int]:
-        """The storages alive after the first ``moment`` changes, with their bytes then."""
+        """Returns the storages that are alive after ``moment`` changes, with their bytes."""
         sizes = dict(self.before)
         for change in self.changes[:moment]:
             sizes[change.storage] = sizes.get(change.storage, 0) + change.size
@@ -416,12 +412,12 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @property
     def precision(self) -> torch.dtype:
-        """The type in which most floating point operations were done."""
+        """Type of most floating-point operations."""
         return max(self.flops, key=self.flops.__getitem__, default=torch.float32)
 
 
-def _in_full(begin: int, end: int, repetitions: Iterable[Repetition]) -> Iterator[int]:
-    """The numbers from ``begin`` to ``end``, those of repetitions among them as often as they came."""
+def expanded(begin: int, end: int, repetitions: Iterable[Repetition]) -> Iterator[int]:
+    """Yields the indices of changes from ``begin`` to ``end``, those of repetitions as often as they occurred."""
     for repetition in repetitions:
         if begin <= repetition.begin and repetition.end <= end:
             yield from range(begin, repetition.begin)
@@ -432,19 +428,19 @@ def _in_full(begin: int, end: int, repetitions: Iterable[Repetition]) -> Iterato
 
 
 class _Facts(NamedTuple):
-    """Properties of an operator that tracking depends on, whatever its arguments are.
+    """Properties of an operator that do not depend on its arguments.
 
     Attributes:
-        name: of the operator.
-        is_device: it tells the device of a fake tensor.
-        is_primitive: it is none that makes tensors.
-        is_composite: it is made of others and nothing else.
-        is_view: its results share the memory of its arguments.
-        is_mutable: it may write to its arguments.
-        replaced: something else is run instead.
-        body: what is run with the tracker on; None: the operator itself, without.
-        cost: what it declares to take inside.
-        counts: whether its floating point operations can be told from its arguments.
+        name: Name of the operator.
+        is_device: True if it returns the device of a fake tensor.
+        is_primitive: True if it creates no tensors.
+        is_composite: True if it consists of other operators.
+        is_view: True if its results share the memory of its arguments.
+        is_mutable: True if it may write to its arguments.
+        replaced: True if a replacement runs instead.
+        body: Function that runs with the tracker on; None: the operator runs, without the tracker.
+        cost: Returns the internal memory and operations that it declares.
+        flops: Formula of its floating-point operations, unless it declares them.
     """
 
     name: str
@@ -456,7 +452,7 @@ class _Facts(NamedTuple):
     replaced: bool
     body: Callable[..., Any] | None
     cost: Callable[..., Cost] | None
-    counts: bool
+    flops: Callable[..., int] | None
 
 
 def _look_at(func: Any, replacements: Mapping[OpOverload, Callable[..., Any]]) -> _Facts:
@@ -474,17 +470,17 @@ def _look_at(func: Any, replacements: Mapping[OpOverload, Callable[..., Any]]) -
         replacement is not None,
         replacement or (None if cost else _body(func, name)),
         cost,
-        cost is None and has_flops(func),
+        None if cost else flops_formula(func),
     )
 
 
 def _body(func: Any, name: str) -> Callable[..., Any] | None:
-    """The Python body of a custom operator."""
+    """Returns the Python body of a custom operator."""
     definition = None if func.namespace == "aten" else OPDEFS.get(name)
     return None if definition is None else definition._init_fn
 
 
 def _device_type(tensor: Tensor) -> str:
-    # A fake tensor's ``device`` is an operator of its own, and slow.
+    # A fake tensor's ``device`` is a slow operator.
     device: torch.device = tensor.fake_device if isinstance(tensor, FakeTensor) else tensor.device
     return device.type

@@ -1,3 +1,1 @@
-"""Plans that make a step fit a number of bytes."""
-
-from __future__ import annotations
+"""Memory plans: the settings and micro-batches with which a step fits a number of bytes."""

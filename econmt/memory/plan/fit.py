@@ -1,4 +1,4 @@
-"""The largest batch under a byte budget, by the estimator."""
+"""Finds the largest batch whose predicted step fits a number of bytes."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from econmt.parallel.simulated_rank import ALONE, Rank
 from econmt.tasks.protocol import Shape, Task
 
 MOST_ROWS = 1 << 20
-"""No batch has more."""
+"""Largest number of rows that is considered."""
 
 _PATIENCE = 12
-"""Looks until bisection takes over."""
+"""Number of estimates after which bisection takes over."""
 
 _LEAP = 16
-"""No look is further off than this times what is known to fit: an estimate of very many rows takes its time."""
+"""Largest ratio of the rows of an estimate to rows known to fit, since estimates of very many rows are slow."""
 
 
 class Fit(NamedTuple):
-    """The largest batch of a bucket.
+    """Largest batch of a bucket.
 
     Attributes:
-        source, target: positions of the bucket.
-        rows: sentence pairs of the largest batch that fits; 0: not even one does.
-        bytes: what a step on that batch takes, on one pair if none fits.
+        source, target: Positions of the bucket.
+        rows: Sentence pairs of the largest batch that fits; 0 if not even one fits.
+        bytes: Bytes of a step on that batch, or on one pair if none fits.
     """
 
     source: int
@@ -38,7 +38,7 @@ class Fit(NamedTuple):
 
 
 def demand(ledger: Ledger) -> int:
-    """Returns the bytes that a step takes from the device: the allocator's segments on CUDA, the tensors on the CPU."""
+    """Returns the bytes that a step takes from its device: the allocator's segments on a GPU, the tensors on a CPU."""
     return ledger.peak if ledger.reserved is None else ledger.reserved
 
 
@@ -51,16 +51,16 @@ def fit(
     start: int,
     ranks: Sequence[Rank] = (ALONE,),
 ) -> Fit:
-    """The largest batch of a bucket whose step stays within a budget.
+    """Finds the largest batch of a bucket whose step stays within a budget.
 
     Args:
-        task: what is trained.
-        technique: how.
-        bucket: (S, T), source and target positions.
-        budget: bytes.
+        task: Task that is learnt.
+        technique: Technique of the step.
+        bucket: Source and target positions (S, T).
+        budget: Limit in bytes.
         device: "cpu" or "cuda".
-        start: rows to try first.
-        ranks: each of which has to have the room; the rows are those of one.
+        start: Number of rows to try first.
+        ranks: Ranks whose steps must all fit; the rows are those of one rank.
     """
     fixed = 0
 
@@ -85,32 +85,32 @@ def fit_all(
     start: int,
     ranks: Sequence[Rank] = (ALONE,),
 ) -> Iterator[Fit]:
-    """The largest batch of each bucket in turn; see :func:`fit`.
+    """Finds the largest batch of each bucket; see :func:`fit`.
 
-    Bytes a row are a sum of products of S and T, each a factor at most once, so along a line of shapes they are a
-    parabola: that of the buckets which were done tells where to look first.
+    Bytes per row are a sum of products of S and T, each a factor at most once, so along a line of shapes they are a
+    parabola. The parabola through previous buckets gives the number of rows to try first.
 
     Args:
-        task, technique, budget, device, ranks: as for :func:`fit`.
-        buckets: (S, T) each, in order of their sizes.
-        start: rows to try first in the first bucket.
+        task, technique, budget, device, ranks: See :func:`fit`.
+        buckets: Source and target positions (S, T), in order of their sizes.
+        start: Number of rows to try first in the first bucket.
     """
-    done: dict[int, float] = {}
-    for number, bucket in enumerate(buckets):
-        if number:
-            start = min(max(1, _rows_by_parabola(done, sum(bucket), start)), _LEAP * start)
-        found = fit(task, technique, bucket, budget, device, start, ranks)
-        yield found
-        start = max(1, found.rows)
-        done[sum(bucket)] = found.bytes / budget / start
+    shares: dict[int, float] = {}
+    for bucket in buckets:
+        size = sum(bucket)
+        start = min(max(1, _rows_by_parabola(shares, size, start)), _LEAP * start)
+        largest = fit(task, technique, bucket, budget, device, start, ranks)
+        yield largest
+        start = max(1, largest.rows)
+        shares[size] = largest.bytes / budget / start
 
 
-def _rows_by_parabola(done: Mapping[int, float], size: int, otherwise: int) -> int:
-    """Rows of which each takes its share of a budget, from the shares of up to three other sizes."""
-    known = list(done.items())[-3:]
+def _rows_by_parabola(shares: Mapping[int, float], size: int, otherwise: int) -> int:
+    """Predicts the rows that fit at a size from the share of the budget per row at up to three other sizes."""
+    known = list(shares.items())[-3:]
     share = sum(
-        value * math.prod((size - other) / (place - other) for other, _ in known if other != place)
-        for place, value in known
+        value * math.prod((size - other) / (at - other) for other, _ in known if other != at)
+        for at, value in known
     )
     return round(1.0 / share) if share > 1.0 / MOST_ROWS and len(known) > 1 else otherwise
 
@@ -118,17 +118,17 @@ def _rows_by_parabola(done: Mapping[int, float], size: int, otherwise: int) -> i
 def largest_batch(
     needed: Callable[[int], int], budget: int, start: int, fixed: Callable[[], int] = lambda: 0
 ) -> int:
-    """The largest number of rows whose bytes stay within a budget, at most :data:`MOST_ROWS`; 0: none does.
+    """Returns the largest number of rows whose bytes stay within a budget, at most :data:`MOST_ROWS`; 0 if none do.
 
-    Bytes grow nearly linearly with rows, so the line through what is known tells where to look next. Where they grow in
-    steps, as an allocator's segments do, every look from the fourth on that falls on the same side again goes twice as
-    far to the other, and after a dozen looks what is left is halved.
+    Bytes grow nearly linearly with rows, so the line through two known points predicts the result. Where they grow in
+    steps, as an allocator's segments do, steps towards the other side double from the fourth estimate on, and after
+    :data:`_PATIENCE` estimates the interval is bisected.
 
     Args:
-        needed: bytes by rows, never falling.
-        budget: bytes.
-        start: rows to try first.
-        fixed: bytes of no rows at all, asked for after the first call of ``needed``.
+        needed: Returns the bytes for a number of rows; monotone.
+        budget: Limit in bytes.
+        start: Number of rows to try first.
+        fixed: Returns the bytes of no rows; called after the first call of ``needed``.
     """
     fits, fails = 0, MOST_ROWS + 1
     known: dict[int, int] = {}
@@ -142,7 +142,7 @@ def largest_batch(
             return fits
         stride = 2 * stride if good == before and len(known) > 4 else 1
         before = good
-        guess = _where_the_line_meets(known, fits, fails, budget)
+        guess = _secant(known, fits, fails, budget)
         if len(known) > _PATIENCE:
             guess = (fits + fails) // 2
         elif good:
@@ -152,8 +152,8 @@ def largest_batch(
         rows = min(max(guess, fits + 1), fails - 1)
 
 
-def _where_the_line_meets(known: dict[int, int], fits: int, fails: int, budget: int) -> int:
-    """Rows at which the line through the two known points nearest to the border reaches the budget."""
+def _secant(known: dict[int, int], fits: int, fails: int, budget: int) -> int:
+    """Returns the rows at which the line through the two known points nearest to the border reaches the budget."""
     nearest = sorted(known, key=lambda rows: min(abs(rows - fits), abs(rows - fails)))[:2]
     low, high = sorted(nearest)
     slope = (known[high] - known[low]) / (high - low)

@@ -1,8 +1,8 @@
-"""The plan of a run with a byte budget: for each shape of batches, what its step keeps and how many rows it takes.
+"""Plans a run with a memory budget: implementations and rows of a micro-batch for each shape of batches.
 
-A batch that does not fit whole, even when least is kept, is divided into micro-batches whose gradients are added up:
-the update stays that of the whole batch. The plan is made before training from estimates, see
-:mod:`econmt.memory.estimate.training_step`, and corrected if the device runs out of memory all the same.
+A batch that does not fit even with the leanest implementations is divided into micro-batches, whose gradients are added
+up to those of the whole batch. The plan is made before training from estimates
+(:mod:`econmt.memory.estimate.training_step`), and corrected if the device runs out of memory nevertheless.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -28,32 +26,32 @@ from econmt.parallel.simulated_rank import ALONE, Rank
 from econmt.tasks.protocol import Shape, Task
 
 RESERVE = 0.03
-"""Share of a budget that no prediction may touch: how far one may be off."""
+"""Share of a budget that predictions must leave free, for their errors."""
 
 PeakOf = Callable[[Implementations, Shape, bool], int]
-"""The bytes that a training step takes, from its setting, its shape and whether it adds to gradients."""
+"""Returns the bytes of a training step; the last argument is True if it adds to existing gradients."""
 
 
 def usable(budget: int) -> int:
-    """The bytes of a budget that predictions may use."""
+    """Returns the bytes of a budget that predictions may use."""
     return int((1.0 - RESERVE) * budget)
 
 
 def sufficient_budget(size: int) -> str:
-    """A budget, as a recipe writes it, of which ``size`` bytes are usable."""
+    """Returns a budget, as a recipe has it, of which ``size`` bytes are usable."""
     return nearest_budget(math.ceil((size + 1) / (1.0 - RESERVE)) + 1)
 
 
 class BatchBudget(NamedTuple):
-    """Budget of the batches of one padded shape.
+    """Treatment of the batches of one padded shape.
 
     Attributes:
-        source, target: the shape.
-        sentences: the most rows of a batch.
-        batches: how many an epoch has; 0: a shape that training does not have, as in validation.
-        rows: the most rows of a micro-batch.
-        peak: predicted bytes of its step.
-        implementations: of the ops.
+        source, target: Padded positions.
+        sentences: Most rows of a batch.
+        batches: Number of batches per epoch; 0 for a shape that occurs only in validation.
+        rows: Most rows of a micro-batch.
+        peak: Predicted bytes of its step.
+        implementations: Implementations of the ops.
     """
 
     source: int
@@ -66,17 +64,17 @@ class BatchBudget(NamedTuple):
 
     @property
     def parts(self) -> int:
-        """Micro-batches of a batch."""
+        """Number of micro-batches of a batch."""
         return -(-self.sentences // self.rows)
 
 
 class MemoryPlan:
-    """Allotments of all shapes of a run.
+    """Treatment of the batches of all shapes of a run.
 
     Args:
-        budget: bytes.
-        allotments: one a shape.
-        decoding_rows: sentences that validation translates together.
+        budget: Memory budget in bytes.
+        allotments: Treatment of each shape.
+        decoding_rows: Number of sentences that validation translates together.
     """
 
     def __init__(self, budget: int, allotments: Iterable[BatchBudget], decoding_rows: int) -> None:
@@ -94,16 +92,16 @@ class MemoryPlan:
         return max(trained, key=lambda entry: (entry.peak, entry.rows * entry.source * entry.target))
 
     def find(self, batch: AnyBatch) -> BatchBudget:
-        """Returns a batch's budget: that of its shape or, if there is none, one derived from the others."""
+        """Returns the treatment of a batch: that of its shape or, if there is none, one derived from the others."""
         rows, (source, target) = len(batch.indices), batch.positions
         exact = self._by_shape.get((source, target))
         if exact is not None:
             return exact
-        found = [_adapt(entry, rows, source, target) for entry in self]
-        return max(found, key=lambda entry: (entry.rows, -entry.peak))
+        derived = [_adapt(entry, rows, source, target) for entry in self]
+        return max(derived, key=lambda entry: (entry.rows, -entry.peak))
 
     def halve(self, entry: BatchBudget, rows: int) -> BatchBudget:
-        """Learn that micro-batches of ``rows`` rows, at least 2, were too large for an allotment."""
+        """Halves the micro-batches of a shape after ``rows`` >= 2 rows ran out of memory; returns the new treatment."""
         smaller = entry._replace(rows=-(-rows // 2))
         self._by_shape[entry.source, entry.target] = smaller
         return smaller
@@ -111,13 +109,13 @@ class MemoryPlan:
     # ------------------------------------------------------------------ as data
 
     def state_dict(self) -> dict[str, Any]:
-        """The plan as JSON values."""
+        """Returns the plan as JSON values."""
         rows = [[*entry[:-1], *entry.implementations] for entry in self]
         return {"budget": self.budget, "decoding_rows": self.decoding_rows, "allotments": rows}
 
     @classmethod
     def from_state_dict(cls, state: dict[str, Any]) -> MemoryPlan:
-        """The plan that :meth:`state_dict` told."""
+        """Returns the plan from the result of :meth:`state_dict`."""
         count = len(BatchBudget._fields) - 1
         rows = state["allotments"]
         entries = [BatchBudget._make([*row[:count], Implementations(*row[count:])]) for row in rows]
@@ -125,10 +123,10 @@ class MemoryPlan:
 
 
 def _adapt(entry: BatchBudget, rows: int, source: int, target: int) -> BatchBudget:
-    """The allotment of another shape.
+    """Derives the treatment of another shape.
 
-    Every term of a step's bytes has the rows as a factor and each kind of positions at most once, so that a shape with
-    ever so many times the positions of ``entry`` takes no more bytes with so many times fewer rows.
+    Every term of a step's bytes has the rows as a factor and each kind of positions at most once. So a shape with n
+    times the positions needs no more bytes with 1/n of the rows.
     """
     positions = max(source, entry.source) * max(target, entry.target)
     most = entry.rows * entry.source * entry.target // positions
@@ -137,20 +135,20 @@ def _adapt(entry: BatchBudget, rows: int, source: int, target: int) -> BatchBudg
     )
 
 
-# ---------------------------------------------------------------------- making one
+# ---------------------------------------------------------------------- planning
 
 
 class Planner:
-    """Finds the fastest setting of each shape that fits, and divides batches for which none does.
+    """Finds the fastest setting that fits for each shape, and divides batches that fit with none.
 
     Args:
-        shapes: of the batches.
-        settings: what to choose from, fastest first, each keeping less than the one before; see
+        shapes: Shapes of the batches.
+        settings: Settings to choose from, fastest first, each keeping less than the one before; see
             :func:`econmt.memory.plan.prices.settings`.
-        budget: bytes.
-        peak: of a step.
-        accumulating: whether every update adds up several batches.
-        width: of the buckets.
+        budget: Memory budget in bytes.
+        peak: Returns the bytes of a step.
+        accumulating: True if every update adds up several batches.
+        width: Width of the buckets.
     """
 
     def __init__(
@@ -173,17 +171,17 @@ class Planner:
         self._largest = Shape(*(max(shape[field] for shape in shapes) for field in (2, 0, 1)))
 
     def allot(self) -> list[BatchBudget]:
-        """An allotment for each shape: the fastest setting with which whole batches fit, of those that were looked at.
+        """Returns the treatment of each shape: the fastest examined setting with which whole batches fit.
 
-        They are the first and the last, between them as few as bisection needs to find the fastest that suits all
-        shapes, and the middle one if none does.
+        Examined are the first and the last setting, those of a bisection for the fastest one that suits all shapes, and
+        the middle one if none suits all.
 
         Raises:
-            InputError: if one sentence of the largest shape does not fit.
+            InputError: One sentence of the largest shape does not fit.
         """
         chosen: dict[tuple[int, int], tuple[int, BatchBudget]] = {}
         leanest = self._peaks(self._settings[-1], True)
-        if leanest.fixed > self._limit:  # refused after two small estimates, before any of whole batches
+        if leanest.fixed > self._limit:  # reported after two small estimates
             self._refuse_unless_one_fits(self._shapes, self._settings[-1], leanest)
 
         def suits_all(index: int) -> bool:
@@ -201,43 +199,46 @@ class Planner:
                     fails, fits = (fails, middle) if suits_all(middle) else (middle, fits)
             elif fits > 1:
                 suits_all(fits // 2)
-        left = [shape for shape in self._shapes if (shape.source, shape.target) not in chosen]
-        found = [entry for _, entry in chosen.values()]
-        found += self._divided(left, self._settings[-1]) if left else []
-        return sorted(found, key=lambda entry: (entry.target, entry.source))
+        too_large = [shape for shape in self._shapes if (shape.source, shape.target) not in chosen]
+        entries = [entry for _, entry in chosen.values()]
+        entries += self._divided(too_large, self._settings[-1]) if too_large else []
+        return sorted(entries, key=lambda entry: (entry.target, entry.source))
 
     def _peaks(self, setting: Implementations, accumulating: bool) -> PeakModel:
         return PeakModel(lambda shape: self._peak(setting, shape, accumulating), self._largest)
 
     def _whole(self, setting: Implementations) -> list[BatchBudget]:
-        """Allotments of the shapes whose full batches fit."""
+        """Returns the treatment of the shapes whose whole batches fit."""
         peaks = self._peaks(setting, self._accumulating)
         if peaks.fixed > self._limit:
             return []
         if peaks.most <= self._limit:
             return [BatchBudget(*shape, shape.rows, peaks.most, setting) for shape in self._shapes]
         while True:
-            found = [BatchBudget(*shape, shape.rows, peaks(_full(shape)), setting) for shape in self._shapes]
-            found = [entry for entry in found if entry.peak <= self._limit]
-            if self._holds(found, peaks):
-                return found
+            entries = [
+                BatchBudget(*shape, shape.rows, peaks(Shape(shape.rows, *shape[:2])), setting)
+                for shape in self._shapes
+            ]
+            entries = [entry for entry in entries if entry.peak <= self._limit]
+            if self._holds(entries, peaks):
+                return entries
 
     def _divided(self, shapes: Sequence[BatchShape], setting: Implementations) -> list[BatchBudget]:
-        """Allotments with several micro-batches a batch, whose gradients are added up."""
+        """Returns the treatment of shapes whose batches are divided into micro-batches."""
         peaks = self._peaks(setting, True)
         while True:
             most = [peaks.rows(shape.source, shape.target, self._limit) for shape in shapes]
-            # What is told of one sentence may be a little too much.
+            # The bound for one sentence may be slightly too high.
             doubtful = [shape for shape, rows in zip(shapes, most, strict=True) if rows == 0]
             self._refuse_unless_one_fits(doubtful, setting, peaks)
-            found = []
+            entries = []
             for shape, rows in zip(shapes, most, strict=True):
                 parts = -(-shape.rows // max(1, min(rows, shape.rows)))
                 even = -(-shape.rows // parts)
                 peak = peaks(Shape(even, shape.source, shape.target))
-                found.append(BatchBudget(*shape, even, peak, setting))
-            if self._holds([entry for entry in found if entry.rows > 1], peaks):
-                return found
+                entries.append(BatchBudget(*shape, even, peak, setting))
+            if self._holds([entry for entry in entries if entry.rows > 1], peaks):
+                return entries
 
     def _holds(self, entries: Sequence[BatchBudget], peaks: PeakModel) -> bool:
         """Returns True if the predictions hold for the tightest budget and for the longest sentences."""
@@ -247,20 +248,20 @@ class Planner:
             max(entries, key=lambda entry: entry.peak),
             max(entries, key=lambda entry: entry.source * entry.target),
         }
-        found = [peaks.check(Shape(entry.rows, entry.source, entry.target)) for entry in doubtful]
-        return all(found)
+        held = [peaks.check(Shape(entry.rows, entry.source, entry.target)) for entry in doubtful]
+        return all(held)  # each check may raise the bounds
 
     def _refuse_unless_one_fits(
         self, shapes: Sequence[BatchShape], setting: Implementations, peaks: PeakModel
     ) -> None:
-        """Raise InputError if one sentence of some shape does not fit."""
-        # The others need no more than one of these.
+        """Raises InputError if one sentence of some shape does not fit."""
+        # No other shape needs more than one of these.
         largest = [shape for shape in shapes if not any(_exceeds(other, shape) for other in shapes)]
         exact = {shape: self._peak(setting, Shape(1, shape.source, shape.target), True) for shape in largest}
         if not exact or max(exact.values()) <= self._limit:
             return
         worst, needed = max(exact.items(), key=lambda item: item[1])
-        advice = f"give training.memory_budget={sufficient_budget(needed)}"
+        advice = f"set training.memory_budget={sufficient_budget(needed)}"
         _, source, target = self._largest
         sides = [
             side
@@ -282,29 +283,18 @@ def _exceeds(one: BatchShape, other: BatchShape) -> bool:
     return sides != others and one.source >= other.source and one.target >= other.target
 
 
-def _full(shape: BatchShape) -> Shape:
-    return Shape(shape.rows, shape.source, shape.target)
-
-
-@dataclass(frozen=True)
-class _Run:
-    """Conditions of a run, besides the shape, that the bytes of its steps depend on; equal if ``key`` is."""
-
-    task: Task = field(compare=False)
-    key: str
-    device: str
-    precision: torch.dtype
-    ranks: tuple[Rank, ...]
+_PEAKS: dict[tuple[Any, ...], int] = {}
+"""Estimated peaks, by everything that they depend on."""
 
 
 def estimator(task: Task, device: str, precision: torch.dtype, ranks: Sequence[Rank] = (ALONE,)) -> PeakOf:
-    """The peaks of a task's steps; each is estimated once in a process.
+    """Returns a function that estimates the bytes of a task's steps; each estimate is made once in a process.
 
     Args:
-        task: what is trained.
+        task: Task that is learnt.
         device: "cpu" or "cuda".
-        precision: of products and feature maps.
-        ranks: whose steps they are, of which the one counts that needs the most.
+        precision: Type of products and feature maps.
+        ranks: Ranks, of which the one that needs most counts.
     """
     training = task.recipe.training
     sections = [
@@ -317,31 +307,33 @@ def estimator(task: Task, device: str, precision: torch.dtype, ranks: Sequence[R
     dumped = [section.model_dump(mode="json") for section in sections]
     others = [training.label_smoothing, training.fixed_param_names, training.fixed_param_strategy]
     key = json.dumps([task.name, *task.sizes, *dumped, *others], sort_keys=True)
-    return partial(_peak, _Run(task, key, device, precision, tuple(ranks)))
+
+    def peak(setting: Implementations, shape: Shape, accumulating: bool) -> int:
+        conditions = key, device, precision, tuple(ranks), setting, shape, accumulating
+        if conditions not in _PEAKS:
+            ledgers = [
+                estimate_step(
+                    task,
+                    shape,
+                    device,
+                    precision=precision,
+                    implementations=setting.traceable(),
+                    accumulating=accumulating,
+                    rank=rank,
+                )
+                for rank in ranks
+            ]
+            _PEAKS[conditions] = max(map(demand, ledgers))
+        return _PEAKS[conditions]
+
+    return peak
 
 
-@cache
-def _peak(run: _Run, setting: Implementations, shape: Shape, accumulating: bool) -> int:
-    ledgers = [
-        estimate_step(
-            run.task,
-            shape,
-            run.device,
-            precision=run.precision,
-            implementations=setting.traceable(),
-            accumulating=accumulating,
-            rank=rank,
-        )
-        for rank in run.ranks
-    ]
-    return max(map(demand, ledgers))
-
-
-# ---------------------------------------------------------------------- for a person
+# ---------------------------------------------------------------------- text
 
 
 def plan_table(plan: MemoryPlan, ranks: int = 1) -> Table:
-    """A row for each way in which batches are treated, the one with the highest peak first; of one of so many ranks."""
+    """Returns a table with a row for each treatment of batches, the highest peak first, for each of ``ranks`` ranks."""
     groups: dict[tuple[int, Implementations], list[BatchBudget]] = {}
     for entry in plan:
         if entry.batches:

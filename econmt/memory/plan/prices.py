@@ -1,4 +1,4 @@
-"""Costs of recomputation: the order in which a plan gives up feature maps."""
+"""Time costs of recomputation, which determine the order in which a plan gives up feature maps."""
 
 from __future__ import annotations
 
@@ -12,54 +12,52 @@ PRICES = {
     "cpu": {"decoder": 160.0, "output": 0.0, "stash": 2000.0},
     "cuda": {"decoder": 30.0, "output": 0.0, "stash": 350.0},
 }
-"""By device and key of a recipe's section ``ops``: milliseconds that each GiB costs that is not kept.
+"""Milliseconds for each GiB that is recomputed instead of kept, by device and key of a recipe's section ``ops``.
 
-Those of the CPU are measured: the multi30k recipe, 64 sentence pairs of 16 x 16 positions,
-float32, one thread of an AMD EPYC (Zen 4); recomputing the output layer made a step quicker. Those of CUDA are measured
-too: the iwslt recipe, 128 sentence pairs of 100 x 100 positions, float32, an
-H200; recomputing the output layer made a step no slower. A run takes them as they stand, so that the same recipe always
-has the same plan: figures measured at its start would differ from one start to the next, and with them the rounding of
-what is learnt.
+Measured in float32. CPU: the multi30k recipe, 64 sentence pairs of 16 x 16 positions, one thread of an AMD EPYC Zen 4.
+GPU: the iwslt recipe, 128 sentence pairs of 100 x 100 positions, an H200. Recomputing the output layer made neither
+slower. They are constants so that a recipe always has the same plan: measurements would differ from run to run, and
+with them the plan and the rounding of the parameters.
 """
 
 
 class _Saving(NamedTuple):
-    """A way to keep less: its price, and the fields of :class:`Implementations` that it changes, step by step."""
+    """Way to keep less: its price, and for each step the fields of :class:`Implementations` that it changes."""
 
     price: float
     steps: list[dict[str, str]]
 
 
-def settings(given: Implementations, device: str) -> list[Implementations]:
-    """The settings that a plan may choose from, the fastest first, each keeping less than the one before.
+def settings(of_recipe: Implementations, device: str) -> list[Implementations]:
+    """Returns the settings that a plan chooses from, the fastest first, each keeping less than the one before.
 
-    The first is the given one. What it leaves at auto is then changed in the order of the prices; what it names stays.
+    The first is that of the recipe. The others change what it leaves at auto, in the order of the prices.
 
     Args:
-        given: the recipe's.
-        device: "cpu" or "cuda", whose prices count.
+        of_recipe: Implementations of the recipe.
+        device: "cpu" or "cuda".
     """
     prices, leanest = PRICES[device], Implementations.leanest(device)
-    free = {key: getattr(leanest, key) for key in OPS if getattr(given, key) == "auto"}
+    free = {key: getattr(leanest, key) for key in OPS if getattr(of_recipe, key) == "auto"}
     savings = []
-    free_stash = given.stash == "auto"
+    free_stash = of_recipe.stash == "auto"
     fastest = leanest.traits("decoder")
     assert fastest is not None
     levels = STASHES[: STASHES.index(fastest.model_stash) + 1][::-1]
     decoder: dict[str, str] = {key: free[key] for key in ("decoder", "attention") if key in free}
     if decoder:
-        # The decoder's layers at first go on keeping what takes the least time.
+        # At first the decoder's layers keep the stash with which they are fastest.
         keep = {"stash": levels[0]} if "encoder" in free and free_stash else {}
         savings.append(_Saving(prices["decoder"], [{**decoder, **keep}]))
     if "output" in free:
         savings.append(_Saving(prices["output"], [{"output": free["output"]}]))
     chosen = {"encoder": free["encoder"]} if "encoder" in free else {}
-    recurrent = map(given.traits, ("encoder", "decoder"))
+    recurrent = map(of_recipe.traits, ("encoder", "decoder"))
     free_stash = free_stash and any(traits is None or traits.takes_stash for traits in recurrent)
     steps = [{**chosen, "stash": level} for level in levels] if free_stash else [chosen]
     savings.append(_Saving(prices["stash"], [step for step in steps if step]))
-    found = [given]
+    ladder = [of_recipe]
     for saving in sorted(savings, key=lambda saving: saving.price):
         for step in saving.steps:
-            found.append(found[-1]._replace(**step))
-    return found
+            ladder.append(ladder[-1]._replace(**step))
+    return ladder

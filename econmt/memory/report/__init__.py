@@ -1,3 +1,1 @@
-"""The accounts as tables and pages."""
-
-from __future__ import annotations
+"""Reports of ``econmt profile``: tables for a terminal, an HTML page, JSON."""

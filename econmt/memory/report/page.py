@@ -1,63 +1,70 @@
-"""A report as one HTML page that needs nothing else: no network, no fonts, no other files."""
+"""A report as one HTML page that needs no network and no other files."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from string import Template
 
 from econmt.memory.measure.kernels import KernelTimes
-from econmt.memory.measure.ledger import CATEGORIES, LAYERS, Ledger, Moment
+from econmt.memory.measure.ledger import CATEGORIES, LAYERS, Ledger
 from econmt.memory.measure.tracker import PHASES
 from econmt.memory.profiling import Profile
 from econmt.memory.report import charts
 from econmt.memory.report.charts import Bar, Part, escape
-from econmt.memory.report.kernel_tables import LAUNCHES, class_cells, class_columns, launch_cells
-from econmt.memory.report.tables import (
-    LEAST,
+from econmt.memory.report.data import downsample
+from econmt.memory.report.kernel_tables import classes_table, launches_table
+from econmt.memory.report.report import (
     Report,
-    faster,
-    format_bytes,
+    comparison_table,
     format_precision,
-    format_rate,
-    grouped,
-    less,
-    maker,
+    largest_table,
+    layers_table,
+    ledger_table,
     peak_moment,
     process_sentence,
-    shape_text,
+    process_table,
+    ranks_table,
     size_of,
-    thin,
+    speed_text,
+)
+from econmt.memory.report.tables import (
+    Cell,
+    ReportTable,
+    cell_text,
+    faster,
+    format_bytes,
+    format_share,
+    less,
 )
 
 _TEMPLATE = Path(__file__).with_name("page.html")
-_POINTS = 1400
-_NAMED = 10
-"""Groups of equal tensors that are named at the peak."""
 
 _STASH_ORDER = ("attention", "decoder", "encoder", "output", "embedding", "loss", "other")
-"""The layers, that of the largest savings first, where a difference is best seen."""
+"""Layers of a comparison's bars: those that usually save most come first, where a difference is seen best."""
 
 
 def page(report: Report) -> str:
-    """The page.
+    """Returns the page's HTML.
 
-    Sections: the figures in short; if there are several techniques, each against the reference; where the bytes are
-    at the peak, by layer and category; live memory over the step with the peak and the largest tensors at it; how all
-    that was made.
+    Its sections: headline figures; a comparison if there are several techniques; for each technique the bytes at the
+    peak by layer and category, live bytes over the step, and the largest tensors; GPU kernels; and provenance.
     """
     several = len(report.profiles) > 1
-    content = [_ranks(report.ranks)]
+    content = []
+    if report.ranks:
+        content.append(
+            _section("What each rank holds at its peak", _table("ranks", ranks_table(report.ranks)))
+        )
     content += [_comparison(report.profiles), _chooser(report.profiles)] if several else []
     content += [_panel(report, number) for number in range(len(report.profiles))]
-    content.append(kernel_section(report.kernels))
-    content.append(_provenance(report))
+    content += [kernel_section(report.kernels), _provenance(report)]
     moments = [
         [
             [round(moment.milliseconds, 3), moment.bytes, PHASES.index(moment.phase)]
-            for moment in _moments(profile)
+            for moment in downsample(profile.bytes.timeline)
         ]
         for profile in report.profiles
     ]
@@ -67,7 +74,7 @@ def page(report: Report) -> str:
         subtitle=_subtitle(report),
         tiles=_tiles(report),
         content="\n".join(content),
-        # "<" cannot be written otherwise without ending the script in some place.
+        # An unescaped "<" could end the script.
         data=json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"),
     )
 
@@ -82,14 +89,13 @@ def best_of(profiles: Sequence[Profile]) -> Profile:
 
 
 def _subtitle(report: Report) -> str:
-    where = report.machine.get("GPU") or (
-        "GPU" if report.device.startswith("cuda") else report.machine["processor"]
-    )
+    unnamed = "GPU" if report.device.startswith("cuda") else report.machine["processor"]
+    device = report.machine.get("GPU", unnamed)
     parts = [
         f"<strong>{escape(report.recipe)}</strong>",
         size_of(report),
         f"vocabulary {' and '.join(f'{size:,}' for size in report.vocabulary)}",
-        escape(where),
+        escape(device),
     ]
     if len(report.profiles) == 1:
         parts.append(format_precision(report.profiles[0]))
@@ -144,88 +150,51 @@ def _chooser(profiles: Sequence[Profile]) -> str:
 
 
 def _panel(report: Report, number: int) -> str:
+    """Returns the sections of one technique."""
     profile = report.profiles[number]
-    several = len(report.profiles) > 1
-    name = f": {escape(profile.technique.name)}" if several else ""
-    ledger = profile.bytes
-    return (
-        f'<div class="panel" data-technique="{number}">'
-        f"<section><h2>Where the bytes are at the peak{name}</h2>"
-        f"{_layer_bars(report, ledger)}{_ledger_table(ledger)}</section>"
-        f"<section><h2>Live memory over the step{name}</h2>{_timeline(report, number)}"
-        f"<h3>The largest tensors at the peak</h3>{_largest(ledger)}{_layer_times(profile)}</section>"
-        f"{_process(profile)}</div>"
-    )
+    ledger, times = profile.bytes, profile.times
+    name = f": {escape(profile.technique.name)}" if len(report.profiles) > 1 else ""
+    live = f"{_timeline(report, number)}<h3>The largest tensors at the peak</h3>"
+    live += _table("largest", largest_table(ledger))
+    if times is not None and times.milliseconds:
+        note = f" ({_timed(profile)})" if _timed(profile) else ""
+        live += f"<h3>Time by layer{note}</h3>{_table('times', layers_table(profile))}"
+        live += f"<p class='note'>{speed_text(times)}</p>"
+    at_peak = _layer_bars(report, ledger) + _table("ledger", ledger_table(ledger))
+    sections = _section(f"Where the bytes are at the peak{name}", at_peak)
+    sections += _section(f"Live memory over the step{name}", live)
+    of_process = ledger if times is None else times
+    if of_process.process:
+        text = f"<p>{escape(process_sentence(of_process))}</p>" + _table("process", process_table(of_process))
+        sections += _section("Where the memory of the process is", text)
+    return f'<div class="panel" data-technique="{number}">{sections}</div>'
 
 
-def _process(profile: Profile) -> str:
-    ledger = profile.bytes if profile.times is None else profile.times
-    if not ledger.process:
-        return ""
-    whole = sum(ledger.process.values())
-    rows = [
-        [part, _cell(size), _text(f"{100 * size / whole:.0f} %")]
-        for part, size in sorted(ledger.process.items(), key=lambda item: -item[1])
-    ]
-    rows.append(["resident set of the process", _cell(whole), _text("100 %")])
-    table = _table("process", ["part", "bytes", "share"], rows)
-    sentence = escape(process_sentence(ledger))
-    return f"<section><h2>Where the memory of the process is</h2><p>{sentence}</p>{table}</section>"
+def _section(title: str, content: str) -> str:
+    return f"<section><h2>{title}</h2>{content}</section>"
 
 
 def _layer_bars(report: Report, ledger: Ledger) -> str:
-    largest = max(profile.bytes.layer(layer) for profile in report.profiles for layer in LAYERS)
+    """Returns bars of the bytes at the peak, one per layer; they have the same scale in all panels."""
     rows = []
-    for layer in LAYERS:
-        whole = ledger.layer(layer)
-        if not whole:
-            continue
-        parts = [
-            Part(category, ledger.entries[category, layer], f"{layer}, {category}: {format_bytes(size)}")
-            for category in CATEGORIES
-            if (size := ledger.entries.get((category, layer), 0))
-        ]
-        rows.append(Bar(layer, parts, f"{format_bytes(whole)} · {100 * whole / (ledger.total or 1):.0f} %"))
-    kinds = [category for category in CATEGORIES if ledger.category(category)]
-    words = f"Bytes at the peak by layer: {_read_out(rows)}"
-    return charts.legend(kinds) + charts.bars(rows, words, largest=largest)
+    for layer in filter(ledger.layer, LAYERS):
+        size = ledger.layer(layer)
+        parts = _parts(layer, {category: ledger.entries.get((category, layer), 0) for category in CATEGORIES})
+        rows.append(Bar(layer, parts, f"{format_bytes(size)} · {format_share(size, ledger.total)}"))
+    largest = max(profile.bytes.layer(layer) for profile in report.profiles for layer in LAYERS)
+    return _bars("Bytes at the peak by layer", CATEGORIES, rows, largest)
 
 
-def _ranks(ledgers: Sequence[Ledger]) -> str:
-    """Describes the memory of each rank, where they differ."""
-    rows = [
-        [
-            ledger.rank,
-            *(_cell(ledger.category(category)) for category in CATEGORIES),
-            _cell(ledger.peak),
-        ]
-        for ledger in ledgers
-    ]
-    table = _table("ledger", ["rank", *CATEGORIES, "all"], rows)
-    return f"<section><h2>What each rank holds at its peak</h2>{table}</section>" if ledgers else ""
+def _parts(name: str, sizes: Mapping[str, int]) -> list[Part]:
+    return [Part(kind, size, f"{name}, {kind}: {format_bytes(size)}") for kind, size in sizes.items() if size]
 
 
-def _ledger_table(ledger: Ledger) -> str:
-    head = ["layer", *CATEGORIES, "all"]
-    layers = [layer for layer in LAYERS if ledger.layer(layer)]
-    rows = [
-        [
-            layer,
-            *(_cell(ledger.entries.get((category, layer), 0)) for category in CATEGORIES),
-            _cell(ledger.layer(layer)),
-        ]
-        for layer in layers
-    ]
-    sums = ["all", *(_cell(ledger.category(category)) for category in CATEGORIES), _cell(ledger.total)]
-    return _table("ledger", head, [*rows, sums])
-
-
-def _cell(size: int) -> str:
-    return f'<td data-bytes="{size}">{format_bytes(size) if size else ""}</td>'
-
-
-def _moments(profile: Profile) -> list[Moment]:
-    return thin(profile.bytes.timeline, _POINTS)
+def _bars(title: str, kinds: Sequence[str], rows: Sequence[Bar], largest: float) -> str:
+    """Returns bars with the legend of the kinds that occur; ``largest`` fills the width."""
+    read_out = ", ".join(f"{row.label} {row.figure} {row.remark}".strip() for row in rows)
+    used = [kind for kind in kinds if any(part.kind == kind for row in rows for part in row.parts)]
+    legend = charts.legend(used) if used else ""
+    return legend + charts.bars(rows, f"{title}: {read_out}", largest=largest)
 
 
 def _timeline(report: Report, number: int) -> str:
@@ -236,7 +205,7 @@ def _timeline(report: Report, number: int) -> str:
     before = report.profiles[0].bytes.peak if number else None
     largest = max(each.bytes.peak for each in report.profiles)
     words = f"Live bytes over the step. Peak {format_bytes(peak.bytes)} in the {peak.phase} phase."
-    chart = charts.timeline(_moments(profile), words, largest=largest, timed=timed, before=before)
+    chart = charts.timeline(downsample(ledger.timeline), words, largest=largest, timed=timed, before=before)
     marked = " data-timed" if timed else ""
     slider = (
         f'<label class="moment"{marked}><span>Moment</span>'
@@ -245,132 +214,55 @@ def _timeline(report: Report, number: int) -> str:
     return charts.legend(PHASES) + chart + slider
 
 
-def _largest(ledger: Ledger) -> str:
-    head = ["bytes", "tensors", "shape", "type", "category", "layer", "made by"]
-    rows = []
-    for tensor, count in grouped(ledger.largest)[:_NAMED]:
-        each = f"{count} of {format_bytes(tensor.bytes)}" if count > 1 else "1"
-        words = (each, shape_text(tensor.shape), tensor.dtype, tensor.category, tensor.layer)
-        rows.append([_cell(count * tensor.bytes), *map(_text, words), _text(maker(tensor))])
-    return _table("largest", head, rows)
-
-
-def _layer_times(profile: Profile) -> str:
-    times, ledger = profile.times, profile.bytes
-    if times is None or not times.milliseconds:
-        return ""
-    head = ["layer", "kept for the backward pass", *(f"{phase} ms" for phase in PHASES)]
-    rows = []
-    for layer in LAYERS:
-        spent = [times.milliseconds.get((phase, layer), 0.0) for phase in PHASES]
-        if ledger.stash.get(layer) or any(value >= LEAST for value in spent):
-            rows.append(
-                [layer, _cell(ledger.stash.get(layer, 0)), *(_text(f"{value:,.1f}") for value in spent)]
-            )
-    rows.append(["all", _cell(ledger.stashed), *(_text(f"{times.phase(phase):,.1f}") for phase in PHASES)])
-    speed = ""
-    if times.tokens_per_second is not None and times.flops_per_second is not None:
-        speed = f"{times.tokens_per_second:,.0f} target tokens/s, {format_rate(times.flops_per_second)}"
-        if times.share_of_peak is not None:
-            speed += f", {100 * times.share_of_peak:.0f} % of what a large matrix product reaches here"
-    note = f" ({_timed(profile)})" if _timed(profile) else ""
-    return f"<h3>Time by layer{note}</h3>" + _table("times", head, rows) + f"<p class='note'>{speed}</p>"
-
-
 # ---------------------------------------------------------------------- several techniques
 
 
 def _comparison(profiles: Sequence[Profile]) -> str:
-    first = profiles[0]
-    pieces = ["<section><h2>Before and after</h2>"]
+    """Returns the section that compares techniques: stash, peak and speed as bars, and all figures as a table."""
+    stashes = [{layer: profile.bytes.stash.get(layer, 0) for layer in _STASH_ORDER} for profile in profiles]
+    peaks = [{category: profile.bytes.category(category) for category in CATEGORIES} for profile in profiles]
+    content = _technique_bars("Kept for the backward pass, by layer", profiles, stashes)
+    content += _technique_bars("Peak of the whole step, by category", profiles, peaks)
+    content += _speeds(profiles) + _table("comparison", comparison_table(profiles))
+    return _section("Before and after", content)
 
-    def stash(profile: Profile, layer: str) -> int:
-        return profile.bytes.stash.get(layer, 0)
 
-    def peak(profile: Profile, category: str) -> int:
-        return profile.bytes.category(category)
-
-    figures: tuple[tuple[str, Sequence[str], Callable[[Profile, str], int]], ...] = (
-        ("Kept for the backward pass, by layer", _STASH_ORDER, stash),
-        ("Peak of the whole step, by category", CATEGORIES, peak),
-    )
-    for title, kinds, size in figures:
-        sums = [sum(size(profile, kind) for kind in kinds) for profile in profiles]
-        rows = []
-        for profile, whole in zip(profiles, sums, strict=True):
-            name = profile.technique.name
-            parts = [
-                Part(kind, size(profile, kind), f"{name}, {kind}: {format_bytes(size(profile, kind))}")
-                for kind in kinds
-                if size(profile, kind)
-            ]
-            rows.append(
-                Bar(name, parts, format_bytes(whole), "" if profile is first else less(sums[0], whole))
-            )
-        used = [kind for kind in kinds if any(size(profile, kind) for profile in profiles)]
-        chart = charts.bars(rows, f"{title}: {_read_out(rows)}", largest=max(sums), left=270, right=300)
-        pieces.append(f"<h3>{title}</h3>{charts.legend(used)}{chart}")
-    return "".join(pieces) + _speeds(profiles) + _comparison_table(profiles) + "</section>"
+def _technique_bars(title: str, profiles: Sequence[Profile], sizes: Sequence[Mapping[str, int]]) -> str:
+    """Returns a bar of bytes for each technique; ``sizes``: bytes by kind of each."""
+    rows = []
+    sums = [sum(of_profile.values()) for of_profile in sizes]
+    for profile, of_profile, total in zip(profiles, sizes, sums, strict=True):
+        name = profile.technique.name
+        change = "" if profile is profiles[0] else less(sums[0], total)
+        rows.append(Bar(name, _parts(name, of_profile), format_bytes(total), change))
+    return f"<h3>{title}</h3>{_bars(title, list(sizes[0]), rows, max(sums))}"
 
 
 def _speeds(profiles: Sequence[Profile]) -> str:
-    """Bars of target tokens a second, or nothing where no step was timed."""
+    """Returns bars of target tokens per second; empty if no step was timed."""
     rows = []
+    reference = profiles[0].tokens_per_second
     for profile in profiles:
-        speed, before = profile.tokens_per_second, profiles[0].tokens_per_second
+        name, speed = profile.technique.name, profile.tokens_per_second
         if speed is not None:
-            figure = f"{speed:,.0f}"
-            ratio = "" if before is None or profile is profiles[0] else faster(before, speed)
-            part = Part("speed", round(speed, 1), f"{profile.technique.name}: {figure} target tokens/s")
-            rows.append(Bar(profile.technique.name, [part], figure, ratio))
+            ratio = "" if reference is None or profile is profiles[0] else faster(reference, speed)
+            part = Part("speed", round(speed, 1), f"{name}: {speed:,.0f} target tokens/s")
+            rows.append(Bar(name, [part], f"{speed:,.0f}", ratio))
     if not rows:
         return ""
     title = "Target tokens a second" + (f", {_timed(profiles[0])}" if _timed(profiles[0]) else "")
-    largest = max(row.parts[0].amount for row in rows)
-    chart = charts.bars(rows, f"{title}: {_read_out(rows)}", largest=largest, left=270, right=300)
-    return f"<h3>{title}</h3>{chart}"
-
-
-def _read_out(rows: Iterable[Bar]) -> str:
-    return ", ".join(f"{row.label} {row.figure} {row.remark}".strip() for row in rows)
-
-
-def _comparison_table(profiles: Sequence[Profile]) -> str:
-    first = profiles[0]
-    timed = any(profile.tokens_per_second is not None for profile in profiles)
-    head = ["technique", "stash", "change", "peak", "change"]
-    head += ["target tokens/s", "change"] if timed else []
-    rows = []
-    for profile in profiles:
-        same = profile is first
-        row = [
-            profile.technique.name,
-            _cell(profile.bytes.stashed),
-            _text("" if same else less(first.bytes.stashed, profile.bytes.stashed)),
-            _cell(profile.bytes.peak),
-            _text("" if same else less(first.bytes.peak, profile.bytes.peak)),
-        ]
-        if timed:
-            speed, before = profile.tokens_per_second, first.tokens_per_second
-            row.append(_text("" if speed is None else f"{speed:,.0f}"))
-            row.append(_text("" if same or speed is None or before is None else faster(before, speed)))
-        rows.append([*row, _text("measured" if profile.measured else "estimated")])
-    return _table("comparison", [*head, "bytes"], rows)
+    return f"<h3>{title}</h3>{_bars(title, (), rows, max(row.parts[0].amount for row in rows))}"
 
 
 # ---------------------------------------------------------------------- parts
 
 
 def kernel_section(steps: Sequence[KernelTimes]) -> str:
-    """The kernels of steps on a GPU; nothing where none were looked at."""
+    """Returns the section about the kernels of steps on a GPU; empty if none were measured."""
     if not steps:
         return ""
-    launches = [[times.name, *map(_text, launch_cells(times)[1:])] for times in steps]
-    classes = [[kind, *map(_text, cells)] for kind, *cells in class_cells(steps)]
-    return (
-        f"<section><h2>Launches against compute</h2>{_table('launches', LAUNCHES, launches)}"
-        f"<h3>Kernels by class</h3>{_table('kernels', class_columns(steps), classes)}</section>"
-    )
+    classes = f"<h3>Kernels by class</h3>{_table('kernels', classes_table(steps))}"
+    return _section("Launches against compute", _table("launches", launches_table(steps)) + classes)
 
 
 def _provenance(report: Report) -> str:
@@ -381,18 +273,20 @@ def _provenance(report: Report) -> str:
     return f"<section class='made'><h2>How this was made</h2>{notes}<dl>{items}</dl></section>"
 
 
-def _text(words: str) -> str:
-    return f"<td>{escape(words)}</td>"
-
-
-def _table(kind: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table. A row's cells are elements, but for a first one that is plain text: the head of the row."""
-    top = "".join(f'<th scope="col">{escape(name)}</th>' for name in head)
+def _table(kind: str, table: ReportTable) -> str:
+    """Returns a table; a row that begins with text is named by it."""
+    top = "".join(f'<th scope="col">{escape(column)}</th>' for column in table.columns)
     body = []
-    for row in rows:
-        cells = [cell if cell.startswith("<td") else f'<th scope="row">{escape(cell)}</th>' for cell in row]
-        body.append(f"<tr>{''.join(cells)}</tr>")
+    for first, *others in filter(None, [*table.rows, table.sums]):
+        named = f'<th scope="row">{escape(first)}</th>' if isinstance(first, str) else _cell(first)
+        body.append(f"<tr>{named}{''.join(map(_cell, others))}</tr>")
     return (
         f'<div class="wide" tabindex="0" role="region" aria-label="{kind} figures"><table class="{kind}">'
         f"<thead><tr>{top}</tr></thead><tbody>{''.join(body)}</tbody></table></div>"
     )
+
+
+def _cell(cell: Cell) -> str:
+    if isinstance(cell, str):
+        return f"<td>{escape(cell)}</td>"
+    return f'<td data-bytes="{cell}">{cell_text(cell) if cell else ""}</td>'

@@ -1,3 +1,3 @@
-"""The model as a search runs it: one step at a time."""
+"""Stepwise inference: a translation model prepared for searches, one target token at a time."""
 
 from __future__ import annotations

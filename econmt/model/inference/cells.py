@@ -1,6 +1,6 @@
-"""One step of a layer of any cell but the LSTM, on weights laid out for a search.
+"""One decoder step of a layer of any cell except the LSTM, with prepacked weights.
 
-Shapes: R rows, I input size, H hidden size, P rows of the product with what is read.
+Shapes: R rows, I input size, H hidden size, P output width of the product with the inputs.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from econmt_ops.core.precision import accumulate_dtype
 
 
 class LayerStep(Protocol):
-    """A layer of a decoder in a search.
+    """Interface of one decoder step of a layer.
 
     Attributes:
-        read: makes of what is read (R, I) its share in the layer's products (R, P).
+        read: product with the inputs (R, I), which gives their share (R, P) of the layer's pre-activations.
         width: P.
     """
 
@@ -34,12 +34,12 @@ class LayerStep(Protocol):
         """Computes the layer's output (R, H), in the type of products, and its states after the step.
 
         Args:
-            share: what :attr:`read` has made. read: (R, I). state: before the step.
+            share: result of :attr:`read`, (R, P). read: inputs, (R, I). state: states before the step.
         """
 
 
 def layer_step(cell: Cell, weights: Any, dtype: torch.dtype) -> LayerStep:
-    """The step of a layer with its products in a type."""
+    """Creates the step of a layer whose products have the type ``dtype``."""
     if isinstance(cell, SurrogateLayer):
         return _SurrogateStep(cell, weights, dtype)
     if isinstance(cell, ScanLayer):
@@ -48,7 +48,7 @@ def layer_step(cell: Cell, weights: Any, dtype: torch.dtype) -> LayerStep:
 
 
 def _advance(cell: ScanCell, products: Tensor, read: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
-    """h and c of a linear recurrence's step, in the type of c."""
+    """Computes h and c of a step of a linear recurrence, in the type of c."""
     parts, decay, inputs = cell.start(products.to(before.dtype), before.shape[1])
     c = torch.addcmul(inputs, decay, before)
     return cell.finish(parts, c, read), c
@@ -62,7 +62,6 @@ class _ScanStep:
     def __call__(
         self, share: Tensor, read: Tensor, state: Sequence[Tensor]
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """See `LayerStep`."""
         h, c = _advance(self.cell, share, read, state[0])
         return h.to(share.dtype), (c,)
 
@@ -79,7 +78,6 @@ class _SurrogateStep:
     def __call__(
         self, share: Tensor, read: Tensor, state: Sequence[Tensor]
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """See `LayerStep`."""
         before, c = state
         _, s = _advance(self.layer.surrogate, share[:, : self.below], read, before)
         products = self.recur(before.to(share.dtype), start=share[:, self.below :].contiguous())
@@ -100,9 +98,8 @@ class _RecurrentStep:
     def __call__(
         self,
         share: Tensor,
-        read: Tensor,  # noqa: ARG002 - its product is enough
+        read: Tensor,  # noqa: ARG002  only its share is needed
         state: Sequence[Tensor],
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """See `LayerStep`."""
         after = self.cell.forward(share, self.recur(state[0].to(share.dtype)), state, self.extra)
         return after[0], after

@@ -1,7 +1,7 @@
-"""Copying in a search: see :mod:`econmt.model.copying`.
+"""Copying of source words in the steps of a search, see :mod:`econmt.model.copying`.
 
-Shapes: B sentences, S source positions, R rows (hypotheses), V vocabulary, E encoder size, D width of what the output
-layer reads.
+Shapes: B sentences, S source positions, R rows (hypotheses), V vocabulary, E encoder size, D input width of the output
+layer.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from econmt.model.copying import Copied, Copying, first_places
+from econmt.model.copying import Copied, Copying, first_positions
 from econmt_ops.core.precision import accumulate_dtype
 
 
@@ -19,8 +19,8 @@ class SourceWords(NamedTuple):
     """Source words of B sentences that may be copied.
 
     Attributes:
-        ids: (B, S) the words, as columns of the output layer. first: (B, S) where each first stands.
-        shares: (B, S) of the values in the gate.
+        ids: words as columns of the output layer, (B, S). first: position at which each first occurs, (B, S).
+        shares: share of each position's value in the logit of the gate, (B, S).
     """
 
     ids: Tensor
@@ -28,27 +28,25 @@ class SourceWords(NamedTuple):
     shares: Tensor
 
     def keep(self, sentences: Tensor, size: int) -> SourceWords:
-        """The first ``size`` positions of the sentences with indices ``sentences`` (C,)."""
+        """Selects the first ``size`` positions of the sentences with indices ``sentences`` (C,)."""
         return SourceWords(*(part[:, :size].index_select(0, sentences) for part in self))
 
     def among(self, words: Tensor) -> SourceWords:
-        """Restricts the columns to an output layer of ``words`` (N,) alone, rising, which include these."""
+        """Renumbers the columns for an output layer of only ``words`` (N,), sorted, which include all source words."""
         return self._replace(ids=torch.searchsorted(words, self.ids))
 
-    def room(self, sentences: int, positions: int) -> SourceWords:
-        """For other sentences: padding at each position."""
-        places = torch.arange(positions, device=self.ids.device).expand(sentences, -1).contiguous()
+    def padding(self, sentences: int, positions: int) -> SourceWords:
+        """Returns source words of this type and device for ``sentences`` sentences of padding only."""
+        columns = torch.arange(positions, device=self.ids.device).expand(sentences, -1).contiguous()
         shares = self.shares.new_zeros(sentences, positions)
-        return SourceWords(torch.zeros_like(places), places, shares)
+        return SourceWords(torch.zeros_like(columns), columns, shares)
 
 
 class CopyStep:
-    """Makes the mixture of a step.
-
-    Weights are copied: after they have changed, make a new one.
+    """Computes the copy mixture of a step; weights are copied when the object is created.
 
     Args:
-        copying: the gate. embedding: (V, I) of the target. dtype: of what the decoder puts out.
+        copying: the gate. embedding: target embeddings, (V, I). dtype: type of the decoder's outputs.
     """
 
     def __init__(self, copying: Copying, embedding: Tensor, dtype: torch.dtype) -> None:
@@ -60,21 +58,18 @@ class CopyStep:
     def prepare(self, source: Tensor, values: Tensor) -> SourceWords:
         """Prepares source words from ids (B, S) and the attention's values (B, S, E)."""
         shares = torch.matmul(values.to(self._of_context.dtype), self._of_context)
-        return SourceWords(source, first_places(source), shares)
+        return SourceWords(source, first_positions(source), shares)
 
     def __call__(
         self, log_probs: Tensor, tokens: Tensor, read: Tensor, attention: Tensor, state: Any
     ) -> Tensor:
-        """The mixture's log-probabilities in the place of those of the softmax (R, V).
+        """Replaces the log-probabilities of the softmax (R, V), in place, by those of the mixture.
 
         Args:
-            log_probs: (R, V). tokens: (R,) read. read: (R, D) by the output layer. attention: (R, S).
-            state: of the rows, after the step.
+            log_probs: (R, V). tokens: previous tokens, (R,). read: inputs of the output layer, (R, D).
+            attention: (R, S). state: state of the rows after the step.
         """
-        cells = state.cells
-        if cells is None:
-            cells = torch.arange(len(tokens), device=tokens.device)
-        owners = torch.div(cells, state.width, rounding_mode="floor")
+        owners = state.owners
         ids, first, shares = (part.index_select(0, owners) for part in state.sources.words)
         seen = attention.to(shares.dtype)
         gates = self._of_word.index_select(0, tokens) + torch.mv(read.to(shares.dtype), self._of_state)

@@ -1,8 +1,9 @@
-"""The encoder with weights laid out for it, as a search on a CPU wants it.
+"""Encoder with prepacked weights for searches on a CPU.
 
-What a word adds to the gates of the bottom layer is computed once for each distinct word of a batch, and the steps of
-both directions of a layer are one step. Shapes: B sentences, S source positions, D directions of a layer, H units of a
-direction, E encoder size, N distinct words.
+The share of a word in the pre-activations of the bottom layer is computed once for each distinct word of a batch.
+Both directions of a layer advance together.
+
+Shapes: B sentences, S source positions, H units of a direction, I input size, E encoder size, N distinct words.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ from econmt_ops.lstm.reference import closed_gates
 
 
 class _Share(NamedTuple):
-    """Inputs' share of a direction's gates; at padded positions it closes the gates.
+    """Shares of the inputs in a direction's pre-activations; at padded positions they close the gates.
 
     Attributes:
-        table: (M, 4H). places: (S, B) the row of each position.
+        table: distinct shares, (M, 4H). rows: row of the table for each position, (S, B).
     """
 
     table: Tensor
-    places: Tensor
+    rows: Tensor
 
 
 class _Direction:
@@ -44,7 +45,7 @@ class _Direction:
     def __init__(self, weights: AnyLSTMWeights, dtype: torch.dtype, reverse: bool) -> None:
         self.read = Gates([weights.input], weights.bias, dtype)
         self._hidden, self._dtype = weights.hidden, dtype
-        # There c is carried through, and h is 0.
+        # Pre-activations of padded positions: c stays unchanged, and h is 0.
         self.closed = closed_gates(weights).detach().to(value_type(dtype))
         self.size = weights.hidden.shape[1]
         self.reverse = reverse
@@ -54,27 +55,25 @@ class _Direction:
 
     @functools.cached_property
     def recur(self) -> Gates:
-        """The product with h of a step."""
+        """Product with the previous h."""
         return Gates([self._hidden], None, self._dtype)
 
-    def share_of_words(self, embedded: Tensor, places: Tensor) -> _Share:
-        """Computes the share from embeddings (N, I) of distinct words and places (S, B), N at padded positions."""
-        return _Share(torch.cat([self.read(embedded), self.closed.unsqueeze(0)]), places)
+    def share_of_words(self, embedded: Tensor, rows: Tensor) -> _Share:
+        """Computes shares from embeddings (N, I) of distinct words; ``rows`` (S, B) is N at padded positions."""
+        return _Share(torch.cat([self.read(embedded), self.closed.unsqueeze(0)]), rows)
 
     def share(self, below: Tensor, padding: Tensor) -> _Share:
-        """Computes the share from the outputs (S, B, E) of the layer below; padding (S, B)."""
+        """Computes shares from the outputs (S, B, E) of the layer below; ``padding`` is a mask (S, B)."""
         table = torch.where(padding.unsqueeze(2), self.closed, self.read(below)).flatten(0, 1)
         return _Share(table, torch.arange(len(table)).view(padding.shape))
 
 
-class LaidOutEncoder:
+class PrepackedEncoder:
     """Encoder for searches on a CPU: :meth:`TranslationModel.encode` up to rounding, without gradients and dropout.
 
-    Weights are copied: after they have changed, make a new one.
-
     Args:
-        model: whose source embeddings, encoder and keys are taken.
-        dtype: of products and, but for int8, of outputs; c and what is added up have float32 at least.
+        model: model whose weights are copied; later changes have no effect.
+        dtype: type of products and, except for int8, of outputs; c and sums have at least float32.
     """
 
     def __init__(self, model: TranslationModel, dtype: torch.dtype) -> None:
@@ -88,13 +87,13 @@ class LaidOutEncoder:
         self._key = None if key is None else prepacked(key.weight, key.bias, dtype)
 
     def __call__(self, source: Tensor, lengths: Tensor) -> EncoderOutput:
-        """Encode ``source`` (B, S) int64, padded; ``lengths`` (B,), each at least 1."""
-        words, places = torch.unique(source.t(), return_inverse=True)
+        """Encodes ``source`` (B, S) int64, padded; ``lengths`` (B,), each at least 1."""
+        words, rows = torch.unique(source.t(), return_inverse=True)
         padding = padding_mask(lengths, source.shape[1], source.device).t()
-        places = places.masked_fill(padding, len(words))
+        rows = rows.masked_fill(padding, len(words))
         embedded = self._embed(words).to(self.dtype)
         bottom, *upper = self._layers
-        shares = [direction.share_of_words(embedded, places) for direction in bottom]
+        shares = [direction.share_of_words(embedded, rows) for direction in bottom]
         outputs, last = self._run(bottom, shares, lengths)
         for layer in upper:
             below = outputs
@@ -113,25 +112,25 @@ class LaidOutEncoder:
         return EncoderOutput(Memory(keys, values, lengths), mean if self._averages else last, ratios)
 
     def _run(self, layer: list[_Direction], shares: list[_Share], lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """The outputs (S, B, E) of a layer, zero at padded positions, and its last hidden state (B, E)."""
+        """Computes the outputs (S, B, E) of a layer, zero at padded positions, and its last hidden state (B, E)."""
         if all(direction.native is not None for direction in layer) and native.serves(
             lengths.new_zeros(0).float()
         ):
             return self._run_natively(layer, shares, lengths)
-        steps = len(shares[0].places)
+        steps = len(shares[0].rows)
         batch, size = len(lengths), layer[0].size
-        made = torch.empty(steps, len(layer), batch, size, dtype=self.dtype)
+        hidden = torch.empty(steps, len(layer), batch, size, dtype=self.dtype)
         c = torch.zeros(len(layer) * batch, size, dtype=accumulate_dtype(self.dtype))
         orders = [
-            share.places.flip(0) if direction.reverse else share.places
+            share.rows.flip(0) if direction.reverse else share.rows
             for direction, share in zip(layer, shares, strict=True)
         ]
-        for step, h in enumerate(made):
+        for step, h in enumerate(hidden):
             gates = [
                 share.table.index_select(0, order[step]) for share, order in zip(shares, orders, strict=True)
             ]
             if step > 0:
-                before = made[step - 1]
+                before = hidden[step - 1]
                 gates = [
                     direction.recur(before[number], start=gates[number])
                     for number, direction in enumerate(layer)
@@ -139,7 +138,7 @@ class LaidOutEncoder:
             total = gates[0] if len(gates) == 1 else torch.cat(gates)
             advance_cell(total.to(c.dtype), c, h.flatten(0, 1), c)
         parts = [
-            made[:, number].flip(0) if direction.reverse else made[:, number]
+            hidden[:, number].flip(0) if direction.reverse else hidden[:, number]
             for number, direction in enumerate(layer)
         ]
         ends = (lengths - 1).view(1, batch, 1).expand(1, batch, size)
@@ -152,27 +151,27 @@ class LaidOutEncoder:
     def _run_natively(
         self, layer: list[_Direction], shares: list[_Share], lengths: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """See :meth:`_run`; by the C library, a direction a call."""
+        """Computes :meth:`_run` in the C library, one direction per call."""
         size, width = layer[0].size, len(layer) * layer[0].size
-        outputs = torch.zeros(*shares[0].places.shape, width)
+        outputs = torch.zeros(*shares[0].rows.shape, width)
         last = torch.empty(len(lengths), width)
         for number, (direction, share) in enumerate(zip(layer, shares, strict=True)):
-            own = slice(number * size, (number + 1) * size)
+            columns = slice(number * size, (number + 1) * size)
             assert direction.native is not None
             lstm_sequence(
                 direction.native,
                 share.table.float(),
-                share.places,
+                share.rows,
                 lengths,
-                outputs[:, :, own],
-                last[:, own],
+                outputs[:, :, columns],
+                last[:, columns],
                 backwards=direction.reverse,
             )
         return outputs.to(self.dtype), last.to(self.dtype)
 
 
 def _layers(encoder: Encoder, dtype: torch.dtype) -> list[list[_Direction]]:
-    """The directions of each layer, bottom first."""
+    """Returns the directions of each layer, bottom first."""
     pairs = zip(weights_of(encoder.forward_layers), weights_of(encoder.backward_layers), strict=True)
     both = [[_Direction(ahead, dtype, False), _Direction(back, dtype, True)] for ahead, back in pairs]
     reverse = encoder.config.reverse_input

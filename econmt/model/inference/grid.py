@@ -1,8 +1,9 @@
-"""A search's rows at fixed places: steps that change tensors in place and whose shapes never change.
+"""Search state at fixed addresses and with fixed shapes, so that steps can be captured in a CUDA graph.
 
-So they can be captured in a CUDA graph. There are B slots, each for a sentence, of K rows each; sentences are encoded
-into a waiting room of E sentences and put into slots from there. Shapes: S source positions, R = B K rows, H decoder
-size, V target vocabulary.
+There are B slots of K rows, one slot per sentence. Sentences are encoded into a buffer of B waiting sentences and
+copied from there into slots.
+
+Shapes: S source positions, R = B K rows, H decoder size, V target vocabulary.
 """
 
 from __future__ import annotations
@@ -11,54 +12,59 @@ import torch
 from torch import Tensor
 
 from econmt.model.inference.decoder import IncrementalModel
-from econmt.model.inference.sources import Sources
-from econmt.model.inference.state import IncrementalState
+from econmt.model.inference.state import IncrementalState, Sources
 from econmt_ops.core.lengths import padding_mask
 
 
 class Grid:
-    """See above; :class:`econmt.decoding.search.model.SearchGrid`.
+    """Search state of a translation model; implements :class:`econmt.decoding.search.model.SearchGrid`.
 
     Args:
-        model: whose steps are made.
-        slots: B, also the places E of the waiting room.
-        width: K.
-        positions: S, that of the longest sentence.
+        model: the model.
+        slots: B, number of slots and of waiting sentences.
+        width: K, rows per slot.
+        positions: S, length of the longest sentence including EOS.
     """
 
     def __init__(self, model: IncrementalModel, slots: int, width: int, positions: int) -> None:
         self.model = model
-        device = model.model.output_weight.device
+        device = model.model.output.weight.device
         one = torch.ones(1, 1, dtype=torch.int64, device=device)
         like = model.encode_tensors(one, one[0], factors=False)
-        self._waiting = _room(like, slots, positions, 1)
-        self._state = model.bind(_room(like, slots, positions, width))
+        self._waiting = _zeros(like, slots, positions, 1)
+        self._state = model.bind(_zeros(like, slots, positions, width))
         self._after = self._state
 
     def encode(self, source: Tensor, lengths: Tensor) -> None:
-        """Fills the waiting room: ``source`` (E, S' <= S) int64, padded; ``lengths`` (E,) count EOS."""
-        encoded, room = self.model.encode_tensors(source, lengths, factors=False), self._waiting
+        """Encodes the waiting sentences: ``source`` (B, S' <= S) int64, padded; ``lengths`` (B,) include EOS."""
+        encoded, waiting = self.model.encode_tensors(source, lengths, factors=False), self._waiting
         size = source.shape[1]
-        room.sources.keys[:, :size].copy_(encoded.sources.keys)
-        room.sources.values[:, :size].copy_(encoded.sources.values)
-        room.sources.lengths.copy_(lengths)
-        if room.sources.words is not None and encoded.sources.words is not None:
-            here, blank = room.sources.words, room.sources.words.room(*room.sources.words.ids.shape)
-            for kept, new, padding in zip(here, encoded.sources.words, blank, strict=True):
+        waiting.sources.keys[:, :size].copy_(encoded.sources.keys)
+        waiting.sources.values[:, :size].copy_(encoded.sources.values)
+        waiting.sources.lengths.copy_(lengths)
+        words = waiting.sources.words
+        if words is not None and encoded.sources.words is not None:
+            for kept, new, padding in zip(
+                words, encoded.sources.words, words.padding(*words.ids.shape), strict=True
+            ):
                 kept[:, :size].copy_(new)
                 kept[:, size:].copy_(padding[:, size:])
-        for kept, new in zip(_rows(room), _rows(encoded), strict=True):
+        for kept, new in zip(_rows(waiting), _rows(encoded), strict=True):
             kept.copy_(new)
 
     def put(self, slots: Tensor, places: Tensor) -> None:
-        """Puts the sentences at ``places`` (N,) of the waiting room into ``slots`` (N,), each in its slot's first row.
+        """Copies the waiting sentences at ``places`` (N,) into ``slots`` (N,), each into the first row of its slot.
 
-        The same pair may come several times.
+        The same pair may occur several times.
         """
-        here, room = self._state.sources, self._waiting.sources
-        for kept, new in ((here.keys, room.keys), (here.values, room.values), (here.lengths, room.lengths)):
+        here, waiting = self._state.sources, self._waiting.sources
+        for kept, new in (
+            (here.keys, waiting.keys),
+            (here.values, waiting.values),
+            (here.lengths, waiting.lengths),
+        ):
             kept.index_copy_(0, slots, new.index_select(0, places))
-        for kept, new in zip(here.words or (), room.words or (), strict=True):
+        for kept, new in zip(here.words or (), waiting.words or (), strict=True):
             kept.index_copy_(0, slots, new.index_select(0, places))
         here.padding.copy_(padding_mask(here.lengths, here.padding.shape[1], here.padding.device))
         first = slots * self._state.width
@@ -66,19 +72,19 @@ class Grid:
             kept.index_copy_(0, first, new.index_select(0, places))
 
     def step(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Reads tokens (R,): logits (R, V) and attention (R, S)."""
+        """Reads tokens (R,); returns logits (R, V) and attention (R, S)."""
         logits, attention, self._after = self.model.logits(tokens, self._state)
         return logits, attention
 
     def select(self, rows: Tensor) -> None:
-        """The rows go on from what the step has made of ``rows`` (R,), which are of their own slot each."""
+        """Continues each row from the state after the step of one of ``rows`` (R,), which is in the same slot."""
         for kept, new in zip(_rows(self._state), _rows(self._after), strict=True):
             torch.index_select(new, 0, rows, out=kept)
         self._after = self._state
 
 
-def _room(like: IncrementalState, sentences: int, positions: int, width: int) -> IncrementalState:
-    """Zeros for the state of ``sentences`` of ``width`` rows each, of one position until they are put there."""
+def _zeros(like: IncrementalState, sentences: int, positions: int, width: int) -> IncrementalState:
+    """Returns a zero state of ``sentences`` sentences, each with ``width`` rows and a source of one token."""
     sources = like.sources
     keys, values = (
         part.new_zeros(sentences, positions, part.shape[2]) for part in (sources.keys, sources.values)
@@ -90,11 +96,11 @@ def _room(like: IncrementalState, sentences: int, positions: int, width: int) ->
         for parts in (like.hidden, like.memory)
     )
     output = like.output.new_zeros(sentences * width, like.output.shape[1])
-    words = None if sources.words is None else sources.words.room(sentences, positions)
+    words = None if sources.words is None else sources.words.padding(sentences, positions)
     own = Sources(keys, False, values, padding, lengths, words=words)
     return IncrementalState(own, None, width, hidden, memory, output)
 
 
 def _rows(state: IncrementalState) -> tuple[Tensor, ...]:
-    """Returns the tensors of a state that have a row each."""
+    """Returns the tensors of a state whose first axis is that of rows."""
     return (*state.hidden, *state.memory, state.output)

@@ -1,4 +1,7 @@
-"""Weights laid out once for the many products that a search makes with them."""
+"""Prepacked weights for the many products of few rows in a search, and tables of the products with embeddings.
+
+Shapes: R rows, I embedding width, H hidden size, V vocabulary.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +14,19 @@ from econmt_ops.core.gemm import Product
 from econmt_ops.core.int8 import Int8Product
 from econmt_ops.core.weights import LowRank, Matrix
 
+TABLE_BYTES = 256 << 20
+"""Maximum size in bytes of a table of the words' shares in the gates of the bottom layer."""
+
 
 def value_type(products: torch.dtype) -> torch.dtype:
-    """The type of what goes into products of a type and comes out: float32 where their factors have 8 bits."""
+    """Returns the type of inputs and outputs of products of type ``products``: float32 for int8."""
     return torch.float32 if products == torch.int8 else products
 
 
 def prepacked(weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Product | Int8Product:
-    """The product with a weight (N, K), in the layout that products of few rows read fastest; on a GPU as it is.
+    """Creates the product with a weight (N, K), packed on a CPU for products of few rows.
 
-    ``dtype``: of the product; int8: both factors are rounded to 8 bits.
+    ``dtype`` is the type of the product; with int8 both factors are rounded to 8 bits.
     """
     if dtype == torch.int8:
         return Int8Product(weight, bias)
@@ -29,31 +35,63 @@ def prepacked(weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Produc
 
 
 class Gates:
-    """The gates of one layer before their nonlinearities: the products of several inputs, added.
+    """Sum of the products of several inputs: the pre-activations of one layer's gates.
 
     Args:
-        weights: (4H, .) of each input. bias: (4H,) or None. dtype: of the products.
+        weights: weight of each input, (4H, .). bias: (4H,) or None. dtype: type of the products.
 
     Attributes:
-        dtype: of what goes in and comes out.
+        dtype: type of inputs and outputs.
     """
 
     def __init__(self, weights: Sequence[Matrix], bias: Tensor | None, dtype: torch.dtype) -> None:
         self.dtype = value_type(dtype)
-        # Of factorised weights each input meets its right factor; what that gives meets all left factors at once.
+        # Each input is multiplied by its right factor, and the results by all left factors in one product.
         self._right = [prepacked(part.right, None, dtype) for part in weights if isinstance(part, LowRank)]
-        whole = [part.left if isinstance(part, LowRank) else part for part in weights]
-        self._product = prepacked(torch.cat(whole, 1), bias, dtype)
+        matrices = [part.left if isinstance(part, LowRank) else part for part in weights]
+        self._product = prepacked(torch.cat(matrices, 1), bias, dtype)
 
     def __call__(self, *inputs: Tensor, start: Tensor | None = None) -> Tensor:
-        """From each weight's inputs (R, .): (R, 4H), a new tensor.
+        """Computes pre-activations (R, 4H), a new tensor, from the inputs (R, .) of each weight.
 
-        With ``start`` (R, 4H), which may be overwritten, it is added, and there must be no bias.
+        ``start`` (R, 4H) is added and may be overwritten; it excludes a bias.
         """
         if self._right:
             inputs = tuple(right(part) for right, part in zip(self._right, inputs, strict=True))
         joined = inputs[0] if len(inputs) == 1 else torch.cat(inputs, 1)
         return self._product(joined) if start is None else self._product.plus(start, joined)
+
+
+class WordShares:
+    """Shares of words in the pre-activations of the bottom layer, including its bias.
+
+    On a CPU the share of a word is computed when it first occurs and then looked up.
+
+    Args:
+        embedding: (V, I). gates: product with embeddings. width: width of the product, 4H for an LSTM.
+    """
+
+    def __init__(self, embedding: Tensor, gates: Gates, width: int) -> None:
+        self.embedding, self.gates = embedding, gates
+        self.known: Tensor | None = None
+        size = len(embedding) * width * gates.dtype.itemsize
+        if embedding.device.type == "cpu" and size <= TABLE_BYTES:
+            # Memory pages of words that do not occur are never allocated.
+            self.table = torch.empty(len(embedding), width, dtype=gates.dtype)
+            self.known = torch.zeros(len(embedding), dtype=torch.bool)
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        """Returns the shares (R, width) of tokens (R,), a new tensor."""
+        if self.known is None or is_watched():
+            return self._make(tokens)
+        unknown: Tensor = torch.unique(tokens[~self.known[tokens]])
+        if len(unknown):
+            self.table[unknown] = self._make(unknown)
+            self.known[unknown] = True
+        return self.table.index_select(0, tokens)
+
+    def _make(self, tokens: Tensor) -> Tensor:
+        return self.gates(self.embedding.index_select(0, tokens).to(self.gates.dtype))
 
 
 def is_watched() -> bool:

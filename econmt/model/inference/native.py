@@ -1,7 +1,7 @@
-"""A decoder of LSTM layers as the C library reads it: for all steps of a search in one call, or for one step.
+"""Decoder of LSTM layers for the C library: a whole beam search in one call, or single steps.
 
-Both have the same arithmetic, in which no row depends on the others, so that a hypothesis has the same log-probability
-to the last bit whichever search grows it.
+Both use the same arithmetic, in which no row depends on others, so that a hypothesis has the same log-probability to
+the last bit in either search.
 
 Shapes: B sentences, S source positions, R rows (hypotheses), H decoder size, A attention size, E encoder size, V target
 vocabulary, N of its words.
@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from econmt.model.decoder import Memory, Recurrent
-from econmt.model.inference.layout import prepacked
+from econmt.model.inference.layout import TABLE_BYTES, prepacked
+from econmt.model.inference.state import Shortlist
 from econmt.model.inference.weights import SearchWeights
 from econmt.model.layers import weights_of
 from econmt.model.translation import TranslationModel
@@ -26,18 +27,16 @@ from econmt_ops.core.lengths import padding_mask
 from econmt_ops.core.weights import LowRank
 
 OUTPUT = 5
-"""The output layer among the weights in the order of kernels.h."""
-
-_TABLE_BYTES = 256 << 20
-"""The largest table of what words add to the lowest layer's gates."""
+"""Index of the output layer among the weights, in the order of kernels.h."""
 
 
 class NativeSources(NamedTuple):
-    """Sources of B sentences as the C search reads them, in float32.
+    """Sources of B sentences for the C search, in float32.
 
     Attributes:
-        keys: (B, S, A). values: (B, S, H), their share of o; where layers read contexts, these behind: (B, S, H + E).
-        padding: (B, S) uint8. first: (layers, 2, B, H) h and c before the first step.
+        keys: (B, S, A). values: shares in the argument of tanh in o, (B, S, H), followed by the values themselves if
+            layers read contexts, (B, S, H + E).
+        padding: (B, S) uint8. first: h and c before the first step, (layers, 2, B, H).
     """
 
     keys: Tensor
@@ -46,7 +45,7 @@ class NativeSources(NamedTuple):
     first: Tensor
 
     def keep(self, sentences: Tensor) -> NativeSources:
-        """The sentences with indices ``sentences`` (C,), cut to the longest of them."""
+        """Selects the sentences with indices ``sentences`` (C,), cut to the longest of them."""
         padding = self.padding.index_select(0, sentences)
         size = int((padding == 0).sum(1).max())
         keys, values = (
@@ -57,25 +56,14 @@ class NativeSources(NamedTuple):
         )
 
 
-class NativeShortlist(NamedTuple):
-    """The output layer of a few words.
-
-    Attributes:
-        output: that of N words. barred: (B, N) float32, 0, and -inf where a sentence must not have one.
-    """
-
-    output: SearchWeight
-    masked: Tensor
-
-
 class NativeState(NamedTuple):
     """State of R rows of a search; see :class:`econmt.decoding.search.model.SearchState`.
 
     Attributes:
-        sources: of B sentences, which the rows share. owners: (R,) int64 the sentence of each row.
-        hidden, memory: h and c (layers, R, H). output: o (R, H). All in float32.
-        shortlist: the output layer where sentences may have a few words alone.
-        length_ratios: (B,) of the first state of a model with a length task, else None.
+        sources: sources of B sentences, shared by the rows. owners: sentence of each row, (R,) int64.
+        hidden, memory: h and c, (layers, R, H) float32. output: attentional hidden vector o, (R, H) float32.
+        shortlist: output layer of selected words; None: all words.
+        length_ratios: predicted ratios of a model with a length task, in the initial state, (B,), else None.
     """
 
     sources: NativeSources
@@ -83,7 +71,7 @@ class NativeState(NamedTuple):
     hidden: Tensor
     memory: Tensor
     output: Tensor
-    shortlist: NativeShortlist | None = None
+    shortlist: Shortlist | None = None
     length_ratios: Tensor | None = None
 
     def select(self, rows: Tensor, cells: Tensor, width: int) -> NativeState:
@@ -96,22 +84,20 @@ class NativeState(NamedTuple):
 
     def keep(self, sentences: Tensor) -> NativeState:
         """See :meth:`econmt.decoding.search.model.SearchState.keep`."""
-        shortlist = self.shortlist
-        if shortlist is not None:
-            shortlist = shortlist._replace(masked=shortlist.masked.index_select(0, sentences))
+        shortlist = None if self.shortlist is None else self.shortlist.keep(sentences)
         owners = torch.searchsorted(sentences, self.owners)
         return self._replace(sources=self.sources.keep(sentences), owners=owners, shortlist=shortlist)
 
 
 class NativeDecoder:
-    """A decoder's weights, laid out once; a search that needs them as tensors takes the other decoders.
+    """Prepacked decoder weights for the C library.
 
     Args:
-        model: one that this :meth:`knows`. dtype: of products.
+        model: model that :meth:`knows` accepts. dtype: type of products.
 
     Attributes:
-        sizes: of the structure of kernels.h, by their names there.
-        weights: in the order of kernels.h. tensors: what else does not depend on the sentences.
+        sizes: sizes by their names in kernels.h. weights: weights in the order of kernels.h.
+        tensors: other tensors that do not depend on the sentences.
     """
 
     def __init__(self, model: TranslationModel, dtype: torch.dtype) -> None:
@@ -125,16 +111,16 @@ class NativeDecoder:
         assert not isinstance(fed, LowRank)
         lowest = bottom.hidden if fed is None else torch.cat([fed, bottom.hidden], 1)
         readout = model.readout
-        made: list[tuple[Tensor, Tensor | None] | None] = [
+        pairs: list[tuple[Tensor, Tensor | None] | None] = [
             (word, bottom.bias),
             (lowest, None),
-            (weights.own, weights.own_bias),
+            (weights.top, weights.top_bias),
             None if weights.query is None else (weights.query, None),
             None if readout is None else (readout.weight, readout.bias),
-            (model.output_weight, model.output_bias),
+            (model.output.weight, model.output.bias),
             *((torch.cat([layer.input, layer.hidden], 1), layer.bias) for layer in upper),
         ]
-        self.weights = [None if each is None else SearchWeight(each[0], each[1], dtype) for each in made]
+        self.weights = [None if each is None else SearchWeight(each[0], each[1], dtype) for each in pairs]
         self._values = prepacked(weights.values, None, dtype)
         self._contexts, self._scale = weights.contexts, attention.scale
         self._log_probs = torch.empty(0)
@@ -152,8 +138,8 @@ class NativeDecoder:
             "embedding": embedding.contiguous(),
             "score": None if score is None else score.detach().contiguous(),
         }
-        if len(embedding) * 4 * size * 4 <= _TABLE_BYTES:
-            # Pages of it that no word needs are never there.
+        if len(embedding) * 4 * size * 4 <= TABLE_BYTES:
+            # Memory pages of words that do not occur are never allocated.
             self.tensors["shares"] = torch.empty(len(embedding), 4 * size)
             self.tensors["known"] = torch.zeros(len(embedding), dtype=torch.uint8)
 
@@ -161,17 +147,22 @@ class NativeDecoder:
     def knows(model: TranslationModel) -> bool:
         """Returns True if the C library is installed and supports the model's decoder."""
         decoder = model.decoder
-        if decoder.steps or not decoder.cell.prepacked or model.copying is not None:
+        if decoder.is_unfused or not decoder.cell.prepacked or model.copying is not None:
             return False
-        if not native.serves(model.output_weight):
+        if not native.serves(model.output.weight):
             return False
-        if model.output_weight.dtype != torch.float32 or decoder.attention.layer_norm is not None:
+        if model.output.weight.dtype != torch.float32 or decoder.attention.layer_norm is not None:
             return False
         parts = [part for layer in weights_of(decoder.layers) for part in (layer.input, layer.hidden)]
         return not any(isinstance(part, LowRank) for part in parts)
 
-    def begin(self, memory: Memory, first: Recurrent) -> NativeSources:
-        """Prepares the sources of a search from a memory and the decoder's first state."""
+    def begin(self, memory: Memory, first: Recurrent, ratios: Tensor | None) -> NativeState:
+        """Returns the state before the first target token, one row per sentence.
+
+        Args:
+            memory: encoded sentences. first: initial state of the decoder.
+            ratios: predicted ratios of a model with a length task, (B,), else None.
+        """
         keys, values, lengths = memory
         shares = self._values(values)
         if self._contexts:
@@ -179,69 +170,56 @@ class NativeDecoder:
         keys = keys.float() if math.isclose(self._scale, 1.0) else keys.float() * self._scale
         padding = padding_mask(lengths, keys.shape[1], keys.device).to(torch.uint8)
         layers = torch.stack([part.float() for parts in first.layers for part in parts])
-        return NativeSources(
-            keys.contiguous(), shares.float().contiguous(), padding, layers.view(-1, 2, *layers.shape[1:])
-        )
-
-    def start(self, sources: NativeSources, ratios: Tensor | None) -> NativeState:
-        """The state before the first target token, one row a sentence.
-
-        ``ratios``: (B,) the lengths that a model with a length task expects, else None.
-        """
-        hidden, memory = (part.contiguous() for part in sources.first.unbind(1))
+        layers = layers.view(-1, 2, *layers.shape[1:])
+        sources = NativeSources(keys.contiguous(), shares.float().contiguous(), padding, layers)
+        hidden, cells = (part.contiguous() for part in layers.unbind(1))
         output = torch.zeros_like(hidden[0])
-        return NativeState(sources, torch.arange(len(output)), hidden, memory, output, None, ratios)
+        return NativeState(sources, torch.arange(len(output)), hidden, cells, output, None, ratios)
 
     def restrict(self, state: NativeState, words: Tensor, allowed: Tensor) -> NativeState:
         """See :meth:`econmt.decoding.search.model.SearchModel.restrict`."""
-        return state._replace(shortlist=self.shortlist(words, allowed))
-
-    def shortlist(self, words: Tensor, allowed: Tensor) -> NativeShortlist:
-        """The output layer of ``words`` (N,), of which ``allowed`` (B, N) bool says which each sentence may have."""
         output = self.weights[OUTPUT]
         assert output is not None
-        return NativeShortlist(
-            output.only(words), torch.zeros(allowed.shape).masked_fill_(~allowed, -torch.inf)
-        )
+        masked = torch.zeros(allowed.shape).masked_fill_(~allowed, -torch.inf)
+        return state._replace(shortlist=Shortlist(output.only(words), masked))
 
-    def step(self, tokens: Tensor, state: NativeState) -> tuple[Tensor, Tensor, NativeState]:
-        """See :meth:`econmt.decoding.search.model.SearchModel.step`."""
+    def arguments(
+        self, state: NativeState
+    ) -> tuple[list[SearchWeight | None], dict[str, int], dict[str, Tensor | None]]:
+        """Returns weights, and sizes and tensors by their names in kernels.h, for steps from a state."""
         weights, masked, sources = [*self.weights], None, state.sources
         if state.shortlist is not None:
             weights[OUTPUT], masked = state.shortlist
+        sizes = {
+            **self.sizes,
+            **dict(zip(("sentences", "positions", "compared"), sources.keys.shape, strict=True)),
+            "summed": sources.values.shape[2],
+        }
+        tensors = {
+            "barred": masked,
+            "keys": sources.keys,
+            "values": sources.values,
+            "padding": sources.padding,
+        }
+        return weights, sizes, {**self.tensors, **tensors}
+
+    def step(self, tokens: Tensor, state: NativeState) -> tuple[Tensor, Tensor, NativeState]:
+        """See :meth:`econmt.decoding.search.model.SearchModel.step`."""
+        weights, sizes, tensors = self.arguments(state)
         output = weights[OUTPUT]
         assert output is not None
-        sentences, positions, compared = sources.keys.shape
-        seen, size = torch.empty(len(tokens), positions), len(tokens) * output.outputs
-        # New memory of this size is new pages each time, which take longer than what is written into them.
+        seen, size = torch.empty(len(tokens), sizes["positions"]), len(tokens) * output.outputs
+        # Allocating new memory pages of this size in each step would take longer than writing them.
         if self._log_probs.numel() < size:
             self._log_probs = torch.empty(size)
         log_probs = self._log_probs[:size].view(len(tokens), output.outputs)
         hidden, memory, outputs = state.hidden.clone(), state.memory.clone(), state.output.clone()
-        search_step(
-            weights,
-            {
-                **self.sizes,
-                "sentences": sentences,
-                "positions": positions,
-                "compared": compared,
-                "summed": sources.values.shape[2],
-            },
-            {
-                **self.tensors,
-                "barred": masked,
-                "keys": sources.keys,
-                "values": sources.values,
-                "padding": sources.padding,
-            },
-            {
-                "owners": state.owners,
-                "tokens": tokens.contiguous(),
-                "h": hidden,
-                "c": memory,
-                "output": outputs,
-                "seen": seen,
-                "log_probs": log_probs,
-            },
-        )
+        rows = {
+            "owners": state.owners,
+            "tokens": tokens.contiguous(),
+            "h": hidden,
+            "c": memory,
+            "output": outputs,
+        }
+        search_step(weights, sizes, tensors, {**rows, "seen": seen, "log_probs": log_probs})
         return log_probs, seen, state._replace(hidden=hidden, memory=memory, output=outputs)

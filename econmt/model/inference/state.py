@@ -1,4 +1,4 @@
-"""State of the rows of a search.
+"""Sources, shortlists and states of the rows of a search.
 
 Shapes: B sentences, S source positions, K rows a sentence at most, R rows (hypotheses), H decoder size, A attention
 size.
@@ -6,27 +6,79 @@ size.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from econmt.model.inference.sources import Sources
-from econmt.model.inference.words import Shortlist
+from econmt.model.inference.copying import SourceWords
+from econmt.model.inference.layout import is_watched
+
+
+class Sources(NamedTuple):
+    """Sources of B sentences.
+
+    Attributes:
+        keys: keys as the scores of a step need them, (B, S, A). factors: True if they are exponentials of the keys.
+        values: vectors that attention sums, (B, S, .). padding: True past a sentence's length, (B, S).
+        lengths: (B,).
+        kernels: launcher of Triton kernels bound to the addresses of keys and values; None: tensor operations.
+        words: source words of a model that copies, else None.
+    """
+
+    keys: Tensor
+    factors: bool
+    values: Tensor
+    padding: Tensor
+    lengths: Tensor
+    kernels: Any = None
+    words: SourceWords | None = None
+
+    def keep(self, sentences: Tensor) -> Sources:
+        """Selects the sentences with indices ``sentences`` (C,), cut to the longest of them."""
+        lengths = self.lengths[sentences]
+        size = self.keys.shape[1] if is_watched() else int(lengths.max())
+        keys, values, padding = (
+            part[:, :size].index_select(0, sentences) for part in (self.keys, self.values, self.padding)
+        )
+        words = None if self.words is None else self.words.keep(sentences, size)
+        return Sources(keys, self.factors, values, padding, lengths, words=words)
+
+
+class Shortlist(NamedTuple):
+    """Output layer of N selected words.
+
+    Attributes:
+        output: output layer of these words, for tensor operations or the C library.
+        masked: 0, or -inf for words that a sentence must not use, (B, N).
+    """
+
+    output: Any
+    masked: Tensor
+
+    def keep(self, sentences: Tensor) -> Shortlist:
+        """Selects the sentences with indices ``sentences`` (C,)."""
+        return self._replace(masked=self.masked.index_select(0, sentences))
+
+    def logits(self, read: Tensor, owners: Tensor) -> Tensor:
+        """Computes the logits (R, N) from the output layer's input (R, H) and each row's sentence, ``owners`` (R,)."""
+        logits: Tensor = self.output(read)
+        return logits.add_(self.masked.index_select(0, owners))
 
 
 class IncrementalState(NamedTuple):
     """State of R rows of a search.
 
     Attributes:
-        sources: of B sentences, which the rows share.
-        cells: (R,) int64 the place of each row in a grid (B, width): the sentence times the width, plus the row's
-            number among those of its sentence; or None: the rows are the grid.
-        width: columns of that grid.
-        hidden, memory: of every layer h, in the type of products, and c (R, H); of other cells than the LSTM memory
-            has all of their states, layer by layer, and hidden nothing. output: o (R, H).
-        shortlist: the output layer where sentences may have a few words alone.
-        length_ratios: (B,) of the first state of a model with a length task, else None.
+        sources: sources of B sentences, shared by the rows.
+        cells: position of each row in a grid (B, width): the sentence times the width, plus the number of the row
+            within its sentence, (R,) int64; None: the rows are the whole grid.
+        width: number of columns of that grid.
+        hidden, memory: h, in the type of products, and c of each LSTM layer, (R, H). For other cells ``memory`` has all
+            states, layer by layer, and ``hidden`` is empty.
+        output: attentional hidden vector o, (R, H).
+        shortlist: output layer of selected words; None: all words.
+        length_ratios: predicted ratios of a model with a length task, in the initial state, (B,), else None.
     """
 
     sources: Sources
@@ -57,6 +109,8 @@ class IncrementalState(NamedTuple):
 
     @property
     def owners(self) -> Tensor:
-        """(R,) int64 the sentence of each row; rows are in cells."""
-        assert self.cells is not None
-        return torch.div(self.cells, self.width, rounding_mode="floor")
+        """Sentence of each row, (R,) int64."""
+        cells = self.cells
+        if cells is None:
+            cells = torch.arange(len(self.output), device=self.output.device)
+        return torch.div(cells, self.width, rounding_mode="floor")

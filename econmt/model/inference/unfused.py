@@ -1,4 +1,4 @@
-"""A step of a search by a decoder that walks step by step: its own, on the source of each row.
+"""Search step of an unfused decoder: its own step function, on a copy of the source for each row.
 
 Shapes: R rows (hypotheses), S source positions, H decoder size.
 """
@@ -16,15 +16,15 @@ from econmt_ops.core.precision import autocast_to
 from econmt_ops.core.weights import State
 
 
-class PlainStepDecoder:
-    """One step of a :class:`~econmt.model.unfused.decoder.UnfusedDecoder`, as a search wants it.
+class UnfusedStepDecoder:
+    """Search step of an :class:`~econmt.model.unfused.decoder.UnfusedDecoder`.
 
-    A state's memory has h and c of every layer, and then the coverage (R, S, C) if there is one.
+    The memory of a state has h and c of every layer, then the coverage (R, S, C) if there is one.
 
     Args:
-        decoder: in evaluation mode.
-        embedding: (V, I) of the target.
-        dtype: of products; float32 in place of whole numbers, of which no weight is laid out here.
+        decoder: decoder in evaluation mode.
+        embedding: target embeddings, (V, I).
+        dtype: type of products; float32 is used instead of int8.
     """
 
     def __init__(self, decoder: UnfusedDecoder, embedding: Tensor, dtype: torch.dtype) -> None:
@@ -33,30 +33,27 @@ class PlainStepDecoder:
         self.attention = self
 
     def prepare(self, keys: Tensor, may_factor: bool = True) -> tuple[Tensor, bool]:  # noqa: ARG002
-        """The keys as they are, and that they are no factors."""
+        """Returns the keys unchanged, and False: they are no exponentials."""
         return keys, False
 
     def summands(self, values: Tensor) -> Tensor:
-        """The values as they are."""
+        """Returns the values unchanged."""
         return values
 
     def states(self, layers: State) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """The first states of all layers, all of them memory."""
+        """Returns no hidden states, and the states of all layers as memory."""
         return (), tuple(part.contiguous() for parts in layers for part in parts)
 
     def __call__(self, tokens: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """Read tokens (R,): the attention (R, S) and the state after the step."""
-        sources, places = state.sources, state.cells
-        if places is None:
-            places = torch.arange(len(tokens), device=tokens.device)
-        owners = torch.div(places, state.width, rounding_mode="floor")
+        """Reads tokens (R,); returns the attention (R, S) and the state after the step."""
+        sources, owners = state.sources, state.owners
         memory = Memory(
             *(part.index_select(0, owners) for part in (sources.keys, sources.values, sources.lengths))
         )
         count = 2 * len(self.decoder.layers)
         parts = state.memory
         layers = tuple((parts[number], parts[number + 1]) for number in range(0, count, 2))
-        # Sentences that have left may have been the longest.
+        # Sources may have been cut since the last step, when the longest sentences left the batch.
         extra = tuple(part[:, : sources.keys.shape[1]] for part in parts[count:])
         words = self.embedding.index_select(0, tokens).to(self.dtype)
         with autocast_to(words.device, self.dtype):

@@ -1,4 +1,4 @@
-"""A decoder's weights as searches read them, for tensors, for the C library and for the exported runtime."""
+"""Joined decoder weights for searches with tensor operations, the C library and the exported runtime."""
 
 from __future__ import annotations
 
@@ -14,27 +14,28 @@ from econmt_ops.core.weights import Matrix
 
 
 class SearchWeights(NamedTuple):
-    """Weights of one step, in which products of the same input are joined.
+    """Weights of one decoder step, in which products with the same input are joined.
 
     Shapes: G gates, H decoder size, I embedding width, A attention size, E encoder size.
 
     Attributes:
-        word: (G H, I), the word's columns of the bottom layer's input weight.
-        fed: (G H, H), the columns of the previous output; None without input feeding.
-        query: (A, H), a product of its own that makes queries of the bottom layer's state; None where ``own`` makes
-            them, or where states are queries.
-        own: (asked + H, H), product with the top layer's state: queries first, then its share of the output.
-        own_bias: (asked + H,), zeros for the queries.
-        asked: Number of rows of ``own`` that make queries, A or 0.
-        values: (H, E), product with the context that gives its share of the output.
-        contexts: True if the upper layers read the context, whose attention looks from the bottom layer.
+        word: columns of the bottom layer's input weight for the word, (G H, I).
+        fed: columns of the bottom layer's input weight for the previous output, (G H, H); None without input feeding.
+        query: weight that computes queries from the bottom layer's state, (A, H); None if ``top`` computes them, or if
+            states are queries.
+        top: weight of the product with the top layer's state: rows for queries, then rows for the output,
+            (asked + H, H).
+        top_bias: bias of that product, zero for the queries, (asked + H,).
+        asked: number of rows of ``top`` that compute queries, A or 0.
+        values: weight of the product with the context for the output, (H, E).
+        contexts: True if the bottom layer attends and the upper layers read its context.
     """
 
     word: Matrix
     fed: Matrix | None
     query: Tensor | None
-    own: Tensor
-    own_bias: Tensor
+    top: Tensor
+    top_bias: Tensor
     asked: int
     values: Tensor
     contexts: bool
@@ -44,8 +45,8 @@ class SearchWeights(NamedTuple):
         """Derives the weights.
 
         Args:
-            decoder: Decoder of a model whose layers have one input weight each.
-            query: (A, H) the attention's query weight, or a multiple of it; None: states are queries.
+            decoder: decoder whose layers have one input weight each.
+            query: query weight of the attention, or a multiple of it, (A, H); None: states are queries.
         """
         config = decoder.config
         bottom = weights_of(decoder.layers)[0].input
@@ -53,15 +54,15 @@ class SearchWeights(NamedTuple):
         width = read - config.size if config.input_feeding else read
         contexts = not config.input_feeding and config.layers > 1
         weight, bias = decoder.combine.weight.detach(), decoder.combine.bias.detach()
-        own, asked = weight[:, : config.size], 0
+        top, asked = weight[:, : config.size], 0
         if query is not None and not contexts:
             query, asked = query.detach(), len(query)
-            own, bias = torch.cat([query, own]), torch.cat([bias.new_zeros(asked), bias])
+            top, bias = torch.cat([query, top]), torch.cat([bias.new_zeros(asked), bias])
         return cls(
             columns(bottom, 0, width),
             columns(bottom, width, read) if config.input_feeding else None,
             query.detach() if query is not None and contexts else None,
-            own,
+            top,
             bias,
             asked,
             weight[:, config.size :],

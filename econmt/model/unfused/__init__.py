@@ -1,1 +1,1 @@
-"""Modules for Sockeye's options that no fused operation has, computed step by step."""
+"""Layers for options that no fused operation supports, computed one time step at a time in PyTorch."""

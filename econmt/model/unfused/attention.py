@@ -1,4 +1,4 @@
-"""Attention a step at a time in plain PyTorch: types, inputs and weights that no fused operation has.
+"""Attention of one target position at a time in PyTorch, with types and inputs that no fused operation supports.
 
 Shapes: B rows, S source positions, A attention size, H decoder size, I embedding size, E encoder size, C coverage.
 """
@@ -28,12 +28,12 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def sparsemax(scores: Tensor) -> Tensor:
-    """The point of the simplex nearest to scores (..., S), in the last axis (Martins and Astudillo, 2016).
+    """Projects scores (..., S) onto the simplex, along the last axis (Martins and Astudillo, 2016).
 
-    Masked scores are the least finite number. Differentiable almost everywhere: the gradient is that of the weights
-    above 0, less its mean over them.
+    Masked scores must be the smallest finite number. Differentiable almost everywhere: the gradient of the weights
+    above 0, minus its mean over them.
     """
-    # Moved so that the largest is 0, of which no sum overflows; nothing below -1 has a weight.
+    # Shifted so that the largest score is 0 and sums do not overflow; scores below -1 have weight 0.
     scores = (scores - scores.amax(-1, keepdim=True).detach()).clamp(min=-2.0)
     ordered = scores.sort(-1, descending=True).values
     total = ordered.cumsum(-1)
@@ -44,14 +44,14 @@ def sparsemax(scores: Tensor) -> Tensor:
 
 
 class CoverageLayer(nn.Module):
-    """Coverage (B, S, C): how much each source position was attended to, and its share of the attention's scores.
+    """Coverage (B, S, C): the attention that each source position got so far, an input of the attention scores.
 
-    Count: C_t = C_{t-1} + a_t. Fertility: C_t = C_{t-1} + a_t / (N sigmoid(u . v_s)), N the largest fertility (Tu et
-    al., 2016, equations 8 and 9). Activations: C_t = f(W [C_{t-1}; a_t; v_s; h_t] + b), and gru: a GRU of state C that
-    reads [a_t; v_s; h_t] (their equation 6).
+    count: C_t = C_{t-1} + a_t. fertility: C_t = C_{t-1} + a_t / (N sigmoid(u . v_s)) with N the largest fertility (Tu
+    et al., 2016, equations 8 and 9). Activations: C_t = f(W [C_{t-1}; a_t; v_s; h_t] + b). gru: a GRU with state C and
+    inputs [a_t; v_s; h_t] (their equation 6).
 
     Args:
-        config: of the recipe.
+        config: coverage section of the recipe.
         attention_size, encoder_size, decoder_size: A, E, H.
     """
 
@@ -69,15 +69,15 @@ class CoverageLayer(nn.Module):
         )
 
     def first(self, values: Tensor) -> Tensor:
-        """The coverage (B, S, C) before the first step, zero."""
+        """Returns the coverage before the first step: zeros, (B, S, C)."""
         return values.new_zeros(*values.shape[:2], self.width, dtype=accumulate_dtype(values.dtype))
 
     def forward(self, coverage: Tensor, weights: Tensor, values: Tensor, states: Tensor) -> Tensor:
-        """The coverage after a step.
+        """Computes the coverage after a step.
 
         Args:
-            coverage: (B, S, C) before it. weights: (B, S) of its attention. values: (B, S, E).
-            states: (B, H) that asked.
+            coverage: coverage before the step, (B, S, C). weights: attention weights of the step, (B, S).
+            values: (B, S, E). states: decoder states, (B, H).
         """
         weights = weights.to(coverage.dtype).unsqueeze(2)
         if self.read is None:
@@ -100,17 +100,17 @@ class CoverageLayer(nn.Module):
         return torch.lerp(new, coverage, update)
 
     def initialize(self, init: recipe.Initialization) -> None:
-        """Draw first values of all parameters."""
+        """Draws initial values of all parameters."""
         for part in (self.key, self.read, self.recur):
             if part is not None:
                 initialize_linear(part, init)
 
 
 class UnfusedAttention(Attention):
-    """Attention of one decoder state a row, of every type.
+    """Attention of one decoder state per row, of any type.
 
-    mhdot: in each of several parts of q = W_q s and k = W_k v_s, softmax of q . k / sqrt(A / heads) weighs that part of
-    W_v v_s; the weights told are the mean over heads. location: softmax of W_q s, a score for each position.
+    mhdot: q = W_q s, k = W_k v_s and W_v v_s are divided into heads; in each, softmax(q . k / sqrt(A / heads)) weights
+    the values. The returned weights are the mean over heads. location: softmax of W_q s, one score per position.
 
     Args:
         config, encoder_size, decoder_size: see :class:`econmt.model.attention.Attention`.
@@ -120,13 +120,13 @@ class UnfusedAttention(Attention):
     def __init__(
         self, config: recipe.AttentionSection, encoder_size: int, decoder_size: int, word_size: int
     ) -> None:
-        asks = decoder_size + (word_size if config.use_prev_word else 0)
-        super().__init__(config, encoder_size, asks)
+        query_inputs = decoder_size + (word_size if config.use_prev_word else 0)
+        super().__init__(config, encoder_size, query_inputs)
         self.config = config
         self.value: nn.Linear | None = None
         self.coverage: CoverageLayer | None = None
         if config.type in ("mhdot", "location"):
-            self.query = nn.Parameter(torch.empty(config.size, asks))
+            self.query = nn.Parameter(torch.empty(config.size, query_inputs))
         if config.type == "mhdot":
             self.key = nn.Linear(encoder_size, config.size, bias=False)
             self.value = nn.Linear(encoder_size, encoder_size, bias=False)
@@ -147,33 +147,33 @@ class UnfusedAttention(Attention):
         lengths: Tensor,
         coverage: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Look at the source from a decoder state a row.
+        """Computes the attention of one decoder state per row.
 
         Args:
-            states: (B, H). words: (B, I) embeddings of the words before. keys: (B, S, .). values: (B, S, E).
-            lengths: (B,). coverage: (B, S, C), or None without.
+            states: (B, H). words: embeddings of the previous words, (B, I). keys: (B, S, .). values: (B, S, E).
+            lengths: source lengths, (B,). coverage: (B, S, C), or None without coverage.
 
         Returns:
-            The contexts (B, E), the weights (B, S) and the coverage after the step.
+            Contexts (B, E), weights (B, S), and the coverage after the step.
         """
         query = torch.cat([states, words.to(states.dtype)], dim=1) if self.config.use_prev_word else states
         padding = padding_mask(lengths, values.shape[1], values.device)
         heads = self.config.mhdot_heads if self.config.type == "mhdot" else 1
-        # (B, heads, S): additions of many values in float32 at least, also where products are in bfloat16.
+        # Sums over many values need at least float32, also if products are in bfloat16.
         with torch.autocast(values.device.type, enabled=False):
             weights = self._weights(query, keys, padding, coverage, heads)
             parts = values.view(*values.shape[:2], heads, -1).to(weights.dtype)
             contexts = torch.einsum("bhs,bshe->bhe", weights, parts).flatten(1)
-        told = weights.mean(1)
+        mean_weights = weights.mean(1)
         if self.coverage is not None:
             assert coverage is not None
-            coverage = self.coverage(coverage, told, values, states)
-        return contexts.to(values.dtype), told, coverage
+            coverage = self.coverage(coverage, mean_weights, values, states)
+        return contexts.to(values.dtype), mean_weights, coverage
 
     def _weights(
         self, query: Tensor, keys: Tensor, padding: Tensor, coverage: Tensor | None, heads: int
     ) -> Tensor:
-        """(B, heads, S), in the accumulate type."""
+        """Computes the weights of each head, (B, heads, S), in the accumulate type."""
         exact = accumulate_dtype(query.dtype)
         positions = padding.shape[1]
         if self.config.type == "fixed":
@@ -197,7 +197,7 @@ class UnfusedAttention(Attention):
         return sparsemax(scores) if self.config.function == "sparsemax" else torch.softmax(scores, dim=-1)
 
     def _compared(self, query: Tensor, keys: Tensor, coverage: Tensor | None) -> Tensor:
-        """Scores (B, S) of the additive comparison."""
+        """Computes additive scores (B, S)."""
         assert self.score is not None
         hidden = query[:, None] + keys
         if self.coverage is not None:

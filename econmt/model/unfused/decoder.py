@@ -1,4 +1,4 @@
-"""The decoder with input feeding that walks step by step in plain PyTorch, with what no fused operation has.
+"""Decoder with input feeding, one step at a time in PyTorch, for options that no fused operation supports.
 
 Shapes: R rows, T target positions, S source positions, I embedding size, H decoder size, E encoder size.
 """
@@ -17,7 +17,7 @@ from econmt.model.decoder import Decoder, Memory, Recurrent
 from econmt.model.implementations import Implementations
 from econmt.model.layers import RecurrentLayer, initialize_linear
 from econmt.model.unfused.attention import UnfusedAttention
-from econmt.model.unfused.layers import Masks, StepDropout, UnfusedLayer, stepped
+from econmt.model.unfused.layers import Masks, StepDropout, UnfusedLayer, run_step
 from econmt_ops.cells.attention import LAYER_NORM_EPSILON
 from econmt_ops.core.dropout import Seed, apply_dropout, layer_keep_masks
 from econmt_ops.core.repeated import Inputs, expanded
@@ -26,7 +26,7 @@ from econmt_ops.core.weights import State
 
 
 class ContextGate(nn.Linear):
-    """Context gate between state and context in the argument of tanh (Tu et al., 2017, section 3.2, both).
+    """Gate between state and context in the argument of tanh (Tu et al., 2017, section 3.2, "both").
 
     z = sigmoid(W [h; context] + b), then z * (W_h h + b_h) + (1 - z) * (W_c context + b_c).
 
@@ -47,16 +47,16 @@ class ContextGate(nn.Linear):
 
 
 class UnfusedDecoder(Decoder):
-    """Reads [inputs_t ; o_{t-1}], as :class:`econmt.model.decoder.InputFeedingDecoder`, whatever the options.
+    """Decoder with input feeding as :class:`econmt.model.decoder.InputFeedingDecoder`, with all options.
 
     Args:
         model: the recipe's section.
-        dropout: of it.
     """
 
-    steps = True
+    is_unfused = True
 
-    def __init__(self, model: recipe.Model, dropout: recipe.Dropout) -> None:
+    def __init__(self, model: recipe.Model) -> None:
+        dropout = model.dropouts
         self._model, self._within = model, StepDropout.of(dropout)
         super().__init__(model.decoder, model.attention, model.embedding, model.encoder.size, dropout)
         vectors = len(self.cell.cell.states) * model.decoder.layers
@@ -94,12 +94,12 @@ class UnfusedDecoder(Decoder):
         return [input_size + self.config.size] + [upper] * (self.config.layers - 1)
 
     def draw_seeds(self) -> tuple[Seed | None, ...]:
-        """See :meth:`Decoder.draw_seeds`: one for what upper layers read; those within steps are drawn by layers."""
+        """See :meth:`Decoder.draw_seeds`; one seed for inputs of upper layers. Layers draw seeds within steps."""
         return (self.dropout.draw(),)
 
-    def start_vectors(self, made: Tensor) -> Tensor:
+    def start_vectors(self, projected: Tensor) -> Tensor:
         """See :class:`Decoder`."""
-        vectors = made.view(len(made), -1, self.config.size)
+        vectors = projected.view(len(projected), -1, self.config.size)
         if self.start_gain is not None and self.start_shift is not None:
             normal = functional.layer_norm(vectors, vectors.shape[-1:], eps=LAYER_NORM_EPSILON)
             vectors = normal * self.start_gain.to(normal.dtype) + self.start_shift.to(normal.dtype)
@@ -116,7 +116,7 @@ class UnfusedDecoder(Decoder):
         implementations: Implementations,
         seeds: tuple[Seed | None, ...] | None = None,
     ) -> tuple[Tensor, Tensor, Recurrent]:
-        """See :meth:`Decoder.forward`; a step that is computed again keeps its states and no more."""
+        """See :meth:`Decoder.forward`; with recomputation, autograd keeps only the state before each step."""
         words = expanded(inputs)
         rows, steps, _ = words.shape
         (seed,) = self.draw_seeds() if seeds is None else seeds
@@ -135,13 +135,13 @@ class UnfusedDecoder(Decoder):
         recompute, parameters = implementations.recomputes("decoder"), list(self.parameters())
         outputs, alignments = [], []
         current = _flat(self._begun(state, memory))
-        for place in range(steps):
+        for position in range(steps):
             masks = [
                 (
-                    None if mask is None else mask[:, place if mask.shape[1] > 1 else 0],
-                    None if own is None else own.at(place),
+                    None if mask is None else mask[:, position if mask.shape[1] > 1 else 0],
+                    None if layer_masks is None else layer_masks.at(position),
                 )
-                for mask, own in zip(between, within, strict=True)
+                for mask, layer_masks in zip(between, within, strict=True)
             ]
 
             def step(
@@ -155,8 +155,8 @@ class UnfusedDecoder(Decoder):
                 weights, after = self.step(word, source, self._unflat(before), masks)
                 return (weights, *_flat(after))
 
-            given = (words[:, place], memory.keys, memory.values, *current)
-            weights, *current = stepped(step, recompute, parameters, given)
+            tensors = (words[:, position], memory.keys, memory.values, *current)
+            weights, *current = run_step(step, recompute, parameters, tensors)
             alignments.append(weights)
             outputs.append(self._unflat(current).output)
         return torch.stack(outputs, 1), torch.stack(alignments, 1), self._unflat(current)
@@ -168,14 +168,14 @@ class UnfusedDecoder(Decoder):
         state: Recurrent,
         masks: list[tuple[Tensor | None, Masks | None]] | None = None,
     ) -> tuple[Tensor, Recurrent]:
-        """Read a word a row.
+        """Computes one step.
 
         Args:
-            words: (R, I) embeddings. memory: of the source of each row. state: where the rows stand.
-            masks: for each layer what is kept of its inputs, and within its step; None: nothing is dropped.
+            words: embeddings of the previous words, (R, I). memory: source of each row. state: state before the step.
+            masks: for each layer, the dropout mask of its inputs and the masks within its step; None: no dropout.
 
         Returns:
-            The attention (R, S) and the state after the step.
+            Attention (R, S) and the state after the step.
         """
         state = self._begun(state, memory)
         early = self.config.attention_in_upper_layers
@@ -183,27 +183,29 @@ class UnfusedDecoder(Decoder):
         states, below = [], torch.cat([words, state.output.to(words.dtype)], dim=1)
         context: Tensor | None = None
         for number, layer in enumerate(self._layers):
-            keep, own = (None, None) if masks is None else masks[number]
+            keep, layer_masks = (None, None) if masks is None else masks[number]
             below = apply_dropout(below, keep, self.dropout.probability)
             read = (
                 below
                 if number == 0 or context is None
                 else torch.cat([below, context.to(below.dtype)], dim=1)
             )
-            h, c = layer.step(layer.shares(read), cast(tuple[Tensor, Tensor], state.layers[number]), own)
+            h, c = layer.step(
+                layer.shares(read), cast(tuple[Tensor, Tensor], state.layers[number]), layer_masks
+            )
             states.append((h, c))
             above = h
             if self.config.residual and number + 1 >= self.config.first_residual_layer:
                 above = h + (words.to(h.dtype) if number == 0 else below.to(h.dtype))
             below = above
             if context is None and (early or number == len(self.layers) - 1):
-                context, weights, coverage = self._look(below, words, memory, coverage)
+                context, weights, coverage = self._attend(below, words, memory, coverage)
         assert context is not None
         combined = self.combine(torch.cat([below, context.to(below.dtype)], dim=1))
         output = torch.tanh(combined if self.norm is None else self.norm(combined)).to(combined.dtype)
         return weights, Recurrent(tuple(states), output, () if coverage is None else (coverage,))
 
-    def _look(
+    def _attend(
         self, states: Tensor, words: Tensor, memory: Memory, coverage: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         assert isinstance(self.attention, UnfusedAttention)
@@ -211,7 +213,7 @@ class UnfusedDecoder(Decoder):
             return self.attention.step(states, words, *memory, coverage)
 
     def _begun(self, state: Recurrent, memory: Memory) -> Recurrent:
-        """A state with coverage, which is made when it is first needed."""
+        """Adds the initial coverage to a state that lacks it."""
         assert isinstance(self.attention, UnfusedAttention)
         if self.attention.coverage is None or state.extra:
             return state
@@ -222,14 +224,14 @@ class UnfusedDecoder(Decoder):
         return [cast(UnfusedLayer, layer) for layer in self.layers]
 
     def _unflat(self, parts: tuple[Tensor, ...] | list[Tensor]) -> Recurrent:
-        """The state that :func:`_flat` was given."""
+        """Converts the tensors of :func:`_flat` back to a state."""
         output, *rest = parts
         count = 2 * len(self.layers)
         layers: State = tuple((rest[number], rest[number + 1]) for number in range(0, count, 2))
         return Recurrent(layers, output, tuple(rest[count:]))
 
     def initialize(self, init: recipe.Initialization) -> None:
-        """See :class:`Decoder`; normalisations and LHUC begin with factors of 1."""
+        """See :class:`Decoder`; normalisation and LHUC start with factors of 1."""
         super().initialize(init)
         if isinstance(self.combine, ContextGate):
             initialize_linear(self.combine.of_state, init)
@@ -237,5 +239,5 @@ class UnfusedDecoder(Decoder):
 
 
 def _flat(state: Recurrent) -> list[Tensor]:
-    """A state as a list of tensors."""
+    """Returns the tensors of a state as a list."""
     return [state.output, *(part for parts in state.layers for part in parts), *state.extra]

@@ -1,4 +1,4 @@
-"""The encoder whose layers walk step by step."""
+"""Encoder whose layers compute one time step at a time."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from econmt_ops.core.repeated import Inputs, expanded
 
 
 class UnfusedEncoder(Encoder):
-    """Encoder with residual sums from any layer on, dropout within steps, zoneout, and LHUC.
+    """Encoder with residual connections from any layer on, dropout within steps, zoneout and LHUC.
 
     Args:
         config, input_size, dropout: see :class:`Encoder`.
-        lhuc: whether units are scaled.
+        lhuc: True if units are scaled by learnt factors.
     """
 
     def __init__(
@@ -45,16 +45,16 @@ class UnfusedEncoder(Encoder):
         last = outputs
         for number, directions in enumerate(self._layers()):
             below = outputs if number == 0 else self.dropout(outputs)
-            found = [
+            results = [
                 layer(below, lengths, reverse=reverse, recompute=recompute) for layer, reverse in directions
             ]
-            outputs, last = (torch.cat(parts, dim=-1) for parts in zip(*found, strict=True))
+            outputs, last = (torch.cat(parts, dim=-1) for parts in zip(*results, strict=True))
             if self.config.residual and number + 1 >= self.config.first_residual_layer:
                 outputs = outputs + below
         return self.dropout(outputs), last
 
     def _layers(self) -> list[list[tuple[nn.Module, bool]]]:
-        """Each layer's directions, and whether they read from the end, bottom first."""
+        """Returns the directions of each layer, bottom first, each with True if it reads from the end."""
         both = zip(self.forward_layers, self.backward_layers, strict=True)
-        found: list[list[tuple[nn.Module, bool]]] = [[(ahead, False), (back, True)] for ahead, back in both]
-        return found + [[(layer, self.config.reverse_input)] for layer in self.upper_layers]
+        layers: list[list[tuple[nn.Module, bool]]] = [[(ahead, False), (back, True)] for ahead, back in both]
+        return layers + [[(layer, self.config.reverse_input)] for layer in self.upper_layers]

@@ -1,6 +1,6 @@
-"""LSTM layers a step at a time in plain PyTorch, with what no fused operation has.
+"""LSTM layers that compute one time step at a time, with dropout within steps, zoneout and LHUC.
 
-Dropout of states and of what a step adds to the cell, zoneout, and LHUC. Shapes: B batch, T positions, H hidden size.
+Shapes: B batch, T positions, I input size, H hidden size.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LSTMState = tuple[Tensor, Tensor]
 
 
 class StepDropout(NamedTuple):
-    """Probabilities of what is dropped within the steps of a layer: see the recipe's section."""
+    """Dropout and zoneout probabilities within the steps of a layer, as in a recipe's ``model.dropout``."""
 
     states: float
     recurrent: float
@@ -37,7 +37,7 @@ class StepDropout(NamedTuple):
         return cls(*(getattr(dropout, name) for name in cls._fields))
 
     def draw(self) -> tuple[Seed | None, ...]:
-        """Seeds for a forward pass over a layer; None where nothing is dropped."""
+        """Draws the seeds of a forward pass over a layer; None where nothing is dropped."""
         return tuple(draw_seed() if probability > 0.0 else None for probability in self)
 
     def masks(
@@ -54,7 +54,7 @@ class StepDropout(NamedTuple):
 
 
 class Masks(NamedTuple):
-    """See :meth:`StepDropout.masks`; None: nothing is dropped."""
+    """Masks of the steps of a layer from :meth:`StepDropout.masks`; None where nothing is dropped."""
 
     states: Tensor | None = None
     recurrent: Tensor | None = None
@@ -74,16 +74,16 @@ def lstm_step(
     masks: Masks | None,
     lhuc: Tensor | None = None,
 ) -> LSTMState:
-    """One step of an LSTM layer, gates in the order i, f, g, o.
+    """Computes one step of an LSTM layer, gates in the order i, f, g, o.
 
     Args:
-        shares: (B, 4H) what the layer reads adds to the gates, bias included. hidden: (4H, H).
-        state: before the step.
-        dropout: probabilities. masks: of this step; None: not in training, zoneout gives expected states.
-        lhuc: (H,) of which units are scaled by twice the sigmoid; None: they are not.
+        shares: share of the inputs in the pre-activations, including the bias, (B, 4H). hidden: (4H, H).
+        state: state before the step.
+        dropout: probabilities. masks: masks of this step; None: evaluation, where zoneout gives expected states.
+        lhuc: logits of unit scales, which are twice their sigmoid, (H,); None: no scaling.
 
     Returns:
-        h, in the type of products, and c, after the step.
+        h, in the type of products, and c after the step.
     """
     before, c_before = state
     read = before if masks is None else apply_dropout(before, masks.states, dropout.states)
@@ -103,7 +103,7 @@ def lstm_step(
 
 
 def _zoned_out(after: Tensor, before: Tensor, probability: float, keep: Tensor | None) -> Tensor:
-    """Values after a step, of which some stay as before: by a mask, else by the share that is expected to."""
+    """Applies zoneout: keeps old values by a mask, or without one interpolates with the probability."""
     if probability == 0.0:
         return after
     if keep is not None:
@@ -112,76 +112,74 @@ def _zoned_out(after: Tensor, before: Tensor, probability: float, keep: Tensor |
 
 
 Step = Callable[..., tuple[Tensor, ...]]
-"""A step of anything: tensors to tensors."""
+"""Function from tensors to tensors that computes a step."""
 
 
 class _Recomputed(torch.autograd.Function):
-    """A step that keeps what it gets for the backward pass, and is computed again there.
+    """Step of which autograd keeps only the inputs, and which the backward pass computes again.
 
-    As `torch.utils.checkpoint`, which loads torch's compiler when it is first called: seconds, and 70 MB.
+    Used instead of ``torch.utils.checkpoint``, whose first call loads torch's compiler: seconds, and 70 MB.
     """
 
     @staticmethod
     def forward(
         ctx: Any, step: Step, parameters: tuple[Tensor, ...], count: int, *tensors: Tensor
     ) -> tuple[Tensor, ...]:
-        given = tensors[:count]
-        ctx.save_for_backward(*given)
+        inputs = tensors[:count]
+        ctx.save_for_backward(*inputs)
         ctx.step, ctx.parameters = step, parameters
-        kind = given[0].device.type
+        kind = inputs[0].device.type
         ctx.autocast = kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
-        return step(*given)
+        return step(*inputs)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        wanted = ctx.needs_input_grad[3:]
+        needed = ctx.needs_input_grad[3:]
         kind, dtype, enabled = ctx.autocast
-        given = [
-            part.detach().requires_grad_(needed)
-            for part, needed in zip(ctx.saved_tensors, wanted, strict=False)
+        inputs = [
+            part.detach().requires_grad_(needs)
+            for part, needs in zip(ctx.saved_tensors, needed, strict=False)
         ]
         with torch.enable_grad(), torch.autocast(kind, dtype=dtype, enabled=enabled):
-            made = ctx.step(*given)
+            outputs = ctx.step(*inputs)
         pairs = [
             (part, gradient)
-            for part, gradient in zip(made, gradients, strict=True)
+            for part, gradient in zip(outputs, gradients, strict=True)
             if gradient is not None and part.requires_grad
         ]
-        sources = [part for part, needed in zip((*given, *ctx.parameters), wanted, strict=True) if needed]
-        found = iter(
+        sources = [part for part, needs in zip((*inputs, *ctx.parameters), needed, strict=True) if needs]
+        results = iter(
             torch.autograd.grad(
                 [part for part, _ in pairs], sources, [gradient for _, gradient in pairs], allow_unused=True
             )
         )
-        return (None, None, None, *(next(found) if needed else None for needed in wanted))
+        return (None, None, None, *(next(results) if needs else None for needs in needed))
 
 
-def stepped(
+def run_step(
     step: Step, recompute: bool, parameters: Iterable[Tensor], tensors: Sequence[Tensor]
 ) -> tuple[Tensor, ...]:
-    """Calls a step, which keeps what it gets for the backward pass and nothing else if ``recompute``.
+    """Calls a step; if ``recompute``, autograd keeps only its input tensors and computes it again.
 
     Args:
-        step: differentiable in its tensors and in the parameters; it draws nothing.
-        recompute: see above.
-        parameters: that it reads.
-        tensors: that it is given.
+        step: function that is differentiable in its tensors and in the parameters, and draws no random numbers.
+        recompute: True recomputes the step in the backward pass.
+        parameters: parameters that the step reads. tensors: its arguments.
     """
     if not (recompute and torch.is_grad_enabled()):
         return step(*tensors)
     read = tuple(parameters)
-    found: tuple[Tensor, ...] = _Recomputed.apply(step, read, len(tensors), *tensors, *read)  # type: ignore[no-untyped-call]
-    return found
+    outputs: tuple[Tensor, ...] = _Recomputed.apply(step, read, len(tensors), *tensors, *read)  # type: ignore[no-untyped-call]
+    return outputs
 
 
 class UnfusedLayer(LSTMLayer):
-    """An LSTM layer that walks step by step.
+    """LSTM layer that computes one time step at a time.
 
     Args:
-        input_size, hidden_size: widths.
-        dropout: within steps.
-        lhuc: whether its units are scaled.
+        input_size, hidden_size: I, H. dropout: probabilities within steps.
+        lhuc: True if units are scaled by learnt factors, which start at 1.
     """
 
     def __init__(self, input_size: int, hidden_size: int, dropout: StepDropout, *, lhuc: bool) -> None:
@@ -189,14 +187,8 @@ class UnfusedLayer(LSTMLayer):
         self.step_dropout = dropout
         self.lhuc = nn.Parameter(torch.zeros(hidden_size)) if lhuc else None
 
-    def initialize(self, init: recipe.Initialization) -> None:
-        """See :class:`econmt.model.layers.RecurrentLayer`; LHUC begins with factors of 1."""
-        super().initialize(init)
-        if self.lhuc is not None:
-            nn.init.zeros_(self.lhuc)
-
     def draw_masks(self, rows: int, steps: int, device: torch.device) -> Masks | None:
-        """Draws the masks of a batch's steps; None outside of training."""
+        """Draws the masks of all steps of a batch; None in evaluation mode."""
         if not self.training:
             return None
         size = self.bias.shape[0] // 4
@@ -208,19 +200,19 @@ class UnfusedLayer(LSTMLayer):
         return lstm_step(shares, self.hidden, state, self.step_dropout, masks, self.lhuc)
 
     def shares(self, inputs: Tensor) -> Tensor:
-        """Computes the share of inputs (..., I) in the gates, with the bias."""
+        """Computes the share of inputs (..., I) in the pre-activations, including the bias."""
         assert isinstance(self.input, nn.Parameter)
         return functional.linear(inputs, self.input, self.bias)
 
     def forward(
         self, inputs: Tensor, lengths: Tensor, *, reverse: bool, recompute: bool
     ) -> tuple[Tensor, Tensor]:
-        """Walks over sentences from their beginning, or from their end.
+        """Runs the layer over a batch of sentences.
 
         Args:
-            inputs: (B, T, I). lengths: (B,) positions of each row.
-            reverse: begin at the last position of each row.
-            recompute: keep the state before each step and no more.
+            inputs: (B, T, I). lengths: (B,).
+            reverse: True starts at the last position of each row.
+            recompute: True keeps only the state before each step for the backward pass.
 
         Returns:
             Outputs (B, T, H), zero past a row's length, and h after the last step (B, H).
@@ -232,15 +224,17 @@ class UnfusedLayer(LSTMLayer):
         h = shares.new_zeros(rows, shares.shape[2] // 4)
         c = h.to(accumulate_dtype(h.dtype))
         outputs: list[Tensor] = [h] * steps
-        for place in reversed(range(steps)) if reverse else range(steps):
-            own = None if masks is None else masks.at(place)
-            there = valid[:, place, None]
+        for position in reversed(range(steps)) if reverse else range(steps):
+            step_masks = None if masks is None else masks.at(position)
+            inside = valid[:, position, None]
 
-            def step(share: Tensor, h: Tensor, c: Tensor, own: Masks | None = own) -> tuple[Tensor, ...]:
-                return self.step(share, (h, c), own)
+            def step(
+                share: Tensor, h: Tensor, c: Tensor, masks: Masks | None = step_masks
+            ) -> tuple[Tensor, ...]:
+                return self.step(share, (h, c), masks)
 
-            after, cell = stepped(step, recompute, self.parameters(), (shares[:, place], h, c))
-            # Past its end a row's state waits.
-            h, c = torch.where(there, after, h), torch.where(there, cell, c)
-            outputs[place] = torch.where(there, after, 0.0)
+            after, cell = run_step(step, recompute, self.parameters(), (shares[:, position], h, c))
+            # The state does not change at padded positions.
+            h, c = torch.where(inside, after, h), torch.where(inside, cell, c)
+            outputs[position] = torch.where(inside, after, 0.0)
         return torch.stack(outputs, dim=1), h

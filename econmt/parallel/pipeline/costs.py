@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from econmt.engine.devices import shortest_seconds
 from econmt.engine.precision import Precision
 from econmt.model import Implementations, TranslationModel
 from econmt.model.decoder import ParallelDecoder
 from econmt.model.language_model import LanguageModel
 from econmt.model.layers import RecurrentLayer
 from econmt.parallel.pipeline.language_model import divide_language_model
-from econmt.parallel.pipeline.partition import Division, Link, Piece, divide
+from econmt.parallel.pipeline.partition import Link, Piece, divide
 from econmt.parallel.pipeline.stages import Stages
 from econmt.parallel.pipeline.step import Divided
 from econmt.parallel.pipeline.translation import StagePlacement, divide_translation
 from econmt.tasks.protocol import Shape
 from econmt_ops.dispatch.capture import Capturer
 from econmt_ops.dispatch.rule import MODE, rules_only
-from econmt_ops.dispatch.timing import synchronizer
 from econmt_ops.lstm.chunked import ChunkedLSTM
 
 _REPEATS = 3
@@ -45,6 +44,28 @@ class PipelinePlan(NamedTuple):
     note: str
 
 
+class _Stack(NamedTuple):
+    """Recurrent layers that a pipeline divides, bottom first, with the options of their op and their time steps."""
+
+    name: str
+    layers: nn.ModuleList
+    options: dict[str, Any]
+    steps: int
+
+
+def _stacks(model: nn.Module, shape: Shape, implementations: Implementations) -> list[_Stack]:
+    """Returns the stacks of a model for batches of a shape; one may be empty."""
+    if isinstance(model, LanguageModel):
+        return [_Stack("", model.layers, implementations.recurrent("encoder"), shape.target)]
+    assert isinstance(model, TranslationModel)
+    upper = model.encoder.upper_layers
+    stacks = [_Stack("encoder: ", upper, implementations.recurrent("encoder"), shape.source)]
+    if isinstance(model.decoder, ParallelDecoder):
+        layers = model.decoder.layers
+        stacks.append(_Stack("decoder: ", layers, implementations.recurrent("decoder"), shape.target))
+    return stacks
+
+
 def plan_pipeline(
     model: nn.Module,
     stages: int,
@@ -62,9 +83,9 @@ def plan_pipeline(
         link: Link between two stages.
         precision, implementations: Those of the run.
     """
-    return _planned(
-        model, stages, shape, link, implementations, _LayerTimer(model, shape.rows, precision).pieces
-    )
+    stacks = _stacks(model, shape, implementations)
+    timer = _LayerTimer(model, shape.rows, precision)
+    return _planned(model, stages, link, [(stack, timer.pieces(stack)) for stack in stacks])
 
 
 def plan_by_weights(model: nn.Module, stages: int, shape: Shape) -> PipelinePlan:
@@ -75,60 +96,36 @@ def plan_by_weights(model: nn.Module, stages: int, shape: Shape) -> PipelinePlan
     Args:
         model, stages, shape: See :func:`plan_pipeline`.
     """
-    return _planned(model, stages, shape, Link(0.0, 0.0), Implementations(), _by_weights)
+    stacks = _stacks(model, shape, Implementations())
+    return _planned(model, stages, Link(0.0, 0.0), [(stack, _pieces_by_weights(stack)) for stack in stacks])
 
 
-Pieces = Callable[[nn.ModuleList, dict[str, Any], int], list[Piece]]
-"""Returns the costs of a stack's layers, bottom first, from the layers, the op's options and the number of steps."""
-
-
-def _by_weights(layers: nn.ModuleList, _how: dict[str, Any], _steps: int) -> list[Piece]:
-    sizes = [float(sum(part.numel() for part in layer.parameters())) for layer in layers]
+def _pieces_by_weights(stack: _Stack) -> list[Piece]:
+    sizes = [float(sum(part.numel() for part in layer.parameters())) for layer in stack.layers]
     return [Piece(f"layer {number}", size, size, 0.0) for number, size in enumerate(sizes)]
 
 
 def _planned(
-    model: nn.Module,
-    stages: int,
-    shape: Shape,
-    link: Link,
-    implementations: Implementations,
-    pieces_of: Pieces,
+    model: nn.Module, stages: int, link: Link, stacks: Sequence[tuple[_Stack, list[Piece]]]
 ) -> PipelinePlan:
-    if isinstance(model, LanguageModel):
-        options = implementations.for_encoder()
-        pieces = pieces_of(model.layers, options, shape.target)
-        division = divide(pieces, stages, shape.target, link)
-        return PipelinePlan(
-            [[*division.homes]], [division.chunks], _note([division.text(pieces)], [division])
-        )
-    assert isinstance(model, TranslationModel)
-    encoder, decoder = model.encoder, model.decoder
-    upper = pieces_of(encoder.upper_layers, implementations.for_encoder(), shape.source)
-    source = divide(upper, stages, shape.source, link)
-    pairs = [0, min(1, stages - 1)] * len(encoder.forward_layers)
-    texts = [f"encoder: {source.text(upper)}"] if upper else []
-    if not isinstance(decoder, ParallelDecoder):
-        last = [stages - 1] * len(decoder.layers)
-        texts.append(f"decoder with input feeding on rank {last[0]}")
-        return PipelinePlan([pairs, [*source.homes], last], [source.chunks, 1], _note(texts, [source]))
-    lower = pieces_of(decoder.layers, implementations.for_decoder(), shape.target)
-    target = divide(lower, stages, shape.target, link)
-    texts.append(f"decoder: {target.text(lower)}")
-    homes = [pairs, [*source.homes], [*target.homes]]
-    return PipelinePlan(homes, [source.chunks, target.chunks], _note(texts, [source, target]))
-
-
-def _note(texts: Sequence[str], divisions: Sequence[Division]) -> str:
-    alone, together = (
-        sum(getattr(division, name) for division in divisions) for name in ("alone", "seconds")
-    )
-    gain = (
-        f"; these layers are predicted to run {alone / together:.2f} times as fast as on one rank"
-        if together
-        else ""
-    )
-    return f"pipeline: {'; '.join(texts)}{gain}"
+    """Divides stacks, each with the costs of its layers."""
+    divisions = [divide(pieces, stages, stack.steps, link) for stack, pieces in stacks]
+    texts = [
+        f"{stack.name}{division.text(pieces)}"
+        for (stack, pieces), division in zip(stacks, divisions, strict=True)
+        if pieces
+    ]
+    homes = [[*division.homes] for division in divisions]
+    chunks = [division.chunks for division in divisions]
+    if isinstance(model, TranslationModel):
+        homes.insert(0, [0, min(1, stages - 1)] * len(model.encoder.forward_layers))
+        if len(stacks) == 1:  # input feeding does not allow to divide the decoder
+            homes.append([stages - 1] * len(model.decoder.layers))
+            chunks.append(1)
+            texts.append(f"decoder with input feeding on rank {stages - 1}")
+    alone, together = (sum(getattr(each, name) for each in divisions) for name in ("alone", "seconds"))
+    gain = f"; these layers are predicted to run {alone / (together or 1.0):.2f} times as fast as on one rank"
+    return PipelinePlan(homes, chunks, f"pipeline: {'; '.join(texts)}{gain if together else ''}")
 
 
 def divided(model: nn.Module, plan: PipelinePlan) -> Divided:
@@ -161,15 +158,9 @@ def timed_stacks(
     Returns:
         For each stack its layers, bottom first, and its time steps.
     """
-    pieces_of = _LayerTimer(model, shape.rows, precision).pieces
-    if isinstance(model, LanguageModel):
-        stacks = [(model.layers, implementations.for_encoder(), shape.target)]
-    else:
-        assert isinstance(model, TranslationModel)
-        stacks = [(model.encoder.upper_layers, implementations.for_encoder(), shape.source)]
-        if isinstance(model.decoder, ParallelDecoder):
-            stacks.append((model.decoder.layers, implementations.for_decoder(), shape.target))
-    return [(pieces_of(layers, options, steps), steps) for layers, options, steps in stacks if len(layers)]
+    timer = _LayerTimer(model, shape.rows, precision)
+    stacks = _stacks(model, shape, implementations)
+    return [(timer.pieces(stack), stack.steps) for stack in stacks if len(stack.layers)]
 
 
 def measured_link(stages: Stages, device: torch.device, size: int) -> Link:
@@ -192,7 +183,7 @@ def measured_link(stages: Stages, device: torch.device, size: int) -> Link:
                 stages.receive(tensor, 0).wait()
                 stages.send(tensor, 0).wait()
 
-        seconds.append(_seconds(round_trip, device) / 2.0)
+        seconds.append(shortest_seconds(round_trip, device, _REPEATS) / 2.0)
     return Link(seconds[0], max(0.0, seconds[1] - seconds[0]) / size)
 
 
@@ -210,16 +201,16 @@ class _LayerTimer:
         self._device = next(model.parameters()).device
         self._measured: dict[tuple[int, int, int], list[float]] = {}
 
-    def pieces(self, layers: nn.ModuleList, options: dict[str, Any], steps: int) -> list[Piece]:
-        """Returns the costs of a stack's layers over ``steps`` steps, bottom first."""
+    def pieces(self, stack: _Stack) -> list[Piece]:
+        """Returns the costs of a stack's layers, bottom first."""
         costs = []
-        for number, layer in enumerate(layers):
+        for number, layer in enumerate(stack.layers):
             assert isinstance(layer, RecurrentLayer)
             weights = layer.weights
             read, size = _widths(weights)
-            key = read, size, steps
+            key = read, size, stack.steps
             if key not in self._measured:
-                self._measured[key] = self._layer(weights, options, read, steps)
+                self._measured[key] = self._layer(weights, stack.options, read, stack.steps)
             step, chunk, once = self._measured[key]
             values = self._rows * size * self._precision.dtype.itemsize
             costs.append(Piece(f"layer {number}", step, chunk, values, once))
@@ -248,7 +239,7 @@ class _LayerTimer:
                         layer.forget()
 
             runs.append(run)
-        seconds = [_seconds(run, self._device) for run in self._replayed(runs)]
+        seconds = [shortest_seconds(run, self._device, _REPEATS) for run in self._replayed(runs)]
         once_for_all = max(0.0, seconds[2] - seconds[0])
         if steps == short:
             return [seconds[0] / steps, 0.0, once_for_all]
@@ -282,16 +273,3 @@ def _widths(weights: Any) -> tuple[int, int]:
     """Returns the input size and the hidden size of a layer."""
     matrix = weights.input
     return (matrix if isinstance(matrix, Tensor) else matrix.right).shape[1], len(weights.bias) // 4
-
-
-def _seconds(run: Callable[[], None], device: torch.device) -> float:
-    """Returns the least seconds of several calls, after one that is not counted."""
-    synchronize = synchronizer(device)
-    times = []
-    for _ in range(1 + _REPEATS):
-        synchronize()
-        began = time.perf_counter()
-        run()
-        synchronize()
-        times.append(time.perf_counter() - began)
-    return min(times[1:])

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from econmt.parallel.pipeline.boundary import Boundary
+from econmt.parallel.pipeline.plan import Boundary
 from econmt.parallel.pipeline.stages import Stages, even_rows
 from econmt_ops.core.look_up import add_look_up_gradient
 

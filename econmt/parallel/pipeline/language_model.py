@@ -15,16 +15,16 @@ from econmt.data.batching.text_batches import TextBatch
 from econmt.model import Implementations
 from econmt.model.language_model import LanguageModel, Seeds
 from econmt.model.layers import LSTMLayer
-from econmt.parallel.pipeline.dropout import ChunkedDropout
-from econmt.parallel.pipeline.embedding import LookUp, reader
-from econmt.parallel.pipeline.plan import Like, Output, PipelinePart
+from econmt.parallel.pipeline.embedding import reader
+from econmt.parallel.pipeline.parts import ChunkedDropout, Chunks, Parts
+from econmt.parallel.pipeline.plan import Like, Output
 from econmt.parallel.pipeline.step import Divided
 from econmt_ops.core.precision import compute_dtype
-from econmt_ops.lstm.chunked import ChunkedLSTM
+from econmt_ops.core.weights import AnyLSTMWeights
 
 
-class LanguageModelParts:
-    """Parts of a window's forward pass; every rank lists all of them in the same order.
+class LanguageModelParts(Parts):
+    """Parts of a window's forward pass.
 
     The embedding is on the rank of the bottom layer, dropout of the top layer's outputs on that of the top layer. Each
     layer's state is passed from chunk to chunk, and stored in the model after the last one, see
@@ -34,15 +34,8 @@ class LanguageModelParts:
         model: Model in training mode, with the values of this rank's parameters.
         batch: Window of text, on the device.
         homes: Rank of every layer, bottom first.
-        length: C; the last chunk may be shorter.
+        chunks: Largest number of chunks.
         implementations: Implementations of the ops.
-
-    Attributes:
-        parts: Parts of all ranks.
-        hidden: Output that the output layer reads, (B, T, D).
-        like: Shape and type of that output.
-        targets: Target tokens, (B, T).
-        look_ups: Look-ups of the inputs, if the embedding is tied to the output layer.
     """
 
     def __init__(
@@ -50,59 +43,46 @@ class LanguageModelParts:
         model: LanguageModel,
         batch: TextBatch,
         homes: Sequence[int],
-        length: int,
+        chunks: int,
         implementations: Implementations,
     ) -> None:
-        self._model, self._batch, self._length = model, batch, length
-        self._op_options = implementations.for_encoder()
-        self._seeds: Seeds = model.draw_seeds()
-        self._carried = model.place(len(batch.rows))
-        weight = model.embedding.weight
-        self._dtype = compute_dtype(weight)
-        self.targets = batch.targets
+        super().__init__(batch.targets)
         rows, steps = batch.inputs.shape
+        self._model, self._batch, self._chunks = model, batch, Chunks(steps, chunks)
+        self._op_options = implementations.recurrent("encoder")
+        self._seeds: Seeds = model.draw_seeds()
+        self._carried = model.state_buffer(len(batch.rows))
+        self._dtype = compute_dtype(model.embedding.weight)
         self._drop = ChunkedDropout(model.between, model.config.dropouts.variational, steps)
-        sizes = [min(length, steps - begin) for begin in range(0, steps, length)]
-        self.look_ups: list[LookUp] = []
         self._read = reader(model.embedding, model.output.weight, batch.inputs, homes[0], self.look_ups)
-        self.parts: list[PipelinePart] = [PipelinePart(homes[0], self._embed, layer="embedding")]
-        self._layers: dict[int, ChunkedLSTM] = {}
-        for layer, home in enumerate(homes):
-            begin, end = self._weights(layer)
-            self.parts.append(PipelinePart(home, begin, layer="decoder", after=end))
+        embedding = self.add(homes[0], self._embed, layer="embedding")
+        self._layers = self.add_stack(homes, self._weights, "decoder")
         states: list[tuple[Output, ...]] = [()] * len(homes)
         tops: list[Output] = []
-        for chunk, size in enumerate(sizes):
-            below: Output = (0, chunk)
+        for chunk, size in enumerate(self._chunks.sizes):
+            below: Output = (embedding, chunk)
             for layer, home in enumerate(homes):
-                number = len(self.parts)
-                run = self._layer(layer, chunk, last=chunk == len(sizes) - 1)
+                run = self._layer(layer, chunk)
                 like = Like((rows, size, model.config.size), self._dtype)
-                self.parts.append(PipelinePart(home, run, (below, *states[layer]), (like,), "decoder"))
+                number = self.add(home, run, (below, *states[layer]), [like])
                 below, states[layer] = (number, 0), ((number, 1), (number, 2))
             tops.append(below)
-        self.hidden: Output = (len(self.parts), 0)
         self.like = Like((rows, steps, model.output.in_features), self._dtype)
-        self.parts.append(PipelinePart(homes[-1], self._read_out, tuple(tops), (self.like,), "output"))
+        self.hidden = self.add(homes[-1], self._read_out, tops, [self.like], "output"), 0
 
     def _embed(self) -> Sequence[Tensor]:
         dropped = self._model.drop_inputs(self._read(), self._batch.inputs, self._seeds)
-        return torch.split(dropped, self._length, 1)
+        return torch.split(dropped, self._chunks.length, 1)
 
-    def _weights(self, layer: int) -> tuple[Callable[[], Sequence[Tensor]], Callable[[], None]]:
-        """Returns functions that prepare a layer's weights, masked once for all chunks, and finish their gradients."""
+    def _weights(self, layer: int) -> AnyLSTMWeights:
+        """Returns a layer's weights, with dropout for all chunks."""
+        if self._seeds.weights[layer] is not None:
+            return self._model.weights_of(layer, self._seeds)
+        parameters = self._model.layers[layer]
+        assert isinstance(parameters, LSTMLayer)
+        return parameters.weights
 
-        def begin() -> Sequence[Tensor]:
-            parameters = self._model.layers[layer]
-            assert isinstance(parameters, LSTMLayer)
-            drops = self._seeds.weights[layer] is not None
-            weights = self._model.weights_of(layer, self._seeds) if drops else parameters.weights
-            self._layers[layer] = ChunkedLSTM(weights)
-            return ()
-
-        return begin, lambda: self._layers[layer].backward()
-
-    def _layer(self, layer: int, chunk: int, *, last: bool) -> Callable[..., Sequence[Tensor]]:
+    def _layer(self, layer: int, chunk: int) -> Callable[..., Sequence[Tensor]]:
         """Returns a function that runs a layer on a chunk: outputs (B, C, H), h and c (B, H)."""
         seed = self._seeds.layers if layer else None
 
@@ -113,9 +93,9 @@ class LanguageModelParts:
                     self._carried.dtype
                 )
                 state = tuple(begin.unbind(0))
-            read = self._drop(below, layer, chunk * self._length, seed, layer)
+            read = self._drop(below, layer, self._chunks.begin(chunk), seed, layer)
             outputs, (h, c) = self._layers[layer](read, (state[0], state[1]), **self._op_options)
-            if last:
+            if chunk == len(self._chunks.sizes) - 1:
                 with torch.no_grad():
                     for number, part in enumerate((h, c)):
                         self._carried[number, layer].index_copy_(
@@ -147,8 +127,7 @@ def divide_language_model(model: LanguageModel, homes: Sequence[int], chunks: in
 
     def parts(batch: AnyBatch, implementations: Implementations) -> LanguageModelParts:
         assert isinstance(batch, TextBatch)
-        length = -(-batch.inputs.shape[1] // chunks)
-        return LanguageModelParts(model, batch, homes, length, implementations)
+        return LanguageModelParts(model, batch, homes, chunks, implementations)
 
     def carried() -> list[tuple[Tensor, int, Sequence[int]]]:
         return [(model.carried, 1, homes)]

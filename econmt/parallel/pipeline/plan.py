@@ -12,13 +12,14 @@ soon as its part has run. So both ends of the earliest unfinished transfer alway
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from econmt.parallel.groups import Pending
-from econmt.parallel.pipeline.boundary import Boundary
+from econmt.parallel.pipeline.stages import Stages
 from econmt_ops.core.scopes import layer
 
 Output = tuple[int, int]
@@ -50,16 +51,6 @@ class PipelinePart(NamedTuple):
     outputs: tuple[Like, ...] = ()
     layer: str = "other"
     after: Callable[[], None] | None = None
-
-
-class Exchange(Protocol):
-    """Point-to-point communication between the ranks of a pipeline."""
-
-    def send(self, tensor: Tensor, rank: int) -> Pending:
-        """Starts to send a tensor, which must not change until that is done."""
-
-    def receive(self, tensor: Tensor, rank: int) -> Pending:
-        """Starts to receive a tensor from a rank."""
 
 
 class Action(NamedTuple):
@@ -140,6 +131,41 @@ def early(actions: Sequence[Action]) -> list[Action]:
     return reordered
 
 
+class Boundary:
+    """Boundary between two autograd graphs, which may be on different ranks.
+
+    It makes a value of one graph an input of the other, and stores its gradient to be passed back.
+
+    A leaf tensor would do the same, but would copy each gradient whose memory layout differs from its value's.
+
+    Attributes:
+        gradient: Gradient of the value, once the backward pass has reached it.
+    """
+
+    def __init__(self) -> None:
+        self.gradient: Tensor | None = None
+
+    def cross(self, value: Tensor) -> Tensor:
+        """Returns the value as an input of a new graph."""
+        crossed: Tensor = _Cross.apply(value.new_empty(0).requires_grad_(), value.detach(), self)  # type: ignore[no-untyped-call]
+        return crossed
+
+
+class _Cross(torch.autograd.Function):
+    """Identity function that stores its gradient; the first argument makes autograd call the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, _anchor: Tensor, value: Tensor, boundary: Boundary) -> Tensor:
+        ctx.boundary = boundary
+        return value
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, None]:
+        ctx.boundary.gradient = gradient
+        return None, None, None
+
+
 class Walk:
     """One forward and one backward pass of this rank's parts.
 
@@ -149,16 +175,16 @@ class Walk:
     Args:
         parts: Parts of all ranks, in an order in which each follows those that it reads.
         rank: This rank.
-        exchange: Communication with the other ranks.
+        stages: Ranks of the pipeline.
         device: Device of the tensors.
     """
 
     def __init__(
-        self, parts: Sequence[PipelinePart], rank: int, exchange: Exchange, device: torch.device
+        self, parts: Sequence[PipelinePart], rank: int, stages: Stages, device: torch.device
     ) -> None:
         self._parts = parts
         self._rank = rank
-        self._exchange = exchange
+        self._stages = stages
         self._device = device
         self._values: dict[Output, Tensor] = {}
         self._inputs: dict[int, list[Boundary]] = {}
@@ -251,9 +277,9 @@ class Walk:
 
     def _send(self, tensor: Tensor, peer: int) -> None:
         message = tensor.contiguous()
-        self._sending.append((self._exchange.send(message, peer), message))
+        self._sending.append((self._stages.send(message, peer), message))
 
     def _receive(self, output: Output, peer: int) -> None:
         like = self._parts[output[0]].outputs[output[1]]
         buffer = torch.empty(like.shape, dtype=like.dtype, device=self._device)
-        self._receiving.setdefault(output, []).append((self._exchange.receive(buffer, peer), buffer))
+        self._receiving.setdefault(output, []).append((self._stages.receive(buffer, peer), buffer))

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 
-from econmt.parallel.groups import Group, Members, Pending
+from econmt.parallel.groups import Group, Pending, started
 from econmt_ops.core.gathering import Gathered
 
 
@@ -66,21 +66,17 @@ class Stages:
             elif self.rank == high:
                 self.receive(tensor, low).wait()
 
-    def of_replicas(self, watched: Callable[[], AbstractContextManager[None]]) -> Members:
+    def of_replicas(self, watched: Callable[[], AbstractContextManager[None]]) -> Group:
         """Returns the group of ranks with this stage, one per replica; ``watched``: context of their collectives."""
         return Group(self.replicas, self._data, watched)
 
     def send(self, tensor: Tensor, rank: int) -> Pending:
-        """Starts to send a tensor to a stage; see :class:`econmt.parallel.pipeline.plan.Exchange`."""
-        work = distributed.isend(tensor, self._first + rank, group=self._between(rank))
-        assert work is not None
-        return work
+        """Starts to send a tensor, which must not change until that is done, to a stage."""
+        return started(distributed.isend(tensor, self._first + rank, group=self._between(rank)))
 
     def receive(self, tensor: Tensor, rank: int) -> Pending:
-        """Starts to receive a tensor from a stage; see :class:`econmt.parallel.pipeline.plan.Exchange`."""
-        work = distributed.irecv(tensor, self._first + rank, group=self._between(rank))
-        assert work is not None
-        return work
+        """Starts to receive a tensor from a stage."""
+        return started(distributed.irecv(tensor, self._first + rank, group=self._between(rank)))
 
     def _between(self, rank: int) -> Any:
         pair = min(rank, self.rank), max(rank, self.rank)
@@ -88,7 +84,7 @@ class Stages:
 
     def gather(self, tensor: Tensor) -> Gathered:
         """Starts to gather a tensor from all stages; see :class:`econmt_ops.core.gathering.Gather`."""
-        return Gathering(tensor.contiguous(), self._group, self.size)
+        return _Gathering(tensor.contiguous(), self._group, self.size)
 
     def broadcast(self, tensor: Tensor, rank: int) -> None:
         """Copies the tensor of stage ``rank`` to every stage."""
@@ -103,17 +99,18 @@ class Stages:
         distributed.all_reduce(tensor, group=self._group)
 
 
-class Gathering:
-    """Gathering of a tensor from every stage, in progress; see :class:`econmt_ops.core.gathering.Gathered`."""
+class _Gathering:
+    """Gathering of a tensor from every stage, in progress."""
 
     def __init__(self, tensor: Tensor, group: Any, size: int) -> None:
         self._tensor = tensor  # keeps the tensor alive until it has been sent
         self._all = tensor.new_empty(size, *tensor.shape)
-        self._work = distributed.all_gather([*self._all.unbind(0)], tensor, group=group, async_op=True)
+        self._work = started(
+            distributed.all_gather([*self._all.unbind(0)], tensor, group=group, async_op=True)
+        )
 
     def wait(self) -> Tensor:
-        """Waits for and returns the tensors of all stages, (S, ...)."""
-        assert self._work is not None
+        """Returns the tensors of all stages, (S, ...)."""
         self._work.wait()
         return self._all
 

@@ -8,43 +8,25 @@ the same dropout seeds and read the same batch, so that only values between laye
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from econmt.data.batching.batch import AnyBatch
-from econmt.engine.communicator import Communicator, Reduction
+from econmt.engine.communicator import Communicator
 from econmt.engine.optimizers import load_optimizer_tensors, make_optimizer
 from econmt.engine.precision import Precision
 from econmt.engine.step import StepResult, TrainingStep, Watch
 from econmt.model import Implementations
-from econmt.model.layers import drawing_from
-from econmt.parallel.pipeline.embedding import DividedTable, LookUp
+from econmt.parallel.pipeline.embedding import DividedTable
 from econmt.parallel.pipeline.output import Slice, split_cross_entropy
-from econmt.parallel.pipeline.plan import Like, Output, PipelinePart, Walk
+from econmt.parallel.pipeline.parts import Parts
+from econmt.parallel.pipeline.plan import Walk
 from econmt.parallel.pipeline.stages import Stages, even_rows
 from econmt.parallel.reduction import BucketedReduction, travelling
 from econmt.tasks.protocol import Task
 from econmt_ops.core.scopes import layer
-
-
-class Parts(Protocol):
-    """Forward pass of a batch up to the output layer's input, identical on all ranks.
-
-    Attributes:
-        parts: Parts of all ranks.
-        hidden: Output that the output layer reads.
-        like: Shape and type of that output, (B, T, D).
-        targets: Target tokens, (B, T).
-        look_ups: Look-ups in the output layer's matrix, if an embedding is tied to it.
-    """
-
-    parts: list[PipelinePart]
-    hidden: Output
-    like: Like
-    targets: Tensor
-    look_ups: list[LookUp]
 
 
 class Divided(NamedTuple):
@@ -75,8 +57,8 @@ class PipelinedStep(TrainingStep):
         divided: Division of the model over them.
         precision: Precision of products and feature maps.
         implementations: Implementations of the ops; None: those of the recipe.
-        world: Communicator of all ranks, including those of other replicas.
-        stands_for: Device type that fake tensors represent; None: the model's device.
+        communicator: Communicator of all ranks, including those of other replicas.
+        target_device: Device type that fake tensors represent; None: the model's device.
     """
 
     def __init__(
@@ -94,17 +76,17 @@ class PipelinedStep(TrainingStep):
         self.stages, self.divided = stages, divided
         parameters = dict(model.named_parameters())
         rows = even_rows(divided.output.out_features, stages.size, stages.rank)
-        self.own = {
+        self.local = {
             name: nn.Parameter(parameters[name].data[rows]) if home < 0 else parameters[name]
             for name, home in divided.homes.items()
             if home in (-1, stages.rank)
         }
         """This rank's parameters by name; of a divided one its rows, as a view of the model's."""
         names = {id(parameter): name for name, parameter in parameters.items()}
-        self._weight = self.own[names[id(divided.output.weight)]]
-        self._bias = self.own[names[id(divided.output.bias)]]
+        self._weight = self.local[names[id(divided.output.weight)]]
+        self._bias = self.local[names[id(divided.output.bias)]]
         self._table = DividedTable(self._weight, divided.output.out_features, divided.pad, stages)
-        optimizer = make_optimizer(self.own, task.recipe.training.optimizer)
+        optimizer = make_optimizer(self.local, task.recipe.training.optimizer)
         super().__init__(
             task,
             model,
@@ -119,15 +101,11 @@ class PipelinedStep(TrainingStep):
         if stages.replicas > 1:
             replicas = stages.of_replicas(self.communicator.watched)
             dtype = travelling(task.recipe.parallel)
-            self._over_replicas = BucketedReduction(self.own.values(), replicas, dtype)
+            self._over_replicas = BucketedReduction(self.local.values(), replicas, dtype)
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """See :meth:`econmt.engine.step.TrainingStep.named_parameters`."""
-        yield from self.own.items()
-
-    def make_reduction(self) -> Reduction | None:
-        """Returns None: gradients are complete only after the last chunk, so they do not overlap the backward pass."""
-        return None
+        yield from self.local.items()
 
     # ------------------------------------------------------------------ what is saved
 
@@ -161,14 +139,14 @@ class PipelinedStep(TrainingStep):
         with self.communicator.watched(), torch.no_grad():
             for name, home in self.divided.homes.items():
                 for kind, dimensions in kinds.items():
-                    own = None if name not in self.own else self.optimizer.state[self.own[name]][kind]
+                    local = None if name not in self.local else self.optimizer.state[self.local[name]][kind]
                     if dimensions == 0:  # a counter, the same for all rows
-                        full = torch.zeros((), device=self.device) if own is None else own.clone()
+                        full = torch.zeros((), device=self.device) if local is None else local.clone()
                         self.stages.broadcast(full, max(home, 0))
                     else:
                         full = torch.zeros_like(parameters[name])
-                        if own is not None:
-                            self._rows_of(full, home).copy_(own)
+                        if local is not None:
+                            self._rows_of(full, home).copy_(local)
                         self._gather_stages(full, home)
                     gathered[f"{kind}/{name}"] = full.cpu()
         return gathered
@@ -176,50 +154,34 @@ class PipelinedStep(TrainingStep):
     def load_optimizer_tensors(self, tensors: Mapping[str, Tensor], where: str) -> None:
         """See :meth:`econmt.engine.step.TrainingStep.load_optimizer_tensors`."""
         parameters = dict(self.model.named_parameters())
-        own = {}
+        local = {}
         for key, value in tensors.items():
             name = key.partition("/")[2]
             if name not in parameters or (value.dim() > 0 and value.shape != parameters[name].shape):
-                own[key] = value  # load_optimizer_tensors raises the error
-            elif name in self.own:
-                own[key] = value if value.dim() == 0 else self._rows_of(value, self.divided.homes[name])
-        load_optimizer_tensors(self.optimizer, self.own, own, where)
+                local[key] = value  # load_optimizer_tensors raises the error
+            elif name in self.local:
+                local[key] = value if value.dim() == 0 else self._rows_of(value, self.divided.homes[name])
+        load_optimizer_tensors(self.optimizer, self.local, local, where)
 
-    def _rows_of(self, whole: Tensor, home: int) -> Tensor:
+    def _rows_of(self, tensor: Tensor, home: int) -> Tensor:
         """Returns this rank's rows of a divided tensor, or all rows of another one."""
-        return whole[even_rows(len(whole), self.stages.size, self.stages.rank)] if home < 0 else whole
+        return tensor[even_rows(len(tensor), self.stages.size, self.stages.rank)] if home < 0 else tensor
 
     # ------------------------------------------------------------------ a batch
 
-    def accumulate(
-        self,
-        batch: AnyBatch,
-        tokens: Tensor,
-        implementations: Implementations | None = None,
-        watch: Watch | None = None,
+    def compute(
+        self, batch: AnyBatch, tokens: Tensor, implementations: Implementations, watch: Watch
     ) -> Tensor:
         """Returns the loss of the whole batch on every rank; see :meth:`econmt.engine.step.TrainingStep.accumulate`."""
-        chosen = self.implementations if implementations is None else implementations
-        self.optimizer.make_dense()
-        if self.seeds is not None:
-            self.seeds.advance()
-        if watch is not None:
-            watch("forward", None)
-        first_row = self.stages.replica * len(batch.indices)
-        with (
-            self.communicator.watched(),
-            self.precision.products(self.device),
-            drawing_from(self.seeds, first_row),
-        ):
+        with self.communicator.watched():
             with self.precision.autocast(self.device):
-                forward_parts = self.divided.parts(batch, chosen)
+                forward_parts = self.divided.parts(batch, implementations)
                 with layer("embedding"):
                     for item in forward_parts.look_ups:
                         self._table.look_up(item)
                 walk = Walk(forward_parts.parts, self.stages.rank, self.stages, self.device)
                 hidden_outputs = walk.forward([forward_parts.hidden])
-            if watch is not None:
-                watch("backward", None)
+            watch("backward", None)
             with layer("output"):
                 loss, gradient = self._loss(hidden_outputs, forward_parts, tokens)
             walk.backward({forward_parts.hidden: gradient} if hidden_outputs else {})

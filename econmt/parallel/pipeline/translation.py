@@ -23,9 +23,9 @@ from econmt.data.batching.batches import Batch
 from econmt.model import Implementations, TranslationModel
 from econmt.model.decoder import Memory, ParallelDecoder
 from econmt.model.layers import LSTMLayer
-from econmt.parallel.pipeline.dropout import ChunkedDropout
-from econmt.parallel.pipeline.embedding import LookUp, reader
-from econmt.parallel.pipeline.plan import Like, Output, PipelinePart
+from econmt.parallel.pipeline.embedding import reader
+from econmt.parallel.pipeline.parts import ChunkedDropout, Chunks, Parts
+from econmt.parallel.pipeline.plan import Like, Output
 from econmt.parallel.pipeline.step import Divided
 from econmt_ops.core.dropout import Seed
 from econmt_ops.core.precision import compute_dtype
@@ -50,21 +50,14 @@ class StagePlacement(NamedTuple):
     target_chunks: int
 
 
-class TranslationParts:
-    """Parts of a batch's forward pass; every rank lists all of them in the same order.
+class TranslationParts(Parts):
+    """Parts of a batch's forward pass.
 
     Args:
         model: Model in training mode, with the values of this rank's parameters.
         batch: Batch on the device.
         homes: Stages of the layers.
         implementations: Implementations of the ops.
-
-    Attributes:
-        parts: Parts of all ranks.
-        hidden: Output that the output layer reads, (B, T, D).
-        like: Shape and type of that output.
-        targets: Target tokens, (B, T).
-        look_ups: Look-ups of source and target, if their tables are tied to the output layer.
     """
 
     def __init__(
@@ -74,8 +67,8 @@ class TranslationParts:
         homes: StagePlacement,
         implementations: Implementations,
     ) -> None:
+        super().__init__(batch.target_output)
         self._model, self._batch, self._homes, self._implementations = model, batch, homes, implementations
-        self.targets = batch.target_output
         embedding = model.embedding_dropout
         self._source_seed = embedding.draw()
         self._encoder_seeds = model.encoder.draw_seeds()
@@ -85,34 +78,20 @@ class TranslationParts:
         self._embedding_dtype = model.source_embedding.weight.dtype
         self._dtype = compute_dtype(model.source_embedding.weight)
         (self._rows, source), target = batch.source.shape, batch.target_input.shape[1]
-        self._source = _Chunks(source, homes.source_chunks)
-        self._target = _Chunks(target, homes.target_chunks)
+        self._source = Chunks(source, homes.source_chunks)
+        self._target = Chunks(target, homes.target_chunks)
         drop = model.encoder.dropout
         self._drop_source = ChunkedDropout(drop.probability, drop.variational, source)
         self._drop_target = ChunkedDropout(drop.probability, drop.variational, target)
-        self.parts: list[PipelinePart] = []
-        self.look_ups: list[LookUp] = []
         tops, last = self._encode()
         fed = not isinstance(model.decoder, ParallelDecoder)
         self.like = Like((self._rows, target, model.output.in_features), self._dtype)
-        self.hidden: Output = self._decode_at_once(tops, last) if fed else self._decode(tops, last)
-
-    def _add(
-        self,
-        rank: int,
-        run: Callable[..., Sequence[Tensor]],
-        inputs: Sequence[Output] = (),
-        outputs: Sequence[Like] = (),
-        layer: str = "decoder",
-    ) -> int:
-        """Adds a part and returns its number; ``layer`` is its layer in the memory ledger."""
-        self.parts.append(PipelinePart(rank, run, tuple(inputs), tuple(outputs), layer))
-        return len(self.parts) - 1
+        self.hidden = self._decode_at_once(tops, last) if fed else self._decode(tops, last)
 
     def _like(self, *shape: int) -> Like:
         return Like((self._rows, *shape), self._dtype)
 
-    def _embed(self, table: nn.Embedding, ids: Tensor, seed: Seed | None, cuts: _Chunks) -> list[Output]:
+    def _embed(self, table: nn.Embedding, ids: Tensor, seed: Seed | None, cuts: Chunks) -> list[Output]:
         """Adds the embedding of one side; returns its output for every chunk."""
         read = reader(table, self._model.output.weight, ids, 0, self.look_ups)
 
@@ -120,7 +99,7 @@ class TranslationParts:
             return torch.split(self._model.embedding_dropout(read(), seed), cuts.length, 1)
 
         like = [Like((self._rows, size, table.embedding_dim), self._embedding_dtype) for size in cuts.sizes]
-        number = self._add(0, embed, (), like, "embedding")
+        number = self.add(0, embed, (), like, "embedding")
         return [(number, chunk) for chunk in range(len(like))]
 
     # ------------------------------------------------------------------ the source
@@ -129,7 +108,7 @@ class TranslationParts:
         """Adds the encoder; returns the top layer's outputs for every chunk, and its last states."""
         model = self._model
         pairs = self._homes.pairs
-        cuts = _Chunks(self._source.steps, 1) if pairs else self._source
+        cuts = Chunks(self._source.steps, 1) if pairs else self._source
 
         embedded = self._embed(model.source_embedding, self._batch.source, self._source_seed, cuts)
         current: list[list[Output]] = [[chunk_output] for chunk_output in embedded]
@@ -157,7 +136,7 @@ class TranslationParts:
             outputs, ((h, _),) = encoder.cell.run(
                 read,
                 (_weights(layers[layer]),),
-                self._implementations.for_encoder(),
+                self._implementations.recurrent("encoder"),
                 lengths=self._batch.source_lengths,
                 reverse=bool(way),
             )
@@ -167,12 +146,12 @@ class TranslationParts:
 
         likes = [self._like(size, half) for size in self._source.sizes]
         outputs = [*likes, self._like(half)]
-        return self._add(rank, run, [*chain.from_iterable(below)], outputs, "encoder")
+        return self.add(rank, run, [*chain.from_iterable(below)], outputs, "encoder")
 
     def _encode_one_way(self, below: list[list[Output]]) -> tuple[list[list[Output]], list[Output]]:
         """Adds the unidirectional layers chunk by chunk, from the end of the source if it is read in reverse."""
         encoder, homes = self._model.encoder, self._homes.upper
-        stack = self._stack(encoder.upper_layers, homes, "encoder")
+        stack = self.add_stack(homes, lambda layer: _weights(encoder.upper_layers[layer]), "encoder")
         order = list(range(len(self._source.sizes)))
         if encoder.config.reverse_input:
             order.reverse()
@@ -184,25 +163,10 @@ class TranslationParts:
                 run = self._encoder_layer(stack, layer, chunk, len(current))
                 like = self._like(self._source.sizes[chunk], encoder.config.size)
                 outputs = [like, self._like(like.shape[2])]
-                number = self._add(home, run, [*current, *states[layer]], outputs, "encoder")
+                number = self.add(home, run, [*current, *states[layer]], outputs, "encoder")
                 current, states[layer] = [(number, 0)], [(number, 1), (number, 2)]
             tops[chunk] = current
         return tops, states[-1][:1]
-
-    def _stack(self, layers: nn.ModuleList, homes: Sequence[int], name: str) -> dict[int, ChunkedLSTM]:
-        """Adds parts that prepare a stack's layers and, last in the backward pass, finish their weights' gradients."""
-        chunked: dict[int, ChunkedLSTM] = {}
-
-        def add(layer: int, home: int) -> None:
-            def begin() -> Sequence[Tensor]:
-                chunked[layer] = ChunkedLSTM(_weights(layers[layer]))
-                return ()
-
-            self.parts.append(PipelinePart(home, begin, layer=name, after=lambda: chunked[layer].backward()))
-
-        for layer, home in enumerate(homes):
-            add(layer, home)
-        return chunked
 
     def _encoder_layer(
         self, stack: dict[int, ChunkedLSTM], layer: int, chunk: int, count: int
@@ -221,7 +185,7 @@ class TranslationParts:
                 (state[0], state[1]) if state else None,
                 lengths=(self._batch.source_lengths - begin).clamp(0, read.shape[1]),
                 reverse=encoder.config.reverse_input,
-                **self._implementations.for_encoder(),
+                **self._implementations.recurrent("encoder"),
             )
             return (outputs + read if adds else outputs), h, c
 
@@ -261,7 +225,7 @@ class TranslationParts:
             outputs, _, _ = model.decoder(embedded, memory, state, self._implementations, self._decoder_seeds)
             return (model.read_out(outputs, self._output_seed).to(self._dtype),)
 
-        return self._add(
+        return self.add(
             self._homes.decoder[0], run, [*targets, *chain.from_iterable(tops), *last], [self.like]
         ), 0
 
@@ -280,11 +244,11 @@ class TranslationParts:
             ]
             return memory.keys, memory.values, *parts
 
-        stack = self._stack(model.decoder.layers, homes, "decoder")
+        stack = self.add_stack(homes, lambda layer: _weights(model.decoder.layers[layer]), "decoder")
         exact = torch.promote_types(self._dtype, torch.float32)
         begin = [self._like(size), Like((self._rows, size), exact)] * len(homes)
         nothing = self._like(0)  # keys and values stay on the bottom layer's rank
-        memory = self._add(
+        memory = self.add(
             homes[0],
             make_memory,
             [*chain.from_iterable(tops), *last],
@@ -300,12 +264,12 @@ class TranslationParts:
             current, context = [target], None
             for layer, home in enumerate(homes):
                 run = self._decoder_layer(stack, layer, chunk)
-                number = self._add(home, run, [*current, *states[layer]], [self._like(steps, size)])
+                number = self.add(home, run, [*current, *states[layer]], [self._like(steps, size)])
                 states[layer] = [(number, 1), (number, 2)]
                 if context is None:
                     attended: list[Output] = [(number, 0), (memory, 0), (memory, 1)]
                     like = self._like(steps, width)
-                    context = (self._add(home, self._attend, attended, [like], "attention"), 0)
+                    context = (self.add(home, self._attend, attended, [like], "attention"), 0)
                     contexts.append(context)
                 current = [(number, 0), context]
             outputs.append(current[0])
@@ -317,7 +281,7 @@ class TranslationParts:
                 model.read_out(model.decoder.combined(hidden, attended), self._output_seed).to(self._dtype),
             )
 
-        return self._add(homes[-1], combine, [*outputs, *contexts], [self.like]), 0
+        return self.add(homes[-1], combine, [*outputs, *contexts], [self.like]), 0
 
     def _attend(self, states: Tensor, keys: Tensor, values: Tensor) -> Sequence[Tensor]:
         """Computes the contexts (B, C, E) for the bottom layer's outputs (B, C, H)."""
@@ -336,32 +300,13 @@ class TranslationParts:
             read = self._drop_target(below, layer, self._target.begin(chunk), seed)
             joined = torch.cat([read, context_and_state[0]], -1) if layer else read
             outputs, (h, c) = stack[layer](
-                joined, (context_and_state[-2], context_and_state[-1]), **self._implementations.for_decoder()
+                joined,
+                (context_and_state[-2], context_and_state[-1]),
+                **self._implementations.recurrent("decoder"),
             )
             return (outputs + read if layer and decoder.config.residual else outputs), h, c
 
         return run
-
-
-class _Chunks:
-    """Chunks of one side of a batch.
-
-    Args:
-        steps: Number of positions.
-        chunks: Largest number of chunks; fewer if these suffice at the same length.
-
-    Attributes:
-        steps, length: Number of positions, and length of every chunk but the last.
-        sizes: Lengths of all chunks.
-    """
-
-    def __init__(self, steps: int, chunks: int) -> None:
-        self.steps, self.length = steps, -(-steps // chunks)
-        self.sizes = [min(self.length, steps - begin) for begin in range(0, steps, self.length)]
-
-    def begin(self, chunk: int) -> int:
-        """Returns the first position of a chunk."""
-        return chunk * self.length
 
 
 def _joined(inputs: tuple[Tensor, ...], chunks: int) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from econmt_ops.backends import steps_for
-from econmt_ops.backends.protocol import AttentionKernels
+from econmt_ops.backends.protocol import AttentionInputs, AttentionKernels
 from econmt_ops.core.chunks import rows_of, split_blocks
 from econmt_ops.core.lengths import padding_mask, zero_padding
 from econmt_ops.core.precision import accumulate_dtype
@@ -68,7 +68,8 @@ def _attention(arguments: AttentionArguments) -> tuple[AttentionKernels, Tensor]
     values = zero_padding(values, padding).contiguous()
     norm = None if arguments.gain is None or arguments.shift is None else (arguments.gain, arguments.shift)
     steps = steps_for(arguments.query, arguments.backend)
-    return steps.attention(arguments.keys, values, arguments.score_weight, norm, 1.0, lengths), values
+    inputs = AttentionInputs(arguments.keys, values, arguments.score_weight, norm, 1.0, lengths)
+    return steps.attention(inputs), values
 
 
 def _forward(arguments: AttentionArguments, keep: bool) -> AttentionResults:  # noqa: ARG001 - the weights are a result either way

@@ -2,35 +2,38 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from econmt_ops.attentional_lstm.options import DecoderOptions
 from econmt_ops.core.dropout import Seed
 from econmt_ops.core.precision import compute_dtype, explicit_casts
 from econmt_ops.core.repeated import Inputs, UniqueRows, check_inputs, expanded, values_of
 from econmt_ops.core.shapes import Shapes, check_dropout, kind_of
+from econmt_ops.core.stack_checks import as_layers, prepare_state
 from econmt_ops.core.weights import AttentionalLSTMState, AttentionalLSTMWeights
 from econmt_ops.dispatch.select import Candidate, Problem, implementations, run
-from econmt_ops.lstm import as_layers, cast_layers, check_layers, hidden_size, prepare_state
+from econmt_ops.lstm import KINDS, cast_layers, check_layers, hidden_size
 
 _IMPLEMENTATIONS = implementations(__name__, "attentional_lstm")
 
 
 def _check(
-    inputs: Inputs,
-    keys: Tensor,
-    values: Tensor,
-    weights: AttentionalLSTMWeights,
-    lengths: Tensor | None,
-    input_feeding: bool,
-    layer_norm: tuple[Tensor, Tensor] | None,
-    scale: float,
+    inputs: Inputs, keys: Tensor, values: Tensor, weights: AttentionalLSTMWeights, options: DecoderOptions
 ) -> Shapes:
+    """Checks the arguments; returns the sizes.
+
+    Raises:
+        ValueError: A shape or a type does not fit, or options contradict each other.
+    """
+    layer_norm = options.layer_norm
     check = Shapes("attentional_lstm")
     check_inputs(check, inputs)
     bottom = "I"
-    hidden = hidden_size(weights.layers[0]) if weights.layers else None
-    if input_feeding and hidden is not None:
+    hidden = hidden_size(weights.layers[0])
+    if options.input_feeding and hidden is not None:
         check.sizes["H"] = hidden
         check.sizes["I+H"] = check.sizes["I"] + check.sizes["H"]
         bottom = "I+H"
@@ -53,14 +56,16 @@ def _check(
             )
     else:
         check("weights.score", weights.score, "A")
-        if scale != 1.0:
+        if options.scale != 1.0:
             raise ValueError(
-                f"attentional_lstm: scale applies to dot attention only; with weights.score it must be 1, got {scale}"
+                "attentional_lstm: scale applies to dot attention only; with weights.score it must be 1, "
+                f"got {options.scale}"
             )
     if layer_norm is not None:
         check.norm(layer_norm)
-    if lengths is not None:
-        check.lengths(lengths, "S")
+    if options.lengths is not None:
+        check.lengths(options.lengths, "S")
+    check_dropout("attentional_lstm", options.dropout, options.seed)
     return check
 
 
@@ -127,8 +132,8 @@ def attentional_lstm(
         layer_norm: (gain (A,), bias (A,)) of a layer normalisation applied to query + keys before tanh; None: no
             normalisation.
         scale: scale of dot attention; must be 1 for additive attention.
-        clean: True if the caller guarantees that keys and values are finite past the lengths; this avoids a copy of
-            both per call, which matters in a search with one step per call.
+        clean: True if the caller guarantees that keys and values are finite past the lengths, which saves copies of
+            both.
         stash: tensors that the recomputing implementations save for the backward pass, each level in addition to the
             previous ones: "outputs", "attention" (weights), "cells", "gates". "auto" is the default of the
             implementation, and "gates" if the implementation is "auto" too. The reference saves what autograd saves.
@@ -142,12 +147,15 @@ def attentional_lstm(
         ValueError: shapes or types do not fit, the implementation or stash level is unknown, or dropout has no seed.
     """
     _check_kinds(weights, state)
-    weights = weights._replace(layers=as_layers("attentional_lstm", weights.layers))
-    check = _check(inputs, keys, values, weights, lengths, input_feeding, layer_norm, scale)
-    check_dropout("attentional_lstm", dropout, dropout_seed)
+    weights = weights._replace(layers=as_layers("attentional_lstm", weights.layers, KINDS))
     like = values_of(inputs)
     dtype = compute_dtype(like)
-    layers = prepare_state(check, None if state is None else state.layers, len(weights.layers), like, dtype)
+    options = DecoderOptions(
+        lengths, input_feeding, residual, dropout, dropout_seed, variational, layer_norm, scale, clean
+    )
+    check = _check(inputs, keys, values, weights, options)
+    first = None if state is None else state.layers
+    layers: Any = prepare_state(check, ("h", "c"), first, len(weights.layers), like, dtype)
     if state is None:
         output = layers[0][0]
     else:
@@ -164,24 +172,15 @@ def attentional_lstm(
         norm: tuple[Tensor, Tensor] | None,
     ) -> tuple[Tensor, Tensor, AttentionalLSTMState]:
         casts = candidate.traits.casts
-        # Implementations that cast internally also clean within their steps, at no cost.
-        cleaning = {} if casts else {"clean": clean}
+        norm = None if norm is None else (norm[0].to(dtype), norm[1].to(dtype))
         with explicit_casts(like):
             result: tuple[Tensor, Tensor, AttentionalLSTMState] = candidate.function(
                 (inputs if casts else expanded(inputs)).to(dtype),
                 keys.to(dtype),
                 values.to(dtype),
                 weights if casts else _cast(weights, dtype),
-                lengths=lengths,
-                state=start,
-                input_feeding=input_feeding,
-                residual=residual,
-                dropout=dropout,
-                dropout_seed=dropout_seed,
-                variational=variational,
-                layer_norm=None if norm is None else (norm[0].to(dtype), norm[1].to(dtype)),
-                scale=scale,
-                **cleaning,
+                start,
+                options._replace(layer_norm=norm),
                 **candidate.options,
             )
         return result

@@ -7,59 +7,13 @@ query and the stack's share of o, and one attention kernel computes o.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
-from econmt_ops.attentional_lstm.problem import AttentionalArguments, AttentionalProblem
+from econmt_ops.attentional_lstm import persistent
+from econmt_ops.attentional_lstm.problem import AttentionalProblem, Result, empty_result
 from econmt_ops.backends.protocol import Read
-from econmt_ops.core.chunks import reaches
 from econmt_ops.core.loops import steps_of
-from econmt_ops.core.precision import accumulate_dtype
-
-
-class Result(NamedTuple):
-    """Results of the forward pass; stashed tensors that the stash level omits have no elements.
-
-    Attributes:
-        outputs: (T, B, H), o. attention: (T, B, S).
-        h: (L, T, B, H), stash. c: (L, T, B, H), stash, or (L, number of blocks, B, H): c before each block.
-        gates: (L, T, B, 4H), stash, as the backend keeps them.
-        last_h, last_c: (L, B, H), after the last step.
-    """
-
-    outputs: Tensor
-    attention: Tensor
-    h: Tensor
-    c: Tensor
-    gates: Tensor
-    last_h: Tensor
-    last_c: Tensor
-
-
-def empty_result(given: AttentionalArguments, keep: bool) -> Result:
-    """Allocates the tensors of the result.
-
-    Args:
-        given: arguments of the operator.
-        keep: True if a backward pass will follow.
-    """
-    inputs, layers = given.inputs, len(given.biases)
-    batch, steps = (inputs if given.places is None else given.places).shape[:2]
-    hidden = len(given.biases[0]) // 4
-    accumulate = accumulate_dtype(inputs.dtype)
-    cells = (steps if reaches(given.stash, "cells") else len(given.blocks())) if keep else 0
-    gates = steps if keep and reaches(given.stash, "gates") else 0
-    return Result(
-        inputs.new_empty(steps, batch, hidden),
-        inputs.new_empty(steps, batch, given.keys.shape[1]),
-        inputs.new_empty(layers, steps if keep else 0, batch, hidden),
-        inputs.new_empty(layers, cells, batch, hidden, dtype=accumulate),
-        inputs.new_empty(layers, gates, batch, 4 * hidden),
-        inputs.new_empty(layers, batch, hidden),
-        inputs.new_empty(layers, batch, hidden, dtype=accumulate),
-    )
 
 
 class Forward:
@@ -72,10 +26,46 @@ class Forward:
 
     def __init__(self, problem: AttentionalProblem, keep: bool) -> None:
         self.problem, self.keep = problem, keep
+        self.result = result = empty_result(problem.call, keep)
+        sizes = persistent.sizes_of(problem)
+        self.steps: ForwardSteps | persistent.ForwardBlocks
+        if sizes is None:
+            self.steps = ForwardSteps(problem, result, keep)
+        else:
+            self.steps = persistent.ForwardBlocks(problem, sizes, result)
+
+    def run(self) -> Result:
+        """Runs all steps."""
+        problem, result = self.problem, self.result
+        longest = max(end - begin for begin, end in problem.blocks)
+        every_gate = self.keep and problem.keeps("gates")
+        workspace = None
+        if not every_gate:
+            workspace = problem.inputs.new_empty(longest, problem.batch, 4 * problem.hidden)
+        for number in steps_of(range(len(problem.blocks))):
+            begin, end = problem.blocks[number]
+            gates = result.gates[0, begin:end] if workspace is None else workspace[: end - begin]
+            problem.bottom_gates(problem.read(begin, end), gates)
+            if self.keep and not problem.keeps("cells"):
+                for layer, c in enumerate(self.steps.c):
+                    result.c[layer, number] = c
+            self.steps.run(begin, end, gates)
+        self.steps.finish()
+        return result
+
+
+class ForwardSteps:
+    """Steps of a forward pass, one after the other.
+
+    Attributes:
+        c: per layer (B, H), before the next step.
+    """
+
+    def __init__(self, problem: AttentionalProblem, result: Result, keep: bool) -> None:
+        self.problem, self.result, self.keep = problem, result, keep
         self.every_cell = keep and problem.keeps("cells")
         self.every_gate = keep and problem.keeps("gates")
-        given, hidden, count = problem.given, problem.hidden, len(problem.layers)
-        self.result = empty_result(given, keep)
+        call, hidden, count = problem.call, problem.hidden, len(problem.layers)
         self.attention = problem.attention(problem.projected())
         self.products = [
             problem.product(problem.joint(layer), weights.bias if layer else None)
@@ -83,11 +73,11 @@ class Forward:
         ]
         # Input rows of the layers' products: [layer input ; h of the previous step].
         self.rows = [problem.inputs.new_empty(problem.batch, 2 * hidden) for _ in range(count)]
-        self.c = list(self.result.last_c.unbind(0))
-        self.rows[0][:, :hidden] = given.first_output
+        self.c = list(result.last_c.unbind(0))
+        self.rows[0][:, :hidden] = call.first_output
         for layer in range(count):
-            self.rows[layer][:, hidden:] = given.first_h[layer]
-            self.c[layer].copy_(given.first_c[layer])
+            self.rows[layer][:, hidden:] = call.first_h[layer]
+            self.c[layer].copy_(call.first_c[layer])
         self.gates = problem.inputs.new_empty(problem.batch, 4 * hidden)
         self._prepare_combination()
 
@@ -103,29 +93,22 @@ class Forward:
             bias = None if bias is None else torch.cat([bias.new_zeros(size), bias])
         self.combination = problem.product(problem.both(), bias)
 
-    def run(self) -> Result:
-        """Runs all steps."""
-        problem, result, hidden = self.problem, self.result, self.problem.hidden
-        longest = max(end - begin for begin, end in problem.blocks)
-        workspace = None if self.every_gate else self.gates.new_empty(longest, *self.gates.shape)
-        for number in steps_of(range(len(problem.blocks))):
-            begin, end = problem.blocks[number]
-            gates = result.gates[0, begin:end] if workspace is None else workspace[: end - begin]
-            problem.bottom_gates(problem.read(begin, end), gates)
-            if self.keep and not self.every_cell:
-                for layer, c in enumerate(self.c):
-                    result.c[layer, number] = c
-            for step in steps_of(range(begin, end)):
-                for layer in range(len(problem.layers)):
-                    self._cell(layer, step, gates[step - begin] if layer == 0 else None)
-                self.combination.into(self.combined, self.top)
-                outputs = (result.outputs[step], self.rows[0][:, :hidden])
-                self.attention.forward(self.both, outputs, result.attention[step])
+    def run(self, begin: int, end: int, gates: Tensor) -> None:
+        """Runs steps begin to end; ``gates`` (K, B, 4H): the inputs' share and the bias of the bottom gates."""
+        hidden = self.problem.hidden
+        for step in steps_of(range(begin, end)):
+            for layer in range(len(self.problem.layers)):
+                self._cell(layer, step, gates[step - begin] if layer == 0 else None)
+            self.combination.into(self.combined, self.top)
+            outputs = (self.result.outputs[step], self.rows[0][:, :hidden])
+            self.attention.forward(self.both, outputs, self.result.attention[step])
+
+    def finish(self) -> None:
+        """Writes the state after the last step."""
         for layer, row in enumerate(self.rows):
-            result.last_h[layer] = row[:, hidden:]
+            self.result.last_h[layer] = row[:, self.problem.hidden :]
             if self.every_cell:
-                result.last_c[layer] = self.c[layer]
-        return result
+                self.result.last_c[layer] = self.c[layer]
 
     def _cell(self, layer: int, step: int, start: Tensor | None) -> None:
         """Runs one step of a layer; ``start`` (B, 4H), the inputs' share of the bottom gates, is overwritten."""
@@ -143,12 +126,12 @@ class Forward:
         is_top = above == len(problem.layers)
         destination = self.top if is_top else self.rows[above][:, :hidden]
         mask = None if is_top else problem.mask(above, step, step + 1)
-        residual = row[:, :hidden] if problem.given.residual and layer > 0 else None
+        residual = row[:, :hidden] if problem.call.residual and layer > 0 else None
         if mask is None and residual is None:
             h.append(destination)
         else:
             kept = None if mask is None else mask[0]
-            read = Read((destination,), residual, kept, 1.0 / (1.0 - problem.given.dropout))
+            read = Read((destination,), residual, kept, 1.0 / (1.0 - problem.call.dropout))
         before = self.c[layer]
         if self.every_cell:
             self.c[layer] = result.c[layer, step]

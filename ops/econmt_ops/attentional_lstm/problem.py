@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from econmt_ops.backends import steps_for
-from econmt_ops.backends.protocol import AttentionKernels
+from econmt_ops.backends.protocol import AttentionInputs, AttentionKernels
+from econmt_ops.core.alignment import even
 from econmt_ops.core.chunks import reaches, split_blocks
 from econmt_ops.core.dropout import apply_dropout, join_seed, layer_keep_masks
 from econmt_ops.core.gemm import Product
@@ -32,6 +33,7 @@ from econmt_ops.core.low_rank import (
 from econmt_ops.core.packed import is_available
 from econmt_ops.core.precision import accumulate_dtype
 from econmt_ops.core.weights import Matrix
+from econmt_ops.dispatch.rule import device_of
 
 
 class AttentionalArguments(NamedTuple):
@@ -47,7 +49,7 @@ class AttentionalArguments(NamedTuple):
             (4H,).
         query, score, combine, combine_bias: see `AttentionalLSTMWeights`.
         gain, shift: (A,), gain and bias of the layer normalisation.
-        lengths: (B,) int64, lengths of the keys.
+        lengths: (B,) int64, lengths of the keys. clean: True if keys and values are finite past them.
         places: (B, T) int64, row index into ``inputs`` of each position.
         first_h, first_c: per layer (B, H), the state before the first step. first_output: (B, H), o before it.
         seed, device_seed, first_row: as returned by `split_seed`.
@@ -77,6 +79,7 @@ class AttentionalArguments(NamedTuple):
     first_row: int
     variational: bool
     scale: float
+    clean: bool
     stash: str
     backend: str
 
@@ -89,14 +92,63 @@ class AttentionalArguments(NamedTuple):
         return split_blocks(steps, batch, hidden, accumulate_dtype(dtype))
 
 
+class Result(NamedTuple):
+    """Results of the forward pass; stashed tensors that the stash level omits have no elements.
+
+    Attributes:
+        outputs: (T, B, H), o. attention: (T, B, S).
+        h: (L, T, B, H), stash. c: (L, T, B, H), stash, or (L, number of blocks, B, H): c before each block.
+        gates: (L, T, B, 4H), stash, as the backend keeps them.
+        last_h, last_c: (L, B, H), after the last step.
+    """
+
+    outputs: Tensor
+    attention: Tensor
+    h: Tensor
+    c: Tensor
+    gates: Tensor
+    last_h: Tensor
+    last_c: Tensor
+
+
+def _empty_weights(like: Tensor, steps: int, batch: int, positions: int) -> Tensor:
+    """Allocates attention weights (T, B, S); on a GPU their rows begin where products read them fast."""
+    width = even(positions, like.dtype) if device_of(like) == "cuda" else positions
+    return like.new_empty(steps, batch, width)[..., :positions]
+
+
+def empty_result(call: AttentionalArguments, keep: bool) -> Result:
+    """Allocates the tensors of the result.
+
+    Args:
+        call: arguments of the operator.
+        keep: True if a backward pass will follow.
+    """
+    inputs, layers = call.inputs, len(call.biases)
+    batch, steps = (inputs if call.places is None else call.places).shape[:2]
+    hidden = len(call.biases[0]) // 4
+    accumulate = accumulate_dtype(inputs.dtype)
+    cells = (steps if reaches(call.stash, "cells") else len(call.blocks())) if keep else 0
+    gates = steps if keep and reaches(call.stash, "gates") else 0
+    return Result(
+        inputs.new_empty(steps, batch, hidden),
+        _empty_weights(inputs, steps, batch, call.keys.shape[1]),
+        inputs.new_empty(layers, steps if keep else 0, batch, hidden),
+        inputs.new_empty(layers, cells, batch, hidden, dtype=accumulate),
+        inputs.new_empty(layers, gates, batch, 4 * hidden),
+        inputs.new_empty(layers, batch, hidden),
+        inputs.new_empty(layers, batch, hidden, dtype=accumulate),
+    )
+
+
 class AttentionalProblem:
     """Tensors of one call, and values that both passes derive from them.
 
     Attributes:
-        given: arguments of the operator. run: the backend.
+        call: arguments of the operator. run: the backend.
         inputs: (T, B, I); or, with ``places``, the distinct rows (N, I).
         places: (T, B), row index of each position, or None.
-        padding: (B, S), True at padded positions, or None.
+        padding: (B, S), True at padded positions; None where keys and values are finite everywhere.
         layers, query, combine, combine_bias: weights in the compute type.
         from_input, from_output: columns (4H, I) and (4H, H) of the bottom input weight that multiply inputs and o.
         from_top, from_values: columns (H, H) and (H, E) of the combination weight that multiply the stack's output and
@@ -104,43 +156,45 @@ class AttentionalProblem:
         masks: dropout masks of the inputs of the layers, (B, T, H) or (B, 1, H) bool, True where kept; or None.
     """
 
-    def __init__(self, given: AttentionalArguments) -> None:
-        self.given = given
-        inputs, places = given.inputs, given.places
-        self.run = steps_for(inputs, given.backend)
+    def __init__(self, call: AttentionalArguments) -> None:
+        self.call = call
+        inputs, places = call.inputs, call.places
+        self.run = steps_for(inputs, call.backend)
         self.inputs = inputs.transpose(0, 1) if places is None else inputs
         self.places = None if places is None else places.t()
         by_time = self.inputs if self.places is None else self.places
         self.steps, self.batch, self.width = *by_time.shape[:2], inputs.shape[-1]
         self.dtype, self.accumulate = inputs.dtype, accumulate_dtype(inputs.dtype)
-        layers = layers_of_tensors(given.input_weights, given.hidden_weights, given.biases)
+        layers = layers_of_tensors(call.input_weights, call.hidden_weights, call.biases)
         cast = [cast_together(layer, self.dtype) for layer in layers]
         self.layers, self._together = [layer for layer, _ in cast], [both for _, both in cast]
-        self.hidden, self.size = layers[0].hidden.shape[1], given.keys.shape[2]
-        self.query = None if given.query is None else given.query.to(self.dtype)
-        self.combine = given.combine.to(self.dtype)
-        self.combine_bias = None if given.combine_bias is None else given.combine_bias.to(self.dtype)
+        self.hidden, self.size = layers[0].hidden.shape[1], call.keys.shape[2]
+        self.query = None if call.query is None else call.query.to(self.dtype)
+        self.combine = call.combine.to(self.dtype)
+        self.combine_bias = None if call.combine_bias is None else call.combine_bias.to(self.dtype)
         self.from_top, self.from_values = self.combine[:, : self.hidden], self.combine[:, self.hidden :]
         bottom = self.layers[0].input
         self.from_input = columns(bottom, 0, self.width)
         self.from_output = columns(bottom, self.width, bottom.shape[1])
-        lengths, keys = given.lengths, given.keys
-        self.padding = None if lengths is None else padding_mask(lengths, keys.shape[1], keys.device)
+        lengths, keys = call.lengths, call.keys
+        self.padding = None
+        if lengths is not None and not call.clean:
+            self.padding = padding_mask(lengths, keys.shape[1], keys.device)
         self.masks = layer_keep_masks(
             len(layers),
             self.batch,
             self.steps,
             self.hidden,
-            given.dropout,
-            join_seed(given.seed, given.device_seed, given.first_row),
-            given.variational,
+            call.dropout,
+            join_seed(call.seed, call.device_seed, call.first_row),
+            call.variational,
             inputs.device,
         )
-        self.blocks = given.blocks()
+        self.blocks = call.blocks()
 
     def keeps(self, level: str) -> bool:
         """Returns True if the stash includes this level."""
-        return reaches(self.given.stash, level)
+        return reaches(self.call.stash, level)
 
     def product(self, weight: Matrix, bias: Tensor | None = None) -> Product | LowRankProduct:
         """Prepares the product with a weight, which every step computes once."""
@@ -162,13 +216,13 @@ class AttentionalProblem:
         return self.from_top if self.query is None else torch.cat([self.query, self.from_top])
 
     def projected(self) -> Tensor:
-        """Returns V' = V Wcv^T (B, S, H), values times their part of the combination weight; zero at padded positions.
+        """Returns V' = V Wcv^T (B, S, H), values times their part of the combination weight; finite in padding, too.
 
         The context's share of the output is then sum_s alpha_s V'_s: one product per call instead of one per step.
         """
         # Flattened to rows: values whose batch is not their first axis in memory would otherwise use a batched product,
         # which copies the matrix once per sentence.
-        values = self.given.values
+        values = self.call.values
         rows = linear(values.reshape(-1, values.shape[2]), self.from_values)
         projected = rows.view(*values.shape[:2], self.hidden)
         if self.padding is not None:
@@ -177,12 +231,12 @@ class AttentionalProblem:
 
     def attention(self, projected: Tensor) -> AttentionKernels:
         """Returns the attention kernels of this call."""
-        given = self.given
+        call = self.call
         # Additive attention receives clean keys; the keys of dot attention may be the values.
-        keys = zero_padding(given.keys, self.padding) if given.score is None else given.keys
-        norm = None if given.gain is None or given.shift is None else (given.gain, given.shift)
-        score = None if given.score is None else given.score.to(self.dtype)
-        return self.run.attention(keys, projected, score, norm, given.scale, given.lengths)
+        keys = zero_padding(call.keys, self.padding) if call.score is None else call.keys
+        norm = None if call.gain is None or call.shift is None else (call.gain, call.shift)
+        score = None if call.score is None else call.score.to(self.dtype)
+        return self.run.attention(AttentionInputs(keys, projected, score, norm, call.scale, call.lengths))
 
     def read(self, begin: int, end: int) -> Tensor:
         """Returns contiguous inputs (K, B, I) of a block of steps, or their row indices (K, B)."""
@@ -210,7 +264,7 @@ class AttentionalProblem:
 
     def drop(self, layer: int, values: Tensor, begin: int, end: int) -> Tensor:
         """Applies dropout to a layer's input (K, B, H) in steps begin to end; also the transpose of this operation."""
-        keep, p = self.mask(layer, begin, end), self.given.dropout
+        keep, p = self.mask(layer, begin, end), self.call.dropout
         if keep is None or not values.is_cuda:
             return apply_dropout(values, keep, p)
         # One kernel instead of three.
@@ -227,7 +281,7 @@ class AttentionalProblem:
         for layer in range(1, len(self.layers)):
             reads.append(self.drop(layer, top, begin, end))
             top = h[layer, begin:end]
-            if self.given.residual:
+            if self.call.residual:
                 top = top + reads[-1]
         return reads, top
 

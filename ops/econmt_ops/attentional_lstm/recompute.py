@@ -18,10 +18,16 @@ from torch.nn import functional
 from econmt_ops.additive_attention.recompute import additive_attention, clean_keys
 from econmt_ops.additive_attention.reference import attend
 from econmt_ops.attentional_lstm.backward import Backward
-from econmt_ops.attentional_lstm.forward import Forward, Result, empty_result
-from econmt_ops.attentional_lstm.problem import AttentionalArguments, AttentionalProblem
+from econmt_ops.attentional_lstm.forward import Forward
+from econmt_ops.attentional_lstm.options import DecoderOptions
+from econmt_ops.attentional_lstm.problem import (
+    AttentionalArguments,
+    AttentionalProblem,
+    Result,
+    empty_result,
+)
 from econmt_ops.core.chunks import reaches
-from econmt_ops.core.dropout import Seed, split_seed
+from econmt_ops.core.dropout import split_seed
 from econmt_ops.core.lengths import padding_mask, zero_padding
 from econmt_ops.core.low_rank import tensors_of_matrices
 from econmt_ops.core.precision import accumulate_dtype
@@ -44,9 +50,9 @@ _operator = Operator(
     "econmt_ops::attentional_lstm",
     AttentionalArguments,
     Result,
-    forward=lambda given, keep: Forward(AttentionalProblem(given), keep).run(),
+    forward=lambda call, keep: Forward(AttentionalProblem(call), keep).run(),
     fake=empty_result,
-    backward=lambda given, stash, incoming: Backward(AttentionalProblem(given), stash, incoming).run(),
+    backward=lambda call, stash, incoming: Backward(AttentionalProblem(call), stash, incoming).run(),
     saves=_saves,
 )
 
@@ -56,16 +62,9 @@ def attentional_lstm(
     keys: Tensor,
     values: Tensor,
     weights: AttentionalLSTMWeights,
-    *,
-    lengths: Tensor | None,
     state: AttentionalLSTMState,
-    input_feeding: bool,
-    residual: bool,
-    dropout: float,
-    dropout_seed: Seed | None,
-    variational: bool,
-    layer_norm: tuple[Tensor, Tensor] | None,
-    scale: float,
+    options: DecoderOptions,
+    *,
     stash: str = "attention",
     backend: str = "eager",
     run_stack: Callable[..., tuple[Tensor, LSTMState]] | None = None,
@@ -75,24 +74,15 @@ def attentional_lstm(
     ``run_stack`` is the implementation of `econmt_ops.lstm` that runs the stack when there is no input feeding; the
     recomputing one by default.
     """
-    if not input_feeding:
-        stack = (run_stack or functools.partial(lstm, backend=backend))(
-            inputs,
-            weights.layers,
-            state=state.layers,
-            lengths=None,
-            reverse=False,
-            residual=residual,
-            dropout=dropout,
-            dropout_seed=dropout_seed,
-            variational=variational,
-            stash=stash,
-        )
-        return _attend_at_once(stack, keys, values, weights, lengths, layer_norm, scale, backend)
+    if not options.input_feeding:
+        run_stack = run_stack or functools.partial(lstm, backend=backend)
+        stack = run_stack(inputs, weights.layers, state.layers, options.stack(), stash=stash)
+        return _attend_at_once(stack, keys, values, weights, options, backend)
+    layer_norm, lengths = options.layer_norm, options.lengths
     gain, shift = (None, None) if layer_norm is None else layer_norm
     if weights.score is not None:
-        keys = clean_keys(keys, lengths)
-    seed, device_seed, first_row = split_seed(dropout_seed)
+        keys = keys.contiguous() if options.clean else clean_keys(keys, lengths)
+    seed, device_seed, first_row = split_seed(options.seed)
     result = _operator(
         AttentionalArguments(
             values_of(inputs),
@@ -112,13 +102,14 @@ def attentional_lstm(
             [h for h, _ in state.layers],
             [c for _, c in state.layers],
             state.output,
-            residual,
-            dropout,
+            options.residual,
+            options.dropout,
             seed,
             device_seed,
             first_row,
-            variational,
-            scale,
+            options.variational,
+            options.scale,
+            options.clean,
             stash,
             backend,
         )
@@ -133,13 +124,11 @@ def _attend_at_once(
     keys: Tensor,
     values: Tensor,
     weights: AttentionalLSTMWeights,
-    lengths: Tensor | None,
-    layer_norm: tuple[Tensor, Tensor] | None,
-    scale: float,
+    options: DecoderOptions,
     backend: str,
 ) -> tuple[Tensor, Tensor, AttentionalLSTMState]:
     """Attends for all steps at once after the stack: without input feeding no attention is recurrent."""
-    h, layers = stack
+    (h, layers), lengths = stack, options.lengths
     query = h
     if weights.query is not None:
         # h is stored time-first, and the attention runs step by step.
@@ -148,7 +137,7 @@ def _attend_at_once(
         if weights.score is None:
             padding = None if lengths is None else padding_mask(lengths, keys.shape[1], keys.device)
             scores = torch.bmm(query, zero_padding(keys, padding).transpose(1, 2))
-            scores = scores.to(accumulate_dtype(h.dtype)) * scale
+            scores = scores.to(accumulate_dtype(h.dtype)) * options.scale
             context, attention = attend(scores, zero_padding(values, padding), padding)
         else:
             context, attention = additive_attention(
@@ -157,7 +146,7 @@ def _attend_at_once(
                 values,
                 weights.score.to(h.dtype),
                 lengths=lengths,
-                layer_norm=layer_norm,
+                layer_norm=options.layer_norm,
                 backend=backend,
             )
     bias = None if weights.combine_bias is None else weights.combine_bias.to(h.dtype)

@@ -10,9 +10,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from econmt_ops.additive_attention.reference import additive_scores, attend
+from econmt_ops.attentional_lstm.options import DecoderOptions
 from econmt_ops.cells import lstm as cell
 from econmt_ops.core import scopes as accounting
-from econmt_ops.core.dropout import Seed, apply_dropout, layer_keep_masks
+from econmt_ops.core.dropout import apply_dropout, layer_keep_masks
 from econmt_ops.core.lengths import padding_mask, zero_padding
 from econmt_ops.core.precision import accumulate_dtype
 from econmt_ops.core.weights import (
@@ -40,20 +41,16 @@ class _Attention:
         keys: Tensor,
         values: Tensor,
         weights: AttentionalLSTMWeights,
-        lengths: Tensor | None,
-        layer_norm: tuple[Tensor, Tensor] | None,
-        scale: float,
-        clean: bool,
+        options: DecoderOptions,
     ) -> None:
+        lengths = options.lengths
         self.padding = None if lengths is None else padding_mask(lengths, keys.shape[1], keys.device)
-        unclean = None if clean else self.padding
+        unclean = None if options.clean else self.padding
         # Contiguous, because query + keys inherits the strides of the keys: if time came first, the product with the
         # score weights would copy and save each sum.
         self.keys = zero_padding(keys, unclean).contiguous()
         self.values = zero_padding(values, unclean)
-        self.weights = weights
-        self.layer_norm = layer_norm
-        self.scale = scale
+        self.weights, self.layer_norm, self.scale = weights, options.layer_norm, options.scale
 
     def __call__(self, h: Tensor) -> tuple[Tensor, Tensor]:
         """Returns o (B, T, H) and the attention weights (B, T, S) for h (B, T, H)."""
@@ -118,23 +115,28 @@ def _recurrence(layer: AnyLSTMWeights, begin: int, steps: int) -> _Recurrence | 
 
 
 def _run_input_feeding(
-    inputs: Tensor,
-    attention: _Attention,
-    state: AttentionalLSTMState,
-    masks: list[Tensor | None],
-    dropout: float,
-    residual: bool,
+    inputs: Tensor, attention: _Attention, state: AttentionalLSTMState, options: DecoderOptions
 ) -> tuple[Tensor, Tensor, AttentionalLSTMState]:
     """Runs the loop over the steps with input feeding."""
+    layers, fed = list(state.layers), state.output
     bottom, *upper = attention.weights.layers
-    size, steps = inputs.shape[2], inputs.shape[1]
+    (batch, steps, size), dropout = inputs.shape, options.dropout
+    masks = layer_keep_masks(
+        len(layers),
+        batch,
+        steps,
+        fed.shape[1],
+        dropout,
+        options.seed,
+        options.variational,
+        inputs.device,
+    )
     if isinstance(bottom, LowRankLSTMWeights):
         products = functional.linear(inputs, bottom.input.right[:, :size])
     else:
         products = functional.linear(inputs, bottom.input[:, :size], bottom.bias)
     bottom_gates = _recurrence(bottom, size, steps)
     upper_gates = [_recurrence(layer, 0, steps) for layer in upper]
-    layers, fed = list(state.layers), state.output
     outputs, attentions = [], []
     for step, product in enumerate(products.unbind(1)):
         h, c = layers[0]
@@ -148,7 +150,7 @@ def _run_input_feeding(
             h, c = layers[number]
             h, c = cell.forward(gates(None, read, h), c)
             layers[number] = h, c
-            read = h + read if residual else h
+            read = h + read if options.residual else h
         output, alpha = attention(read.unsqueeze(1))
         fed = output.squeeze(1)
         outputs.append(output)
@@ -161,37 +163,13 @@ def attentional_lstm(
     keys: Tensor,
     values: Tensor,
     weights: AttentionalLSTMWeights,
-    *,
-    lengths: Tensor | None,
     state: AttentionalLSTMState,
-    input_feeding: bool,
-    residual: bool,
-    dropout: float,
-    dropout_seed: Seed | None,
-    variational: bool,
-    layer_norm: tuple[Tensor, Tensor] | None,
-    scale: float,
-    clean: bool = False,
+    options: DecoderOptions,
 ) -> tuple[Tensor, Tensor, AttentionalLSTMState]:
     """Implements `econmt_ops.attentional_lstm` for checked and cast arguments."""
-    attention = _Attention(keys, values, weights, lengths, layer_norm, scale, clean)
-    if input_feeding:
-        batch, steps, _ = inputs.shape
-        count, hidden = len(weights.layers), state.output.shape[1]
-        masks = layer_keep_masks(
-            count, batch, steps, hidden, dropout, dropout_seed, variational, inputs.device
-        )
-        return _run_input_feeding(inputs, attention, state, masks, dropout, residual)
-    h, layers = lstm(
-        inputs,
-        weights.layers,
-        state=state.layers,
-        lengths=None,
-        reverse=False,
-        residual=residual,
-        dropout=dropout,
-        dropout_seed=dropout_seed,
-        variational=variational,
-    )
+    attention = _Attention(keys, values, weights, options)
+    if options.input_feeding:
+        return _run_input_feeding(inputs, attention, state, options)
+    h, layers = lstm(inputs, weights.layers, state.layers, options.stack())
     outputs, attentions = attention(h)
     return outputs, attentions, AttentionalLSTMState(layers, outputs[:, -1])

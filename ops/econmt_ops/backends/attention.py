@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from econmt_ops.backends.protocol import AttentionGradients
+from econmt_ops.backends.protocol import AttentionGradients, AttentionInputs
 from econmt_ops.cells.attention import LAYER_NORM_EPSILON, additive_backward, additive_forward
 from econmt_ops.core.activations import tanh_
 from econmt_ops.core.chunks import split_rows
@@ -29,25 +29,20 @@ class EagerAttention:
     the feature map of the step exists; only gradients that are products over all steps are left to the end.
 
     Args:
-        keys, projected, score, norm, scale, lengths: as in `protocol.StepKernels.attention`.
+        inputs: keys, values and weights.
         forward, backward: the functions of `econmt_ops.cells.attention`, optionally compiled.
     """
 
     def __init__(
         self,
-        keys: Tensor,
-        projected: Tensor,
-        score: Tensor | None,
-        norm: tuple[Tensor, Tensor] | None,
-        scale: float,
-        lengths: Tensor | None,
+        inputs: AttentionInputs,
         forward: Callable[..., Tensor] = additive_forward,
         backward: Callable[..., Tensor] = additive_backward,
     ) -> None:
-        self._accumulate = accumulate_dtype(keys.dtype)
+        keys, projected, score, norm, self._scale, lengths = inputs
+        self._norm, self._accumulate = norm, accumulate_dtype(keys.dtype)
         self._size = keys.shape[2]
         self._score = None if score is None else score.to(self._accumulate)
-        self._norm, self._scale = norm, scale
         self._keys = self._widened(keys) if score is not None and norm is None else keys
         self._projected = self._widened(projected)
         self._padding = None if lengths is None else padding_mask(lengths, keys.shape[1], keys.device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import shutil
 import warnings
@@ -15,11 +16,10 @@ from torch import Tensor
 from econmt_ops.backends import c as library
 from econmt_ops.backends.attention import EagerAttention
 from econmt_ops.backends.c.attention import CAttention
-from econmt_ops.backends.eager import EagerSteps, through_dropout
-from econmt_ops.backends.protocol import AttentionKernels
+from econmt_ops.backends.eager import EagerSteps
+from econmt_ops.backends.protocol import AttentionInputs, AttentionKernels
 from econmt_ops.cells import lstm
 from econmt_ops.cells.attention import additive_backward, additive_forward
-from econmt_ops.cells.protocol import StepCell
 
 _VARIANTS = 64
 """Maximum number of times that torch.compile may recompile a step."""
@@ -91,7 +91,7 @@ def fill_quarters(gates: Tensor, quarters: Sequence[Tensor]) -> None:
         destination.copy_(quarter)
 
 
-def _advance(
+def _lstm_forward(
     gates: Tensor, recurrent: Tensor | None, before: Tensor, after: Tensor, h: Tensor, keep: bool
 ) -> None:
     sums = gates.to(before.dtype)
@@ -105,7 +105,7 @@ def _advance(
     h.copy_(new_h)
 
 
-def _advance_back(
+def _lstm_backward(
     gates: Tensor,
     before: Tensor,
     after: Tensor,
@@ -122,21 +122,21 @@ def _advance_back(
     dc.copy_(dbefore)
 
 
-def _step(function: Callable[..., Any], sizes: tuple[int, ...], *tensors: Tensor) -> Any:
-    """Calls a method of a `StepCell` with flat tensors, grouped by ``sizes``; the rest form the last group."""
-    first, *groups = sizes
-    arguments: list[Any] = [*tensors[:first]]
-    begin = first
-    for size in groups:
-        arguments.append(tensors[begin : begin + size])
+def _grouped(
+    function: Callable[..., Any], sizes: tuple[int, ...], read: Tensor, recurrent: Tensor, *tensors: Tensor
+) -> Any:
+    """Calls a method of a `StepCell` with the products of a step and ``tensors`` in groups of the given sizes."""
+    groups, begin = [], 0
+    for size in sizes:
+        groups.append(tensors[begin : begin + size])
         begin += size
-    return function(*arguments, tensors[begin:])
+    return function(read, recurrent, *groups)
 
 
 class CompiledSteps(EagerSteps):
     """`EagerSteps` with the pointwise work of a step in one compiled function."""
 
-    def _advance(
+    def _cell_forward(
         self,
         gates: Tensor,
         recurrent: Tensor | None,
@@ -146,9 +146,9 @@ class CompiledSteps(EagerSteps):
         keep: bool,
     ) -> None:
         after = before if after.is_set_to(before) else after
-        compile_step(_advance)(gates, recurrent, before, after, h, keep)
+        compile_step(_lstm_forward)(gates, recurrent, before, after, h, keep)
 
-    def cell_backward(
+    def _cell_backward(
         self,
         gates: Tensor,
         before: Tensor,
@@ -156,56 +156,17 @@ class CompiledSteps(EagerSteps):
         dh: Sequence[Tensor],
         dc: Tensor,
         dgates: Tensor,
-        *,
-        keep: Tensor | None = None,
-        scale: float = 1.0,
     ) -> None:
-        """Implements `StepKernels.cell_backward`."""
-        dh = through_dropout(dh, keep, scale)
         dgates = gates if dgates.is_set_to(gates) else dgates
-        compile_step(_advance_back)(gates, before, after, dh[0], dh[1] if len(dh) > 1 else None, dc, dgates)
+        compile_step(_lstm_backward)(gates, before, after, dh[0], dh[1] if len(dh) > 1 else None, dc, dgates)
 
-    def step_forward(
-        self,
-        cell: StepCell,
-        read: Tensor,
-        recurrent: Tensor,
-        state: Sequence[Tensor],
-        extra: Sequence[Tensor],
-    ) -> tuple[Tensor, ...]:
-        """Calls `StepCell.forward`."""
-        results: tuple[Tensor, ...] = compile_step(_step)(
-            cell.forward, (2, len(state)), read, recurrent, *state, *extra
-        )
-        return results
+    def _run_cell(
+        self, function: Callable[..., Any], read: Tensor, recurrent: Tensor, *groups: Sequence[Tensor]
+    ) -> Any:
+        sizes, tensors = tuple(map(len, groups)), itertools.chain(*groups)
+        return compile_step(_grouped)(function, sizes, read, recurrent, *tensors)
 
-    def step_backward(
-        self,
-        cell: StepCell,
-        read: Tensor,
-        recurrent: Tensor,
-        state: Sequence[Tensor],
-        after: Sequence[Tensor],
-        dafter: Sequence[Tensor],
-        extra: Sequence[Tensor],
-    ) -> tuple[Tensor, Tensor, tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """Calls `StepCell.backward`."""
-        sizes = (2, len(state), len(after), len(dafter))
-        results: tuple[Tensor, Tensor, tuple[Tensor, ...], tuple[Tensor, ...]] = compile_step(_step)(
-            cell.backward, sizes, read, recurrent, *state, *after, *dafter, *extra
-        )
-        return results
-
-    def attention(
-        self,
-        keys: Tensor,
-        projected: Tensor,
-        score: Tensor | None,
-        norm: tuple[Tensor, Tensor] | None,
-        scale: float,
-        lengths: Tensor | None,
-    ) -> AttentionKernels:
+    def attention(self, inputs: AttentionInputs) -> AttentionKernels:
         """Implements `StepKernels.attention`; where the C library serves, only the scores are compiled."""
-        kernels = CAttention if library.serves(keys) else EagerAttention
-        functions = (compile_step(additive_forward), compile_step(additive_backward))
-        return kernels(keys, projected, score, norm, scale, lengths, *functions)
+        kernels = CAttention if library.serves(inputs.keys) else EagerAttention
+        return kernels(inputs, compile_step(additive_forward), compile_step(additive_backward))

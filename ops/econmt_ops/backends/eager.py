@@ -6,14 +6,14 @@ without loss of precision; 16-bit gates are kept as sums.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from econmt_ops.backends.attention import EagerAttention
-from econmt_ops.backends.protocol import AttentionKernels, Read, StepGradients
-from econmt_ops.cells.protocol import StepCell
+from econmt_ops.backends.protocol import AttentionInputs, AttentionKernels, CellStep, Read, StepGradients
 from econmt_ops.core.activations import tanh_
 from econmt_ops.core.loops import steps_of
 from econmt_ops.core.precision import accumulate_dtype
@@ -56,11 +56,6 @@ def give_read(h: Tensor, read: Read | None) -> None:
         values = torch.where(read.keep, values * read.scale, 0.0)
     for destination in read.destinations:
         destination.copy_(values)
-
-
-def through_dropout(dh: Sequence[Tensor], keep: Tensor | None, scale: float) -> Sequence[Tensor]:
-    """Applies the dropout mask to the first of the gradients of h (B, H)."""
-    return dh if keep is None else (torch.where(keep, dh[0] * scale, 0.0), *dh[1:])
 
 
 class _Workspace:
@@ -117,44 +112,17 @@ class _Workspace:
 class CellSteps:
     """Steps of cells for which a backend uses the functions of the `StepCell` itself."""
 
-    def step_forward(
-        self,
-        cell: StepCell,
-        read: Tensor,
-        recurrent: Tensor,
-        state: Sequence[Tensor],
-        extra: Sequence[Tensor],
-    ) -> tuple[Tensor, ...]:
-        """Calls `StepCell.forward`."""
-        return cell.forward(read, recurrent, state, extra)
+    def _run_cell(
+        self, function: Callable[..., Any], read: Tensor, recurrent: Tensor, *groups: Sequence[Tensor]
+    ) -> Any:
+        """Calls a method of a `StepCell` with the products of a step and its further arguments."""
+        return function(read, recurrent, *groups)
 
-    def step_backward(
-        self,
-        cell: StepCell,
-        read: Tensor,
-        recurrent: Tensor,
-        state: Sequence[Tensor],
-        after: Sequence[Tensor],
-        dafter: Sequence[Tensor],
-        extra: Sequence[Tensor],
-    ) -> tuple[Tensor, Tensor, tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """Calls `StepCell.backward`."""
-        return cell.backward(read, recurrent, state, after, dafter, extra)
-
-    def step_forward_into(
-        self,
-        cell: StepCell,
-        read: Tensor,
-        recurrent: Tensor,
-        before: Sequence[Tensor],
-        after: Sequence[Tensor],
-        output: Tensor,
-        extra: Sequence[Tensor],
-        padding: Tensor | None,
-    ) -> None:
+    def step_forward_into(self, step: CellStep, after: Sequence[Tensor], output: Tensor) -> None:
         """Implements `StepKernels.step_forward_into`."""
-        states = self.step_forward(cell, read, recurrent, before, extra)
-        mask = None if padding is None else padding.unsqueeze(1)
+        before = step.before
+        states = self._run_cell(step.cell.forward, step.read, step.recurrent, before, step.extra)
+        mask = None if step.padding is None else step.padding.unsqueeze(1)
         output.copy_(states[0] if mask is None else torch.where(mask, 0.0, states[0]))
         for destination, old, new in zip(after, before, states, strict=True):
             destination.copy_(new if mask is None else torch.where(mask, old, new))
@@ -165,24 +133,19 @@ class CellSteps:
 
     def step_backward_into(
         self,
-        cell: StepCell,
-        read: Tensor,
-        recurrent: Tensor,
-        before: Sequence[Tensor],
+        step: CellStep,
         after: Sequence[Tensor],
         dstate: Sequence[Tensor],
-        given: Tensor | None,
-        extra: Sequence[Tensor],
-        padding: Tensor | None,
+        doutput: Tensor | None,
         gradients: StepGradients,
     ) -> None:
         """Implements `StepKernels.step_backward_into`."""
-        mask = None if padding is None else padding.unsqueeze(1)
-        dafter = tuple(dstate) if given is None else (dstate[0] + given, *dstate[1:])
+        mask = None if step.padding is None else step.padding.unsqueeze(1)
+        dafter = tuple(dstate) if doutput is None else (dstate[0] + doutput, *dstate[1:])
         if mask is not None:  # a padded row's state bypasses the step
             dafter = tuple(torch.where(mask, 0.0, part) for part in dafter)
-        dread, drecurrent, dbefore, parts = self.step_backward(
-            cell, read, recurrent, before, after, dafter, extra
+        dread, drecurrent, dbefore, parts = self._run_cell(
+            step.cell.backward, step.read, step.recurrent, step.before, after, dafter, step.extra
         )
         gradients.read.copy_(dread)
         gradients.recurrent.copy_(drecurrent)
@@ -194,6 +157,9 @@ class CellSteps:
 
 class EagerSteps(CellSteps):
     """`econmt_ops.backends.protocol.StepKernels` in PyTorch operators."""
+
+    _attention: Callable[..., AttentionKernels] = EagerAttention
+    """Class of the attention kernels."""
 
     def __init__(self, like: Tensor) -> None:
         """Takes a tensor of the call's compute type on its device."""
@@ -217,12 +183,12 @@ class EagerSteps(CellSteps):
         read: Read | None = None,
     ) -> None:
         """Implements `StepKernels.cell_forward`."""
-        self._advance(gates, recurrent, before, after, h[0], keep)
+        self._cell_forward(gates, recurrent, before, after, h[0], keep)
         for other in h[1:]:
             other.copy_(h[0])
         give_read(h[0], read)
 
-    def _advance(
+    def _cell_forward(
         self,
         gates: Tensor,
         recurrent: Tensor | None,
@@ -274,7 +240,20 @@ class EagerSteps(CellSteps):
         scale: float = 1.0,
     ) -> None:
         """Implements `StepKernels.cell_backward`."""
-        dh = through_dropout(dh, keep, scale)
+        if keep is not None:
+            dh = torch.where(keep, dh[0] * scale, 0.0), *dh[1:]
+        self._cell_backward(gates, before, after, dh, dc, dgates)
+
+    def _cell_backward(
+        self,
+        gates: Tensor,
+        before: Tensor,
+        after: Tensor,
+        dh: Sequence[Tensor],
+        dc: Tensor,
+        dgates: Tensor,
+    ) -> None:
+        """Runs the step backward; the arguments are those of `StepKernels.cell_backward`, dropout applied."""
         buffers = self._workspace(dc)
         if gates.dtype == dc.dtype:
             i, f, g, o = gates.chunk(4, 1)
@@ -300,14 +279,6 @@ class EagerSteps(CellSteps):
         if not at_once:
             dgates.copy_(gradients)
 
-    def attention(
-        self,
-        keys: Tensor,
-        projected: Tensor,
-        score: Tensor | None,
-        norm: tuple[Tensor, Tensor] | None,
-        scale: float,
-        lengths: Tensor | None,
-    ) -> AttentionKernels:
+    def attention(self, inputs: AttentionInputs) -> AttentionKernels:
         """Implements `StepKernels.attention`."""
-        return EagerAttention(keys, projected, score, norm, scale, lengths)
+        return self._attention(inputs)

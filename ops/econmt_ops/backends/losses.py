@@ -6,7 +6,7 @@ dl = p - (1 - s) 1_y - s / V. Sizes: C rows of a chunk, V vocabulary.
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
 
 from torch import Tensor, softmax
 
@@ -19,28 +19,8 @@ _CACHED_BYTES = 8 << 20
 size costs a few launches and saves workspace."""
 
 
-class LossKernel(Protocol):
-    """Pointwise work between the two products of a chunk."""
-
-    def __call__(
-        self,
-        logits: Tensor,
-        targets: Tensor,
-        smoothing: float,
-        factors: Tensor | None,
-        gradient: bool,
-        dbias: Tensor | None,
-    ) -> Tensor:
-        """Returns the losses (C,), in the accumulate type.
-
-        Args:
-            logits: (C, V) in the compute type, overwritten by their gradient if ``gradient``.
-            targets: (C,) int64.
-            smoothing: label smoothing.
-            factors: (C,), factor of each row's gradient; None: all are 1.
-            gradient: True to compute the gradient.
-            dbias: (V,) in the accumulate type, to which the sum of the rows' gradients is added; or None.
-        """
+LossKernel = Callable[[Tensor, Tensor, float, Tensor | None, bool, Tensor | None], Tensor]
+"""Function that does the pointwise work between the two products of a chunk; see `econmt_ops.backends.c.losses`."""
 
 
 def losses(logits: Tensor, targets: Tensor, smoothing: float) -> Tensor:
@@ -82,7 +62,7 @@ class EagerLosses:
         gradient: bool,
         dbias: Tensor | None,
     ) -> Tensor:
-        """Implements `LossKernel`."""
+        """Computes `econmt_ops.backends.c.losses` in any floating point type."""
         accumulate = accumulate_dtype(logits.dtype)
         row_losses = logits.new_empty(len(logits), dtype=accumulate)
         size = max(1, _CACHED_BYTES // (logits.shape[1] * accumulate.itemsize))

@@ -35,6 +35,26 @@ class Read(NamedTuple):
     scale: float = 1.0
 
 
+class AttentionInputs(NamedTuple):
+    """Inputs of the attention that all steps of a call share.
+
+    Attributes:
+        keys: (B, S, A), zero at padded positions.
+        projected: (B, S, H), the values times their part of the combination weight, zero at padded positions.
+        score: (A,) for additive attention, score . tanh(norm(query + keys)); None: dot, scale * query . keys.
+        norm: (gain (A,), bias (A,)) of the layer normalisation; or None.
+        scale: Scale of dot attention.
+        lengths: (B,) int64; or None: all rows are S long.
+    """
+
+    keys: Tensor
+    projected: Tensor
+    score: Tensor | None
+    norm: tuple[Tensor, Tensor] | None
+    scale: float
+    lengths: Tensor | None
+
+
 class AttentionGradients(NamedTuple):
     """Gradients summed over all steps, in the accumulate type; that of the keys may be in the compute type.
 
@@ -100,6 +120,23 @@ class AttentionKernels(Protocol):
         """
 
 
+class CellStep(NamedTuple):
+    """Arguments of one step of any cell.
+
+    Attributes:
+        cell: Cell, whose `StepCell.forward` describes ``read``, ``recurrent`` and ``extra``.
+        before: Its states before the step, (B, H) each.
+        padding: (B,) bool, True for rows that keep their states; or None.
+    """
+
+    cell: StepCell
+    read: Tensor
+    recurrent: Tensor
+    before: Sequence[Tensor]
+    extra: Sequence[Tensor]
+    padding: Tensor | None
+
+
 class StepGradients(NamedTuple):
     """Tensors that receive the gradients of a step of a cell.
 
@@ -140,24 +177,13 @@ class StepKernels(Protocol):
             read: input of the next layer at this step; or None.
         """
 
-    def step_forward_into(
-        self,
-        cell: StepCell,
-        read: Tensor,
-        recurrent: Tensor,
-        before: Sequence[Tensor],
-        after: Sequence[Tensor],
-        output: Tensor,
-        extra: Sequence[Tensor],
-        padding: Tensor | None,
-    ) -> None:
-        """Runs one step of any cell, see `StepCell.forward`.
+    def step_forward_into(self, step: CellStep, after: Sequence[Tensor], output: Tensor) -> None:
+        """Runs one step of any cell.
 
         Args:
-            cell, read, recurrent, extra: see there. before: its states.
-            after: (B, H) each, receive the states after the step; may be ``before``.
+            step: Arguments of the step.
+            after: (B, H) each, receive the states after the step; may be the states before it.
             output: (B, H) is written: h, zero at padded rows.
-            padding: (B,) bool, True for rows that keep their states; or None.
         """
 
     def rows_of_sums(self, batch: int) -> int:
@@ -165,26 +191,21 @@ class StepKernels(Protocol):
 
     def step_backward_into(
         self,
-        cell: StepCell,
-        read: Tensor,
-        recurrent: Tensor,
-        before: Sequence[Tensor],
+        step: CellStep,
         after: Sequence[Tensor],
         dstate: Sequence[Tensor],
-        given: Tensor | None,
-        extra: Sequence[Tensor],
-        padding: Tensor | None,
+        doutput: Tensor | None,
         gradients: StepGradients,
     ) -> None:
         """Runs the backward pass of one step of any cell, see `StepCell.backward`.
 
         Args:
-            cell, read, recurrent, extra: see there. before, after, padding: as given to and written by
-                `step_forward_into`.
-            dstate: gradients of ``after``; overwritten by those of ``before``, without the part that flows through the
-                recurrent product.
-            given: (B, H), the gradient of the step's output; or None.
-            gradients: tensors that receive the gradients.
+            step: Arguments of the step.
+            after: States as written by `step_forward_into`.
+            dstate: Gradients of ``after``; overwritten by those of the states before the step, without the part that
+                flows through the recurrent product.
+            doutput: (B, H), the gradient of the step's output; or None.
+            gradients: Tensors that receive the gradients.
         """
 
     def prepare_gates(self, gates: Tensor) -> Tensor:
@@ -219,22 +240,5 @@ class StepKernels(Protocol):
             keep, scale: as in `Read`, applied to the first of ``dh``, a gradient of h after dropout.
         """
 
-    def attention(
-        self,
-        keys: Tensor,
-        projected: Tensor,
-        score: Tensor | None,
-        norm: tuple[Tensor, Tensor] | None,
-        scale: float,
-        lengths: Tensor | None,
-    ) -> AttentionKernels:
-        """Returns the attention kernels of this call.
-
-        Args:
-            keys: (B, S, A), zero at padded positions. projected: (B, S, H), the values times their part of the
-                combination weight, zero at padded positions.
-            score: (A,) for additive attention, score . tanh(norm(query + keys)); None: dot, scale * query . keys.
-            norm: (gain (A,), bias (A,)) of the layer normalisation; or None.
-            scale: scale of dot attention.
-            lengths: (B,) int64; or None: all rows are S long.
-        """
+    def attention(self, inputs: AttentionInputs) -> AttentionKernels:
+        """Returns the attention kernels of this call."""

@@ -19,15 +19,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from econmt_ops.cells.protocol import Split
+from econmt_ops.cells.protocol import Split, StepCell
 from econmt_ops.core.precision import accumulate_dtype
 from econmt_ops.core.weights import GRUWeights
 
 
-class GRUCell:
+class GRUCell(StepCell):
     """GRU as a `econmt_ops.cells.protocol.StepCell`, whose only state is h."""
 
     name = "gru"
+    summary = """Runs a stack of GRU layers, as `torch.nn.GRU`, over a batch of sequences (Cho et al. 2014).
+
+    With `s = W x_t + b` and `v = U h_{t-1} + b'`: `r, z = sigmoid(s + v)`, `n = tanh(s + r v)` and
+    `h_t = (1 - z) n + z h_{t-1}`. The weights of a layer are `GRUWeights` with the rows r, z, n. h is stored in the
+    compute type between steps."""
     gates = 3
     states: tuple[str, ...] = ("h",)
     weights: type[Any] = GRUWeights
@@ -36,14 +41,6 @@ class GRUCell:
         """See `Cell`."""
         rows = 3 * hidden
         return {"input": (rows, inputs), "hidden": (rows, hidden), "bias": (rows,), "hidden_bias": (rows,)}
-
-    def hidden_size(self, weights: Any, inputs: int) -> int:  # noqa: ARG002
-        """See `Cell`."""
-        return int(weights.hidden.shape[-1]) if weights.hidden.dim() == 2 else 0
-
-    def operations(self, inputs: int, hidden: int) -> int:
-        """See `Cell`."""
-        return 2 * 3 * hidden * (inputs + hidden)
 
     def split(self, weights: GRUWeights) -> Split:
         """See `StepCell`."""

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from econmt_ops.cells import lstm
 from econmt_ops.cells.attention import LAYER_NORM_EPSILON
-from econmt_ops.cells.protocol import Split
+from econmt_ops.cells.protocol import Split, StepCell
 from econmt_ops.core.weights import (
     AnyLayerNormLSTMWeights,
     LayerNormLSTMWeights,
@@ -52,7 +52,7 @@ def _standardized_back(dvalues: Tensor, normal: Tensor, factors: Tensor) -> Tens
     return result.flatten(-2)
 
 
-class LayerNormLSTMCell:
+class LayerNormLSTMCell(StepCell):
     """LSTM with layer normalization as a `econmt_ops.cells.protocol.StepCell`, whose states are h and c.
 
     The number of tensors in ``extra`` selects the normalization: three gains and two biases (all gates together), or
@@ -60,6 +60,11 @@ class LayerNormLSTMCell:
     """
 
     name = "lnlstm"
+    summary = """Runs a stack of layer-normalized LSTM layers over a batch of sequences (Ba, Kiros and Hinton 2016).
+
+    The equations are those of `lstm` with other sums under the gates: `N(W x_t) + N(U h_{t-1}) + b` for
+    `LayerNormLSTMWeights`, or `N_k((W x_t + U h_{t-1} + b)_k)` for each gate k of `LayerNormPerGateLSTMWeights`; and
+    `h_t = o tanh(N(c_t))` with the output gate o."""
     gates = 4
     states: tuple[str, ...] = ("h", "c")
     weights: type[Any] = LayerNormLSTMWeights
@@ -77,14 +82,6 @@ class LayerNormLSTMCell:
                 "cell_bias": (hidden,),
             }
         )
-
-    def hidden_size(self, weights: Any, inputs: int) -> int:  # noqa: ARG002
-        """See `Cell`."""
-        return int(weights.hidden.shape[-1]) if weights.hidden.dim() == 2 else 0
-
-    def operations(self, inputs: int, hidden: int) -> int:
-        """See `Cell`."""
-        return lstm.LSTM.operations(inputs, hidden)
 
     def split(self, weights: AnyLayerNormLSTMWeights) -> Split:
         """See `StepCell`; the bias of a per-gate layer is a part of its product."""

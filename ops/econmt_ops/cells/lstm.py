@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from econmt_ops.cells.protocol import Split
+from econmt_ops.cells.protocol import Split, StepCell
 from econmt_ops.core.weights import LSTMWeights
 
 Pointwise = Callable[[Tensor], Tensor]
@@ -86,10 +86,11 @@ def forward(sums: Tensor, c: Tensor, tanh: Pointwise = torch.tanh) -> tuple[Tens
     return h.to(sums.dtype), c
 
 
-class LSTMCell:
+class LSTMCell(StepCell):
     """LSTM as a `econmt_ops.cells.protocol.StepCell`, whose states are h and c."""
 
     name = "lstm"
+    summary = "See `econmt_ops.lstm`."
     gates = 4
     states: tuple[str, ...] = ("h", "c")
     weights: type[Any] = LSTMWeights
@@ -97,14 +98,6 @@ class LSTMCell:
     def parameter_shapes(self, inputs: int, hidden: int) -> dict[str, tuple[int, ...]]:
         """See `Cell`."""
         return {"input": (4 * hidden, inputs), "hidden": (4 * hidden, hidden), "bias": (4 * hidden,)}
-
-    def hidden_size(self, weights: Any, inputs: int) -> int:  # noqa: ARG002
-        """See `Cell`."""
-        return int(weights.hidden.shape[-1])
-
-    def operations(self, inputs: int, hidden: int) -> int:
-        """See `Cell`."""
-        return 2 * 4 * hidden * (inputs + hidden)
 
     def split(self, weights: LSTMWeights) -> Split:
         """See `StepCell`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -14,12 +15,14 @@ class Cell(Protocol):
     B batch, I input size, H hidden size. A layer carries one or more states from step to step, each (B, H).
 
     Attributes:
-        name: Name of the cell and its op.
+        name: Name of the cell and its operation.
+        summary: Documentation of the operation: the equations and the weights, without arguments.
         states: Names of the states; the output h is one of them only if the next step reads it.
         weights: NamedTuple of a layer's weights.
     """
 
     name: str
+    summary: str
     states: tuple[str, ...]
     weights: type[Any]
 
@@ -31,6 +34,8 @@ class Cell(Protocol):
 
     def operations(self, inputs: int, hidden: int) -> int:
         """Returns the floating point operations of the products of one forward step of one row."""
+        shapes = self.parameter_shapes(inputs, hidden).values()
+        return 2 * sum(math.prod(shape) for shape in shapes if len(shape) == 2)
 
 
 class Split(NamedTuple):
@@ -57,6 +62,10 @@ class StepCell(Cell, Protocol):
     """
 
     gates: int
+
+    def hidden_size(self, weights: Any, inputs: int) -> int:  # noqa: ARG002
+        """Returns H of a layer from its unchecked weights and its input size I."""
+        return int(weights.hidden.shape[-1]) if weights.hidden.dim() == 2 else 0
 
     def split(self, weights: Any) -> Split:
         """Separates a layer's weights by the operation that reads them."""

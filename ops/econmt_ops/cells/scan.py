@@ -36,6 +36,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from econmt_ops.cells.protocol import Cell
 from econmt_ops.core.weights import GateWeights, GILRLSTMWeights
 
 Parts = Sequence[Tensor]
@@ -187,6 +188,30 @@ class ScanCell(NamedTuple):
         return products
 
 
+CELLS: dict[str, ScanCell] = {}
+"""Recurrences by name; a layer adds its own."""
+
+
+class ScanInputs(NamedTuple):
+    """Arguments of kernels for one recurrence, whose products exist already.
+
+    Attributes:
+        cell: Recurrence to run.
+        products: (B, T, K H), contiguous.
+        bias: (K H,), to be added to the products; None if they include it.
+        read: (B, T, I), the input, which a highway reads if I is H.
+        first: c before the first step, (B, H), in the accumulate type.
+        lengths: (B,), or None.
+    """
+
+    cell: ScanCell
+    products: Tensor
+    bias: Tensor | None
+    read: Tensor
+    first: Tensor
+    lengths: Tensor | None
+
+
 class RunStage(Protocol):
     """Function that runs one recurrence over whole sequences, in forward direction."""
 
@@ -210,19 +235,20 @@ class RunStage(Protocol):
         """
 
 
-class ScanLayer:
+class ScanLayer(Cell):
     """Layer of one recurrence, a `econmt_ops.cells.protocol.Cell` whose only state is c.
 
     Args:
         cell: Recurrence of the layer.
+        summary: See `Cell`.
     """
 
     states: tuple[str, ...] = ("c",)
     weights: type[Any] = GateWeights
 
-    def __init__(self, cell: ScanCell) -> None:
-        self.name = cell.name
-        self.cell = cell
+    def __init__(self, cell: ScanCell, summary: str) -> None:
+        self.name, self.cell, self.summary = cell.name, cell, summary
+        CELLS[cell.name] = cell
 
     def gates(self, inputs: int, hidden: int) -> int:
         """Returns K, the number of parts of the products; a highway needs one more if I is not H."""
@@ -232,10 +258,6 @@ class ScanLayer:
         """See `Cell`."""
         rows = self.gates(inputs, hidden) * hidden
         return {"input": (rows, inputs), "bias": (rows,)}
-
-    def operations(self, inputs: int, hidden: int) -> int:
-        """See `Cell`."""
-        return 2 * self.gates(inputs, hidden) * hidden * inputs
 
     def hidden_size(self, weights: Any, inputs: int) -> int:
         """See `Cell`."""
@@ -262,10 +284,6 @@ class WindowLayer(ScanLayer):
         rows = self.cell.gates * hidden
         return {"input": (rows, 2 * inputs), "bias": (rows,)}
 
-    def operations(self, inputs: int, hidden: int) -> int:
-        """See `Cell`."""
-        return 2 * super().operations(inputs, hidden)
-
     def run(
         self, stage: RunStage, inputs: Tensor, weights: Any, state: Sequence[Tensor]
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -284,9 +302,9 @@ class SurrogateLayer(ScanLayer):
     states: tuple[str, ...] = ("s", "c")
     weights: type[Any] = GILRLSTMWeights
 
-    def __init__(self, surrogate: ScanCell, cell: ScanCell) -> None:
-        super().__init__(cell)
-        self.surrogate = surrogate
+    def __init__(self, surrogate: ScanCell, cell: ScanCell, summary: str) -> None:
+        super().__init__(cell, summary)
+        self.surrogate = CELLS[surrogate.name] = surrogate
 
     def parameter_shapes(self, inputs: int, hidden: int) -> dict[str, tuple[int, ...]]:
         """See `Cell`."""
@@ -299,10 +317,6 @@ class SurrogateLayer(ScanLayer):
             "bias": (rows,),
         }
 
-    def operations(self, inputs: int, hidden: int) -> int:
-        """See `Cell`."""
-        return 2 * hidden * (6 * inputs + 4 * hidden)
-
     def run(
         self, stage: RunStage, inputs: Tensor, weights: Any, state: Sequence[Tensor]
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -314,21 +328,52 @@ class SurrogateLayer(ScanLayer):
         return outputs, (s, c)
 
 
-CELLS = {
-    cell.name: cell
-    for cell in (
-        ScanCell("sru", COUPLED, HIGHWAY),
-        ScanCell("ssru", COUPLED, RELU),
-        ScanCell("qrnn", COUPLED, GATE, squashes=True),
-        ScanCell("min_gru", COUPLED, PLAIN),
-        ScanCell("min_lstm", SHARED, PLAIN),
-        ScanCell("gilr", COUPLED, PLAIN, squashes=True),
-        ScanCell("gilr_lstm", GATED, GATE, squashes=True),
-    )
-}
-"""All recurrences by name."""
+SRU = ScanLayer(
+    ScanCell("sru", COUPLED, HIGHWAY),
+    """Runs a stack of SRU layers over a batch of sequences (Lei, Zhang and Artzi 2017).
 
-SRU, SSRU, QRNN = (ScanLayer(CELLS[name]) for name in ("sru", "ssru", "qrnn"))
-QRNN_OF_TWO = WindowLayer(CELLS["qrnn"])
-MIN_GRU, MIN_LSTM = ScanLayer(CELLS["min_gru"]), ScanLayer(CELLS["min_lstm"])
-GILR_LSTM = SurrogateLayer(CELLS["gilr"], CELLS["gilr_lstm"])
+    `u = W x_t`, `f, r = sigmoid(W x_t + b)`, `c_t = f c_{t-1} + (1 - f) u` and `h_t = r tanh c_t + (1 - r) x_t`. The
+    weights of a layer are `GateWeights(input (3H, I), bias (3H,))` with the rows u, f, r. If I is not H they are
+    (4H, I) and (4H,); the last H rows project x_t to H values for h_t.""",
+)
+SSRU = ScanLayer(
+    ScanCell("ssru", COUPLED, RELU),
+    """Runs a stack of SSRU layers over a batch of sequences (Kim et al. 2019).
+
+    `u = W x_t`, `f = sigmoid(W x_t + b)`, `c_t = f c_{t-1} + (1 - f) u` and `h_t = max(c_t, 0)`. The weights of a
+    layer are `GateWeights(input (2H, I), bias (2H,))` with the rows u, f.""",
+)
+_QRNN = (
+    ScanCell("qrnn", COUPLED, GATE, squashes=True),
+    """Runs a stack of QRNN layers with fo-pooling over a batch of sequences (Bradbury et al. 2017).
+
+    `z = tanh(W x_t + V x_{t-1} + b)`, `f, o = sigmoid(W x_t + V x_{t-1} + b)`, `c_t = f c_{t-1} + (1 - f) z` and
+    `h_t = o c_t`. The weights of a layer are `GateWeights(input (3H, 2I), bias (3H,))` with the rows z, f, o and the
+    columns of W before those of V; an input weight (3H, I) selects a window of one step, without V. With a window of
+    two steps the states are c and x (B, I), the last input.""",
+)
+QRNN, QRNN_OF_TWO = ScanLayer(*_QRNN), WindowLayer(*_QRNN)
+GILR_LSTM = SurrogateLayer(
+    ScanCell("gilr", COUPLED, PLAIN, squashes=True),
+    ScanCell("gilr_lstm", GATED, GATE, squashes=True),
+    """Runs a stack of GILR-LSTM layers over a batch of sequences (Martin and Cundy 2018, section 3.3).
+
+    `g = sigmoid(U x_t + d)`, `s_t = g s_{t-1} + (1 - g) tanh(U x_t + d)`, then from `W x_t + V s_{t-1} + b` the gates
+    `f, i, o = sigmoid(.)` and `z = tanh(.)`, `c_t = f c_{t-1} + i z` and `h_t = o c_t`. The weights of a layer
+    are `GILRLSTMWeights(surrogate (2H, I), surrogate_bias, input (4H, I), hidden (4H, H), bias)`. The surrogate's rows
+    are its candidate, then g; those of the gates are z, f, i, o.""",
+)
+MIN_GRU = ScanLayer(
+    ScanCell("min_gru", COUPLED, PLAIN),
+    """Runs a stack of minGRU layers over a batch of sequences (Feng et al. 2024).
+
+    `u = W x_t + b`, `f = sigmoid(W x_t + b)` and `h_t = c_t = f c_{t-1} + (1 - f) u`, where f is the paper's 1 - z. The
+    weights of a layer are `GateWeights(input (2H, I), bias (2H,))` with the rows u, f.""",
+)
+MIN_LSTM = ScanLayer(
+    ScanCell("min_lstm", SHARED, PLAIN),
+    """Runs a stack of minLSTM layers over a batch of sequences (Feng et al. 2024).
+
+    `u = W x_t + b`, `f, i = sigmoid(W x_t + b)` and `h_t = c_t = (f c_{t-1} + i u) / (f + i)`. The weights of
+    a layer are `GateWeights(input (3H, I), bias (3H,))` with the rows u, f, i.""",
+)

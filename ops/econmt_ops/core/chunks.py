@@ -69,6 +69,24 @@ def previous(sequence: Tensor, first: Tensor, begin: int, end: int) -> Tensor:
     return torch.cat([first.unsqueeze(0), sequence[: end - 1]], 0)
 
 
+def outer(left: Tensor, right: Tensor, dtype: torch.dtype, width: int | None = None) -> Tensor:
+    """Returns left^T right in a type; a type that is wider than the operands' is not rounded in between on a GPU.
+
+    Args:
+        left: (K, N).
+        right: (K, M), M `even` or not.
+        dtype: Type of the result.
+        width: Number of leading columns of the result to return; None: all.
+    """
+    width = right.shape[1] if width is None else width
+    right = widened(right)
+    if left.is_cuda and left.dtype != dtype == torch.float32:
+        product: Tensor = torch.mm(left.t(), right, out_dtype=torch.float32)
+    else:
+        product = (left.t() @ right).to(dtype)
+    return product if product.shape[1] == width else product[:, :width].contiguous()
+
+
 def add_outer(total: Tensor, left: Tensor, right: Tensor, fresh: bool = False) -> None:
     """Adds left^T right to ``total`` (N, M), in place; left (K, B, N), right (K, B, M).
 

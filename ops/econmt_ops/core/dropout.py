@@ -216,17 +216,9 @@ def _keep_mask(
 
 
 # Registered so that a compiled graph holds the seed as a plain number that may change from call to call.
-@_keep_mask.register_fake
-def _(
-    shape: Sequence[int],
-    _p: float,
-    _seed: int,
-    _index: int,
-    device: torch.device,
-    _device_seed: Tensor | None = None,
-    _first_row: int = 0,
-) -> Tensor:
-    return torch.empty(shape, device=device, dtype=torch.bool)
+_keep_mask.register_fake(
+    lambda shape, p, seed, index, device, *_: torch.empty(shape, device=device, dtype=torch.bool)  # noqa: ARG005
+)
 
 
 def keep_mask(shape: Sequence[int], p: float, seed: Seed, device: torch.device, index: int = -1) -> Tensor:
@@ -321,15 +313,8 @@ def _dropout(
 
 
 @_dropout.register_fake
-def _(
-    values: Tensor,
-    _p: float,
-    _seed: int,
-    _index: int,
-    _variational: bool,
-    device_seed: Tensor | None = None,
-    _first_row: int = 0,
-) -> Tensor:
+def _(values: Tensor, *settings: Any) -> Tensor:
+    *_, device_seed, _first_row = settings
     kernels = _dropout_kernels(values, device_seed)
     if kernels is not None:
         like: Tensor = kernels.results_like(values)

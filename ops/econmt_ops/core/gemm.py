@@ -1,4 +1,4 @@
-"""UniqueRows products with one weight, which is prepacked into the layout that the fastest library reads."""
+"""Repeated products with one weight, which is prepacked into the layout that the fastest library reads."""
 
 from __future__ import annotations
 

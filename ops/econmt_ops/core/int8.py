@@ -14,7 +14,8 @@ from econmt_ops.backends import c as native
 _LARGEST = 127
 
 _LANES, _GROUP, _FILLED = 16, 4, 64
-"""Outputs and inputs per group in the C library's layout, and the multiple to which inputs are padded with zeros."""
+"""Outputs per group in the C library's layout, bytes of their inputs, and the multiple of bytes to which inputs are
+padded with zeros, unless they are float32."""
 
 
 def rounded(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -31,8 +32,14 @@ def in_groups(values: Tensor) -> tuple[Tensor, Tensor]:
     Returns:
         The weight (N / 16, K / 4, 16, 4), padded with zeros, and the sum of each output's weights, int32.
     """
-    filled = torch.nn.functional.pad(values, (0, -values.shape[1] % _FILLED, 0, -len(values) % _LANES))
+    filled = padded(values)
     return grouped(filled), filled.sum(1, dtype=torch.int32)
+
+
+def padded(values: Tensor) -> Tensor:
+    """Pads a weight (N, K) in float32, bfloat16 or int8 with zeros, as the C library's layout needs it."""
+    inputs = 0 if values.dtype == torch.float32 else -values.shape[1] % (_FILLED // values.itemsize)
+    return torch.nn.functional.pad(values, (0, inputs, 0, -len(values) % _LANES))
 
 
 def grouped(values: Tensor) -> Tensor:
@@ -55,7 +62,7 @@ class Int8Product:
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self._values, self._steps = rounded(weight)
         self._bias = None if bias is None else bias.detach().to(torch.float32).contiguous()
-        self._laid_out: tuple[Tensor, Tensor] | None = None
+        self._prepacked: tuple[Tensor, Tensor] | None = None
 
     def plus(self, start: Tensor, left: Tensor) -> Tensor:
         """Returns start (R, N), contiguous, plus the product of left (R, K), without bias; may overwrite ``start``."""
@@ -69,10 +76,10 @@ class Int8Product:
     def _product(self, left: Tensor, start: Tensor | None) -> Tensor:
         if not native.serves(left):
             return self._by_tensors(left, start)
-        if self._laid_out is None:
-            self._laid_out = in_groups(self._values)
+        if self._prepacked is None:
+            self._prepacked = in_groups(self._values)
         output = left.new_empty(len(left), len(self._steps)) if start is None else start
-        weight, sums = self._laid_out
+        weight, sums = self._prepacked
         native.product_int8(left, weight, sums, self._steps, self._bias, start, output)
         return output
 

@@ -5,7 +5,6 @@ B batch, T steps, I input size, H hidden.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -21,18 +20,26 @@ After = TypeVar("After")
 
 
 class StackOptions(NamedTuple):
-    """Options of the layers above the bottom one.
+    """Options of a stack of recurrent layers, complete and checked.
 
     Attributes:
-        residual: True if each of them adds its input to its output.
-        dropout: Dropout probability of their inputs. seed: Seed of the masks, or None without dropout.
+        lengths: (B,), or None if every row has T steps.
+        reverse: True if each row runs from its own last position to its first.
+        residual: True if each layer but the bottom one adds its input to its output.
+        dropout: Dropout probability of the inputs of these layers. seed: Seed of the masks, or None without dropout.
         variational: True if one mask per row and layer serves all time steps.
+        from_zero: True if all initial states are zero, so that they need not be read.
+        gate_gradient: See `econmt_ops.lstm`; None for other cells.
     """
 
+    lengths: Tensor | None = None
+    reverse: bool = False
     residual: bool = False
     dropout: float = 0.0
     seed: Seed | None = None
     variational: bool = False
+    from_zero: bool = False
+    gate_gradient: Tensor | None = None
 
     def drop(self, values: Tensor, number: int) -> Tensor:
         """Applies dropout to the input (B, T, H) of a layer; its mask is generated again in the backward pass."""
@@ -69,7 +76,7 @@ def run_stack(
     count: int,
     options: StackOptions,
     *,
-    turn: Callable[[Tensor], Tensor] | None = None,
+    reverses: bool = False,
     drop: Callable[[Tensor, int], Tensor] | None = None,
 ) -> tuple[Tensor, list[After]]:
     """Runs layers one above the other, with dropout and residual sums between them.
@@ -77,45 +84,40 @@ def run_stack(
     Args:
         run_layer: Runs a layer, which it gets by number, on its inputs; returns outputs (B, T, H) and a state.
         inputs: Inputs of the bottom layer, in the form that ``run_layer`` reads. count: Number of layers.
-        options: Dropout and residual sums.
-        turn: Reverses rows in memory if the layers run over reversed rows. Masks are indexed by position, so they are
-            applied to rows in the original order.
+        options: Lengths, dropout and residual sums.
+        reverses: True to run the layers over rows that are reversed in memory. Masks are indexed by position, so they
+            are applied to rows in the original order.
         drop: Applies dropout to the input of a layer, which it gets by number; `StackOptions.drop` by default.
 
     Returns:
         Outputs (B, T, H) of the top layer, in the original order, and the state of every layer.
     """
     drop = drop or options.drop
-    read = inputs if turn is None else turn(inputs)
+
+    def in_order(rows: Any) -> Any:
+        """Reverses rows, or undoes it."""
+        return reverse_rows(rows, options.lengths) if reverses else rows
+
+    read = in_order(inputs)
     states = []
     for number in range(count):
         if number > 0 and options.dropout > 0.0:
-            read = drop(read, number) if turn is None else turn(drop(turn(read), number))
+            read = in_order(drop(in_order(read), number))
         outputs, after = run_layer(number, read)
         states.append(after)
         read = outputs + read if options.residual and number > 0 else outputs
-    return read if turn is None else turn(read), states
+    return in_order(read), states
 
 
 def run_cells(
-    run_layer: RunLayer,
-    inputs: Tensor,
-    layers: tuple[Any, ...],
-    *,
-    state: State,
-    lengths: Tensor | None,
-    reverse: bool,
-    residual: bool,
-    dropout: float,
-    dropout_seed: Seed | None,
-    variational: bool,
+    run_layer: RunLayer, inputs: Tensor, layers: tuple[Any, ...], state: State, options: StackOptions
 ) -> tuple[Tensor, State]:
-    """Returns the outputs (B, T, H) and the states of a stack of cells; the arguments are those of an op."""
+    """Returns the outputs (B, T, H) and the states of a stack of cells whose rows are reversed in memory."""
     outputs, states = run_stack(
-        lambda number, read: run_layer(read, layers[number], state[number], lengths),
+        lambda number, read: run_layer(read, layers[number], state[number], options.lengths),
         inputs,
         len(layers),
-        StackOptions(residual, dropout, dropout_seed, variational),
-        turn=functools.partial(reverse_rows, lengths=lengths) if reverse else None,
+        options,
+        reverses=options.reverse,
     )
     return outputs, tuple(states)

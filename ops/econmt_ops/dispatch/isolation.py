@@ -23,12 +23,12 @@ def detached(arguments: Any) -> Any:
 @contextmanager
 def counting_bytes(tensors: Sequence[Tensor]) -> Iterator[dict[int, int]]:
     """Records the bytes that autograd saves, by storage, without the storages of ``tensors``."""
-    own = {tensor.untyped_storage().data_ptr() for tensor in tensors}
+    storages = {tensor.untyped_storage().data_ptr() for tensor in tensors}
     kept: dict[int, int] = {}
 
     def keep(tensor: Tensor) -> Tensor:
         memory = tensor.untyped_storage()
-        if memory.data_ptr() not in own:
+        if memory.data_ptr() not in storages:
             kept[memory.data_ptr()] = memory.nbytes()
         return tensor
 

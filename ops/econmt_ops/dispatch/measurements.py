@@ -128,8 +128,8 @@ def processor() -> str:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
         text = ""
-    found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
-    return found[1].strip() if found else platform.processor() or platform.machine()
+    name = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    return name[1].strip() if name else platform.processor() or platform.machine()
 
 
 def machine(device: torch.device) -> str:
@@ -155,10 +155,10 @@ class Store:
 
     def load(self, where: str) -> dict[str, dict[str, MeasurementRecord]]:
         """Returns the records of the machine ``where`` by key; empty if the file is absent or broken."""
-        found: dict[str, dict[str, MeasurementRecord]] = {}
+        records_by_key: dict[str, dict[str, MeasurementRecord]] = {}
         for key, records in self._read().get(where, {}).items():
-            found[key] = {name: MeasurementRecord(*values) for name, values in records.items()}
-        return found
+            records_by_key[key] = {name: MeasurementRecord(*values) for name, values in records.items()}
+        return records_by_key
 
     def add(self, where: str, records: Mapping[str, Mapping[str, MeasurementRecord]]) -> None:
         """Adds or replaces records by key; warns if the file cannot be written."""

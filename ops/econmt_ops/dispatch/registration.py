@@ -64,14 +64,14 @@ def custom_op(name: str, *, schema: str | None = None) -> Callable[[Callable[...
         # PyTorch's private table of kernels; the key None holds the decorated kernel for all devices.
         assert set(operator._backend_fns) == {None}
         operator._backend_fns[None] = _hidden_from_the_compiler(
-            _given_rows(kernel, operator._opoverload._schema)
+            _with_contiguous_rows(kernel, operator._opoverload._schema)
         )
         return operator
 
     return register
 
 
-def _given_rows(kernel: Callable[..., Any], schema: torch.FunctionSchema) -> Callable[..., Any]:
+def _with_contiguous_rows(kernel: Callable[..., Any], schema: torch.FunctionSchema) -> Callable[..., Any]:
     """Wraps a kernel so that all tensors of its schema, alone or in lists, have a contiguous last axis."""
     kinds = [str(argument.type) for argument in schema.arguments]
     tensors = [number for number, kind in enumerate(kinds) if kind in ("Tensor", "Optional[Tensor]")]
@@ -80,18 +80,18 @@ def _given_rows(kernel: Callable[..., Any], schema: torch.FunctionSchema) -> Cal
     @functools.wraps(kernel)
     def call(*arguments: Any) -> Any:
         # These loops run in every call and take a microsecond, as most tensors are contiguous and need one test.
-        given = list(arguments)
+        values = list(arguments)
         for number in tensors:
             # Trailing arguments with default values are missing.
-            tensor = given[number] if number < len(given) else None
+            tensor = values[number] if number < len(values) else None
             if tensor is not None and not tensor.is_contiguous():
-                given[number] = rows_of(tensor)
+                values[number] = rows_of(tensor)
         for number in lists:
-            parts = given[number]
-            for place, part in enumerate(parts):
+            parts = values[number]
+            for index, part in enumerate(parts):
                 if not part.is_contiguous():
-                    parts[place] = rows_of(part)
-        return kernel(*given)
+                    parts[index] = rows_of(part)
+        return kernel(*values)
 
     return call
 
@@ -158,13 +158,13 @@ class OperatorSchema(Generic[Arguments]):
             tensors: Values in the order of :meth:`tensors`.
             rest: If False, arguments that are not tensors become None.
         """
-        left = iter(tensors)
+        remaining = iter(tensors)
         made: list[Any] = []
         for kind, value in zip(self._kinds, arguments, strict=True):
             if kind == "Tensor[]":
-                made.append([next(left) for _ in value])
+                made.append([next(remaining) for _ in value])
             elif kind.startswith("Tensor"):
-                made.append(next(left))
+                made.append(next(remaining))
             else:
                 made.append(value if rest else None)
         return made
@@ -192,17 +192,17 @@ class OperatorSchema(Generic[Arguments]):
             gradients: Gradients by name; entries of tensors without gradient are ignored.
             constants: Names of arguments without gradient.
         """
-        found: list[Tensor] = []
+        ordered: list[Tensor] = []
         for name, kind, value in zip(self.names, self._kinds, arguments, strict=True):
             if not kind.startswith("Tensor") or name in constants:
                 continue
-            given = gradients.get(name)
-            pairs = zip(value, given or (), strict=True) if kind == "Tensor[]" else ((value, given),)
+            made = gradients.get(name)
+            pairs = zip(value, made or (), strict=True) if kind == "Tensor[]" else ((value, made),)
             for part, gradient in pairs:
                 if part is True or _has_gradient(part):
                     assert gradient is not None, f"no gradient of {name}"
-                    found.append(gradient)
-        return found
+                    ordered.append(gradient)
+        return ordered
 
 
 def _has_gradient(tensor: object) -> bool:
@@ -243,7 +243,6 @@ class Operator(Generic[Arguments, Results]):
         stand_ins: Mapping[str, str] | None = None,
         in_place: Callable[[Arguments, Results, Incoming], Gradients | None] | None = None,
         constants: Callable[[Arguments], Collection[str]] = lambda _: (),
-        is_recurrent: bool = False,
     ) -> None:
         self.schema = OperatorSchema(arguments)
         self._results: Any = results
@@ -251,13 +250,12 @@ class Operator(Generic[Arguments, Results]):
         self._run, self._run_back, self._saves, self._in_place = forward, backward, saves, in_place
         self._stand_ins = stand_ins or {}
         self._constants = constants
-        self._is_recurrent = is_recurrent
         outputs = ", ".join("Tensor" for _ in self._names)
         kept = "".join(f"Tensor? {part}_{name}, " for part in ("d", "kept") for name in self._names)
         self.forward = custom_op(name, schema=f"({self.schema.text}, bool keep) -> ({outputs})")(
             self._forward
         )
-        self.forward.register_fake(lambda *given: tuple(fake(self.schema.make(given[:-1]), given[-1])))
+        self.forward.register_fake(lambda *values: tuple(fake(self.schema.make(values[:-1]), values[-1])))
         self.backward = custom_op(f"{name}_backward", schema=f"({kept}{self.schema.text}) -> Tensor[]")(
             self._backward
         )
@@ -269,28 +267,24 @@ class Operator(Generic[Arguments, Results]):
         results: Results = self._results(*self.forward(*arguments, self.schema.requires_grad(arguments)))
         return results
 
-    def _forward(self, *given: Any) -> tuple[Tensor, ...]:
-        arguments = self.schema.make(given[:-1])
+    def _forward(self, *values: Any) -> tuple[Tensor, ...]:
+        arguments = self.schema.make(values[:-1])
         with self._products(arguments):
-            return tuple(self._run(arguments, given[-1]))
+            return tuple(self._run(arguments, values[-1]))
 
-    def _products(self, arguments: Arguments) -> AbstractContextManager[None]:
-        """Returns the context that sets the precision of matrix products on a GPU."""
-        if self._is_recurrent:
-            first = self.schema.differentiable(arguments)[0]
-            if first.is_cuda and first.dtype == torch.float32:
-                return MatmulTF32(recurrent_tf32())
+    def _products(self, arguments: Arguments) -> AbstractContextManager[None]:  # noqa: ARG002 - a subclass reads them
+        """Returns the context that sets the precision of matrix products."""
         return nullcontext()
 
-    def _parts(self, given: Sequence[Any]) -> Iterator[Any]:
+    def _parts(self, values: Sequence[Any]) -> Iterator[Any]:
         """Yields arguments, results and gradients of the results from the backward operator's flat arguments."""
         count = len(self._names)
-        yield self.schema.make(given[2 * count :])
-        yield self._results(*given[count : 2 * count])
-        yield dict(zip(self._names, given, strict=False))
+        yield self.schema.make(values[2 * count :])
+        yield self._results(*values[count : 2 * count])
+        yield dict(zip(self._names, values, strict=False))
 
-    def _backward(self, *given: Any) -> list[Tensor]:
-        arguments, results, incoming = self._parts(given)
+    def _backward(self, *values: Any) -> list[Tensor]:
+        arguments, results, incoming = self._parts(values)
         constants = self._constants(arguments)
         wanted = self.schema.differentiable(arguments, constants)
         with explicit_casts(wanted[0]), self._products(arguments):
@@ -300,8 +294,8 @@ class Operator(Generic[Arguments, Results]):
         taken = {tensor.untyped_storage()._cdata for tensor in flat if tensor is not None}
         return [_own(gradient.to(part.dtype), taken) for gradient, part in zip(made, wanted, strict=True)]
 
-    def _fake_backward(self, *given: Any) -> list[Tensor]:
-        arguments, _, _ = self._parts(given)
+    def _fake_backward(self, *values: Any) -> list[Tensor]:
+        arguments, _, _ = self._parts(values)
         return [
             torch.empty_like(part, memory_format=torch.contiguous_format)
             for part in self.schema.differentiable(arguments, self._constants(arguments))
@@ -348,11 +342,21 @@ class Operator(Generic[Arguments, Results]):
         return *self.schema.with_tensors(ctx.arguments, flat, rest=False), None
 
 
+class RecurrentOperator(Operator[Arguments, Results]):
+    """`Operator` whose float32 products on a GPU use TF32 where those of `torch.nn.LSTM` may; see `recurrent_tf32`."""
+
+    def _products(self, arguments: Arguments) -> AbstractContextManager[None]:
+        first = self.schema.differentiable(arguments)[0]
+        if first.is_cuda and first.dtype == torch.float32:
+            return MatmulTF32(recurrent_tf32())
+        return nullcontext()
+
+
 def _own(gradient: Tensor, taken: set[int]) -> Tensor:
     """Returns the gradient contiguous and in memory of its own, which it adds to ``taken``."""
-    place = gradient.untyped_storage()._cdata
-    if place in taken or not gradient.is_contiguous():
+    storage = gradient.untyped_storage()._cdata
+    if storage in taken or not gradient.is_contiguous():
         gradient = gradient.clone(memory_format=torch.contiguous_format)
-        place = gradient.untyped_storage()._cdata
-    taken.add(place)
+        storage = gradient.untyped_storage()._cdata
+    taken.add(storage)
     return gradient

@@ -149,12 +149,12 @@ def rule(
         among: Implementations by name; None: all implementations of the op.
         sizes, detail: Sizes and detail of the problem; None: any.
     """
-    found = implementations_of(op) if among is None else among
-    served = [each for each in found.values() if can_run(each.traits, device, dtype)]
+    available = implementations_of(op) if among is None else among
+    served = [each for each in available.values() if can_run(each.traits, device, dtype)]
     for each in served:
         if each.traits.has_kernels and (sizes is None or each.traits.serves(sizes, detail)):
             return each.name
-    first = next(iter(found.values()))
+    first = next(iter(available.values()))
     for each in served if gradients or first.traits.is_last else ():
         launch_bound = device == "cuda" and each.traits.loops and not MODE.captured
         if (
@@ -181,52 +181,54 @@ def can_run(traits: Traits, device: str, dtype: torch.dtype) -> bool:
     return traits.is_installed if MODE.device is not None else traits.is_available()
 
 
-def ruled(
-    problem: Problem,
-    available: Mapping[str, Implementation],
-    implementation: str,
-    stash: str,
-    options: Sequence[Mapping[str, str]],
-) -> Candidate:
-    """Returns the candidate that runs where no measurements exist; arguments as in `econmt_ops.dispatch.select.run`."""
-    name = implementation
-    if name == "auto":
+class CallRequest(NamedTuple):
+    """Request of a call, from which its candidates follow.
+
+    Attributes:
+        available: Implementations of the op by name.
+        implementation: "auto", or the name of one.
+        stash: Stash level, or "auto".
+        options: Options with which every implementation can run, the rule's option first; at least one.
+    """
+
+    available: Mapping[str, Implementation]
+    implementation: str
+    stash: str
+    options: Sequence[Mapping[str, str]]
+
+    def candidate(
+        self, chosen: Implementation, gradients: bool, stash: str, option: Mapping[str, str]
+    ) -> Candidate:
+        """Returns the candidate of an implementation with its stash level.
+
+        Args:
+            chosen: Implementation. If the request names it, it uses its own default level, otherwise the fastest one.
+            gradients: True if a backward pass will follow; otherwise nothing is kept.
+            stash: Stash level, or "auto" for the default.
+            option: One of the options.
+        """
+        level = stash
+        if self.implementation == stash == "auto" and gradients:
+            # Only a model's training and its estimate use rules alone.
+            level = chosen.traits.model_stash if MODE.rules_only else "gates"
+        if not chosen.traits.takes_stash or level == "auto":
+            return Candidate(chosen, {**option})
+        return Candidate(chosen, {**option, "stash": level})
+
+    def by_rule(self, problem: Problem) -> Candidate:
+        """Returns the candidate that runs where no measurements exist."""
+        name, gradients = self.implementation, problem.keeps_gradients
         # A model's training and its estimate use rules only, and one implementation for all shapes.
-        light = problem.is_light and stash == "auto" and not MODE.rules_only
-        name = (
-            next(iter(available))
-            if light
-            else rule(
+        if name == "auto" and problem.is_light and self.stash == "auto" and not MODE.rules_only:
+            name = next(iter(self.available))
+        elif name == "auto":
+            name = rule(
                 problem.op,
                 problem.device_type,
                 problem.dtype,
-                gradients=problem.keeps_gradients,
-                among=available,
+                gradients=gradients,
+                among=self.available,
                 sizes=problem.sizes,
                 detail=problem.detail,
             )
-        )
-    return with_stash(
-        available[name], implementation, stash, options[0] if options else {}, problem.keeps_gradients
-    )
-
-
-def with_stash(
-    chosen: Implementation, asked: str, stash: str, others: Mapping[str, str], gradients: bool
-) -> Candidate:
-    """Returns the candidate of an implementation with its stash level.
-
-    Args:
-        chosen: Implementation.
-        asked: Implementation that the call requested: a named one uses its own default level, "auto" the fastest level.
-        stash: Level that the call requested.
-        others: Options other than the level.
-        gradients: True if a backward pass will follow; otherwise nothing is kept.
-    """
-    level = stash
-    if asked == stash == "auto" and gradients:
-        # Only a model's training and its estimate use rules alone.
-        level = chosen.traits.model_stash if MODE.rules_only else "gates"
-    if not chosen.traits.takes_stash or level == "auto":
-        return Candidate(chosen, {**others})
-    return Candidate(chosen, {**others, "stash": level})
+        return self.candidate(self.available[name], gradients, self.stash, self.options[0])

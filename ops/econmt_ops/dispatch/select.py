@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from econmt_ops.core.chunks import STASHES
 from econmt_ops.core.weights import tensors_of
 from econmt_ops.dispatch.measurements import decide, machine
-from econmt_ops.dispatch.rule import MODE, Candidate, Problem, ruled, with_stash
+from econmt_ops.dispatch.rule import MODE, CallRequest, Candidate, Problem
 from econmt_ops.dispatch.session import current_session, remembered
 from econmt_ops.dispatch.traits import Implementation, implementations
 
@@ -57,59 +57,56 @@ def run(
         ValueError: If the implementation or stash level is unknown, or this machine cannot run the implementation; the
             message lists the available ones.
     """
-    op = problem.op
+    request = CallRequest(available, implementation, stash, options or [{}])
     if implementation != "auto":
-        _check_named(problem, available, implementation)
+        _check_named(problem, request)
     if stash != "auto" and stash not in STASHES:
-        raise ValueError(f"{op}: unknown stash level {stash!r}; available: {', '.join(('auto', *STASHES))}")
-    default = ruled(problem, available, implementation, stash, options)
-    if (implementation != "auto" and len(options) < 2) or torch.compiler.is_compiling():
-        return call(default, *problem.arguments)
-    chosen = _choose(problem, call, available, implementation, stash, options, default)
-    return call(chosen, *problem.arguments)
+        levels = ", ".join(("auto", *STASHES))
+        raise ValueError(f"{problem.op}: unknown stash level {stash!r}; available: {levels}")
+    candidate = request.by_rule(problem)
+    if not torch.compiler.is_compiling() and (implementation == "auto" or len(request.options) > 1):
+        candidate = _measured(problem, call, request, candidate)
+    return call(candidate, *problem.arguments)
 
 
-def _check_named(problem: Problem, available: Mapping[str, Implementation], name: str) -> None:
-    found = available.get(name)
-    if found is not None and (found.traits.is_available() or (MODE.device and found.traits.is_installed)):
+def _check_named(problem: Problem, request: CallRequest) -> None:
+    """Raises ValueError if the requested implementation does not exist or this machine cannot run it."""
+    available, name = request.available, request.implementation
+    named = available.get(name)
+    if named is not None and (named.traits.is_available() or (MODE.device and named.traits.is_installed)):
         return
     names = ", ".join(("auto", *(each.name for each in available.values() if each.traits.is_available())))
-    problem_with_it = (
-        "unknown implementation" if found is None else "this machine cannot run the implementation"
-    )
-    raise ValueError(f"{problem.op}: {problem_with_it} {name!r}; available: {names}")
+    reason = "unknown implementation" if named is None else "this machine cannot run the implementation"
+    raise ValueError(f"{problem.op}: {reason} {name!r}; available: {names}")
 
 
-def _choose(
-    problem: Problem,
-    call: Callable[..., Any],
-    available: Mapping[str, Implementation],
-    implementation: str,
-    stash: str,
-    options: Sequence[Mapping[str, str]],
-    default: Candidate,
+def _measured(
+    problem: Problem, call: Callable[..., Any], request: CallRequest, default: Candidate
 ) -> Candidate:
-    """Returns the rule's candidate, or one that was measured to be faster."""
+    """Returns the rule's candidate, ``default``, or one that was measured to be faster."""
     session = current_session()
     if MODE.rules_only or any(isinstance(tensor, FakeTensor) for tensor in tensors_of(problem.arguments)):
         return default
     where = machine(problem.device) if problem.device.type != "meta" else ""
     if not where or (session is None and not remembered(where)):
         return default
-    found: dict[str, Candidate] = {}
-    for each in available.values():
-        if implementation == each.name or (implementation == "auto" and _serves(each, problem)):
-            for candidate in _levels(each, problem, implementation, stash, options):
-                found.setdefault(candidate.label, candidate)
-    found[default.label] = default
+    candidates: dict[str, Candidate] = {}
+    for implementation in request.available.values():
+        if request.implementation == implementation.name or (
+            request.implementation == "auto" and _serves(implementation, problem)
+        ):
+            for candidate in _variants(implementation, problem, request):
+                candidates.setdefault(candidate.label, candidate)
+    candidates[default.label] = default
     known = remembered(where).get(problem.key, {})
     if session is None:
-        records = {name: record for name, record in known.items() if name in found}
-        return found[decide(records, default.label)] if default.label in records else default
-    return found[session.choose(problem, call, found, default.label, known, where)]
+        records = {name: record for name, record in known.items() if name in candidates}
+        return candidates[decide(records, default.label)] if default.label in records else default
+    return candidates[session.choose(problem, call, candidates, default.label, known, where)]
 
 
 def _serves(implementation: Implementation, problem: Problem) -> bool:
+    """Returns True if an implementation may be measured for a problem."""
     traits = implementation.traits
     return (
         traits.runs_on(problem.device.type, problem.dtype)
@@ -119,22 +116,15 @@ def _serves(implementation: Implementation, problem: Problem) -> bool:
     )
 
 
-def _levels(
-    implementation: Implementation,
-    problem: Problem,
-    asked: str,
-    stash: str,
-    options: Sequence[Mapping[str, str]],
-) -> list[Candidate]:
+def _variants(implementation: Implementation, problem: Problem, request: CallRequest) -> list[Candidate]:
     """Returns an implementation with each of its options; with every stash level if a byte limit is to be met."""
-    session = current_session()
+    session, gradients = current_session(), problem.keeps_gradients
     limited = session is not None and session.byte_limit is not None
-    levels = [stash]
-    if stash == "auto" and limited and implementation.traits.takes_stash and problem.keeps_gradients:
+    levels = [request.stash]
+    if request.stash == "auto" and limited and implementation.traits.takes_stash and gradients:
         levels = list(STASHES)
-    gradients = problem.keeps_gradients
     return [
-        with_stash(implementation, asked, level, others, gradients)
+        request.candidate(implementation, gradients, level, option)
         for level in levels
-        for others in options or [{}]
+        for option in request.options
     ]

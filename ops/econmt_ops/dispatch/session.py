@@ -71,7 +71,7 @@ class Session:
         self,
         problem: Problem,
         call: Callable[..., Any],
-        found: Mapping[str, Candidate],
+        candidates: Mapping[str, Candidate],
         rule: str,
         known: Mapping[str, MeasurementRecord],
         where: str,
@@ -82,12 +82,10 @@ class Session:
         if before is not None:
             self.measurements[key] = before._replace(calls=before.calls + 1)
             return before.choice(self.byte_limit)
-        records = {name: record for name, record in known.items() if name in found}
-        wanted = {name for name in found if self._compiled or not found[name].traits.warms_up}
-        if self._only is not None:
-            wanted &= set(self._only)
-        if self._store is None or not wanted <= records.keys():
-            timed = self._measure(problem, call, {name: found[name] for name in found if name in wanted})
+        records = {name: record for name, record in known.items() if name in candidates}
+        wanted = {name: each for name, each in candidates.items() if self._wants(name, each)}
+        if self._store is None or not wanted.keys() <= records.keys():
+            timed = self._measure(problem, call, wanted)
             if timed is None:
                 return rule
             records = {**records, **timed}
@@ -96,8 +94,14 @@ class Session:
         self.measurements[key] = Measurement(problem.op, key, rule, records)
         return self.measurements[key].choice(self.byte_limit)
 
+    def _wants(self, label: str, candidate: Candidate) -> bool:
+        """Returns True if the session measures a candidate."""
+        return (self._compiled or not candidate.traits.warms_up) and (
+            self._only is None or label in self._only
+        )
+
     def _measure(
-        self, problem: Problem, call: Callable[..., Any], found: Mapping[str, Candidate]
+        self, problem: Problem, call: Callable[..., Any], candidates: Mapping[str, Candidate]
     ) -> dict[str, MeasurementRecord] | None:
         """Returns the records of the candidates, or None if the session's time is used up."""
         left = self._allowed - self.seconds
@@ -118,10 +122,10 @@ class Session:
             sizes[candidate.label] = sum(kept.values())
             _backward(alone, result)
 
-        functions = {name: functools.partial(once, found[name]) for name in found}
+        functions = {name: functools.partial(once, each) for name, each in candidates.items()}
         # Ops that are called inside follow the rule, or measurements would be nested.
         with rules_only():
-            for name, candidate in found.items():
+            for name, candidate in candidates.items():
                 if candidate.traits.warms_up:
                     before = time.perf_counter()
                     once(candidate)

@@ -114,9 +114,9 @@ def alternate(
                 return None
             break
         for name in alive:
-            found = sample(functions[name], repeats[name])
-            samples[name].append(found)
-            repeats[name] = max(repeats[name], round(_SAMPLE_SECONDS / max(found, 1e-9)))
+            elapsed = sample(functions[name], repeats[name])
+            samples[name].append(elapsed)
+            repeats[name] = max(repeats[name], round(_SAMPLE_SECONDS / max(elapsed, 1e-9)))
         count += 1
         rivals = [samples[name] for name in alive if fits(name)]
         if drop and rivals:

@@ -138,14 +138,16 @@ def compiled(recompute: Callable[..., Any], traits: Traits) -> tuple[Callable[..
     return function, replace(traits, warms_up=True, fake_implementation="recompute")
 
 
-def add_op(op: str, found: Mapping[str, tuple[Callable[..., Any], Traits]]) -> Mapping[str, Implementation]:
+def add_op(
+    op: str, functions: Mapping[str, tuple[Callable[..., Any], Traits]]
+) -> Mapping[str, Implementation]:
     """Adds an op with its implementations by name, each a function and its traits.
 
     Returns:
         The implementations; those that `register` adds later appear in it.
     """
     _OPS[op] = {}
-    for name, (function, traits) in found.items():
+    for name, (function, traits) in functions.items():
         register(op, name, function, traits)
     return _OPS[op]
 
@@ -160,11 +162,11 @@ def register(op: str, name: str, function: Callable[..., Any], traits: Traits) -
         traits: Capabilities of the implementation.
     """
     forget_plans()
-    found = _OPS[op]
-    found[name] = Implementation(name, function, traits)
-    ordered = sorted(found, key=lambda each: NAMES.index(each) if each in NAMES else len(NAMES))
+    registered = _OPS[op]
+    registered[name] = Implementation(name, function, traits)
+    ordered = sorted(registered, key=lambda each: NAMES.index(each) if each in NAMES else len(NAMES))
     for each in ordered:
-        found[each] = found.pop(each)
+        registered[each] = registered.pop(each)
 
 
 def unregister(op: str, name: str) -> None:
@@ -186,8 +188,8 @@ def names_of(*ops: str) -> list[str]:
 
 def cost_of(operator: str) -> Callable[..., Cost] | None:
     """Returns the declared cost function of an operator of torch.library, or None if the operator can be traced."""
-    for found in _OPS.values():
-        for implementation in found.values():
+    for registered in _OPS.values():
+        for implementation in registered.values():
             if operator in implementation.traits.costs:
                 return implementation.traits.costs[operator]
     return None

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from econmt_ops.backends.triton import with_kernels
-from econmt_ops.cells.scan import CELLS
-from econmt_ops.core.chunks import reaches
+from econmt_ops.cells.scan import CELLS, ScanInputs
+from econmt_ops.core.chunks import outer, reaches
 from econmt_ops.core.lengths import padding_mask, zero_padding
-from econmt_ops.dispatch.registration import Gradients, Incoming, Operator
+from econmt_ops.dispatch.registration import Gradients, Incoming, RecurrentOperator
 from econmt_ops.dispatch.traits import FLOATS
 from econmt_ops.layers.scanned import RECOMPUTE, ScannedArguments, ScannedResults, empty_results, staged
 
@@ -46,13 +46,13 @@ class _Call:
 
     def read(self, clean: bool) -> list[Tensor]:
         """Returns the sources (B, T, .) as the products read them; with zeros in the padding if ``clean``."""
-        found = [*self.call.sources]
+        sources = [*self.call.sources]
         if clean and self.lengths is not None:
-            padding = padding_mask(self.lengths, found[0].shape[1], self.lengths.device)
-            found = [zero_padding(source, padding) for source in found]
+            padding = padding_mask(self.lengths, sources[0].shape[1], self.lengths.device)
+            sources = [zero_padding(source, padding) for source in sources]
         if self.call.before is not None:
-            found[-1] = _late(found[-1], self.call.before)
-        return found
+            sources[-1] = _late(sources[-1], self.call.before)
+        return sources
 
     def products(self, read: Sequence[Tensor]) -> Tensor:
         """Returns the products without bias, a new tensor (B, T, K H); values in the padding are arbitrary."""
@@ -62,10 +62,10 @@ class _Call:
             made.addmm_(source, weight.t())
         return made.view(*read[0].shape[:2], len(self.weights[0]))
 
-    @property
-    def around(self) -> tuple[Any, ...]:
-        """Arguments of both kernels beside the products."""
-        return self.bias, self.call.sources[0], self.call.first, self.lengths
+    def inputs(self, products: Tensor) -> ScanInputs:
+        """Returns the arguments of both kernels."""
+        call = self.call
+        return ScanInputs(self.cell, products, self.bias, call.sources[0], call.first, self.lengths)
 
 
 def _flat(tensor: Tensor) -> Tensor:
@@ -73,28 +73,29 @@ def _flat(tensor: Tensor) -> Tensor:
 
 
 def _forward(call: ScannedArguments, keep: bool) -> ScannedResults:
-    own, results = _Call(call), empty_results(call._replace(stash="outputs"), keep)
-    products = own.products(own.read(clean=False))
+    problem, results = _Call(call), empty_results(call._replace(stash="outputs"), keep)
+    products = problem.products(problem.read(clean=False))
     if keep and reaches(call.stash, "gates"):
         results = results._replace(products=products)
     if results.outputs.numel():
         cells = results.cells if keep else None
-        _kernels().forward(own.cell, products, *own.around, results.outputs, results.last, cells)
+        _kernels().forward(problem.inputs(products), results.outputs, results.last, cells)
     return results
 
 
 def _backward(call: ScannedArguments, results: ScannedResults, incoming: Incoming) -> Gradients:
-    own = _Call(call)
-    read = own.read(clean=True)
+    problem = _Call(call)
+    read = problem.read(clean=True)
     kept = len(results.products) > 0
-    products = results.products if kept else own.products(read)
+    products = results.products if kept else problem.products(read)
     dproducts = torch.empty_like(products) if kept else products
-    highway = own.cell.output.name == "highway" and len(own.bias) == own.cell.gates * call.first.shape[1]
+    highway = (
+        problem.cell.output.name == "highway"
+        and len(problem.bias) == problem.cell.gates * call.first.shape[1]
+    )
     dread = torch.empty_like(read[0], memory_format=torch.contiguous_format) if highway else None
     dfirst, dbias = _kernels().backward(
-        own.cell,
-        products,
-        *own.around,
+        problem.inputs(products),
         results.cells,
         incoming["outputs"],
         incoming["last"],
@@ -104,7 +105,7 @@ def _backward(call: ScannedArguments, results: ScannedResults, incoming: Incomin
     rows = _flat(dproducts)
     sources = [
         (rows @ weight).view(source.shape) if number or dread is None else _plus(dread, rows, weight)
-        for number, (source, weight) in enumerate(zip(read, own.weights, strict=True))
+        for number, (source, weight) in enumerate(zip(read, problem.weights, strict=True))
     ]
     before = None
     if call.before is not None:
@@ -112,7 +113,9 @@ def _backward(call: ScannedArguments, results: ScannedResults, incoming: Incomin
         sources[-1] = _late_back(sources[-1])
     return {
         "sources": sources,
-        "weights": [_outer(rows, _flat(source), to) for source, to in zip(read, call.weights, strict=True)],
+        "weights": [
+            outer(rows, _flat(source), to.dtype) for source, to in zip(read, call.weights, strict=True)
+        ],
         "bias": dbias,
         "first": dfirst,
         "before": before,
@@ -141,15 +144,7 @@ def _late_back(gradient: Tensor) -> Tensor:
     return made
 
 
-def _outer(left: Tensor, right: Tensor, like: Tensor) -> Tensor:
-    """Computes left^T right for left (N, M) and right (N, K); without rounding if the gradient has a wider type."""
-    if left.is_cuda and left.dtype != like.dtype == torch.float32:
-        product: Tensor = torch.mm(left.t(), right, out_dtype=torch.float32)
-        return product
-    return left.t() @ right
-
-
-_stage = Operator(
+_stage = RecurrentOperator(
     "econmt_ops::fused_stage",
     ScannedArguments,
     ScannedResults,
@@ -157,7 +152,6 @@ _stage = Operator(
     fake=empty_results,
     backward=_backward,
     saves=lambda _: (*ScannedArguments._fields, "cells", "products"),
-    is_recurrent=True,
 )
 
 fused = staged(_stage)

@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from econmt_ops.cells.gru import GRU
 from econmt_ops.core.lengths import padding_mask, zero_padding
-from econmt_ops.core.stack import last_of, run_cells
+from econmt_ops.core.stack import StackOptions, last_of, run_cells
 from econmt_ops.core.weights import GRUWeights, State
 from econmt_ops.layers import stepped
 from econmt_ops.lstm.cudnn import MOST_STEPS, cudnn_gru
@@ -46,6 +46,8 @@ def _layer(
     return outputs, (last_of(outputs, state[0], lengths),)
 
 
-def gru(inputs: Tensor, layers: tuple[GRUWeights, ...], **how: object) -> tuple[Tensor, State]:
-    """Runs a stack of layers; all arguments are complete, checked and cast. See `econmt_ops.gru`."""
-    return run_cells(_layer, inputs, layers, **how)  # type: ignore[arg-type]
+def gru(
+    inputs: Tensor, layers: tuple[GRUWeights, ...], state: State, options: StackOptions
+) -> tuple[Tensor, State]:
+    """Runs a stack of layers."""
+    return run_cells(_layer, inputs, layers, state, options)

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, cast
 
-from econmt_ops.backends.triton import with_kernels
+from econmt_ops.backends.triton import STEP_CELLS, with_kernels
 from econmt_ops.cells.protocol import Cell, StepCell
 from econmt_ops.cells.scan import ScanLayer
 from econmt_ops.dispatch.traits import Traits, compiled
@@ -23,21 +23,22 @@ def implementations_for(cells: tuple[Cell, ...]) -> dict[str, tuple[Callable[...
         cells: Cells whose weights the operation takes. Linear recurrences run as the last of them (the widest window),
             which serves the others; step-by-step cells as the first, which knows the kind of weights.
     """
-    bound = cells[-1]
-    if isinstance(bound, ScanLayer):
+    last = cells[-1]
+    if isinstance(last, ScanLayer):
         return {
-            "reference": (functools.partial(scanned.reference, bound), scanned.REFERENCE),
-            "recompute": (functools.partial(scanned.recompute, bound), scanned.RECOMPUTE),
-            "triton": (functools.partial(fused.fused, bound), fused.TRITON),
+            "reference": (functools.partial(scanned.reference, last), scanned.REFERENCE),
+            "recompute": (functools.partial(scanned.recompute, last), scanned.RECOMPUTE),
+            "triton": (functools.partial(fused.fused, last), fused.TRITON),
         }
     cell = cast(StepCell, cells[0])
     recompute: Callable[..., Any] = functools.partial(stepped.recompute, cell)
-    return {
-        "reference": (
-            _REFERENCES.get(cell.name, functools.partial(stepped.reference, cell)),
-            stepped.REFERENCE,
-        ),
+    reference = _REFERENCES.get(cell.name, functools.partial(stepped.reference, cell))
+    functions = {
+        "reference": (reference, stepped.REFERENCE),
         "recompute": (recompute, stepped.RECOMPUTE),
         "compiled": compiled(recompute, stepped.RECOMPUTE),
-        "triton": (functools.partial(recompute, backend="triton"), with_kernels(stepped.RECOMPUTE)),
     }
+    if cell.name in STEP_CELLS:
+        kernels = functools.partial(recompute, backend="triton")
+        functions["triton"] = kernels, with_kernels(stepped.RECOMPUTE)
+    return functions

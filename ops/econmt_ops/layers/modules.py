@@ -11,14 +11,19 @@ from torch import Tensor, nn
 
 from econmt_ops.cells.gru import GRU as GRU_CELL
 from econmt_ops.cells.lnlstm import LNLSTM
-from econmt_ops.cells.protocol import Cell
 from econmt_ops.cells.scan import GILR_LSTM, QRNN_OF_TWO
 from econmt_ops.cells.scan import SRU as SRU_CELL
 from econmt_ops.cells.scan import SSRU as SSRU_CELL
 from econmt_ops.core.stack import StackOptions, run_stack
 from econmt_ops.core.weights import State
-from econmt_ops.layers.op import LayerOp
-from econmt_ops.layers.ops import OPS
+from econmt_ops.layers.op import OPS
+
+
+def seed_of(module: nn.Module, dropout: float, seed: int | None) -> tuple[float, int | None]:
+    """Returns the dropout probability that applies now, and its seed, drawn from torch's generator if it is None."""
+    if not module.training or dropout == 0.0:
+        return 0.0, None
+    return dropout, int(torch.randint(1 << 62, ())) if seed is None else seed
 
 
 class CellLayers(nn.Module):
@@ -41,7 +46,6 @@ class CellLayers(nn.Module):
         dtype: Type of the parameters.
     """
 
-    op: ClassVar[Any]
     cell: ClassVar[Any]
     names: ClassVar[dict[str, str]] = {}
     """Parameter names that differ from the field names."""
@@ -64,14 +68,24 @@ class CellLayers(nn.Module):
         self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
         self.dropout, self.bidirectional, self.residual = dropout, bidirectional, residual
         self.variational, self.implementation = variational, implementation
-        cell: Cell = self.cell
         for layer in range(num_layers):
-            width = input_size if layer == 0 else len(self._suffixes(layer)) * hidden_size
-            for suffix in self._suffixes(layer):
-                for field, shape in cell.parameter_shapes(width, hidden_size).items():
+            suffixes = self._suffixes(layer)
+            for suffix in suffixes:
+                width = input_size if layer == 0 else len(suffixes) * hidden_size
+                for name, shape in self._parameter_shapes(width).items():
                     weight = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
-                    self.register_parameter(self.names.get(field, field) + suffix, weight)
+                    self.register_parameter(name + suffix, weight)
         self.reset_parameters()
+
+    @property
+    def op(self) -> Any:
+        """Operation that runs the layers."""
+        return OPS[self.cell.name]
+
+    def _parameter_shapes(self, width: int) -> dict[str, tuple[int, ...]]:
+        """Returns the shapes of the parameters of a layer that reads ``width`` features, by name without suffix."""
+        shapes = self.cell.parameter_shapes(width, self.hidden_size)
+        return {self.names.get(field, field): shape for field, shape in shapes.items()}
 
     def reset_parameters(self) -> None:
         """Initializes all parameters again."""
@@ -109,48 +123,72 @@ class CellLayers(nn.Module):
             Outputs (B, T, D H) with D directions, zero at and after a row's length, and the states after each row's
             last step, ordered as `state`.
         """
-        probability = self.dropout if self.training else 0.0
-        seed = dropout_seed
-        if probability > 0.0 and seed is None:
-            seed = int(torch.randint(1 << 62, ()))
-        op: LayerOp = type(self).op
+        return self._run(inputs, state, self._options(lengths, dropout_seed))
+
+    def _options(self, lengths: Tensor | None, seed: int | None) -> StackOptions:
+        """Returns the options of a call, with a new dropout seed if ``seed`` is None and one is needed."""
+        probability, seed = seed_of(self, self.dropout, seed)
+        return StackOptions(lengths, False, self.residual, probability, seed, self.variational)
+
+    def _weights(self, layer: int, reverse: bool = False) -> Any:
+        """Returns the weights with which the module itself calls the op."""
+        return self.layer_weights(layer, reverse)
+
+    def _run(self, inputs: Tensor, state: State | None, options: StackOptions) -> tuple[Tensor, State]:
+        """Runs the layers; the states of a layer's two directions follow each other."""
         if not self.bidirectional:
-            return op(
+            return self.op(  # type: ignore[no-any-return]
                 inputs,
-                tuple(self.layer_weights(layer) for layer in range(self.num_layers)),
+                tuple(self._weights(layer) for layer in range(self.num_layers)),
                 state=state,
-                lengths=lengths,
-                residual=self.residual,
-                dropout=probability,
-                dropout_seed=seed,
-                variational=self.variational,
+                lengths=options.lengths,
+                residual=options.residual,
+                dropout=options.dropout,
+                dropout_seed=options.seed,
+                variational=options.variational,
                 implementation=self.implementation,
             )
 
-        def run(layer: int, read: Tensor) -> tuple[Tensor, list[tuple[Tensor, ...]]]:
-            halves: list[Tensor] = []
-            last: list[tuple[Tensor, ...]] = []
-            for way in (0, 1):
-                half, after = op(
-                    read,
-                    (self.layer_weights(layer, bool(way)),),
-                    state=None if state is None else (state[2 * layer + way],),
-                    lengths=lengths,
-                    reverse=bool(way),
-                    implementation=self.implementation,
-                )
-                halves.append(half)
-                last += after
-            return torch.cat(halves, 2), last
+        def run(layer: int, read: Tensor) -> tuple[Tensor, State]:
+            first = None if state is None else state[2 * layer : 2 * layer + 2]
+            return self._run_both_ways(layer, read, first, options.lengths)
 
-        options = StackOptions(self.residual, probability, seed, self.variational)
         outputs, last = run_stack(run, inputs, self.num_layers, options)
         return outputs, tuple(itertools.chain.from_iterable(last))
 
+    def _run_both_ways(
+        self, layer: int, read: Tensor, state: State | None, lengths: Tensor | None
+    ) -> tuple[Tensor, State]:
+        """Runs one layer in both directions; returns outputs (B, T, 2H) and the states of both."""
+        halves: list[Tensor] = []
+        last: list[tuple[Tensor, ...]] = []
+        for reverse in (False, True):
+            half, after = self.op(
+                read,
+                (self._weights(layer, reverse),),
+                state=None if state is None else (state[reverse],),
+                lengths=lengths,
+                reverse=reverse,
+                implementation=self.implementation,
+            )
+            halves.append(half)
+            last += after
+        return torch.cat(halves, 2), tuple(last)
+
     def extra_repr(self) -> str:
-        """Returns the sizes."""
-        ways = ", bidirectional=True" if self.bidirectional else ""
-        return f"{self.input_size}, {self.hidden_size}, num_layers={self.num_layers}{ways}"
+        """Returns the sizes, and the settings that differ from the defaults."""
+        text = f"{self.input_size}, {self.hidden_size}, num_layers={self.num_layers}"
+        defaults = {
+            "bias": True,
+            "dropout": 0.0,
+            "bidirectional": False,
+            "residual": False,
+            "variational": False,
+        }
+        for name, default in defaults.items():
+            if getattr(self, name, default) != default:
+                text += f", {name}={getattr(self, name)}"
+        return text
 
     def _suffixes(self, layer: int) -> tuple[str, ...]:
         return (f"_l{layer}", f"_l{layer}_reverse") if self.bidirectional else (f"_l{layer}",)
@@ -159,7 +197,7 @@ class CellLayers(nn.Module):
 class GRU(CellLayers):
     """Stacked GRU with the parameters of a batch-first `torch.nn.GRU`; each class loads the other's state dict."""
 
-    op, cell = OPS["gru"], GRU_CELL
+    cell = GRU_CELL
     names: ClassVar[dict[str, str]] = {
         "input": "weight_ih",
         "hidden": "weight_hh",
@@ -171,28 +209,28 @@ class GRU(CellLayers):
 class LayerNormLSTM(CellLayers):
     """Stacked LSTM with layer normalization of the products; see `econmt_ops.lnlstm`."""
 
-    op, cell = OPS["lnlstm"], LNLSTM
+    cell = LNLSTM
 
 
 class SRU(CellLayers):
     """Stacked simple recurrent units; see `econmt_ops.sru`."""
 
-    op, cell = OPS["sru"], SRU_CELL
+    cell = SRU_CELL
 
 
 class SSRU(CellLayers):
     """Stacked simpler simple recurrent units; see `econmt_ops.ssru`."""
 
-    op, cell = OPS["ssru"], SSRU_CELL
+    cell = SSRU_CELL
 
 
 class QRNN(CellLayers):
     """Stacked quasi-recurrent layers with a window of two steps; see `econmt_ops.qrnn`."""
 
-    op, cell = OPS["qrnn"], QRNN_OF_TWO
+    cell = QRNN_OF_TWO
 
 
 class GILRLSTM(CellLayers):
     """Stacked LSTM layers whose gates read a linear surrogate of h; see `econmt_ops.gilr_lstm`."""
 
-    op, cell = OPS["gilr_lstm"], GILR_LSTM
+    cell = GILR_LSTM

@@ -26,13 +26,13 @@ from torch.nn import functional
 
 from econmt_ops.backends import c as native
 from econmt_ops.backends.c import scan_cells
-from econmt_ops.cells.scan import CELLS, ScanCell, ScanLayer
+from econmt_ops.cells.scan import CELLS, ScanCell, ScanInputs, ScanLayer
 from econmt_ops.core.chunks import add_outer, reaches
 from econmt_ops.core.gemm import Product, add_rows
 from econmt_ops.core.lengths import padding_mask, zero_padding
-from econmt_ops.core.stack import last_of, run_cells
+from econmt_ops.core.stack import StackOptions, last_of, run_cells
 from econmt_ops.core.weights import State
-from econmt_ops.dispatch.registration import Gradients, Incoming, Operator
+from econmt_ops.dispatch.registration import Gradients, Incoming, Operator, RecurrentOperator
 from econmt_ops.dispatch.rule import device_of, rule
 from econmt_ops.dispatch.traits import Traits
 from econmt_ops.linear_recurrence import linear_recurrence
@@ -254,9 +254,10 @@ def _forward(call: ScannedArguments, keep: bool) -> ScannedResults:
         products = results.products[rows, steps] if len(results.products) else blocks.products(read)
         initial = call.first[rows] if steps.start == 0 else carried
         if native.serves(products):
-            around = products.contiguous(), read[0], initial, blocks.lengths(rows, steps)
+            lengths = blocks.lengths(rows, steps)
+            arguments = ScanInputs(blocks.cell, products.contiguous(), None, read[0], initial, lengths)
             cells = results.cells[rows, steps] if keep else None
-            carried = scan_cells.forward(blocks.cell, *around, results.outputs[rows, steps], cells)
+            carried = scan_cells.forward(arguments, results.outputs[rows, steps], cells)
             results.last[rows] = carried
             continue
         parts, decay, inputs = blocks.cell.start(products.to(call.first.dtype), blocks.hidden)
@@ -372,10 +373,9 @@ def _block_back_by_library(blocks: _Blocks, block: _BlockInputs) -> tuple[Tensor
     after = block.dlast if block.carried is None else block.carried
     if after is None:
         after = torch.zeros_like(block.initial)
-    around = block.products, block.read, block.initial, blocks.lengths(block.rows, block.steps)
-    carried, dread = scan_cells.backward(
-        blocks.cell, *around, block.cells, block.doutputs, after, block.target
-    )
+    lengths = blocks.lengths(block.rows, block.steps)
+    inputs = ScanInputs(blocks.cell, block.products, None, block.read, block.initial, lengths)
+    carried, dread = scan_cells.backward(inputs, block.cells, block.doutputs, after, block.target)
     return block.target, dread, carried
 
 
@@ -413,7 +413,7 @@ def _backward(call: ScannedArguments, results: ScannedResults, incoming: Incomin
     }
 
 
-_stage = Operator(
+_stage = RecurrentOperator(
     "econmt_ops::scanned_stage",
     ScannedArguments,
     ScannedResults,
@@ -421,15 +421,11 @@ _stage = Operator(
     fake=empty_results,
     backward=_backward,
     saves=lambda _: (*ScannedArguments._fields, "cells", "products"),
-    is_recurrent=True,
 )
 
 
 def staged(operator: Operator[ScannedArguments, ScannedResults]) -> Callable[..., tuple[Tensor, State]]:
-    """Returns a function that runs a stack of layers with an operator for each recurrence.
-
-    Its arguments are those that `econmt_ops.layers.op` passes.
-    """
+    """Returns a function that runs a stack of layers with an operator for each recurrence."""
 
     def stage(
         stash: str,
@@ -451,14 +447,13 @@ def staged(operator: Operator[ScannedArguments, ScannedResults]) -> Callable[...
         layer: ScanLayer,
         inputs: Tensor,
         layers: tuple[Any, ...],
-        *,
         state: State,
-        lengths: Tensor | None,
+        options: StackOptions,
+        *,
         stash: str = "outputs",
-        **how: Any,
     ) -> tuple[Tensor, State]:
         run_layer = functools.partial(run_layers, functools.partial(stage, stash), layer)
-        return run_cells(run_layer, inputs, layers, state=state, lengths=lengths, **how)
+        return run_cells(run_layer, inputs, layers, state, options)
 
     return run
 
@@ -468,14 +463,7 @@ recompute = staged(_stage)
 
 
 def reference(
-    layer: ScanLayer,
-    inputs: Tensor,
-    layers: tuple[Any, ...],
-    *,
-    state: State,
-    lengths: Tensor | None,
-    **how: Any,
+    layer: ScanLayer, inputs: Tensor, layers: tuple[Any, ...], state: State, options: StackOptions
 ) -> tuple[Tensor, State]:
-    """Runs a stack of layers in plain PyTorch; the arguments are those that `econmt_ops.layers.op` passes."""
-    run_layer = functools.partial(run_layers, _reference_stage, layer)
-    return run_cells(run_layer, inputs, layers, state=state, lengths=lengths, **how)
+    """Runs a stack of layers in plain PyTorch under autograd."""
+    return run_cells(functools.partial(run_layers, _reference_stage, layer), inputs, layers, state, options)

@@ -13,31 +13,28 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from econmt_ops.backends import steps_for
-from econmt_ops.backends.protocol import StepGradients
-from econmt_ops.cells.gru import GRU
-from econmt_ops.cells.lnlstm import LNLSTM
+from econmt_ops.backends.protocol import CellStep, StepGradients
 from econmt_ops.cells.protocol import StepCell
+from econmt_ops.cells.table import CELLS
 from econmt_ops.core.chunks import add_outer, previous, rows_of, split_blocks
 from econmt_ops.core.gemm import Product, add_rows
 from econmt_ops.core.lengths import padding_mask, zero_padding
 from econmt_ops.core.loops import steps_of
 from econmt_ops.core.precision import accumulate_dtype
-from econmt_ops.core.stack import run_cells
+from econmt_ops.core.stack import StackOptions, run_cells
 from econmt_ops.core.weights import State
-from econmt_ops.dispatch.registration import Gradients, Incoming, Operator
+from econmt_ops.dispatch.registration import Gradients, Incoming, RecurrentOperator
 from econmt_ops.dispatch.traits import Traits
 
 REFERENCE = Traits()
 RECOMPUTE = Traits(recomputes=True, loops=True, casts=True)
-
-_CELLS: dict[str, StepCell] = {cell.name: cell for cell in (GRU, LNLSTM)}
 
 
 def carried(padding: Tensor | None, before: Sequence[Tensor], after: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -111,7 +108,7 @@ class _Walk:
     """Call divided into blocks of steps."""
 
     def __init__(self, call: SteppedArguments) -> None:
-        self.call, self.cell = call, _CELLS[call.cell]
+        self.call, self.cell = call, cast(StepCell, CELLS[call.cell])
         self.steps = call.inputs.shape[0]
         dtype = call.inputs.dtype
         self.exact = accumulate_dtype(dtype)
@@ -135,17 +132,10 @@ class _Walk:
         """Returns the inputs (K, B, I) of a block."""
         return self.masked(self.call.inputs[begin:end].contiguous(), begin, end)
 
-    def step_forward_into(
-        self,
-        number: int,
-        products: tuple[Tensor, Tensor],
-        before: Sequence[Tensor],
-        after: Sequence[Tensor],
-        output: Tensor,
-    ) -> None:
-        """Computes one step from its input and recurrent products (B, G H); see `StepKernels.step_forward_into`."""
+    def step(self, number: int, read: Tensor, recurrent: Tensor, before: Sequence[Tensor]) -> CellStep:
+        """Returns the arguments of a step from its input and recurrent products (B, G H) and its states."""
         padding = None if self.padding is None else self.padding[number]
-        self.run.step_forward_into(self.cell, *products, before, after, output, self.extra, padding)
+        return CellStep(self.cell, read, recurrent, before, self.extra, padding)
 
 
 def _empty_results(call: SteppedArguments, keep: bool) -> SteppedResults:
@@ -174,8 +164,8 @@ def _forward(call: SteppedArguments, keep: bool) -> SteppedResults:
                 target[number] = part
         reads = walk.read_product(walk.read(begin, end))
         for step in steps_of(range(end - begin)):
-            products = reads[step], walk.recurrent_product(state[0])
-            walk.step_forward_into(begin + step, products, state, state, results.outputs[begin + step])
+            arguments = walk.step(begin + step, reads[step], walk.recurrent_product(state[0]), state)
+            walk.run.step_forward_into(arguments, state, results.outputs[begin + step])
     return results
 
 
@@ -217,7 +207,8 @@ def _states(
     for step in steps_of(range(end - begin)):
         state = before[step], *others[step].unbind(0)
         after = unseen[0], *others[step + 1].unbind(0)
-        walk.step_forward_into(begin + step, (reads[step], recurrents[step]), state, after, unseen[1])
+        arguments = walk.step(begin + step, reads[step], recurrents[step], state)
+        walk.run.step_forward_into(arguments, after, unseen[1])
     return others
 
 
@@ -245,15 +236,12 @@ def _backward(call: SteppedArguments, results: SteppedResults, incoming: Incomin
         dreads, drecurrents = torch.empty_like(reads), torch.empty_like(recurrents)
         for step in steps_of(range(end - begin)[::-1]):
             walk.run.step_backward_into(
-                walk.cell,
-                reads[step],
-                recurrents[step],
-                (before[step], *states[step].unbind(0)),
+                walk.step(
+                    begin + step, reads[step], recurrents[step], (before[step], *states[step].unbind(0))
+                ),
                 (before[step], *states[step + 1].unbind(0)),
                 dstate,
                 None if doutputs is None else rows_of(doutputs[begin + step]),
-                walk.extra,
-                None if walk.padding is None else walk.padding[begin + step],
                 StepGradients(dreads[step], drecurrents[step], sums.extra),
             )
             dstate = (to_h.plus(dstate[0], drecurrents[step]), *dstate[1:])
@@ -269,7 +257,7 @@ def _backward(call: SteppedArguments, results: SteppedResults, incoming: Incomin
     }
 
 
-_layer = Operator(
+_layer = RecurrentOperator(
     "econmt_ops::stepped_layer",
     SteppedArguments,
     SteppedResults,
@@ -277,7 +265,6 @@ _layer = Operator(
     fake=_empty_results,
     backward=_backward,
     saves=lambda _: (*SteppedArguments._fields, "outputs", "kept"),
-    is_recurrent=True,
 )
 
 
@@ -308,13 +295,21 @@ def _recompute_layer(
     return results.outputs.transpose(0, 1), (results.last_h, *results.last.unbind(0))
 
 
-def reference(cell: StepCell, inputs: Tensor, layers: tuple[Any, ...], **how: Any) -> tuple[Tensor, State]:
-    """Runs a stack of layers in plain PyTorch; the arguments are those that `econmt_ops.layers.op` passes."""
-    return run_cells(functools.partial(reference_layer, cell), inputs, layers, **how)
+def reference(
+    cell: StepCell, inputs: Tensor, layers: tuple[Any, ...], state: State, options: StackOptions
+) -> tuple[Tensor, State]:
+    """Runs a stack of layers in plain PyTorch under autograd."""
+    return run_cells(functools.partial(reference_layer, cell), inputs, layers, state, options)
 
 
 def recompute(
-    cell: StepCell, inputs: Tensor, layers: tuple[Any, ...], *, backend: str = "eager", **how: Any
+    cell: StepCell,
+    inputs: Tensor,
+    layers: tuple[Any, ...],
+    state: State,
+    options: StackOptions,
+    *,
+    backend: str = "eager",
 ) -> tuple[Tensor, State]:
-    """Runs a stack of layers that keeps less and recomputes it; see the module."""
-    return run_cells(functools.partial(_recompute_layer, backend, cell), inputs, layers, **how)
+    """Runs a stack of layers that keeps less than `reference` and recomputes it; see the module."""
+    return run_cells(functools.partial(_recompute_layer, backend, cell), inputs, layers, state, options)

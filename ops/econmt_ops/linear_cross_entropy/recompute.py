@@ -65,7 +65,8 @@ class CrossEntropyResults(NamedTuple):
     Attributes:
         loss: scalar, or (N,).
         dhidden: (N, H). dweight: (V, H). dbias: (V,). Gradients that are not saved have no elements.
-        counted: scalar, number of rows that are not ignored; or 1 if the gradients have already been divided by it.
+        counted: scalar, number of rows that are not ignored, at least 1; or 1 if the gradients have already been
+            divided by it.
     """
 
     loss: Tensor
@@ -148,22 +149,11 @@ def _walk(call: CrossEntropyArguments, factors: Tensor | None, sums: _CrossEntro
     ``factors`` weights the rows in the gradients: (N,), or a scalar for kernels that slice the vocabulary; None: 1.
     """
     hidden, weight = call.hidden, call.weight
-    if _slices_vocabulary(call):
-        kernels = importlib.import_module("econmt_ops.backends.triton.words_cross_entropy")
-        if factors is None:
-            factors = hidden.new_ones((), dtype=torch.float32)
-        gradients = None if sums is None else sums.take()
-        losses_by_slices: Tensor = kernels.walk(
-            hidden, weight, call.targets, call.bias, call.smoothing, call.ignore_index, factors, gradients
-        )
-        return losses_by_slices
     if call.backend == "triton" and triton.serves(hidden):
-        kernels = importlib.import_module("econmt_ops.backends.triton.cross_entropy")
-        gradients = None if sums is None else sums.take()
-        losses_by_rows: Tensor = kernels.walk(
-            hidden, weight, call.targets, call.bias, call.smoothing, call.ignore_index, factors, gradients
-        )
-        return losses_by_rows
+        name = "words_cross_entropy" if _slices_vocabulary(call) else "cross_entropy"
+        kernels = importlib.import_module(f"econmt_ops.backends.triton.{name}")
+        losses_by_kernels: Tensor = kernels.walk(call, factors, None if sums is None else sums.take())
+        return losses_by_kernels
     kernel = losses_for(hidden, call.backend)
     losses = hidden.new_zeros(len(call.targets), dtype=accumulate_dtype(hidden.dtype))
     layer = _Layer(hidden, weight, call.bias)
@@ -186,10 +176,11 @@ def _forward(call: CrossEntropyArguments, keep: bool) -> CrossEntropyResults:
     counted = (call.targets != call.ignore_index).sum().to(accumulate_dtype(call.hidden.dtype))
     # Gradients that are rounded to the type of the weight are divided by the count first, and count as one row.
     divides_first = call.reduction == "mean" and _slices_vocabulary(call)
-    losses = _walk(call, counted.reciprocal() if divides_first else None, sums)
+    divisor = counted.clamp(min=1)  # the mean over no rows is NaN, its gradient is zero
+    losses = _walk(call, divisor.reciprocal() if divides_first else None, sums)
     loss = losses if call.reduction == "none" else losses.sum()
     loss = loss / counted if call.reduction == "mean" else loss
-    return _results(call, loss, sums, torch.ones_like(counted) if divides_first else counted)
+    return _results(call, loss, sums, torch.ones_like(counted) if divides_first else divisor)
 
 
 def _empty_results(call: CrossEntropyArguments, keep: bool) -> CrossEntropyResults:

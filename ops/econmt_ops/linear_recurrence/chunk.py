@@ -18,6 +18,7 @@ from econmt_ops.core.precision import accumulate_dtype
 from econmt_ops.dispatch.traits import Traits
 from econmt_ops.linear_recurrence import scan
 from econmt_ops.linear_recurrence.reference import standing_still
+from econmt_ops.linear_recurrence.scan import RecurrenceArguments
 
 TRAITS = Traits(recomputes=True, costs=scan.COSTS)
 
@@ -98,38 +99,23 @@ def _padding(like: Tensor, lengths: Tensor | None) -> Tensor | None:
     return None if lengths is None else padding_mask(lengths, like.shape[1], like.device)
 
 
-def forward(
-    decay: Tensor,
-    inputs: Tensor,
-    initial: Tensor | None,
-    lengths: Tensor | None,
-    reverse: bool,
-    block: int,
-    keep: bool,  # noqa: ARG001 - the carries are computed in either case
-) -> tuple[Tensor, Tensor]:
+def forward(call: RecurrenceArguments, block: int, keep: bool) -> tuple[Tensor, Tensor]:  # noqa: ARG001 - computed anyway
     """Returns the outputs and the carries; see `scan.Backend.forward`."""
-    padding = _padding(inputs, lengths)
-    decay, inputs = standing_still(decay, inputs, padding)
+    padding = _padding(call.inputs, call.lengths)
+    decay, inputs = standing_still(call.decay, call.inputs, padding)
     outputs = torch.empty_like(inputs, memory_format=torch.contiguous_format)
-    carries, _ = run(decay, inputs, _start(inputs, initial), outputs, reverse, block)
+    carries, _ = run(decay, inputs, _start(inputs, call.initial), outputs, call.reverse, block)
     return zero_padding(outputs, padding), carries
 
 
 def backward(
-    decay: Tensor,
-    kept: Tensor,
-    carries: Tensor | None,
-    initial: Tensor | None,
-    lengths: Tensor | None,
-    reverse: bool,
-    block: int,
-    doutputs: Tensor,
+    call: RecurrenceArguments, carries: Tensor | None, block: int, doutputs: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Returns the gradients of decay, inputs and initial; see `scan.Backend.backward`."""
-    padding = _padding(decay, lengths)
-    decay, kept = standing_still(decay, kept, padding)
+    padding, reverse = _padding(call.decay, call.lengths), call.reverse
+    decay, kept = standing_still(call.decay, call.inputs, padding)
     doutputs = zero_padding(doutputs, padding)
-    start = _start(doutputs, initial)
+    start = _start(doutputs, call.initial)
     outputs = kept if carries is None else _recomputed_outputs(decay, kept, carries, reverse, block)
     if padding is not None:  # a reversed row has its initial state at padded positions
         outputs = outputs.where(~padding.unsqueeze(2), start.to(outputs.dtype).unsqueeze(1))

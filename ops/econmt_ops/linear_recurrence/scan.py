@@ -27,40 +27,6 @@ _BLOCK = {"c": 64, "triton": 32}
 """Steps of a block by backend; "chunk" uses about sqrt(T)."""
 
 
-class Backend(Protocol):
-    """Functions that the module of a backend provides: `chunk`, or the module of the kernels.
-
-    decay, inputs, outputs and their gradients are (B, T, H), of one type and any strides; initial and dinitial are
-    (B, H), carries (B, ceil(T / block), H), in the accumulate type; lengths (B,) int64.
-    ``block`` is the number of steps returned by `block_of`. The content of the carries is private to each backend.
-    """
-
-    def forward(
-        self,
-        decay: Tensor,
-        inputs: Tensor,
-        initial: Tensor | None,
-        lengths: Tensor | None,
-        reverse: bool,
-        block: int,
-        keep: bool,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Returns contiguous outputs, zero at and past a row's length, and the carries if ``keep``."""
-
-    def backward(
-        self,
-        decay: Tensor,
-        kept: Tensor,
-        carries: Tensor | None,
-        initial: Tensor | None,
-        lengths: Tensor | None,
-        reverse: bool,
-        block: int,
-        doutputs: Tensor,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns the gradients of decay, inputs and initial; ``kept`` are the outputs, or with carries the inputs."""
-
-
 class RecurrenceArguments(NamedTuple):
     """Arguments of the linear recurrence operator.
 
@@ -88,6 +54,22 @@ class RecurrenceResults(NamedTuple):
     carries: Tensor
 
 
+class Backend(Protocol):
+    """Functions that the module of a backend provides: `chunk`, or the module of the kernels.
+
+    Tensors (B, T, H) of a call have one type and any strides. ``block`` is the number of steps that `block_of` returns.
+    The content of the carries (B, ceil(T / block), H), in the accumulate type, is private to each backend.
+    """
+
+    def forward(self, call: RecurrenceArguments, block: int, keep: bool) -> tuple[Tensor, Tensor | None]:
+        """Returns contiguous outputs, zero at and past a row's length, and the carries if ``keep``."""
+
+    def backward(
+        self, call: RecurrenceArguments, carries: Tensor | None, block: int, doutputs: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns the gradients of decay, inputs and initial; without carries ``call.inputs`` are the outputs."""
+
+
 def block_of(steps: int, backend: str) -> int:
     """Returns the number of steps of a block; one state per block is saved."""
     return _BLOCK[backend] if backend in _BLOCK else max(16, math.isqrt(steps))
@@ -108,8 +90,7 @@ def _keeps_carries(call: RecurrenceArguments, keep: bool) -> bool:
 
 def _forward(call: RecurrenceArguments, keep: bool) -> RecurrenceResults:
     block, keeps = block_of(call.inputs.shape[1], call.backend), _keeps_carries(call, keep)
-    arguments = call.decay, call.inputs, call.initial, call.lengths, call.reverse
-    outputs, carries = _backend(call).forward(*arguments, block, keeps)
+    outputs, carries = _backend(call).forward(call, block, keeps)
     if carries is None or not keeps:
         carries = outputs.new_empty(0, dtype=accumulate_dtype(outputs.dtype))
     return RecurrenceResults(outputs, carries)
@@ -131,16 +112,10 @@ def _saves(call: RecurrenceArguments) -> tuple[str, ...]:
 def _backward(call: RecurrenceArguments, results: RecurrenceResults, incoming: Incoming) -> Gradients:
     doutputs = incoming["outputs"]
     assert doutputs is not None
-    ddecay, dinputs, dinitial = _backend(call).backward(
-        call.decay,
-        call.inputs,  # replaced by the outputs unless the stash is "carries"
-        results.carries if call.stash == "carries" else None,
-        call.initial,
-        call.lengths,
-        call.reverse,
-        block_of(call.decay.shape[1], call.backend),
-        doutputs,
-    )
+    # Unless the stash is "carries", the outputs stand in for the inputs, which are not saved.
+    carries = results.carries if call.stash == "carries" else None
+    block = block_of(call.decay.shape[1], call.backend)
+    ddecay, dinputs, dinitial = _backend(call).backward(call, carries, block, doutputs)
     return {"decay": ddecay, "inputs": dinputs, "initial": dinitial}
 
 

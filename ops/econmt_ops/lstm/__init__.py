@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from econmt_ops.core.dropout import Seed
-from econmt_ops.core.precision import accumulate_dtype, compute_dtype, explicit_casts
+from econmt_ops.core.precision import compute_dtype, explicit_casts
 from econmt_ops.core.repeated import Inputs, UniqueRows, check_inputs, expanded, values_of
-from econmt_ops.core.shapes import Shapes, check_dropout, kind_of
+from econmt_ops.core.shapes import Shapes, check_dropout
+from econmt_ops.core.stack import StackOptions
+from econmt_ops.core.stack_checks import as_layers, check_weights, prepare_state
 from econmt_ops.core.weights import (
     AnyLSTMWeights,
     LowRank,
@@ -20,44 +22,20 @@ from econmt_ops.core.weights import (
     cast_weights,
 )
 from econmt_ops.dispatch.select import Candidate, Problem, implementations, run
-from econmt_ops.lstm.planned import PLANS, add_plan, key_of, merged, run_planned
+from econmt_ops.lstm.call_plans import PLANS, add_plan, key_of, merged, run_planned
 from econmt_ops.lstm.reference import is_light
 
 _IMPLEMENTATIONS = implementations(__name__, "lstm")
 _BIDIRECTIONAL = implementations(__name__, "bidirectional_lstm")
+
+KINDS = (LSTMWeights, LowRankLSTMWeights)
+"""Classes of a layer's weights."""
 
 
 def hidden_size(layer: AnyLSTMWeights) -> int | None:
     """Returns H of a layer whose shapes are unchecked; None if its recurrent weight is not a matrix."""
     matrix = layer.hidden.right if isinstance(layer.hidden, LowRank) else layer.hidden
     return matrix.shape[1] if isinstance(matrix, Tensor) and matrix.dim() == 2 else None
-
-
-def as_layers(op: str, layers: object) -> tuple[AnyLSTMWeights, ...]:
-    """Returns the layers of a stack as a tuple.
-
-    Raises:
-        ValueError: ``layers`` is a single layer, a tensor, or contains objects that are not weights.
-    """
-    wanted = "layers must be a tuple of LSTMWeights or LowRankLSTMWeights, one per layer"
-    if isinstance(layers, (LSTMWeights, LowRankLSTMWeights)):
-        raise ValueError(f"{op}: {wanted}, got one {type(layers).__name__}; write (weights,)")  # noqa: TRY004  as all of its errors
-    if isinstance(layers, Tensor) or not isinstance(layers, Iterable):
-        raise ValueError(f"{op}: {wanted}, got {kind_of(layers)}")  # noqa: TRY004  as all of its errors
-    found = tuple(layers)
-    for number, layer in enumerate(found):
-        check_weights(op, f"layers[{number}]", layer)
-    return found
-
-
-def check_weights(op: str, name: str, layer: object) -> None:
-    """Checks that an argument is the weights of a layer.
-
-    Raises:
-        ValueError: it has another type.
-    """
-    if not isinstance(layer, (LSTMWeights, LowRankLSTMWeights)):
-        raise ValueError(f"{op}: {name} must be LSTMWeights or LowRankLSTMWeights, got {kind_of(layer)}")  # noqa: TRY004  as all of its errors
 
 
 def check_layers(check: Shapes, layers: tuple[AnyLSTMWeights, ...], bottom: str) -> None:
@@ -69,33 +47,16 @@ def check_layers(check: Shapes, layers: tuple[AnyLSTMWeights, ...], bottom: str)
         bottom: name of the size of the bottom layer's input, as in `Shapes`.
 
     Raises:
-        ValueError: there is no layer, a weight does not fit, or only some layers are factorised.
+        ValueError: a weight does not fit.
     """
-    if not layers:
-        raise ValueError(f"{check.op}: layers is empty, at least one is needed")
-    check_kind(check, layers)
     for number, layer in enumerate(layers):
         _check_layer(check, f"layers[{number}]", layer, bottom if number == 0 else "H")
 
 
-def check_kind(check: Shapes, layers: tuple[AnyLSTMWeights, ...]) -> None:
-    """Checks that either all layers have full matrices or all have low-rank factors.
-
-    Raises:
-        ValueError: the kinds are mixed.
-    """
-    factorised = sum(isinstance(layer, LowRankLSTMWeights) for layer in layers)
-    if factorised not in (0, len(layers)):
-        raise ValueError(
-            f"{check.op}: all layers must be LSTMWeights, or all LowRankLSTMWeights; {factorised} of {len(layers)} are "
-            "low-rank"
-        )
-
-
 def _check_layer(check: Shapes, name: str, layer: AnyLSTMWeights, size: str) -> None:
-    found = hidden_size(layer)
-    if "H" not in check.sizes and found is not None:
-        check.sizes["H"] = found
+    hidden = hidden_size(layer)
+    if "H" not in check.sizes and hidden is not None:
+        check.sizes["H"] = hidden
     if isinstance(layer, LowRankLSTMWeights):
         _check_factors(check, f"{name}.hidden", layer.hidden, "H")
         _check_factors(check, f"{name}.input", layer.input, size)
@@ -111,44 +72,6 @@ def _check_factors(check: Shapes, name: str, matrix: LowRank, size: str) -> None
     check(f"{name}.left", matrix.left, f"4H {rank}")
     if matrix.rank == 0:
         raise ValueError(f"{check.op}: {name} must have a rank of at least 1, got 0")
-
-
-def prepare_state(
-    check: Shapes, state: LSTMState | None, count: int, like: Tensor, dtype: torch.dtype
-) -> LSTMState:
-    """Returns the initial state of a stack: `state`, checked and cast, or zeros.
-
-    Args:
-        check: must know B and H.
-        state: (h, c) of every layer, or None.
-        count: number of layers.
-        like: a tensor on the device of the state.
-        dtype: compute type, the type of h; c has the accumulate type.
-
-    Raises:
-        ValueError: the state is not one (h, c) per layer, each (B, H).
-    """
-    batch, hidden = check.sizes["B"], check.sizes["H"]
-    exact = accumulate_dtype(dtype)
-    if state is None:
-        h, c = like.new_zeros(batch, hidden, dtype=dtype), like.new_zeros(batch, hidden, dtype=exact)
-        return ((h, c),) * count
-    _check_state(check.op, state)
-    if len(state) != count:
-        raise ValueError(f"{check.op}: state must hold (h, c) of {count} layers, got {len(state)}")
-    for number, (h, c) in enumerate(state):
-        check(f"state[{number}] h", h, "B H")
-        check(f"state[{number}] c", c, "B H")
-    return tuple((h.to(dtype), c.to(exact)) for h, c in state)
-
-
-def _check_state(op: str, state: object) -> None:
-    pairs = list(state) if isinstance(state, (tuple, list)) else [state]
-    for pair in pairs:
-        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-            raise ValueError(
-                f"{op}: state must be a tuple of (h, c), one per layer, but contains {kind_of(pair)}"
-            )
 
 
 def cast_layers(layers: tuple[AnyLSTMWeights, ...], dtype: torch.dtype) -> tuple[AnyLSTMWeights, ...]:
@@ -252,19 +175,20 @@ def lstm(
         ValueError: shapes or types do not fit, the implementation or stash level is unknown, or dropout has no seed.
     """
     key = None
+    options = StackOptions(
+        lengths, reverse, residual, dropout, dropout_seed, variational, state is None, gate_gradient
+    )
     if gate_gradient is None:
-        options = implementation, stash, reverse, residual, dropout != 0.0
-        key = key_of("lstm", inputs, layers, state, lengths, options)
+        facts = implementation, stash, reverse, residual, dropout != 0.0
+        key = key_of("lstm", inputs, layers, state, lengths, facts)
         plan = PLANS.get(key)
         if plan is not None:
-            first = None if state is None else [(h.unsqueeze(0), c.unsqueeze(0)) for h, c in state]
-            outputs, last = run_planned(
-                plan, inputs, layers, first, lengths, residual, dropout, dropout_seed, variational
-            )
+            first = tuple([(h.unsqueeze(0), c.unsqueeze(0)) for h, c in state or ()])
+            outputs, last = run_planned(plan, inputs, layers, first, options)
             if len(last) != len(layers):  # cuDNN's, of all layers together
                 last = list(zip(*(torch.split(part, 1) for part in last[0]), strict=True))
             return outputs, tuple([(h.squeeze(0), c.squeeze(0)) for h, c in last])
-    layers = as_layers("lstm", merged(layers))
+    layers = as_layers("lstm", merged(layers), KINDS)
     check = Shapes("lstm")
     check_inputs(check, inputs)
     check_layers(check, layers, "I")
@@ -275,7 +199,7 @@ def lstm(
     dtype = compute_dtype(like)
     if gate_gradient is not None:
         _check_gate_gradient(check, gate_gradient, inputs, layers, reverse)
-    start = prepare_state(check, state, len(layers), like, dtype)
+    start: Any = prepare_state(check, ("h", "c"), state, len(layers), like, dtype)
 
     def call(
         candidate: Candidate, inputs: Inputs, layers: tuple[AnyLSTMWeights, ...], start: LSTMState
@@ -283,17 +207,7 @@ def lstm(
         add_plan(key, candidate, _IMPLEMENTATIONS, dtype, inputs, layers)
         with explicit_casts(like):
             result: tuple[Tensor, LSTMState] = candidate.function(
-                *_prepared(candidate, inputs, layers, dtype),
-                state=start,
-                lengths=lengths,
-                reverse=reverse,
-                residual=residual,
-                dropout=dropout,
-                dropout_seed=dropout_seed,
-                variational=variational,
-                **({} if gate_gradient is None else {"gate_gradient": gate_gradient}),
-                **candidate.options,
-                **({"from_zero": state is None} if candidate.traits.casts else {}),
+                *_prepared(candidate, inputs, layers, dtype), start, options, **candidate.options
             )
         return result
 
@@ -335,14 +249,12 @@ def bidirectional_lstm(
     key = key_of("bidirectional_lstm", inputs, (forward, backward), None, lengths, (implementation, stash))
     plan = PLANS.get(key)
     if plan is not None:
-        outputs, ((h, c),) = run_planned(plan, inputs, [(*forward, *backward)], None, lengths)
+        outputs, ((h, c),) = run_planned(plan, inputs, [(*forward, *backward)], (), StackOptions(lengths))
         return outputs, ((h[0], c[0]), (h[1], c[1]))
     forward, backward = merged((forward, backward))
     check = Shapes("bidirectional_lstm")
     check_inputs(check, inputs)
-    check_weights(check.op, "forward", forward)
-    check_weights(check.op, "backward", backward)
-    check_kind(check, (forward, backward))
+    check_weights(check.op, {"forward": forward, "backward": backward}, KINDS)
     _check_layer(check, "forward", forward, "I")
     _check_layer(check, "backward", backward, "I")
     if lengths is not None:
@@ -355,9 +267,9 @@ def bidirectional_lstm(
     ) -> tuple[Tensor, tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]]:
         add_plan(key, candidate, _BIDIRECTIONAL, dtype, inputs, (forward, backward))
         with explicit_casts(like):
-            given, layers = _prepared(candidate, inputs, (forward, backward), dtype)
+            read, layers = _prepared(candidate, inputs, (forward, backward), dtype)
             result: tuple[Tensor, tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]] = candidate.function(
-                given, *layers, lengths=lengths, **candidate.options
+                read, *layers, lengths=lengths, **candidate.options
             )
         return result
 

@@ -34,14 +34,14 @@ def in_parts(
     """
     outputs, hidden, cells = [], [], []
     for direction in range(len(h)):
-        own = weights[_PARTS * direction : _PARTS * (direction + 1)]
+        direction_weights = weights[_PARTS * direction : _PARTS * (direction + 1)]
         last_h, last_c = h[direction : direction + 1], c[direction : direction + 1]
         made = []
         for part in torch.split(inputs.flip(1) if direction else inputs, most, 1):
-            output, last_h, last_c = run(part, last_h, last_c, own)
+            output, last_h, last_c = run(part, last_h, last_c, direction_weights)
             made.append(output)
-        whole = torch.cat(made, 1)
-        outputs.append(whole.flip(1) if direction else whole)
+        joined = torch.cat(made, 1)
+        outputs.append(joined.flip(1) if direction else joined)
         hidden.append(last_h)
         cells.append(last_c)
     return torch.cat(outputs, 2), torch.cat(hidden), torch.cat(cells)
@@ -104,14 +104,14 @@ def move_together(weights: Sequence[Tensor]) -> None:
 
 
 def cudnn_stack(
-    inputs: Tensor, weights: Sequence[Sequence[Tensor]], state: Sequence[tuple[Tensor, Tensor]] | None
+    inputs: Tensor, weights: Sequence[Sequence[Tensor]], state: Sequence[Sequence[Tensor]]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Runs a stack of LSTM layers in one direction by one call of cuDNN, which interleaves the layers.
 
     Args:
         inputs: (B, T, I).
         weights: of each layer input weights (4H, I), hidden weights (4H, H) and one or two biases (4H,), bottom first.
-        state: (h, c) of each layer, (1, B, H) each; None: zeros.
+        state: (h, c) of each layer, (1, B, H) each; empty for zeros.
 
     Returns:
         Outputs (B, T, H), and h and c after the last step, (L, B, H).
@@ -122,10 +122,10 @@ def cudnn_stack(
         weights = [(*layer, no_bias) for layer in weights]
     # cuDNN reads this buffer alone; the weights themselves are what gradients are given to.
     buffer = one_buffer(in_order(weights))
-    if state is None:
-        h = c = inputs.new_zeros(layers, inputs.shape[0], hidden)
-    else:
+    if state:
         h, c = (torch.cat([pair[part].to(inputs.dtype) for pair in state]) for part in range(2))
+    else:
+        h = c = inputs.new_zeros(layers, inputs.shape[0], hidden)
     outputs, last_h, last_c, _, _ = torch._cudnn_rnn(
         inputs,
         [weight for layer in weights for weight in layer],

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,6 +25,38 @@ from econmt_ops.lstm.reference import STEPWISE, closed_gates, layer_by_torch
 from econmt_ops.lstm.unrolled import UnrolledSteps
 
 
+class LSTMArguments(NamedTuple):
+    """Arguments of one layer that runs forwards, backwards, or in both directions into one output.
+
+    Weights may have another type than the inputs, whose type is used for the computation; each gradient has the type of
+    its argument.
+
+    Attributes:
+        inputs: (T, B, I); with ``places`` distinct rows (N, I).
+        weights, recurrents: per direction (4H, I) and (4H, H); factorised matrices as left, then right factor.
+        biases: (4H,) each. first_h, first_c: (B, H) each, before the walk of each direction.
+        lengths: (B,), or None. places: (T, B), row index of each position; or None.
+        reverse: per direction, True to walk from the last step to the first.
+        stash: the level, see `econmt_ops.core.chunks.STASHES`. layout: of the weights, see `econmt_ops.core.gemm`.
+        backend: see `econmt_ops.backends.steps_for`.
+        gate_gradient: (T, B, 4H), or None; see `econmt_ops.lstm`. It requires one direction and no ``places``.
+    """
+
+    inputs: Tensor
+    weights: list[Tensor]
+    recurrents: list[Tensor]
+    biases: list[Tensor]
+    first_h: list[Tensor]
+    first_c: list[Tensor]
+    lengths: Tensor | None
+    places: Tensor | None
+    reverse: list[bool]
+    stash: str
+    layout: str
+    backend: str
+    gate_gradient: Tensor | None = None
+
+
 class Direction:
     """One direction of a layer. Slices of its tensors are in its processing order of the steps, called its walk.
 
@@ -35,32 +68,24 @@ class Direction:
 
     def __init__(
         self,
-        inputs: Tensor,
+        call: LSTMArguments,
+        number: int,
         weights: AnyLSTMWeights,
-        first_h: Tensor,
-        first_c: Tensor,
-        *,
         run: StepKernels,
         padding: Tensor | None,
-        places: Tensor | None,
-        reverse: bool,
-        stash: str,
-        layout: str,
     ) -> None:
-        """Prepares the tensors of a call.
+        """Prepares the tensors of a direction.
 
         Args:
-            inputs: (T, B, I); or, with ``places``, the distinct rows (N, I).
-            weights: in any type; they are cast here, so that no copy is kept between the two passes.
-            first_h, first_c: (B, H), the state before the walk.
-            run: backend of the pointwise work of a step.
+            call: Arguments of the layer.
+            number: Number of the direction.
+            weights: Its weights in any type; they are cast here, so that no copy is kept between the two passes.
+            run: Backend of the pointwise work of a step.
             padding: (T, B) bool, or None.
-            places: (T, B), row index of each position; or None.
-            reverse: True to walk from the last step to the first.
-            stash: stash level. layout: memory layout of the weights, see `econmt_ops.core.gemm`.
         """
         self.places = None
-        self.inputs = inputs
+        self.inputs = inputs = call.inputs
+        places = call.places
         self.steps, self.batch = inputs.shape[:2] if places is None else places.shape
         if places is not None:
             # Padded positions read an extra row that `table` appends.
@@ -68,8 +93,9 @@ class Direction:
             self.inputs = clean_rows(inputs, places, padding)
         self.hidden = weights.hidden.shape[1]
         self.weights = weights = cast_weights(weights, inputs.dtype)
-        self.first_h, self.first_c = first_h, first_c
-        self.run, self.padding, self.reverse, self.stash, self.layout = run, padding, reverse, stash, layout
+        self.first_h, self.first_c = call.first_h[number], call.first_c[number]
+        self.run, self.padding, self.reverse = run, padding, call.reverse[number]
+        self.stash, self.layout = call.stash, call.layout
         self.accumulate = accumulate_dtype(inputs.dtype)
         self.blocks = split_blocks(self.steps, self.batch, self.hidden, self.accumulate)
         self.unrolled = None
@@ -297,7 +323,7 @@ class Direction:
         """
         hidden = self.weights.hidden
         thin = dgates.new_empty(*dgates.shape[:2], hidden.rank) if isinstance(hidden, LowRank) else None
-        done = 0 if self.unrolled is None else self.unrolled.whole(len(gates))
+        done = 0 if self.unrolled is None else self.unrolled.grouped_steps(len(gates))
         for step in steps_of(range(done, len(gates))[::-1]):
             step_dh = [dh] if incoming is None else [incoming[step], dh]
             self.run.cell_backward(gates[step], states[step], states[step + 1], step_dh, dc, dgates[step])

@@ -1,171 +1,469 @@
-"""Arguments of the persistent LSTM layer operator, and its weights cast to the types of the products.
+"""An LSTM layer on a GPU by persistent kernels: what its launches need, by the shapes and types of its arguments.
 
-Sizes: D directions, B batch, T steps, I input size, H hidden. Time is the first axis.
+The inputs' share of the gates is one product before the launch; the gradients of weights and inputs are a few large
+products after it. Gates and cell states that the stash level omits are recomputed by one product and a scan.
+
+Launches are looked up once and kept with the plan of a layer, because on small layers the host takes longer than the
+GPU: the usual case, one direction from a zero state over full rows, runs in as few calls of Python as possible.
+
+Sizes: D directions, B batch, T steps, I input size, I' its width in products, H hidden, N distinct rows. Internally
+time is the first axis.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from econmt_ops.core.alignment import even
+from econmt_ops.core.alignment import widened
+from econmt_ops.core.chunks import outer, reaches
+from econmt_ops.core.lengths import padding_mask
+from econmt_ops.core.repeated import clean_rows
+from econmt_ops.lstm.persistent_operands import LayerOperands, OperandMaker
 
 
-class PersistentLayer(NamedTuple):
-    """Arguments of a layer; lists have one entry per direction."""
-
-    inputs: Tensor
-    """(T, B, I); with ``places`` the distinct rows (N, I)."""
-    weights: list[Tensor]
-    """(4H, I), of any type; products are in the type of the inputs."""
-    recurrents: list[Tensor]
-    """(4H, H)"""
-    biases: list[Tensor]
-    """(4H,)"""
-    first_h: list[Tensor]
-    """(B, H), or an empty list: the initial state is zero."""
-    first_c: list[Tensor]
-    """(B, H) float32, or an empty list."""
-    lengths: Tensor | None
-    """(B,)"""
-    places: Tensor | None
-    """(T, B), row index of each position."""
-    reverse: list[bool]
-    stash: str
-    products: str
-    """Type of the products in the recurrence: "bfloat16", "float16" or "float32"."""
-    together: str
-    """"yes" or "no": both directions share a launch or not; "auto" decides by the launch plan."""
-    gate_gradient: Tensor | None = None
-    """(T, B, 4H), see `econmt_ops.lstm`; requires one direction and no ``places``."""
-
-
-def sizes(layer: PersistentLayer) -> tuple[int, int, int, int]:
-    """Returns D, T, B and H."""
-    steps, batch = (layer.inputs if layer.places is None else layer.places).shape[:2]
-    return len(layer.recurrents), steps, batch, layer.recurrents[0].shape[1]
-
-
-class Prepared:
-    """Inputs of a layer's recurrence and products, prepared by one launch for each direction.
-
-    Args:
-        layer: the arguments of the layer.
-        dtype: compute type.
-        zeros: number of zeros that ``workspace`` begins with.
-        more: number of further integers of the workspace.
-        rows: inputs as they are multiplied, if they are known already.
-        other_biases: second biases, (4H,) each, one a direction or none.
-        back: True in the backward pass, which needs no bias.
+class LayerSettings(NamedTuple):
+    """Settings of a layer, which do not follow from its tensors.
 
     Attributes:
-        rows: inputs as they are multiplied with the input weights, (T B, I'), or the distinct rows (N, I').
-        weights: input weights (4H, I') in the compute type, one a direction; I' is I widened.
-        recurrents: recurrent weights (D, 4H, H) in the type of the recurrence's products.
-        biases: biases (4H,) in the compute type, one a direction; none in the backward pass.
-        workspace: int32 on the layer's device.
+        dtype: Compute type.
+        products: Type of the products in the recurrence.
+        stash: Stash level.
+        reverse: For each direction True if it walks from the last step to the first.
+        together: "yes" or "no": both directions share a launch or not; "auto" decides by the partition.
+    """
+
+    dtype: torch.dtype
+    products: torch.dtype
+    stash: str
+    reverse: tuple[bool, ...]
+    together: str = "auto"
+
+
+class LayerTensors(NamedTuple):
+    """Arguments of a layer.
+
+    Attributes:
+        inputs: (T, B, I); with ``places`` distinct rows (N, I). None if the rows of the products are known already.
+        weights: For each direction input weights (4H, I), recurrent weights (4H, H) and one or two biases (4H,), all
+            contiguous.
+        state: h and c before the first step, (D, B, H) each; None: zeros.
+        lengths: (B,) on the device, or None.
+        places: Row index of each position, (T, B), or None.
+    """
+
+    inputs: Tensor | None
+    weights: Sequence[Tensor]
+    state: tuple[Tensor, Tensor] | None = None
+    lengths: Tensor | None = None
+    places: Tensor | None = None
+
+
+class LayerResults(NamedTuple):
+    """Results of a layer, and tensors for the backward pass; instead of one that is not kept stands any tensor.
+
+    Attributes:
+        outputs: (T, B, D H). last_h: (D, B, H). last_c: (D, B, H) float32.
+        cells: (D, T, B, H) float32, c before the step at each position.
+        sums: (D T B, 4H), the gates before their nonlinearities.
+    """
+
+    outputs: Tensor
+    last_h: Tensor
+    last_c: Tensor
+    cells: Tensor
+    sums: Tensor
+
+
+class LayerGradients(NamedTuple):
+    """Gradients of a layer; None where none is needed.
+
+    Attributes:
+        inputs: In the type of the inputs. weights: In the order of `LayerTensors.weights`.
+        first_h: (B, H) of each direction. first_c: (D, B, H) float32; both only if there is a first state.
+        sums: (D T B, 4H), those of the gates' sums.
+    """
+
+    inputs: Tensor | None
+    weights: list[Tensor | None]
+    first_h: list[Tensor]
+    first_c: Tensor
+    sums: Tensor
+
+
+class LayerPlan:
+    """Sizes and launches of a layer.
+
+    Args:
+        settings: Settings of the layer.
+        inputs: Shape and type of the inputs.
+        sizes: T, B and H.
+        types: Types of the weights.
+        device: Device of the tensors.
+        has_state: True if there is a first state.
+        has_lengths: True if there are lengths.
+        keep: True if a backward pass will follow.
+
+    Attributes:
+        types: Types of the weights.
+        keeps_rows: True if the backward pass gets inputs that were cast as they were multiplied, which are smaller.
+        keeps_cells, keeps_sums: True if it gets these tensors.
     """
 
     def __init__(
         self,
-        layer: PersistentLayer,
-        dtype: torch.dtype,
-        zeros: int,
-        more: int = 0,
-        *,
-        rows: Tensor | None = None,
-        other_biases: Sequence[Tensor] = (),
-        back: bool = False,
+        settings: LayerSettings,
+        inputs: tuple[torch.Size, torch.dtype],
+        sizes: tuple[int, int, int],
+        types: tuple[torch.dtype, ...],
+        device: torch.device,
+        has_state: bool,
+        has_lengths: bool,
+        keep: bool,
     ) -> None:
-        from econmt_ops.backends.triton.layer_kernels import prepare
+        from econmt_ops.backends.triton import layer_kernels, persistent
 
-        self.layer = layer
-        self._products: torch.dtype = getattr(torch, layer.products)
-        hidden = layer.recurrents[0].shape[1]
-        inputs = layer.inputs if layer.inputs.dim() == 3 else layer.inputs.unsqueeze(1)
-        wide = even(inputs.shape[2], dtype)
-        read = None
-        if rows is None:
-            if inputs.dtype == dtype and wide == inputs.shape[2] and inputs.is_contiguous():
-                rows = inputs.view(-1, wide)
+        self.settings, self.keep, self.has_lengths = settings, keep, has_lengths
+        self.dtype, self.products = dtype, products = settings.dtype, settings.products
+        self.steps, self.batch, self.hidden = steps, batch, hidden = sizes
+        self.directions = directions = len(settings.reverse)
+        (*_, self.size), self.inputs_type = inputs
+        self._inputs_shape = inputs[0]
+        self.types = types
+        self._each = len(types) // directions
+        self._operands_of = OperandMaker(inputs, types, directions, hidden, dtype, products)
+        self._ring = products != dtype
+        self.keeps_rows = self.inputs_type != dtype and not has_lengths
+        self.keeps_cells = keep and reaches(settings.stash, "cells")
+        self.keeps_sums = keep and reaches(settings.stash, "gates")
+        ahead, self._back = (
+            persistent.partition_of(batch, hidden, products, device, directions, settings.together, back)
+            for back in (False, True)
+        )
+        zeros = persistent.counters_of(ahead, directions, batch, hidden)[1]
+        self._groups, self._counters = persistent.counters_of(self._back, directions, batch, hidden)
+        # After the counters of the walk come one number for the largest gradient, and what sums of columns need.
+        self._arrived = self._counters + 1
+        self._each_sum = layer_kernels.counters_of_sums(4 * hidden)
+        self._partials_at = self._arrived + directions * self._each_sum
+        partials_end = self._partials_at + layer_kernels.PARTIALS * 4 * hidden
+        self._workspace, self._workspace_back = (zeros, zeros), (partials_end, self._partials_at)
+        self._team = None
+        if self._back.team > 1:
+            programs = self._back.parts(hidden) * directions * self._back.groups(batch)
+            self._team = programs, self._back.rows, self._back.team * self._back.units
+        self._walk, parts = persistent.forward_launch(
+            ahead,
+            (directions, steps, batch, 4 * hidden),
+            (dtype, products, dtype),
+            settings.reverse,
+            (has_state, has_lengths, self.keeps_cells, self.keeps_sums),
+        )
+        self._parts = [(programs, (steps, batch, *part)) for programs, *part in parts]
+        self._walk_back = functools.cache(self._walk_back_of)
+        self._column_sums, self._largest = layer_kernels.column_sums, layer_kernels.largest
+
+    def _walk_back_of(self, kind: torch.dtype, last_kind: torch.dtype, last_h: bool, last_c: bool) -> Any:
+        """Returns the launches of the walk back for these types of gradients, and the arguments of each part."""
+        from econmt_ops.backends.triton.persistent import backward_launch
+
+        launches, parts = backward_launch(
+            self._back,
+            (self.directions, self.steps, self.batch, 4 * self.hidden),
+            (self.dtype, self.products, kind, last_kind),
+            self.settings.reverse,
+            (self.has_lengths, last_h, last_c),
+        )
+        ends = self._groups, self._counters
+        return launches, [(programs, (self.steps, self.batch, *part, *ends)) for programs, *part in parts]
+
+    def _direction(self, stacked: Tensor, number: int) -> Tensor:
+        """Returns the rows of a direction of a tensor (D N, M), whose directions follow each other."""
+        if self.directions == 1:
+            return stacked
+        count = len(stacked) // self.directions
+        return stacked.narrow(0, number * count, count)
+
+    def _input_shares(self, operands: LayerOperands, sums: Tensor, places: Tensor | None) -> None:
+        """Writes the inputs' share of the gates to sums (D T B, 4H)."""
+        for number, (matrix, bias) in enumerate(zip(operands.matrices, operands.biases, strict=True)):
+            shares = self._direction(sums, number)
+            if places is None:
+                torch.addmm(bias, operands.rows, matrix.t(), out=shares)
             else:
-                read = inputs if inputs.stride(2) == 1 else inputs.contiguous()
-                rows = inputs.new_empty(inputs.shape[0] * inputs.shape[1], wide, dtype=dtype)
-        self.rows = rows
-        self.weights: list[Tensor] = []
-        self.biases: list[Tensor] = []
-        self.workspace = inputs.new_empty(zeros + more, dtype=torch.int32)
-        first, *others = layer.recurrents
-        # Weights that nothing has to be done with are read where they are.
-        self._casts = bool(others) or first.dtype != self._products or not first.is_contiguous()
-        if self._casts:
-            self.recurrents = first.new_empty(1 + len(others), *first.shape, dtype=self._products)
-        else:
-            self.recurrents = first.unsqueeze(0)
-        for number, (weight, recurrent) in enumerate(zip(layer.weights, layer.recurrents, strict=True)):
-            matrix: tuple[Tensor, Tensor] | None = None
-            square: tuple[Tensor, Tensor] | None = None
-            bias: Tensor | None = None
-            if weight.dtype != dtype or wide != weight.shape[1]:
-                matrix = weight, weight.new_empty(len(weight), wide, dtype=dtype)
-            if self._casts:
-                square = recurrent, self.recurrents[number]
-            own: tuple[Tensor, ...] = ()
-            if not back:
-                own = (layer.biases[number], *other_biases[number : number + 1])
-                bias = own[0]
-                if len(own) > 1 or bias.dtype != dtype:
-                    bias = own[0].new_empty(4 * hidden, dtype=dtype)
-                else:
-                    own = ()
-                self.biases.append(bias)
-            is_first = number == 0
-            if matrix or square or own or (is_first and (read is not None or zeros)):
-                prepare(
-                    read if is_first else None,
-                    rows if is_first and read is not None else None,
-                    matrix,
-                    square,
-                    own,
-                    bias if own else None,
-                    self.workspace,
-                    zeros if is_first else 0,
-                    hidden,
-                )
-            self.weights.append(weight if matrix is None else matrix[1])
+                table = torch.addmm(bias, operands.rows, matrix.t())
+                torch.index_select(table, 0, places.reshape(-1), out=shares)
 
-    def recurrent(self, number: int) -> Tensor:
+    def _recurrent(self, operands: LayerOperands, weights: Sequence[Tensor], number: int) -> Tensor:
         """Returns the recurrent weights of a direction (4H, H) in the compute type."""
-        dtype = self.rows.dtype
-        return self.recurrents[number] if self._products == dtype else self.layer.recurrents[number].to(dtype)
+        if self._ring:
+            return weights[number * self._each + 1].to(self.dtype)
+        return self._direction(operands.recurrents, number)
+
+    def _first_position(self, number: int, lengths: Tensor | None) -> tuple[Tensor, Tensor] | int:
+        """Returns the index, into (T, B), of the position of each row where a direction's walk begins."""
+        if not self.settings.reverse[number]:
+            return 0
+        if lengths is None:
+            return self.steps - 1
+        return (lengths - 1).clamp(min=0), torch.arange(self.batch, device=lengths.device)
+
+    def _add_first_shares(self, tensors: LayerTensors, operands: LayerOperands, sums: Tensor) -> None:
+        """Adds the first h's share of the gates to sums (D T B, 4H), where a walk begins."""
+        if tensors.state is None:
+            return
+        for number, h in enumerate(tensors.state[0].to(sums.dtype)):
+            at = self._first_position(number, tensors.lengths)
+            recurrent = self._recurrent(operands, tensors.weights, number).t()
+            gates = self._direction(sums, number).view(self.steps, self.batch, 4 * self.hidden)
+            if isinstance(at, int):
+                gates[at].addmm_(h, recurrent)
+            else:
+                gates[at] += h @ recurrent
+
+    def forward(self, tensors: LayerTensors, outputs: Tensor) -> tuple[LayerResults, Tensor]:
+        """Runs the layer.
+
+        Args:
+            tensors: Arguments.
+            outputs: (T, B, D H) in this order in memory, is written.
+
+        Returns:
+            The results, and the inputs as they were multiplied.
+        """
+        # Padding may hold anything: no row's product is another's, and the walk does not look at it.
+        operands = self._operands_of(tensors.inputs, None, tensors.weights, self._workspace, bias=True)
+        directions, steps, batch, hidden = self.directions, self.steps, self.batch, self.hidden
+        dtype, device = self.dtype, outputs.device
+        sums = torch.empty((directions * steps * batch, 4 * hidden), dtype=dtype, device=device)
+        self._input_shares(operands, sums, tensors.places)
+        last_h = first_h = torch.empty((directions, batch, hidden), dtype=dtype, device=device)
+        last_c = first_c = torch.empty((directions, batch, hidden), dtype=torch.float32, device=device)
+        if tensors.state is not None:
+            first_h, first_c = (
+                part.to(kind).contiguous()
+                for part, kind in zip(tensors.state, (dtype, torch.float32), strict=True)
+            )
+            if self._ring:  # otherwise the walk multiplies with the first h itself
+                self._add_first_shares(tensors, operands, sums)
+        cells = last_c
+        if self.keeps_cells:
+            cells = torch.empty((directions, steps, batch, hidden), dtype=torch.float32, device=device)
+        exchange = outputs
+        if self._ring:
+            exchange = torch.empty((directions, 2, batch, hidden), dtype=self.products, device=device)
+        counters = operands.workspace
+        lengths = counters if tensors.lengths is None else tensors.lengths
+        arguments = (
+            sums, operands.recurrents, exchange, outputs, cells, first_h, first_c, last_h, last_c, lengths, counters,
+        )  # fmt: skip
+        for programs, integers in self._parts:
+            self._walk(programs, arguments, integers)
+        kept = sums if self.keeps_sums else last_h
+        return LayerResults(outputs, last_h, last_c, cells, kept), operands.rows
+
+    def _recomputed(
+        self, tensors: LayerTensors, operands: LayerOperands, results: LayerResults
+    ) -> tuple[Tensor, Tensor]:
+        """Returns the gates' sums and the cell states, as they were kept or made again."""
+        from econmt_ops.backends.triton.persistent import walk_cells
+
+        sums, cells, reverse = results.sums, results.cells, self.settings.reverse
+        if not self.keeps_sums:
+            sums = operands.rows.new_empty(self.directions * self.steps * self.batch, 4 * self.hidden)
+            self._input_shares(operands, sums, tensors.places)
+            self._add_first_shares(tensors, operands, sums)
+            for number in range(self.directions):
+                later, before = self._neighbours(number, sums, results.outputs)
+                recurrent = self._recurrent(operands, tensors.weights, number)
+                later.addmm_(widened(before), widened(recurrent).t())
+        if not self.keeps_cells:
+            cells = cells.new_empty(self.directions, self.steps, self.batch, self.hidden)
+            first_c = None if tensors.state is None else tensors.state[1].float().contiguous()
+            shape = self.directions, self.steps, self.batch, 4 * self.hidden
+            walk_cells(sums.view(shape), first_c, cells, tensors.lengths, reverse)
+        return sums, cells
+
+    def _neighbours(self, number: int, sums: Tensor, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns a direction's rows of sums (D T B, 4H) at all steps but its first, and of outputs one step before."""
+        sums, batch = self._direction(sums, number), self.batch
+        states = outputs.view(-1, self.directions * self.hidden)
+        if self.directions > 1:
+            states = states.narrow(1, number * self.hidden, self.hidden)
+        if self.settings.reverse[number]:
+            return sums[:-batch], states[batch:]
+        return sums[batch:], states[:-batch]
+
+    def _cleaned(self, tensors: LayerTensors) -> Tensor | None:
+        """Returns the inputs, zero in the padding, whose values may be anything."""
+        inputs, lengths = tensors.inputs, tensors.lengths
+        if inputs is None or lengths is None:
+            return inputs
+        padding = padding_mask(lengths, self.steps, inputs.device).t()
+        if tensors.places is None:
+            return inputs.masked_fill(padding.unsqueeze(2), 0.0)
+        return clean_rows(inputs, tensors.places, padding)
+
+    def backward(
+        self,
+        tensors: LayerTensors,
+        results: LayerResults,
+        incoming: Sequence[Tensor | None],
+        needs: Sequence[bool],
+        rows: Tensor | None = None,
+    ) -> LayerGradients:
+        """Runs the backward pass.
+
+        Args:
+            tensors: Arguments of the layer.
+            results: Results of `forward`; the last states are not read.
+            incoming: Gradients of outputs (T, B, D H), last h and last c.
+            needs: True for the inputs and for each weight that needs a gradient.
+            rows: Inputs as they were multiplied, if they were kept.
+        """
+        again = not self.keeps_sums  # the products that make the gates again need the biases
+        inputs = self._cleaned(tensors) if rows is None else None
+        operands = self._operands_of(inputs, rows, tensors.weights, self._workspace_back, bias=again)
+        sums, cells = results.sums, results.cells
+        if again or not self.keeps_cells:
+            sums, cells = self._recomputed(tensors, operands, results)
+        directions, batch, hidden, device = self.directions, self.batch, self.hidden, sums.device
+        doutputs, last_h, last_c = incoming
+        doutputs = torch.zeros_like(results.outputs) if doutputs is None else doutputs
+        if doutputs.stride(2) != 1:
+            doutputs = doutputs.contiguous()
+        last_h = None if last_h is None else last_h.contiguous()
+        last_c = None if last_c is None else last_c.contiguous()
+        dsums = sums if again else torch.empty_like(sums)
+        first_dc = torch.empty((directions, batch, hidden), dtype=torch.float32, device=device)
+        exchange, counters = dsums, operands.workspace
+        if self._ring:
+            exchange = torch.empty((directions, 2, batch, 4 * hidden), dtype=self.products, device=device)
+            self._largest(doutputs, last_h, last_c, counters, self._counters)
+        partials = first_dc
+        if self._team is not None:
+            partials = torch.empty(self._team, dtype=torch.float32, device=device)
+        launches, parts = self._walk_back(
+            doutputs.dtype,
+            doutputs.dtype if last_h is None else last_h.dtype,
+            last_h is not None,
+            last_c is not None,
+        )
+        arguments = (
+            sums, operands.recurrents, exchange, partials, cells, doutputs, dsums,
+            doutputs if last_h is None else last_h, first_dc if last_c is None else last_c, first_dc,
+            counters if tensors.lengths is None else tensors.lengths, counters,
+        )  # fmt: skip
+        strides = doutputs.stride()[:2]
+        for programs, integers in parts:
+            for launch in launches:
+                launch(programs, arguments, integers, strides)
+        dinputs, weights, first_h = self._gradients(tensors, operands, results.outputs, dsums, last_h, needs)
+        return LayerGradients(dinputs, weights, first_h, first_dc, dsums)
+
+    def _gradients(
+        self,
+        tensors: LayerTensors,
+        operands: LayerOperands,
+        outputs: Tensor,
+        dsums: Tensor,
+        last_h: Tensor | None,
+        needs: Sequence[bool],
+    ) -> tuple[Tensor | None, list[Tensor | None], list[Tensor]]:
+        """Returns the gradients of inputs, weights and first h from those of the gates' sums and of the last h."""
+        dinputs: Tensor | None = None
+        weights: list[Tensor | None] = [None] * len(self.types)
+        first_h = []
+        for number, matrix in enumerate(operands.matrices):
+            at, gates = number * self._each, self._direction(dsums, number)
+            if tensors.state is not None:
+                first_h.append(self._first_gradient(tensors, operands, number, gates, last_h))
+            if needs[1 + at + 1]:
+                weights[at + 1] = self._recurrent_gradient(tensors, number, dsums, outputs)
+            if any(needs[1 + at + 2 : 1 + at + self._each]):
+                bias = torch.empty(4 * self.hidden, dtype=self.types[at + 2], device=gates.device)
+                arrived = self._arrived + number * self._each_sum
+                self._column_sums(gates, bias, operands.workspace, arrived, self._partials_at)
+                for other in range(at + 2, at + self._each):
+                    weights[other] = bias if self.types[other] == bias.dtype else bias.to(self.types[other])
+            if tensors.places is not None:
+                from econmt_ops.backends.triton.embedding import gradient
+
+                gates = gradient(gates, tensors.places.flatten(), len(operands.rows), -1)
+            if needs[1 + at]:
+                weights[at] = outer(gates, operands.rows, self.types[at], self.size)
+            if not needs[0]:
+                continue
+            if dinputs is not None:
+                dinputs.addmm_(gates, matrix)
+            elif self.directions == 1 and gates.is_cuda and gates.dtype != self.inputs_type == torch.float32:
+                dinputs = torch.mm(gates, matrix, out_dtype=torch.float32)
+            else:
+                dinputs = torch.mm(gates, matrix)
+        if dinputs is not None:
+            if dinputs.shape[1] != self.size:
+                dinputs = dinputs[:, : self.size]
+            dinputs = dinputs.to(self.inputs_type).view(self._inputs_shape)
+        return dinputs, weights, first_h
+
+    def _first_gates(self, tensors: LayerTensors, number: int, gates: Tensor) -> Tensor:
+        """Returns the rows (B, 4H) of a direction's gates (T B, 4H) where its walk begins."""
+        steps = gates.view(self.steps, self.batch, 4 * self.hidden)
+        return steps[self._first_position(number, tensors.lengths)]
+
+    def _first_gradient(
+        self,
+        tensors: LayerTensors,
+        operands: LayerOperands,
+        number: int,
+        gates: Tensor,
+        last_h: Tensor | None,
+    ) -> Tensor:
+        """Returns the gradient (B, H) of a direction's first h."""
+        dh = self._first_gates(tensors, number, gates) @ self._recurrent(operands, tensors.weights, number)
+        if tensors.lengths is None:
+            return dh
+        # A row without steps passes on the gradient of its last h.
+        passed = dh.new_zeros(()) if last_h is None else last_h[number].to(dh.dtype)
+        return torch.where((tensors.lengths > 0).unsqueeze(1), dh, passed)
+
+    def _recurrent_gradient(
+        self, tensors: LayerTensors, number: int, dsums: Tensor, outputs: Tensor
+    ) -> Tensor:
+        """Returns the gradient (4H, H) of a direction's recurrent weights."""
+        kind = self.types[number * self._each + 1]
+        gradient = outer(*self._neighbours(number, dsums, outputs), kind)
+        if tensors.state is not None:
+            gates = self._first_gates(tensors, number, self._direction(dsums, number))
+            gradient += outer(gates, tensors.state[0][number].to(dsums.dtype), kind)
+        return gradient
 
 
-class WorkspaceOfBiases:
-    """Layout of counters and partial sums of the bias gradients in a layer's workspace.
+_plan = functools.lru_cache(maxsize=4096)(LayerPlan)
+
+
+def plan_of(settings: LayerSettings, tensors: LayerTensors, keep: bool) -> LayerPlan:
+    """Returns the plan of a layer with such arguments.
 
     Args:
-        counters: number of integers before them.
-        directions: D.
-        width: 4H.
-        needed: True if there are such gradients.
-
-    Attributes:
-        needed: see above.
-        zeros: number of integers that have to be zero at first, those before included.
-        more: number of further integers.
+        settings: Settings of the layer.
+        tensors: Arguments; only their shapes, types and devices matter.
+        keep: True if a backward pass will follow.
     """
-
-    def __init__(self, counters: int, directions: int, width: int, needed: bool) -> None:
-        from econmt_ops.backends.triton.layer_kernels import PARTIALS, counters_of_sums
-
-        self.needed = needed
-        self._begin, self._each = counters, counters_of_sums(width)
-        self.zeros = counters + (directions * self._each if needed else 0)
-        self.more = PARTIALS * width if needed else 0
-
-    def place(self, number: int) -> tuple[int, int]:
-        """Returns where the counters and the partial sums of a direction begin."""
-        return self._begin + number * self._each, self.zeros
+    inputs, weights = tensors.inputs, tensors.weights
+    assert inputs is not None
+    steps, batch = (inputs if tensors.places is None else tensors.places).shape[:2]
+    return _plan(
+        settings,
+        (inputs.shape, inputs.dtype),
+        (steps, batch, weights[1].shape[1]),
+        tuple([weight.dtype for weight in weights]),
+        inputs.device,
+        tensors.state is not None,
+        tensors.lengths is not None,
+        keep,
+    )

@@ -10,7 +10,6 @@ Sizes: B batch, T steps, I input size, H hidden, D directions, K steps of a bloc
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -19,51 +18,17 @@ from torch import Tensor
 
 from econmt_ops.backends import steps_for
 from econmt_ops.core.chunks import reaches, split_blocks
-from econmt_ops.core.dropout import Seed
-from econmt_ops.core.lengths import padding_mask, reverse_rows
+from econmt_ops.core.lengths import padding_mask
 from econmt_ops.core.low_rank import layers_of_tensors, tensors_of_matrices
 from econmt_ops.core.precision import accumulate_dtype
 from econmt_ops.core.repeated import Inputs, UniqueRows, expanded, values_of
-from econmt_ops.core.stack import StackOptions, run_stack
+from econmt_ops.core.stack import StackOptions, last_of, run_stack
 from econmt_ops.core.weights import AnyLSTMWeights, LSTMState
-from econmt_ops.dispatch.registration import Gradients, Incoming, Operator
+from econmt_ops.dispatch.registration import Gradients, Incoming, RecurrentOperator
 from econmt_ops.dispatch.traits import Traits
-from econmt_ops.lstm.direction import Direction
-from econmt_ops.lstm.reference import last_outputs
+from econmt_ops.lstm.direction import Direction, LSTMArguments
 
 TRAITS = Traits(recomputes=True, loops=True, takes_stash=True, casts=True)
-
-
-class LSTMArguments(NamedTuple):
-    """Arguments of one layer that runs forwards, backwards, or in both directions into one output.
-
-    Weights may have another type than the inputs, whose type is used for the computation; each gradient has the type of
-    its argument.
-
-    Attributes:
-        inputs: (T, B, I); with ``places`` distinct rows (N, I).
-        weights, recurrents: per direction (4H, I) and (4H, H); factorised matrices as left, then right factor.
-        biases: (4H,) each. first_h, first_c: (B, H) each, before the walk of each direction.
-        lengths: (B,), or None. places: (T, B), row index of each position; or None.
-        reverse: per direction, True to walk from the last step to the first.
-        stash: the level, see `econmt_ops.core.chunks.STASHES`. layout: of the weights, see `econmt_ops.core.gemm`.
-        backend: see `econmt_ops.backends.steps_for`.
-        gate_gradient: (T, B, 4H), or None; see `econmt_ops.lstm`. It requires one direction and no ``places``.
-    """
-
-    inputs: Tensor
-    weights: list[Tensor]
-    recurrents: list[Tensor]
-    biases: list[Tensor]
-    first_h: list[Tensor]
-    first_c: list[Tensor]
-    lengths: Tensor | None
-    places: Tensor | None
-    reverse: list[bool]
-    stash: str
-    layout: str
-    backend: str
-    gate_gradient: Tensor | None = None
 
 
 class LSTMResults(NamedTuple):
@@ -90,21 +55,7 @@ def _directions(call: LSTMArguments) -> list[Direction]:
         padding = padding_mask(call.lengths, steps, call.inputs.device).t().contiguous()
     run = steps_for(call.inputs, call.backend)
     layers = layers_of_tensors(call.weights, call.recurrents, call.biases)
-    return [
-        Direction(
-            call.inputs,
-            layer,
-            h,
-            c,
-            run=run,
-            padding=padding,
-            places=call.places,
-            reverse=reverse,
-            stash=call.stash,
-            layout=call.layout,
-        )
-        for layer, h, c, reverse in zip(layers, call.first_h, call.first_c, call.reverse, strict=True)
-    ]
+    return [Direction(call, number, layer, run, padding) for number, layer in enumerate(layers)]
 
 
 def _empty_results(call: LSTMArguments, keep: bool) -> LSTMResults:
@@ -183,7 +134,7 @@ def _backward(call: LSTMArguments, results: LSTMResults, incoming: Incoming) -> 
     }
 
 
-_layer = Operator(
+_layer = RecurrentOperator(
     "econmt_ops::lstm_layer",
     LSTMArguments,
     LSTMResults,
@@ -192,7 +143,6 @@ _layer = Operator(
     backward=_backward,
     saves=lambda _: (*LSTMArguments._fields, "outputs", "cells", "gates"),
     constants=lambda call: () if call.gate_gradient is None else ("weights", "recurrents", "biases"),
-    is_recurrent=True,
 )
 
 
@@ -202,11 +152,11 @@ def run_layer(
     first: Sequence[tuple[Tensor, Tensor]],
     lengths: Tensor | None,
     reverse: Sequence[bool],
+    gate_gradient: Tensor | None = None,
     *,
     stash: str,
     layout: str,
     backend: str,
-    gate_gradient: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Runs one layer in D directions; returns outputs (B, T, D H), and h and c (D, B, H) after each walk's last step.
 
@@ -236,16 +186,9 @@ def run_layer(
 def lstm(
     inputs: Inputs,
     layers: tuple[AnyLSTMWeights, ...],
-    *,
     state: LSTMState,
-    lengths: Tensor | None,
-    reverse: bool,
-    residual: bool,
-    dropout: float,
-    dropout_seed: Seed | None,
-    variational: bool,
-    gate_gradient: Tensor | None = None,
-    from_zero: bool = False,
+    options: StackOptions,
+    *,
     stash: str = "outputs",
     layout: str = "packed",
     backend: str = "eager",
@@ -253,36 +196,29 @@ def lstm(
     """Implements `econmt_ops.lstm` for checked arguments, cast except for the weights.
 
     Args:
-        from_zero: True if all of ``state`` is zero.
-        layout, backend: see `Arguments`.
+        inputs: (B, T, I), or its distinct rows.
+        layers: Weights, bottom first.
+        state: (h, c) of every layer before the first step, (B, H) each.
+        options: Further arguments.
+        stash, layout, backend: See `LSTMArguments`.
     """
+    lengths = options.lengths
     # Rows are reversed in memory only if an initial state has to pass the padding before it.
-    turn = reverse and lengths is not None and not from_zero
-    walks_back = reverse and not turn
+    in_memory = options.reverse and lengths is not None and not options.from_zero
+    walks_back = options.reverse and not in_memory
+    how = {"stash": stash, "layout": layout, "backend": backend}
 
     def run(number: int, read: Inputs) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        h, c = state[number]
         outputs, last_h, last_c = run_layer(
-            read,
-            [layers[number]],
-            [state[number]],
-            lengths,
-            [walks_back],
-            stash=stash,
-            layout=layout,
-            backend=backend,
-            gate_gradient=gate_gradient,
+            read, [layers[number]], [(h, c)], lengths, [walks_back], options.gate_gradient, **how
         )
         if lengths is not None and not walks_back:
-            return outputs, (last_outputs(outputs, state[number][0], lengths), last_c[0])
+            return outputs, (last_of(outputs, h, lengths), last_c[0])
         return outputs, (last_h[0], last_c[0])
 
-    outputs, last = run_stack(
-        run,
-        expanded(inputs) if turn else inputs,
-        len(layers),
-        StackOptions(residual, dropout, dropout_seed, variational),
-        turn=functools.partial(reverse_rows, lengths=lengths) if turn else None,
-    )
+    bottom = expanded(inputs) if in_memory else inputs
+    outputs, last = run_stack(run, bottom, len(layers), options, reverses=in_memory)
     return outputs, tuple(last)
 
 
@@ -304,5 +240,5 @@ def bidirectional_lstm(
     outputs, last_h, last_c = run_layer(
         inputs, [forward, backward], [zero, zero], lengths, ways, stash=stash, layout=layout, backend=backend
     )
-    ahead = last_h[0] if lengths is None else last_outputs(outputs[..., :hidden], h, lengths)
-    return outputs, ((ahead, last_c[0]), (last_h[1], last_c[1]))
+    forward_h = last_h[0] if lengths is None else last_of(outputs[..., :hidden], h, lengths)
+    return outputs, ((forward_h, last_c[0]), (last_h[1], last_c[1]))

@@ -18,11 +18,11 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
 
 from econmt_ops.cells import lstm as cell
-from econmt_ops.core.dropout import Seed, apply_dropout, layer_keep_masks
-from econmt_ops.core.lengths import padding_mask, reverse_rows, zero_padding
+from econmt_ops.core.dropout import apply_dropout, layer_keep_masks
+from econmt_ops.core.lengths import padding_mask, zero_padding
 from econmt_ops.core.low_rank import linear, linear_add
 from econmt_ops.core.precision import accumulate_dtype, recurrent_tf32
-from econmt_ops.core.stack import StackOptions, run_stack
+from econmt_ops.core.stack import StackOptions, last_of, run_stack
 from econmt_ops.core.weights import AnyLSTMWeights, LowRankLSTMWeights, LSTMState, LSTMWeights
 from econmt_ops.dispatch.traits import Traits
 from econmt_ops.lstm.cudnn import MOST_STEPS, cudnn_lstm, in_parts
@@ -55,13 +55,6 @@ _WIDE = 1024
 
 _FEW_STEPS = 16
 """Steps up to which a loop in 16-bit types does not profit from packed weights."""
-
-
-def last_outputs(outputs: Tensor, h: Tensor, lengths: Tensor) -> Tensor:
-    """Returns the output at each row's last position, or `h` (B, H) for empty rows; outputs (B, T, H)."""
-    lengths = lengths.to(outputs.device, non_blocking=True).unsqueeze(1)
-    index = lengths.clamp(1, outputs.shape[1]).sub(1).unsqueeze(2).expand(-1, 1, outputs.shape[2])
-    return torch.where(lengths > 0, outputs.gather(1, index).squeeze(1), h)
 
 
 def _has_cudnn() -> bool:
@@ -227,42 +220,26 @@ def _run_layer(
 
 
 def lstm(
-    inputs: Tensor,
-    layers: tuple[AnyLSTMWeights, ...],
-    *,
-    state: LSTMState,
-    lengths: Tensor | None,
-    reverse: bool,
-    residual: bool,
-    dropout: float,
-    dropout_seed: Seed | None,
-    variational: bool,
-    gate_gradient: Tensor | None = None,
+    inputs: Tensor, layers: tuple[AnyLSTMWeights, ...], state: LSTMState, options: StackOptions
 ) -> tuple[Tensor, LSTMState]:
     """Implements `econmt_ops.lstm` for checked and cast arguments."""
     batch, steps, _ = inputs.shape
-    device = inputs.device
-    padding = None if lengths is None else padding_mask(lengths, steps, device)
-    masks = layer_keep_masks(
-        len(layers), batch, steps, layers[0].hidden.shape[1], dropout, dropout_seed, variational, device
-    )
+    lengths, p, variational = options.lengths, options.dropout, options.variational
+    padding = None if lengths is None else padding_mask(lengths, steps, inputs.device)
+    hidden = layers[0].hidden.shape[1]
+    masks = layer_keep_masks(len(layers), batch, steps, hidden, p, options.seed, variational, inputs.device)
     inputs = zero_padding(inputs, padding)
 
     def drop(read: Tensor, number: int) -> Tensor:
-        mask = masks[number]
-        if mask is not None and reverse and not variational:
-            mask = reverse_rows(mask, lengths)
-        return apply_dropout(read, mask, dropout)
+        return apply_dropout(read, masks[number], p)
 
     def run(number: int, read: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         h, c = state[number]
-        outputs, last_h, last_c = _run_layer(read, layers[number], h, c, padding, gate_gradient)
-        return outputs, (last_h if lengths is None else last_outputs(outputs, h, lengths), last_c)
+        outputs, last_h, last_c = _run_layer(read, layers[number], h, c, padding, options.gate_gradient)
+        return outputs, (last_h if lengths is None else last_of(outputs, h, lengths), last_c)
 
-    options = StackOptions(residual, dropout, dropout_seed, variational)
-    read = reverse_rows(inputs, lengths) if reverse else inputs
-    outputs, last = run_stack(run, read, len(layers), options, drop=drop)
-    return reverse_rows(outputs, lengths) if reverse else outputs, tuple(last)
+    outputs, last = run_stack(run, inputs, len(layers), options, reverses=options.reverse, drop=drop)
+    return outputs, tuple(last)
 
 
 def bidirectional_lstm(
@@ -279,17 +256,7 @@ def bidirectional_lstm(
         h = inputs.new_zeros(batch, hidden)
         c = h.to(accumulate_dtype(h.dtype))
         both = [
-            lstm(
-                inputs,
-                (layer,),
-                state=((h, c),),
-                lengths=lengths,
-                reverse=reverse,
-                residual=False,
-                dropout=0.0,
-                dropout_seed=None,
-                variational=False,
-            )
+            lstm(inputs, (layer,), ((h, c),), StackOptions(lengths, reverse))
             for layer, reverse in ((forward, False), (backward, True))
         ]
         return torch.cat([outputs for outputs, _ in both], 2), (both[0][1][0], both[1][1][0])
@@ -303,5 +270,5 @@ def bidirectional_lstm(
     zeros = inputs.new_zeros(2, batch, hidden)
     flat = [weights[0], forward.hidden, forward.bias, weights[1], backward.hidden, backward.bias]
     outputs, last_h, last_c = torch_lstm(inputs, flat, zeros, zeros, bidirectional=True)
-    forward_h = last_h[0] if lengths is None else last_outputs(outputs[:, :, :hidden], zeros[0], lengths)
+    forward_h = last_h[0] if lengths is None else last_of(outputs[:, :, :hidden], zeros[0], lengths)
     return outputs, ((forward_h, last_c[0]), (last_h[1], last_c[1]))

@@ -9,50 +9,125 @@ Sizes: D directions, B batch, T steps, I input size, H hidden. Internally time i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from econmt_ops.backends.triton import MOST_UNITS, interpreted, serves, with_kernels
-from econmt_ops.core.dropout import Seed
+from econmt_ops.core.chunks import reaches
 from econmt_ops.core.precision import recurrent_tf32
 from econmt_ops.core.repeated import Inputs, UniqueRows, values_of
 from econmt_ops.core.stack import StackOptions, run_stack
 from econmt_ops.core.weights import AnyLSTMWeights, LSTMState, LSTMWeights
-from econmt_ops.dispatch.registration import Gradients, Incoming, Operator
-from econmt_ops.lstm import direct, recompute
-from econmt_ops.lstm.persistent_layer import PersistentLayer
-from econmt_ops.lstm.persistent_passes import Walked, empty_results, run_backward, run_forward
+from econmt_ops.dispatch.registration import Gradients, Incoming, RecurrentOperator
+from econmt_ops.lstm import recompute
+from econmt_ops.lstm.eager_layer import is_plain, run_layer
+from econmt_ops.lstm.persistent_layer import LayerPlan, LayerResults, LayerSettings, LayerTensors, plan_of
 
 TRAITS = with_kernels(
     recompute.TRAITS, model_stash="attention", serves=lambda sizes, _: sizes["H"] <= MOST_UNITS
 )
 
 
-def _forward(layer: PersistentLayer, keep: bool) -> Walked:
-    return run_forward(layer, keep, layer.inputs.dtype)[0]
+class PersistentArguments(NamedTuple):
+    """Arguments of the layer operator; lists have one entry per direction."""
+
+    inputs: Tensor
+    """(T, B, I); with ``places`` the distinct rows (N, I)."""
+    weights: list[Tensor]
+    """(4H, I), of any type; products are in the type of the inputs."""
+    recurrents: list[Tensor]
+    """(4H, H)"""
+    biases: list[Tensor]
+    """(4H,)"""
+    first_h: list[Tensor]
+    """(B, H), or an empty list: the initial state is zero."""
+    first_c: list[Tensor]
+    """(B, H) float32, or an empty list."""
+    lengths: Tensor | None
+    """(B,)"""
+    places: Tensor | None
+    """(T, B), row index of each position."""
+    reverse: list[bool]
+    stash: str
+    products: str
+    """Type of the products in the recurrence: "bfloat16", "float16" or "float32"."""
+    together: str
+    """See `LayerSettings`."""
+    gate_gradient: Tensor | None = None
+    """(T, B, 4H), see `econmt_ops.lstm`; requires one direction and no ``places``."""
 
 
-def _backward(layer: PersistentLayer, result: Walked, incoming: Incoming) -> Gradients:
-    return run_backward(layer, result, incoming, layer.inputs.dtype)
+def _tensors(call: PersistentArguments) -> LayerTensors:
+    weights = [
+        part.contiguous()
+        for layer in zip(call.weights, call.recurrents, call.biases, strict=True)
+        for part in layer
+    ]
+    state = (torch.stack(call.first_h), torch.stack(call.first_c)) if call.first_h else None
+    return LayerTensors(call.inputs, weights, state, call.lengths, call.places)
 
 
-def _saves(_layer: PersistentLayer) -> set[str]:
-    """Returns the names of the tensors that the backward pass reads: all but the last states."""
-    return {*PersistentLayer._fields, "outputs", "cells", "sums"}
+def _plan(call: PersistentArguments, tensors: LayerTensors, keep: bool) -> LayerPlan:
+    products = getattr(torch, call.products)
+    settings = LayerSettings(call.inputs.dtype, products, call.stash, tuple(call.reverse), call.together)
+    return plan_of(settings, tensors, keep)
 
 
-_operator = Operator(
+def _empty_results(call: PersistentArguments, keep: bool) -> LayerResults:
+    steps, batch = (call.inputs if call.places is None else call.places).shape[:2]
+    directions, hidden = len(call.recurrents), call.recurrents[0].shape[1]
+    new, exact = call.inputs.new_empty, torch.float32
+    cells = steps if keep and reaches(call.stash, "cells") else 0
+    sums = directions * steps * batch if keep and reaches(call.stash, "gates") else 0
+    return LayerResults(
+        new(steps, batch, directions * hidden),
+        new(directions, batch, hidden),
+        new(directions, batch, hidden, dtype=exact),
+        new(directions, cells, batch, hidden, dtype=exact),
+        new(sums, 4 * hidden),
+    )
+
+
+def _forward(call: PersistentArguments, keep: bool) -> LayerResults:
+    tensors = _tensors(call)
+    plan, empty = _plan(call, tensors, keep), _empty_results(call, False)
+    results, _ = plan.forward(tensors, empty.outputs)
+    return LayerResults(
+        *results[:3],
+        results.cells if plan.keeps_cells else empty.cells,
+        results.sums if plan.keeps_sums else empty.sums,
+    )
+
+
+def _backward(call: PersistentArguments, results: LayerResults, incoming: Incoming) -> Gradients:
+    tensors = _tensors(call)
+    plan = _plan(call, tensors, True)
+    needs = True, *[call.gate_gradient is None] * len(tensors.weights)
+    gradients = plan.backward(
+        tensors, results, [incoming[name] for name in ("outputs", "last_h", "last_c")], needs
+    )
+    return {
+        "inputs": gradients.inputs,
+        "weights": gradients.weights[::3],
+        "recurrents": gradients.weights[1::3],
+        "biases": gradients.weights[2::3],
+        "first_h": gradients.first_h,
+        "first_c": gradients.first_c.unbind(0) if call.first_c else [],
+        "gate_gradient": None if call.gate_gradient is None else gradients.sums.view_as(call.gate_gradient),
+    }
+
+
+_operator = RecurrentOperator(
     "econmt_ops::persistent_lstm_layer",
-    PersistentLayer,
-    Walked,
+    PersistentArguments,
+    LayerResults,
     forward=_forward,
-    fake=empty_results,
+    fake=_empty_results,
     backward=_backward,
-    saves=_saves,
-    constants=lambda layer: () if layer.gate_gradient is None else ("weights", "recurrents", "biases"),
-    is_recurrent=True,
+    saves=lambda _: (*PersistentArguments._fields, "outputs", "cells", "sums"),
+    constants=lambda call: () if call.gate_gradient is None else ("weights", "recurrents", "biases"),
 )
 
 
@@ -106,18 +181,20 @@ def _run_layer(
     if lengths is not None:
         lengths = lengths.to(values.device, non_blocking=True).contiguous()
     weights: list[Any] = [part for layer in layers for part in layer]
-    firsts = [part for pair in state for part in pair]
-    if isinstance(inputs, Tensor) and gate_gradient is None and direct.is_plain([inputs, *weights, *firsts]):
-        name = str(products).removeprefix("torch.")
-        call = direct.LayerCall(inputs.dtype, name, stash, tuple(reverse), together, lengths, 1)
-        h, c = (torch.stack(parts) for parts in zip(*state, strict=True)) if state else (None, None)
-        return direct.run_layer(call, inputs, h, c, weights)
+    parts = [part for pair in state for part in pair]
+    if isinstance(inputs, Tensor) and gate_gradient is None and is_plain([inputs, *weights, *parts]):
+        settings = LayerSettings(inputs.dtype, products, stash, tuple(reverse), together)
+        h, c = (torch.stack(part) for part in zip(*state, strict=True)) if state else (None, None)
+        first = None if h is None or c is None else (h, c)
+        keep = torch.is_grad_enabled() and any(part.requires_grad for part in (inputs, *weights, *parts))
+        tensors = LayerTensors(inputs.transpose(0, 1), weights, first, lengths)
+        return run_layer(plan_of(settings, tensors, keep), inputs, first, lengths, weights)
     result = _operator(
-        PersistentLayer(
+        PersistentArguments(
             values if isinstance(inputs, UniqueRows) else values.transpose(0, 1),
-            [layer.input for layer in layers if isinstance(layer, LSTMWeights)],
-            [layer.hidden for layer in layers if isinstance(layer, LSTMWeights)],
-            [layer.bias for layer in layers],
+            weights[::3],
+            weights[1::3],
+            weights[2::3],
             [h for h, _ in state],
             [c for _, c in state],
             lengths,
@@ -135,48 +212,30 @@ def _run_layer(
 def lstm(
     inputs: Inputs,
     layers: tuple[AnyLSTMWeights, ...],
-    *,
     state: LSTMState,
-    lengths: Tensor | None,
-    reverse: bool,
-    residual: bool,
-    dropout: float,
-    dropout_seed: Seed | None,
-    variational: bool,
-    gate_gradient: Tensor | None = None,
-    from_zero: bool = False,
+    options: StackOptions,
+    *,
     stash: str = "gates",
 ) -> tuple[Tensor, LSTMState]:
-    """Implements `econmt_ops.lstm` for checked arguments, cast except for the weights.
-
-    ``from_zero``: True if all of ``state`` is zero.
-    """
+    """Implements `econmt_ops.lstm` for checked arguments, cast except for the weights."""
     products = products_of(inputs, layers)
     if products is None:
-        return recompute.lstm(
-            inputs,
-            layers,
-            state=state,
-            lengths=lengths,
-            reverse=reverse,
-            residual=residual,
-            dropout=dropout,
-            dropout_seed=dropout_seed,
-            variational=variational,
-            gate_gradient=gate_gradient,
-            from_zero=from_zero,
-            stash=stash,
-            backend=_steps(inputs),
-        )
+        return recompute.lstm(inputs, layers, state, options, stash=stash, backend=_steps(inputs))
 
     def run(number: int, read: Inputs) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        first = [] if from_zero else [state[number]]
+        first = [] if options.from_zero else [state[number]]
         outputs, last_h, last_c = _run_layer(
-            read, [layers[number]], first, lengths, [reverse], stash, products, gate_gradient=gate_gradient
+            read,
+            [layers[number]],
+            first,
+            options.lengths,
+            [options.reverse],
+            stash,
+            products,
+            gate_gradient=options.gate_gradient,
         )
         return outputs, (last_h.squeeze(0), last_c.squeeze(0))  # squeeze: its backward launches no kernel
 
-    options = StackOptions(residual, dropout, dropout_seed, variational)
     outputs, last = run_stack(run, inputs, len(layers), options)
     return outputs, tuple(last)
 

@@ -99,7 +99,7 @@ class UnrolledSteps:
         """Returns True if the backend of this call compiles its steps."""
         return isinstance(run, CompiledSteps)
 
-    def whole(self, steps: int) -> int:
+    def grouped_steps(self, steps: int) -> int:
         """Returns the number of leading steps of a block that compiled functions run."""
         return steps - steps % _TOGETHER
 
@@ -127,9 +127,9 @@ class UnrolledSteps:
             last_c: see ``cells``.
             keep: True if the backward pass will read the gates.
         """
-        whole = self.whole(len(gates))
+        done = self.grouped_steps(len(gates))
         left, right = (part.t().contiguous() for part in self._factors(gates.shape[1]))
-        for begin in range(0, whole, _TOGETHER):
+        for begin in range(0, done, _TOGETHER):
             part = slice(begin, begin + _TOGETHER)
             results = compile_step(_forward)(gates[part], h, c, right, left, keep, cells is not None)
             hs, states = results
@@ -137,9 +137,9 @@ class UnrolledSteps:
             if cells is not None:
                 torch.stack(states, out=cells[part])
             h, c = outputs[part.stop - 1], states[-1]
-        if whole and cells is None:
+        if done and cells is None:
             last_c.copy_(c)
-        return whole
+        return done
 
     def backward(
         self,

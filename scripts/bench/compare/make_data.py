@@ -134,7 +134,7 @@ def make_data(folder: Path, data_dir: Path | None, test_source: Path | None = No
         for name, content in vocabulary_files(pieces, Counter(words)).items():
             (folder / f"vocabulary.{side}.{name}").write_text(content, encoding="utf-8")
     if test_source is None:
-        test = list(zip(prepared.test_source, prepared.test_target, strict=True))[:TEST_SENTENCES]
+        test = list(zip(prepared.test_text.source, prepared.test_text.target, strict=True))[:TEST_SENTENCES]
     else:
         test = [(line, line) for line in read_lines(test_source) if line.strip()]
     counts["test_pairs"], counts["test_target_tokens"] = write_test(folder, prepared.vocabularies.sides, test)

@@ -76,10 +76,10 @@ def time_launches(launch: Callable[[], None], count: int) -> float:
     """Returns the microseconds of one of ``count`` launches in a graph; nan if nothing is timed."""
     if not IS_TIMED:
         return float("nan")
-    return milliseconds({"": lambda: [launch() for _ in range(count)]}, 5)[""] * 1000 / count
+    return 1000 * milliseconds({"": launch}, 5, repeats=count)[""]
 
 
-class Problem:
+class CaseTensors:
     """Tensors of a case."""
 
     def __init__(self, case: Case) -> None:
@@ -127,23 +127,23 @@ class Problem:
 
 def run_attention(case: Case) -> str:
     """Checks and times forward and backward."""
-    problem, size, batch = Problem(case), case.size, case.batch
-    both, kernels = problem.both, problem.kernels
-    exact_weights, exact_output, exact = problem.reference()
+    tensors, size, batch = CaseTensors(case), case.size, case.batch
+    both, kernels = tensors.both, tensors.kernels
+    exact_weights, exact_output, exact = tensors.reference()
     weights = both.new_empty(batch, case.positions)
-    output, dboth = torch.empty_like(problem.doutput), torch.empty_like(both)
+    output, dboth = torch.empty_like(tensors.doutput), torch.empty_like(both)
     dscores = torch.empty(batch, case.positions, device=DEVICE)
 
     def forward() -> None:
         kernels.forward(both[:, :size], both[:, size:], weights, [output])
 
     forward()
-    context = torch.bmm(weights.unsqueeze(1), problem.values).squeeze(1)
+    context = torch.bmm(weights.unsqueeze(1), tensors.values).squeeze(1)
 
     def backward() -> None:
         dquery, dshare = dboth[:, :size], dboth[:, size:]
         kernels.backward(
-            both[:, :size], weights, context, output, [problem.doutput], None, dquery, dshare, dscores
+            both[:, :size], weights, context, output, [tensors.doutput], None, dquery, dshare, dscores
         )
 
     backward()
@@ -152,7 +152,7 @@ def run_attention(case: Case) -> str:
         relative(output, exact_output),
         relative(dboth[:, :size], exact[0]),
     ]
-    if problem.score is not None:
+    if tensors.score is not None:
         sums = KeyGradients(kernels)
         sums.add(both[:, :size], dscores)
         errors += [relative(sums.keys, exact[1]), relative(sums.vectors()[0], exact[2])]
@@ -164,18 +164,18 @@ def run_sum(case: Case) -> str:
     """Checks and times the gradients that are summed over the steps, with the tile of the case."""
     if case.tile is not None:
         attention.SUM_ROWS, attention.SUM_WIDTH = case.tile[:1], case.tile[1]
-    problem = Problem(case)
+    tensors = CaseTensors(case)
     steps = STEPS if DEVICE == "cuda" else 2
     query = torch.randn(steps * case.batch, case.size).to(DEVICE, case.dtype)
     dscores = torch.randn(steps * case.batch, case.positions).to(DEVICE)
-    sums = KeyGradients(problem.kernels)
+    sums = KeyGradients(tensors.kernels)
     sums.add(query, dscores)
     hidden = torch.zeros(case.batch, case.positions, case.size, dtype=torch.float64, device=DEVICE)
-    for row, given in zip(query.split(case.batch), dscores.split(case.batch), strict=True):
-        t = torch.tanh(row.double().unsqueeze(1) + problem.keys.double())
-        hidden += given.double().unsqueeze(2) * (1 - t * t)
-    assert problem.score is not None
-    error = relative(sums.keys, hidden * problem.score.double())
+    for row, dscore in zip(query.split(case.batch), dscores.split(case.batch), strict=True):
+        t = torch.tanh(row.double().unsqueeze(1) + tensors.keys.double())
+        hidden += dscore.double().unsqueeze(2) * (1 - t * t)
+    assert tensors.score is not None
+    error = relative(sums.keys, hidden * tensors.score.double())
     return f"us {time_launches(lambda: sums.add(query, dscores), 3):6.1f}          errors {error:.1e}"
 
 
@@ -212,8 +212,8 @@ def run(case: Case) -> str:
 
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--batch", type=int, default=128, help="rows (%(default)s)")
-    parser.add_argument("--size", type=int, default=512, help="units (%(default)s)")
+    parser.add_argument("--batch", type=int, default=128, help="rows of a batch (%(default)s)")
+    parser.add_argument("--size", type=int, default=512, help="units of decoder and attention (%(default)s)")
     parser.add_argument("--positions", type=int, nargs="+", default=[100, 50, 16], help="source positions")
     given = parser.parse_args()
     todo = list(cases(given.batch, given.size, given.positions))

@@ -33,7 +33,7 @@ from scripts.bench.gpu.frame import (
     milliseconds,
     relative,
 )
-from scripts.bench.gpu.grid import cudnn
+from scripts.bench.gpu.lstm import cudnn
 
 MOST = {torch.bfloat16: 6e-2, torch.float32: 2e-3}
 """Largest error with which a time counts."""
@@ -99,7 +99,9 @@ def ways(name: str, size: Size, dtype: torch.dtype) -> list[str]:
 
 def measure(size: Size, dtype: torch.dtype, given: argparse.Namespace) -> bool:
     """Prints a table; returns True if all implementations are right."""
-    steps: dict[str, Call] = {"torch.nn.LSTM": cudnn(size.steps, size.batch, size.hidden, dtype)}
+    steps: dict[str, Call] = {
+        "torch.nn.LSTM": cudnn(size.batch, size.hidden, dtype, steps=size.steps)["both"]
+    }
     errors: dict[str, float] = {}
     for name in given.cells:
         layer, names = Layer(name, size, dtype), ways(name, size, dtype)
@@ -110,7 +112,7 @@ def measure(size: Size, dtype: torch.dtype, given: argparse.Namespace) -> bool:
                 way, label = "auto", f"{label} (auto)"
             errors[label] = layer.error(way, expected)
             if errors[label] <= MOST[dtype]:
-                steps[label] = lambda layer=layer, way=way: layer.run(way)  # type: ignore[misc]
+                steps[label] = lambda layer=layer, way=way: layer.run(way)
         del expected
     times = milliseconds(steps, given.turns)
     print(f"\nB {size.batch}, T {size.steps}, H {size.hidden}, {str(dtype)[6:]}")
@@ -131,9 +133,20 @@ def compiling(name: str, size: Size, dtype: torch.dtype) -> None:
 
 def main() -> None:
     parser, types = arguments(__doc__), ("bfloat16", "float32")
-    parser.add_argument("--sizes", nargs="+", type=Size.of, default=[Size(64, 100, 512)], metavar="BxTxH")
-    parser.add_argument("--cells", nargs="+", choices=sorted(CELLS), default=sorted(CELLS))
-    parser.add_argument("--dtype", nargs="+", choices=types, default=list(types))
+    parser.add_argument(
+        "--sizes",
+        nargs="+",
+        type=Size.of,
+        default=[Size(64, 100, 512)],
+        metavar="BxTxH",
+        help="rows, steps and units",
+    )
+    parser.add_argument(
+        "--cells", nargs="+", choices=sorted(CELLS), default=sorted(CELLS), help="cells to time"
+    )
+    parser.add_argument(
+        "--dtype", nargs="+", choices=types, default=list(types), help="types of weights and inputs"
+    )
     parser.add_argument("--tf32", action="store_true", help="compute float32 products in TF32, in cuDNN too")
     parser.add_argument("--turns", type=int, default=5, help="timed samples of each layer (%(default)s)")
     given: Any = parser.parse_args()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -27,7 +28,7 @@ with suppress(ImportError):
     from triton import TritonError
 
     FAILURES = (*FAILURES, TritonError)
-Call = Callable[[], Any]
+Call = Callable[..., Any]
 
 
 def arguments(description: str | None) -> argparse.ArgumentParser:
@@ -35,6 +36,16 @@ def arguments(description: str | None) -> argparse.ArgumentParser:
     parser = parser_of(description)
     parser.add_argument("--compile", type=int, help=argparse.SUPPRESS)  # the number of a compiling worker
     return parser
+
+
+def chosen_parts(parser: argparse.ArgumentParser, parts: Collection[str]) -> tuple[list[str], int | None]:
+    """Reads a command line that names parts of a benchmark; returns them, and the number of a compiling worker."""
+    names = ", ".join(parts)
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"some of {names}; default: all")
+    given = parser.parse_args()
+    if unknown := set(given.parts) - set(parts):
+        parser.error(f"unknown parts {', '.join(sorted(unknown))}; give some of {names}")
+    return given.parts or list(parts), given.compile
 
 
 def heading() -> str:
@@ -47,9 +58,9 @@ def brief(error: Exception) -> str:
     return f"FAILED {type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
-def relative(found: Tensor, expected: Tensor) -> float:
+def relative(value: Tensor, expected: Tensor) -> float:
     """Returns the norm of the difference relative to that of the expected values."""
-    return float((found.detach().double() - expected.detach()).norm() / (expected.detach().norm() + 1e-12))
+    return float((value.detach().double() - expected.detach()).norm() / (expected.detach().norm() + 1e-12))
 
 
 def compiled_by_workers(name: str, worker: int | None, jobs: Sequence[Call]) -> bool:
@@ -80,32 +91,41 @@ def compiled_by_workers(name: str, worker: int | None, jobs: Sequence[Call]) -> 
     return False
 
 
-def milliseconds(calls: Mapping[str, Call], turns: int = 9) -> dict[str, float]:
+def milliseconds(
+    calls: Mapping[str, Call], turns: int = 9, repeats: int = 1, eager: Collection[str] = ()
+) -> dict[str, float]:
     """Times calls in CUDA graphs, in turns.
 
     Args:
         calls: Calls by name.
         turns: Timed samples of each; a sample has as many replays as take about a millisecond.
+        repeats: Number of calls in a graph.
+        eager: Names of calls that cannot be captured and are made one by one.
 
     Returns:
         Median milliseconds of one call.
     """
-    capturer, graphs = Capturer(DEVICE), {}
+    capturer, replays = Capturer(DEVICE), dict[str, Call]()
     for name, call in calls.items():
         with capturer.warming_up():
             call()
             call()
-        graphs[name], _ = capturer.capture(call)
-    samples: dict[str, list[float]] = {name: [] for name in graphs}
-    repeats = dict.fromkeys(graphs, 1)
+
+        def repeated(call: Call = call) -> None:
+            for _ in range(repeats):
+                call()
+
+        replays[name] = repeated if name in eager else capturer.capture(repeated)[0].replay
+    samples: dict[str, list[float]] = {name: [] for name in replays}
+    counts = dict.fromkeys(replays, 1)
     for _ in range(turns + 1):
-        for name, graph in graphs.items():
+        for name, replay in replays.items():
             begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             begin.record()
-            for _ in range(repeats[name]):
-                graph.replay()
+            for _ in range(counts[name]):
+                replay()
             end.record()
             end.synchronize()
-            samples[name].append(begin.elapsed_time(end) / repeats[name])
-            repeats[name] = max(1, round(1.0 / samples[name][-1]))
-    return {name: sorted(found[1:])[turns // 2] for name, found in samples.items()}
+            samples[name].append(begin.elapsed_time(end) / counts[name])
+            counts[name] = max(1, round(1.0 / samples[name][-1]))
+    return {name: statistics.median(values[1:]) / repeats for name, values in samples.items()}

@@ -23,6 +23,7 @@ from econmt.bench.selection import GridEntry, grid
 from econmt_ops import LSTMWeights
 from econmt_ops.dispatch.rule import captured
 from scripts.bench.gpu.frame import DEVICE, Call, arguments, compiled_by_workers, heading, milliseconds
+from scripts.bench.gpu.lstm import cudnn, leaves, passes
 
 
 def ours(entry: GridEntry) -> Call:
@@ -36,18 +37,8 @@ def ours(entry: GridEntry) -> Call:
             for shape in shapes
         )
     )
-    given = torch.randn_like(inputs)
-    leaves = [inputs, *(part for part in layer if part is not None)]
-    return lambda: torch.autograd.grad(econmt_ops.lstm(inputs, (layer,))[0], leaves, given)
-
-
-def cudnn(length: int, batch: int, hidden: int, dtype: torch.dtype) -> Call:
-    """Returns both passes of torch.nn.LSTM, whose fastest layout has time first."""
-    module = torch.nn.LSTM(hidden, hidden).to(DEVICE, dtype)
-    inputs = torch.randn(length, batch, hidden, device=DEVICE, dtype=dtype, requires_grad=True)
-    given = torch.randn_like(inputs)
-    leaves = [inputs, *module.parameters()]
-    return lambda: torch.autograd.grad(module(inputs)[0], leaves, given)
+    run = lambda: econmt_ops.lstm(inputs, (layer,))[0]  # noqa: E731
+    return passes(run, [inputs, *leaves(layer)], torch.randn_like(inputs))["both"]
 
 
 def compiling(entry: GridEntry) -> None:
@@ -58,7 +49,9 @@ def compiling(entry: GridEntry) -> None:
 
 def main() -> None:
     parser, types = arguments(__doc__), ("bfloat16", "float32")
-    parser.add_argument("--dtype", nargs="+", choices=types, default=list(types))
+    parser.add_argument(
+        "--dtype", nargs="+", choices=types, default=list(types), help="types of weights and inputs"
+    )
     parser.add_argument("--tf32", action="store_true", help="allow TF32 in float32 layers, as PyTorch does")
     parser.add_argument("--turns", type=int, default=9, help="timed samples of each layer (%(default)s)")
     parser.add_argument("--csv", type=Path, help="file to which the rows are appended")
@@ -72,7 +65,7 @@ def main() -> None:
     rows: list[Row] = []
     for entry in entries:
         torch.manual_seed(1)
-        theirs = cudnn(entry.length, entry.batch, entry.hidden, getattr(torch, entry.dtype))
+        theirs = cudnn(entry.batch, entry.hidden, getattr(torch, entry.dtype), steps=entry.length)["both"]
         times = milliseconds({"ours": ours(entry), "cudnn": theirs}, given.turns)
         faster = times["cudnn"] / times["ours"]
         rows.append({"bench": "lstm-grid", **entry._asdict(), **times, "faster": faster})

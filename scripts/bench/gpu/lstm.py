@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from econmt_ops import LSTMWeights
+from econmt_ops.core.stack import StackOptions
 from econmt_ops.lstm import reference
 from scripts.bench.gpu.frame import (
     DEVICE,
@@ -85,7 +86,7 @@ def run_case(case: str, compare: bool = True) -> str:
     batch, steps, size, hidden = map(int, sizes.split("x"))
     dtype = next((getattr(torch, flag) for flag in flags if flag.startswith("float")), torch.bfloat16)
     stash = next((flag for flag in flags if flag in ("outputs", "cells")), "gates")
-    both, given = "both" in flags, "state" in flags
+    both, has_state = "both" in flags, "state" in flags
     count = 2 if both or "layers" in flags else 1
     stack = tuple(weights(hidden, hidden if number and not both else size) for number in range(count))
     inputs = torch.randn(batch, steps, size, device=DEVICE).to(dtype).requires_grad_()
@@ -93,33 +94,32 @@ def run_case(case: str, compare: bool = True) -> str:
     if "lengths" in flags:
         lengths = torch.randint(0, steps + 1, (batch,), generator=torch.Generator().manual_seed(2))
         lengths[0] = steps
-    make = torch.randn if given else torch.zeros
+    make = torch.randn if has_state else torch.zeros
     state = tuple(
         tuple(
-            make(batch, hidden, device=DEVICE).to(kind).requires_grad_(given)
+            make(batch, hidden, device=DEVICE).to(kind).requires_grad_(has_state)
             for kind in (dtype, torch.float32)
         )
         for _ in stack
     )
-    options = {"lengths": lengths, "reverse": "reverse" in flags, "residual": False}
-    options |= {"dropout": 0.0, "dropout_seed": None, "variational": False}
+    options = StackOptions(lengths, "reverse" in flags, from_zero=not has_state)
     exact = doubled((inputs, stack, state))
     if both:
         got = triton.bidirectional_lstm(inputs, *stack, lengths=lengths, stash=stash)
         want = reference.bidirectional_lstm(exact[0], *exact[1], lengths=lengths)
     else:
-        got = triton.lstm(inputs, stack, state=state, from_zero=not given, stash=stash, **options)
-        want = reference.lstm(exact[0], exact[1], state=exact[2], **options)
+        got = triton.lstm(inputs, stack, state, options, stash=stash)
+        want = reference.lstm(*exact, options)
     results, rights = leaves(*got), leaves(*want)
     seeds = [torch.randn_like(part) for part in rights]
-    own = [*leaves(inputs, stack), *(leaves(state) if given else [])]
+    inputs_of_grad = [*leaves(inputs, stack), *(leaves(state) if has_state else [])]
     results += torch.autograd.grad(
-        results, own, [seed.to(part.dtype) for seed, part in zip(seeds, results, strict=True)]
+        results, inputs_of_grad, [seed.to(part.dtype) for seed, part in zip(seeds, results, strict=True)]
     )
     if not compare:
         return ""
-    theirs = [*leaves(exact[0], exact[1]), *(leaves(exact[2]) if given else [])]
-    rights += torch.autograd.grad(rights, theirs, seeds)
+    exact_inputs = [*leaves(exact[0], exact[1]), *(leaves(exact[2]) if has_state else [])]
+    rights += torch.autograd.grad(rights, exact_inputs, seeds)
     errors = [relative(a, b) for a, b in zip(results, rights, strict=True)]
     limit = 3e-2 if dtype == torch.bfloat16 else 5e-3
     worst = max(errors) if all(error == error for error in errors) else float("nan")
@@ -128,7 +128,7 @@ def run_case(case: str, compare: bool = True) -> str:
 
 
 class Walk:
-    """The recurrence of a bfloat16 layer alone, with random input shares of the gates."""
+    """Recurrence of a bfloat16 layer without its input products, with random input shares of the gates."""
 
     def __init__(self, batch: int, hidden: int, steps: int = STEPS) -> None:
         torch.manual_seed(1)
@@ -147,20 +147,40 @@ class Walk:
         self.h = torch.zeros(1, batch, hidden, device=DEVICE, dtype=dtype)
         self.c = torch.zeros(1, batch, hidden, device=DEVICE)
         self.first_dc = torch.zeros_like(self.c)
+        partials = back.parts(hidden) * back.groups(batch), back.rows, back.team * back.units
+        self.partials = torch.empty(partials, device=DEVICE)
+        self.groups, count = persistent.counters_of(back, 1, batch, hidden)
+        count = max(count, persistent.counters_of(ahead, 1, batch, hidden)[1])
+        self.counters = torch.zeros(count, dtype=torch.int32, device=DEVICE)
 
     def forward(self) -> None:
         """Walks forward over all steps."""
-        persistent.walk_forward(
-            self.partitions[0], self.sums, self.recurrent, self.outputs, self.cells, None, (self.h, self.c), None,
-            (False,), True,
+        dtype, counters = self.sums.dtype, self.counters.zero_()
+        kept = False, False, True, True
+        launch, parts = persistent.forward_launch(
+            self.partitions[0], tuple(self.sums.shape), (dtype,) * 3, (False,), kept
+        )
+        tensors = (
+            self.sums, self.recurrent, self.outputs, self.outputs, self.cells, self.h, self.c, self.h, self.c, counters,
+            counters,
         )  # fmt: skip
+        for programs, *part in parts:
+            launch(programs, tensors, (*self.sums.shape[1:3], *part))
 
     def backward(self) -> None:
         """Walks backward over all steps."""
-        persistent.walk_backward(
-            self.partitions[1], self.sums, self.recurrent, self.cells, self.doutputs, self.dsums, self.h.zero_(),
-            self.c.zero_(), self.first_dc, None, (False,),
+        dtype, counters = self.sums.dtype, self.counters.zero_()
+        launches, parts = persistent.backward_launch(
+            self.partitions[1], tuple(self.sums.shape), (dtype,) * 4, (False,), (False, True, True)
+        )
+        tensors = (
+            self.sums, self.recurrent, self.dsums, self.partials, self.cells, self.doutputs, self.dsums, self.h.zero_(),
+            self.c.zero_(), self.first_dc, counters, counters,
         )  # fmt: skip
+        ends = self.groups, len(counters)
+        for programs, *part in parts:
+            for launch in launches:
+                launch(programs, tensors, (*self.sums.shape[1:3], *part, *ends), self.doutputs.stride()[:2])
 
     def both(self) -> None:
         """Walks forward from the first sums, then backward."""
@@ -201,11 +221,13 @@ def time_walk(batch: int, hidden: int) -> Iterator[str]:
         yield f"  recurrence: {brief(error)}"
 
 
-def passes(run: Callable[[], Tensor], wanted: list[Tensor], given: Tensor) -> dict[str, Callable[[], object]]:
+def passes(
+    run: Callable[[], Tensor], wanted: list[Tensor], incoming: Tensor
+) -> dict[str, Callable[[], object]]:
     """Returns the forward pass alone, which keeps nothing, and both passes with the gradients of ``wanted``."""
     return {
         "forward": torch.no_grad()(run),
-        "both": lambda: torch.autograd.grad(run(), wanted, given),
+        "both": lambda: torch.autograd.grad(run(), wanted, incoming),
     }
 
 
@@ -220,18 +242,17 @@ def layer(
     state = tuple((zero.to(dtype), zero) for _ in stack)
 
     def run() -> Tensor:
-        return triton.lstm(
-            inputs, stack, state=state, from_zero=True, lengths=None, reverse=False, residual=False, dropout=0.0,
-            dropout_seed=None, variational=False,
-        )[0]  # fmt: skip
+        return triton.lstm(inputs, stack, state, StackOptions(from_zero=True))[0]
 
     return passes(run, [inputs, *leaves(stack)], torch.randn_like(inputs))
 
 
-def cudnn(batch: int, hidden: int, dtype: torch.dtype, layers: int = 1) -> dict[str, Callable[[], object]]:
-    """Returns the passes of torch.nn.LSTM."""
+def cudnn(
+    batch: int, hidden: int, dtype: torch.dtype, layers: int = 1, steps: int = STEPS
+) -> dict[str, Callable[[], object]]:
+    """Returns the passes of torch.nn.LSTM, whose fastest layout has time first."""
     module = torch.nn.LSTM(hidden, hidden, layers).to(DEVICE, dtype)
-    inputs = torch.randn(STEPS, batch, hidden, device=DEVICE, dtype=dtype, requires_grad=True)
+    inputs = torch.randn(steps, batch, hidden, device=DEVICE, dtype=dtype, requires_grad=True)
     return passes(lambda: module(inputs)[0], [inputs, *module.parameters()], torch.randn_like(inputs))
 
 
@@ -243,8 +264,8 @@ def directions(batch: int, hidden: int, together: str, steps: int = STEPS) -> di
     def run() -> Tensor:
         return triton.bidirectional_lstm(inputs, ahead, back, lengths=None, together=together)[0]
 
-    given = torch.randn(batch, steps, 2 * hidden, device=DEVICE, dtype=torch.bfloat16)
-    return passes(run, [inputs, *leaves(ahead, back)], given)
+    incoming = torch.randn(batch, steps, 2 * hidden, device=DEVICE, dtype=torch.bfloat16)
+    return passes(run, [inputs, *leaves(ahead, back)], incoming)
 
 
 def attempt(name: str, make: Callable[..., dict[str, Callable[[], object]]], *sizes: Any) -> str:
@@ -259,8 +280,8 @@ def attempt(name: str, make: Callable[..., dict[str, Callable[[], object]]], *si
 
 def time_layers(batch: int, hidden: int, layers: int = 1) -> str:
     """Returns a line with the times of econmt and cuDNN."""
-    own = TYPES if layers == 1 else {"bf16": torch.bfloat16}
-    parts = [attempt(f"ours {name}", layer, batch, hidden, dtype, layers) for name, dtype in own.items()]
+    types = TYPES if layers == 1 else {"bf16": torch.bfloat16}
+    parts = [attempt(f"ours {name}", layer, batch, hidden, dtype, layers) for name, dtype in types.items()]
     for name, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16), ("tf32", torch.float32)):
         parts.append(attempt(f"cuDNN {name}", cudnn, batch, hidden, dtype, layers))
     return f"ms forward / both: {'; '.join(parts)}"
@@ -285,7 +306,7 @@ def jobs(sizes: list[tuple[int, int]]) -> list[Callable[[], object]]:
     made: list[Callable[[], object]] = [partial(run_case, case, compare=False) for case in CASES]
     for batch, hidden in sizes:
         made.append(lambda batch=batch, hidden=hidden: Walk(batch, hidden, 2).both())
-        made += [lambda given=(batch, hidden, each, 1, 2): layer(*given)["both"]() for each in TYPES.values()]
+        made += [lambda sizes=(batch, hidden, each, 1, 2): layer(*sizes)["both"]() for each in TYPES.values()]
     return made + [lambda together=each: directions(64, 512, together, 2)["both"]() for each in ("yes", "no")]
 
 

@@ -23,8 +23,8 @@ from torch.nn import functional
 from econmt_ops.core.dropout import SeedCounter, dropout, keep_threshold
 from econmt_ops.linear_cross_entropy import recompute
 from econmt_ops.optimizer import FusedOptimizer
-from scripts.bench.gpu.frame import DEVICE, FAILURES, arguments, brief, heading, milliseconds
-from scripts.bench.lstm_schedules import peak_bytes
+from scripts.bench.gpu.frame import DEVICE, FAILURES, arguments, brief, chosen_parts, heading, milliseconds
+from scripts.bench.lstm import peak_bytes
 
 with suppress(ImportError):  # --help works without Triton
     from econmt_ops.backends.triton import cross_entropy, random
@@ -82,10 +82,10 @@ def plain(
     return functional.cross_entropy(logits, targets, label_smoothing=smoothing)
 
 
-def gradients(loss: Callable[..., Tensor], own: tuple[Any, ...], **options: Any) -> list[Tensor]:
+def gradients(loss: Callable[..., Tensor], operands: tuple[Any, ...], **options: Any) -> list[Tensor]:
     """Returns the loss and its gradients."""
-    value = loss(*own, **options)
-    leaves = [tensor for tensor in own if tensor is not None and tensor.requires_grad]
+    value = loss(*operands, **options)
+    leaves = [tensor for tensor in operands if tensor is not None and tensor.requires_grad]
     return [value.detach(), *torch.autograd.grad(value * 0.5, leaves)]
 
 
@@ -108,8 +108,8 @@ def checks() -> None:
     ):
         name = f"check {str(dtype)[6:]} 700 x 128 x {sizes}"
         with case(name):
-            own = layer(700, 128, sizes, dtype)
-            hidden, weight, targets, bias = own
+            operands = layer(700, 128, sizes, dtype)
+            hidden, weight, targets, bias = operands
             assert bias is not None
             exact = tuple(
                 tensor.detach().to(dtype).double().requires_grad_() for tensor in (hidden, weight, bias)
@@ -122,12 +122,12 @@ def checks() -> None:
                 "torch": functools.partial(plain, softmax=torch.float32),
             }
             for kind, loss in losses.items():
-                found, again = (gradients(loss, own, smoothing=0.1) for _ in range(2))
+                first, again = (gradients(loss, operands, smoothing=0.1) for _ in range(2))
                 errors = [
                     f"{float((a.double() - b).abs().max() / b.abs().max()):.1e}"
-                    for a, b in zip(found, expected, strict=True)
+                    for a, b in zip(first, expected, strict=True)
                 ]
-                same = all(a.equal(b) for a, b in zip(found, again, strict=True))
+                same = all(a.equal(b) for a, b in zip(first, again, strict=True))
                 print(
                     f"{name:34} {kind:7} loss, dh, dW, db {' '.join(errors)}, repeats equal: {same}",
                     flush=True,
@@ -142,7 +142,7 @@ def output() -> None:
     for dtype, smoothing, size in (
         (d, s, n) for n in SIZES for d in (torch.bfloat16, torch.float32) for s in (0.0, 0.1)
     ):
-        own = layer(*size, dtype, bias=False)
+        operands = layer(*size, dtype, bias=False)
         calls: list[tuple[Callable[..., Tensor], int]] = [
             (functools.partial(plain, softmax=dtype), 0),
             (functools.partial(plain, softmax=torch.float32), 0),
@@ -154,7 +154,7 @@ def output() -> None:
             before, cross_entropy.CHUNK_BYTES = cross_entropy.CHUNK_BYTES, chunk * MEBI or MEBI
             cells.append("failed")
             with case(f"{size} {dtype} {chunk}"):
-                used, peak = timed(functools.partial(gradients, call, own, smoothing=smoothing))
+                used, peak = timed(functools.partial(gradients, call, operands, smoothing=smoothing))
                 cells[-1] = f"{used:8.3f} /{peak:7.0f}"
             cross_entropy.CHUNK_BYTES = before
         name = f"{' x '.join(map(str, size))} {str(dtype)[6:]} smoothing {smoothing}"
@@ -186,10 +186,10 @@ def kernels_of(function: Callable[[], Any]) -> str:
     with torch.profiler.profile(activities=activities) as profile:
         function()
         torch.cuda.synchronize()
-    found = [event for event in profile.key_averages() if str(event.device_type).endswith("CUDA")]
-    longest = sorted(found, key=lambda event: -event.self_device_time_total)[:5]
+    events = [event for event in profile.key_averages() if str(event.device_type).endswith("CUDA")]
+    longest = sorted(events, key=lambda event: -event.self_device_time_total)[:5]
     parts = ", ".join(f"{event.key[:40]} {event.self_device_time_total:.0f} us" for event in longest)
-    return f"{sum(event.count for event in found)} launches: {parts}"
+    return f"{sum(event.count for event in events)} launches: {parts}"
 
 
 def optimizer() -> None:
@@ -213,11 +213,11 @@ def optimizer() -> None:
         print(f"clip + Adam, {values / 1e6:.1f} M values: {used:.3f} ms, {moved:.2f} TB/s, {peak:.1f} MiB")
         print("  " + kernels_of(step), flush=True)
     with case("torch's optimizer"):
-        theirs = torch.optim.Adam(parameters, lr=rate, fused=True, capturable=True)
+        of_torch = torch.optim.Adam(parameters, lr=rate, fused=True, capturable=True)
 
         def torchs() -> None:
             nn.utils.clip_grad_norm_(parameters, 1.0)
-            theirs.step()
+            of_torch.step()
 
         print(f"  torch's clip_grad_norm_ and fused Adam: {timed(torchs)[0]:.3f} ms", flush=True)
 
@@ -262,14 +262,10 @@ PARTS: dict[str, Callable[[], None]] = {
 
 
 def main() -> None:
-    parser = arguments(__doc__)
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"some of {', '.join(PARTS)}; default: all")
-    parts = parser.parse_args().parts
-    if unknown := set(parts) - set(PARTS):
-        parser.error(f"unknown parts {', '.join(sorted(unknown))}; give some of {', '.join(PARTS)}")
+    parts, _ = chosen_parts(arguments(__doc__), PARTS)
     began = time.perf_counter()
     print(heading())
-    for part in parts or PARTS:
+    for part in parts:
         with case(part):
             PARTS[part]()
         print(f"[{part}: {time.perf_counter() - began:.0f} s]", flush=True)

@@ -1,28 +1,29 @@
-"""Times ops on a GPU beside PyTorch and other packages, each checked against float64 first.
+"""Compares ops on a GPU with PyTorch and other packages.
 
-    python -m scripts.bench gpu.peers [output] [recurrence] [lstm]     none: all
+    python -m scripts.bench gpu.peers           # all parts
+    python -m scripts.bench gpu.peers lstm      # one of them
 
-``lstm`` compares `econmt_ops.LSTM` with `torch.nn.LSTM`, forward and backward with all gradients: under autocast to
-bfloat16, and in float32 with TF32 allowed (PyTorch's default for cuDNN) and forbidden. "host" is the time until an
-eager call returns, in microseconds; "eager" is the time of an eager call among many, "graph" that of one in a CUDA
-graph, both in milliseconds.
+The parts are output (the loss of an output layer, weights in bfloat16), recurrence (linear recurrences, beside a copy
+of as many bytes) and lstm (econmt_ops.LSTM and torch.nn.LSTM). Each result is compared with float64 first; the error
+is relative to the norm of the exact values. Times are milliseconds in CUDA graphs, medians of replays in turns; MB
+(10^6 bytes) are what an eager call allocates at its peak beyond its gradients. Other packages are timed where they are
+installed: liger-kernel and cut-cross-entropy, which cannot be captured in a graph, and accelerated-scan, which compiles
+its kernels for a minute.
 
-Peers are timed where they are installed: liger-kernel, cut-cross-entropy, accelerated-scan (which compiles its kernels
-for a minute). Weights of the output layer are in bfloat16. Everything is captured in a CUDA graph and timed in turns:
-medians of replays, milliseconds; MB (10^6 bytes) are what an eager call allocates at its peak beyond its gradients.
+The part lstm runs forward and backward with all gradients: under autocast to bfloat16, and in float32 with TF32 allowed
+(PyTorch's default for cuDNN) and forbidden. "host" is the time until an eager call returns, in microseconds; "eager" is
+the time of an eager call among many, "graph" that of one in a CUDA graph, both in milliseconds.
 """
 
 from __future__ import annotations
 
-import functools
 import importlib
 import importlib.util
 import itertools
-import subprocess
-import sys
+import statistics
 import time
 from collections.abc import Callable
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -31,11 +32,20 @@ from torch.nn import functional
 import econmt_ops
 from econmt_ops.dispatch.rule import captured
 from econmt_ops.linear_cross_entropy import recompute
-from scripts.bench.arguments import parser_of
+from scripts.bench.gpu.frame import (
+    DEVICE,
+    Call,
+    arguments,
+    chosen_parts,
+    compiled_by_workers,
+    heading,
+    milliseconds,
+    relative,
+)
+from scripts.bench.lstm import peak_bytes
 
-Call = Callable[..., Any]
-DEVICE = torch.device("cuda")
 LAYERS = ((6400, 512, 32_000), (12_800, 512, 7709), (8192, 2048, 128_256))
+"""Rows, inputs and words of the output layer."""
 SCANS = (
     (8, 4096, 1536),
     (8, 1024, 1536),
@@ -45,6 +55,7 @@ SCANS = (
     (1, 65_536, 128),
     (1, 1_048_576, 128),
 )
+"""Batch, steps and units of the recurrence."""
 SEQUENCES = (
     (256, 50, 128, 1),
     (64, 100, 512, 1),
@@ -59,178 +70,123 @@ SEQUENCES = (
 )
 """Batch, steps, hidden size and number of layers of the LSTM."""
 PRECISIONS = ("bfloat16", "tf32", "ieee")
-WORKERS = 12
-"""Processes that compile kernels at first."""
 TURNS = 9
 LONGEST = 8192
 """Most steps for accelerated-scan 0.3.1: from 16,384 on it is wrong by 1 %, and in bfloat16 ends in an error."""
 LARGE = recompute.LARGE_VOCABULARY
 
 
-def has(name: str) -> bool:
-    """Returns True if a package is installed."""
-    return importlib.util.find_spec(name) is not None
+def by_econmt(large: int, hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+    """Computes the loss by econmt_ops, which divides vocabularies from ``large`` words on by words, not by rows."""
+    recompute.LARGE_VOCABULARY = large
+    return econmt_ops.linear_cross_entropy(hidden, weight, targets)
 
 
-def graph(call: Call, repeats: int) -> torch.cuda.CUDAGraph:
-    """The call, so many times, as a graph."""
-    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    with torch.cuda.stream(stream):
-        call()
-        call()
-    torch.cuda.synchronize()
-    captured = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(captured):
-        for _ in range(repeats):
-            call()
-    return captured
+def by_torch(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+    """Computes the loss by torch, with the softmax in float32."""
+    return functional.cross_entropy(functional.linear(hidden, weight).float(), targets)
 
 
-def timed(calls: dict[str, Call], repeats: int) -> dict[str, float]:
-    """Milliseconds of each call, in turns; a call that cannot be captured is timed as it is."""
-    replays: dict[str, Callable[[], Any]] = {}
-    for name, call in calls.items():
-        try:
-            replays[name] = graph(call, repeats).replay
-        except RuntimeError as error:
-            print(f"  {name}: not in a graph: {str(error).splitlines()[0][:90]}")
-            torch.cuda.synchronize()
-            replays[name] = lambda call=call: [call() for _ in range(repeats)]
-    taken: dict[str, list[float]] = {name: [] for name in replays}
-    for _ in range(TURNS):
-        for name, replay in replays.items():
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
-            replay()
-            end.record()
-            torch.cuda.synchronize()
-            taken[name].append(begin.elapsed_time(end) / repeats)
-    return {name: sorted(each)[TURNS // 2] for name, each in taken.items()}
-
-
-def peak(call: Call, gradients: int) -> float:
-    """MB beyond the gradients."""
-    torch.cuda.synchronize()
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    call()
-    torch.cuda.synchronize()
-    return (torch.cuda.max_memory_allocated() - before - gradients) / 1e6
-
-
-def layers() -> dict[str, Call]:
-    """The mean loss of hidden, weight and targets by everything there is."""
-
-    def ours(large: int, hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-        recompute.LARGE_VOCABULARY = large
-        return econmt_ops.linear_cross_entropy(hidden, weight, targets)
-
-    def by_torch(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-        return functional.cross_entropy(functional.linear(hidden, weight).float(), targets)
-
-    found: dict[str, Call] = {
-        "ours": functools.partial(ours, LARGE),
-        "ours, by rows": functools.partial(ours, 1 << 62),
-        "ours, by words": functools.partial(ours, 0),
+def losses() -> tuple[dict[str, Call], list[str]]:
+    """Returns functions of hidden states, weight and targets, and the names of those that no graph can capture."""
+    functions: dict[str, Call] = {
+        "ours": partial(by_econmt, LARGE),
+        "ours, by rows": partial(by_econmt, 1 << 62),
+        "ours, by words": partial(by_econmt, 0),
         "torch": by_torch,
     }
-    if has("liger_kernel"):
+    others: dict[str, Call] = {}
+    if importlib.util.find_spec("liger_kernel"):
         liger = importlib.import_module("liger_kernel.transformers").LigerFusedLinearCrossEntropyLoss()
-        found["Liger"] = lambda hidden, weight, targets: liger(weight, hidden, targets)
-    if has("cut_cross_entropy"):
-        cut = importlib.import_module("cut_cross_entropy").linear_cross_entropy
-        found["cut cross-entropy"] = cut
-    return found
+        others["Liger"] = lambda hidden, weight, targets: liger(weight, hidden, targets)
+    if importlib.util.find_spec("cut_cross_entropy"):
+        others["cut cross-entropy"] = importlib.import_module("cut_cross_entropy").linear_cross_entropy
+    return {**functions, **others}, list(others)
+
+
+def loss_gradients(loss: Call, hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
+    """Returns the gradients of hidden states and weight."""
+    return torch.autograd.grad(loss(hidden, weight, targets), (hidden, weight))
 
 
 def output() -> None:
-    """Forward and backward of the output layer."""
+    """Measures both passes of the output layer and its loss."""
+    functions, uncaptured = losses()
     for rows, inner, words in LAYERS:
         draw = torch.Generator(DEVICE).manual_seed(1)
-        make = functools.partial(torch.randn, generator=draw, device=DEVICE)
+        make = partial(torch.randn, generator=draw, device=DEVICE)
         hidden = make(rows, inner).bfloat16().requires_grad_()
         weight = make(words, inner).mul_(0.02).bfloat16().requires_grad_()
         targets = torch.randint(words, (rows,), generator=draw, device=DEVICE)
-        sizes = [hidden.numel() * 2, weight.numel() * 2]
-
-        def step(
-            loss: Call, hidden: Tensor = hidden, weight: Tensor = weight, targets: Tensor = targets
-        ) -> Any:
-            return torch.autograd.grad(loss(hidden, weight, targets), (hidden, weight))
-
-        few = slice(0, 1024)
-        exact = [hidden.detach()[few].double().requires_grad_(), weight.detach().double().requires_grad_()]
-        wanted = torch.autograd.grad(functional.cross_entropy(exact[0] @ exact[1].t(), targets[few]), exact)
-        wanted = tuple(each.float() for each in wanted)
-        del exact
+        few = hidden.detach()[:1024].requires_grad_(), weight, targets[:1024]
+        exact = [part.detach().double().requires_grad_() for part in few[:2]]
+        loss = functional.cross_entropy(exact[0] @ exact[1].t(), few[2])
+        wanted = [part.float() for part in torch.autograd.grad(loss, exact)]
+        del exact, loss
         calls: dict[str, Call] = {}
         notes: dict[str, str] = {}
-        for name, loss in layers().items():
-            found = step(loss, hidden.detach()[few].requires_grad_(), weight, targets[few])
-            errors = [
-                float((one.float() - other).norm() / other.norm())
-                for one, other in zip(found, wanted, strict=True)
-            ]
-            del found
-            calls[name] = functools.partial(step, loss)
+        for name, function in functions.items():
+            errors = map(relative, loss_gradients(function, *few), wanted)
+            note = f"errors {' '.join(f'{error:.1e}' for error in errors)}"
+            calls[name] = partial(loss_gradients, function, hidden, weight, targets)
             calls[name]()
-            notes[name] = f"{peak(calls[name], sum(sizes)):8.0f} MB  errors {errors[0]:.1e} {errors[1]:.1e}"
+            torch.cuda.synchronize()
+            peak = peak_bytes(calls[name], DEVICE) - hidden.nbytes - weight.nbytes
+            notes[name] = f"{peak / 1e6:8.0f} MB  {note}"
         del wanted
         print(f"{rows} x {inner} x {words}")
-        for name, taken in timed(calls, 1).items():
+        for name, taken in milliseconds(calls, TURNS, eager=uncaptured).items():
             print(f"  {name:20} {taken:8.3f} ms {notes[name]}", flush=True)
 
 
+def time_scans(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
+    """Measures the recurrence of one shape: forward, and both passes."""
+    draw = torch.Generator(DEVICE).manual_seed(1)
+    decay, inputs, incoming = (torch.randn(shape, generator=draw, device=DEVICE) for _ in range(3))
+    operands = [part.to(dtype) for part in (decay.sigmoid_(), inputs, incoming)]
+    del decay, inputs, incoming
+    scans: dict[str, Call] = {"ours": partial(econmt_ops.linear_recurrence, implementation="triton")}
+    if importlib.util.find_spec("accelerated_scan") and shape[1].bit_count() == 1 and shape[1] <= LONGEST:
+        scans["accelerated-scan"] = importlib.import_module("accelerated_scan.warp").scan
+    exact = [part.double().requires_grad_() for part in operands[:2]]
+    outputs = econmt_ops.linear_recurrence(*exact, implementation="chunk")
+    wanted = [outputs.detach(), *torch.autograd.grad(outputs, exact, operands[2].double())]
+    del exact, outputs
+    calls: dict[str, Call] = {}
+    notes: dict[str, str] = {}
+    for name, scan in scans.items():
+        turned = name != "ours"  # has time last
+        *leaves, gradient = (part.mT.contiguous() if turned else part.detach() for part in operands)
+        for leaf in leaves:
+            leaf.requires_grad_()
+        forward = partial(torch.no_grad()(scan), *leaves)
+
+        def both(scan: Call = scan, leaves: list[Tensor] = leaves, gradient: Tensor = gradient) -> object:
+            return torch.autograd.grad(scan(*leaves), leaves, gradient)
+
+        results = [forward(), *torch.autograd.grad(scan(*leaves), leaves, gradient)]
+        error = max(
+            relative(result.mT if turned else result, other)
+            for result, other in zip(results, wanted, strict=True)
+        )
+        del results
+        for what, call in (("forward", forward), ("both", both)):
+            calls[f"{name}, {what}"], notes[f"{name}, {what}"] = call, f"error {error:.1e}"
+    del wanted
+    for what, count in (("forward", 3), ("both", 8)):  # tensors read or written
+        source = torch.randn(operands[0].numel() * count // 2, device=DEVICE).to(dtype)
+        calls[f"copy, {what}"] = partial(torch.empty_like(source).copy_, source)
+    times = milliseconds(calls, TURNS, repeats=max(1, min(20, 10**9 // (operands[0].nbytes * 4))))
+    print(f"{' x '.join(map(str, shape))} {str(dtype)[6:]}")
+    for name, taken in times.items():
+        share = times[f"copy, {name.rpartition(', ')[2]}"] / taken
+        print(f"  {name:26} {taken:8.4f} ms ({share:4.0%} of a copy) {notes.get(name, '')}", flush=True)
+
+
 def recurrence() -> None:
-    """Forward, and forward and backward, beside a copy of as many bytes."""
-    for dtype in (torch.float32, torch.bfloat16):
-        for shape in SCANS:
-            draw = torch.Generator(DEVICE).manual_seed(1)
-            made = [torch.randn(shape, generator=draw, device=DEVICE) for _ in range(3)]
-            decay, inputs, given = made[0].sigmoid_().to(dtype), made[1].to(dtype), made[2].to(dtype)
-            del made
-            scans = {"ours": functools.partial(econmt_ops.linear_recurrence, implementation="triton")}
-            if has("accelerated_scan") and shape[1] & (shape[1] - 1) == 0 and shape[1] <= LONGEST:
-                scans["accelerated-scan"] = importlib.import_module("accelerated_scan.warp").scan
-            exact = [each.double().requires_grad_() for each in (decay, inputs)]
-            outputs = econmt_ops.linear_recurrence(*exact, implementation="chunk")
-            wanted = [outputs.detach(), *torch.autograd.grad(outputs, exact, given.double())]
-            calls: dict[str, Call] = {}
-            notes: dict[str, str] = {}
-            for name, scan in scans.items():
-                turned = name != "ours"  # which has time last
-                own = [
-                    (each.mT.contiguous() if turned else each).detach().requires_grad_(number < 2)
-                    for number, each in enumerate((decay, inputs, given))
-                ]
-
-                def forward(scan: Call = scan, own: list[Tensor] = own) -> Any:
-                    with torch.no_grad():
-                        return scan(own[0], own[1])
-
-                def both(scan: Call = scan, own: list[Tensor] = own) -> Any:
-                    return torch.autograd.grad(scan(own[0], own[1]), own[:2], own[2])
-
-                found = [forward(), *both()]
-                error = max(
-                    float(((one.mT if turned else one).double() - other).norm() / other.norm())
-                    for one, other in zip(found, wanted, strict=True)
-                )
-                del found
-                calls |= {f"{name}, forward": forward, f"{name}, both": both}
-                notes |= dict.fromkeys((f"{name}, forward", f"{name}, both"), f"error {error:.1e}")
-            del exact, outputs, wanted
-            for what, count in (("forward", 3), ("both", 8)):
-                source = torch.randn(decay.numel() * count // 2, device=DEVICE).to(dtype)
-                target = torch.empty_like(source)
-                calls[f"copy, {what}"] = functools.partial(target.copy_, source)
-            found_ms = timed(calls, max(1, min(20, 10**9 // (decay.nbytes * 4))))
-            print(f"{' x '.join(map(str, shape))} {str(dtype)[6:]}")
-            for name, taken in found_ms.items():
-                share = found_ms[f"copy, {name.rpartition(', ')[2]}"] / taken
-                print(
-                    f"  {name:26} {taken:8.4f} ms ({share:4.0%} of a copy) {notes.get(name, '')}", flush=True
-                )
+    """Measures the recurrence of all shapes in float32 and bfloat16."""
+    for dtype, shape in itertools.product((torch.float32, torch.bfloat16), SCANS):
+        time_scans(shape, dtype)
 
 
 class Stack:
@@ -247,34 +203,27 @@ class Stack:
         torch.manual_seed(1)
         self.module = kind(hidden, hidden, layers, batch_first=True, device=DEVICE)
         self.inputs = torch.randn(batch, steps, hidden, device=DEVICE, requires_grad=True)
-        self.given = torch.randn(batch, steps, hidden, device=DEVICE)
-        self.leaves = [self.inputs, *self.module.parameters()]
+        self.incoming = torch.randn(batch, steps, hidden, device=DEVICE)
         self.lowered = precision == "bfloat16"
 
-    def forward(self) -> Tensor:
-        """Returns the outputs (B, T, H)."""
+    def __call__(self) -> tuple[Tensor, ...]:
+        """Returns the outputs (B, T, H) and all gradients."""
         with torch.autocast("cuda", torch.bfloat16, enabled=self.lowered):
             outputs: Tensor = self.module(self.inputs)[0]
-        return outputs
-
-    def __call__(self) -> tuple[Tensor, ...]:
-        """Returns the outputs and all gradients."""
-        outputs = self.forward()
-        return outputs, *torch.autograd.grad(outputs, self.leaves, self.given.to(outputs.dtype))
+        leaves = [self.inputs, *self.module.parameters()]
+        return outputs, *torch.autograd.grad(outputs, leaves, self.incoming.to(outputs.dtype))
 
     def error(self) -> float:
         """Returns the largest error of the outputs and gradients against float64, as a ratio of norms."""
+        module = self.module
         exact = torch.nn.LSTM(
-            self.module.input_size, self.module.hidden_size, self.module.num_layers, batch_first=True
-        ).to(DEVICE, torch.float64)
-        exact.load_state_dict(self.module.state_dict())
+            module.input_size, module.hidden_size, module.num_layers, batch_first=True, device=DEVICE
+        ).double()
+        exact.load_state_dict(module.state_dict())
         inputs = self.inputs.detach().double().requires_grad_()
         outputs = exact(inputs)[0]
-        wanted = [outputs, *torch.autograd.grad(outputs, [inputs, *exact.parameters()], self.given.double())]
-        return max(
-            float((one.detach().double() - other.detach()).norm() / other.detach().norm())
-            for one, other in zip(self(), wanted, strict=True)
-        )
+        wanted = outputs, *torch.autograd.grad(outputs, [inputs, *exact.parameters()], self.incoming.double())
+        return max(map(relative, self(), wanted))
 
 
 def host_and_eager(stacks: dict[str, Stack]) -> dict[str, tuple[float, float]]:
@@ -297,12 +246,7 @@ def host_and_eager(stacks: dict[str, Stack]) -> dict[str, tuple[float, float]]:
                 stack()
             torch.cuda.synchronize()
             eager[name].append(100 * (time.perf_counter() - begin))
-    return {name: (median(host[name]), median(eager[name])) for name in stacks}
-
-
-def median(values: list[float]) -> float:
-    """Returns the middle one of the sorted values."""
-    return sorted(values)[len(values) // 2]
+    return {name: (statistics.median(host[name]), statistics.median(eager[name])) for name in stacks}
 
 
 def allow_tf32(precision: str) -> None:
@@ -311,57 +255,47 @@ def allow_tf32(precision: str) -> None:
     torch.backends.cuda.matmul.allow_tf32 = False
 
 
-def compile_lstms(number: int) -> None:
-    """Compiles the kernels of a part of the stacks into Triton's cache: what one of several processes does."""
-    for precision, shape in list(itertools.product(PRECISIONS, SEQUENCES))[number::WORKERS]:
-        allow_tf32(precision)
-        batch, _, hidden, _ = shape
-        Stack(econmt_ops.LSTM, (batch, 3, hidden, 1), precision)()
-        torch.cuda.synchronize()
+def compile_lstm(precision: str, shape: tuple[int, int, int, int]) -> None:
+    """Runs a layer once over a few steps, which compiles its kernels."""
+    allow_tf32(precision)
+    Stack(econmt_ops.LSTM, (shape[0], 3, shape[2], 1), precision)()
 
 
 def lstm() -> None:
-    """Stacks of LSTM layers beside torch.nn.LSTM, with and without a CUDA graph."""
-    workers = [
-        subprocess.Popen([sys.executable, "-m", "scripts.bench.gpu.peers", "compile", str(each)])
-        for each in range(WORKERS)
-    ]
-    for worker in workers:
-        worker.wait()
+    """Measures stacks of LSTM layers beside torch.nn.LSTM, with and without a CUDA graph."""
     kinds = {"ours": econmt_ops.LSTM, "nn.LSTM": torch.nn.LSTM}
     print(
         f"{'B x T x H x layers':20} precision  {'':8} {'host us':>8} {'eager ms':>9} {'graph ms':>9}  error"
     )
-    for precision in PRECISIONS:
+    for precision, shape in itertools.product(PRECISIONS, SEQUENCES):
         allow_tf32(precision)
-        for shape in SEQUENCES:
-            stacks = {name: Stack(kind, shape, precision) for name, kind in kinds.items()}
-            errors = {name: stack.error() for name, stack in stacks.items()}
-            calls = host_and_eager(stacks)
-            with captured():
-                graphs = timed(dict(stacks), 1)
-            for name, (host, eager) in calls.items():
-                print(
-                    f"{' x '.join(map(str, shape)):20} {precision:10} {name:8} {host:8.0f} {eager:9.3f} "
-                    f"{graphs[name]:9.3f}  {errors[name]:.1e}",
-                    flush=True,
-                )
-            ratios = (calls["nn.LSTM"][1] / calls["ours"][1], graphs["nn.LSTM"] / graphs["ours"])
-            print(f"{'':40} eager {ratios[0]:.2f}x, graph {ratios[1]:.2f}x", flush=True)
+        stacks = {name: Stack(kind, shape, precision) for name, kind in kinds.items()}
+        errors = {name: stack.error() for name, stack in stacks.items()}
+        calls = host_and_eager(stacks)
+        with captured():
+            graphs = milliseconds(stacks, TURNS)
+        for name, (host, eager) in calls.items():
+            print(
+                f"{' x '.join(map(str, shape)):20} {precision:10} {name:8} {host:8.0f} {eager:9.3f} "
+                f"{graphs[name]:9.3f}  {errors[name]:.1e}",
+                flush=True,
+            )
+        ratios = calls["nn.LSTM"][1] / calls["ours"][1], graphs["nn.LSTM"] / graphs["ours"]
+        print(f"{'':40} eager {ratios[0]:.2f}x, graph {ratios[1]:.2f}x", flush=True)
+
+
+PARTS: dict[str, Callable[[], None]] = {"output": output, "recurrence": recurrence, "lstm": lstm}
 
 
 def main() -> None:
-    """Runs the parts named on the command line, or all."""
-    if sys.argv[1:2] == ["compile"]:
-        compile_lstms(int(sys.argv[2]))
+    parser = arguments(__doc__)
+    parts, worker = chosen_parts(parser, PARTS)
+    jobs = [partial(compile_lstm, *each) for each in itertools.product(PRECISIONS, SEQUENCES)]
+    if "lstm" in parts and compiled_by_workers("gpu.peers", worker, jobs):
         return
-    parts: dict[str, Callable[[], None]] = {"output": output, "recurrence": recurrence, "lstm": lstm}
-    parser = parser_of(__doc__)
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"some of {', '.join(parts)}; default: all")
-    wanted = parser.parse_args().parts or list(parts)
-    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
-    for part in wanted:
-        parts[part]()
+    print(heading())
+    for part in parts:
+        PARTS[part]()
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from econmt.config import recipe as schema
+from econmt_ops.dispatch.capture import Capturer
 from scripts.bench.plain_model import PlainModel, Sizes
 
 
@@ -55,20 +56,16 @@ class CapturedStep:
             optimizer.zero_grad(set_to_none=True)
             return loss.detach()
 
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(2):
-                step()
-        torch.cuda.current_stream().wait_stream(side)
+        capturer = Capturer(text.source.device)
+        with capturer.warming_up():
+            step()
+            step()
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         # The graph knows addresses: what lies there must live as long as it does.
         self._kept = model, optimizer, text
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
-            self.loss = step()
+        self._graph, self.loss = capturer.capture(step)
 
     def __call__(self) -> None:
         """Enqueues a step; :attr:`loss` holds its loss afterwards."""

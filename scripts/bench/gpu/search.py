@@ -44,7 +44,7 @@ def make_model(folder: Path | None, device: torch.device) -> TranslationModel:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(3.0)
-        model.output_bias[EOS] = -30.0
+        model.output.bias[EOS] = -30.0
     return model.to(device).eval()
 
 
@@ -68,13 +68,13 @@ def in_batches(
     sentences: list[Sentence],
 ) -> list[list[Hypothesis]]:
     """Searches batches of sentences of similar length."""
-    found: list[list[Hypothesis]] = [[] for _ in sentences]
+    results: list[list[Hypothesis]] = [[] for _ in sentences]
     for batch in batches_by_length([len(sentence.ids) for sentence in sentences], size, size * 80):
         source, lengths = pad_sources([sentences[index].ids for index in batch], device)
         limits = torch.tensor([sentences[index].limit for index in batch])
         for index, each in zip(batch, beam_search(model, source, lengths, limits, options), strict=True):
-            found[index] = each
-    return found
+            results[index] = each
+    return results
 
 
 def timed(
@@ -84,8 +84,8 @@ def timed(
     if device.type == "cuda":
         torch.cuda.synchronize()
     began = time.perf_counter()
-    found = search(sentences)
-    return time.perf_counter() - began, found
+    hypotheses = search(sentences)
+    return time.perf_counter() - began, hypotheses
 
 
 def compare(ours: list[list[Hypothesis]], theirs: list[list[Hypothesis]]) -> tuple[int, float]:
@@ -97,19 +97,24 @@ def compare(ours: list[list[Hypothesis]], theirs: list[list[Hypothesis]]) -> tup
 
 def main() -> None:
     parser = parser_of(__doc__)
-    parser.add_argument("--model", type=Path, help="folder of a trained model; else one of first parameters")
-    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--model", type=Path, help="model folder; default: an untrained model")
+    parser.add_argument("--device", default="cuda", help="device (%(default)s)")
     parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32")
-    parser.add_argument("--batch", type=int, nargs="+", default=[64, 256])
-    parser.add_argument("--sentences", type=int, default=1000)
-    parser.add_argument("--beam", type=int, default=5)
-    parser.add_argument("--passes", type=int, default=4, help="of each way; the first one prepares")
+    parser.add_argument("--batch", type=int, nargs="+", default=[64, 256], help="sentences of a batch")
+    parser.add_argument("--sentences", type=int, default=1000, help="sentences to translate (%(default)s)")
+    parser.add_argument("--beam", type=int, default=5, help="beam size (%(default)s)")
+    parser.add_argument(
+        "--passes",
+        type=int,
+        default=4,
+        help="searches of each kind; the first one is not counted (%(default)s)",
+    )
     given = parser.parse_args()
     device = torch.device(given.device)
     model = make_model(given.model, device)
     steps = IncrementalModel(model, getattr(torch, given.precision))
     sentences = make_sentences(given.sentences, model.source_size, cut=given.model is None)
-    options = SearchOptions(given.beam, attention=False)
+    options = SearchOptions(beam_size=given.beam, attention=False)
     name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
     print(
         f"{name}, torch {torch.__version__}, {given.precision}, beam {given.beam}, {len(sentences)} sentences"
@@ -128,13 +133,11 @@ def main() -> None:
             results = {}
             for label, search in ways.items():
                 runs = [timed(search, sentences, device) for _ in range(given.passes)]
-                results[label] = found = runs[-1][1]
+                results[label] = hypotheses = runs[-1][1]
                 best = min(seconds for seconds, _ in runs)
-                tokens = sum(len(each[0].ids) for each in found)
-                print(
-                    f"{size:6} {label:11}{runs[0][0]:8.3f}{best:9.3f}{len(found) / best:13,.0f}{tokens / best:11,.0f}",
-                    flush=True,
-                )
+                tokens = sum(len(each[0].ids) for each in hypotheses)
+                rates = f"{len(hypotheses) / best:13,.0f}{tokens / best:11,.0f}"
+                print(f"{size:6} {label:11}{runs[0][0]:8.3f}{best:9.3f}{rates}", flush=True)
             same, apart = compare(results["continuous"], results["batches"])
             print(
                 f"       the same best hypothesis: {same} of {len(sentences)}; scores differ by {apart:.1e} at most"

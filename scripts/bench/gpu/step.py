@@ -18,14 +18,15 @@ from __future__ import annotations
 import gc
 import itertools
 import json
-import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
+from econmt.bench.rows import time_in_turns
 from econmt.config.recipe import load_recipe
 from econmt.config.yaml_reader import parse_size
 from econmt.data.batching.batches import Batch
@@ -62,16 +63,17 @@ class Run(NamedTuple):
 def batches_of(task: TranslationTask, shapes: list[tuple[int, int, int]], full: float) -> list[Batch]:
     """Draws batches in which a share ``full`` of the rows has all positions, the others 60 to 100 % of them."""
     draw = torch.Generator().manual_seed(1)
-    found = []
+    batches = []
     for shape in shapes:
         batch = task.example(Shape(*shape))
         shorter = torch.rand(shape[0], generator=draw) >= full
         shares = torch.where(shorter, 0.6 + 0.4 * torch.rand(shape[0], generator=draw), 1.0)
         lengths = [(shares * positions).ceil().long() for positions in shape[1:]]
         source, target = (
-            torch.arange(size)[None] < own[:, None] for size, own in zip(shape[1:], lengths, strict=True)
+            torch.arange(size)[None] < length[:, None]
+            for size, length in zip(shape[1:], lengths, strict=True)
         )
-        found.append(
+        batches.append(
             replace(
                 batch,
                 source=batch.source * source,
@@ -83,7 +85,7 @@ def batches_of(task: TranslationTask, shapes: list[tuple[int, int, int]], full: 
                 target_tokens=int(target.sum()),
             )
         )
-    return found
+    return batches
 
 
 def prepare(variant: str, task: TranslationTask, batches: list[Batch], precision: str) -> Run:
@@ -142,18 +144,15 @@ def prepare(variant: str, task: TranslationTask, batches: list[Batch], precision
 
 def timed(runs: dict[str, Run], count: int, seconds: float) -> dict[str, float]:
     """Returns the median seconds of a pass over all batches of each variant, in turns."""
-    samples: dict[str, list[float]] = {name: [] for name in runs}
-    deadline = time.perf_counter() + seconds * len(runs)
-    while time.perf_counter() < deadline or min(map(len, samples.values())) < 3:
-        for name, run in runs.items():
-            passes = max(1, 30 // count)
-            torch.cuda.synchronize()
-            began = time.perf_counter()
-            for _, number in itertools.product(range(passes), range(count)):
-                run.step(number)
-            torch.cuda.synchronize()
-            samples[name].append((time.perf_counter() - began) / passes)
-    return {name: sorted(found)[len(found) // 2] for name, found in samples.items()}
+    passes = max(1, 30 // count)
+
+    def steps(run: Run) -> None:
+        for _, number in itertools.product(range(passes), range(count)):
+            run.step(number)
+
+    functions = {name: partial(steps, run) for name, run in runs.items()}
+    timings = time_in_turns(functions, seconds * len(runs), DEVICE)
+    return {name: timing.median / passes for name, timing in timings.items()}
 
 
 def largest(peak: Callable[[int], int], rows: int, budget: int) -> int:
@@ -185,13 +184,19 @@ def batches_within(
 
 def main() -> None:
     parser = parser_of(__doc__)
-    parser.add_argument("--only", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
-    parser.add_argument("--precision", nargs="+", choices=PRECISIONS, default=list(PRECISIONS))
-    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=["plain", "reference", "auto"])
-    parser.add_argument("--seconds", type=float, default=2.0, help="of timing, a variant")
-    parser.add_argument("--json", type=Path, help="writes the rows there too")
+    parser.add_argument("--only", nargs="+", choices=WORKLOADS, default=list(WORKLOADS), help="workloads")
     parser.add_argument(
-        "--budget", type=parse_size, help="the largest batch within so many bytes, for example 4GiB"
+        "--precision", nargs="+", choices=PRECISIONS, default=list(PRECISIONS), help="precisions"
+    )
+    parser.add_argument(
+        "--variants", nargs="+", choices=VARIANTS, default=["plain", "reference", "auto"], help="variants"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=2.0, help="seconds for timing a variant (%(default)s)"
+    )
+    parser.add_argument("--json", type=Path, help="JSON file to write the rows to")
+    parser.add_argument(
+        "--budget", type=parse_size, help="give each variant the largest batch within these bytes, e.g. 4GiB"
     )
     given = parser.parse_args()
     rows = []
@@ -206,15 +211,17 @@ def main() -> None:
         torch.manual_seed(2)
         batches = batches_of(task, shapes, full)
         runs: dict[str, Run] = {}
-        own: dict[str, list[Batch]] = {}
+        batches_of_variant: dict[str, list[Batch]] = {}
         for variant in given.variants:
             if variant == "plain" and not task.recipe.model.decoder.input_feeding:
                 continue
             try:
-                own[variant] = batches
+                batches_of_variant[variant] = batches
                 if given.budget is not None:
-                    own[variant] = batches_within(given.budget, variant, task, shapes[0], full, precision)
-                runs[variant] = prepare(variant, task, own[variant], precision)
+                    batches_of_variant[variant] = batches_within(
+                        given.budget, variant, task, shapes[0], full, precision
+                    )
+                runs[variant] = prepare(variant, task, batches_of_variant[variant], precision)
             except (RuntimeError, ValueError, TypeError, AttributeError) as error:
                 print(
                     f"{name:8}{precision:10}{variant:11} failed: {str(error).strip().splitlines()[0][:90]}",
@@ -223,13 +230,13 @@ def main() -> None:
         count = 1 if given.budget is not None else len(batches)
         for variant, seconds in timed(runs, count, given.seconds).items():
             run = runs[variant]
-            tokens = sum(batch.target_tokens for batch in own[variant])
-            both = tokens + sum(batch.source_tokens for batch in own[variant])
+            tokens = sum(batch.target_tokens for batch in batches_of_variant[variant])
+            both = tokens + sum(batch.source_tokens for batch in batches_of_variant[variant])
             row = {
                 "workload": name,
                 "precision": precision,
                 "variant": variant,
-                "rows": [len(batch.source) for batch in own[variant]],
+                "rows": [len(batch.source) for batch in batches_of_variant[variant]],
                 "target tokens/s": tokens / seconds,
                 "source and target tokens/s": both / seconds,
                 "milliseconds": 1e3 * seconds / count,

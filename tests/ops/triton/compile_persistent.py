@@ -21,7 +21,7 @@ from triton.compiler import ASTSource
 from econmt_ops.backends.triton import persistent_kernels
 from econmt_ops.backends.triton.persistent import Limits, plan
 
-LIMITS = {80: Limits(108, 166_912, False), 86: Limits(84, 101_376, False), 90: Limits(132, 232_448, True)}
+LIMITS = {80: Limits(108, 166_912), 86: Limits(84, 101_376), 90: Limits(132, 232_448)}
 POINTERS = {
     "recurrent": "products",
     "exchange": "products",

@@ -11,7 +11,7 @@ import sys
 import torch
 
 from econmt_ops.backends.triton import recurrence
-from econmt_ops.linear_recurrence.scan import block_of
+from econmt_ops.linear_recurrence.scan import RecurrenceArguments, block_of
 from tests.ops.triton.compiling import compile_only, resources
 
 
@@ -38,8 +38,9 @@ def call(dtype: torch.dtype, tiled: bool | None, again: bool, options: bool) -> 
     initial = torch.zeros(2, 64, dtype=exact) if options else None
     lengths = torch.zeros(2, dtype=torch.int64) if options else None
     block = block_of(300, "triton")
-    _, carries = recurrence.forward(values, values, initial, lengths, options, block, again, tiled)
-    recurrence.backward(values, values, carries, initial, lengths, options, block, values, tiled)
+    arguments = RecurrenceArguments(values, values, initial, lengths, options, "outputs", "triton")
+    _, carries = recurrence.forward(arguments, block, again, tiled)
+    recurrence.backward(arguments, carries, block, values, tiled)
 
 
 def main() -> None:

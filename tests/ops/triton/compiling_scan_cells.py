@@ -7,9 +7,10 @@ import sys
 
 import torch
 
-from econmt_ops.backends.protocol import StepGradients
+from econmt_ops.backends.protocol import CellStep, StepGradients
 from econmt_ops.backends.triton import scan_cells, step_cells
-from econmt_ops.cells.scan import CELLS
+from econmt_ops.cells import lstm
+from econmt_ops.cells.scan import CELLS, ScanInputs
 from tests.ops.triton.compiling import compile_only, resources
 
 HIDDEN = 512
@@ -39,10 +40,10 @@ def call(name: str, dtype: torch.dtype, parts: int, options: bool) -> None:
     first = torch.zeros(2, HIDDEN, dtype=torch.float64 if dtype == torch.float64 else torch.float32)
     cells = values.to(first.dtype)
     lengths = torch.zeros(2, dtype=torch.int64) if options else None
-    around = products[0, 0], values, first, lengths
-    scan_cells.forward(CELLS[name], products, *around, values, first, cells)
+    inputs = ScanInputs(CELLS[name], products, products[0, 0], values, first, lengths)
+    scan_cells.forward(inputs, values, first, cells)
     dlast = first if options else None
-    scan_cells.backward(CELLS[name], products, *around, cells, values, dlast, products, values)
+    scan_cells.backward(inputs, cells, values, dlast, products, values)
 
 
 STEPS = {"gru bfloat16": 3, "lnlstm bfloat16": 4, "lnlstm per gate bfloat16": 4}
@@ -60,9 +61,10 @@ def step(name: str) -> None:
     extra = [wide] * (2 if "per gate" in name else 3) + [narrow] * 2 if STEPS[name] == 4 else []
     padding = torch.zeros(2, dtype=torch.bool)
     sums = [part.expand(2, -1).contiguous() for part in extra]
-    step_cells.forward(products, products, state, state, h, extra, padding)
+    arguments = CellStep(lstm.LSTM, products, products, state, extra, padding)  # whatever the cell
+    step_cells.forward(arguments, state, h)
     gradients = StepGradients(products, products, sums)
-    step_cells.backward(products, products, state, state, h, extra, padding, gradients)
+    step_cells.backward(arguments, state, h, gradients)
 
 
 def main() -> None:

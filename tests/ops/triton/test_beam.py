@@ -58,7 +58,9 @@ def test_a_search_by_kernels_is_that_without(
     for most in (16, 0):
         monkeypatch.setattr(module, "MOST_BY_KERNELS", most)
         grid = Drawn(3 * places, words, device, end)
-        search = Slots(grid, 3, 12, None, SearchOptions(places, nbest_size=nbest), torch.device(device))
+        search = Slots(
+            grid, 3, 12, None, SearchOptions(beam_size=places, nbest_size=nbest), torch.device(device)
+        )
         first = torch.arange(3, device=device)
         search.begin(first, first, torch.tensor([3, 8, 0], device=device))
         states = []
@@ -90,7 +92,7 @@ def test_rows_without_finite_scores_end_their_sentence(device: str) -> None:
             scores[2:4] = torch.nan
             return scores, attention
 
-    search = Slots(Broken(6, 20, device, 1.0), 3, 8, None, SearchOptions(2), torch.device(device))
+    search = Slots(Broken(6, 20, device, 1.0), 3, 8, None, SearchOptions(beam_size=2), torch.device(device))
     first = torch.arange(3, device=device)
     search.begin(first, first, torch.full((3,), 4, device=device))
     for _ in range(5):

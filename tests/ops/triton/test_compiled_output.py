@@ -15,7 +15,7 @@ MOST = {
     "dropout bfloat16": (144, 4096),
     "dropout float32": (80, 4096),
     "look-up": (80, 8192),
-    "cell states": (64, 0),
+    "cell states": (88, 0),
     "reversal": (48, 0),
 }
 """Registers of a thread and bytes of shared memory that a kernel may take, with room for other compilers."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -11,17 +12,17 @@ from econmt_ops import AttentionalLSTMState, AttentionalLSTMWeights, UniqueRows
 from econmt_ops.additive_attention import triton as attention_module
 from econmt_ops.attentional_lstm import reference
 from econmt_ops.attentional_lstm import triton as decoder_module
+from econmt_ops.attentional_lstm.options import DecoderOptions
 from tests.ops.helpers import Make, assert_same_function, naive_additive_attention
 
 BATCH, STEPS, POSITIONS, WIDTH, HIDDEN, SIZE, VALUES = 3, 3, 5, 4, 6, 7, 5
 LENGTHS = torch.tensor([5, 0, 2])
-OPTIONS: dict[str, Any] = {
-    "residual": False,
-    "dropout": 0.0,
-    "dropout_seed": None,
-    "variational": False,
-    "scale": 1.0,
-}
+
+
+def run(function: Any, options: DecoderOptions, **given: Any) -> Any:
+    """Calls an implementation with tensors by name, among them those of the normalisation."""
+    options = options._replace(layer_norm=given.pop("layer_norm"))
+    return function(**given, options=options)
 
 
 def arguments(make: Make, kind: str, layers: int, feeding: bool = True) -> dict[str, Any]:
@@ -44,15 +45,15 @@ def arguments(make: Make, kind: str, layers: int, feeding: bool = True) -> dict[
     }
 
 
-def check(tensors: dict[str, Any], device: str, stash: str, feeding: bool = True, **options: Any) -> None:
+def check(tensors: dict[str, Any], device: str, stash: str, feeding: bool = True, **given: Any) -> None:
     """Against the reference in float64, on the same numbers."""
-    given = OPTIONS | {"lengths": LENGTHS.to(device), "input_feeding": feeding} | options
+    options = DecoderOptions(LENGTHS.to(device), feeding, **given)
 
     def function(**tensors: Any) -> Any:
-        return decoder_module.attentional_lstm(**tensors, **given, stash=stash)
+        return run(functools.partial(decoder_module.attentional_lstm, stash=stash), options, **tensors)
 
     def definition(**tensors: Any) -> Any:
-        return reference.attentional_lstm(**tensors, **given)
+        return run(reference.attentional_lstm, options, **tensors)
 
     assert_same_function(function, definition, tensors, torch.float32)
 
@@ -76,7 +77,7 @@ def test_decoder(kind: str, layers: int, stash: str, device: str) -> None:
 @pytest.mark.parametrize("residual", [False, True])
 def test_decoder_with_dropout_and_residual_sums(residual: bool, device: str) -> None:
     seed = torch.tensor(5, device=device)
-    options = {"residual": residual, "dropout": 0.4, "dropout_seed": seed}
+    options = {"residual": residual, "dropout": 0.4, "seed": seed}
     check(arguments(Make(device, torch.float32), "additive", 3), device, "attention", **options)
 
 
@@ -90,14 +91,14 @@ def test_decoder_of_repeated_rows(device: str) -> None:
     tensors = arguments(make, "additive", 2)
     places = torch.tensor([[0, 1, 1], [3, 0, 2], [1, 1, 4]], device=device)
     rows = make(5, WIDTH)
-    given = OPTIONS | {"lengths": LENGTHS.to(device), "input_feeding": True}
+    options = DecoderOptions(LENGTHS.to(device))
     del tensors["inputs"]
 
     def function(rows: Any, **tensors: Any) -> Any:
-        return decoder_module.attentional_lstm(UniqueRows(rows, places), **tensors, **given)
+        return run(decoder_module.attentional_lstm, options, inputs=UniqueRows(rows, places), **tensors)
 
     def definition(rows: Any, **tensors: Any) -> Any:
-        return reference.attentional_lstm(UniqueRows(rows, places).expanded(), **tensors, **given)
+        return run(reference.attentional_lstm, options, inputs=rows[places], **tensors)
 
     assert_same_function(function, definition, {"rows": rows, **tensors}, torch.float32)
 
@@ -105,16 +106,16 @@ def test_decoder_of_repeated_rows(device: str) -> None:
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_decoder_in_16_bits(dtype: torch.dtype, device: str) -> None:
-    given = OPTIONS | {"lengths": LENGTHS.to(device), "input_feeding": True}
+    options = DecoderOptions(LENGTHS.to(device))
 
     def function(**tensors: Any) -> Any:
-        outputs, weights, state = decoder_module.attentional_lstm(**tensors, **given)
+        outputs, weights, state = run(decoder_module.attentional_lstm, options, **tensors)
         assert outputs.dtype == weights.dtype == dtype
         assert [c.dtype for _, c in state.layers] == [torch.float32] * 2
         return outputs, weights, state
 
     def definition(**tensors: Any) -> Any:
-        return reference.attentional_lstm(**tensors, **given)
+        return run(reference.attentional_lstm, options, **tensors)
 
     assert_same_function(function, definition, arguments(Make(device), "additive", 2), dtype)
 

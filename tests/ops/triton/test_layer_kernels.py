@@ -6,7 +6,13 @@ import pytest
 import torch
 
 from econmt_ops.backends.triton import layer_kernels
-from econmt_ops.backends.triton.layer_kernels import PARTIALS, column_sums, counters_of_sums, largest, prepare
+from econmt_ops.backends.triton.layer_kernels import (
+    PARTIALS,
+    column_sums,
+    counters_of_sums,
+    largest,
+    preparation,
+)
 
 
 @pytest.mark.parametrize(("rows", "width"), [(1, 4), (5, 20), (100, 70), (3000, 20)])
@@ -44,15 +50,24 @@ def test_preparing_a_layer(device: str, biases: int, size: int, wide: int) -> No
     inputs = torch.randn(batch, steps, size, device=device)
     weight, recurrent = torch.randn(20, size, device=device), torch.randn(20, hidden, device=device) * 1e5
     recurrent[0, 0] = float("inf")
-    given = tuple(torch.randn(20, device=device) for _ in range(biases))
+    given = tuple(torch.randn(20, device=device) for _ in range(2))
     rows = torch.full((steps * batch, wide), float("nan"), dtype=torch.float16, device=device)
     matrix = torch.full((20, wide), float("nan"), dtype=torch.float16, device=device)
     square = torch.full((20, hidden), float("nan"), dtype=torch.float16, device=device)
-    bias = torch.empty(20, device=device) if biases else None
+    bias = torch.empty(20, device=device)
     workspace = torch.full((9,), 7, dtype=torch.int32, device=device)
-    prepare(
-        inputs.transpose(0, 1), rows, (weight, matrix), (recurrent, square), given, bias, workspace, 5, hidden
+    tensors = inputs.transpose(0, 1), rows, weight, matrix, recurrent, square, *given, bias, workspace
+    launch, programs, *ends = preparation(
+        (steps, batch, size),
+        size,
+        wide,
+        hidden,
+        (True, True),
+        biases,
+        5,
+        tuple(part.dtype for part in tensors),
     )
+    launch(programs, tensors, (steps, batch, 5, *ends), (size, steps * size, size, hidden))
     torch.testing.assert_close(
         rows[:, :size], inputs.transpose(0, 1).reshape(-1, size).half(), rtol=0, atol=0
     )
@@ -63,12 +78,14 @@ def test_preparing_a_layer(device: str, biases: int, size: int, wide: int) -> No
     bounded = recurrent.clamp(-65504, 65504)
     bounded[0, 0] = float("inf")
     torch.testing.assert_close(square, bounded.half(), rtol=0, atol=0)
-    if bias is not None:
-        torch.testing.assert_close(bias, torch.stack(given).sum(0))
+    if biases:
+        torch.testing.assert_close(bias, torch.stack(given[:biases]).sum(0))
     assert workspace.tolist() == [0] * 5 + [7] * 4
 
 
 def test_only_zeros_are_made(device: str) -> None:
     workspace = torch.full((layer_kernels._TILE + 2,), 7, dtype=torch.int32, device=device)
-    prepare(None, None, None, None, (), None, workspace, layer_kernels._TILE + 1, 8)
+    zeros = layer_kernels._TILE + 1
+    launch, programs, *ends = preparation(None, 0, 0, 8, (False, False), 0, zeros, (torch.int32,) * 10)
+    launch(programs, [workspace] * 10, (0, 0, zeros, *ends), (0, 0, 0, 0))
     assert workspace.sum() == 7

@@ -13,13 +13,15 @@ from econmt_ops import LSTMWeights
 from econmt_ops.backends.triton import persistent
 from econmt_ops.backends.triton.persistent import Partition
 from econmt_ops.core.repeated import UniqueRows
-from econmt_ops.lstm import reference, triton
+from econmt_ops.core.stack import StackOptions
+from econmt_ops.lstm import persistent_layer, reference, triton
 from econmt_ops.lstm.chunked import ChunkedLSTM
 
 
 @pytest.fixture(autouse=True)
 def _poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """New memory holds NaN, so that what nobody has written is seen."""
+    """New memory holds NaN, so that what nobody has written is seen; plans of other tests are forgotten."""
+    persistent_layer._plan.cache_clear()
     for name in ("empty", "empty_like"):
         made = getattr(torch, name)
         monkeypatch.setattr(torch, name, lambda *a, made=made, **k: _poison(made(*a, **k)))
@@ -84,10 +86,9 @@ def _check(
         for _ in stack
     )
     rows = None if lengths is None else torch.tensor(lengths)
-    options = {"lengths": rows, "reverse": reverse, "residual": residual}
-    options |= {"dropout": 0.0, "dropout_seed": None, "variational": False}
+    options = StackOptions(rows, reverse, residual, from_zero=not state)
     exact = [_double(inputs), _double(stack), _double(first)]
-    outputs, last = reference.lstm(exact[0], exact[1], state=exact[2], **options)  # type: ignore[arg-type]
+    outputs, last = reference.lstm(*exact, options)  # type: ignore[arg-type]
     want = _leaves(outputs, last)
     seeds = [torch.randn_like(part) for part in want]
     leaves = [part for part in _leaves(*exact) if part.requires_grad]
@@ -96,7 +97,7 @@ def _check(
     if rows is not None:
         padding = torch.arange(steps, device=device) >= rows.to(device).unsqueeze(1)
         given = inputs.masked_fill(padding.unsqueeze(2), float("nan"))
-    outputs, last = triton.lstm(given, stack, state=first, from_zero=not state, stash=stash, **options)  # type: ignore[arg-type]
+    outputs, last = triton.lstm(given, stack, first, options, stash=stash)  # type: ignore[arg-type]
     got = _leaves(outputs, last)
     ours = [part for part in _leaves(inputs, stack, first) if part.requires_grad]
     got += _gradients(got, ours, seeds)
@@ -219,7 +220,7 @@ def test_the_operator_is_registered_as_torch_expects(device: str) -> None:
     inputs = torch.randn(3, 2, 3, device=device, requires_grad=True)
     state = [torch.randn(2, 5, device=device, requires_grad=True) for _ in range(2)]
     lengths = torch.tensor([3, 1], device=device)
-    layer = triton.PersistentLayer(
+    layer = triton.PersistentArguments(
         inputs, *([part] for part in (*weights, *state)), lengths, None, [True], "cells", "float32", "auto"
     )
     torch.library.opcheck(triton._operator.forward, (*layer, True))
@@ -250,10 +251,8 @@ def test_chunks_leave_their_weights_gradients_to_the_end(full: bool, device: str
 def test_types_and_layers_without_a_launch_take_steps(device: str) -> None:
     weights = _weights(5, 3, device)
     inputs = torch.randn(2, 3, 3, device=device, dtype=torch.float64)
-    options = {"lengths": None, "reverse": False, "residual": False, "from_zero": True}
-    options |= {"dropout": 0.0, "dropout_seed": None, "variational": False}
     zero = torch.zeros(2, 5, device=device, dtype=torch.float64)
-    outputs, _ = triton.lstm(inputs, (weights,), state=((zero, zero),), **options)  # type: ignore[arg-type]
+    outputs, _ = triton.lstm(inputs, (weights,), ((zero, zero),), StackOptions(from_zero=True))
     exact = _double(weights)
     want, _ = econmt_ops.lstm(inputs, (exact,), implementation="reference")  # type: ignore[arg-type]
     torch.testing.assert_close(outputs, want)

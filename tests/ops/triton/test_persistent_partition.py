@@ -10,14 +10,14 @@ import triton
 
 from econmt_ops.backends.triton.persistent import Limits, Partition, _launches, candidates, limits_of, plan
 
-H200 = Limits(132, 232_448, True)
+H200 = Limits(132, 232_448)
 DEVICES = {
     "H200": H200,
-    "A100": Limits(108, 166_912, False),
-    "RTX 3090": Limits(82, 101_376, False),
-    "a seventh of an H200": Limits(16, 232_448, True),
-    "a seventh of an A100": Limits(14, 166_912, False),
-    "RTX 3050": Limits(16, 101_376, False),
+    "A100": Limits(108, 166_912),
+    "RTX 3090": Limits(82, 101_376),
+    "a seventh of an H200": Limits(16, 232_448),
+    "a seventh of an A100": Limits(14, 166_912),
+    "RTX 3050": Limits(16, 101_376),
 }
 
 

@@ -7,7 +7,13 @@ import torch
 from torch import Tensor
 
 from econmt_ops.backends.eager import EagerSteps
-from econmt_ops.backends.protocol import AttentionGradients, AttentionKernels, Read, StepKernels
+from econmt_ops.backends.protocol import (
+    AttentionGradients,
+    AttentionInputs,
+    AttentionKernels,
+    Read,
+    StepKernels,
+)
 from econmt_ops.backends.triton.steps import TritonSteps
 
 
@@ -99,8 +105,9 @@ def test_steps_of_attention(kind: str, device: str) -> None:
         dprojected = attention.projected_gradient(weights, dboth[..., size:])
         return [outputs, weights, again, dboth, dscores, dprojected], attention.gradients(queries, dscores)
 
-    found, of_ours = run(TritonSteps(keys).attention(keys, projected, score, norm, 0.7, lengths))
-    expected, wanted = run(EagerSteps(keys).attention(keys, projected, score, norm, 0.7, lengths))
+    inputs = AttentionInputs(keys, projected, score, norm, 0.7, lengths)
+    found, of_ours = run(TritonSteps(keys).attention(inputs))
+    expected, wanted = run(EagerSteps(keys).attention(inputs))
     for one, other in zip(found, expected, strict=True):
         close(one, other)
     for one, other in zip(of_ours[:2], wanted[:2], strict=True):

@@ -74,7 +74,7 @@ def by(rows: list[Row], *names: str) -> set[tuple[Any, ...]]:
 
 @pytest.mark.usefixtures("clock")
 def test_layouts() -> None:
-    found = list(layouts.products([(4, 6, 8)], [torch.float32, torch.bfloat16], CPU, 1.0, say))
+    found = list(layouts.LayoutTimer([torch.float32, torch.bfloat16], CPU, 1.0, say).products([(4, 6, 8)]))
     assert by(found, "dtype", "rows", "inputs", "outputs") == {("float32", 4, 6, 8), ("bfloat16", 4, 6, 8)}
     assert {row["what"] for row in found} == {"forward", "backward, X", "backward, W", "forward and backward"}
     assert all(row["milliseconds"] == 1000.0 and row["lowest decile"] == 500.0 for row in found)
@@ -96,7 +96,7 @@ def test_the_layouts_of_a_product_are_the_same_product() -> None:
 
 @pytest.mark.usefixtures("clock")
 def test_loops() -> None:
-    found = list(layouts.recurrence([(4, 8)], [torch.float32], CPU, 1.0, say))
+    found = list(layouts.LayoutTimer([torch.float32], CPU, 1.0, say).loops([(4, 8)]))
     assert {row["what"] for row in found} == {
         "loop of products",
         "loop of products and cells",
@@ -249,11 +249,11 @@ def test_training_steps_that_fail(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_layouts_in_graphs_are_timed_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
     use_fake_cuda(monkeypatch)
     calls: list[int] = []
-    again = layouts._captured(lambda: calls.append(1), torch.device("cpu"))
-    assert len(calls) == 1 + layouts.REPLAYED
+    again = rows_module.in_graph(lambda: calls.append(1), CPU, 7)
+    assert len(calls) == 2 + 7
     again()
-    assert len(calls) == 1 + layouts.REPLAYED
-    (first, *_) = layouts.products([(2, 3, 4)], [torch.float32], torch.device("cpu"), 0.2, str, graph=True)
+    assert len(calls) == 2 + 7
+    (first, *_) = layouts.LayoutTimer([torch.float32], CPU, 0.2, str, graph=True).products([(2, 3, 4)])
     assert first["launched"] == "in a graph"
     work = 2 * 2 * 3 * 4
     assert first["GFLOP/s"] == pytest.approx(work / float(first["milliseconds"]) / 1e6)

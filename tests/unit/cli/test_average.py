@@ -61,7 +61,7 @@ def test_the_best_are_those_of_early_stopping(call: Call, word_model: Path, tmp_
 def test_the_result_translates_and_says_what_it_is(call: Call, word_model: Path, tmp_path: Path) -> None:
     made = tmp_path / "average"
     ended = call("average", "-m", word_model, "-n", 9, "-o", made)
-    assert "averaging 3 checkpoints, no more of them" in ended.err
+    assert "averaging 3 checkpoints, all that" in ended.err
     assert "training.keep_last_params (now 3)" in ended.err
     assert "average of checkpoints 4, 6, 8" in call("info", made).out
     assert call("translate", "-m", made, text="a b\n").code == 0

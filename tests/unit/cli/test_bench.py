@@ -55,13 +55,13 @@ def test_what_was_measured_before_an_interruption_is_told(
         yield from left
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(layouts, "products", products)
+    monkeypatch.setattr(layouts.LayoutTimer, "products", products)
     file, picture = tmp_path / "layout.csv", tmp_path / "layout.png"
     ended = call("bench", "layout", "--csv", file, "--plot", picture)
     assert ended.code == 130
     assert [row["library"] for row in rows_of(file)] == ["one", "two"]
     assert "two" in ended.out
-    assert "interrupted; this is what was measured until then" in ended.err
+    assert "interrupted; the results so far follow" in ended.err
     assert not picture.exists()
     left.clear()
     ended = call("bench", "layout")
@@ -71,10 +71,10 @@ def test_what_was_measured_before_an_interruption_is_told(
 def test_every_bench_takes_the_same_options(call: Call) -> None:
     for name in ("layout", "select", "training"):
         out = " ".join(call("bench", name, "--help").out.split())
-        assert "--device <str> auto, cpu, cuda or cuda:N. [default: auto]" in out
-        assert "CPU threads. [default: (as many as there are cores); 1<=x<=1024]" in out
-        assert "Add the rows to this file, with machine, versions and date." in out
-        assert "Draw the rows into this PNG." in out
+        assert "--device <str> Device: auto, cpu, cuda or cuda:N. [default: auto]" in out
+        assert "Number of CPU threads. [default: (as many as there are cores); 1<=x<=1024]" in out
+        assert "CSV file to append the rows to, with machine, versions and date." in out
+        assert "Picture to draw the rows in." in out
         assert "--place" not in out
 
 
@@ -102,7 +102,7 @@ def test_the_grid_goes_on_where_it_stopped(
         lambda: [GridEntry("linear", 1, 2, 8, "float32"), GridEntry("linear", 2, 2, 8, "float32")],
     )
     ended = call("bench", "select", "--grid", "--csv", file, "--limit", "0")
-    assert "1 shapes are left; the same command goes on" in ended.out
+    assert "1 shapes are left; the same command resumes" in ended.out
     ended = call("bench", "select", "--grid", "--csv", file)
     assert "2 shapes: regret at most" in ended.out
     assert [row["batch"] for row in rows_of(file)] == ["1", "2"]
@@ -145,7 +145,7 @@ def test_training(call: Call, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("layout", "--dtype", "float8"), "--dtype 'float8': give float32 or bfloat16"),
+        (("layout", "--dtype", "float8"), "'float8' is not one of 'float32', 'bfloat16'"),
         (("layout", "--csv", "nowhere/x.csv"), "nowhere: no such folder"),
         (("layout", "--plot", "."), ".: a folder; give the name of a file"),
         (

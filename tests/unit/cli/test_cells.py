@@ -57,6 +57,6 @@ def test_info_names_the_cells(call: Call, model: Path) -> None:
 def test_layers_without_factors_stay_whole(call: Call, model: Path, tmp_path: Path) -> None:
     ended = call("compress", "-m", model, "--rank", "2", "-o", tmp_path / "small")
     assert ended.code == 2
-    assert "the encoder stays whole: layers of cell gru have no factors" in ended.err
-    assert f"{model}: nothing would become smaller; no part that was asked for has factors" in ended.err
+    assert "the encoder stays as it is: cells of type gru cannot be factorised" in ended.err
+    assert f"{model}: nothing would become smaller; no part with a rank can be factorised" in ended.err
     assert not (tmp_path / "small").exists()

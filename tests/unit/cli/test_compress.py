@@ -44,7 +44,7 @@ def test_the_result_is_a_model_folder_like_any_other(call: Call, word_model: Pat
     ]  # fmt: skip
     said = call("info", made).out
     assert "1 x LSTM 8 of rank 3, both directions: bottom" in said
-    assert "its LSTM matrices compressed to thin factors" in said
+    assert "its LSTM matrices compressed to low-rank factors" in said
     found = json.loads(call("info", made, "--json").out)
     assert found["compressed"] == {"encoder": "3", "decoder": "3"}
     assert found["model"]["decoder"]["rank"] == 3
@@ -110,7 +110,7 @@ def test_what_cannot_be_compressed_is_one_clear_line(call: Call, word_model: Pat
         ),
         (("-m", word_model, "-o", new, "--energy", 1.5), "--energy 1.5: give a share above 0 and at most 1"),
         (("-m", word_model, "-o", new, "--energy", 1.0), "--energy 1.0: nothing would become smaller"),
-        (("-m", small, "-o", new, "--rank", 2), "the decoder is low-rank already (rank 2)"),
+        (("-m", small, "-o", new, "--rank", 2), "the decoder already has rank 2"),
         (("-m", word_model, "-o", new, "--rank", 2, "-c", 99), "no checkpoint '99'"),
     ]
     for arguments, message in cases:
@@ -127,7 +127,7 @@ def test_a_part_without_gain_stays_whole(call: Call, word_model: Path, tmp_path:
     new = tmp_path / "new"
     ended = call("compress", "-m", word_model, "-o", new, "--energy", 1.0, "--decoder-rank", 2)
     assert ended.code == 0
-    assert "the encoder stays whole: --energy 1.0 needs rank" in ended.err
+    assert "the encoder stays as it is: --energy 1.0 needs rank" in ended.err
     made, before = (load_file(folder / "params.best.safetensors") for folder in (new, word_model))
     whole = [name for name in before if name.startswith("encoder.")]
     assert whole
@@ -142,5 +142,5 @@ def test_what_walks_step_by_step_stays_whole(call: Call, text: Path, tmp_path: P
         "compress", "-m", run.folder.path, "-o", tmp_path / "new", "--encoder-rank", 2, "--decoder-rank", 2
     )
     assert ended.code == 0
-    assert "the encoder stays whole: model.lhuc encoder needs whole matrices" in ended.err
+    assert "the encoder stays as it is: model.lhuc encoder needs full matrices" in ended.err
     assert len(call("translate", "-m", tmp_path / "new", text="a b\n").lines) == 1

@@ -86,7 +86,7 @@ def test_a_line_of_json_that_is_wrong_is_named_and_loses_nothing(call: Call, wor
     failure(
         call(*good, "--sample", text=objects({"text": "a", "target_prefix": "A"})),
         "standard input:1",
-        "drawn",
+        "sample cannot be combined",
     )
 
 
@@ -106,10 +106,14 @@ def test_lists_hold_for_every_line(call: Call, word_model: Path, subword_model: 
     ensemble = call("translate", "-m", word_model, "-m", word_model, *lists, text=TEXT).lines
     assert "H" in ensemble[0].split()
     (tmp_path / "avoid").write_text("H\n")
-    failure(call("translate", "-m", word_model, *lists, text=TEXT), "standard input:1", "'H' holds a phrase")
+    failure(
+        call("translate", "-m", word_model, *lists, text=TEXT),
+        "standard input:1",
+        "'H' contains an avoided phrase",
+    )
     failure(call("translate", "-m", word_model, "--avoid-list", tmp_path / "no", text=TEXT), "no such file")
     failure(
-        call("translate", "-m", word_model, *lists, "-o", tmp_path / "terms", text=TEXT), "is what is read"
+        call("translate", "-m", word_model, *lists, "-o", tmp_path / "terms", text=TEXT), "is also an input"
     )
 
 
@@ -199,7 +203,7 @@ def test_from_python(word_model: Path, tmp_path: Path) -> None:
     assert "B" not in " ".join(each.text for each in found).split()
     with pytest.raises(InputError, match="avoid expects a list"):
         model.translate(["a"], avoid="B")
-    with pytest.raises(InputError, match="drawn"):
+    with pytest.raises(InputError, match="sample cannot be combined"):
         model.translate(["a"], avoid=["B"], sample=0)
     with pytest.raises(InputError, match="input:1"):
         model.translate([econmt.Request("a", constraints=["ä"])])

@@ -151,7 +151,7 @@ def test_what_cannot_be_judged_is_one_clear_line(call: Call, files: dict[str, Pa
         (call("evaluate", "-r", ref, "-r", short, "-i", base), [f"{short} has 1 lines", f"{ref} has 60"]),
         (call("evaluate", "-r", ref, "-i", tmp_path / "none"), ["none", "no such file"]),
         (call("evaluate", "-r", ref, "-i", tmp_path / "empty"), ["empty"]),
-        (call("evaluate", "-r", ref, text=""), ["standard input", "no translations"]),
+        (call("evaluate", "-r", ref, text=""), ["standard input", "no lines to evaluate"]),
         (call("evaluate", "-r", ref, "-i", base, "-i", base), ["given twice"]),
         (
             call("evaluate", "-r", ref, "-i", base, "--metrics", "rouge"),

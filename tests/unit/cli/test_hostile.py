@@ -15,9 +15,8 @@ from typing import Any
 import pytest
 
 import econmt
-from econmt.cli.options import as_overrides
+from econmt.cli.options import RecipeChoice
 from econmt.config.json_reader import json_text
-from econmt.config.recipe import load_recipe
 from econmt.data import progress_bars
 from econmt.errors import EconmtError, InputError, printable
 from tests.conftest import ROOT, econmt_environment
@@ -87,7 +86,7 @@ def test_an_override_that_nobody_means(call: Call, override: str, words: str) ->
         ("--beam-size", "100000", "--beam-size"),
         ("--batch-size", "1" + "0" * 30, "--batch-size"),
         ("--chunk-size", "1" + "0" * 30, "--chunk-size"),
-        ("--attention-picture", "a.xyz", "no kind of picture"),
+        ("--attention-picture", "a.xyz", "unknown image format"),
         ("--attention-picture", "none/a.png", "no such folder"),
         ("--output", "", "(after --output) is empty"),
         ("--output=", "-b", "(--output) is empty"),
@@ -255,17 +254,17 @@ def test_control_characters_are_never_printed_raw(call: Call, word_model: Path, 
         (("translate", "-m", "M", "--temperature", "0.5"), "--temperature is for --sample"),
         (("translate", "-m", "M", "--seed", "1"), "--seed is for --sample"),
         (("translate", "-m", "M", "--sample", "-b", "2"), "--beam-size is for searching"),
-        (("score", "-m", "M", "--length-penalty-beta", "2"), "does not change --score-type logprob"),
+        (("score", "-m", "M", "--length-penalty-beta", "2"), "has no effect on --score-type logprob"),
         (("evaluate", "-r", "T", "-i", "T", "--metrics", ","), "--metrics ',': names no metric"),
         (
             ("evaluate", "-r", "T", "-i", "T", "--metrics", "ter", "--tokenize", "13a"),
-            "--tokenize is of BLEU",
+            "--tokenize is for BLEU",
         ),
         (("evaluate", "-r", "T", "-i", "T", "--tokenize", "13a", "--language", "de"), "--language chooses"),
         (("evaluate", "-r", "T", "-i", "T", "--language", "../etc"), "--language '../etc': give the code"),
-        (("evaluate", "-r", "T", "-i", "T", "--metrics", "ter", "--lowercase"), "--lowercase is of BLEU"),
-        (("evaluate", "-r", "T", "-i", "T", "--samples", "9"), "--samples is for the comparison"),
-        (("evaluate", "-r", "T", "-i", "T", "--json", "--width", "3"), "--width is of text"),
+        (("evaluate", "-r", "T", "-i", "T", "--metrics", "ter", "--lowercase"), "--lowercase is for BLEU"),
+        (("evaluate", "-r", "T", "-i", "T", "--samples", "9"), "--samples is for comparing"),
+        (("evaluate", "-r", "T", "-i", "T", "--json", "--width", "3"), "--width is for text"),
         (("profile", "quickstart", "--fit", "1GiB", "--batch", "3"), "--batch is what --fit finds"),
         (("profile", "quickstart", "--estimate", "--device", "cuda:x"), "device 'cuda:x': unknown"),
         (("profile", "quickstart", "--device", "null"), "device 'null': unknown"),
@@ -273,10 +272,10 @@ def test_control_characters_are_never_printed_raw(call: Call, word_model: Path, 
         (("train", "quickstart", "-o", "a", "output=b"), "output is given twice"),
         (("train", "quickstart", "--fresh", "--resume-with-changes"), "give one of them"),
         (("prepare", "quickstart", "-o", "a", "data.prepared=b"), "data.prepared is given twice"),
-        (("compress", "-m", "M", "-o", "N", "--rank", "1", "--energy", "0.5"), "--energy finds ranks"),
-        (("bench", "layout", "--recurrent", "--paper"), "--paper is of single products"),
+        (("compress", "-m", "M", "-o", "N", "--rank", "1", "--energy", "0.5"), "--energy chooses ranks"),
+        (("bench", "layout", "--recurrent", "--paper"), "--paper is for single products"),
         (("bench", "select", "quickstart", "--part", "1/2"), "--part is for --grid"),
-        (("bench", "select", "--grid", "--bucket", "5x5"), "--bucket is of a recipe"),
+        (("bench", "select", "--grid", "--bucket", "5x5"), "--bucket is for a recipe"),
         (("recipes", "copy", "T", "new.yaml"), "expected keys and values"),
         (("average", "-m", "M", "-o", "L"), "loop: a link that leads to itself"),
         (("export", "M", "L"), "loop: a link that leads to itself"),
@@ -293,7 +292,7 @@ def test_an_option_that_would_change_nothing(
 
 @pytest.mark.parametrize("name", ["a #b", "2024", "true", "[x]", "~", "a: b", "é"])
 def test_the_name_of_an_output_is_no_yaml(name: str) -> None:
-    assert load_recipe("quickstart", as_overrides([], {"output": name})).output == name
+    assert RecipeChoice("quickstart").load({"output": name}).output == name
 
 
 def test_a_pipe_is_no_parameter_file(call: Call, word_model: Path, tmp_path: Path) -> None:

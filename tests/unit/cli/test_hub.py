@@ -82,8 +82,8 @@ def test_a_run_without_figures_has_a_card_too(call: Call, word_model: Path, tmp_
 
 def test_what_a_card_cannot_say_is_refused(call: Call, word_model: Path, tmp_path: Path) -> None:
     made = tmp_path / "made"
-    failure(call("export", word_model, made, "--hub"), "give --license with --hub")
-    failure(call("export", word_model, made, "--license", "other"), "give --license with --hub")
+    failure(call("export", word_model, made, "--hub"), "give --hub and --license together")
+    failure(call("export", word_model, made, "--license", "other"), "give --hub and --license together")
     failure(call("export", word_model, made, "--hub", "--license", "MIT\n---"), "--license 'MIT")
     assert not made.exists()
 

@@ -63,8 +63,8 @@ def test_train_score_and_generate(call: Call, trained: TextRun) -> None:
     for arguments, wanted in (
         (("translate", "-m", model), "holds a language model, which does not translate"),
         (("compress", "-m", model, "--rank", "2", "-o", model / "x"), "holds a language model"),
-        (("score", "-m", model, "-s", "x", "-t", "y"), "--source: means nothing with a language model"),
-        (("score", "-m", model, "-m", model), "language models make no ensemble"),
+        (("score", "-m", model, "-s", "x", "-t", "y"), "--source means nothing with a language model"),
+        (("score", "-m", model, "-m", model), "language models cannot form an ensemble"),
         (("profile", trained.path, "--bucket", "3x4", "--estimate"), "a language model has no buckets"),
     ):
         refused = call(*arguments, text="a\n")
@@ -130,7 +130,7 @@ def test_contenders_of_the_bench_compute_the_same() -> None:
     """The step loop and torch.nn.LSTM with the same weights have one loss, and leave one state."""
     import torch
 
-    problem = language_model.Problem(30, 6, 2, 4, 2)
+    sizes = language_model.Sizes(30, 6, 2, 4, 2)
     loop = language_model._Stepwise(6, 2)
     library = torch.nn.LSTM(6, 6, 2, batch_first=True)
     with torch.no_grad():
@@ -139,7 +139,7 @@ def test_contenders_of_the_bench_compute_the_same() -> None:
             getattr(library, f"weight_hh_l{number}").copy_(loop.states[number].weight)
             getattr(library, f"bias_ih_l{number}").copy_(loop.inputs[number].bias)
             getattr(library, f"bias_hh_l{number}").zero_()
-    models = [language_model._Plain(problem, layers) for layers in (loop, library)]
+    models = [language_model._Plain(sizes, layers) for layers in (loop, library)]
     models[1].embedding, models[1].output = models[0].embedding, models[0].output
     inputs, targets = torch.randint(30, (2, 2, 4))
     h, c = torch.randn(2, 2, 2, 6)

@@ -61,7 +61,7 @@ def test_a_text_is_not_written_over(call: Call, word_model: Path, tmp_path: Path
         content = (tmp_path / name).read_bytes()
         ended = call("lexicon", "-m", word_model, *corpora, "-o", tmp_path / name)
         assert ended.code == 2
-        assert f"is what is read ({tmp_path / read})" in ended.err
+        assert f"is also an input ({tmp_path / read})" in ended.err
         assert (tmp_path / name).read_bytes() == content
 
 
@@ -72,5 +72,5 @@ def test_where_all_pairs_are_too_long_nothing_is_written(
         (tmp_path / f"t.{side}").write_text("a " * 500 + "\n")
     ended = call("lexicon", "-m", word_model, "--corpus", tmp_path / "t", "-o", tmp_path / "made")
     assert ended.code == 2
-    assert "(data.max_length), so nothing can be learnt" in ended.err
+    assert "(data.max_length); give text with shorter sentences" in ended.err
     assert not (tmp_path / "made").exists()

@@ -149,21 +149,21 @@ def test_version(run_econmt: RunEconmt) -> None:
 def test_help_lists_every_verb(run_econmt: RunEconmt, arguments: list[str]) -> None:
     done = run_econmt(arguments)
     text = done.stdout + done.stderr
-    for verb, summary in command.VERBS.items():
+    for verb, summary in command.COMMANDS.items():
         assert f"  {verb} " in text
         assert summary[:40] in text
 
 
 def test_every_verb_is_a_module_and_every_module_a_verb() -> None:
     modules = {file.stem for file in Path(command.__file__).parent.glob("[a-z]*.py")}
-    assert modules - {"main"} >= set(command.VERBS)
-    for name in modules - {"main"} - set(command.VERBS):
+    assert modules - {"main"} >= set(command.COMMANDS)
+    for name in modules - {"main"} - set(command.COMMANDS):
         tree = ast.parse((Path(command.__file__).parent / f"{name}.py").read_text())
         names = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
         assert name not in names, f"econmt/cli/{name}.py has a verb that main.py does not list"
 
 
-@pytest.mark.parametrize("verb", list(command.VERBS))
+@pytest.mark.parametrize("verb", list(command.COMMANDS))
 def test_help_of_a_verb_shows_an_example(call: Call, verb: str) -> None:
     ended = call(verb, "--help")
     assert (ended.code, ended.err) == (0, "")

@@ -77,7 +77,7 @@ def test_parameters_are_those_of_the_model(call: Call, word_model: Path, tmp_pat
         (["embeddings", "a", "-o", "x.npz"], "--output writes all tokens"),
         (["extract", "nothing"], "no parameter matches 'nothing'; there are "),
         (["extract", "("], "name '(': no regular expression"),
-        (["extract", "-o", "x.csv"], "--output x.csv: the suffix says the form; give .npz or .safetensors"),
+        (["extract", "-o", "x.csv"], "--output x.csv: unknown suffix; give .npz or .safetensors"),
         (["extract", "-c", "77"], "no checkpoint '77'"),
     ],
 )

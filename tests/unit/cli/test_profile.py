@@ -330,10 +330,27 @@ def test_a_shipped_recipe_is_estimated_as_it_runs(
     call: Call, tmp_path: Path, name: str, encoder: str
 ) -> None:
     shipped = load_recipe(name)
-    sizes = [f"output={tmp_path / 'run'}", "model.embedding=64", *_OF_A_TEST[shipped.task]]
+    sizes = ["model.embedding=64", *_OF_A_TEST[shipped.task]]
     sizes += [f"ops.encoder={encoder}"] * (encoder == "reference")  # oneDNN's LSTM in float32
+    check_estimate(call, name, [f"output={tmp_path / 'run'}", *sizes], 64)
+
+
+@pytest.mark.slow
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ["multi30k", "quickstart", "student", "tatoeba"])
+def test_a_shipped_recipe_is_estimated_in_its_own_sizes(
+    call: Call, tmp_path: Path, name: str, precision: str
+) -> None:
+    overrides = [f"output={tmp_path / 'run'}", f"training.precision={precision}"]
+    check_estimate(call, name, overrides, load_recipe(name).training.batch.size)
+
+
+def check_estimate(call: Call, name: str, overrides: list[str], batch: int) -> None:
+    """Compares the estimate of a shipped recipe's step to its measurement: choices, precision and peak."""
+    shipped = load_recipe(name)
     shape = ["--bucket", "24x24"] if shipped.task == "translation" else ["training.bptt=24"]
-    command = ("profile", name, *sizes, *shape, "--batch", 64, "--device", "cpu", "--json")
+    command = ("profile", name, *overrides, *shape, "--batch", batch, "--device", "cpu", "--json")
     found = []
     for how in ("--estimate", "--measure"):
         ended = call(*command, how)

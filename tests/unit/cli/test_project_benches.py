@@ -35,7 +35,7 @@ ALL_HELP = f"""
 import runpy, sys
 sys.modules.update(dict.fromkeys({OPTIONAL.split()!r}))  # as if they were not installed
 from scripts.bench.__main__ import scripts
-for name in scripts().keys() - {{"gpu.peers"}}:
+for name in scripts():
     sys.argv = [name, "--help"]
     print(f"## {{name}}", flush=True)
     try:
@@ -55,16 +55,15 @@ def test_every_script_has_a_help_text_without_a_gpu_and_optional_packages() -> N
     )
     assert done.returncode == 0, done.stderr
     said = dict(part.split("\n", 1) for part in done.stdout.split("## ")[1:])
-    assert said.keys() == scripts().keys() - {"gpu.peers"}
+    assert said.keys() == scripts().keys()
     for name, text in said.items():
         assert f"python -m scripts.bench {name} " in text.replace("\n", " \n"), name
 
 
 @pytest.mark.parametrize(("name", "line"), scripts().items())
 def test_every_script_is_listed_with_a_whole_sentence(name: str, line: str) -> None:
-    if name != "gpu.peers":
-        assert re.fullmatch(r"(Times|Measures|Writes|Compares) .*\.", line)
-        assert len(line) <= 57
+    assert re.fullmatch(r"(Times|Measures|Writes|Compares) .*\.", line)
+    assert len(line) <= 57
 
 
 @pytest.mark.parametrize(

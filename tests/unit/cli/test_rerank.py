@@ -66,16 +66,16 @@ def test_what_cannot_be_ordered_is_told(call: Call, lists: Path, word_model: Pat
     short = tmp_path / "short.trg"
     short.write_text("A\n")
     failure(call("rerank", "-i", lists, "-r", short), "lists of 4 sentences but", "has 1 lines")
-    failure(call("rerank", "-i", lists), "give --reference, or --models or --reverse-models")
-    failure(call("rerank", "-i", lists, "-r", short, "-m", word_model), "one of both")
+    failure(call("rerank", "-i", lists), "give either --reference, or --models or --reverse-models")
+    failure(call("rerank", "-i", lists, "-r", short, "-m", word_model), "give either --reference")
     failure(call("rerank", "-i", lists, "-m", word_model), "as --source")
     failure(
         call("rerank", "-i", lists, "-r", short, "--weight", 2),
-        "--weight is of --models and --reverse-models",
+        "--weight is for --models and --reverse-models",
     )
     source = ("rerank", "-i", lists, "-s", tmp_path / "source", "-m", word_model)
-    failure(call(*source, "--reverse-weight", 2), "--reverse-weight is of --reverse-models")
-    failure(call(*source, "--metric", "chrf"), "--metric is of --reference")
+    failure(call(*source, "--reverse-weight", 2), "--reverse-weight is for --reverse-models")
+    failure(call(*source, "--metric", "chrf"), "--metric is for --reference")
     failure(call("rerank", "-r", short, text="A\n"), "standard input:1: expected number ||| text")
 
 

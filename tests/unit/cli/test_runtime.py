@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 import econmt_runtime
 from econmt import api
-from econmt.checkpoint.checkpoints import named_parameters, parameters_metadata
+from econmt.checkpoint.checkpoints import parameters_metadata
 from econmt.checkpoint.lexicons import write_lexicon
 from econmt.checkpoint.tensor_files import FORMAT, read_metadata, write_tensors
 from econmt.config.recipe import Model, read_recipe, recipe_text
@@ -81,7 +81,7 @@ def random_model(like: Path, folder: Path, variant: str, **decoding: object) -> 
         for parameter in made.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.5)
     metadata = parameters_metadata(task.description(), 1, fingerprint(folder))
-    tensors = {name: parameter.detach() for name, parameter in named_parameters(made).items()}
+    tensors = {name: parameter.detach() for name, parameter in dict(made.named_parameters()).items()}
     write_tensors(folder / "params.best.safetensors", tensors, metadata)
     return folder
 
@@ -357,7 +357,7 @@ def test_structures_are_those_of_the_library() -> None:
     assert library.VERSION == structures._VERSION
     for name, fields in library.STRUCTURES.items():
         assert [field.lstrip("*") for field in fields.split()] == [
-            field[0] for field in structures.STRUCTURES[name]._fields_
+            field[0] for field in structures.structures()[name].kind._fields_
         ]
 
 

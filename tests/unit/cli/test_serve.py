@@ -98,7 +98,7 @@ def test_who_may_ask_is_told_by_the_address_not_its_name(
     found = [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (address, 0))]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
     said = call("serve", "-m", tmp_path / "nosuch", "--host", "localhost.example.org", "--port", 0)
-    assert ("whoever reaches localhost.example.org may ask" in said.err) == warned
+    assert ("anyone who reaches localhost.example.org can use the server" in said.err) == warned
     assert "no such model folder" in said.err
 
 
@@ -160,5 +160,5 @@ def test_a_signal_ends_it_when_all_is_answered(folder: Path, number: signal.Sign
     assert [status for status, _ in answers] == [200]
     assert answers[0][1].count("\n") == 1
     assert process.returncode == code
-    assert "all that was asked is answered" in rest
+    assert "all requests are answered" in rest
     assert rest.count("\n") == 1

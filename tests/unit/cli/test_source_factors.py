@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import shutil
 from pathlib import Path
 
@@ -114,9 +115,9 @@ def test_from_python(model: Path) -> None:
     assert scored.log_probability == pytest.approx(upper.log_probability, abs=1e-4)
     with pytest.raises(InputError, match="pair 1: 0 streams of source factors, but the model has 1"):
         scorer.score_ids(["a"], [[5]])
-    with pytest.raises(InputError, match="reads source factors, of which markup knows not what becomes"):
+    with pytest.raises(InputError, match="markup is not supported by models with source factors"):
         loaded.translate(["a"], markup=True, attention=True)
-    with pytest.raises(InputError, match="restore_case knows not what becomes"):
+    with pytest.raises(InputError, match="restore_case is not supported"):
         loaded.translate(["A"], restore_case=True)
 
 
@@ -142,6 +143,11 @@ def test_factors_that_do_not_fit(
     for command in (("translate", "-m", model, "-i", source, "--input-factors"), score):
         assert f"{short} has 4 lines, and {source} has more" in refused(*command, short)
         assert f"{long} has more than the 20 lines of {source}" in refused(*command, long)
+    unknown = tmp_path / "unknown"
+    unknown.write_text(re.sub(r"[^ \n]+", "other", "\n".join(lines)) + "\n")
+    for command in (("translate", "-m", model, "-i", source, "--input-factors"), score):
+        doubt = f"warning: {unknown}:1: the model's stream 1 of source factors knows none of its tokens"
+        assert doubt in call(*command, unknown).err
     missing = refused("translate", "-m", model, text="a\n")
     assert (
         "the model reads source factors (case), and no files of them are given; give --input-factors"

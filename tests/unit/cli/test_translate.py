@@ -33,7 +33,11 @@ def test_lines_keep_their_places(call: Call, word_model: Path) -> None:
 
 def test_it_is_the_translator_with_the_recipes_search(call: Call, word_model: Path) -> None:
     loaded = load_model(word_model)
-    translator = Translator([IncrementalModel(loaded.model)], loaded.vocabularies, loaded.recipe.decoding)
+    translator = Translator(
+        [IncrementalModel(loaded.model)],
+        loaded.vocabularies,
+        SearchOptions.from_recipe(loaded.recipe.decoding),
+    )
     expected = [translation.text for translation in translator.translate(INPUT.splitlines())]
     assert call("translate", "-m", word_model, text=INPUT).lines == expected
 

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from econmt.cli import profile as verb
-from econmt.cli.main import VERBS
+from econmt.cli.main import COMMANDS
 from econmt.data.files import notice
 from tests.unit.cli.conftest import Call
 from tests.unit.training.tiny import write_recipe
 
 HELP = [
-    *([name] for name in VERBS),
+    *([name] for name in COMMANDS),
     *(["bench", name] for name in ("layout", "select", "training")),
     *(["recipes", name] for name in ("list", "copy", "show", "validate")),
 ]

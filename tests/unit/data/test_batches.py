@@ -16,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from econmt.config.recipe import BatchSize, Recipe
-from econmt.data.batching.batches import Batch, BatchIterator, valid_batches
+from econmt.data.batching.batches import Batch, BatchIterator, training_batches, valid_batches
+from econmt.data.batching.bpe_dropout import BpeDropout
 from econmt.data.batching.bucket_shapes import Derived
 from econmt.data.batching.pair_flops import PairFlops
 from econmt.data.batching.store import PreparedData, prepare
@@ -319,7 +320,8 @@ class TestDropout:
         size: BatchSize = SENTENCES,
         rule: int | Derived = 4,
     ) -> BatchIterator:
-        return BatchIterator(prepared, size, rule, 1, max_length=40)
+        dropout = BpeDropout(prepared.vocabularies, 0.3)
+        return BatchIterator(prepared.train, size, rule, 1, max_length=40, dropout=dropout)
 
     def texts(self, prepared: PreparedData, batches: list[Batch]) -> dict[int, str]:
         decode = prepared.vocabularies.source.decode
@@ -339,6 +341,15 @@ class TestDropout:
         tokens = [sum(batch.source_tokens for batch in batches) for batches in (first, second)]
         assert tokens[0] != tokens[1]
         assert min(tokens) > int(prepared.train.source_lengths.sum()) + 200
+
+    @pytest.mark.parametrize("dropout", [0.0, 0.3])
+    def test_it_is_that_of_the_recipe(
+        self, prepared: PreparedData, make_recipe: Callable[..., Recipe], dropout: float
+    ) -> None:
+        recipe = make_recipe(subwords={"type": "bpe", "size": 60, "dropout": dropout}, max_length=40)
+        tokens = sum(batch.source_tokens for batch in epoch_of(training_batches(recipe, prepared)))
+        stored = int(prepared.train.source_lengths.sum()) + len(prepared.train)
+        assert (tokens > stored) == (dropout > 0.0)
 
     def test_restored_in_the_middle_it_goes_on_the_same(self, prepared: PreparedData) -> None:
         stream = self.stream(prepared)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from econmt.data.text import lexicon
-from econmt.data.text.lexicon import NOTHING, learn_lexicon
+from econmt.data.text.lexicon import EMPTY_WORD, learn_lexicon
 from econmt.data.text.subwords import PAD
 
 PAIRS = [([5, 6], [7, 8]), ([5], [7]), ([6, 4, 6], [8, 9, 8, 4]), ([4], []), ([], [9]), ([5, 4], [7, 9])]
@@ -21,7 +21,7 @@ def naive(iterations: int) -> dict[int, dict[int, float]]:
     for _ in range(iterations):
         counts: dict[int, dict[int, float]] = defaultdict(lambda: defaultdict(float))
         for source, target in PAIRS:
-            words = [NOTHING, *source]
+            words = [EMPTY_WORD, *source]
             for word in target:
                 total = sum(table[other][word] for other in words)
                 for other in words:

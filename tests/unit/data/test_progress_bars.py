@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import pytest
 
 from econmt.data.progress_bars import counted, counting, download_bar, status_line
 
 
+def in_a_bar(items: Iterable[int], show: bool) -> list[int]:
+    with counting("reading", None, "pairs", show=show) as more:
+        return list(counted(items, more))
+
+
 @pytest.mark.parametrize("show", [True, False])
 def test_silent_without_a_terminal(show: bool, capfd: pytest.CaptureFixture[str]) -> None:
-    assert list(counted("reading", range(2500), show=show)) == list(range(2500))
+    assert in_a_bar(range(2500), show) == list(range(2500))
     with download_bar("file", 100, show=show) as arrived:
         arrived(60)
     assert capfd.readouterr() == ("", "")
 
 
 def test_bars_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setenv("FORCE_COLOR", "1")  # how rich is told to take a pipe for a terminal
-    assert list(counted("reading", range(2500), show=True)) == list(range(2500))
+    monkeypatch.setenv("FORCE_COLOR", "1")  # how rich is counted to take a pipe for a terminal
+    assert in_a_bar(range(2500), True) == list(range(2500))
     with download_bar("file.gz", None, show=True) as arrived:
         arrived(60)
     captured = capfd.readouterr()
@@ -37,7 +42,7 @@ def test_what_is_raised_in_the_text_comes_through(monkeypatch: pytest.MonkeyPatc
         raise ValueError("line 2")
 
     with pytest.raises(ValueError, match="line 2"):
-        list(counted("reading", broken(), show=True))
+        in_a_bar(broken(), True)
 
 
 def test_counts_of_a_total_with_the_rate(
@@ -49,10 +54,10 @@ def test_counts_of_a_total_with_the_rate(
         done(29_000)
     with status_line() as say:
         say("bucket 3 of 12: [2 x 3]\x1b[2J")
-    told = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", capfd.readouterr().err)
-    assert "29,000 of 29,000 lines" in told
-    assert "bucket 3 of 12: [2 x 3]\\x1b[2J" in told
-    assert max(map(len, re.split("[\r\n]", told))) <= 80
+    counted = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", capfd.readouterr().err)
+    assert "29,000 of 29,000 lines" in counted
+    assert "bucket 3 of 12: [2 x 3]\\x1b[2J" in counted
+    assert max(map(len, re.split("[\r\n]", counted))) <= 80
 
 
 def test_results_that_are_printed_meanwhile_go_where_they_belong(

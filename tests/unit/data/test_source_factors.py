@@ -140,10 +140,10 @@ def test_every_token_has_the_factors_of_its_word(make_recipe: MakeRecipe, text: 
     for index in (0, 59, 60, 99):
         check(prepared.vocabularies, prepared.train.pair(index)[0].tolist(), rows[index])
     assert prepared.statistics["train"]["source_unknown"] == 0
-    assert prepared.valid_factors == [
+    assert list(prepared.valid_text.factors) == [
         (text / f"valid.{name}").read_text().split("\n")[:-1] for name in ("len", "first")
     ]
-    assert len(prepared.test_factors) == 2
+    assert len(prepared.test_text.factors) == 2
     (batch,) = valid_batches(prepared.valid, 16)
     for row, length in zip(batch.source.tolist(), batch.source_lengths.tolist(), strict=True):
         check(prepared.vocabularies, row[: length - 1])
@@ -195,13 +195,13 @@ def test_the_store_is_made_again_when_factors_change(make_recipe: MakeRecipe, te
     assert prepared_of(make_recipe(WHOLE)).checksums == before.checksums
     plain = prepared_of(make_recipe(WHOLE, "data.source_factors=[]", "model.source_factors_num_embed=[]"))
     assert plain.vocabularies.factors == ()
-    assert plain.valid_factors == []
+    assert plain.valid_text.factors == ()
     put(text, "valid", [["eins"] * 2] * 9)
     lines = (text / "valid.len").read_text().replace("short", "long")
     (text / "valid.len").unlink()
     (text / "valid.len.gz").write_bytes(gzip.compress(lines.encode()))
     again = prepared_of(make_recipe(WHOLE))
-    assert again.valid_factors[0] == ["long long"] * 9
+    assert again.valid_text.factors[0] == ["long long"] * 9
     assert open_prepared(again.folder).vocabularies.factor_sizes == again.vocabularies.factor_sizes == (6, 11)
 
 
@@ -273,7 +273,7 @@ def test_files_that_are_nowhere_and_text_without_lines(make_recipe: MakeRecipe, 
         ("data.source_factors=[len, src]", "source_factors: 'src' is also the suffix of other files"),
         ("data.noise={upper: 0.1}", "data.noise changes words"),
         ("data.tags=['', <BT>]", "data.tags adds a word"),
-        ("parallel.pipeline=2", "data.source_factors cannot be combined with parallel.pipeline"),
+        ("parallel.pipeline=2", "parallel.pipeline 2 cannot be combined with data.source_factors"),
     ],
 )
 def test_what_does_not_go_together(make_recipe: MakeRecipe, override: str, message: str) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from econmt.config.recipe import Recipe, load_recipe
-from econmt.data.batching.store import PreparedData, open_prepared, prepare, store_folder
+from econmt.data.batching.store import PreparedData, RawText, open_prepared, prepare, store_folder
 from econmt.data.batching.token_store import length_quantiles
 from econmt.data.text.filters import left_out
 from econmt.data.text.subwords import UNK
@@ -62,16 +62,16 @@ def test_text_longer_than_a_chunk(
     for index in (6, 7, 13, 199):
         assert prepared.vocabularies.source.decode(prepared.train.pair(index)[0].tolist()) == source[index]
         assert prepared.train.location(index) == f"{corpus / 'train.en'}:{index + 1}"
-    assert prepared.valid_source == lines(corpus / "valid.en")
+    assert prepared.valid_text.source == lines(corpus / "valid.en")
 
 
 def test_valid_and_test_keep_their_raw_lines(run: Callable[..., PreparedData], corpus: Path) -> None:
     put(corpus, "valid", "  a\u2028b  c\t\n\nfull\x85\n", "x\r y\nz\n\n")
     prepared = run(max_length=40)
-    assert prepared.valid_source == ["  a\u2028b  c\t", "", "full\x85"]
-    assert prepared.valid_target == ["x\r y", "z", ""]
+    assert prepared.valid_text.source == ["  a\u2028b  c\t", "", "full\x85"]
+    assert prepared.valid_text.target == ["x\r y", "z", ""]
     assert prepared.valid.source_lengths.tolist()[1] == prepared.valid.target_lengths.tolist()[2] == 0
-    assert prepared.test_source == lines(corpus / "test.en")
+    assert prepared.test_text.source == lines(corpus / "test.en")
     assert prepared.test is not None
     assert len(prepared.test) == 7
 
@@ -79,7 +79,7 @@ def test_valid_and_test_keep_their_raw_lines(run: Callable[..., PreparedData], c
 def test_no_test_text(run: Callable[..., PreparedData]) -> None:
     prepared = run(test=None)
     assert prepared.test is None
-    assert prepared.test_source == prepared.test_target == []
+    assert prepared.test_text == RawText([], [])
 
 
 def test_several_training_files(run: Callable[..., PreparedData], corpus: Path) -> None:
@@ -138,12 +138,8 @@ class TestReuse:
     def test_nothing_changed(self, made: Callable[..., str]) -> None:
         assert made() == ""
 
-    def test_dropout_is_no_part_of_the_store(
-        self, made: Callable[..., str], run: Callable[..., PreparedData]
-    ) -> None:
+    def test_dropout_is_no_part_of_the_store(self, made: Callable[..., str]) -> None:
         assert made(subwords={"type": "bpe", "size": 60, "dropout": 0.1}) == ""
-        assert run(subwords={"type": "bpe", "size": 60, "dropout": 0.1}).subword_dropout == 0.1
-        assert run().subword_dropout == 0.0
 
     def test_touched_but_equal_text(self, made: Callable[..., str], corpus: Path) -> None:
         os.utime(corpus / "train.en", (1, 1))

@@ -11,7 +11,7 @@ from econmt.config.recipe import parse_recipe
 from econmt.data.batching.store import open_prepared, prepare
 from econmt.data.batching.text_batches import TextBatches, whole_text
 from econmt.data.batching.token_store import TokenStore
-from econmt.data.text.subwords import EOS, PAD, UNK
+from econmt.data.text.subwords import EOS, PAD, UNK, vocabulary_files
 from econmt.errors import InputError
 
 # As in Mikolov's files: a blank at both ends of a line, numbers as N, rare words as <unk>.
@@ -41,7 +41,7 @@ def flat(store: TokenStore) -> list[int]:
 def test_the_format_of_the_penn_treebank(store: TokenStore, tmp_path: Path) -> None:
     prepared = open_prepared(tmp_path / "prepared")
     vocabulary = prepared.vocabularies.target
-    assert prepared.vocabulary_files == [tmp_path / "prepared" / "vocab.txt"]
+    assert vocabulary_files(prepared.folder) == [tmp_path / "prepared" / "vocab.txt"]
     words = TRAIN.split()
     # <unk> is the special symbol that there is anyway; what holds no word has only its end.
     assert vocabulary.size == 4 + len(set(words) - {"<unk>"})

@@ -43,7 +43,9 @@ def test_unknown_words_are_copied() -> None:
     assert found.text == "ein Wombat läuft ☃"
     assert found.tokens == ["ein", "Wombat", "läuft", "☃"]
     assert found.hypotheses[0].alignment == [(0, 0), (1, 1), (2, 2), (3, 3)]
-    (plain,) = Translator([Copying()], Vocabularies(WORDS, WORDS), SearchOptions(2)).translate(["ein Wombat"])
+    (plain,) = Translator([Copying()], Vocabularies(WORDS, WORDS), SearchOptions(beam_size=2)).translate(
+        ["ein Wombat"]
+    )
     assert plain.text == "ein <unk>"
 
 

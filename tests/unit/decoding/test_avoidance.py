@@ -9,11 +9,11 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from econmt.data.text.subwords import SPECIAL_TOKENS, UNK, WordVocabulary
+from econmt.data.text.subwords import SPECIAL_TOKENS, UNK, WORD_START, WordVocabulary
 from econmt.decoding.constraints.avoidance import START, Avoidance
 from econmt.decoding.constraints.batch import ConstrainedContinuations, DecodingConstraints
 from econmt.decoding.constraints.inclusion import Phrase
-from econmt.decoding.constraints.phrases import BLANK, Spelling, is_of_word, units
+from econmt.decoding.constraints.phrases import Spelling, is_of_word, units
 from econmt.decoding.search.beam import SearchOptions, beam_search
 from tests.unit.decoding.toy import ToyModel, sources
 
@@ -35,13 +35,13 @@ class Pieces:
         return [self.decode(ids) for ids in rows]
 
     def decode(self, ids: Sequence[int]) -> str:
-        return "".join(self.tokens(ids)).replace(BLANK, " ")
+        return "".join(self.tokens(ids)).replace(WORD_START, " ")
 
     def tokens(self, ids: Sequence[int]) -> list[str]:
         return [self._pieces[i] for i in ids]
 
 
-PIECES = [f"{BLANK}{word}" for word in ("", "a", "ab", "b", "c", "(", "(a", "狗")] + [
+PIECES = [f"{WORD_START}{word}" for word in ("", "a", "ab", "b", "c", "(", "(a", "狗")] + [
     *("a", "b", "c", "ab", "abc", ")", ".", "a.", ".b", "狗", "猫", "狗猫"),
 ]
 VOCABULARY = Pieces(PIECES)
@@ -107,7 +107,7 @@ def test_the_token_of_unknown_words_can_be_avoided(vocabulary: WordVocabulary | 
 @pytest.mark.parametrize("beam_size", [1, 3])
 def test_a_search_leaves_out_the_token_of_unknown_words(beam_size: int) -> None:
     spelling = Spelling(WordVocabulary([*SPECIAL_TOKENS, "a", "b"]))
-    options = SearchOptions(beam_size, nbest_size=beam_size)
+    options = SearchOptions(beam_size=beam_size, nbest_size=beam_size)
 
     def search(phrases: list[str]) -> list[list[int]]:
         sentence_constraints = [DecodingConstraints(avoidances=(Avoidance(phrases, spelling),))] * 5
@@ -128,14 +128,14 @@ def test_units_are_words_and_signs() -> None:
 
 @pytest.mark.parametrize("beam_size", [1, 2, 5])
 def test_a_search_avoids_phrases_and_comes_to_an_end(beam_size: int) -> None:
-    vocabulary = Pieces([f"{BLANK}a", "b"])
+    vocabulary = Pieces([f"{WORD_START}a", "b"])
     spelling = Spelling(vocabulary)
     lists = [["a"], ["ab"], ["a", "abb"], ["a a"], []]
     sentence_constraints = [
         DecodingConstraints(avoidances=(Avoidance(phrases, spelling),) if phrases else ())
         for phrases in lists
     ]
-    options = SearchOptions(beam_size, nbest_size=beam_size)
+    options = SearchOptions(beam_size=beam_size, nbest_size=beam_size)
     for seed in range(6):
         model = ToyModel(seed, end_bias=-1.0)
         control = ConstrainedContinuations(sentence_constraints, spelling.joins, options)
@@ -157,10 +157,10 @@ def test_hypotheses_that_need_a_word_to_go_on_do_not_fill_the_beam() -> None:
 
         size = 7
 
-    vocabulary = Pieces([f"{BLANK}a", "b", f"{BLANK}c"])
+    vocabulary = Pieces([f"{WORD_START}a", "b", f"{WORD_START}c"])
     spelling = Spelling(vocabulary)
     for beam_size in (1, 2, 4):
-        options = SearchOptions(beam_size)
+        options = SearchOptions(beam_size=beam_size)
         control = ConstrainedContinuations(
             [DecodingConstraints(avoidances=(Avoidance(["a"], spelling),))], spelling.joins, options
         )
@@ -170,9 +170,9 @@ def test_hypotheses_that_need_a_word_to_go_on_do_not_fill_the_beam() -> None:
 
 @pytest.mark.parametrize("beam_size", [1, 2, 5])
 def test_an_avoided_word_is_not_begun_where_constraints_leave_it_no_room_to_go_on(beam_size: int) -> None:
-    vocabulary = Pieces([f"{BLANK}a", "b", f"{BLANK}c"])
+    vocabulary = Pieces([f"{WORD_START}a", "b", f"{WORD_START}c"])
     spelling = Spelling(vocabulary)
-    options = SearchOptions(beam_size, nbest_size=beam_size)
+    options = SearchOptions(beam_size=beam_size, nbest_size=beam_size)
     for seed in range(12):
         model = ToyModel(seed, end_bias=-3.0)
         model.size = vocabulary.size
@@ -187,7 +187,7 @@ def test_an_avoided_word_is_not_begun_where_constraints_leave_it_no_room_to_go_o
 
 def test_no_n_gram_comes_twice() -> None:
     for width in (1, 2, 3):
-        options = SearchOptions(3, nbest_size=3, block_ngram_repeat=width)
+        options = SearchOptions(beam_size=3, nbest_size=3, block_ngram_repeat=width)
         model = ToyModel(1, end_bias=-4.0)
         control = ConstrainedContinuations(
             [DecodingConstraints()] * 4, torch.zeros(6, dtype=torch.bool), options
@@ -196,7 +196,7 @@ def test_no_n_gram_comes_twice() -> None:
         for hypotheses in found:
             assert hypotheses
             assert not any(repeats(hypothesis.ids, width) for hypothesis in hypotheses)
-        plain = beam_search(model, *sources(0, 1, 2, 3), torch.full((4,), 12), SearchOptions(3))
+        plain = beam_search(model, *sources(0, 1, 2, 3), torch.full((4,), 12), SearchOptions(beam_size=3))
         assert any(repeats(hypotheses[0].ids, width) for hypotheses in plain)
 
 

@@ -142,7 +142,7 @@ def test_everything_wished_is_there_however_small_the_beam_and_the_room(beam_siz
 def test_a_sentence_gives_the_same_alone_as_in_a_batch() -> None:
     sentence_constraints = random_wishes(9, 8)
     together = search(ToyModel(5), sentence_constraints, 9, beam_size=3, nbest_size=3)
-    settings = SearchOptions(3, nbest_size=3)
+    settings = SearchOptions(beam_size=3, nbest_size=3)
     for sentence, expected in enumerate(together):
         control = ConstrainedContinuations([sentence_constraints[sentence]], JOINS, settings)
         (found,) = beam_search(ToyModel(5), *sources(sentence), torch.tensor([9]), settings, chooser=control)
@@ -151,7 +151,7 @@ def test_a_sentence_gives_the_same_alone_as_in_a_batch() -> None:
 
 def test_where_nothing_is_wished_the_search_is_the_plain_one() -> None:
     for beam_size in (1, 4):
-        settings = SearchOptions(beam_size, nbest_size=beam_size)
+        settings = SearchOptions(beam_size=beam_size, nbest_size=beam_size)
         steered = search(
             ToyModel(2), [DecodingConstraints()] * 6, 8, beam_size=beam_size, nbest_size=beam_size
         )
@@ -253,7 +253,7 @@ def test_the_best_text_that_holds_overlapping_phrases_is_found() -> None:
         each for each, least in zip(sentence_constraints, needed, strict=True) if each.phrases and least <= 6
     ]
     assert len(short) >= 8
-    settings = SearchOptions(1000, nbest_size=5, length_penalty_alpha=0.0)
+    settings = SearchOptions(beam_size=1000, nbest_size=5, length_penalty_alpha=0.0)
     found = beam_search(
         model,
         *sources(*[0] * len(short)),
@@ -381,7 +381,7 @@ def test_a_phrase_whose_last_word_would_rather_go_on_ends_all_the_same() -> None
         10, {**dict.fromkeys(range(10), joining), 2: {4: 1.0}, 4: {**joining, UNK: 0.04}, UNK: {EOS: 0.9}}
     )
     for beam_size in (1, 2, 4):
-        options = SearchOptions(beam_size, length_penalty_alpha=0.0)
+        options = SearchOptions(beam_size=beam_size, length_penalty_alpha=0.0)
         wished = [DecodingConstraints((Phrase((4,), True),))]
         (found,), (other,) = (
             beam_search(
@@ -400,7 +400,7 @@ def test_a_phrase_whose_last_word_would_rather_go_on_ends_all_the_same() -> None
 
 def test_translations_end_though_it_is_cheap_to_put_the_last_phrase_off() -> None:
     model = Telling(6, {2: {5: 1.0}, 5: {5: 0.9, 4: 0.1}, 4: {EOS: 0.6, 5: 0.4}})
-    options = SearchOptions(2, length_penalty_alpha=0.0)
+    options = SearchOptions(beam_size=2, length_penalty_alpha=0.0)
     control = ConstrainedContinuations([DecodingConstraints((Phrase((4,), False),))], JOINS, options)
     ((found,),) = beam_search(model, *sources(0), torch.tensor([12]), options, chooser=control)
     assert not found.cut

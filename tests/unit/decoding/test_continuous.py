@@ -98,7 +98,9 @@ def test_hypotheses_are_those_of_beam_search(beam_size: int, alpha: float, end_b
     model = ToyModel(3, end_bias=end_bias, spread=3.0)
     sentences = toy_sentences([6, 1, 3, 9, 2, 4, 8, 5, 7, 0, 6, 10, 3])
     for nbest, attention in ((1, True), (beam_size, False)):
-        options = SearchOptions(beam_size, alpha, nbest_size=nbest, attention=attention)
+        options = SearchOptions(
+            beam_size=beam_size, length_penalty_alpha=alpha, nbest_size=nbest, attention=attention
+        )
         search = ContinuousSearch(partial(ToyGrid, model), options, torch.device("cpu"), 3, 1000)
         check(search.search(sentences), search_one_by_one(model, sentences, options), 1e-6)
 
@@ -114,7 +116,7 @@ def test_a_slot_is_taken_again_as_soon_as_the_host_sees_that_it_is_free(
         return grids[-1]
 
     # The first sentence takes as long as all others do one after the other.
-    options = SearchOptions(2, max_output_factor=9.0)
+    options = SearchOptions(beam_size=2, max_output_factor=9.0)
     search = ContinuousSearch(make, options, torch.device("cpu"), 2, 1000)
     search.search([Sentence([0, 0, 0], 20), *(Sentence([1], 2) for _ in range(5))])
     (grid,) = grids
@@ -133,7 +135,7 @@ def test_a_search_that_was_left_leaves_nothing_behind() -> None:
         if looks == 2:
             raise Left
 
-    model, options = ToyModel(5), SearchOptions(3, nbest_size=3, max_output_factor=9.0)
+    model, options = ToyModel(5), SearchOptions(beam_size=3, nbest_size=3, max_output_factor=9.0)
     sentences = toy_sentences([20, 30, 25, 20])
     search = ContinuousSearch(partial(ToyGrid, model), options, torch.device("cpu"), 2, 1000)
     with pytest.raises(Left):
@@ -149,7 +151,7 @@ def test_long_sentences_get_fewer_slots_and_lanes_of_their_own(monkeypatch: pyte
         made.append(sizes)
         return ToyGrid(ToyModel(), *sizes)
 
-    search = ContinuousSearch(make, SearchOptions(2), torch.device("cpu"), 8, 24)
+    search = ContinuousSearch(make, SearchOptions(beam_size=2), torch.device("cpu"), 8, 24)
     assert sorted(search.worthwhile([1, 3, 4, 15, 5, 16])) == [[0, 1], [2, 4]]
     search.search([Sentence([1] * 7, 3)])
     search.search([Sentence([1] * 8, 3)])
@@ -166,7 +168,7 @@ def test_a_model_without_finite_probabilities_gives_no_hypotheses() -> None:
             return table * torch.nan if sentence == 1 else table
 
     sentences = toy_sentences([4, 4, 4])
-    options = SearchOptions(2)
+    options = SearchOptions(beam_size=2)
     search = ContinuousSearch(partial(ToyGrid, Broken()), options, torch.device("cpu"), 2, 1000)
     found = search.search(sentences)
     assert [len(each) for each in found] == [1, 0, 1]
@@ -181,7 +183,7 @@ def test_the_models_hypotheses_are_those_of_beam_search(variant: str, device: st
     lengths = [3, 1, 7, 2, 5, 1, 4, 9, 2, 6, 3]
     sources = [torch.randint(EOS + 1, SIZE, (length,), generator=draw).tolist() for length in lengths]
     limits = [2 * length + 2 for length in lengths]
-    options = SearchOptions(4, nbest_size=4)
+    options = SearchOptions(beam_size=4, nbest_size=4)
     padded = pad_sources(sources, torch.device(device))
     expected = beam_search(model, *padded, torch.tensor(limits), options)
     search = ContinuousSearch(partial(Grid, model), options, torch.device(device), 4, 1000)

@@ -52,7 +52,7 @@ def test_a_wide_beam_finds_the_best_of_all_translations(variant: str) -> None:
     """Their scores are those of training's loss, which is computed by another way."""
     model, limit, words = copying_model(variant, size=6), 3, (UNK, 4, 5)
     sentences = [[4, 5, 4], [UNK, 5]]
-    options = SearchOptions(4**limit * 2, nbest_size=9)
+    options = SearchOptions(beam_size=4**limit * 2, nbest_size=9)
     found = beam_search(
         IncrementalModel(model), *pad_sources(sentences, CPU), torch.full((2,), limit), options
     )
@@ -77,8 +77,8 @@ def test_a_wide_beam_finds_the_best_of_all_translations(variant: str) -> None:
 def test_scores_of_translations_are_those_of_their_tokens(options: dict[str, object], mode: str) -> None:
     models = [copying_model("fed"), copying_model("gnmt", 2)] if mode else [copying_model("fed")]
     averaged = {"ensemble_mode": mode} if mode else {}
-    given = SearchOptions(**{"beam_size": 4, **options, **averaged})  # type: ignore[arg-type]
-    translator = Translator([IncrementalModel(model) for model in models], BOTH, given, batch_size=4)
+    given = SearchOptions(**{"beam_size": 4, "batch_size": 4, **options, **averaged})  # type: ignore[arg-type]
+    translator = Translator([IncrementalModel(model) for model in models], BOTH, given)
     found = list(translator.translate(LINES))
     scorer = Scorer(models, BOTH, mode=mode or "linear")  # type: ignore[arg-type]
     scored = scorer.score_ids(LINES, [each.hypotheses[0].ids for each in found])
@@ -90,11 +90,11 @@ def test_scores_of_translations_are_those_of_their_tokens(options: dict[str, obj
 def test_words_of_the_source_are_on_every_shortlist(models: int) -> None:
     """A list of all words changes nothing; with a few, columns of the output layer are others than words."""
     made = [IncrementalModel(copying_model("fed", seed)) for seed in range(1, models + 1)]
-    options = SearchOptions(4, nbest_size=4)
+    options = SearchOptions(beam_size=4, nbest_size=4, batch_size=4)
     size = LETTERS.size
     everything = Shortlists(torch.arange(size).int().repeat(size, 1), size, size, joint=True)
     plain, listed = (
-        list(Translator(made, BOTH, options, shortlists=short, batch_size=4).translate(LINES))
+        list(Translator(made, BOTH, options, shortlists=short).translate(LINES))
         for short in (None, everything)
     )
     for one, other in zip(plain, listed, strict=True):
@@ -104,7 +104,7 @@ def test_words_of_the_source_are_on_every_shortlist(models: int) -> None:
     for line, (alone,), together in zip(
         LINES,
         (list(Translator(made, BOTH, options, shortlists=few).translate([line])) for line in LINES),
-        Translator(made, BOTH, options, shortlists=few, batch_size=4).translate(LINES),
+        Translator(made, BOTH, options, shortlists=few).translate(LINES),
         strict=True,
     ):
         assert together.tokens == alone.tokens
@@ -115,8 +115,8 @@ def test_words_of_the_source_are_on_every_shortlist(models: int) -> None:
 
 def test_wishes_are_kept_and_unknown_words_written_as_the_source_has_them() -> None:
     model = copying_model("fed")
-    model.output_bias.data[UNK] = 4.0
-    options = SearchOptions(4, replace_unk=True)
+    model.output.bias.data[UNK] = 4.0
+    options = SearchOptions(beam_size=4, replace_unk=True)
     translator = Translator([IncrementalModel(model)], BOTH, options)
     wished, plain = translator.translate(
         [Request("a b", constraints=("j",), avoid=("a",)), Request("c xyz d", target_prefix="b")]
@@ -139,7 +139,7 @@ def test_slots_at_fixed_places_give_the_hypotheses_of_beam_search(
     lengths = [3, 1, 7, 2, 5, 1, 4, 7, 2, 6, 3]
     sources = [torch.randint(4, LETTERS.size, (length,), generator=draw).tolist() for length in lengths]
     limits = [2 * length + 2 for length in lengths]
-    options = SearchOptions(4, nbest_size=4)
+    options = SearchOptions(beam_size=4, nbest_size=4)
     expected = beam_search(model, *pad_sources(sources, CPU), torch.tensor(limits), options)
     search = ContinuousSearch(partial(Grid, model), options, CPU, 3, 1000)
     for _ in range(2):

@@ -154,10 +154,8 @@ def test_long_lines_are_no_work_for_minutes() -> None:
 def test_lines_are_cut_before_tags_are_taken_out(way: Literal["cut", "skip"]) -> None:
     words = WordVocabulary([*SPECIAL_TOKENS, "ein", "Hund", *map(str, range(24))])
     told: list[str] = []
-    made = Translator(
-        [Copying()], Vocabularies(words, words), SearchOptions(beam_size=1, markup=True),
-        max_input_length=2, long_lines=way, warn=told.append,
-    )  # fmt: skip
+    options = SearchOptions(beam_size=1, markup=True, max_input_length=2, long_lines=way)
+    made = Translator([Copying()], Vocabularies(words, words), options, warn=told.append)
     (found,) = made.translate(["<b>ein</b> " * 50])
     assert found.text.count("<b>") == (9 if way == "cut" else 0)  # of 100 characters
     assert (found.text == "") == (way == "skip")
@@ -175,5 +173,5 @@ def test_lines_through_a_translator() -> None:
     assert "<b>" in found[0].hypotheses[1].text
     alone = next(iter(made.translate(["{a} ein <br/> Hund"])))
     assert (alone.text, alone.hypotheses[0].alignment) == ("{a} ein <br/> Hund", [(1, 1), (3, 3)])
-    with pytest.raises(ValueError, match="markup reads the attention"):
+    with pytest.raises(ValueError, match="markup needs attention"):
         SearchOptions(markup=True, attention=False)

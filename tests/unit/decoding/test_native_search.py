@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -107,7 +106,7 @@ def test_searches_give_equal_translations(
     """In C, as PyTorch has it with pruning that prunes nothing, and with wishes that rule nothing out."""
     model, options = IncrementalModel(make_model(variant), precision), SearchOptions(**given)
     wanted = native_search(model, *BATCH, options)
-    are_equal(beam_search(model, *BATCH, replace(options, beam_prune=100.0)), wanted)
+    are_equal(beam_search(model, *BATCH, options.changed(beam_prune=100.0)), wanted)
     chooser = ConstrainedContinuations(
         [DecodingConstraints()] * len(SOURCES), torch.zeros(SIZE, dtype=torch.bool), options
     )
@@ -123,15 +122,15 @@ def test_words_with_equal_probabilities_come_in_the_same_order(
     with torch.no_grad():
         # Three kinds of words, of which those of a kind are as probable as each other.
         kinds = torch.arange(SIZE) % 3
-        model.output_weight.copy_(model.output_weight[kinds])
-        model.output_bias.copy_(model.output_bias[kinds])
+        model.output.weight.copy_(model.output.weight[kinds])
+        model.output.bias.copy_(model.output.bias[kinds])
         model.target_embedding.weight.copy_(model.target_embedding.weight[kinds])
     searched = IncrementalModel(model, precision)
     options = SearchOptions(beam_size=beam_size, nbest_size=beam_size, length_penalty_alpha=0.7)
     wanted = native_search(searched, *BATCH, options)
     scores = [each.score for best in wanted for each in best]
     assert beam_size < 7 or len({*scores}) < len(scores)
-    are_equal(beam_search(searched, *BATCH, replace(options, beam_prune=100.0)), wanted)
+    are_equal(beam_search(searched, *BATCH, options.changed(beam_prune=100.0)), wanted)
     chooser = ConstrainedContinuations(
         [DecodingConstraints()] * len(SOURCES), torch.zeros(SIZE, dtype=torch.bool), options
     )
@@ -208,7 +207,7 @@ def test_threads_share_the_sentences() -> None:
 def test_words_that_have_no_table_are_read_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     options = SearchOptions(beam_size=3)
     wanted = native_search(IncrementalModel(make_model("additive")), *BATCH, options)
-    monkeypatch.setattr("econmt.model.inference.native._TABLE_BYTES", 0)
+    monkeypatch.setattr("econmt.model.inference.native.TABLE_BYTES", 0)
     agree(native_search(IncrementalModel(make_model("additive")), *BATCH, options), wanted, 0.0)
 
 
@@ -263,7 +262,7 @@ def test_no_sentence_is_no_search() -> None:
 def test_numbers_that_are_not_finite_give_no_translation() -> None:
     model = make_model("additive")
     with torch.no_grad():
-        model.output_bias[9] = torch.nan
+        model.output.bias[9] = torch.nan
     assert native_search(IncrementalModel(model), *BATCH, SearchOptions()) == [[]] * len(SOURCES)
 
 
@@ -298,15 +297,18 @@ def test_a_phrase_that_never_occurs_and_pruning_of_nothing_change_nothing(precis
     class Few(Letters):
         size = SIZE
 
-    model, options = IncrementalModel(make_model("additive"), precision), SearchOptions(4, nbest_size=4)
+    model, options = (
+        IncrementalModel(make_model("additive"), precision),
+        SearchOptions(beam_size=4, nbest_size=4),
+    )
     texts = ["abc", "ha", "def gab", "c"]
 
-    def results(search: SearchOptions, **given: Any) -> list[list[tuple[str, float]]]:
-        translator = Translator([model], Vocabularies(Few(), Few()), search, **given)
+    def results(search: SearchOptions) -> list[list[tuple[str, float]]]:
+        translator = Translator([model], Vocabularies(Few(), Few()), search)
         return [[(each.text, each.score) for each in one.hypotheses] for one in translator.translate(texts)]
 
     wanted = results(options)
     written = {letter for best in wanted for text, _ in best for letter in text}
     absent = next(letter for letter in "abcdefghijklmnopq" if letter not in written)
-    assert results(options, avoid=[absent * 3]) == wanted
-    assert results(replace(options, beam_prune=50.0)) == wanted
+    assert results(options.changed(avoid=(absent * 3,))) == wanted
+    assert results(options.changed(beam_prune=50.0)) == wanted

@@ -57,5 +57,7 @@ def test_what_is_wished_holds_in_all_of_them(words: NextWords) -> None:
 
 def test_nothing_follows_a_blank_and_what_cannot_be_written_is_named(words: NextWords) -> None:
     assert words.of(Request("  "), 3, "here") == []
-    with pytest.raises(InputError, match="here: target_prefix 'ß' has what the target vocabulary does not"):
+    with pytest.raises(
+        InputError, match="here: target_prefix 'ß' has characters or words that the target vocabulary lacks"
+    ):
         words.of(Request("a b", target_prefix="ß"), 3, "here")

@@ -46,10 +46,10 @@ def test_lines_keep_their_sentences() -> None:
 
 def test_what_cannot_be_split_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("sentence_splitter")
-    with pytest.raises(InputError, match=r"text:4: wishes and source factors are of a sentence"):
+    with pytest.raises(InputError, match=r"text:4: constraints and source factors apply to single"):
         made()[0].translate_chunk([Request("A"), Request("A", avoid=["dog."])], 3, "text")
     with pytest.raises(InputError, match="no rules for the source language 'vi'"):
         sentence_splitter("vi")
     monkeypatch.setitem(sys.modules, "sentence_splitter", None)
-    with pytest.raises(InputError, match="pip install sentence-splitter, or split them yourself"):
+    with pytest.raises(InputError, match="pip install sentence-splitter, or give one sentence"):
         sentence_splitter("en")

@@ -43,11 +43,11 @@ def make_model(variant: str, seed: int = 1, device: str = "cpu") -> TranslationM
 
 def teacher_forced(model: TranslationModel, source: Sequence[int], ids: Sequence[int]) -> Tensor:
     """Log-probabilities (T, V) of each next token, the sentence alone and unpadded."""
-    device = model.output_weight.device
+    device = model.output.weight.device
     tensor, lengths = pad_sources([source], device)
     with torch.no_grad():
         hidden = model(tensor, lengths, torch.tensor([[BOS, *ids]], device=device))
-        logits = hidden[0] @ model.output_weight.T + model.output_bias
+        logits = hidden[0] @ model.output.weight.T + model.output.bias
     return logits.log_softmax(dim=-1).cpu()
 
 

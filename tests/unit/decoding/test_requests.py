@@ -49,13 +49,14 @@ def test_every_field_is_read_and_others_are_passed_on() -> None:
         ("[1]", "not a JSON object"),
         ("{}", "text: "),
         ('{"text": 3}', "text: expected"),
+        ('{"id": 3}', "x:7: text: missing"),
         ('{"text": "a", "constraints": "b"}', "constraints: expected a list"),
         ('{"text": "a", "constraints": ["b", 1]}', "constraints[1]: expected"),
         ('{"text": "a", "avoid": [" "]}', "avoid[0] is blank"),
         ('{"text": "a", "constraint": ["b"]}', "did you mean constraints?"),
         ('{"text": "a", "factors": "x"}', "factors: expected a list"),
-        ('{"text": "a", "factors": ["\\u0000"]}', "factors[0]: the character U+0000 is in no text"),
-        ('{"text": "a", "restrict_lexicon": "x"}', "restrict_lexicon: econmt has nothing of the kind"),
+        ('{"text": "a", "factors": ["\\u0000"]}', "factors[0]: the character U+0000 is not allowed in text"),
+        ('{"text": "a", "restrict_lexicon": "x"}', "restrict_lexicon is not supported by econmt"),
         ('{"text": "a\\u0000"}', "text: the character U+0000"),
         ('{"text": "a", "target_prefix": "\\ud800"}', "target_prefix: the character U+D800"),
         ('{"text": "a", "id": NaN}', "NaN is not a finite number"),
@@ -80,7 +81,7 @@ def test_what_cannot_be_used_names_its_line_and_field(line: str, words: str) -> 
 def test_what_the_vocabulary_lacks_is_refused_wherever_it_stands(subwords: Vocabularies, text: str) -> None:
     sentence_constraints = ConstraintCompiler(subwords.target)
     for request in (Request("a", constraints=[text]), Request("a", target_prefix=text)):
-        with pytest.raises(InputError, match="what the target vocabulary does not"):
+        with pytest.raises(InputError, match="that the target vocabulary lacks"):
             sentence_constraints.of(request, "line 1")
 
 
@@ -114,11 +115,20 @@ def test_wishes_are_phrases_and_prefix(subwords: Vocabularies) -> None:
 @pytest.mark.parametrize(
     ("request_", "words"),
     [
-        (Request("a", ["Hund☃"]), "x:1: the constraint 'Hund☃' has what the target vocabulary does not"),
+        (
+            Request("a", ["Hund☃"]),
+            "x:1: the constraint 'Hund☃' has characters or words that the target vocabulary lacks",
+        ),
         (Request("a", target_prefix="☃"), "x:1: target_prefix '☃'"),
-        (Request("a", ["ein Hund läuft"], ["Hund"]), "x:1: the constraint 'ein Hund läuft' holds a phrase"),
-        (Request("a", ["der Mann"]), "'der Mann' holds a phrase that is to be avoided"),
-        (Request("a", target_prefix="der Mann und"), "target_prefix 'der Mann und' holds a phrase"),
+        (
+            Request("a", ["ein Hund läuft"], ["Hund"]),
+            "x:1: the constraint 'ein Hund läuft' contains an avoided phrase",
+        ),
+        (Request("a", ["der Mann"]), "'der Mann' contains an avoided phrase"),
+        (
+            Request("a", target_prefix="der Mann und"),
+            "target_prefix 'der Mann und' contains an avoided phrase",
+        ),
         (Request("a", "Hund"), "x:1: constraints: expected a list"),
     ],
 )

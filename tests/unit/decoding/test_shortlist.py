@@ -23,18 +23,18 @@ class Few(Letters):
 
 
 def translator(shortlists: Shortlists | None, models: int = 1, **given: object) -> Translator:
-    options = SearchOptions(**{"beam_size": 3, **given})  # type: ignore[arg-type]
+    options = SearchOptions(**{"beam_size": 3, "batch_size": 3, **given})  # type: ignore[arg-type]
     vocabularies = Vocabularies(Few(), Few())
     made = [IncrementalModel(make_model("additive", seed)) for seed in range(1, models + 1)]
-    return Translator(made, vocabularies, options, batch_size=3, shortlists=shortlists)
+    return Translator(made, vocabularies, options, shortlists=shortlists)
 
 
 @pytest.mark.parametrize("given", [{}, {"sample": 0, "seed": 3}], ids=["search", "sample"])
 def test_batches_in_bfloat16_have_lists_of_other_lengths(given: dict[str, object]) -> None:
-    options = SearchOptions(**{"beam_size": 3, **given})  # type: ignore[arg-type]
+    options = SearchOptions(**{"beam_size": 3, "batch_size": 2, **given})  # type: ignore[arg-type]
     model = IncrementalModel(make_model("additive", 1), torch.bfloat16)
     listed = Shortlists(table(2), SIZE, 2, joint=False)
-    both = Translator([model], Vocabularies(Few(), Few()), options, batch_size=2, shortlists=listed)
+    both = Translator([model], Vocabularies(Few(), Few()), options, shortlists=listed)
     lines = ["abcdefgh", "h", "rsqabs", "fa", "d", "d"]
     assert len(list(both.translate(lines))) == len(lines)
 
@@ -83,7 +83,7 @@ def test_probabilities_are_those_over_the_listed_words() -> None:
     allowed[torch.cat([listed[[4, 5, 6, EOS, BOS]].flatten().long(), torch.arange(4)])] = True
     with torch.no_grad():
         hidden = model(source, torch.tensor([4]), torch.tensor([[BOS, *ids]]))
-        logits = hidden[0] @ model.output_weight.T + model.output_bias
+        logits = hidden[0] @ model.output.weight.T + model.output.bias
     each = logits.masked_fill(~allowed, -torch.inf).log_softmax(1)
     expected = each[torch.arange(len(ids) + 1), [*ids, EOS]].sum()
     assert found.log_probability == pytest.approx(float(expected), abs=1e-4)

@@ -170,7 +170,7 @@ def test_what_is_read_is_not_written(tmp_path: Path) -> None:
     path, link = tmp_path / "in", tmp_path / "link"
     path.write_text("precious")
     link.hardlink_to(path)
-    with pytest.raises(InputError, match="is what is read"):
+    with pytest.raises(InputError, match="is also an input"):
         LineOutput(link, [path])
     assert path.read_text() == "precious"
     LineOutput(Path("/dev/null"), [Path("/dev/null")])

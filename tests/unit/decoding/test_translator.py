@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -54,9 +55,6 @@ class Copying:
         assert all(not row[length:].any() for row, length in zip(source, lengths, strict=True))
         return CopyState(source, torch.arange(len(source)), 0)
 
-    def initial_state(self, encoded: CopyState) -> CopyState:
-        return encoded
-
     def step(self, tokens: Tensor, state: CopyState) -> tuple[Tensor, Tensor, CopyState]:
         source = state.source[state.owners]
         words = source[:, min(state.position, source.shape[1] - 1)]
@@ -80,14 +78,11 @@ class CopyState:
         return CopyState(self.source[sentences], torch.searchsorted(sentences, self.owners), self.position)
 
 
-def translator(model: object | None = None, **options: object) -> Translator:
-    settings = options.pop("search", Decoding(beam_size=3, batch_size=4))
-    return Translator(
-        [model or Copying()],  # type: ignore[list-item]
-        Vocabularies(Letters(), Letters()),
-        settings,  # type: ignore[arg-type]
-        **options,  # type: ignore[arg-type]
-    )
+def translator(model: object | None = None, **options: Any) -> Translator:
+    """A translator with some of its arguments, or of the options of its search."""
+    changes = {name: options.pop(name) for name in list(options) if name in SearchOptions.model_fields}
+    search = options.pop("search", SearchOptions(beam_size=3, batch_size=4)).changed(**changes)
+    return Translator([model or Copying()], Vocabularies(Letters(), Letters()), search, **options)
 
 
 LINES = ["fox", "a", "", "elephant", "bee", "   ", "gnu", "hippopotamus", "\t", "yak", "ox"]
@@ -163,11 +158,10 @@ def test_the_n_best_and_their_attention() -> None:
 
 
 def test_a_recipe_gives_the_batch_size_and_the_search() -> None:
-    made = translator(
-        search=Decoding(beam_size=2, batch_size=7, length_penalty_alpha=0.3, max_output_factor=1.5)
-    )
-    assert made.batch_size == 7
-    assert made.options == SearchOptions(beam_size=2, length_penalty_alpha=0.3, max_output_factor=1.5)
+    given = {"beam_size": 2, "batch_size": 7, "length_penalty_alpha": 0.3, "max_input_length": 9}
+    options = SearchOptions.from_recipe(Decoding(**given))  # type: ignore[arg-type]
+    assert options == SearchOptions(**given)  # type: ignore[arg-type]
+    assert (options.batch_size, options.max_input_length, options.beam_prune) == (7, 9, 0.0)
 
 
 def test_long_lines_are_translated_and_warned_of_by_number() -> None:

@@ -71,9 +71,6 @@ class ToyModel:
             source[:, 0], lengths, torch.arange(count), torch.zeros_like(lengths), 1, source.shape[1]
         )
 
-    def initial_state(self, encoded: ToyState) -> ToyState:
-        return encoded
-
     def step(self, tokens: Tensor, state: ToyState) -> tuple[Tensor, Tensor, ToyState]:
         self.steps += 1
         self.rows.append(len(tokens))

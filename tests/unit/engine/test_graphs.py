@@ -96,7 +96,7 @@ def train(
     """Updates at changing learning rates."""
     losses, norms = [], []
     for batches, rate in zip(updates, RATES, strict=False):
-        step.set_learning_rate(rate)
+        step.optimizer.set_learning_rate(rate)
         result = run(batches)
         losses.append(result.loss.clone())
         norms.append(result.norm.clone())
@@ -425,14 +425,14 @@ def test_the_trainer_tells_too_little_memory_for_a_graph(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = make_run().trainer()
-    batch = next(trainer.batches)
 
     class Full:
         def capture(self, *_: object) -> None:
             full_memory()
 
+    trainer._graphed = Full()  # type: ignore[assignment]
     with pytest.raises(TrainingError, match="memory"):
-        trainer._capture(Full(), batch, trainer.step.implementations)  # type: ignore[arg-type]
+        trainer.rehearse()
 
 
 @fake

@@ -50,7 +50,7 @@ def learn(step: TrainingStep, graphed: GraphedStep | None, count: int) -> list[t
     batches = some_batches(step)
     found = []
     for update in range(6):
-        step.set_learning_rate(0.01 / (update + 1))
+        step.optimizer.set_learning_rate(0.01 / (update + 1))
         result = (graphed or step)([batches[(update + part) % len(batches)] for part in range(count)])
         found.append((float(result.loss), float(result.norm)))
     return found
@@ -79,13 +79,13 @@ def test_every_replay_draws_new_masks_and_reads_the_rate() -> None:
     step = make_step()
     graphed = GraphedStep(step)
     (batch, *_) = some_batches(step)
-    step.set_learning_rate(0.0)
+    step.optimizer.set_learning_rate(0.0)
     losses = {float(graphed([batch]).loss) for _ in range(4)}
     assert len(losses) == 4
     before = parameters(step.model)
     graphed([batch])
     assert_same_bits(parameters(step.model), before)
-    step.set_learning_rate(0.1)
+    step.optimizer.set_learning_rate(0.1)
     graphed([batch])
     assert any(not torch.equal(before[name], value) for name, value in parameters(step.model).items())
 
@@ -94,7 +94,7 @@ def test_a_step_goes_on_from_a_saved_random_state() -> None:
     step = make_step()
     graphed = GraphedStep(step)
     (batch, *_) = some_batches(step)
-    step.set_learning_rate(0.0)
+    step.optimizer.set_learning_rate(0.0)
     graphed([batch])
     state: Tensor = step.random_state()
     first = float(graphed([batch]).loss)

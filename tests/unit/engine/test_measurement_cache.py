@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from econmt.engine import measurement_cache as module
-from econmt.engine.measurement_cache import remembered, remembered_file
+from econmt.engine.measurement_cache import cache_file, measured_today
 
 
 class Clock:
@@ -32,19 +32,19 @@ def clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def test_a_second_process_finds_what_the_first_measured(clock: Clock) -> None:
-    assert remembered("a", clock) == remembered("a", clock) == {"one": 1.0}
-    assert remembered("b", clock) == {"one": 2.0}
-    assert remembered("a", clock) == {"one": 1.0}
+    assert measured_today("a", clock) == measured_today("a", clock) == {"one": 1.0}
+    assert measured_today("b", clock) == {"one": 2.0}
+    assert measured_today("a", clock) == {"one": 1.0}
 
 
 def test_another_number_of_threads_is_measured_anew(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    remembered("a", clock)
+    measured_today("a", clock)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 99)
-    assert remembered("a", clock) == {"one": 2.0}
+    assert measured_today("a", clock) == {"one": 2.0}
 
 
 def test_tomorrow_is_measured_anew(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    remembered("a", clock)
+    measured_today("a", clock)
 
     class Tomorrow(dt.date):
         @classmethod
@@ -52,31 +52,31 @@ def test_tomorrow_is_measured_anew(clock: Clock, monkeypatch: pytest.MonkeyPatch
             return dt.date(2999, 1, 1)
 
     monkeypatch.setattr(module.dt, "date", Tomorrow)
-    assert remembered("a", clock) == {"one": 2.0}
-    assert list(json.loads(remembered_file().read_text())) == ["date", "measured"]
+    assert measured_today("a", clock) == {"one": 2.0}
+    assert list(json.loads(cache_file().read_text())) == ["date", "measured"]
 
 
 @pytest.mark.parametrize(
     "times", ["[]", "{}", '{"one": "1"}', '{"one": -1.0}', '{"one": NaN}', '{"one": true}']
 )
 def test_broken_entries_are_measured_anew(clock: Clock, times: str) -> None:
-    remembered("a", clock)
-    (key,) = json.loads(remembered_file().read_text())["measured"]
+    measured_today("a", clock)
+    (key,) = json.loads(cache_file().read_text())["measured"]
     today = dt.date.today().isoformat()
-    remembered_file().write_text(f'{{"date": "{today}", "measured": {{{json.dumps(key)}: {times}}}}}')
-    assert remembered("a", clock) == {"one": 2.0}
+    cache_file().write_text(f'{{"date": "{today}", "measured": {{{json.dumps(key)}: {times}}}}}')
+    assert measured_today("a", clock) == {"one": 2.0}
 
 
 @pytest.mark.parametrize(
     "content", [b"", b"\xff", b"[1]", b'{"date": 3}', b'{"measured": {}}', b"[" * 100_000]
 )
 def test_a_broken_file_is_written_anew(clock: Clock, content: bytes) -> None:
-    remembered_file().parent.mkdir(parents=True)
-    remembered_file().write_bytes(content)
-    assert remembered("a", clock) == remembered("a", clock) == {"one": 1.0}
+    cache_file().parent.mkdir(parents=True)
+    cache_file().write_bytes(content)
+    assert measured_today("a", clock) == measured_today("a", clock) == {"one": 1.0}
 
 
 def test_where_nothing_can_be_written_each_command_measures(clock: Clock, tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file where the folder should be")
-    assert remembered("a", clock) == {"one": 1.0}
-    assert remembered("a", clock) == {"one": 2.0}
+    assert measured_today("a", clock) == {"one": 1.0}
+    assert measured_today("a", clock) == {"one": 2.0}

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from econmt.config.recipe import load_recipe
-from econmt.engine import precision
+from econmt.engine import devices, precision
 from econmt.engine.precision import Precision, ProductTimes, precision_of, precision_of_run, time_products
 from econmt_ops.backends import c as native
 
@@ -45,7 +45,7 @@ def test_products_are_timed_once_a_day(asked: Asked, monkeypatch: pytest.MonkeyP
 
 def test_8_bits_must_win_among_few_rows(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
     times = {"float32": 4.0, "bfloat16": 1.31, "int8": 1.0}
-    monkeypatch.setattr(precision, "remembered", lambda what, measure: times)
+    monkeypatch.setattr(precision, "measured_today", lambda what, measure: times)
     assert precision.int8_pays()
     times["bfloat16"] = 1.29
     assert not precision.int8_pays()
@@ -65,7 +65,7 @@ def test_an_imitated_bfloat16_is_not_timed_further(asked: Asked, monkeypatch: py
 
 def test_the_shortest_of_a_few_products_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([0.0, 9.0, 10.0, 13.0, 20.0, 25.0, 30.0, 34.0, 40.0, 48.0])
-    monkeypatch.setattr(precision.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(devices.time, "perf_counter", lambda: next(clock))
     assert precision._seconds((2, 3, 4), torch.bfloat16) == 3.0
 
 
@@ -80,6 +80,9 @@ def test_what_auto_goes_by(monkeypatch: pytest.MonkeyPatch) -> None:
     assert precision_of_run(recipe, CPU, "float32") == Precision(why="as at the beginning of the run")
     named = load_recipe("multi30k", ["training.precision=float32"])
     assert precision_of_run(named, CPU, "bfloat16") == Precision(why="set by the recipe")
+    rounded = load_recipe("multi30k", ["training.precision=tf32"])
+    why = "set by the recipe; a CPU has no TF32 and computes in float32"
+    assert precision_of_run(rounded, CPU) == Precision(allow_tf32=True, why=why)
     small = load_recipe("multi30k", ["model.encoder.size=64", "model.decoder.size=64"])
     assert precision_of_run(small, CPU) == Precision(
         why="auto: the model is too small for bfloat16 to be faster"

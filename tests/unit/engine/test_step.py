@@ -113,7 +113,7 @@ def test_a_sum_over_batches_is_divided_by_the_tokens_of_all() -> None:
     found = gradients(step.model)
     parts = [step.gradient([batch], tokens) for batch in batches]
     step.clear()
-    losses = [step.accumulate(batch, tokens) for batch in batches]
+    losses = [step.accumulate(batch, tokens, step.implementations) for batch in batches]
     assert torch.equal(step.finish(torch.stack(losses).sum()).norm, whole.norm)
     assert_same_bits(gradients(step.model), found)
     assert float(whole.loss) == pytest.approx(sum(float(part.loss) for part in parts))

@@ -120,7 +120,7 @@ def test_where_gradients_are_sent_early_no_rank_is_asked() -> None:
 def test_the_loss_is_that_of_all_ranks_and_an_optimizer_has_its_share() -> None:
     rank = RecordedRank()
     step, batches = make_step(rank)
-    parts = [float(step.accumulate(batch, torch.tensor(1))) for batch in batches]  # type: ignore[arg-type]
+    parts = [float(step.accumulate(batch, torch.tensor(1), step.implementations)) for batch in batches]  # type: ignore[arg-type]
     result = step.gradient(batches, torch.tensor(1))  # type: ignore[arg-type]
     assert float(result.loss) == pytest.approx(2 * sum(parts), rel=0.2)
     first, *others = step.model.parameters()
@@ -151,7 +151,7 @@ def test_seconds_are_those_of_computing_alone(monkeypatch: pytest.MonkeyPatch, o
     monkeypatch.setattr(step, "accumulate", last(3.0))
     monkeypatch.setattr(step._reduction, "finish", waits)
     for _ in range(2):
-        step.add_gradient(batches, torch.tensor(1))  # type: ignore[arg-type]
+        step.gradient(batches, torch.tensor(1), adds=True)  # type: ignore[arg-type]
     assert step.seconds == 12.0
     assert step.number is None
     assert module.time is time

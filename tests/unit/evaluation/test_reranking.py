@@ -9,8 +9,8 @@ import sacrebleu
 
 from econmt.errors import InputError
 from econmt.evaluation.reranking import (
-    Opinion,
     RerankCandidate,
+    WeightedScorer,
     by_models,
     by_reference,
     read_candidate,
@@ -75,7 +75,9 @@ class Asked(Scorer):
 
 def test_models_decide() -> None:
     forwards, backwards = Asked(), Asked()
-    judge = by_models(["s0", "s1", "s2"], [Opinion(forwards, 0.5, False), Opinion(backwards, 2.0, True)])
+    judge = by_models(
+        ["s0", "s1", "s2"], [WeightedScorer(forwards, 0.5, False), WeightedScorer(backwards, 2.0, True)]
+    )
     lists = list(rerank(read_lists(LINES, "x"), judge, 2))
     assert forwards.pairs[0] == ("s0", "ein Hund")
     assert backwards.pairs[-1] == ("ein Hund läuft", "s2")

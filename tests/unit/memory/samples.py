@@ -7,7 +7,7 @@ import torch
 from econmt.memory.estimate.techniques import Technique
 from econmt.memory.measure.ledger import Ledger, Moment, TensorAtPeak
 from econmt.memory.profiling import Profile
-from econmt.memory.report.tables import Report
+from econmt.memory.report.report import Report
 from econmt.model import Implementations
 from econmt.tasks.protocol import Shape
 

@@ -7,7 +7,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import econmt_ops
-from econmt.memory.estimate.fake import REPLACEMENTS, CuDNN, onednn_workspace, standing_in
+from econmt.memory.estimate.fake import REPLACEMENTS, CuDNN, fake_tensors, onednn_workspace
 from econmt.memory.measure.tracker import Tracker
 
 
@@ -86,7 +86,7 @@ def test_cudnn_lstm_has_the_results_and_gradients_of_an_lstm(bidirectional: bool
 
 def test_tensors_are_compared_without_making_them() -> None:
     """By itself PyTorch would make both, filled with zeros: as much memory as the step that is only predicted."""
-    with standing_in("cpu"), Tracker(torch.device("cpu"), replacements=REPLACEMENTS):
+    with fake_tensors("cpu"), Tracker(torch.device("cpu"), replacements=REPLACEMENTS):
         large = torch.empty(1 << 50)
         assert large.is_set_to(large.detach())
         assert not large.is_set_to(torch.empty(1 << 50))
@@ -99,7 +99,7 @@ def test_tensors_are_compared_without_making_them() -> None:
 def test_a_scan_costs_what_it_declares(device: str, stash: str) -> None:
     """Whatever its length, none of its steps is followed: two operations a value forward, four backward."""
     tracker = Tracker(torch.device("cpu"), replacements=REPLACEMENTS)
-    with standing_in(device), tracker:
+    with fake_tensors(device), tracker:
         given = [torch.zeros(2, 1000, 8, requires_grad=True) for _ in range(2)]
         lengths = torch.zeros(2, dtype=torch.int64)
         outputs = econmt_ops.linear_recurrence(*given, lengths=lengths, stash=stash)

@@ -23,7 +23,13 @@ from econmt.engine.step import TrainingStep
 from econmt.errors import InputError
 from econmt.memory.estimate.beam_search import estimate_search, search_rows
 from econmt.memory.measure import byte_budget as budgets
-from econmt.memory.measure.byte_budget import AUTO_SHARE, budget_bytes, group_room, nearest_budget, size_text
+from econmt.memory.measure.byte_budget import (
+    AUTO_SHARE,
+    budget_bytes,
+    group_memory,
+    nearest_budget,
+    size_text,
+)
 from econmt.memory.measure.ledger import measure_step
 from econmt.memory.measure.tracker import Tracker
 from econmt.memory.plan.peaks import PeakModel
@@ -185,7 +191,7 @@ def test_every_micro_batch_fits_and_only_what_cannot_fit_is_refused(
     except InputError as error:
         assert one > limit
         advice = re.fullmatch(
-            r"training\.memory_budget .*: one sentence of the worst bucket, (\d+) x (\d+), needs .*; give "
+            r"training\.memory_budget .*: one sentence of the worst bucket, (\d+) x (\d+), needs .*; set "
             r"training\.memory_budget=([^ ]+)(?: or data\.max_length=(\d+))?",
             str(error),
         )
@@ -462,7 +468,7 @@ def searched(recipe: Recipe, sentences: int, length: int) -> int:
     torch.manual_seed(3)
     model = build_model(recipe, VOCABULARY, VOCABULARY).eval()
     with torch.no_grad():
-        model.output_bias[3] = -100.0  # no translation ends before it must
+        model.output.bias[3] = -100.0  # no translation ends before it must
     source = torch.randint(4, VOCABULARY, (sentences, length))
     lengths = torch.full((sentences,), length)
     limits = output_limits(lengths, recipe.decoding.max_output_factor)
@@ -484,9 +490,7 @@ def test_a_search_takes_what_was_predicted_or_a_little_less(
     keys = ("model.decoder.copy_attention=true",) if copies else ()
     recipe = small("decoding.beam_size=4", "decoding.max_output_factor=1.0", *keys)
     target = length - 1 + 10 + 1
-    predicted = estimate_search(
-        recipe, VOCABULARY, VOCABULARY, (sentences, length, target), "cpu", torch.float32
-    )
+    predicted = estimate_search(recipe, VOCABULARY, VOCABULARY, (sentences, length, target), "cpu")
     found = searched(recipe, sentences, length)
     assert 0.99 * found <= predicted <= 1.25 * found
 
@@ -531,9 +535,9 @@ def test_sizes_as_words() -> None:
 
 def test_auto_takes_most_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(budgets, "free_memory", lambda device: 1000)
-    monkeypatch.setattr(budgets, "group_room", lambda: None)
+    monkeypatch.setattr(budgets, "group_memory", lambda: None)
     assert budget_bytes("auto", CPU, 500) == int(AUTO_SHARE * 1500)
-    monkeypatch.setattr(budgets, "group_room", lambda: 300)
+    monkeypatch.setattr(budgets, "group_memory", lambda: 300)
     assert budget_bytes("auto", CPU, 500) == int(AUTO_SHARE * 800)
     assert budget_bytes("4GiB", CPU, 500) == 4 << 30
 
@@ -549,22 +553,22 @@ def test_the_limits_of_control_groups(tmp_path: Path, monkeypatch: pytest.Monkey
     groups, own = tmp_path / "cgroup", tmp_path / "own"
     monkeypatch.setattr(budgets, "_GROUPS", groups)
     monkeypatch.setattr(budgets, "_OWN_GROUP", own)
-    assert group_room() is None
+    assert group_memory() is None
     own.write_text("0::/jobs/mine\n")
-    assert group_room() is None
+    assert group_memory() is None
     second = ("memory.max", "memory.current", "inactive_file")
     write_group(groups / "jobs" / "mine", "max", 10, 0, second)
-    assert group_room() is None
+    assert group_memory() is None
     write_group(groups / "jobs", "1000", 700, 50, second)
-    assert group_room() == 350
+    assert group_memory() == 350
     write_group(groups / "jobs" / "mine", "500", 400, 0, second)
-    assert group_room() == 100
+    assert group_memory() == 100
     write_group(groups / "jobs" / "mine", "500", 600, 0, second)
-    assert group_room() == 0
+    assert group_memory() == 0
     own.write_text("4:memory:/docker/x\n")
     first = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
     write_group(groups / "memory", "2000", 500, 100, first)
-    assert group_room() == 1600
+    assert group_memory() == 1600
 
 
 def test_a_hopeless_budget_is_refused_by_estimates_of_one_sentence() -> None:

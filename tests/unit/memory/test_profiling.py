@@ -14,9 +14,10 @@ from econmt.config.recipe import load_recipe
 from econmt.memory import profiling
 from econmt.memory.estimate.techniques import Technique, estimate, techniques
 from econmt.memory.measure.ledger import Ledger
-from econmt.memory.measure.machine import describe_machine, free_memory
+from econmt.memory.measure.machine import bytes_outside_allocator, describe_machine, free_memory
 from econmt.memory.profiling import Failures, Step, affordable_rows, profile, rows_that_fit
 from econmt.model import Implementations
+from econmt.parallel.simulated_rank import ALONE
 from econmt.tasks.protocol import Shape
 from econmt.tasks.translation import TranslationTask
 from econmt_ops.dispatch.measurements import processor
@@ -72,7 +73,7 @@ def test_rows_of_a_comparison() -> None:
 @pytest.mark.slow
 def test_measured_whole_where_memory_and_time_allow(task: TranslationTask) -> None:
     said: list[str] = []
-    found = profile(task, ROWS, SHAPE, CPU, patient=True, say=said.append)
+    found = profile(task, ROWS, SHAPE, CPU, patient=True, say=said.append, rank=ALONE, failures=Failures())
     assert [each.technique for each in found] == ROWS
     for each in found:
         assert each.measured
@@ -96,7 +97,7 @@ def test_too_slow_a_batch_is_timed_with_fewer_rows(
     task: TranslationTask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(profiling, "affordable_rows", lambda time, rows, limit: rows // 4)
-    found = profile(task, ROWS[:2], SHAPE, CPU, patient=False, say=str)
+    found = profile(task, ROWS[:2], SHAPE, CPU, patient=False, say=str, rank=ALONE, failures=Failures())
     for each in found:
         assert not each.measured
         assert each.shape == SHAPE
@@ -111,7 +112,7 @@ def test_too_slow_a_batch_is_timed_with_fewer_rows(
 
 def test_what_fits_no_memory_is_estimated(task: TranslationTask, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profiling, "budget_bytes", lambda *_: 1000)
-    (found,) = profile(task, ROWS[:1], SHAPE, CPU, patient=True, say=str)
+    (found,) = profile(task, ROWS[:1], SHAPE, CPU, patient=True, say=str, rank=ALONE, failures=Failures())
     assert (found.measured, found.times, found.timed_shape) == (False, None, None)
     assert found.tokens_per_second is None
     assert found.bytes.peak > 1000
@@ -123,7 +124,7 @@ def test_a_batch_too_large_for_memory_is_timed_with_what_fits(
 ) -> None:
     whole = estimate(task, ROWS[0], SHAPE, "cpu")
     monkeypatch.setattr(profiling, "budget_bytes", lambda *_: int(0.6 * whole.peak))
-    (found,) = profile(task, ROWS[:1], SHAPE, CPU, patient=True, say=str)
+    (found,) = profile(task, ROWS[:1], SHAPE, CPU, patient=True, say=str, rank=ALONE, failures=Failures())
     assert found.timed_shape is not None
     assert 1 <= found.timed_shape.rows < 32
     smaller = estimate(task, ROWS[0], found.timed_shape, "cpu")
@@ -172,7 +173,9 @@ def test_on_a_gpu_what_does_not_fit_is_estimated(
             return 2.0
 
     monkeypatch.setattr(profiling, "Step", FakeStep)
-    reference, everything = profile(task, ROWS[:2], SHAPE, torch.device("cuda"), patient=False, say=str)
+    reference, everything = profile(
+        task, ROWS[:2], SHAPE, torch.device("cuda"), patient=False, say=str, rank=ALONE, failures=Failures()
+    )
     assert (reference.measured, reference.times, reference.bytes.device) == (False, None, "cuda")
     assert reference.bytes.reserved is not None
     assert everything.measured
@@ -188,7 +191,9 @@ def test_a_gpu_too_small_for_the_model(task: TranslationTask, monkeypatch: pytes
         raise torch.cuda.OutOfMemoryError
 
     monkeypatch.setattr(profiling, "Step", fail)
-    (found,) = profile(task, ROWS[:1], SHAPE, torch.device("cuda"), patient=False, say=str)
+    (found,) = profile(
+        task, ROWS[:1], SHAPE, torch.device("cuda"), patient=False, say=str, rank=ALONE, failures=Failures()
+    )
     assert (found.measured, found.timed_shape) == (False, None)
 
 
@@ -202,7 +207,7 @@ def test_measured_on_a_gpu() -> None:
     gc.collect()
     torch._C._cuda_clearCublasWorkspaces()
     left = torch.cuda.memory_allocated()
-    for each in profile(larger, ROWS, shape, device, patient=False, say=str):
+    for each in profile(larger, ROWS, shape, device, patient=False, say=str, rank=ALONE, failures=Failures()):
         assert each.measured
         assert each.tokens_per_second is not None
         predicted = estimate(larger, each.technique, shape, "cuda")
@@ -292,6 +297,27 @@ def test_the_machine_is_described() -> None:
     assert 1 << 20 < free_memory(CPU) < 1 << 50
 
 
+def test_bytes_outside_of_the_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 120)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (550, 1000))
+    assert bytes_outside_allocator(torch.device("cuda")) == 330
+
+
+@pytest.mark.cuda
+@pytest.mark.alone
+def test_a_graph_takes_memory_that_the_allocator_does_not_see() -> None:
+    device = torch.device("cuda")
+    numbers = torch.ones(8, device=device)
+    numbers.add_(1.0)
+    before, graph = bytes_outside_allocator(device), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(20_000):
+            numbers.add_(1.0)
+    assert bytes_outside_allocator(device) > before
+    del graph
+
+
 def test_what_the_system_tells_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from econmt.memory.measure import machine
 
@@ -341,7 +367,9 @@ def test_a_technique_that_fails_leaves_the_others_measured(
 
     monkeypatch.setattr(Step, moment, fails)
     failures = Failures()
-    found = profile(task, ROWS[:2], SHAPE, CPU, patient=moment == "measure", say=str, failures=failures)
+    found = profile(
+        task, ROWS[:2], SHAPE, CPU, patient=moment == "measure", say=str, rank=ALONE, failures=failures
+    )
     assert [each.technique for each in found] == ROWS[:1]
     assert found[0].measured
     assert found[0].bytes.seconds > 0.0
@@ -349,7 +377,7 @@ def test_a_technique_that_fails_leaves_the_others_measured(
     with pytest.raises(AssertionError, match="no value for symbol s23"):
         failures.raise_first()
     with pytest.raises(AssertionError, match="no value for symbol s23"):
-        profile(task, ROWS[1:2], SHAPE, CPU, patient=True, say=str)
+        profile(task, ROWS[1:2], SHAPE, CPU, patient=True, say=str, rank=ALONE, failures=Failures())
 
 
 def test_a_gpu_technique_that_fails_leaves_the_others_measured(
@@ -380,7 +408,7 @@ def test_a_gpu_technique_that_fails_leaves_the_others_measured(
 
     monkeypatch.setattr(profiling, "Step", FakeStep)
     failures, device = Failures(), torch.device("cuda")
-    found = profile(task, ROWS, SHAPE, device, patient=False, say=str, failures=failures)
+    found = profile(task, ROWS, SHAPE, device, patient=False, say=str, rank=ALONE, failures=failures)
     assert [each.technique for each in found] == [ROWS[0], ROWS[2]]
     assert [each.bytes.seconds for each in found] == [2.0, 2.0]
     assert list(failures.errors) == [ROWS[1]]

@@ -7,39 +7,33 @@ import re
 
 import pytest
 from rich.console import Console
-from rich.table import Table
 
 from econmt.memory.measure.ledger import Ledger, Moment, TensorAtPeak
 from econmt.memory.plan.fit import Fit
-from econmt.memory.report.tables import (
+from econmt.memory.report.data import downsample, fit_data, report_data
+from econmt.memory.report.report import (
     comparison_table,
-    faster,
-    fit_data,
     fit_table,
-    format_rate,
     grouped,
     heading,
     largest_table,
     layers_table,
-    less,
     maker,
     peak_moment,
     print_report,
     process_table,
-    report_data,
-    shape_text,
     stash_table,
     summary,
-    thin,
 )
+from econmt.memory.report.tables import ReportTable, faster, format_rate, less, shape_text
 from tests.unit.memory.samples import SHAPE, make_ledger, make_profile, make_report
 
 
-def cells(table: Table) -> list[list[str]]:
+def cells(table: ReportTable) -> list[list[str]]:
     """The printed rows of a table, a list of cells each, the head first."""
     console = Console(width=200)
     with console.capture() as capture:
-        console.print(table)
+        console.print(table.for_terminal())
     rows = [re.split("[┃│]", line)[1:-1] for line in capture.get().splitlines() if line[:1] in "┃│"]
     return [[cell.strip() for cell in row] for row in rows]
 
@@ -109,18 +103,18 @@ def test_equal_tensors_stand_together() -> None:
 
 def test_comparison_is_against_the_first_row() -> None:
     rows = cells(comparison_table([make_profile("reference", 4), make_profile("all", 1)]))
-    assert rows[0] == ["technique", "stash", "change", "peak", "change", "target tokens/s", "change"]
-    assert rows[1] == ["reference", "36.0 MB", "", "35.0 MB", "", "2,000", ""]
-    assert rows[2] == ["all", "9.0 MB", "4.00x less", "11.0 MB", "3.18x less", "8,000", "4.00x"]
+    assert rows[0] == ["technique", "stash", "change", "peak", "change", "target tokens/s", "change", "bytes"]
+    assert rows[1] == ["reference", "36.0 MB", "", "35.0 MB", "", "2,000", "", "measured"]
+    assert rows[2] == ["all", "9.0 MB", "4.00x less", "11.0 MB", "3.18x less", "8,000", "4.00x", "measured"]
 
 
 def test_a_technique_without_times_has_no_speed() -> None:
     rows = cells(comparison_table([make_profile("reference", 4, timed=False), make_profile("all", 1)]))
-    assert rows[1][5:] == ["", ""]
-    assert rows[2][5:] == ["8,000", ""]
+    assert rows[1][5:] == ["", "", "estimated"]
+    assert rows[2][5:] == ["8,000", "", "measured"]
     rows = cells(comparison_table([make_profile("reference", 40, timed=False)] * 2))
-    assert rows == [["technique", "stash", "change", "peak", "change"]] + 2 * [
-        ["reference", "360.0 MB", "", "323.0 MB", ""]
+    assert rows == [["technique", "stash", "change", "peak", "change", "bytes"]] + 2 * [
+        ["reference", "360.0 MB", "", "323.0 MB", "", "estimated"]
     ]
 
 
@@ -257,7 +251,7 @@ def test_a_thinned_timeline_keeps_the_peak_and_the_phases() -> None:
         Moment(100.0, 20_000, "optimizer"),
         Moment(100.0, 3, "optimizer"),
     ]
-    few = thin(moments, 100)
+    few = downsample(moments, 100)
     assert len(few) < 110
     assert [moment for moment in few if moment in moments] == few
     assert [moment.milliseconds for moment in few] == sorted(moment.milliseconds for moment in few)
@@ -271,7 +265,7 @@ def test_a_thinned_timeline_keeps_the_peak_and_the_phases() -> None:
     # The highest of each column is there: the outline is the same.
     for begin in range(0, 5000, 200):
         assert max(moments[begin : begin + 200], key=lambda moment: moment.bytes) in few
-    assert thin(moments[:3]) == moments[:3]
+    assert downsample(moments[:3]) == moments[:3]
 
 
 def test_the_first_of_equal_peaks_counts() -> None:

@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from econmt.config.recipe import load_recipe
 from econmt.memory.estimate import shape_cache, training_step
-from econmt.memory.estimate.shape_cache import RememberedShapes
+from econmt.memory.estimate.shape_cache import ShapeCache
 from econmt.memory.estimate.techniques import Technique, estimate, techniques
 from econmt.memory.measure.ledger import Ledger
 from econmt.tasks.protocol import Shape
@@ -40,7 +40,7 @@ def test_ledgers_are_the_same(device: str, row: Technique, monkeypatch: pytest.M
     shape = Shape(5, 9, 7)
     found = account(estimate(task, row, shape, device))
     monkeypatch.setattr(
-        training_step, "RememberedShapes", lambda _: lambda func, args, kwargs: func(*args, **kwargs)
+        training_step, "ShapeCache", lambda _: lambda func, args, kwargs: func(*args, **kwargs)
     )
     assert found == account(estimate(task, row, shape, device))
 
@@ -70,14 +70,14 @@ def test_few_steps_of_a_long_loop_are_followed() -> None:
     task = TranslationTask(load_recipe("iwslt", SMALL), 97, 89)
     (row,) = (each for device, each in ROWS if device == "cpu" and each.name == "all")
     calls: Counter[int] = Counter()
-    known = RememberedShapes.__call__
+    known = ShapeCache.__call__
 
-    def counted(self: RememberedShapes, func: Any, args: Any, kwargs: Any) -> Any:
+    def counted(self: ShapeCache, func: Any, args: Any, kwargs: Any) -> Any:
         calls[steps] += 1
         return known(self, func, args, kwargs)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(RememberedShapes, "__call__", counted)
+        patch.setattr(ShapeCache, "__call__", counted)
         for steps in (20, 60):
             estimate(task, row, Shape(5, steps, steps), "cpu")
     assert calls[60] == pytest.approx(calls[20], rel=0.1)
@@ -87,7 +87,7 @@ def test_few_steps_of_a_long_loop_are_followed() -> None:
 def run() -> Callable[..., Any]:
     """Runs an operator; the results of the first run are known to the second."""
     mode = FakeTensorMode()
-    results = RememberedShapes(mode)
+    results = ShapeCache(mode)
 
     def twice(func: Any, *args: Any, **kwargs: Any) -> list[Any]:
         return [results(func, args, kwargs) for _ in range(2)]

@@ -10,7 +10,7 @@ from econmt.config import model
 from econmt.data.batching.pair_flops import pair_flops
 from econmt.model import IncrementalModel, TranslationModel
 from econmt.model.cells import CELLS
-from econmt.model.layers import CellLayer
+from econmt.model.layers import RecurrentLayer
 from tests.unit.model.test_translation import VOCABULARY, make_batch, make_config, make_model
 
 OTHERS = [name for name in CELLS if name != "lstm"]
@@ -20,7 +20,7 @@ each_cell = pytest.mark.parametrize("cell", OTHERS)
 def log_probabilities(model: TranslationModel, source: Tensor, lengths: Tensor, target: Tensor) -> Tensor:
     with torch.no_grad():
         hidden = model(source, lengths, target)
-        return torch.log_softmax(hidden @ model.output_weight.T + model.output_bias, -1)
+        return torch.log_softmax(hidden @ model.output.weight.T + model.output.bias, -1)
 
 
 def config_of(cell: str, layers: int = 2, residual: bool = True, **options: object) -> model.Model:
@@ -47,7 +47,7 @@ def test_search_steps_equal_teacher_forcing(cell: str, layers: int, state_init: 
     source, lengths, target, _ = make_batch()
     expected = log_probabilities(model, source, lengths, target)
     search = IncrementalModel(model)
-    state = search.initial_state(search.encode(source, lengths))
+    state = search.encode(source, lengths)
     for position in range(target.shape[1]):
         found, _, state = search.step(target[:, position], state)
         torch.testing.assert_close(found, expected[:, position], rtol=1e-9, atol=1e-11)
@@ -92,7 +92,7 @@ def test_every_parameter_learns_whatever_the_implementation(cell: str) -> None:
 def test_first_values(cell: str) -> None:
     config = config_of(cell, initialization={"weights": "uniform", "scale": 0.25, "forget_bias": 1.5})
     layer = make_model(config).encoder.upper_layers[0]
-    assert isinstance(layer, CellLayer)
+    assert isinstance(layer, RecurrentLayer)
     for name, parameter in layer.named_parameters():
         if parameter.dim() == 2:
             assert 0.2 < float(parameter.detach().abs().max()) <= 0.25
@@ -148,10 +148,6 @@ def test_every_cell_learns_to_copy(encoder: str, decoder: str) -> None:
 
 
 def test_work_of_a_pair_is_that_of_the_cells() -> None:
-    work = {
-        cell: pair_flops(make_config(encoder__cell=cell, encoder__bidirectional="none"), VOCABULARY).source
-        for cell in CELLS
-    }
     # Two layers of width 8 that read 6 and 8 values; 2 x 8 x 5 for the keys.
     products = {
         "lstm": 4 * 8 * (6 + 8 + 8 + 8),
@@ -162,7 +158,9 @@ def test_work_of_a_pair_is_that_of_the_cells() -> None:
         "qrnn": 3 * 8 * (6 + 8),
         "gilr_lstm": 8 * (6 * 6 + 4 * 8) + 8 * (6 * 8 + 4 * 8),
     }
-    assert work == {cell: 2 * count + 2 * 8 * 5 for cell, count in products.items()}
+    for cell, count in products.items():
+        config = make_config(encoder__cell=cell, encoder__bidirectional="none")
+        assert pair_flops(config, VOCABULARY).source == 2 * count + 2 * 8 * 5
 
 
 @pytest.mark.parametrize(
@@ -178,7 +176,7 @@ def test_work_of_a_pair_is_that_of_the_cells() -> None:
         ),
         (
             {"encoder__cell": "rnn"},
-            "Input should be 'lstm', 'lnlstm', 'gru', 'sru', 'ssru', 'qrnn' or 'gilr_lstm'",
+            "Input should be 'lstm', 'lnlstm', 'gru', 'sru', 'ssru', 'qrnn'",
         ),
     ],
 )

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from econmt.model import Implementations, IncrementalModel, TranslationModel
-from econmt.model.copying import first_places
+from econmt.model.copying import first_positions
 from tests.unit.model.test_translation import EOS, PAD, VOCABULARY, make_batch, make_config, make_model
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -50,7 +50,7 @@ def dense(model: TranslationModel, smoothing: float, how: Implementations) -> Te
         words = words.expanded()
     joined = torch.cat([attention @ values, hidden, words], dim=2)
     gate = torch.sigmoid(joined @ model.copying.weight + model.copying.bias)
-    log_probs = (hidden @ model.output_weight.T + model.output_bias).log_softmax(2)
+    log_probs = (hidden @ model.output.weight.T + model.output.bias).log_softmax(2)
     copies = attention @ functional.one_hot(source, VOCABULARY).double()
     if not smoothing:
         mixture = gate[..., None] * log_probs.exp() + (1.0 - gate)[..., None] * copies
@@ -122,7 +122,7 @@ def test_steps_of_a_search_are_those_of_training(options: dict[str, Any]) -> Non
     model = copying_model(options)
     source, lengths, target_input, target_output = batch()
     steps = IncrementalModel(model)
-    state = steps.initial_state(steps.encode(source, lengths))
+    state = steps.encode(source, lengths)
     everywhere = torch.ones_like(target_input, dtype=torch.bool)
     scored = model.predict(source, lengths, target_input, everywhere).log_probs(slice(None))
     scored = scored.view(3, -1, VOCABULARY)
@@ -145,7 +145,7 @@ def test_hypotheses_copy_from_their_own_sentence() -> None:
     steps = IncrementalModel(model)
     words = torch.tensor([0, 1, 2, 3, 4, 5, 7, 8, 12])
     for short in (False, True):
-        state = steps.initial_state(steps.encode(source, lengths))
+        state = steps.encode(source, lengths)
         columns = torch.arange(VOCABULARY)
         if short:
             state, columns = steps.restrict(state, words, torch.ones(3, len(words)).bool()), words
@@ -164,15 +164,15 @@ def test_hypotheses_copy_from_their_own_sentence() -> None:
             assert isinstance(embedded, Tensor)
             joined = torch.cat([weights @ values, hidden, embedded], dim=2)[0, -1]
             gate = torch.sigmoid(joined @ model.copying.weight + model.copying.bias)
-            logits = (hidden @ model.output_weight.T + model.output_bias)[0, -1, columns]
+            logits = (hidden @ model.output.weight.T + model.output.bias)[0, -1, columns]
             expected = gate * logits.softmax(0)
             for word, weight in zip(source[sentence, :size], weights[0, -1], strict=True):
                 expected[columns == word] += (1.0 - gate) * weight
             torch.testing.assert_close(found[row].exp(), expected, rtol=1e-9, atol=1e-12)
 
 
-def test_first_places() -> None:
-    found = first_places(torch.tensor([[5, 6, 5, 3, 0, 0], [7, 7, 7, 3, 6, 7]]))
+def test_first_positions() -> None:
+    found = first_positions(torch.tensor([[5, 6, 5, 3, 0, 0], [7, 7, 7, 3, 6, 7]]))
     assert found.tolist() == [[0, 1, 0, 3, 4, 4], [0, 0, 0, 3, 4, 0]]
 
 

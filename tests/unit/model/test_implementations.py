@@ -98,7 +98,7 @@ def test_every_op_is_told(monkeypatch: pytest.MonkeyPatch, input_feeding: bool) 
 def test_the_reference_is_told_no_stash_level(
     encoder: str, decoder: str, stash: str, expected: tuple[str, str | None]
 ) -> None:
-    arguments = Implementations(encoder, decoder, stash=stash).for_decoder()
+    arguments = Implementations(encoder, decoder, stash=stash).recurrent("decoder")
     assert (arguments["implementation"], arguments.get("stash")) == expected
 
 
@@ -112,7 +112,7 @@ def test_a_recipe_says_which() -> None:
 def test_loss_is_the_cross_entropy_of_what_is_no_padding() -> None:
     model = make_model().eval()
     hidden = model(SOURCE, LENGTHS, TARGET)
-    log_probabilities = torch.log_softmax(hidden @ model.output_weight.t() + model.output_bias, -1)
+    log_probabilities = torch.log_softmax(hidden @ model.output.weight.t() + model.output.bias, -1)
     expected = -sum(
         log_probabilities[row, position, word]
         for row, words in enumerate(TARGET.tolist())
@@ -125,9 +125,9 @@ def test_loss_is_the_cross_entropy_of_what_is_no_padding() -> None:
     smoothed = model.loss(SOURCE, LENGTHS, TARGET, TARGET, label_smoothing=0.1)
     direct = linear_cross_entropy(
         hidden.flatten(0, 1),
-        model.output_weight,
+        model.output.weight,
         TARGET.flatten(),
-        bias=model.output_bias,
+        bias=model.output.bias,
         label_smoothing=0.1,
         ignore_index=0,
         reduction="sum",

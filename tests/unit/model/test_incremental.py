@@ -11,7 +11,7 @@ from torch import Tensor
 
 from econmt.model import IncrementalModel, IncrementalState, TranslationModel
 from econmt.model.inference import decoder as incremental
-from econmt.model.inference import words as lookups
+from econmt.model.inference import layout
 from tests.unit.model.test_translation import VOCABULARY, make_batch, make_config, make_model
 
 KINDS = pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def forced(model: TranslationModel, sentence: int, words: list[int]) -> Tensor:
     size = int(lengths[sentence])
     with torch.no_grad():
         hidden = model(source[sentence : sentence + 1, :size], lengths[sentence : sentence + 1], target)
-        return torch.log_softmax(hidden[0, -1] @ model.output_weight.T + model.output_bias, dim=-1)
+        return torch.log_softmax(hidden[0, -1] @ model.output.weight.T + model.output.bias, dim=-1)
 
 
 def check(found: Tensor, model: TranslationModel, prefixes: list[tuple[int, list[int]]]) -> None:
@@ -59,7 +59,7 @@ def test_steps_on_a_gpu_are_those_on_the_cpu(options: dict[str, object]) -> None
     steps = IncrementalModel(model)
     expected, attention, _ = steps.step(torch.tensor([5, 6, 7]), begin(steps))
     there = IncrementalModel(model.cuda())
-    state = there.initial_state(there.encode(source.cuda(), lengths.cuda()))
+    state = there.encode(source.cuda(), lengths.cuda())
     for words in (target_input[:, 0], torch.tensor([5, 6, 7])):
         found, seen, state = there.step(words.cuda(), state)
     torch.testing.assert_close(found.cpu(), expected, rtol=1e-9, atol=1e-11)
@@ -152,7 +152,7 @@ def test_factors_hold_where_tanh_is_flat() -> None:
 def test_words_looked_up_are_those_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     model = make_model(make_config())
     table = IncrementalModel(model)
-    monkeypatch.setattr(lookups, "_TABLE_BYTES", 0)
+    monkeypatch.setattr(layout, "TABLE_BYTES", 0)
     product = IncrementalModel(model)
     first, second = begin(table), begin(product)
     for words in ([5, 6, 5], [6, 7, 5], [5, 6, 7]):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from econmt.model.inference.encoder import LaidOutEncoder
+from econmt.model.inference.encoder import PrepackedEncoder
 from tests.unit.model.test_translation import make_batch, make_config, make_model
 
 KINDS = pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def test_it_gives_what_the_model_gives(options: dict[str, object]) -> None:
     source, lengths, _, _ = make_batch()
     with torch.no_grad():
         expected = model.encode(source, lengths)
-        found = LaidOutEncoder(model, torch.float64)(source, lengths)
+        found = PrepackedEncoder(model, torch.float64)(source, lengths)
     torch.testing.assert_close(found.summary, expected.summary, rtol=1e-12, atol=1e-13)
     torch.testing.assert_close(found.memory.values, expected.memory.values, rtol=1e-12, atol=1e-13)
     torch.testing.assert_close(found.memory.keys, expected.memory.keys, rtol=1e-12, atol=1e-13)
@@ -39,7 +39,7 @@ def test_it_gives_what_the_model_gives(options: dict[str, object]) -> None:
 
 @KINDS
 def test_what_stands_in_the_padding_is_not_read(options: dict[str, object]) -> None:
-    encoder = LaidOutEncoder(make_model(make_config(**options)), torch.float64)
+    encoder = PrepackedEncoder(make_model(make_config(**options)), torch.float64)
     source, lengths, _, _ = make_batch()
     with torch.no_grad():
         expected = encoder(source, lengths)
@@ -54,7 +54,7 @@ def test_bfloat16_is_near_float32() -> None:
     source, lengths, _, _ = make_batch()
     with torch.no_grad():
         expected = model.encode(source, lengths)
-        found = LaidOutEncoder(model, torch.bfloat16)(source, lengths)
+        found = PrepackedEncoder(model, torch.bfloat16)(source, lengths)
     assert found.memory.values.dtype == torch.bfloat16
     assert not torch.equal(found.memory.values.float(), expected.memory.values)
     torch.testing.assert_close(found.memory.values.float(), expected.memory.values, rtol=0.03, atol=0.01)

@@ -65,7 +65,7 @@ def test_steps_of_a_search_give_what_teacher_forcing_gives(options: dict[str, ob
         hidden = model(source, lengths, target_input)
         expected = torch.log_softmax(model.output(hidden), 2)
         steps = IncrementalModel(model)
-        state = steps.initial_state(steps.encode(source, lengths))
+        state = steps.encode(source, lengths)
         for step, tokens in enumerate(target_input.unbind(1)):
             found, _, state = steps.step(tokens, state)
             torch.testing.assert_close(found, expected[:, step], rtol=1e-9, atol=1e-11)

@@ -13,7 +13,7 @@ from econmt.engine.freeze import fix_parameters
 from econmt.factored_ids import joined_ids
 from econmt.model import Implementations, TranslationModel, translation
 from econmt.model.inference.decoder import IncrementalModel
-from econmt.model.inference.encoder import LaidOutEncoder
+from econmt.model.inference.encoder import PrepackedEncoder
 from econmt_ops import UniqueRows
 from tests.unit.model.test_translation import EOS, PAD, VOCABULARY, make_batch, make_config
 
@@ -90,7 +90,7 @@ def loss_along(
     for ahead in (step, -step):
         parameter += ahead * draw
         hidden = model(*batch[:3])
-        logits = functional.linear(hidden, model.output_weight, model.output_bias)
+        logits = functional.linear(hidden, model.output.weight, model.output.bias)
         found.append(
             functional.cross_entropy(
                 logits.flatten(0, 1), batch[3].flatten(), ignore_index=PAD, reduction="sum"
@@ -106,7 +106,7 @@ def test_the_encoder_of_a_search_gives_what_the_model_gives(combine: str) -> Non
     source, lengths, _, _, _ = factored_batch()
     with torch.no_grad():
         expected = model.encode(source, lengths)
-        found = LaidOutEncoder(model, torch.float64)(source, lengths)
+        found = PrepackedEncoder(model, torch.float64)(source, lengths)
     torch.testing.assert_close(found.memory.values, expected.memory.values, rtol=1e-12, atol=1e-13)
     torch.testing.assert_close(found.summary, expected.summary, rtol=1e-12, atol=1e-13)
 

@@ -105,9 +105,9 @@ def test_rows_steps_and_gradients(options: dict[str, Any]) -> None:
         )
         torch.testing.assert_close(together[row : row + 1, :target_length], alone, rtol=1e-10, atol=1e-12)
 
-    expected = torch.log_softmax(together @ model.output_weight.T + model.output_bias, dim=-1)
+    expected = torch.log_softmax(together @ model.output.weight.T + model.output.bias, dim=-1)
     steps = IncrementalModel(model)
-    state = steps.initial_state(steps.encode(source, lengths))
+    state = steps.encode(source, lengths)
     for place in range(target_input.shape[1]):
         found, attention, state = steps.step(target_input[:, place], state)
         torch.testing.assert_close(found, expected[:, place], rtol=1e-10, atol=1e-12)
@@ -157,7 +157,7 @@ def test_hypotheses_have_their_own_coverage(name: str) -> None:
     model = drawn(OPTIONS[name])
     source, lengths, target_input, _ = make_batch()
     steps = IncrementalModel(model)
-    _, _, state = steps.step(target_input[:, 0], steps.initial_state(steps.encode(source, lengths)))
+    _, _, state = steps.step(target_input[:, 0], steps.encode(source, lengths))
     state = state.select(torch.tensor([2, 1, 2]), torch.tensor([8, 3, 6]), 3)
     _, _, state = steps.step(torch.tensor([5, 6, 7]), state)
     state = state.select(torch.tensor([0, 2, 1]), torch.tensor([7, 6, 5]), 3).keep(torch.tensor([1, 2]))
@@ -166,7 +166,7 @@ def test_hypotheses_have_their_own_coverage(name: str) -> None:
     for row, (sentence, words) in enumerate([(2, [5, 8]), (2, [7, 9]), (1, [6, 4])]):
         target, size = torch.tensor([[2, *words]]), int(lengths[sentence])
         hidden = model(source[sentence : sentence + 1, :size], lengths[sentence : sentence + 1], target)
-        expected = torch.log_softmax(hidden[0, -1] @ model.output_weight.T + model.output_bias, dim=-1)
+        expected = torch.log_softmax(hidden[0, -1] @ model.output.weight.T + model.output.bias, dim=-1)
         torch.testing.assert_close(found[row], expected, rtol=1e-9, atol=1e-11)
 
 

@@ -90,9 +90,9 @@ def sum_of_losses(model: TranslationModel) -> Tensor:
     hidden = model(source, lengths, target_input)
     return linear_cross_entropy(
         hidden.flatten(0, 1),
-        model.output_weight,
+        model.output.weight,
         target_output.flatten(),
-        bias=model.output_bias,
+        bias=model.output.bias,
         ignore_index=PAD,
         reduction="sum",
     )
@@ -115,9 +115,9 @@ def test_every_combination(index: int) -> None:
         )
         torch.testing.assert_close(together[row : row + 1, :target_length], alone, rtol=1e-10, atol=1e-12)
 
-    expected = torch.log_softmax(together @ model.output_weight.T + model.output_bias, dim=-1)
+    expected = torch.log_softmax(together @ model.output.weight.T + model.output.bias, dim=-1)
     incremental = IncrementalModel(model)
-    state = incremental.initial_state(incremental.encode(source, lengths))
+    state = incremental.encode(source, lengths)
     for step in range(target_input.shape[1]):
         log_probabilities, attention, state = incremental.step(target_input[:, step], state)
         torch.testing.assert_close(log_probabilities, expected[:, step], rtol=1e-10, atol=1e-12)
@@ -143,7 +143,7 @@ def test_every_tying_and_width() -> None:
         model = make_model(make_config(weight_tying=tying, embedding=width))
         source, target = model.source_embedding.weight, model.target_embedding.weight
         assert (source.data_ptr() == target.data_ptr()) == (tying in ("src_trg", "src_trg_softmax"))
-        assert (model.output_weight.data_ptr() == target.data_ptr()) == (
+        assert (model.output.weight.data_ptr() == target.data_ptr()) == (
             tying in ("trg_softmax", "src_trg_softmax")
         )
         assert (model.readout is not None) == (tying.endswith("softmax") and width == 6)

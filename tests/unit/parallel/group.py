@@ -15,7 +15,8 @@ import torch
 import torch.distributed as dist
 
 from econmt.config.recipe import ParallelSection
-from econmt.parallel.processes import Processes, joined
+from econmt.engine.communicator import Communicator
+from econmt.parallel.processes import joined
 from econmt.parallel.rank_environment import RankEnvironment
 
 RANKS = 4
@@ -89,6 +90,6 @@ def _work(pipe: Connection) -> None:
             pipe.send((False, traceback.format_exc()))
 
 
-def world_of(communicator: Processes) -> tuple[int, int]:
+def world_of(communicator: Communicator) -> tuple[int, int]:
     """A job: who a rank is."""
     return communicator.rank, communicator.size

@@ -20,19 +20,18 @@ from econmt.checkpoint.folder import ModelFolder
 from econmt.checkpoint.resume import Start
 from econmt.config.recipe import load_recipe
 from econmt.data.batching.batch import AnyBatch
-from econmt.data.batching.store import prepare, reopen
+from econmt.data.batching.store import open_prepared, prepare
 from econmt.engine.communicator import Communicator
 from econmt.engine.step import StepResult, TrainingStep
 from econmt.errors import EconmtError
 from econmt.model.layers import Embedding
 from econmt.parallel import processes
-from econmt.parallel.processes import Processes
 from econmt.tasks.translation import TranslationTask
 from econmt.training import ranks
-from econmt.training.context import make_context
 from econmt.training.progress import Progress
 from econmt.training.run import make_trainer, run_recipe
 from econmt.training.trainer import Trainer
+from tests.unit.training.tiny import context_of
 
 
 def run(communicator: Communicator, path: Path, text: Path, overrides: Sequence[str] = ()) -> str:
@@ -94,7 +93,7 @@ def run_slowly(communicator: Communicator, path: Path, text: Path) -> str:
         TrainingStep.gradient = real  # type: ignore[method-assign]
 
 
-def hang(communicator: Processes) -> list[str]:
+def hang(communicator: Communicator) -> list[str]:
     """Rank 1 does not come to an exchange; the lines that this rank tells before it leaves, which it does not here."""
     said: list[str] = []
     left = threading.Event()
@@ -123,8 +122,8 @@ def state_bytes(communicator: Communicator, path: Path, text: Path) -> int:
         folder.create()
         prepare(recipe, folder.prepared, [text], show_progress=False)
     communicator.on_rank_zero(lambda: None)
-    prepared = reopen(recipe, folder.prepared)
-    trainer, _ = make_trainer(make_context(recipe, folder, prepared, Start(), communicator))
+    prepared = open_prepared(folder.prepared)
+    trainer, _ = make_trainer(context_of(recipe, folder, prepared, Start(), communicator))
     trainer.model.train()
     trainer.gradient([next(trainer.batches)])
     trainer.step.update()

@@ -68,8 +68,8 @@ def gathered(step: PipelinedStep) -> dict[str, Tensor]:
     for name, home in step.divided.homes.items():
         whole = dict(step.model.named_parameters())[name]
         own = torch.zeros_like(whole)
-        if name in step.own and step.own[name].grad is not None:
-            gradient = step.own[name].grad
+        if name in step.local and step.local[name].grad is not None:
+            gradient = step.local[name].grad
             assert gradient is not None
             rows = len(whole) * step.stages.rank // step.stages.size if home < 0 else 0
             own[rows : rows + len(gradient)] = gradient.to_dense()
@@ -81,10 +81,10 @@ def gathered(step: PipelinedStep) -> dict[str, Tensor]:
 def poison(step: PipelinedStep) -> None:
     """What other ranks train is not to be read here."""
     for name, parameter in step.model.named_parameters():
-        own = step.own[name].detach().clone() if name in step.own else None
+        own = step.local[name].detach().clone() if name in step.local else None
         parameter.data.fill_(torch.nan)
         if own is not None:
-            step.own[name].data.copy_(own)
+            step.local[name].data.copy_(own)
 
 
 def agrees(

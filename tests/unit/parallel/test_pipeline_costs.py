@@ -40,7 +40,7 @@ def test_every_parameter_has_a_home(task: Task) -> None:
 
 def test_layers_that_cost_what_they_do_here_are_divided(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter([16.0, 2.0, 17.0])
-    monkeypatch.setattr("econmt.parallel.pipeline.costs._seconds", lambda *_: next(times))
+    monkeypatch.setattr("econmt.parallel.pipeline.costs.shortest_seconds", lambda *_: next(times))
     model = language_model_task("model.embedding=6").build_model()
     how = Implementations.everywhere("reference")
     plan = plan_pipeline(model, 4, Shape(4, 1, 16), FREE, Precision(), how)

@@ -290,9 +290,6 @@ class FakeToolkit(Toolkit):
     translated = re.compile(r"took ([\d.]+) s")
     differs = "all"
 
-    def __init__(self, name: str) -> None:
-        self.name = name  # type: ignore[misc]
-
     @property
     def requirements(self) -> Path | None:
         return None
@@ -314,7 +311,7 @@ def test_the_command_measures_in_turns_and_one_by_one(
 ) -> None:
     kept = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr(
-        command_line, "TOOLKITS", {name: lambda name=name: FakeToolkit(name) for name in "ab"}
+        command_line, "TOOLKITS", {name: type(name, (FakeToolkit,), {"name": name}) for name in "ab"}
     )
     monkeypatch.setattr(command_line, "make_data", lambda *_: {"test_pairs": 200})
     monkeypatch.setattr(command_line, "available_bytes", lambda: 10**15 if way else -1)

@@ -41,7 +41,7 @@ def fuzz() -> ModuleType:
 
 @pytest.fixture(scope="module")
 def targets(fuzz: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return fuzz.targets_of(fuzz.Place(tmp_path_factory.mktemp("fuzz")))
+    return fuzz.targets_of(fuzz.TinyModel(tmp_path_factory.mktemp("fuzz")))
 
 
 @pytest.mark.parametrize("name", [*NAMES, "words"])

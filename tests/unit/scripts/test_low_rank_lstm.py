@@ -7,7 +7,7 @@ import torch
 
 from econmt.errors import EconmtError
 from econmt_ops import LowRankLSTMWeights
-from scripts.bench import low_rank_lstm as low_rank
+from scripts.bench import low_rank
 
 CPU = torch.device("cpu")
 
@@ -20,8 +20,8 @@ def _without_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_ways_have_the_parameters_of_their_rank() -> None:
     found = low_rank.ways(10, [2, 3], torch.float32, CPU)
     assert [(way.name, way.rank, way.parameters) for way in found] == [
-        ("whole: torch.nn.LSTM", 0, 2 * 400 + 40),
-        ("whole: econmt_ops, recompute", 0, 2 * 400 + 40),
+        ("full: torch.nn.LSTM", 0, 2 * 400 + 40),
+        ("full: econmt_ops, recompute", 0, 2 * 400 + 40),
         ("rank 2, recompute", 2, 2 * 2 * 50 + 40),
         ("rank 3, recompute", 3, 2 * 3 * 50 + 40),
     ]
@@ -38,7 +38,7 @@ def test_each_way_is_held_to_the_definition(dtype: torch.dtype) -> None:
         def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
             return super().__call__(inputs) * 1.2
 
-    with pytest.raises(EconmtError, match=r"rank 2, recompute lies 0\.\d+ from the definition"):
+    with pytest.raises(EconmtError, match=r"rank 2, recompute differs from the definition by 0\.\d+"):
         low_rank.check(Wrong(*way), inputs)
 
 
@@ -49,8 +49,8 @@ def test_rows_hold_times_and_gains() -> None:
         (batch, layer, rank)
         for batch in (1, 2)
         for layer, rank in (
-            ("whole: torch.nn.LSTM", 0),
-            ("whole: econmt_ops, recompute", 0),
+            ("full: torch.nn.LSTM", 0),
+            ("full: econmt_ops, recompute", 0),
             ("rank 2, recompute", 2),
         )
     ]

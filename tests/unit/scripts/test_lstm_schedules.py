@@ -8,15 +8,15 @@ import pytest
 import torch
 
 from econmt.errors import InputError
-from scripts.bench import lstm_schedules as lstm
+from scripts.bench import lstm
 from tests.ops.helpers import assert_close
 
-SHAPE = lstm.StackShape(layers=3, steps=4, hidden=5, batch=2)
+SHAPE, BATCH = lstm.StackShape(layers=3, steps=4, hidden=5), 2
 STAGES = [stage for stage in lstm.stages(compile_loop=False) if "compiled" not in stage.name]
 
 
 def results(stage: lstm.Stage, dtype: torch.dtype) -> list[torch.Tensor]:
-    inputs, layers = lstm.arguments(SHAPE, dtype, torch.device("cpu"))
+    inputs, layers = lstm.arguments(SHAPE, BATCH, dtype, torch.device("cpu"))
     forward, both = lstm.passes(stage.run, inputs, layers)
     return [forward().detach(), *both()]
 
@@ -29,7 +29,9 @@ def test_all_ways_compute_the_same(stage: lstm.Stage) -> None:
 def test_rows_of_the_ablation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lstm, "stages", lambda compile_loop: STAGES[:2] + STAGES[-1:])
     device, said = torch.device("cpu"), []
-    rows = list(lstm.ablation(SHAPE, [torch.float32], device, said.append, samples=2, compile_loop=False))
+    rows = list(
+        lstm.ablation_rows(SHAPE, BATCH, [torch.float32], device, said.append, samples=2, compile_loop=False)
+    )
     assert [row["schedule"] for row in rows] == [
         "eight products a cell",
         "four gates in one product",
@@ -72,7 +74,9 @@ def test_some_rows_of_the_ablation(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def names(*only: str) -> list[object]:
         device = torch.device("cpu")
-        rows = lstm.ablation(SHAPE, [torch.float32], device, str, samples=1, compile_loop=False, only=only)
+        rows = lstm.ablation_rows(
+            SHAPE, BATCH, [torch.float32], device, str, samples=1, compile_loop=False, only=only
+        )
         return [row["schedule"] for row in rows]
 
     assert names("NN.lstm", "four") == ["four gates in one product", "torch.nn.LSTM"]
@@ -90,5 +94,5 @@ def test_peak_bytes() -> None:
 
     assert lstm.peak_bytes(work, torch.device("cpu")) == 2 * 4000
     # A library takes memory that no operator of PyTorch gives.
-    inputs, layers = lstm.arguments(SHAPE, torch.float32, torch.device("cpu"))
+    inputs, layers = lstm.arguments(SHAPE, BATCH, torch.float32, torch.device("cpu"))
     assert lstm.peak_bytes(lambda: lstm.by_torch(inputs, layers), torch.device("cpu")) > 1000

@@ -43,5 +43,5 @@ def test_every_way_of_making_batches_has_a_row(
 def test_a_language_model_has_no_pairs(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["ptb"]) == 2
     assert capsys.readouterr().err == (
-        "measure_buckets: ptb: a language model's text has no pairs and no buckets; give a recipe of translation\n"
+        "buckets: ptb: a language model's text has no pairs and no buckets; give a recipe of translation\n"
     )

@@ -17,7 +17,7 @@ from econmt.errors import InputError
 from econmt.serving import models
 from econmt.serving.access import Keys
 from econmt.serving.app import Service
-from econmt.serving.models import Served, TranslationJob, by_pair
+from econmt.serving.models import LoadedModels, Served, TranslationJob, by_pair
 from econmt.serving.server import Server, bind
 from econmt.serving.settings import Refused, Settings
 from tests.unit.serving.conftest import MORE, Client, serving
@@ -54,7 +54,7 @@ def test_models_of_a_pair_are_an_ensemble_and_others_stand_beside(
         ("src", "fr", 1),
     ]
     single = econmt.load([folder, better]).translate(["a b c"])[0]
-    (answer,) = served[0].translate([econmt.Request("a b c")], TranslationJob())
+    (answer,) = served[0].loaded.translate([econmt.Request("a b c")], TranslationJob())
     assert isinstance(answer, tuple)
     assert answer.text == single.text
 
@@ -73,7 +73,7 @@ def test_better_parameters_are_taken_up_once(folder: Path, better: Path, tmp_pat
     assert before != after
 
     def score() -> float:
-        (answer,) = served.translate([request], TranslationJob())
+        (answer,) = served.loaded.translate([request], TranslationJob())
         assert isinstance(answer, tuple)
         return answer.score
 
@@ -99,7 +99,7 @@ def test_broken_parameters_leave_those_before(folder: Path, tmp_path: Path) -> N
         except InputError:
             tries += 1
     assert tries == 3
-    assert served.translate([econmt.Request("a b c")], TranslationJob())
+    assert served.loaded.translate([econmt.Request("a b c")], TranslationJob())
 
 
 def test_what_failed_to_load_is_loaded_when_it_can_be(folder: Path, better: Path, tmp_path: Path) -> None:
@@ -127,17 +127,17 @@ def test_few_searches_are_kept_whatever_is_asked(folder: Path, model: TrainedMod
     for nbest in range(1, 5):
         expected = model.translate([request], nbest_size=nbest)[0].hypotheses
         for attention in (False, True):
-            (answer,) = served.translate([request], TranslationJob(nbest, attention))
+            (answer,) = served.loaded.translate([request], TranslationJob(nbest, attention))
             assert isinstance(answer, Translation)
             assert [each.text for each in answer.hypotheses] == [each.text for each in expected]
-    assert len(served._loaded._translators) == 3
+    assert len(served.loaded._translators) == 3
 
 
 def test_a_model_of_the_hub_is_served_from_its_copy(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(models, "local_model", lambda name: folder if str(name).startswith("hf:") else name)
     (served,) = by_pair([Path("hf://some/model")], Settings())
     assert served.folders == [folder]
-    assert served.size > 0
+    assert served.loaded.size > 0
 
 
 def test_a_failed_reload_leaves_the_server_at_work(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,7 +155,7 @@ def test_a_bug_is_answered_and_told(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with serving(folder, Settings()) as client:
-        monkeypatch.setattr(Served, "tokens", lambda *_: 1 / 0)
+        monkeypatch.setattr(LoadedModels, "tokens", lambda *_: 1 / 0)
         answer = client.post("/translate", q="a b c")
         assert (answer.status, answer.json) == (500, {"error": "this is a bug in econmt: ZeroDivisionError"})
         monkeypatch.undo()
@@ -169,9 +169,9 @@ def test_a_sentence_too_long_to_be_translated_whole_is_refused(folder: Path, tmp
     recipe = mine / "recipe.yaml"
     recipe.write_text(recipe.read_text().replace("max_input_length: 1000", "max_input_length: 4", 1))
     served = Served([mine], Settings())
-    assert served.tokens("a b c", "line 1") == 4
+    assert served.loaded.tokens("a b c", "line 1") == 4
     with pytest.raises(Refused, match="line 2: a sentence of 6 tokens; at most 4 are translated whole"):
-        served.tokens("a b c d", "line 2")
+        served.loaded.tokens("a b c d", "line 2")
 
 
 def test_a_server_takes_better_parameters_up_while_it_answers(
@@ -207,7 +207,7 @@ def test_a_bug_in_translating_is_answered_and_the_server_goes_on(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with serving(folder, Settings()) as client:
-        monkeypatch.setattr(Served, "translate", lambda *_: 1 / 0)
+        monkeypatch.setattr(LoadedModels, "translate", lambda *_: 1 / 0)
         answer = client.post("/translate", q="a b c")
         assert (answer.status, answer.json) == (500, {"error": "this is a bug in econmt: ZeroDivisionError"})
         monkeypatch.undo()
@@ -224,7 +224,7 @@ def test_a_lost_device_ends_the_server_and_answers_who_waits(
 
     service = Service([Served([folder], Settings())], Settings(), Keys())
     server = Server(service)
-    monkeypatch.setattr(Served, "translate", lost)
+    monkeypatch.setattr(LoadedModels, "translate", lost)
     with bind("127.0.0.1", 0) as bound, ThreadPoolExecutor(1) as threads:
         running = threads.submit(server.run, bound)
         answer = Client(bound.getsockname()[1], service, []).post("/translate", q="a b c")

@@ -123,7 +123,9 @@ def test_glossary_is_followed_and_remembered(page: sync_api.Page) -> None:
 def test_errors_of_the_server_are_shown(page: sync_api.Page) -> None:
     page.get_by_role("textbox", name="src").fill("a b c")
     page.get_by_label(re.compile("Glossary")).fill("b = ß")
-    expect(page.get_by_role("alert")).to_contain_text("has what the target vocabulary does not")
+    expect(page.get_by_role("alert")).to_contain_text(
+        "has characters or words that the target vocabulary lacks"
+    )
     page.get_by_label(re.compile("Glossary")).fill("")
     expect(page.get_by_role("alert")).to_be_hidden()
 

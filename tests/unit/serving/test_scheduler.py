@@ -29,6 +29,7 @@ class Fake:
         self.threads: set[str] = set()
         self.go = threading.Event()
         self.error: Exception | None = None
+        self.loaded = self
 
     def translate(self, requests: Sequence[Request], task: TranslationJob) -> list[Any]:
         self.batches.append([request.text for request in requests])
@@ -98,7 +99,7 @@ def test_those_of_like_length_go_with_the_one_that_waits_longest() -> None:
 def test_what_is_asked_differently_is_not_translated_together() -> None:
     async def test(table: Table) -> None:
         await table.busy()
-        jobs = [table.job("a"), table.job("b", nbest=2), table.job("c"), table.job("d", wished=True)]
+        jobs = [table.job("a"), table.job("b", nbest=2), table.job("c"), table.job("d", constrained=True)]
         jobs += [table.job("e", words=3), table.job("f", words=3)]
         table.scheduler.submit(jobs)
         table.fake.go.set()

@@ -107,7 +107,7 @@ def test_one_client_s_impossible_wish_stops_no_other(client: Client, model: Trai
         for each in bad:
             assert (each.status, list(each.json)) == (400, ["error"])
             assert each.json["error"].startswith(
-                "q: the constraint 'ß' has what the target vocabulary does not"
+                "q: the constraint 'ß' has characters or words that the target vocabulary lacks"
             )
         assert all("A" in each.json["translatedText"] for each in good)
         assert {each.json["translatedText"] for each in plain} == {expected}
@@ -204,17 +204,17 @@ WRONG = [
         400,
         "q: constraints and target_prefix belong to one sentence; this has 2",
     ),
-    ({"q": [{"text": "a", "constrains": ["A"]}]}, 400, "q[0]: constrains: there is no such field"),
+    ({"q": [{"text": "a", "constrains": ["A"]}]}, 400, "q[0]: unknown field constrains"),
     ({"q": [{"text": "a", "factors": ["x"]}]}, 400, "q[0]: factors: the model has no source factors"),
     ({"q": "a", "glossary": {"a": " "}}, 400, "glossary: the target phrase of 'a' is blank"),
     ({"q": ["", ""] * 300}, 413, "q has 600 characters, this server takes 500 at a time"),
     (
         {"q": "a", "avoid": ["b"] * 250},
         413,
-        "q and what is wished of it have 501 characters, this server takes 500",
+        "q and its constraints have 501 characters, this server takes 500",
     ),
-    ({"q": "a", "target_prefix": "D" * 501}, 413, "q and what is wished of it have 502 characters"),
-    ({"q": "a", "glossary": {"a": "D" * 501}}, 413, "q and what is wished of it have 505 characters"),
+    ({"q": "a", "target_prefix": "D" * 501}, 413, "q and its constraints have 502 characters"),
+    ({"q": "a", "glossary": {"a": "D" * 501}}, 413, "q and its constraints have 505 characters"),
     ({"q": {"text": "a", "constraints": ["D" * 501]}}, 413, "q has 5"),
     (
         {"q": "a", "target_prefix": "D " * 200},
@@ -222,8 +222,8 @@ WRONG = [
         "q: constraints and target_prefix have 400 tokens, a translation",
     ),
     ({"q": "a", "avoid": [" "]}, 400, "the request: avoid[0] is blank"),
-    ({"q": "a", "format": "html", "stream": True}, 400, "stream writes sentences without what stands around"),
-    ({"q": "a\x00"}, 400, "q: text: the character U+0000 is in no text"),
+    ({"q": "a", "format": "html", "stream": True}, 400, "stream writes sentences without the markup around"),
+    ({"q": "a\x00"}, 400, "q: text: the character U+0000 is not allowed in text"),
 ]
 
 

@@ -343,7 +343,7 @@ def test_validation_obeys_the_budget(
     class Noted(Translator):
         def __init__(self, *arguments: Any, **options: Any) -> None:
             super().__init__(*arguments, **options)
-            sizes.append(self.batch_size)
+            sizes.append(self.options.batch_size)
 
     monkeypatch.setattr("econmt.training.validation.Translator", Noted)
     found = []
@@ -403,7 +403,7 @@ def test_a_budget_that_does_not_suffice_is_refused_and_costs_no_old_run(make_run
         InputError, match=r"^training\.memory_budget 25 KiB: one sentence of the worst bucket"
     ) as e:
         run_recipe(small.recipe, [small.text], console=small.console, overwrite_output=True)
-    assert "; give training.memory_budget=" in str(e.value)
+    assert "; set training.memory_budget=" in str(e.value)
     assert snapshot(run.folder) == before
 
 
@@ -420,7 +420,7 @@ def test_auto_is_what_the_device_has(
 ) -> None:
     use_rows(2)
     monkeypatch.setattr("econmt.memory.measure.byte_budget.free_memory", lambda device: 10**9)
-    monkeypatch.setattr("econmt.memory.measure.byte_budget.group_room", lambda: None)
+    monkeypatch.setattr("econmt.memory.measure.byte_budget.group_memory", lambda: None)
     run = make_run("training.memory_budget=auto", "training.max_updates=2")
     trainer = run.trainer()
     weights = sum(parameter.nbytes for parameter in trainer.parameters.values())

@@ -49,7 +49,7 @@ def test_loading_gives_the_parameters_that_training_had(trained: Run) -> None:
 
 def test_which_checkpoint(trained: Run) -> None:
     def bias(which: str | int | Path) -> torch.Tensor:
-        return load_model(trained.folder.path, which).model.output_bias
+        return load_model(trained.folder.path, which).model.output.bias
 
     assert torch.equal(bias(8), bias("last"))
     assert torch.equal(bias("00004"), bias(4))
@@ -82,7 +82,11 @@ def test_folders_that_hold_no_model(tmp_path: Path, copy: Run) -> None:
     with pytest.raises(InputError, match=f"^{tmp_path}: not a model folder, as it has no recipe.yaml"):
         load_model(tmp_path)
     copy.folder.best.unlink()
-    with pytest.raises(InputError, match="no checkpoint 'best'"):
+    with pytest.raises(InputError, match=r"no checkpoint 'best' \(checkpoints of updates: 2"):
+        load_model(copy.folder.path)
+    for path in copy.folder.numbered_parameters().values():
+        path.unlink()
+    with pytest.raises(InputError, match="no checkpoint 'best', and no other; train until the first, which"):
         load_model(copy.folder.path)
 
 

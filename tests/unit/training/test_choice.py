@@ -146,7 +146,7 @@ def test_every_op_of_a_model_is_measured_with_gradients(input_feeding: bool) -> 
     task = TranslationTask(load_recipe("iwslt", [*changes, *small]), 19, 23)
     model = task.build_model().train()
     before = torch.get_rng_state()
-    session = measure(task, model, Shape(3, 9, 2), CPU, Precision())
+    session = measure(task, model, Shape(3, 9, 2), Precision())
     assert torch.equal(torch.get_rng_state(), before)
     assert all(parameter.grad is None for parameter in model.parameters())
     keys = list(session.measurements)

@@ -70,7 +70,7 @@ def test_a_run_in_parts_is_the_run_that_never_stopped(make_run: MakeRun, graphs:
 def test_loss_that_is_not_finite_is_found_one_update_late(make_run: MakeRun) -> None:
     trainer = make_run(*GPU).trainer()
     with torch.no_grad():
-        trainer.model.output_bias.fill_(float("nan"))
+        trainer.model.output.bias.fill_(float("nan"))
     batch = next(trainer.batches)
     indices = [batch.indices.numpy()]
     loss, norm = trainer.gradient([batch])

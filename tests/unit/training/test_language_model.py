@@ -232,7 +232,7 @@ def test_steps_in_graphs_carry_the_state_too(make_run: MakeRun, monkeypatch: pyt
     for graphed in (False, True):
         trainer = make_run(NO_DROPOUT, clipping, name=f"run{graphed}").trainer()
         step = TrainingStep(trainer.task, trainer.model.train(), implementations=RECOMPUTE)
-        step.set_learning_rate(0.5)
+        step.optimizer.set_learning_rate(0.5)
         notes: list[str] = []
         run = GraphedStep(step, note=notes.append) if graphed else step
         # All lengths of an epoch, and the beginning of the next, with a window once with other rows.

@@ -194,13 +194,16 @@ def test_lengths_alone_are_learnt_until_they_stall_and_begin_anew_in_another_net
 
 def test_what_does_not_go_together_is_refused(make_run: MakeRun, tmp_path: Path) -> None:
     for keys, message in {
-        (LEARNED,): "decoding.brevity_penalty_type learned needs model.length_task: ratio or length",
+        (
+            LEARNED,
+            "decoding.brevity_penalty_weight=1.0",
+        ): "decoding.brevity_penalty_type learned needs model.length_task: ratio or length",
         (*TASK, LEARNED): "learned needs brevity_penalty_weight above 0, for example 1",
         (
             *TASK,
             "parallel.pipeline=2",
             "model.encoder.layers=2",
-        ): "model.length_task ratio cannot be combined with parallel.pipeline above 1",
+        ): "parallel.pipeline 2 cannot be combined with model.length_task ratio",
         ("training.length_task_weight=0.0",): "training.length_task_weight",
         ("training.length_task_weight=2.0",): "training.length_task_weight needs model.length_task",
         ("model.length_task_layers=2",): "model.length_task_layers needs model.length_task",

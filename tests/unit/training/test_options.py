@@ -10,7 +10,6 @@ from collections.abc import Callable
 import pytest
 import sacrebleu
 import torch
-from rich.console import Console
 
 from econmt.checkpoint.checkpoints import load_model
 from econmt.checkpoint.folder import Commit
@@ -22,7 +21,7 @@ from econmt.tasks.protocol import Shape
 from econmt.tasks.translation import TranslationTask
 from econmt.training import validation
 from econmt.training.interrupts import Interrupted, Interrupts
-from econmt.training.progress import Silence
+from econmt.training.progress import Progress
 from econmt.training.trainer import Trainer
 from tests.unit.training.tiny import Run, metrics, snapshot
 
@@ -107,7 +106,7 @@ def test_validation_translates_on_another_device(make_run: MakeRun, monkeypatch:
     here.train()
     own = len(used)
     trainer = there.trainer()
-    trainer.run(Silence(there.folder.log, there.folder.tensorboard, there.console, 0), Interrupts())
+    trainer.run(Progress.silent(), Interrupts())
     assert len(used) == 2 * own
     assert trainer.model not in used[own:]
     assert snapshot(here.folder) == snapshot(there.folder)
@@ -129,7 +128,7 @@ def test_a_moving_average_is_validated_and_saved(make_run: MakeRun) -> None:
     still = make_run(name="still").trainer()
     expected: dict[str, torch.Tensor] = {}
     for number in range(1, 9):
-        still._update(Silence(still.folder.log, still.folder.tensorboard, make_run().console, 0))
+        still._update(Progress.silent())
         weight = max(1.0 / number, 1.0 - 0.6)
         for name, part in still.parameters.items():
             before = expected.get(name, torch.zeros_like(part))
@@ -146,7 +145,7 @@ def test_a_moving_average_is_validated_and_saved(make_run: MakeRun) -> None:
 def steps(trainer: Trainer, count: int) -> dict[str, torch.Tensor]:
     """Makes so many updates; the parameters after them."""
     for _ in range(count):
-        trainer._update(Silence(trainer.folder.log, trainer.folder.tensorboard, Console(), 0))
+        trainer._update(Progress.silent())
     return {name: part.detach().clone() for name, part in trainer.parameters.items()}
 
 
@@ -271,7 +270,7 @@ DEEP = ("model.encoder.layers=4", "model.decoder.layers=3", "training.max_update
 def test_what_a_strategy_fixes_is_not_learnt(make_run: MakeRun, strategy: str, learnt: str) -> None:
     trainer = make_run(*DEEP, f"training.fixed_param_strategy={strategy}").trainer()
     before = {name: part.detach().clone() for name, part in trainer.parameters.items()}
-    trainer._update(Silence(trainer.folder.log, trainer.folder.tensorboard, make_run().console, 0))
+    trainer._update(Progress.silent())
     for name, part in trainer.parameters.items():
         # forward_layers.0 and backward_layers.0 are the bottom layer, upper_layers.0 is the second.
         expected = bool(re.fullmatch(learnt, name)) and not (
@@ -359,7 +358,7 @@ def test_what_walks_step_by_step_has_two_implementations(make_run: MakeRun) -> N
         (
             "parallel.pipeline=2",
             "model.encoder.layers=2",
-        ): "model.dropout.states cannot be combined with parallel.pipeline above 1",
+        ): "parallel.pipeline 2 cannot be combined with model.dropout.states",
     }.items():
         with pytest.raises(InputError, match=re.escape(message)):
             make_run(*STEPS, *changes)

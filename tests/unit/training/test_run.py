@@ -20,7 +20,8 @@ from econmt.engine.precision import ProductTimes
 from econmt.errors import InputError
 from econmt.training import validation
 from econmt.training.interrupts import Interrupted, Interrupts
-from econmt.training.run import _older_text_fingerprint, run_recipe
+from econmt.training.provenance import _older_text_fingerprint
+from econmt.training.run import run_recipe
 from econmt.training.trainer import Trainer
 from tests.unit.training.tiny import Run, metrics, snapshot, write_text
 
@@ -447,13 +448,13 @@ def test_validation_pairs_that_are_too_long_are_told_of(
 def test_a_run_keeps_the_threads_it_began_with(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     before = torch.get_num_threads()
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(threads, "remembered", lambda *_: {"1": 2e-3, "2": 1e-3})
+    monkeypatch.setattr(threads, "measured_today", lambda *_: {"1": 2e-3, "2": 1e-3})
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     run = make_run("training.threads=null", "training.max_updates=2")
     run_recipe(run.recipe, [run.text], console=run.console)
     assert "threads: 2 (auto: a step takes 2.00 ms with 1, 1.00 ms with 2;" in run.folder.log.read_text()
     assert load_state(run.folder, run.folder.commits()[-1]).environment["threads"] == "2"
-    monkeypatch.setattr(threads, "remembered", lambda *_: {"1": 1e-3, "2": 2e-3})
+    monkeypatch.setattr(threads, "measured_today", lambda *_: {"1": 1e-3, "2": 2e-3})
     run = make_run("training.threads=null", "training.max_updates=4")
     run_recipe(run.recipe, [run.text], console=run.console)
     assert "threads: 2 (as at the beginning of the run)" in run.folder.log.read_text()

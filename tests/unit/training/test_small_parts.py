@@ -194,13 +194,15 @@ def test_the_bar_shows_what_is_done() -> None:
 
 def test_time_left_is_by_the_pace_of_the_last_minutes() -> None:
     pace = Pace()
-    assert pace.of(1000.0, 100) == 10.0  # of the whole run, of which this process has seen nothing yet
-    assert pace.of(1001.0, 101) == 1.0
+    assert (
+        pace.seconds_per_update(1000.0, 100) == 10.0
+    )  # of the whole run, of which this process has seen nothing yet
+    assert pace.seconds_per_update(1001.0, 101) == 1.0
     for step in range(2, 400):
-        found = pace.of(1000.0 + step, 100 + step)
+        found = pace.seconds_per_update(1000.0 + step, 100 + step)
     assert found == pytest.approx(1.0)
     for step in range(100):  # others need the machine
-        found = pace.of(1399.0 + 4.0 * step, 499 + step)
+        found = pace.seconds_per_update(1399.0 + 4.0 * step, 499 + step)
     assert found == pytest.approx(4.0)
 
 

@@ -105,7 +105,6 @@ def test_memory_that_is_full_leaves_nothing_of_the_gradient_behind(
         monkeypatch.setattr("econmt.training.budget.search_rows", lambda *_: 3)
         run = make_run("training.memory_budget=1GiB", "model.dropout=0.0", name=f"rows{rows}")
         trainer = run.trainer()
-        trainer.make_plan()
         parts: list[int] = []
 
         def full(batch: Batch, _: object, rows: int = rows, parts: list[int] = parts) -> None:

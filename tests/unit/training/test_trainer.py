@@ -10,7 +10,6 @@ import pytest
 import sacrebleu
 import torch
 
-from econmt.checkpoint.state import seed_everything
 from econmt.config.optimizer import METRICS
 from econmt.data.batching.batches import Batch, pad_batch
 from econmt.errors import TrainingError
@@ -54,11 +53,11 @@ def test_the_gradient_is_of_the_mean_over_target_tokens(make_run: MakeRun) -> No
     found = gradients(trainer, [batch])["output.bias"]
     trainer.step.clear()
     hidden = trainer.model(batch.source, batch.source_lengths, batch.target_input)
-    logits = hidden @ trainer.model.output_weight.T + trainer.model.output_bias
+    logits = hidden @ trainer.model.output.weight.T + trainer.model.output.bias
     mean = torch.nn.functional.cross_entropy(
         logits.flatten(0, 1), batch.target_output.flatten(), ignore_index=0
     )
-    (expected,) = torch.autograd.grad(mean, [trainer.model.output_bias])
+    (expected,) = torch.autograd.grad(mean, [trainer.model.output.bias])
     torch.testing.assert_close(found, expected)
 
 
@@ -160,7 +159,7 @@ def test_perplexity_is_that_of_the_saved_parameters(make_run: MakeRun) -> None:
         shape = (int(source_lengths[0]) + 1, int(target_lengths[0]) + 1)
         one = pad_batch(torch.tensor([index]).numpy(), source, source_lengths, target, target_lengths, shape)
         hidden = trainer.model(one.source, one.source_lengths, one.target_input)
-        logits = hidden[0] @ trainer.model.output_weight.T + trainer.model.output_bias
+        logits = hidden[0] @ trainer.model.output.weight.T + trainer.model.output.bias
         total += torch.nn.functional.cross_entropy(logits, one.target_output[0], reduction="sum").item()
         tokens += one.target_tokens
     assert metrics(run.folder)[-1]["valid_perplexity"] == pytest.approx(math.exp(total / tokens), rel=1e-5)
@@ -219,7 +218,7 @@ def test_loss_that_is_not_finite_stops_before_it_reaches_the_parameters(make_run
             batch = next(original)
             pairs[:] = batch.indices.tolist()
             with torch.no_grad():
-                trainer.model.output_bias.fill_(float("nan"))
+                trainer.model.output.bias.fill_(float("nan"))
             return batch
 
     trainer.batches = Poisoned()  # type: ignore[assignment]
@@ -381,7 +380,7 @@ def test_a_rehearsal_leaves_no_trace(make_run: MakeRun) -> None:
     with progress:
         for trainer in (plain, rehearsed):
             trainer.model.train()
-            seed_everything(1)
+            torch.manual_seed(1)
             if trainer is rehearsed:
                 trainer.rehearse()
                 assert all(parameter.grad is None for parameter in trainer.parameters.values())

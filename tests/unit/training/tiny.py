@@ -12,11 +12,14 @@ import pytest
 from rich.console import Console
 from torch import Tensor, nn
 
+from econmt.checkpoint.checkpoints import load_state
 from econmt.checkpoint.folder import ModelFolder
-from econmt.checkpoint.resume import find_start
+from econmt.checkpoint.resume import Start, find_start
 from econmt.config.recipe import Recipe, load_recipe
 from econmt.data.batching.batches import Batch
 from econmt.data.batching.store import PreparedData, prepare
+from econmt.engine.communicator import Communicator
+from econmt.engine.devices import resolve_device
 from econmt.model import Implementations
 from econmt.tasks.translation import TranslationTask
 from econmt.training.context import RunContext, make_context
@@ -84,6 +87,19 @@ def write_recipe(path: Path, text: Path, output: Path) -> Path:
     return path
 
 
+def context_of(
+    recipe: Recipe,
+    folder: ModelFolder,
+    prepared: PreparedData,
+    start: Start,
+    communicator: Communicator | None = None,
+) -> RunContext:
+    """The context of a run that begins there."""
+    saved = None if start.commit is None else load_state(folder, start.commit)
+    device = resolve_device(recipe.training.device)
+    return make_context(recipe, folder, prepared, start, saved, device, communicator or Communicator())
+
+
 class Run:
     """One recipe and its folder."""
 
@@ -101,7 +117,7 @@ class Run:
     def context(self, *, resume_with_changes: bool = False) -> RunContext:
         self.folder.create()
         start = find_start(self.recipe, self.folder, resume_with_changes=resume_with_changes)
-        return make_context(self.recipe, self.folder, self.prepared(), start)
+        return context_of(self.recipe, self.folder, self.prepared(), start)
 
     def trainer(self, *, resume_with_changes: bool = False) -> Trainer:
         return make_trainer(self.context(resume_with_changes=resume_with_changes))[0]

@@ -12,9 +12,10 @@ from econmt.checkpoint.folder import ModelFolder
 from econmt.checkpoint.resume import find_start
 from econmt.config.recipe import Recipe, load_recipe
 from econmt.data.batching.store import PreparedData, prepare
-from econmt.training.context import RunContext, make_context
+from econmt.training.context import RunContext
 from econmt.training.run import make_trainer, train
 from econmt.training.trainer import Trainer, TrainingResult
+from tests.unit.training.tiny import context_of
 
 RECIPE = """
 name: walk
@@ -82,7 +83,7 @@ class TextRun:
     def context(self) -> RunContext:
         self.folder.create()
         start = find_start(self.recipe, self.folder, resume_with_changes=False)
-        return make_context(self.recipe, self.folder, self.prepared(), start)
+        return context_of(self.recipe, self.folder, self.prepared(), start)
 
     def trainer(self) -> Trainer:
         return make_trainer(self.context())[0]

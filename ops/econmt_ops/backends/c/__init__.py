@@ -17,7 +17,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from econmt_ops.backends.c.library import STRUCTURES, Library
+from econmt_ops.backends.c.library import Library, Structure
+from econmt_ops.core.chunks import rows_of
 
 _TYPES = (torch.float32, torch.bfloat16)
 
@@ -96,32 +97,46 @@ def serves(like: Tensor) -> bool:
     return library is not None and (library.has_threads or torch.get_num_threads() == 1)
 
 
-@functools.cache
-def _strides(name: str) -> dict[str, str]:
-    """Maps a kernel's tensor fields to the fields of their row strides."""
-    fields = [str(field[0]) for field in STRUCTURES[name]._fields_]
-    return {field: f"{field}_stride" for field in fields if f"{field}_stride" in fields}
+def structure_of(name: str) -> Structure:
+    """Returns a structure of kernels.h; the library has to be there, see :func:`serves`."""
+    library = _library()
+    assert library is not None
+    return library.structures[name]
 
 
-def call(name: str, work: int, sizes: tuple[int, ...], /, **given: Tensor | float | None) -> None:
+def call(name: str, work: int, /, **given: Tensor | float | None) -> None:
     """Calls a kernel.
 
     Args:
-        name: name of its structure.
-        work: number of values that it processes.
-        sizes: the first fields of the structure.
-        given: the other fields. Omitted fields and None are zero; strides are taken from the tensors.
+        name: Name of its structure in kernels.h.
+        work: Number of values that it processes.
+        given: Fields of the structure; omitted ones and None are zero. A tensor also fills the fields of its strides
+            and of the type of the values; it is copied if it is only read and its memory layout does not fit.
+
+    Raises:
+        IndexError: An index is out of range.
+        MemoryError: There is no memory for the kernel's workspace.
     """
     library = _library()
     assert library is not None
-    structure, strides = STRUCTURES[name](*sizes), _strides(name)
+    kind, fields = library.structures[name]
+    structure, value_type = kind(), None
+    tensors = []  # keeps copies until the kernel returns
     for field, value in given.items():
         if isinstance(value, Tensor):
-            setattr(structure, field, value.data_ptr())
-            if field in strides:
-                setattr(structure, strides[field], value.stride(0))
+            about = fields[field]
+            tensor = about.in_layout(value)
+            tensors.append(tensor)
+            setattr(structure, field, tensor.data_ptr())
+            for axis, stride in enumerate(about.strides):
+                setattr(structure, stride, tensor.stride(axis))
+            if about.is_value:
+                assert value_type in (None, tensor.dtype), f"{name}: {field} is {tensor.dtype}"
+                value_type = tensor.dtype
         elif value is not None:
             setattr(structure, field, value)
+    if value_type == torch.bfloat16:
+        structure.narrow = 1
     threads = 1 if work < _FEW else torch.get_num_threads()
     failed = library.functions[name](structure, threads)
     if failed == _OUT_OF_RANGE:
@@ -130,26 +145,9 @@ def call(name: str, work: int, sizes: tuple[int, ...], /, **given: Tensor | floa
         raise MemoryError(f"econmt_ops: out of memory for the workspace of {name}")
 
 
-def _narrow(*tensors: Tensor) -> bool:
-    """Returns True for bfloat16 tensors, False for float32; all must have one type."""
-    dtype = tensors[0].dtype
-    assert dtype in _TYPES
-    assert all(tensor.dtype == dtype for tensor in tensors)
-    return dtype == torch.bfloat16
-
-
-def _are_float32(*tensors: Tensor | None) -> bool:
-    return all(tensor is None or tensor.dtype == torch.float32 for tensor in tensors)
-
-
-def _has_rows(tensor: Tensor) -> bool:
-    """Returns True if the last axis is contiguous."""
-    return tensor.stride(-1) == 1 or tensor.shape[-1] <= 1
-
-
-def rows_of(tensor: Tensor) -> Tensor:
-    """Returns the tensor with a contiguous last axis, for reading."""
-    return tensor if _has_rows(tensor) else tensor.contiguous()
+def _sizes(names: str, tensor: Tensor) -> dict[str, int]:
+    """Returns the sizes of a tensor by the names of a structure's fields."""
+    return dict(zip(names.split(), tensor.shape, strict=True))
 
 
 def lstm_forward(
@@ -164,20 +162,11 @@ def lstm_forward(
         after: (B, H) float32, is written; may be ``before``.
         kept: (B, 4H) float32, receives the gates after their nonlinearities; may be ``gates``; or None.
     """
-    narrow = _narrow(gates, h, *(() if recurrent is None else (recurrent,)))
-    rows, hidden = before.shape
-    before = rows_of(before)
-    recurrent = None if recurrent is None else rows_of(recurrent)
-    if recurrent is None:
-        gates = rows_of(gates)
-    assert all(_has_rows(written) for written in (gates, h, after))
-    assert kept is None or _has_rows(kept)
-    assert _are_float32(before, after, kept)
     call(
         "lstm_forward",
-        4 * rows * hidden,
-        (rows, hidden, narrow),
-        gates=gates,
+        gates.numel(),
+        **_sizes("rows hidden", before),
+        gates=rows_of(gates) if recurrent is None else gates,
         recurrent=recurrent,
         before=before,
         h=h,
@@ -202,6 +191,7 @@ def lstm_backward(
     Args:
         gates: (B, 4H); with ``sums`` before their nonlinearities, in the type of ``dgates``, else after them in
             float32.
+        sums: see ``gates``.
         before, after: (B, H) float32, the cell states around the step.
         incoming, dh: (B, H), two gradients of h, of the type of ``dgates``. dc: (B, H) float32.
         dgates: (B, 4H), is written; may be ``gates``.
@@ -210,20 +200,17 @@ def lstm_backward(
     Returns:
         The gradient of ``before``, (B, H).
     """
-    narrow = _narrow(dgates, incoming, dh, *((gates,) if sums else ()))
     if dbefore is None:
         dbefore = torch.empty_like(dc, memory_format=torch.contiguous_format)
-    assert _has_rows(dbefore)
-    rows, hidden = dc.shape
-    gates, before, after = rows_of(gates), rows_of(before), rows_of(after)
-    incoming, dh, dc = rows_of(incoming), rows_of(dh), rows_of(dc)
-    assert _has_rows(dgates)
-    assert _are_float32(before, after, dc, None if sums else gates)
+    gates = rows_of(gates)
+    assert gates.dtype == (dgates.dtype if sums else torch.float32)
     call(
         "lstm_backward",
-        4 * rows * hidden,
-        (rows, hidden, narrow, sums),
-        gates=gates,
+        gates.numel(),
+        **_sizes("rows hidden", dc),
+        sums=sums,
+        gates=gates.data_ptr(),  # by its address, because its type depends on ``sums``
+        gates_stride=gates.stride(0),
         before=before,
         after=after,
         incoming=incoming,
@@ -239,19 +226,14 @@ def attention_forward(query: Tensor, keys: Tensor, score: Tensor, padding: Tenso
     """Returns the weights (B, S) float32 of additive attention, zero at padded positions.
 
     Args:
-        query: (B, A). keys: (B, S, A), contiguous, of one type. score: (A,) float32.
+        query: (B, A). keys: (B, S, A), of one type. score: (A,) float32.
         padding: (B, S) bool, or None.
     """
-    rows, positions, size = keys.shape
-    weights = torch.empty(rows, positions, dtype=torch.float32, device="cpu")
-    query, score = rows_of(query), score.contiguous()
-    padding = None if padding is None else padding.contiguous()
-    assert keys.is_contiguous()
-    assert _are_float32(score)
+    weights = keys.new_empty(keys.shape[:2], dtype=torch.float32)
     call(
         "attention_forward",
-        rows * positions * size,
-        (rows, positions, size, _narrow(query, keys)),
+        keys.numel(),
+        **_sizes("rows positions size", keys),
         query=query,
         keys=keys,
         score=score,
@@ -265,16 +247,12 @@ def combine_forward(share: Tensor, attention: Tensor, projected: Tensor, output:
     """Writes tanh(share + sum_s attention_s projected_s) to ``output`` (B, H).
 
     Args:
-        share: (B, H). attention: (B, S). projected: (B, S, H), contiguous. All of one type.
+        share: (B, H). attention: (B, S). projected: (B, S, H). All of one type.
     """
-    rows, positions, size = projected.shape
-    share, attention = rows_of(share), rows_of(attention)
-    assert projected.is_contiguous()
-    assert _has_rows(output)
     call(
         "combine_forward",
-        rows * positions * size,
-        (rows, positions, size, _narrow(share, attention, projected, output)),
+        projected.numel(),
+        **_sizes("rows positions size", projected),
         share=share,
         attention=attention,
         projected=projected,
@@ -299,15 +277,11 @@ def product_int8(
         scales: (N,) float32, scale of each output's weights. bias: (N,). start: (R, N), may be ``output``. Both may be
             None.
     """
-    left = rows_of(left)
-    start = None if start is None else rows_of(start)
-    rows, inputs = left.shape
-    assert _has_rows(output)
-    assert _are_float32(left, scales, bias, start, output)
     call(
         "product_int8",
-        rows * inputs,
-        (rows, inputs, len(scales)),
+        left.numel(),
+        **_sizes("rows inputs", left),
+        outputs=len(scales),
         left=left,
         weight=weight,
         sums=sums,
@@ -334,22 +308,14 @@ def attention_backward(
     Args:
         query, keys, score, padding: as there.
         weights, dweights: (B, S) float32.
-        dkeys: (B, S, A) float32, contiguous, accumulates de_s (s - s^2); the caller multiplies by 4 score once.
-        dscore: (A,) float32, contiguous, accumulates the gradient of ``score``.
+        dkeys: (B, S, A) float32, accumulates de_s (s - s^2); the caller multiplies by 4 score once.
+        dscore: (A,) float32, accumulates the gradient of ``score``.
         dquery: (B, A), is written, of the type of ``query``.
     """
-    rows, positions, size = keys.shape
-    query, score, weights, dweights = rows_of(query), *(x.contiguous() for x in (score, weights, dweights))
-    padding = None if padding is None else padding.contiguous()
-    assert keys.is_contiguous()
-    assert dkeys.is_contiguous()
-    assert dscore.is_contiguous()
-    assert _are_float32(score, weights, dweights, dkeys, dscore)
-    assert _has_rows(dquery)
     call(
         "attention_backward",
-        rows * positions * size,
-        (rows, positions, size, _narrow(query, keys, dquery)),
+        keys.numel(),
+        **_sizes("rows positions size", keys),
         query=query,
         keys=keys,
         score=score,
@@ -371,21 +337,12 @@ def weight_gradient(
         values: (B, S, E). dcontext: (B, E). incoming: (B, S) or None. All of one type.
         padding: (B, S) bool, or None.
     """
-    rows, positions, size = values.shape
-    dweights = torch.empty(rows, positions, dtype=torch.float32, device="cpu")
-    values, dcontext, incoming = (
-        rows_of(values),
-        rows_of(dcontext),
-        None if incoming is None else rows_of(incoming),
-    )
-    padding = None if padding is None else padding.contiguous()
+    dweights = values.new_empty(values.shape[:2], dtype=torch.float32)
     call(
         "weight_gradient",
-        rows * positions * size,
-        (rows, positions, size, _narrow(values, dcontext, *(() if incoming is None else (incoming,)))),
+        values.numel(),
+        **_sizes("rows positions size", values),
         values=values,
-        batch_stride=values.stride(0),
-        position_stride=values.stride(1),
         dcontext=dcontext,
         incoming=incoming,
         padding=padding,
@@ -409,21 +366,16 @@ def losses(
         smoothing: label smoothing.
         factors: (C,) float32, factor of each row's gradient; None: all are 1.
         gradient: True to compute the gradient.
-        dbias: (V,) float32, contiguous, to which the sum of the rows' gradients is added; or None.
+        dbias: (V,) float32, to which the sum of the rows' gradients is added; or None.
 
     Raises:
         IndexError: a target is not in [0, V).
     """
-    rows, vocabulary = logits.shape
-    row_losses = torch.empty(rows, dtype=torch.float32, device="cpu")
-    targets, factors = targets.contiguous(), None if factors is None else factors.contiguous()
-    assert _has_rows(logits)
-    assert dbias is None or dbias.is_contiguous()
-    assert _are_float32(factors, dbias)
+    row_losses = logits.new_empty(len(logits), dtype=torch.float32)
     call(
         "losses",
-        rows * vocabulary,
-        (rows, vocabulary, _narrow(logits)),
+        logits.numel(),
+        **_sizes("rows vocabulary", logits),
         logits=logits,
         targets=targets,
         smoothing=smoothing,
@@ -443,15 +395,5 @@ def add_rows(total: Tensor, values: Tensor, places: Tensor | None = None) -> Non
         values: (R, N).
         places: (R,) int64, row indices in [0, M).
     """
-    values, places = rows_of(values), None if places is None else places.contiguous()
-    rows, size = values.shape
-    assert _has_rows(total)
-    assert _are_float32(total)
-    call(
-        "add_rows",
-        rows * size,
-        (rows, size, _narrow(values)),
-        values=values,
-        places=places,
-        total=total,
-    )
+    sizes = _sizes("rows size", values)
+    call("add_rows", values.numel(), **sizes, values=values, places=places, total=total)

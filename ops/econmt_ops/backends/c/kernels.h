@@ -1,8 +1,11 @@
 /* Arguments of the kernels. All sizes and strides are in elements; matrices have contiguous rows.
  *
- * A pointer marked "any" points to float, or to bfloat16 if the struct's narrow is 1. Sizes: B rows of a batch, H hidden,
+ * A pointer to void, marked "any", points to float, or to bfloat16 if the struct's narrow is 1. Sizes: B rows of a batch, H hidden,
  * S source positions, A attention size, C rows of a chunk, V vocabulary. The equations are in econmt_ops.cells and
  * econmt_ops.backends.losses.
+ *
+ * econmt_ops.backends.c.library reads the structs from this file: what a pointer to const points to is only read; NAME_stride, or
+ * NAME_batch and NAME_step, are the strides of NAME's first axes; pointers without strides point to contiguous memory.
  */
 
 #ifndef ECONMT_KERNELS_H
@@ -90,8 +93,8 @@ struct attention_backward {
 /* The gradient of the attention weights: values_s . dcontext. */
 struct weight_gradient {
   int64_t rows, positions, size, narrow;
-  const void *values; /* any (B, S, E), with the strides below */
-  int64_t batch_stride, position_stride;
+  const void *values; /* any (B, S, E) */
+  int64_t values_batch, values_step;
   const void *dcontext; /* any (B, E) */
   int64_t dcontext_stride;
   const void *incoming; /* any (B, S), another gradient of the weights, added; or NULL */

@@ -1,151 +1,118 @@
-"""Loader of the C library, and its structures, which mirror kernels.h, where every argument is described."""
+"""Loader of the C library, and the structures of its kernels' arguments, which it reads from kernels.h."""
 
 from __future__ import annotations
 
 import ctypes
+import re
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 _VERSION = 4
 """Version that econmt_version in kernels.c returns."""
 
+_HEADER = Path(__file__).with_name("kernels.h")
+
 _SIZE, _POINTER = ctypes.c_int64, ctypes.c_void_p
 
-
-def _structure(name: str, fields: str) -> type[ctypes.Structure]:
-    """Returns a structure of sizes (``name``) and pointers (``*name``), in this order."""
-    kinds = [(field.lstrip("*"), _POINTER if field.startswith("*") else _SIZE) for field in fields.split()]
-    return type(name, (ctypes.Structure,), {"_fields_": kinds})
-
-
-LSTMForward = _structure(
-    "lstm_forward",
-    "rows hidden narrow *gates gates_stride *recurrent recurrent_stride *before before_stride *h h_stride *after "
-    "after_stride *kept kept_stride",
-)
-LSTMBackward = _structure(
-    "lstm_backward",
-    "rows hidden narrow sums *gates gates_stride *before *after before_stride after_stride *incoming *dh "
-    "incoming_stride dh_stride *dc dc_stride *dgates dgates_stride *dbefore dbefore_stride",
-)
-AttentionForward = _structure(
-    "attention_forward",
-    "rows positions size narrow *query query_stride *keys *score *padding *weights *owners",
-)
-CombineForward = _structure(
-    "combine_forward",
-    "rows positions size narrow *share share_stride *attention attention_stride *projected *output output_stride "
-    "*owners plain",
-)
-ProductInt8 = _structure(
-    "product_int8",
-    "rows inputs outputs *left left_stride *weight *sums *scales *bias *start start_stride *output output_stride",
-)
-BestWords = _structure(
-    "best_words",
-    "rows vocabulary count *logits logits_stride *barred *owners *skipped *values *words *end",
-)
-Weight = _structure("weight", "kind inputs outputs *values *sums *scales *bias")
-LSTMSequence = _structure(
-    "lstm_sequence",
-    "rows positions hidden backwards *recurrent *table *places *lengths *outputs outputs_stride *last last_stride",
-)
-BeamSearch = _structure(
-    "beam_search",
-    "sentences positions beam steps nbest layers size compared summed fed residual contexts asked embedded watched "
-    "*weights *embedding *bytes *scales *shares *known *ids *barred *keys *score *values *padding *first *limits "
-    "*penalties *watch *stopped *ended *count *grown *seen",
-)
-SearchStep = _structure("search_step", "rows *search *owners *tokens *h *c *output *seen *log_probs")
-AttentionBackward = _structure(
-    "attention_backward",
-    "rows positions size narrow *query query_stride *keys *score *padding *weights *dweights *dkeys *dscore *dquery "
-    "dquery_stride",
-)
-WeightGradient = _structure(
-    "weight_gradient",
-    "rows positions size narrow *values batch_stride position_stride *dcontext dcontext_stride *incoming "
-    "incoming_stride *padding *dweights",
-)
-RecurrenceForward = _structure(
-    "recurrence_forward",
-    "rows positions hidden narrow width backwards *decay decay_batch decay_step *inputs inputs_batch inputs_step "
-    "*initial *lengths *outputs outputs_batch outputs_step block *carries *last",
-)
-RecurrenceBackward = _structure(
-    "recurrence_backward",
-    "rows positions hidden narrow width backwards *decay decay_batch decay_step *kept kept_batch kept_step *doutputs "
-    "doutputs_batch doutputs_step *initial *lengths block *carries *after *ddecay *dinputs gradients_batch "
-    "gradients_step *dinitial",
-)
-RecurrenceSummary = _structure(
-    "recurrence_summary",
-    "rows positions hidden narrow width backwards gradient *decay *inputs decay_batch decay_step inputs_batch "
-    "inputs_step *products *ends",
-)
-_SCAN_CELL = "narrow parts gates recurrence output squashes rows positions hidden width *products *read "
-ScanCellForward = _structure(
-    "scan_cell_forward",
-    _SCAN_CELL
-    + "read_batch read_step *initial *lengths *outputs outputs_batch outputs_step *cells cells_batch "
-    "cells_step *last",
-)
-ScanCellBackward = _structure(
-    "scan_cell_backward",
-    _SCAN_CELL
-    + "read_batch read_step *initial initial_stride *lengths *cells cells_batch cells_step *doutputs "
-    "doutputs_batch doutputs_step *dproducts *dread *dfirst",
-)
-AddRows = _structure("add_rows", "rows size narrow *values values_stride *places *total total_stride")
-
-
-class Losses(ctypes.Structure):
-    """Structure of the loss kernel, which has a float field, unlike the others."""
-
-    _fields_ = (
-        ("rows", _SIZE),
-        ("vocabulary", _SIZE),
-        ("narrow", _SIZE),
-        ("logits", _POINTER),
-        ("logits_stride", _SIZE),
-        ("targets", _POINTER),
-        ("smoothing", ctypes.c_float),
-        ("gradient", _SIZE),
-        ("factors", _POINTER),
-        ("losses", _POINTER),
-        ("dbias", _POINTER),
-    )
-
-
-STRUCTURES: dict[str, type[ctypes.Structure]] = {
-    "lstm_forward": LSTMForward,
-    "lstm_backward": LSTMBackward,
-    "attention_forward": AttentionForward,
-    "combine_forward": CombineForward,
-    "attention_backward": AttentionBackward,
-    "weight_gradient": WeightGradient,
-    "product_int8": ProductInt8,
-    "best_words": BestWords,
-    "lstm_sequence": LSTMSequence,
-    "beam_search": BeamSearch,
-    "search_step": SearchStep,
-    "losses": Losses,
-    "add_rows": AddRows,
-    "recurrence_forward": RecurrenceForward,
-    "recurrence_backward": RecurrenceBackward,
-    "recurrence_summary": RecurrenceSummary,
-    "scan_cell_forward": ScanCellForward,
-    "scan_cell_backward": ScanCellBackward,
+_DTYPES: dict[str, tuple[torch.dtype, ...]] = {
+    "void": (torch.float32, torch.bfloat16),
+    "float": (torch.float32,),
+    "double": (torch.float64,),
+    "int64_t": (torch.int64,),
+    "int32_t": (torch.int32,),
+    "int8_t": (torch.int8,),
+    "uint8_t": (torch.bool, torch.uint8),
 }
+"""Types of tensors by the C type that a pointer points to."""
 
-PARTS = {"weight": Weight}
-"""Structures that other structures point to."""
+
+class TensorField(NamedTuple):
+    """Field of a structure that takes a tensor.
+
+    Attributes:
+        dtypes: Types of the tensor.
+        is_value: True if it has the type of the kernel's other values: float32, or bfloat16.
+        is_written: True if the kernel may write it.
+        strides: Fields of the strides of its first axes, if the kernel needs the last axis to be contiguous only.
+    """
+
+    dtypes: tuple[torch.dtype, ...]
+    is_value: bool
+    is_written: bool
+    strides: tuple[str, ...]
+
+    def in_layout(self, tensor: Tensor) -> Tensor:
+        """Returns the tensor, or a copy if it is only read and its memory layout does not fit."""
+        assert tensor.dtype in self.dtypes
+        fits = (tensor.stride(-1) == 1 or tensor.shape[-1] <= 1) if self.strides else tensor.is_contiguous()
+        if fits:
+            return tensor
+        assert not self.is_written
+        return tensor.contiguous()
+
+
+class Structure(NamedTuple):
+    """Arguments of a kernel: the structure of ctypes, and its fields that take tensors, by name."""
+
+    kind: type[ctypes.Structure]
+    tensors: dict[str, TensorField]
+
+
+_NESTED = re.compile(r"struct (\w+) \w+;")
+"""Field of a structure that is a structure itself; its fields count as those of the outer one."""
+
+
+def structures() -> dict[str, Structure]:
+    """Reads the structures of kernels.h by name.
+
+    Raises:
+        OSError: The file is missing.
+    """
+    text = re.sub(r"/\*.*?\*/", "", _HEADER.read_text(encoding="utf-8"), flags=re.DOTALL)
+    bodies = dict(re.findall(r"struct (\w+) \{(.*?)\};", text, re.DOTALL))
+    inner = set(_NESTED.findall(text))
+    return {
+        name: _structure(name, _NESTED.sub(lambda field: bodies[field[1]], body))
+        for name, body in bodies.items()
+        if name not in inner
+    }
+
+
+def _structure(name: str, body: str) -> Structure:
+    """Returns a structure, given the C declarations of its fields."""
+    kinds: list[tuple[str, Any]] = []
+    pointers: dict[str, tuple[str, bool]] = {}
+    for constant, kind, variables in re.findall(r"(const )?((?:struct )?\w+) ([^;]+);", body):
+        for variable in variables.replace("(void)", "").split(","):
+            field = variable.strip(" *()")
+            if "*" in variable:
+                pointers[field] = kind, not constant
+                kinds.append((field, _POINTER))
+            else:
+                kinds.append((field, ctypes.c_float if kind == "float" else _SIZE))
+    names = {field for field, _ in kinds}
+    tensors = {}
+    for field, (kind, is_written) in pointers.items():
+        strides = tuple(
+            axis for axis in (f"{field}_{end}" for end in ("stride", "batch", "step")) if axis in names
+        )
+        if kind in _DTYPES:
+            tensors[field] = TensorField(_DTYPES[kind], kind == "void", is_written, strides)
+    return Structure(type(name, (ctypes.Structure,), {"_fields_": kinds}), tensors)
 
 
 class Library:
-    """The loaded C library, and whether it uses PyTorch's OpenMP threads."""
+    """The loaded C library, and whether it uses PyTorch's OpenMP threads.
+
+    Attributes:
+        structures: Structures of kernels.h by name.
+        functions: Kernels by the name of their structure.
+        has_threads: True if kernels run on PyTorch's threads.
+        level: Instruction set level in use, see kernels.c.
+    """
 
     def __init__(self, path: Path, most: int = 2) -> None:
         """Loads the library.
@@ -156,33 +123,34 @@ class Library:
 
         Raises:
             ImportError: it was built from other sources.
-            OSError: it is not a library for this machine.
+            OSError: it is not a library for this machine, or kernels.h is missing.
         """
         library: Any = ctypes.CDLL(str(path))
-        if not _fits(library):
+        self.structures = structures()
+        if not _fits(library, self.structures):
             raise ImportError(f"{path} was built from sources of another version")
         threads = _openmp()
         self.has_threads = threads is not None
         library.econmt_start.argtypes = [_POINTER] * 3 + [ctypes.c_int]
         self.level: int = library.econmt_start(*(threads or (None, None, None)), most)
         self.functions: dict[str, Any] = {}
-        for name, structure in STRUCTURES.items():
-            function = getattr(library, f"econmt_{name}")
-            function.argtypes = [ctypes.POINTER(structure), _SIZE]
-            function.restype = ctypes.c_int
-            self.functions[name] = function
+        for name, structure in self.structures.items():
+            function = getattr(library, f"econmt_{name}", None)
+            if function is not None:
+                function.argtypes = [ctypes.POINTER(structure.kind), _SIZE]
+                function.restype = ctypes.c_int
+                self.functions[name] = function
 
 
-def _fits(library: Any) -> bool:
+def _fits(library: Any, expected: dict[str, Structure]) -> bool:
     """Returns True if the library has the expected version and structures."""
     try:
         version, size = library.econmt_version, library.econmt_size
     except AttributeError:
         return False
     size.argtypes, size.restype = [ctypes.c_char_p], _SIZE
-    return version() == _VERSION and all(
-        size(name.encode()) == ctypes.sizeof(structure) for name, structure in {**STRUCTURES, **PARTS}.items()
-    )
+    sizes = {name: ctypes.sizeof(structure.kind) for name, structure in expected.items()}
+    return version() == _VERSION and all(size(name.encode()) == bytes_ for name, bytes_ in sizes.items())
 
 
 def _openmp() -> tuple[int, int, int] | None:

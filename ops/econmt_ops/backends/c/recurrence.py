@@ -12,7 +12,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from econmt_ops.backends.c import call, rows_of
+from econmt_ops.backends.c import call
+from econmt_ops.linear_recurrence.scan import RecurrenceArguments
 
 _LINE = 16
 """Columns of a task are a multiple of this: a cache line of float32."""
@@ -45,51 +46,35 @@ def _part_steps(hidden: int, block: int) -> int:
     return max(1, _PART_VALUES // (max(1, hidden) * block)) * block
 
 
-def _strides(**tensors: Tensor) -> dict[str, int]:
-    """Returns the stride fields of tensors (B, T, H)."""
-    return {
-        f"{name}_{kind}": tensor.stride(axis)
-        for name, tensor in tensors.items()
-        for axis, kind in enumerate(("batch", "step"))
-    }
+def _sizes(decay: Tensor, reverse: bool) -> dict[str, int]:
+    """Returns the fields that the structures of all passes have."""
+    rows, steps, hidden = decay.shape
+    width = _width(rows, hidden)
+    return {"rows": rows, "positions": steps, "hidden": hidden, "width": width, "backwards": reverse}
 
 
 def walk(
-    decay: Tensor,
-    inputs: Tensor,
-    initial: Tensor | None,
-    lengths: Tensor | None,
-    reverse: bool,
-    block: int,
-    outputs: Tensor,
-    carries: Tensor | None,
-    last: Tensor | None,
+    step: RecurrenceArguments, block: int, outputs: Tensor, carries: Tensor | None, last: Tensor | None
 ) -> None:
     """Writes outputs, and carries and the last state (B, H) unless they are None."""
-    rows, steps, hidden = decay.shape
     call(
         "recurrence_forward",
-        3 * decay.numel(),
-        (rows, steps, hidden, decay.dtype == torch.bfloat16, _width(rows, hidden), reverse),
-        decay=decay,
-        inputs=inputs,
-        initial=None if initial is None else initial.contiguous(),
-        lengths=lengths,
+        3 * step.decay.numel(),
+        **_sizes(step.decay, step.reverse),
+        decay=step.decay,
+        inputs=step.inputs,
+        initial=step.initial,
+        lengths=step.lengths,
         outputs=outputs,
         block=block,
         carries=carries,
         last=last,
-        **_strides(decay=decay, inputs=inputs, outputs=outputs),
     )
 
 
 def walk_back(
-    decay: Tensor,
-    kept: Tensor,
+    step: RecurrenceArguments,
     carries: Tensor | None,
-    initial: Tensor | None,
-    lengths: Tensor | None,
-    reverse: bool,
     block: int,
     doutputs: Tensor,
     after: Tensor | None,
@@ -97,24 +82,24 @@ def walk_back(
     dinputs: Tensor,
 ) -> Tensor:
     """Writes the gradients of decay and inputs; returns that of initial. ``after``: (B, H), that of the last state."""
-    rows, steps, hidden = decay.shape
-    dinitial = torch.empty(rows, hidden)
+    dinitial = torch.empty(len(step.decay), step.decay.shape[2])
     call(
         "recurrence_backward",
-        5 * decay.numel(),
-        (rows, steps, hidden, decay.dtype == torch.bfloat16, _width(rows, hidden), reverse),
-        decay=decay,
-        kept=kept,
+        5 * step.decay.numel(),
+        **_sizes(step.decay, step.reverse),
+        decay=step.decay,
+        kept=step.inputs,
         doutputs=doutputs,
-        initial=None if initial is None else initial.contiguous(),
-        lengths=lengths,
+        initial=step.initial,
+        lengths=step.lengths,
         block=block,
         carries=carries,
         after=after,
         ddecay=ddecay,
         dinputs=dinputs,
+        gradients_batch=ddecay.stride(0),
+        gradients_step=ddecay.stride(1),
         dinitial=dinitial,
-        **_strides(decay=decay, kept=kept, doutputs=doutputs, gradients=ddecay),
     )
     return dinitial
 
@@ -123,17 +108,17 @@ def _states_before(
     decay: Tensor, inputs: Tensor, state: Tensor, backwards: bool, gradient: bool
 ) -> tuple[Tensor, Tensor]:
     """Returns the states (P, H) before consecutive parts of (P, L, H), and the state (H,) after the last."""
-    parts, steps, hidden = decay.shape
+    parts, _, hidden = decay.shape
     products, ends, before = (torch.empty(parts, hidden) for _ in range(3))
     call(
         "recurrence_summary",
         2 * decay.numel(),
-        (parts, steps, hidden, decay.dtype == torch.bfloat16, _width(parts, hidden), backwards, gradient),
+        **_sizes(decay, backwards),
+        gradient=gradient,
         decay=decay,
         inputs=inputs,
         products=products,
         ends=ends,
-        **_strides(decay=decay, inputs=inputs),
     )
     for part in range(parts - 1, -1, -1) if backwards else range(parts):
         before[part] = state
@@ -178,36 +163,28 @@ def _carries_of(carries: Tensor, where: slice, parts: int, block: int, reverse: 
     return part_carries.flip(0) if reverse and parts > 1 else part_carries
 
 
-def forward(
-    decay: Tensor,
-    inputs: Tensor,
-    initial: Tensor | None,
-    lengths: Tensor | None,
-    reverse: bool,
-    block: int,
-    keep: bool,
-) -> tuple[Tensor, Tensor | None]:
+def forward(step: RecurrenceArguments, block: int, keep: bool) -> tuple[Tensor, Tensor | None]:
     """Returns the outputs, and the states before every block of a row's own steps in the order of its walk."""
-    decay, inputs = rows_of(decay), rows_of(inputs)
-    lengths = None if lengths is None else lengths.contiguous()
-    rows, steps, hidden = decay.shape
-    outputs = torch.empty(rows, steps, hidden, dtype=decay.dtype)
+    rows, steps, hidden = step.decay.shape
+    reverse = step.reverse
+    outputs = torch.empty(rows, steps, hidden, dtype=step.decay.dtype)
     carries = torch.empty(rows, -(-steps // block), hidden) if keep else None
     if not _has_few_tasks(rows, steps, hidden, block):
-        walk(decay, inputs, initial, lengths, reverse, block, outputs, carries, None)
+        walk(step, block, outputs, carries, None)
         return outputs, carries
-    for row, length in enumerate(_row_lengths(lengths, rows, steps)):
-        state = torch.zeros(hidden) if initial is None else initial[row]
+    for row, length in enumerate(_row_lengths(step.lengths, rows, steps)):
+        state = torch.zeros(hidden) if step.initial is None else step.initial[row]
         for where, parts in _cuts(length, _part_steps(hidden, block), reverse, False):
-            slices = [_parts(each[row], where, parts) for each in (decay, inputs, outputs)]
-            part_carries = torch.empty(parts, -(-slices[0].shape[1] // block), hidden) if keep else None
-            before, last = (
-                _states_before(slices[0], slices[1], state, reverse, False)
-                if parts > 1
-                else (state[None], state)
+            decay, inputs, part_outputs = (
+                _parts(each[row], where, parts) for each in (step.decay, step.inputs, outputs)
             )
+            part_carries = torch.empty(parts, -(-decay.shape[1] // block), hidden) if keep else None
+            before, last = state[None], state
+            if parts > 1:
+                before, last = _states_before(decay, inputs, state, reverse, False)
             ends = torch.empty(parts, hidden)
-            walk(slices[0], slices[1], before, None, reverse, block, slices[2], part_carries, ends)
+            part = step._replace(decay=decay, inputs=inputs, initial=before, lengths=None)
+            walk(part, block, part_outputs, part_carries, ends)
             state = ends[0] if parts == 1 else last
             if carries is not None and part_carries is not None:
                 ordered = (part_carries.flip(0) if reverse else part_carries).flatten(0, 1)
@@ -218,51 +195,30 @@ def forward(
 
 
 def backward(
-    decay: Tensor,
-    kept: Tensor,
-    carries: Tensor | None,
-    initial: Tensor | None,
-    lengths: Tensor | None,
-    reverse: bool,
-    block: int,
-    doutputs: Tensor,
+    step: RecurrenceArguments, carries: Tensor | None, block: int, doutputs: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Returns the gradients of decay, inputs and initial; see `econmt_ops.linear_recurrence.scan.Backend.backward`."""
-    decay, kept, doutputs = rows_of(decay), rows_of(kept), rows_of(doutputs)
-    lengths = None if lengths is None else lengths.contiguous()
-    rows, steps, hidden = decay.shape
-    ddecay, dinputs = (torch.empty(rows, steps, hidden, dtype=decay.dtype) for _ in range(2))
+    rows, steps, hidden = step.decay.shape
+    ddecay, dinputs = (torch.empty(rows, steps, hidden, dtype=step.decay.dtype) for _ in range(2))
     if not _has_few_tasks(rows, steps, hidden, block):
-        arguments = decay, kept, carries, initial, lengths, reverse, block, doutputs, None, ddecay, dinputs
-        return ddecay, dinputs, walk_back(*arguments)
-    dinitial = torch.empty(rows, hidden)
-    for row, length in enumerate(_row_lengths(lengths, rows, steps)):
+        return ddecay, dinputs, walk_back(step, carries, block, doutputs, None, ddecay, dinputs)
+    dinitial, reverse = torch.empty(rows, hidden), step.reverse
+    for row, length in enumerate(_row_lengths(step.lengths, rows, steps)):
         gradient = torch.zeros(hidden)
         for where, parts in _cuts(length, _part_steps(hidden, block), reverse, True):
-            tensors = decay, kept, doutputs, ddecay, dinputs
+            tensors = step.decay, step.inputs, doutputs, ddecay, dinputs
             a, k, incoming, da, db = (_parts(each[row], where, parts) for each in tensors)
             after = gradient[None]
             if parts > 1:
                 after, _ = _states_before(a, incoming, gradient, not reverse, True)
-            part_carries = (
-                None if carries is None else _carries_of(carries[row], where, parts, block, reverse, length)
-            )
-            first = _first_states(
-                kept[row], None if initial is None else initial[row], where, parts, reverse, length
-            )
-            gradients = walk_back(
-                a,
-                k,
-                part_carries,
-                first if carries is None else None,
-                None,
-                reverse,
-                block,
-                incoming,
-                after.contiguous(),
-                da,
-                db,
-            )
+            first, part_carries = None, None
+            if carries is None:
+                initial = None if step.initial is None else step.initial[row]
+                first = _first_states(step.inputs[row], initial, where, parts, reverse, length)
+            else:
+                part_carries = _carries_of(carries[row], where, parts, block, reverse, length)
+            part = step._replace(decay=a, inputs=k, initial=first, lengths=None)
+            gradients = walk_back(part, part_carries, block, incoming, after.contiguous(), da, db)
             gradient = gradients[-1 if reverse else 0]
         ddecay[row, length:] = 0
         dinputs[row, length:] = 0

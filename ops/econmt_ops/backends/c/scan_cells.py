@@ -5,11 +5,13 @@ Sizes: B batch, T steps, H hidden, K parts of the products.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from econmt_ops.backends.c import call, rows_of
-from econmt_ops.cells.scan import ScanCell
+from econmt_ops.backends.c import call
+from econmt_ops.cells.scan import ScanInputs
 
 _RECURRENCES, _OUTPUTS = ("coupled", "gated", "shared"), ("plain", "relu", "gate", "highway")
 """Names in the order of their numbers in kernels.h."""
@@ -18,71 +20,50 @@ _LINE, _WIDEST = 16, 256
 """Columns of a task: a multiple of the first, a cache line of float32, and at most the second."""
 
 
-def _sizes(cell: ScanCell, products: Tensor, hidden: int) -> tuple[int, ...]:
-    """Returns the first fields of both structures."""
-    rows, steps, wide = products.shape
-    numbers = _RECURRENCES.index(cell.recurrence.name), _OUTPUTS.index(cell.output.name)
-    narrow = products.dtype == torch.bfloat16
+def _fields(inputs: ScanInputs) -> dict[str, Any]:
+    """Returns the fields that the structures of both passes have."""
+    cell, hidden = inputs.cell, inputs.first.shape[1]
+    rows, steps, columns = inputs.products.shape
     groups = max(1, -(-4 * torch.get_num_threads() // max(1, rows)))
-    width = min(_WIDEST, max(_LINE, -(-hidden // (groups * _LINE)) * _LINE))
-    return narrow, wide // hidden, cell.gates - 1, *numbers, cell.squashes, rows, steps, hidden, width
-
-
-def _strides(**tensors: Tensor | None) -> dict[str, int]:
-    """Returns the stride fields of tensors (B, T, H)."""
     return {
-        f"{name}_{kind}": tensor.stride(axis)
-        for name, tensor in tensors.items()
-        if tensor is not None
-        for axis, kind in enumerate(("batch", "step"))
+        "parts": columns // hidden,
+        "gates": cell.gates - 1,
+        "recurrence": _RECURRENCES.index(cell.recurrence.name),
+        "output": _OUTPUTS.index(cell.output.name),
+        "squashes": cell.squashes,
+        "rows": rows,
+        "positions": steps,
+        "hidden": hidden,
+        "width": min(_WIDEST, max(_LINE, -(-hidden // (groups * _LINE)) * _LINE)),
+        "products": inputs.products,
+        "read": inputs.read,
+        "initial": inputs.first,
+        "lengths": inputs.lengths,
     }
 
 
-def forward(
-    cell: ScanCell,
-    products: Tensor,
-    read: Tensor,
-    first: Tensor,
-    lengths: Tensor | None,
-    outputs: Tensor,
-    cells: Tensor | None,
-) -> Tensor:
+def forward(inputs: ScanInputs, outputs: Tensor, cells: Tensor | None) -> Tensor:
     """Writes the results of a recurrence; returns c (B, H) after each row's last step.
 
     Args:
-        cell: defines the recurrence.
-        products: (B, T, K H), contiguous, with the bias.
-        read: (B, T, I), the input, which a highway reads if I is H.
-        first: (B, H) float32. lengths: (B,), from 0 to T; or None.
+        inputs: arguments; the products include the bias.
         outputs: (B, T, H) is written, in the type of the products, and cells (B, T, H) float32, c after each step,
             unless None. Both may be slices of steps.
     """
-    read, first = rows_of(read), first.contiguous()
-    last = torch.empty_like(first)
-    assert outputs.stride(-1) == 1
-    assert products.is_contiguous()
+    last = torch.empty_like(inputs.first, memory_format=torch.contiguous_format)
     call(
         "scan_cell_forward",
-        products.numel(),
-        _sizes(cell, products, first.shape[1]),
-        products=products,
-        read=read,
-        initial=first,
-        lengths=lengths,
+        inputs.products.numel(),
+        **_fields(inputs),
         outputs=outputs,
         cells=cells,
         last=last,
-        **_strides(read=read, outputs=outputs, cells=cells),
     )
     return last
 
 
 def backward(
-    cell: ScanCell,
-    products: Tensor,
-    read: Tensor,
-    first: Tensor,
-    lengths: Tensor | None,
+    inputs: ScanInputs,
     cells: Tensor,
     doutputs: Tensor | None,
     dlast: Tensor,
@@ -91,33 +72,23 @@ def backward(
     """Writes the gradient of the products; returns the gradients of ``first`` and, if a highway reads it, of the input.
 
     Args:
-        cell, products, read, first, lengths: as in :func:`forward`; ``first`` may have any stride. cells: as written
-            there.
+        inputs, cells: as given to and written by :func:`forward`; ``inputs.first`` may have any stride.
         doutputs: (B, T, H), or None. dlast: (B, H) float32.
-        dproducts: (B, T, K H), contiguous, is written; may be ``products`` itself.
+        dproducts: (B, T, K H), contiguous, is written; may be the products themselves.
     """
-    hidden = first.shape[1]
-    read, first = rows_of(read), rows_of(first)
-    doutputs = None if doutputs is None else rows_of(doutputs)
+    cell, read, hidden = inputs.cell, inputs.read, inputs.first.shape[1]
     dfirst = dlast.clone(memory_format=torch.contiguous_format)
     dread = None
-    if cell.output.name == "highway" and products.shape[2] == cell.gates * hidden:
+    if cell.output.name == "highway" and inputs.products.shape[2] == cell.gates * hidden:
         dread = torch.empty(read.shape, dtype=read.dtype)
-    assert products.is_contiguous()
-    assert dproducts.is_contiguous()
     call(
         "scan_cell_backward",
-        2 * products.numel(),
-        _sizes(cell, products, hidden),
-        products=products,
-        read=read,
-        initial=first,
-        lengths=lengths,
+        2 * inputs.products.numel(),
+        **_fields(inputs),
         cells=cells,
         doutputs=doutputs,
         dproducts=dproducts,
         dread=dread,
         dfirst=dfirst,
-        **_strides(read=read, cells=cells, doutputs=doutputs),
     )
     return dfirst, dread

@@ -14,16 +14,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from econmt_ops.backends import c as native
-from econmt_ops.backends.c.library import BeamSearch, Weight
 
 MOST_PLACES = 64
 """Maximum beam size, as in search_room.h."""
 
 _WATCHED = 4
-_LANES, _LINE = 16, 64
 _KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
 _Watch = ctypes.CFUNCTYPE(ctypes.c_int64)
 
@@ -64,26 +61,29 @@ class SearchWeight:
 
     def structure(self) -> Any:
         """Returns the structure for the library; it is valid while this object exists."""
-        from econmt_ops.core.int8 import grouped
+        from econmt_ops.core.int8 import grouped, padded
 
         rows = self._rows
         if self._prepacked is None:
-            narrow = rows.dtype != torch.float32
-            inputs = -rows.shape[1] % (_LINE // rows.itemsize) if narrow else 0
-            filled = functional.pad(rows, (0, inputs, 0, -len(rows) % _LANES))
+            filled = padded(rows)
             sums = filled.sum(1, dtype=torch.int32) if rows.dtype == torch.int8 else None
             self._prepacked = grouped(filled), sums
         values, sums = self._prepacked
         addresses = [_address(part) for part in (values, sums, self._steps, self._bias)]
-        return Weight(_KINDS[rows.dtype], rows.shape[1], len(rows), *addresses)
+        return _weight_kind()(_KINDS[rows.dtype], rows.shape[1], len(rows), *addresses)
 
 
 def _address(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 
 
+def _weight_kind() -> type[ctypes.Structure]:
+    return native.structure_of("weight").kind
+
+
 def _array(weights: Sequence[SearchWeight | None]) -> Any:
-    return (Weight * len(weights))(*(Weight() if each is None else each.structure() for each in weights))
+    kind = _weight_kind()
+    return (kind * len(weights))(*(kind() if weight is None else weight.structure() for weight in weights))
 
 
 def lstm_sequence(
@@ -106,12 +106,13 @@ def lstm_sequence(
     """
     positions, rows, size = outputs.shape
     structure = recurrent.structure()
-    table, places, lengths = (part.contiguous() for part in (table, places, lengths))
-    assert table.dtype == outputs.dtype == last.dtype == torch.float32
     native.call(
         "lstm_sequence",
         4 * positions * rows * size,
-        (rows, positions, size, int(backwards)),
+        rows=rows,
+        positions=positions,
+        hidden=size,
+        backwards=backwards,
         recurrent=ctypes.addressof(structure),
         table=table,
         places=places,
@@ -184,12 +185,10 @@ def beam_search(
     stopped = torch.zeros(1, dtype=torch.int64)
     array = _array(weights)
     function = _Watch(watched)
-    assert all(part is None or part.is_contiguous() for part in tensors.values())
     with _signals_wait() as handle:
         native.call(
             "beam_search",
             1 << 30,
-            (),
             **sizes,
             **tensors,
             watched=_WATCHED,
@@ -217,7 +216,10 @@ def search_step(
     """
     array = _array(weights)
     addresses = {name: _address(part) for name, part in tensors.items()}
-    search = BeamSearch(**sizes, **addresses, beam=1, nbest=1, weights=ctypes.addressof(array))
-    assert all(part is None or part.is_contiguous() for part in (*tensors.values(), *rows.values()))
+    assert all(part is None or part.is_contiguous() for part in tensors.values())
+    kind = native.structure_of("beam_search").kind
+    search = kind(**sizes, **addresses, beam=1, nbest=1, weights=ctypes.addressof(array))
     log_probs = rows["log_probs"]
-    native.call("search_step", log_probs.numel(), (len(log_probs),), search=ctypes.addressof(search), **rows)
+    native.call(
+        "search_step", log_probs.numel(), rows=len(log_probs), search=ctypes.addressof(search), **rows
+    )

@@ -9,19 +9,20 @@ from torch import Tensor
 
 from econmt_ops.backends import c as library
 from econmt_ops.backends.c.attention import CAttention
-from econmt_ops.backends.eager import EagerSteps, through_dropout
-from econmt_ops.backends.protocol import AttentionKernels
+from econmt_ops.backends.eager import EagerSteps
 
 
 class CSteps(EagerSteps):
     """`EagerSteps` for tensors that `econmt_ops.backends.c.serves`."""
+
+    _attention = CAttention
 
     def __init__(self, like: Tensor) -> None:
         """Takes a tensor of the call's compute type."""
         super().__init__(like)
         self._zero = like.new_zeros(1, 1)
 
-    def _advance(
+    def _cell_forward(
         self,
         gates: Tensor,
         recurrent: Tensor | None,
@@ -37,7 +38,7 @@ class CSteps(EagerSteps):
         """Implements `StepKernels.prepare_gates`; 16-bit gates remain sums until their step, when they are in cache."""
         return super().prepare_gates(gates) if gates.dtype == self.accumulate else gates
 
-    def cell_backward(
+    def _cell_backward(
         self,
         gates: Tensor,
         before: Tensor,
@@ -45,27 +46,10 @@ class CSteps(EagerSteps):
         dh: Sequence[Tensor],
         dc: Tensor,
         dgates: Tensor,
-        *,
-        keep: Tensor | None = None,
-        scale: float = 1.0,
     ) -> None:
-        """Implements `StepKernels.cell_backward`."""
-        dh = through_dropout(dh, keep, scale)
         first, second = dh if len(dh) == 2 else (dh[0], self._zeros_like(dc))
         sums = gates.dtype != torch.float32
         library.lstm_backward(gates, sums, before, after, first, second, dc, dgates, dbefore=dc)
-
-    def attention(
-        self,
-        keys: Tensor,
-        projected: Tensor,
-        score: Tensor | None,
-        norm: tuple[Tensor, Tensor] | None,
-        scale: float,
-        lengths: Tensor | None,
-    ) -> AttentionKernels:
-        """Implements `StepKernels.attention`."""
-        return CAttention(keys, projected, score, norm, scale, lengths)
 
     def _zeros_like(self, like: Tensor) -> Tensor:
         """Returns zeros (B, H), expanded from one row."""

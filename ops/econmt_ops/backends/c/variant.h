@@ -258,7 +258,7 @@ static void NAME(weight_gradient)(const void *given, int64_t begin, int64_t end,
       float *dweight = a->dweights + row * a->positions + s, sum = 0.0f;
       *dweight = 0.0f;
       if (padding && padding[s]) continue;
-      int64_t place = row * a->batch_stride + s * a->position_stride;
+      int64_t place = row * a->values_batch + s * a->values_step;
       if (a->narrow) {
         const uint16_t *restrict values = (const uint16_t *)a->values + place;
         SUM(sum) for (int64_t k = 0; k < a->size; k++) sum += NAME(widen)(values[k]) * dcontext[k];

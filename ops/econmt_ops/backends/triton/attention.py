@@ -416,9 +416,11 @@ class KeyGradients:
             )
         else:
             self._tile, self._warps = (max(1, min(16, SUM_NORMED_VALUES // size)), size), 8
-        programs = attention.batch * triton.cdiv(attention.positions, self._tile[0])
+        programs = triton.cdiv(attention.positions, self._tile[0])
         sums = 1 if attention.gain is None else 3
-        self._parts = self.keys.new_zeros(programs, sums, attention.size, dtype=torch.float32)
+        self._parts = self.keys.new_zeros(
+            attention.batch, programs, sums, attention.size, dtype=torch.float32
+        )
 
     def add(self, query: Tensor, dscores: Tensor, group: int = 1) -> None:
         """Adds the gradients of rows: query (R, A) and dscores (R, S) float32; ``group`` as in `Attention.forward`."""
@@ -449,4 +451,5 @@ class KeyGradients:
 
     def vectors(self) -> list[Tensor]:
         """Returns the gradients (A,) of the score and, with normalisation, of gain and bias."""
-        return list(self._parts.sum(0).unbind(0))
+        # In two steps: a single sum over so many programs has few columns to run in parallel.
+        return list(self._parts.sum(1).sum(0).unbind(0))

@@ -228,7 +228,7 @@ def advance(
         grown: (B, T, K) int64, receives token times K plus the place extended. tokens: (B, K) int64, receives the
             tokens.
         rows: (B, K) int64, receives the rows that are extended.
-        barred: two tokens that are masked. end: the token that ends a hypothesis.
+        masked: two tokens that are masked. end: the token that ends a hypothesis.
     """
     batch, places = totals.shape
     size = scores.shape[1]

@@ -21,6 +21,9 @@ _UNITS = 256
 
 _UNITS_OF_A_WARP = 128
 
+_AHEAD = 8
+"""Steps whose gates the scan of cells loads together."""
+
 
 @triton.jit
 def cell_forward(
@@ -130,8 +133,12 @@ def cell_scan(
     start_row: tl.tensor,
     cells_step: tl.tensor,
     UNITS: tl.constexpr,
+    AHEAD: tl.constexpr,
 ) -> None:
-    """Computes c for a tile of units of a row, through all steps; writes contiguous cells (K + 1, B, H)."""
+    """Computes c for a tile of units of a row, through all steps; writes contiguous cells (K + 1, B, H).
+
+    The gates of AHEAD steps are loaded together, because a step waits for the step before, but not its loads.
+    """
     row = tl.program_id(0).to(tl.int64)
     unit = tl.program_id(1) * UNITS + tl.arange(0, UNITS)
     inside = unit < hidden
@@ -139,18 +146,28 @@ def cell_scan(
     place = cells + row * hidden + unit
     tl.store(place, c, mask=inside)
     sums = gates + row * gates_row + unit
-    for _ in range(steps):
-        i = tl.sigmoid(tl.load(sums, mask=inside).to(tl.float32))
-        f = tl.sigmoid(tl.load(sums + hidden, mask=inside).to(tl.float32))
-        c = f * c + i * tanh(tl.load(sums + 2 * hidden, mask=inside).to(tl.float32))
-        sums += gates_step
-        place += cells_step
-        tl.store(place, c, mask=inside)
+    for first in range(0, steps, AHEAD):
+        loaded = ()
+        for n in tl.static_range(AHEAD):
+            there = inside & (first + n < steps)
+            now = sums + n * gates_step
+            loaded = loaded + (  # type: ignore[assignment]
+                tl.load(now, mask=there, other=0.0),
+                tl.load(now + hidden, mask=there, other=0.0),
+                tl.load(now + 2 * hidden, mask=there, other=0.0),
+            )
+        for n in tl.static_range(AHEAD):
+            i = tl.sigmoid(loaded[3 * n].to(tl.float32))
+            f = tl.sigmoid(loaded[3 * n + 1].to(tl.float32))  # type: ignore[unreachable]
+            c = f * c + i * tanh(loaded[3 * n + 2].to(tl.float32))
+            place += cells_step
+            tl.store(place, c, mask=inside & (first + n < steps))
+        sums += AHEAD * gates_step
 
 
-def division(rows: int, hidden: int) -> tuple[tuple[int, int], dict[str, int]]:
-    """Returns grid and compile-time arguments of the cell's kernels."""
-    units = min(_UNITS, triton.next_power_of_2(hidden))
+def division(rows: int, hidden: int, most: int = _UNITS) -> tuple[tuple[int, int], dict[str, int]]:
+    """Returns grid and compile-time arguments of the cell's kernels, whose programs have ``most`` units at most."""
+    units = min(most, triton.next_power_of_2(hidden))
     warps = max(1, units // _UNITS_OF_A_WARP)
     return (rows, triton.cdiv(hidden, units)), {"UNITS": units, "num_warps": warps}
 
@@ -217,7 +234,7 @@ def scan(gates: Tensor, first: Tensor) -> Tensor:
     hidden = first.shape[1]
     assert gates.stride(2) == 1
     cells = first.new_empty(steps + 1, rows, hidden)
-    grid, compiled_with = division(rows, hidden)
+    grid, compiled_with = division(rows, hidden, _UNITS_OF_A_WARP)
     strides = gates.stride(0), gates.stride(1), row_stride(first), rows * hidden
-    cell_scan[grid](gates, first, cells, steps, hidden, *strides, **compiled_with)
+    cell_scan[grid](gates, first, cells, steps, hidden, *strides, AHEAD=_AHEAD, **compiled_with)
     return cells

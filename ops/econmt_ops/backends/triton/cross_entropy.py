@@ -18,6 +18,7 @@ from torch import Tensor
 
 from econmt_ops.core.alignment import even
 from econmt_ops.core.chunks import add_outer
+from econmt_ops.linear_cross_entropy.recompute import CrossEntropyArguments
 
 CHUNK_BYTES = 64 << 20
 """Bytes of the buffer for the logits of one chunk, in the compute type. On an H200, for 6,400 x 512 x 32,000 in
@@ -34,6 +35,9 @@ _WARPS = 8
 
 _VALUES = 8192
 """Values of a row that a program handles at once."""
+
+_WHOLE = 16384
+"""Values of a row, at most, that a program holds in its registers, so that it reads them once."""
 
 
 @triton.jit
@@ -140,6 +144,37 @@ def put_gradient(
             tl.store(logits + begin + place, tl.zeros((PARTS, LANES), logits.dtype.element_ty))
 
 
+@triton.jit
+def _whole_row(
+    logits,
+    stride,
+    target,
+    counts,
+    factor,
+    vocabulary,
+    smoothing,
+    GRADIENT: tl.constexpr,
+    SMOOTH: tl.constexpr,
+    PRECISE: tl.constexpr,
+    LANES: tl.constexpr,
+):
+    """Returns maximum, normalizer and sum of a row that is held in registers, and overwrites it with its gradient."""
+    column = tl.arange(0, LANES)
+    inside = column < vocabulary
+    value = tl.load(logits + column, mask=(column < stride) & counts, other=0.0).to(tl.float32)
+    plain = tl.sum(tl.where(inside, value, 0.0), 0) if SMOOTH else 0.0
+    value = tl.where(inside, value, float("-inf"))
+    maximum = tl.max(value, 0)
+    power = _exponential(value, tl.where(maximum == float("-inf"), 0.0, maximum), PRECISE)
+    normalizer = tl.sum(power, 0)
+    if GRADIENT:
+        gradient = power * (factor / normalizer) - factor * smoothing / vocabulary
+        gradient -= tl.where(column == target, (1.0 - smoothing) * factor, 0.0)
+        gradient = tl.where(inside & counts, gradient, 0.0)
+        tl.store(logits + column, gradient.to(logits.dtype.element_ty), mask=column < stride)
+    return maximum, normalizer, plain
+
+
 @triton.jit(do_not_specialize=["ignore_index"])
 def loss_rows(
     logits,
@@ -157,26 +192,35 @@ def loss_rows(
     PARTS: tl.constexpr,
     LANES: tl.constexpr,
 ):
-    """Computes a row's loss from one pass over its logits, and overwrites them with their gradient in a second pass."""
+    """Computes a row's loss from its logits, and overwrites them with their gradient.
+
+    With PARTS 0 a row, of LANES values at most, is held in registers; otherwise it is read twice, PARTS LANES values at
+    once.
+    """
     row = tl.program_id(0).to(tl.int64)
     logits += row * stride
     target = tl.load(targets + row)
     counts = target != ignore_index
     target = tl.where(counts, target, 0)
     wanted = tl.load(logits + target).to(tl.float32)
-    maximum, normalizer, plain = sums_of_row(
-        logits, stride, counts, vocabulary, SMOOTH, PRECISE, PARTS, LANES
-    )
+    factor = tl.where(counts, 1.0, 0.0)
+    if HAS_FACTORS:
+        factor *= tl.load(factors + row).to(tl.float32)
+    if PARTS == 0:
+        maximum, normalizer, plain = _whole_row(
+            logits, stride, target, counts, factor, vocabulary, smoothing, GRADIENT, SMOOTH, PRECISE, LANES
+        )
+    else:
+        maximum, normalizer, plain = sums_of_row(
+            logits, stride, counts, vocabulary, SMOOTH, PRECISE, PARTS, LANES
+        )
     log_normalizer = tl.log(normalizer)
     loss = maximum - wanted + log_normalizer
     if SMOOTH:
         mean = maximum - plain / vocabulary + log_normalizer
         loss = (1.0 - smoothing) * loss + smoothing * mean
     tl.store(losses + row, tl.where(counts, loss, 0.0))
-    if GRADIENT:
-        factor = tl.where(counts, 1.0, 0.0)
-        if HAS_FACTORS:
-            factor *= tl.load(factors + row).to(tl.float32)
+    if GRADIENT and PARTS > 0:
         share, at_target = factor * smoothing / vocabulary, (1.0 - smoothing) * factor
         put_gradient(
             logits, stride, target, wanted, counts, maximum, factor / normalizer, share, at_target, vocabulary, False,
@@ -204,7 +248,7 @@ _BIAS_PARTS = 16
 
 
 def row_constants(logits: Tensor, vocabulary: int) -> dict[str, Any]:
-    """Returns the compile-time arguments with which a program handles a row of logits."""
+    """Returns the compile-time arguments with which a program handles a row of logits, part by part."""
     lanes = min(16 // logits.element_size() * 32 * _WARPS, triton.next_power_of_2(vocabulary))
     parts = max(1, min(_VALUES // lanes, triton.next_power_of_2(triton.cdiv(vocabulary, lanes))))
     return {
@@ -213,6 +257,15 @@ def row_constants(logits: Tensor, vocabulary: int) -> dict[str, Any]:
         "LANES": lanes,
         "num_warps": _WARPS,
     }
+
+
+def _constants(logits: Tensor, vocabulary: int) -> dict[str, Any]:
+    """Returns the compile-time arguments of `loss_rows`."""
+    constants = row_constants(logits, vocabulary)
+    lanes = triton.next_power_of_2(logits.stride(0))
+    if lanes <= _WHOLE:
+        constants |= {"PARTS": 0, "LANES": lanes, "num_warps": _WARPS * max(1, lanes // _VALUES)}
+    return constants
 
 
 def _make_losses(
@@ -238,7 +291,7 @@ def _make_losses(
         GRADIENT=gradient,
         HAS_FACTORS=factors is not None,
         SMOOTH=smoothing != 0.0,
-        **row_constants(logits, vocabulary),
+        **_constants(logits, vocabulary),
     )
 
 
@@ -331,54 +384,44 @@ class Products:
     def logits(self, part: slice, buffer: Tensor) -> Tensor:
         """Computes the logits of a chunk (C, W) in a buffer."""
         chunk = self._hidden[part]
-        whole = buffer[: len(chunk)]
-        logits = whole[:, : self._columns]
+        padded = buffer[: len(chunk)]
+        logits = padded[:, : self._columns]
         if self._bias is None:
             torch.mm(chunk, self._weight.t(), out=logits)
         else:
             torch.addmm(self._bias, chunk, self._weight.t(), out=logits)
-        return whole
+        return padded
 
-    def add(self, part: slice, whole: Tensor, gradients: Gradients) -> None:
+    def add(self, part: slice, padded: Tensor, gradients: Gradients) -> None:
         """Adds the gradients that follow from the gradient of a chunk's logits (C, W); the first chunk overwrites."""
         dhidden, dweight, dbias = gradients
-        gradient = whole[:, : self._columns]
+        gradient = padded[:, : self._columns]
         if self._weight.shape[1] == self._inner:
             torch.mm(gradient, self._weight, out=dhidden[part])
         else:
             dhidden[part] = torch.mm(gradient, self._weight)[:, : self._inner]
         add_outer(dweight, gradient.unsqueeze(0), self._hidden[part].unsqueeze(0), part.start == 0)
         if dbias is not None:
-            _add_rows(dbias, whole, part.start == 0)
+            _add_rows(dbias, padded, part.start == 0)
 
 
-def walk(
-    hidden: Tensor,
-    weight: Tensor,
-    targets: Tensor,
-    bias: Tensor | None,
-    smoothing: float,
-    ignore_index: int,
-    factors: Tensor | None,
-    gradients: Gradients | None,
-) -> Tensor:
+def walk(call: CrossEntropyArguments, factors: Tensor | None, gradients: Gradients | None) -> Tensor:
     """Returns the losses (N,) in float32, and writes the gradients of their sum.
 
     Args:
-        hidden, weight, bias: see `Products`.
-        targets: (N,) int64; rows with ``ignore_index`` have loss and gradients 0.
-        smoothing, ignore_index: as in `econmt_ops.linear_cross_entropy`.
+        call: arguments; `Products` says which types they may have.
         factors: (N,), factor of each row's gradients; or None.
         gradients: all are overwritten. None: no gradients are computed.
     """
+    hidden, weight = call.hidden, call.weight
     losses = hidden.new_empty(len(hidden), dtype=torch.float32)
     if not len(hidden):
         for gradient in gradients or ():
             if gradient is not None:
                 gradient.zero_()
         return losses
-    targets = targets.contiguous()
-    products = Products(hidden, weight, bias, CHUNK_BYTES // (2 if hidden.dtype == torch.float32 else 1))
+    targets = call.targets.contiguous()
+    products = Products(hidden, weight, call.bias, CHUNK_BYTES // (2 if hidden.dtype == torch.float32 else 1))
     buffer = products.buffer()
     for part in products.chunks:
         logits = products.logits(part, buffer)
@@ -388,8 +431,8 @@ def walk(
             targets[part],
             losses[part],
             None if factors is None else factors[part],
-            smoothing,
-            ignore_index,
+            call.smoothing,
+            call.ignore_index,
             gradients is not None,
         )
         if gradients is not None:

@@ -8,6 +8,7 @@ hands it the addresses of tensors.
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -70,9 +71,7 @@ class Launch:
             self._kernel[(programs,)](*tensors, *integers, *divisible, **self._constants)
             return
         addresses = [tensor.data_ptr() for tensor in tensors]
-        unaligned = 0
-        for address in addresses:
-            unaligned |= address
+        unaligned = functools.reduce(operator.or_, addresses)
         device = torch._C._cuda_getDevice()
         place = (device, *[number % _ALIGNMENT for number in divisible])
         launch = self._compiled.get(place)

@@ -61,7 +61,7 @@ def _prepare(inputs, rows, weight, wide_weight, recurrent, cast_recurrent, bias,
              WIDTH: tl.constexpr, WIDE: tl.constexpr, H: tl.constexpr, READS: tl.constexpr, WEIGHT: tl.constexpr,
              RECURRENT: tl.constexpr, BIASES: tl.constexpr, TILE: tl.constexpr, WIDE_BLOCK: tl.constexpr,
              H_BLOCK: tl.constexpr):  # fmt: skip
-    """Does the work of `prepare`: each program a tile of inputs, of a matrix, or of the bias and the zeros."""
+    """Does the work of `preparation`: each program a tile of inputs, of a matrix, or of the bias and the zeros."""
     program = tl.program_id(0)
     if READS:  # noqa: SIM102  a compile-time condition
         if program < weight_first:
@@ -96,57 +96,8 @@ def _prepare(inputs, rows, weight, wide_weight, recurrent, cast_recurrent, bias,
             tl.store(made_bias + at, total.to(made_bias.dtype.element_ty), mask=at < 4 * H)
 
 
-def prepare(
-    inputs: Tensor | None,
-    rows: Tensor | None,
-    weight: tuple[Tensor, Tensor] | None,
-    recurrent: tuple[Tensor, Tensor] | None,
-    biases: tuple[Tensor, ...],
-    bias: Tensor | None,
-    workspace: Tensor,
-    zeros: int,
-    hidden: int,
-) -> None:
-    """Makes what a layer's recurrence and products read, in one launch.
-
-    Args:
-        inputs: (T, B, I), last stride 1; or None.
-        rows: (T B, I') is written: the inputs in this tensor's type, then columns of zeros; None if inputs is None.
-        weight: (4H, I), last stride 1, and (4H, I'), to which it is copied likewise; or None.
-        recurrent: (4H, H), last stride 1, and (4H, H), to which it is copied; or None.
-        biases: none, one or two biases (4H,).
-        bias: (4H,), to which the sum of the biases is written; None if there are none.
-        workspace: int32, contiguous.
-        zeros: how many of its first numbers become zero.
-        hidden: H.
-    """
-    width, wide = (0, 0) if weight is None else (weight[0].shape[1], weight[1].shape[1])
-    if inputs is not None and rows is not None:
-        width, wide = inputs.shape[2], rows.shape[1]
-    read = workspace if inputs is None else inputs
-    written = workspace if rows is None else rows
-    matrix = (workspace, workspace) if weight is None else weight
-    square = (workspace, workspace) if recurrent is None else recurrent
-    first, other = (workspace, workspace) if not biases else (biases[0], biases[-1])
-    made = workspace if bias is None else bias
-    tensors = read, written, *matrix, *square, first, other, made, workspace
-    launch, programs, *ends = _preparation(
-        None if inputs is None else inputs.shape, width, wide, hidden,
-        (weight is not None, recurrent is not None), len(biases), zeros,
-        tuple([tensor.dtype for tensor in tensors]),
-    )  # fmt: skip
-    steps, batch, step, row = (0, 0, 0, 0) if inputs is None else (*inputs.shape[:2], *inputs.stride()[:2])
-    strides = (
-        step,
-        row,
-        0 if weight is None else weight[0].stride(0),
-        0 if recurrent is None else recurrent[0].stride(0),
-    )
-    launch(programs, tensors, (steps, batch, zeros, *ends), strides)
-
-
 @functools.cache
-def _preparation(
+def preparation(
     shape: tuple[int, int, int] | None,
     width: int,
     wide: int,
@@ -156,16 +107,25 @@ def _preparation(
     zeros: int,
     types: tuple[torch.dtype, ...],
 ) -> tuple[Launch, int, int, int, int]:
-    """Returns the launch of `prepare`, its programs, and the first of them for each of its tasks but the first.
+    """Returns a launch that makes what a layer's recurrence and products read, and its programs.
+
+    The launch takes the tensors inputs (T, B, I) and rows (T B, I'), to which the inputs are copied with zeros in
+    additional columns; input weights (4H, I) and (4H, I') likewise; recurrent weights (4H, H) and (4H, H); two biases
+    and their sum, (4H,) each; and an int32 workspace, whose beginning becomes zero. Any tensor stands for one that is
+    not copied. Its integers are T, B, the number of zeros and the last three results of this function; then come the
+    strides of step and row of the inputs, and of the rows of both weights.
 
     Args:
-        shape: of the inputs, or None.
+        shape: T, B and I, or None to copy no inputs.
         width, wide: columns of inputs and input weights before and after they are widened.
         hidden: H.
         casts: True each if the input weights and the recurrent weights are copied.
         biases: the number of biases.
         zeros: the number of zeros.
-        types: of the tensors, in the kernel's order.
+        types: of the tensors, in this order.
+
+    Returns:
+        The launch, its programs, and the first program for input weights, recurrent weights, and biases with zeros.
     """
     wide_block = min(1024, triton.next_power_of_2(max(wide, 1)))
     hidden_block = min(1024, triton.next_power_of_2(hidden))

@@ -17,7 +17,6 @@ from torch import Tensor
 from econmt_ops.backends.triton import MOST_UNITS, interpreted
 from econmt_ops.backends.triton.exchange import COUNTER_STRIDE
 from econmt_ops.backends.triton.launching import Launch, launch_of
-from econmt_ops.backends.triton.layer_kernels import largest
 from econmt_ops.backends.triton.persistent_kernels import lstm_backward, lstm_cells, lstm_forward
 
 
@@ -27,15 +26,13 @@ class Limits(NamedTuple):
     Attributes:
         processors: number of multiprocessors, each of which can hold one program.
         shared: bytes of shared memory that a program may use.
-        wide_products: True if tensor cores take 64 rows at once (capability 9).
     """
 
     processors: int
     shared: int
-    wide_products: bool
 
 
-_H200 = Limits(132, 232_448, True)
+_H200 = Limits(132, 232_448)
 _WORTH_LEAVING_OUT = 0.8
 """Fraction of existing rows in a tile up to which the other rows are masked. On an H200, for both passes of 70 steps:
 with 40 of 64 rows (H 1024) loading all takes 10 % longer; masking one of 16 (H 256, H 512) took 8 % longer."""
@@ -45,9 +42,9 @@ _REGISTERS = 512
 
 @functools.cache
 def _limits(device: int) -> Limits:
-    found = torch.cuda.get_device_properties(device)
-    shared: int = found.shared_memory_per_block_optin  # type: ignore[attr-defined] # torch's types lack it
-    return Limits(found.multi_processor_count, shared, found.major >= 9)
+    properties = torch.cuda.get_device_properties(device)
+    shared: int = properties.shared_memory_per_block_optin  # type: ignore[attr-defined] # torch's types lack it
+    return Limits(properties.multi_processor_count, shared)
 
 
 def limits_of(device: torch.device) -> Limits:
@@ -136,16 +133,36 @@ def plan(
     """
     best: tuple[float, Partition] | None = None
     for candidate in candidates(hidden, products, limits, back=back):
-        whole = candidate.parts(hidden) * candidate.groups(batch) * directions
-        if together and directions > 1 and whole > limits.processors:
+        count = candidate.parts(hidden) * candidate.groups(batch) * directions
+        if together and directions > 1 and count > limits.processors:
             continue
         if together is False:
-            candidate = candidate._replace(programs=min(limits.processors, whole // directions))
+            candidate = candidate._replace(programs=min(limits.processors, count // directions))
         step = _step_cost(candidate, batch, hidden, products.itemsize, back)
         cost = candidate.launches(directions, batch, hidden) * step
         if best is None or cost < best[0]:
             best = cost, candidate
     return None if best is None else best[1]
+
+
+def partition_of(
+    batch: int,
+    hidden: int,
+    products: torch.dtype,
+    device: torch.device,
+    directions: int,
+    together: str,
+    back: bool,
+) -> Partition:
+    """Returns how a walk is parted: `plan` for a layer that some launch serves.
+
+    ``together``: "yes" or "no", whether all directions share a launch; "auto": whichever is faster.
+    """
+    shares = {"yes": True, "no": False, "auto": None}[together]
+    limits = limits_of(device)
+    partition = plan(batch, hidden, products, limits, back=back, directions=directions, together=shares)
+    assert partition is not None, "a layer that no launch can serve"
+    return partition
 
 
 def candidates(hidden: int, products: torch.dtype, limits: Limits, *, back: bool) -> Iterator[Partition]:
@@ -284,7 +301,7 @@ def counters_of(partition: Partition, directions: int, batch: int, hidden: int) 
 
 
 @functools.cache
-def _forward_launch(
+def forward_launch(
     partition: Partition,
     shape: tuple[int, int, int, int],
     types: tuple[torch.dtype, ...],
@@ -297,7 +314,7 @@ def _forward_launch(
         partition: how the walk is parted.
         shape: D, T, B and 4H.
         types: of sums, recurrent matrix and outputs.
-        backwards: see `walk_forward`.
+        backwards: for each direction True if it walks backwards.
         has: True each if there is a first state, if there are lengths, if cells and if sums are kept.
     """
     directions, steps, batch, width = shape
@@ -313,7 +330,7 @@ def _forward_launch(
 
 
 @functools.cache
-def _backward_launch(
+def backward_launch(
     partition: Partition,
     shape: tuple[int, int, int, int],
     types: tuple[torch.dtype, ...],
@@ -326,7 +343,7 @@ def _backward_launch(
         partition: how the walk is parted.
         shape: D, T, B and 4H.
         types: of sums, recurrent matrix, outputs' gradient and the last h's gradient.
-        backwards: see `walk_forward`.
+        backwards: for each direction True if it walks backwards.
         has: True each if there are lengths, a gradient of the last h, and one of the last c.
     """
     directions, steps, batch, width = shape
@@ -344,117 +361,6 @@ def _backward_launch(
     return launches, tuple((*part, span) for part in parts)
 
 
-def walk_forward(
-    partition: Partition,
-    sums: Tensor,
-    recurrent: Tensor,
-    outputs: Tensor,
-    cells: Tensor | None,
-    first: tuple[Tensor, Tensor] | None,
-    last: tuple[Tensor, Tensor],
-    lengths: Tensor | None,
-    backwards: tuple[bool, ...],
-    keep_sums: bool,
-    counters: Tensor | None = None,
-) -> None:
-    """Runs all steps of a layer.
-
-    Args:
-        partition: division into programs.
-        sums: (D, T, B, 4H), the inputs' share of the gates; if h is exchanged in another type than the outputs', the
-            first step of each walk includes the share of the initial h. Overwritten by the full sums with
-            ``keep_sums``.
-        recurrent: (D, 4H, H), in the type of the products, in which h is exchanged.
-        outputs: (T, B, D H) is written.
-        cells: (D, T, B, H) float32 is written, c before the step at each position; or None.
-        first: h, in the type of the outputs, and c, float32, (D, B, H); None: zeros.
-        last: h and c after the last step, are written.
-        lengths: (B,) on the device; or None.
-        backwards: per direction, True if it walks backwards.
-        keep_sums: see ``sums``.
-        counters: int32, at least as many zeros as `counters_of` says, is overwritten; made if None.
-    """
-    directions, _, batch, width = sums.shape
-    ring = recurrent.dtype != outputs.dtype
-    exchange = recurrent.new_empty(directions, 2, batch, width // 4) if ring else outputs
-    if counters is None:
-        counters = _zeros(counters_of(partition, directions, batch, width // 4)[1], sums)
-    launch, parts = _forward_launch(
-        partition,
-        tuple(sums.shape),
-        (sums.dtype, recurrent.dtype, outputs.dtype),
-        backwards,
-        (first is not None, lengths is not None, cells is not None, keep_sums),
-    )
-    tensors = (
-        sums, recurrent, exchange, outputs, sums if cells is None else cells, *(last if first is None else first),
-        *last, counters if lengths is None else lengths, counters,
-    )  # fmt: skip
-    for programs, *part in parts:
-        launch(programs, tensors, (sums.shape[1], batch, *part))
-
-
-def walk_backward(
-    partition: Partition,
-    sums: Tensor,
-    recurrent: Tensor,
-    cells: Tensor,
-    doutputs: Tensor,
-    dsums: Tensor,
-    last_dh: Tensor | None,
-    last_dc: Tensor | None,
-    first_dc: Tensor,
-    lengths: Tensor | None,
-    backwards: tuple[bool, ...],
-    counters: Tensor | None = None,
-) -> None:
-    """Runs all steps of a layer backward.
-
-    Args:
-        partition: division into programs.
-        sums: (D, T, B, 4H), the gates before their nonlinearities.
-        recurrent: (D, 4H, H), in the type of the products, in which gradients of the sums are exchanged, scaled if
-            ``dsums`` has another type.
-        cells: (D, T, B, H) float32, c before the step at each position.
-        doutputs: (T, B, D H), with last stride 1.
-        dsums: (D, T, B, 4H) is written, zero in the padding; may be ``sums``.
-        last_dh, last_dc: (D, B, H), the gradients of the last state, that of c in float32; None: zeros.
-        first_dc: (D, B, H) float32 is written, the gradient of the initial c.
-        lengths, backwards: as in `walk_forward`.
-        counters: int32, at least one zero more than `counters_of` says, is overwritten; made if None.
-    """
-    directions, steps, batch, width = sums.shape
-    ring = recurrent.dtype != dsums.dtype
-    exchange = recurrent.new_empty(directions, 2, batch, width) if ring else dsums
-    groups, count = counters_of(partition, directions, batch, width // 4)
-    if counters is None:
-        counters = _zeros(count + 1, sums)
-    if ring:
-        largest(doutputs, last_dh, last_dc, counters, count)
-    partials = first_dc
-    if partition.team > 1:
-        programs = partition.parts(width // 4) * directions * partition.groups(batch)
-        partials = first_dc.new_empty(programs, partition.rows, partition.team * partition.units)
-    launches, parts = _backward_launch(
-        partition,
-        tuple(sums.shape),
-        (sums.dtype, recurrent.dtype, doutputs.dtype, doutputs.dtype if last_dh is None else last_dh.dtype),
-        backwards,
-        (lengths is not None, last_dh is not None, last_dc is not None),
-    )
-    tensors = (
-        sums, recurrent, exchange, partials, cells, doutputs, dsums, doutputs if last_dh is None else last_dh,
-        first_dc if last_dc is None else last_dc, first_dc, counters if lengths is None else lengths, counters,
-    )  # fmt: skip
-    for programs, *part in parts:
-        for launch in launches:
-            launch(programs, tensors, (steps, batch, *part, groups, count), doutputs.stride()[:2])
-
-
-def _zeros(count: int, like: Tensor) -> Tensor:
-    return torch.zeros(count, dtype=torch.int32, device=like.device)
-
-
 def walk_cells(
     sums: Tensor, first_c: Tensor | None, cells: Tensor, lengths: Tensor | None, backwards: tuple[bool, ...]
 ) -> None:
@@ -468,7 +374,7 @@ def walk_cells(
     programs = directions * triton.cdiv(batch, rows) * triton.cdiv(hidden, units)
     lstm_cells[(programs,)](
         sums, cells if first_c is None else first_c, cells, cells if lengths is None else lengths, steps, batch,
-        H=hidden, ROWS=rows, UNITS=units, BACKWARDS=_mask(backwards), HAS_FIRST=first_c is not None,
+        H=hidden, ROWS=rows, UNITS=units, AHEAD=8, BACKWARDS=_mask(backwards), HAS_FIRST=first_c is not None,
         HAS_LENGTHS=lengths is not None, num_warps=4,
     )  # fmt: skip
 

@@ -367,12 +367,14 @@ def lstm_backward(sums, recurrent, exchange, partials, cells, doutputs, dsums, l
 
 @triton.jit(do_not_specialize=["T", "B"])
 def lstm_cells(sums, first_c, cells, lengths, T, B, H: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr,
-               BACKWARDS: tl.constexpr, HAS_FIRST: tl.constexpr, HAS_LENGTHS: tl.constexpr):  # fmt: skip
+               AHEAD: tl.constexpr, BACKWARDS: tl.constexpr, HAS_FIRST: tl.constexpr,
+               HAS_LENGTHS: tl.constexpr):  # fmt: skip
     """Recomputes the cell states from the gates' sums; programs are independent.
 
     Args:
         sums: (D, T, B, 4H). first_c: (D, B, H), read with HAS_FIRST.
         cells: (D, T, B, H) is written, c before the step at each position, in padding c after the last step.
+        AHEAD: steps whose gates are loaded together.
         Others: as in `lstm_forward`.
     """
     PARTS: tl.constexpr = (H + UNITS - 1) // UNITS
@@ -385,13 +387,24 @@ def lstm_cells(sums, first_c, cells, lengths, T, B, H: tl.constexpr, ROWS: tl.co
     length = _row_lengths(lengths, row, row < B, T, HAS_LENGTHS)
     owned = (row < B)[:, None] & (unit < H)[None, :]
     c = _given(first_c + (direction * B + row)[:, None] * H + unit[None, :], owned, ROWS, UNITS, HAS_FIRST)
-    for step in tl.range(0, T, loop_unroll_factor=4):
-        active = (step < length)[:, None] & owned
-        position = _positions(step, length, backwards)
-        place = ((direction * T + position).to(tl.int64) * B + row)[:, None]
-        gates = sums + place * (4 * H) + unit[None, :]
-        i = tl.sigmoid(tl.load(gates, mask=active, other=0.0).to(tl.float32))
-        f = tl.sigmoid(tl.load(gates + H, mask=active, other=0.0).to(tl.float32))
-        g = _tanh(tl.load(gates + 2 * H, mask=active, other=0.0).to(tl.float32))
-        tl.store(cells + place * H + unit[None, :], c, mask=owned)
-        c = tl.where(active, f * c + i * g, c)
+    for first in range(0, T, AHEAD):
+        loaded = ()
+        for n in tl.static_range(AHEAD):  # a step waits for the step before, but its loads do not
+            active = (first + n < length)[:, None] & owned
+            position = _positions(first + n, length, backwards)
+            gates = (
+                sums + ((direction * T + position).to(tl.int64) * B + row)[:, None] * (4 * H) + unit[None, :]
+            )
+            loaded = loaded + (  # type: ignore[assignment]
+                tl.load(gates, mask=active, other=0.0),
+                tl.load(gates + H, mask=active, other=0.0),
+                tl.load(gates + 2 * H, mask=active, other=0.0),
+            )
+        for n in tl.static_range(AHEAD):
+            step = first + n
+            place = ((direction * T + _positions(step, length, backwards)).to(tl.int64) * B + row)[:, None]
+            tl.store(cells + place * H + unit[None, :], c, mask=owned & (step < T))
+            i = tl.sigmoid(loaded[3 * n].to(tl.float32))
+            f = tl.sigmoid(loaded[3 * n + 1].to(tl.float32))  # type: ignore[unreachable]
+            after = f * c + i * _tanh(loaded[3 * n + 2].to(tl.float32))
+            c = tl.where((step < length)[:, None] & owned, after, c)

@@ -17,6 +17,7 @@ from econmt_ops.backends.triton import interpreted, recurrence_gluon
 from econmt_ops.backends.triton.recurrence_kernels import recurrence_backward, recurrence_forward
 from econmt_ops.core.chunks import rows_of
 from econmt_ops.core.precision import accumulate_dtype
+from econmt_ops.linear_recurrence.scan import RecurrenceArguments
 
 _LINE = 128
 """Bytes of adjacent units that a program loads per step: a cache line."""
@@ -95,37 +96,28 @@ class TileCut:
             like.new_zeros(self.groups * (parts + tops), dtype=torch.int32),
         )
 
-    def constants(
-        self, like: Tensor, reverse: bool, initial: Tensor | None, lengths: Tensor | None
-    ) -> dict[str, Any]:
+    def constants(self, call: RecurrenceArguments) -> dict[str, Any]:
         """Returns the compile-time arguments."""
         return {
-            "BLOCK": self.steps, "COUNT": self.ahead, "UNITS": self.units, "REVERSE": reverse,
-            "HAS_INITIAL": initial is not None, "HAS_LENGTHS": lengths is not None, "TILED": self.tiled,
+            "BLOCK": self.steps, "COUNT": self.ahead, "UNITS": self.units, "REVERSE": call.reverse,
+            "HAS_INITIAL": call.initial is not None, "HAS_LENGTHS": call.lengths is not None, "TILED": self.tiled,
             "RADIX": RADIX, "WAITS": not interpreted(),
-            "ACC": tl.float64 if like.dtype == torch.float64 else tl.float32, "num_warps": 1,
+            "ACC": tl.float64 if call.decay.dtype == torch.float64 else tl.float32, "num_warps": 1,
         }  # fmt: skip
 
 
 def forward(
-    decay: Tensor,
-    inputs: Tensor,
-    initial: Tensor | None,
-    lengths: Tensor | None,
-    reverse: bool,
-    block: int,
-    keep: bool,
-    tiled: bool | None = None,
+    call: RecurrenceArguments, block: int, keep: bool, tiled: bool | None = None
 ) -> tuple[Tensor, Tensor | None]:
     """Returns the outputs, and the states before the blocks in the order of the walk; see `scan.Backend.forward`.
 
     Args:
-        decay, inputs, initial, lengths, reverse, block, keep: see there.
+        call, block, keep: see there.
         tiled: see `TileCut`; if not None, the kernels are those of `recurrence_kernels`.
     """
-    decay, inputs = rows_of(decay), rows_of(inputs)
+    decay, inputs, initial, lengths = rows_of(call.decay), rows_of(call.inputs), call.initial, call.lengths
     if tiled is None and not keep and recurrence_gluon.serves(decay, inputs):
-        return recurrence_gluon.forward(decay, inputs, initial, lengths, reverse), None
+        return recurrence_gluon.forward(call._replace(decay=decay, inputs=inputs)), None
     rows, steps, hidden = inputs.shape
     cut = TileCut(inputs, block, tiled)
     outputs = torch.empty_like(inputs, memory_format=torch.contiguous_format)
@@ -137,26 +129,23 @@ def forward(
             decay, inputs, outputs if initial is None else initial.contiguous(),
             outputs if lengths is None else lengths, outputs, outputs if carries is None else carries,
             *cut.exchange(inputs), *decay.stride()[:2], *inputs.stride()[:2], steps, cut.count, hidden, KEEPS=keep,
-            **cut.constants(inputs, reverse, initial, lengths),
+            **cut.constants(call),
         )  # fmt: skip
     return outputs, carries
 
 
 def backward(
-    decay: Tensor,
-    kept: Tensor,
+    call: RecurrenceArguments,
     carries: Tensor | None,
-    initial: Tensor | None,
-    lengths: Tensor | None,
-    reverse: bool,
     block: int,
     doutputs: Tensor,
     tiled: bool | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Returns the gradients of decay, inputs and initial; see `scan.Backend.backward`, and `forward` for ``tiled``."""
-    decay, kept, doutputs = rows_of(decay), rows_of(kept), rows_of(doutputs)
+    decay, kept, doutputs = rows_of(call.decay), rows_of(call.inputs), rows_of(doutputs)
+    initial, lengths = call.initial, call.lengths
     if tiled is None and carries is None and recurrence_gluon.serves(decay, kept, doutputs):
-        return recurrence_gluon.backward(decay, kept, initial, lengths, reverse, doutputs)
+        return recurrence_gluon.backward(call._replace(decay=decay, inputs=kept), doutputs)
     rows, steps, hidden = decay.shape
     cut = TileCut(decay, block, tiled)
     ddecay, dinputs = (torch.empty_like(decay, memory_format=torch.contiguous_format) for _ in range(2))
@@ -166,6 +155,6 @@ def backward(
             decay, kept, doutputs, ddecay if initial is None else initial.contiguous(),
             ddecay if lengths is None else lengths, ddecay if carries is None else carries, ddecay, dinputs, dinitial,
             *cut.exchange(decay), *decay.stride()[:2], *kept.stride()[:2], *doutputs.stride()[:2], steps, cut.count,
-            hidden, AGAIN=carries is not None, **cut.constants(decay, reverse, initial, lengths),
+            hidden, AGAIN=carries is not None, **cut.constants(call),
         )  # fmt: skip
     return ddecay, dinputs, dinitial

@@ -33,6 +33,7 @@ from triton.runtime.driver import driver
 
 from econmt_ops.backends.triton import interpreted
 from econmt_ops.backends.triton.exchange import SPINS as _SPINS
+from econmt_ops.linear_recurrence.scan import RecurrenceArguments
 
 _EMPTY = gl.constexpr(-1)
 """Word that no program publishes: as two float32, NaNs that no product has as its result."""
@@ -417,35 +418,28 @@ def plan(like: Tensor) -> TilePlan:
     return TilePlan(units, rows * hidden // units, span, -(-steps // (span * WARPS)))
 
 
-def forward(
-    decay: Tensor, inputs: Tensor, initial: Tensor | None, lengths: Tensor | None, reverse: bool
-) -> Tensor:
+def forward(call: RecurrenceArguments) -> Tensor:
     """Returns the outputs; see `recurrence.forward`."""
+    decay, inputs, initial = call.decay, call.inputs, call.initial
     cut = plan(inputs)
     outputs = torch.empty_like(inputs, memory_format=torch.contiguous_format)
     scan_forward[(cut.lines * cut.tiles,)](
-        decay, inputs, None if initial is None else initial.contiguous(), lengths, outputs, cut.words(inputs),
+        decay, inputs, None if initial is None else initial.contiguous(), call.lengths, outputs, cut.words(inputs),
         *decay.stride()[:2], *inputs.stride()[:2], inputs.shape[2], inputs.shape[1], cut.tiles,
-        **cut.constants(inputs, reverse),
+        **cut.constants(inputs, call.reverse),
     )  # fmt: skip
     return outputs
 
 
-def backward(
-    decay: Tensor,
-    outputs: Tensor,
-    initial: Tensor | None,
-    lengths: Tensor | None,
-    reverse: bool,
-    doutputs: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the gradients of decay, inputs and initial; see `recurrence.backward`."""
+def backward(call: RecurrenceArguments, doutputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns the gradients of decay, inputs and initial, from the outputs in place of the inputs."""
+    decay, outputs, initial = call.decay, call.inputs, call.initial
     cut = plan(decay)
     ddecay, dinputs = (torch.empty_like(decay, memory_format=torch.contiguous_format) for _ in range(2))
     dinitial = decay.new_empty(decay.shape[0], decay.shape[2], dtype=torch.float32)
     scan_backward[(cut.lines * cut.tiles,)](
-        decay, outputs, doutputs, None if initial is None else initial.contiguous(), lengths, ddecay, dinputs, dinitial,
-        cut.words(decay), *decay.stride()[:2], *outputs.stride()[:2], *doutputs.stride()[:2], decay.shape[2],
-        decay.shape[1], cut.tiles, **cut.constants(decay, reverse),
+        decay, outputs, doutputs, None if initial is None else initial.contiguous(), call.lengths, ddecay, dinputs,
+        dinitial, cut.words(decay), *decay.stride()[:2], *outputs.stride()[:2], *doutputs.stride()[:2], decay.shape[2],
+        decay.shape[1], cut.tiles, **cut.constants(decay, call.reverse),
     )  # fmt: skip
     return ddecay, dinputs, dinitial

@@ -25,8 +25,9 @@ from torch import Tensor
 
 from econmt_ops.backends.triton import recurrence
 from econmt_ops.backends.triton.pointwise import sigmoid, tanh
-from econmt_ops.cells.scan import ScanCell
+from econmt_ops.cells.scan import ScanInputs
 from econmt_ops.core.chunks import rows_of
+from econmt_ops.linear_recurrence.scan import RecurrenceArguments
 
 _UNITS = 32
 """Maximum units per program, which is one warp: one unit per thread, so that many warps hide each other's latency."""
@@ -396,45 +397,33 @@ def _cut(like: Tensor) -> _Cut:
 
 def _states(decays: Tensor, ends: Tensor, first: Tensor, reverse: bool) -> Tensor:
     """Returns the states before each chunk, (B, chunks, H), given the maps c -> decays c + ends and first (B, H)."""
-    after, _ = recurrence.forward(decays, ends, first, None, reverse, _TILE, False)
+    call = RecurrenceArguments(decays, ends, first, None, reverse, "outputs", "triton")
+    after, _ = recurrence.forward(call, _TILE, False)
     begin = first.unsqueeze(1)
     return torch.cat([after[:, 1:], begin] if reverse else [begin, after[:, :-1]], 1)
 
 
-def _constants(
-    cell: ScanCell, products: Tensor, hidden: int, lengths: Tensor | None, units: int
-) -> dict[str, Any]:
+def _constants(inputs: ScanInputs, units: int) -> dict[str, Any]:
     """Returns the compile-time arguments of both kernels."""
+    cell, products, hidden = inputs.cell, inputs.products, inputs.first.shape[1]
     return {
         "PARTS": products.shape[2] // hidden, "HIDDEN": hidden, "GATES": cell.gates - 1,
         "RECURRENCE": cell.recurrence.name, "OUTPUT": cell.output.name, "SQUASHES": cell.squashes,
-        "HAS_LENGTHS": lengths is not None, "UNITS": units,
+        "HAS_LENGTHS": inputs.lengths is not None, "UNITS": units,
         "ACC": tl.float64 if products.dtype == torch.float64 else tl.float32, "num_warps": 1,
     }  # fmt: skip
 
 
-def forward(
-    cell: ScanCell,
-    products: Tensor,
-    bias: Tensor,
-    read: Tensor,
-    first: Tensor,
-    lengths: Tensor | None,
-    outputs: Tensor,
-    last: Tensor,
-    cells: Tensor | None,
-) -> None:
+def forward(inputs: ScanInputs, outputs: Tensor, last: Tensor, cells: Tensor | None) -> None:
     """Writes the results of a recurrence.
 
     Args:
-        cell: defines the recurrence.
-        products: (B, T, K H), contiguous, without the bias. bias: (K H,).
-        read: (B, T, I), the input, which a highway reads if I is H.
-        first: (B, H), in the accumulate type. lengths: (B,), or None.
+        inputs: arguments, with the bias.
         outputs: (B, T, H), contiguous, is written, as are last (B, H), c after each row's last step, and, unless None,
             cells (B, T, H), c after each step.
     """
     batch, steps, hidden = outputs.shape
+    _, products, bias, read, first, lengths = inputs
     read, before = rows_of(read), first.contiguous()
     cut = _cut(outputs)
     decays, ends = last, last
@@ -445,7 +434,7 @@ def forward(
             products, bias, read, before, first if lengths is None else lengths, outputs, ends, decays,
             last if cells is None else cells, *read.stride()[:2], steps, cut.span, cut.chunks,
             KEEPS=cells is not None, SUMMARY=summary, BLOCK=_FORWARD_BLOCK,
-            **_constants(cell, products, hidden, lengths, cut.units),
+            **_constants(inputs, cut.units),
         )  # fmt: skip
         if summary:
             before = _states(decays, ends, before, False)
@@ -454,12 +443,7 @@ def forward(
 
 
 def backward(
-    cell: ScanCell,
-    products: Tensor,
-    bias: Tensor,
-    read: Tensor,
-    first: Tensor,
-    lengths: Tensor | None,
+    inputs: ScanInputs,
     cells: Tensor,
     doutputs: Tensor | None,
     dlast: Tensor | None,
@@ -469,14 +453,16 @@ def backward(
     """Writes the gradients of products and input; returns those of ``first`` and of the bias, in the accumulate type.
 
     Args:
-        cell, products, bias, read, first, lengths: as in :func:`forward`. cells: as written there.
+        inputs, cells: as given to and written by :func:`forward`.
         doutputs: (B, T, H), or None. dlast: (B, H), or None.
-        dproducts: (B, T, K H), contiguous, is written; may be ``products`` itself.
+        dproducts: (B, T, K H), contiguous, is written; may be the products themselves.
         dread: (B, T, H), contiguous, is written if a highway reads the input; otherwise None.
     """
     batch, steps, hidden = cells.shape
+    _, products, bias, read, first, lengths = inputs
+    assert bias is not None
     read, first = rows_of(read), first.contiguous()
-    given = first if doutputs is None else rows_of(doutputs)
+    gradient = first if doutputs is None else rows_of(doutputs)
     cut = _cut(cells)
     dfirst, decays = (first.new_empty(batch, cut.chunks, hidden) for _ in range(2))
     dbias = first.new_empty(batch * cut.chunks, bias.shape[0])
@@ -484,11 +470,11 @@ def backward(
     for summary in (True, False) if cut.chunks > 1 else (False,):
         has_after = after is not None and not summary
         scan_cell_backward[cut.grid(batch, hidden)](
-            products, bias, read, first, first if lengths is None else lengths, cells, given,
+            products, bias, read, first, first if lengths is None else lengths, cells, gradient,
             first if after is None else after, dproducts, dproducts if dread is None else dread, dfirst, decays, dbias,
-            *read.stride()[:2], *given.stride()[:2], steps, cut.span, cut.chunks,
+            *read.stride()[:2], *gradient.stride()[:2], steps, cut.span, cut.chunks,
             HAS_DOUTPUTS=doutputs is not None, HAS_DLAST=has_after, SUMMARY=summary, BLOCK=_BACKWARD_BLOCK,
-            **_constants(cell, products, hidden, lengths, cut.units),
+            **_constants(inputs, cut.units),
         )  # fmt: skip
         if summary:
             after = _states(decays, dfirst, torch.zeros_like(first) if after is None else after, True)

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from econmt_ops.backends.protocol import StepGradients
+from econmt_ops.backends.protocol import CellStep, StepGradients
 from econmt_ops.backends.triton.cells import division, row_stride
 from econmt_ops.backends.triton.pointwise import sigmoid, tanh
 from econmt_ops.cells.attention import LAYER_NORM_EPSILON
@@ -288,16 +288,9 @@ def _vectors(extra: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor, T
     return sums[0], sums[1], sums[-1], gain, shift
 
 
-def forward(
-    read: Tensor,
-    recurrent: Tensor,
-    before: Sequence[Tensor],
-    after: Sequence[Tensor],
-    output: Tensor,
-    extra: Sequence[Tensor],
-    padding: Tensor | None,
-) -> None:
+def forward(step: CellStep, after: Sequence[Tensor], output: Tensor) -> None:
     """Runs one step; see `protocol.StepKernels.step_forward_into`. A GRU has the state h, the LSTM h and c."""
+    _, read, recurrent, before, extra, padding = step
     rows, hidden = before[0].shape
     mask = None if padding is None else padding.view(torch.int8)
     if len(before) == 1:
@@ -305,39 +298,33 @@ def forward(
         tensors = (read, recurrent, before[0], after[0], output)
         gru_forward[grid](*tensors, mask, hidden, *_strides(*tensors), **compiled_with)
         return
-    whole, compiled_with = _whole_rows(rows, hidden)
-    own = (read, recurrent, before[1], after[0], after[1], output)
-    lnlstm_forward[whole](
-        *own, *_vectors(extra), mask, before[0], hidden, *_strides(*own, before[0]), PER_GATE=len(extra) == 4,
+    grid, compiled_with = _whole_rows(rows, hidden)
+    tensors = (read, recurrent, before[1], after[0], after[1], output)
+    lnlstm_forward[grid](
+        *tensors, *_vectors(extra), mask, before[0], hidden, *_strides(*tensors, before[0]), PER_GATE=len(extra) == 4,
         **compiled_with,
     )  # fmt: skip
 
 
 def backward(
-    read: Tensor,
-    recurrent: Tensor,
-    before: Sequence[Tensor],
-    dstate: Sequence[Tensor],
-    given: Tensor | None,
-    extra: Sequence[Tensor],
-    padding: Tensor | None,
-    gradients: StepGradients,
+    step: CellStep, dstate: Sequence[Tensor], doutput: Tensor | None, gradients: StepGradients
 ) -> None:
     """Runs one step backward; see `StepKernels.step_backward_into`; ``gradients.extra`` are (B, .) each."""
+    _, read, recurrent, before, extra, padding = step
     dread, drecurrent, dextra = gradients
     rows, hidden = before[0].shape
     mask = None if padding is None else padding.view(torch.int8)
     if len(before) == 1:
         grid, compiled_with = division(rows, hidden)
         gru_backward[grid](
-            read, recurrent, before[0], dstate[0], given, mask, dread, drecurrent, hidden,
-            *_strides(read, recurrent, before[0], dstate[0], given, dread, drecurrent), **compiled_with,
+            read, recurrent, before[0], dstate[0], doutput, mask, dread, drecurrent, hidden,
+            *_strides(read, recurrent, before[0], dstate[0], doutput, dread, drecurrent), **compiled_with,
         )  # fmt: skip
         return
-    whole, compiled_with = _whole_rows(rows, hidden)
-    lnlstm_backward[whole](
-        read, recurrent, before[1], *_vectors(extra), *dstate, given, mask, dread, drecurrent, *_vectors(dextra),
+    grid, compiled_with = _whole_rows(rows, hidden)
+    lnlstm_backward[grid](
+        read, recurrent, before[1], *_vectors(extra), *dstate, doutput, mask, dread, drecurrent, *_vectors(dextra),
         hidden,
-        *_strides(read, recurrent, before[1], *dstate, given, dread, drecurrent), PER_GATE=len(extra) == 4,
+        *_strides(read, recurrent, before[1], *dstate, doutput, dread, drecurrent), PER_GATE=len(extra) == 4,
         **compiled_with,
     )  # fmt: skip

@@ -11,10 +11,16 @@ import torch
 from torch import Tensor
 
 from econmt_ops.backends.eager import CellSteps
-from econmt_ops.backends.protocol import AttentionGradients, AttentionKernels, Read, StepGradients
+from econmt_ops.backends.protocol import (
+    AttentionGradients,
+    AttentionInputs,
+    AttentionKernels,
+    CellStep,
+    Read,
+    StepGradients,
+)
 from econmt_ops.backends.triton import cells, step_cells
 from econmt_ops.backends.triton.attention import AttentionLauncher, KeyGradients
-from econmt_ops.cells.protocol import StepCell
 
 
 def _rows(block: Tensor) -> Tensor:
@@ -26,20 +32,12 @@ class TritonAttention:
     """`econmt_ops.backends.protocol.AttentionKernels` by `econmt_ops.backends.triton.attention`.
 
     Args:
-        keys, projected, score, norm, scale, lengths: as in `StepKernels.attention`.
+        inputs: keys, values and weights; lengths on their device.
     """
 
-    def __init__(
-        self,
-        keys: Tensor,
-        projected: Tensor,
-        score: Tensor | None,
-        norm: tuple[Tensor, Tensor] | None,
-        scale: float,
-        lengths: Tensor | None,
-    ) -> None:
-        self._kernels = AttentionLauncher(keys, projected, score, norm, scale, lengths)
-        self._size = keys.shape[2]
+    def __init__(self, inputs: AttentionInputs) -> None:
+        self._kernels = AttentionLauncher(*inputs)
+        self._size = inputs.keys.shape[2]
 
     def forward(self, both: Tensor, outputs: Sequence[Tensor], weights: Tensor) -> None:
         """Implements `AttentionKernels.forward`."""
@@ -87,11 +85,11 @@ class TritonAttention:
         if self._kernels.score is None:
             scaled = (dscores * self._kernels.scale).to(queries.dtype).permute(1, 2, 0)
             return AttentionGradients(torch.bmm(scaled, queries.transpose(0, 1)), None, None)
-        found = KeyGradients(self._kernels, queries.dtype)
-        found.add(_rows(queries), _rows(dscores))
-        dscore, *dnorm = found.vectors()
+        sums = KeyGradients(self._kernels, queries.dtype)
+        sums.add(_rows(queries), _rows(dscores))
+        dscore, *dnorm = sums.vectors()
         norm = (dnorm[0], dnorm[1]) if dnorm else None
-        return AttentionGradients(found.keys, dscore, norm)
+        return AttentionGradients(sums.keys, dscore, norm)
 
 
 class TritonSteps(CellSteps):
@@ -120,19 +118,9 @@ class TritonSteps(CellSteps):
             gates.add_(recurrent)
         cells.forward(gates, before, after, h, read)
 
-    def step_forward_into(
-        self,
-        cell: StepCell,  # noqa: ARG002 - identified by the number of its states
-        read: Tensor,
-        recurrent: Tensor,
-        before: Sequence[Tensor],
-        after: Sequence[Tensor],
-        output: Tensor,
-        extra: Sequence[Tensor],
-        padding: Tensor | None,
-    ) -> None:
+    def step_forward_into(self, step: CellStep, after: Sequence[Tensor], output: Tensor) -> None:
         """Implements `StepKernels.step_forward_into`."""
-        step_cells.forward(read, recurrent, before, after, output, extra, padding)
+        step_cells.forward(step, after, output)
 
     def rows_of_sums(self, batch: int) -> int:
         """Implements `StepKernels.rows_of_sums`; every row has its own."""
@@ -140,19 +128,14 @@ class TritonSteps(CellSteps):
 
     def step_backward_into(
         self,
-        cell: StepCell,  # noqa: ARG002 - as above
-        read: Tensor,
-        recurrent: Tensor,
-        before: Sequence[Tensor],
+        step: CellStep,
         after: Sequence[Tensor],  # noqa: ARG002 - recomputed
         dstate: Sequence[Tensor],
-        given: Tensor | None,
-        extra: Sequence[Tensor],
-        padding: Tensor | None,
+        doutput: Tensor | None,
         gradients: StepGradients,
     ) -> None:
         """Implements `StepKernels.step_backward_into`."""
-        step_cells.backward(read, recurrent, before, dstate, given, extra, padding, gradients)
+        step_cells.backward(step, dstate, doutput, gradients)
 
     def prepare_gates(self, gates: Tensor) -> Tensor:
         """Implements `StepKernels.prepare_gates`."""
@@ -177,15 +160,8 @@ class TritonSteps(CellSteps):
         """Implements `StepKernels.cell_backward`."""
         cells.backward(gates, before, after, dh, dc, dgates, keep, scale)
 
-    def attention(
-        self,
-        keys: Tensor,
-        projected: Tensor,
-        score: Tensor | None,
-        norm: tuple[Tensor, Tensor] | None,
-        scale: float,
-        lengths: Tensor | None,
-    ) -> AttentionKernels:
+    def attention(self, inputs: AttentionInputs) -> AttentionKernels:
         """Implements `StepKernels.attention`."""
-        here = None if lengths is None else lengths.to(keys.device)
-        return TritonAttention(keys, projected, score, norm, scale, here)
+        if inputs.lengths is not None:
+            inputs = inputs._replace(lengths=inputs.lengths.to(inputs.keys.device))
+        return TritonAttention(inputs)

@@ -21,6 +21,7 @@ from econmt_ops.backends.triton.cross_entropy import Gradients, _add_rows, _cast
 from econmt_ops.backends.triton.sliced_cross_entropy import Labels, _numbers, slice_gradient
 from econmt_ops.core.alignment import even
 from econmt_ops.core.chunks import add_outer
+from econmt_ops.linear_cross_entropy.recompute import CrossEntropyArguments
 
 SLICE_BYTES = 96 << 20
 """Bytes of the logits of a slice, chosen to fit the L2 cache."""
@@ -124,27 +125,18 @@ class _HiddenSum:
         self._result[self._half :] = second
 
 
-def walk(
-    hidden: Tensor,
-    weight: Tensor,
-    targets: Tensor,
-    bias: Tensor | None,
-    smoothing: float,
-    ignore_index: int,
-    scale: Tensor,
-    gradients: Gradients | None,
-) -> Tensor:
+def walk(call: CrossEntropyArguments, factors: Tensor | None, gradients: Gradients | None) -> Tensor:
     """Returns the losses (N,) in float32, and writes the gradients of their sum.
 
     Args:
-        hidden: (N, H) in 16 bits, N > 0 and H a multiple of 8. weight: (V, H). bias: (V,) or None.
-        targets: (N,) int64; rows with ``ignore_index`` have loss and gradients 0.
-        smoothing, ignore_index: as in `econmt_ops.linear_cross_entropy`.
-        scale: factor of the gradients: a scalar on the device, or (N,), one per row.
+        call: arguments, with hidden (N, H) in 16 bits, N > 0 and H a multiple of 8.
+        factors: factor of the gradients: a scalar on the device, or (N,), one per row; None: 1.
         gradients: gradients of hidden in its type, of weight in its own or float32, contiguous, and of bias in float32;
             all are overwritten. None: no gradients are computed.
     """
-    hidden, targets = hidden.contiguous(), targets.contiguous()
+    weight, bias, smoothing, ignore_index = call.weight, call.bias, call.smoothing, call.ignore_index
+    hidden, targets = call.hidden.contiguous(), call.targets.contiguous()
+    factors = hidden.new_ones((), dtype=torch.float32) if factors is None else factors
     slices = _Slices(hidden, len(weight), None if gradients is None else gradients[1])
     labels = [Labels(targets, part.start, len(weight), 0, smoothing, ignore_index) for part in slices.parts]
 
@@ -179,7 +171,7 @@ def walk(
         logits = slices.second_place(number)
         if number >= slices.kept:
             make(part, logits)
-        _put_gradient(logits, part.stop - part.start, numbers, labels[number], scale, losses)
+        _put_gradient(logits, part.stop - part.start, numbers, labels[number], factors, losses)
         total.add(logits, words(part), number == 0)
         if dbias is not None:
             _add_rows(dbias[part], logits, True)

@@ -1,0 +1,122 @@
+"""Groups of options for searching and drawing translations, batches of lines, and constraints on words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from econmt.cli.option_groups import RecipeKeys, option, recipe_option
+from econmt.cli.options import Computing
+from econmt.config import limits
+from econmt.config.recipe import Decoding
+from econmt.decoding.translator import CHUNK_SIZE
+
+_BATCHES = ("batch_size", "max_input_length")
+SearchKeys = Annotated[
+    dict[str, Any],
+    RecipeKeys(
+        "decoding", [name for name in Decoding.model_fields if name not in _BATCHES], {"beam_size": "-b"}
+    ),
+]
+"""Options that replace the recipe's search keys, as a dictionary of those given."""
+
+
+@dataclass(frozen=True)
+class SearchComputing(Computing):
+    """Device, threads and precision of a search, which can multiply in 8 bits."""
+
+    precision: Literal["auto", "float32", "bfloat16", "int8"] = option(
+        "auto",
+        help="Precision of matrix products; auto picks the faster one on this device, on a CPU int8 for models of "
+        "econmt quantize. bfloat16 and int8 move scores by some hundredths; validation in training uses float32.",
+    )
+
+
+@dataclass(frozen=True)
+class HypothesisOptions:
+    """Options of a search that are no recipe keys; the names are those of ``econmt.decoding.search.options``."""
+
+    nbest_size: limits.NBestSize = option(
+        1,
+        help="Number of translations of a line; more than 1 are printed as in Moses: number ||| text ||| "
+        "log-probability ||| score.",
+    )
+    beam_groups: limits.BeamSize = option(
+        1, help="Number of groups of a diverse beam search, which avoid each other's tokens; 1: no groups."
+    )
+    diversity_strength: limits.PenaltyWeight = option(
+        0.5, help="Penalty for a token that an earlier group has chosen at the same position."
+    )
+    replace_unk: bool = option(False, help="Replace <unk> by the source word with the highest attention.")
+    restore_case: bool = option(
+        False, help="Translate lines in capitals in lower case, and convert the translation back to capitals."
+    )
+    markup: bool = option(
+        False,
+        help="Remove tags and placeholders before translating, and insert them into the translation by its "
+        "alignment.",
+    )
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """Random draws of tokens."""
+
+    top_k: limits.TopTokens = option(0, help="Draw from the K most probable tokens; 0: all tokens.")
+    temperature: limits.Temperature = option(1.0, help="Divisor of the log-probabilities before drawing.")
+    seed: limits.Seed = option(1, help="Seed of the random draws.")
+
+
+@dataclass(frozen=True)
+class Sampling(Drawing):
+    """Choice between searching and drawing translations."""
+
+    sample: bool = option(False, help="Draw translations instead of searching.")
+
+
+@dataclass(frozen=True)
+class LineBatches:
+    """Chunks and batches of lines, and the treatment of long lines."""
+
+    batch_size: int | None = recipe_option("decoding.batch_size")
+    chunk_size: int = option(
+        CHUNK_SIZE,
+        help="Number of lines that are read and sorted by length before they are translated.",
+        min=1,
+        max=limits.LINES,
+    )
+    max_input_length: int | None = recipe_option(
+        "decoding.max_input_length", help="Maximum number of tokens of a sentence; see --long-lines."
+    )
+    long_lines: Literal["cut", "skip"] = option(
+        "cut", help="Treatment of longer sentences: translate the beginning, or write an empty line."
+    )
+
+
+@dataclass(frozen=True)
+class WordRules:
+    """Words and phrases that translations must contain or must not contain."""
+
+    avoid_list: Path | None = option(
+        None, help="Text file of phrases, one a line, that no translation may contain."
+    )
+    glossary: Path | None = option(
+        None,
+        help="Text file of terms, one a line: source phrase, tab, and the target phrase that must translate it.",
+    )
+    restrict_lexicon: Path | None = option(
+        None, help="Lexicon file of econmt lexicon; restricts the output vocabulary, which is faster."
+    )
+    restrict_lexicon_topk: int | None = option(
+        None,
+        help="Number of the most probable translations used of each word.",
+        min=1,
+        max=limits.SHORTLIST,
+        show_default="all that the file has",
+    )
+
+    @property
+    def files(self) -> list[Path]:
+        """Files that are given."""
+        return [path for path in (self.avoid_list, self.glossary, self.restrict_lexicon) if path is not None]

@@ -1,0 +1,203 @@
+"""Checks across the sections of a recipe; each raises a ValueError that names the conflicting keys."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel
+
+from econmt.config.data import Data, WordSubwords
+from econmt.config.marks import LANGUAGE_MODEL, TRANSLATION, marked_keys
+from econmt.config.model import UNFUSED_IMPLEMENTATIONS, Model, unfused_key
+from econmt.config.text import data_kind, model_kind
+from econmt.config.yaml_reader import leaves
+
+
+def check_recipe(recipe: Any) -> None:
+    """Checks that the sections and keys of a recipe agree; replaces implementation auto of unfused layers by recompute.
+
+    Raises:
+        ValueError: if they do not agree; the message names the first conflict.
+    """
+    _check_task(recipe)
+    check_pipeline(recipe)
+    if recipe.parallel.shard_optimizer and recipe.training.averaging.start != "never":
+        raise ValueError(
+            "parallel.shard_optimizer cannot be combined with training.averaging; set training.averaging.start to "
+            "never, or shard_optimizer to false"
+        )
+    if isinstance(recipe.data, Data):
+        _check_data(recipe.data, recipe)
+        _check_unfused(recipe)
+    _check_lengths(recipe)
+
+
+def _check_task(recipe: Any) -> None:
+    """Checks that the sections and keys of a recipe belong to its task.
+
+    Raises:
+        ValueError: if not; the message names the first key that does not.
+    """
+    text = recipe.task == "language_model"
+    kinds = {"data": data_kind(recipe.data), "model": model_kind(recipe.model)}
+    for section, kind in kinds.items():
+        if (kind == "text") != text:
+            needed_keys = {
+                ("data", True): "data.text, data.train and data.valid",
+                ("data", False): "data.source and data.target",
+                ("model", True): "model.size and model.layers, and no encoder and decoder",
+                ("model", False): "model.encoder and model.decoder",
+            }[section, text]
+            raise ValueError(f"task: {recipe.task} needs {needed_keys}")
+    if text and (
+        recipe.model.initialization.source_embedding or recipe.model.initialization.target_embedding
+    ):
+        raise ValueError(
+            "model.initialization.source_embedding and target_embedding need task: translation; remove them"
+        )
+    schema: type[BaseModel] = type(recipe)
+    without_effect = marked_keys(schema, TRANSLATION if text else LANGUAGE_MODEL)
+    for key, _ in leaves(recipe, changed_only=True):
+        if key in without_effect:
+            raise ValueError(f"{key} has no effect with task: {recipe.task}; remove it")
+
+
+def check_pipeline(recipe: Any) -> None:
+    """Checks that the settings of a recipe work with pipeline parallelism.
+
+    Raises:
+        ValueError: if not; the message names both keys.
+    """
+    stages, training = recipe.parallel.pipeline, recipe.training
+    if stages == 1:
+        return
+    optimizer = training.optimizer.name
+    conflicts = {
+        "training.memory_budget": training.memory_budget is not None,
+        f"training.optimizer.name {optimizer}": optimizer in ("adafactor", "adam8bit", "adamw8bit"),
+        "training.monitor_pattern (no rank has all gradients)": training.monitor_pattern is not None,
+        "training.fixed_param_names": bool(training.fixed_param_names),
+        "training.fixed_param_strategy": training.fixed_param_strategy is not None,
+        "parallel.shard_optimizer (each rank already holds only the optimizer state of its layers)": (
+            recipe.parallel.shard_optimizer
+        ),
+    }
+    parts = {"model": recipe.model}
+    if recipe.task == "translation":
+        model = recipe.model
+        parts = {"model.encoder": model.encoder, "model.decoder": model.decoder}
+        conflicts |= {
+            "model.decoder.copy_attention (no rank has both the attention and the output layer)": (
+                model.decoder.copy_attention
+            ),
+            "data.source_factors": bool(recipe.data.source_factors),
+            f"model.length_task {model.length_task}": model.length_task != "none",
+            **{
+                f"model.{key}": True
+                for key in (unfused_key(model, "encoder"), unfused_key(model, "decoder"))
+                if key
+            },
+        }
+    for key, is_set in conflicts.items():
+        if is_set:
+            raise ValueError(f"parallel.pipeline {stages} cannot be combined with {key}; remove one of them")
+    for name, part in parts.items():
+        if part.cell != "lstm":
+            raise ValueError(f"parallel.pipeline {stages} does not support {name}.cell {part.cell}; use lstm")
+    layers = max(part.layers for part in parts.values())
+    if layers < stages:
+        depth = "one layer" if layers == 1 else f"{layers} layers"
+        raise ValueError(
+            f"parallel.pipeline {stages}: {' and '.join(parts)} have at most {depth}; a pipeline cannot have more "
+            "stages than layers"
+        )
+
+
+def _check_data(data: Data, recipe: Any) -> None:
+    """Checks that the data section of a translation recipe fits the model and the buckets."""
+    model = recipe.model
+    if recipe.training.bucket_width is not None:
+        for name, is_set in (("mixing", bool(data.mixing.weights)), ("noise", not data.noise.is_default)):
+            if is_set:
+                raise ValueError(
+                    f"data.{name} changes the lengths of pairs in each epoch and needs buckets derived from the text; "
+                    "remove training.bucket_width"
+                )
+    if isinstance(data.subwords, WordSubwords) or not data.subwords.joint:
+        reasons = {
+            f"model.weight_tying {model.weight_tying} shares the source embedding": (
+                model.weight_tying.startswith("src_trg")
+            ),
+            "model.decoder.copy_attention copies source tokens into the target": model.decoder.copy_attention,
+        }
+        for reason, is_set in reasons.items():
+            if is_set:
+                raise ValueError(f"{reason} and needs data.subwords.joint: true")
+    names, widths = data.source_factors, model.source_factors_num_embed
+    if len(names) != len(widths):
+        raise ValueError(
+            f"data.source_factors has {len(names)} entries but model.source_factors_num_embed has {len(widths)}: give "
+            "one width for each factor"
+        )
+    if not names:
+        if model.source_factors_combine != "concat":
+            raise ValueError("model.source_factors_combine needs data.source_factors; set them, or remove it")
+        return
+    if model.source_factors_combine == "sum" and set(widths) != {model.embedding}:
+        raise ValueError(
+            f"model.source_factors_num_embed {widths}: source_factors_combine: sum adds embeddings, so each width must "
+            f"equal model.embedding, {model.embedding}"
+        )
+    if not data.noise.is_default:
+        raise ValueError(
+            "data.noise changes words and cannot be combined with data.source_factors; remove one of them"
+        )
+    if any(data.tags):
+        raise ValueError(
+            "data.tags adds a word that has no data.source_factors; remove one of them, or write the tags and their "
+            "factors into the files"
+        )
+
+
+def _check_unfused(recipe: Any) -> None:
+    """Checks that other settings allow unfused options, and replaces implementation auto by recompute for them."""
+    model: Model = recipe.model
+    updates = {}
+    for part in ("encoder", "decoder"):
+        key = unfused_key(model, part)
+        stack, implementation = getattr(model, part), getattr(recipe.ops, part)
+        if not key:
+            continue
+        if stack.cell != "lstm" or stack.rank is not None:
+            raise ValueError(f"model.{key} needs model.{part}.cell: lstm and model.{part}.rank: null")
+        if part == "decoder" and not model.decoder.input_feeding:
+            raise ValueError(f"model.{key} needs model.decoder.input_feeding: true")
+        if implementation not in UNFUSED_IMPLEMENTATIONS:
+            raise ValueError(
+                f"ops.{part} {implementation} does not support model.{key}; choose one of "
+                f"{', '.join(UNFUSED_IMPLEMENTATIONS)}"
+            )
+        if implementation == "auto":
+            updates[part] = "recompute"
+    if updates:
+        recipe.__dict__["ops"] = recipe.ops.model_copy(update=updates)
+
+
+def _check_lengths(recipe: Any) -> None:
+    """Checks that settings which use predicted lengths have ``model.length_task``."""
+    decoding, translates = recipe.decoding, recipe.task == "translation"
+    if not translates or recipe.model.length_task == "none":
+        users = {
+            "training.early_stopping.metric length_loss": recipe.training.early_stopping.metric
+            == "length_loss",
+            "training.length_task_weight": translates and recipe.training.length_task_weight != 1.0,
+            "model.length_task_layers": translates and recipe.model.length_task_layers != 1,
+            "decoding.brevity_penalty_type learned": decoding.brevity_penalty_type == "learned",
+        }
+        for key, is_set in users.items():
+            if is_set:
+                raise ValueError(f"{key} needs model.length_task: ratio or length")
+    if decoding.brevity_penalty_type == "none" and decoding.brevity_penalty_weight > 0.0:
+        raise ValueError(
+            "decoding.brevity_penalty_weight needs decoding.brevity_penalty_type: constant or learned"
+        )

@@ -1,0 +1,86 @@
+"""Text, vocabulary and software that a run is trained with, which a resumed run compares with those it began with."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+import torch
+
+import econmt
+from econmt.checkpoint.state import TrainingState
+from econmt.data.batching.store import PreparedData
+from econmt.data.files import whole_file
+from econmt.data.text.subwords import vocabulary_files
+from econmt.errors import InputError
+from econmt.training.context import RunContext
+
+
+def environment_of(device: torch.device) -> dict[str, str]:
+    """Returns versions, device and, if the CPU computes, the number of threads, all of which affect rounding."""
+    environment = {"econmt": econmt.__version__, "torch": str(torch.__version__), "device": device.type}
+    return {**environment, "threads": str(torch.get_num_threads())} if device.type == "cpu" else environment
+
+
+def text_fingerprint(prepared: PreparedData) -> str:
+    """Returns a fingerprint of all text that training and validation read: ids, lengths, and raw validation lines."""
+    tokens = [f"{split}.{kind}" for split in ("train", "valid") for kind in ("tokens", "index")]
+    read = (*tokens, "valid.source.txt", "valid.target.txt")
+    return hashlib.sha256("".join(prepared.checksums[name] for name in read).encode()).hexdigest()
+
+
+def _older_text_fingerprint(prepared: PreparedData) -> str:
+    """Returns the text fingerprint of older states, from counts and the raw validation lines."""
+    counts = {key: value for key, value in prepared.statistics.items() if key not in ("seconds", "test")}
+    digest = hashlib.sha256(json.dumps(counts, sort_keys=True).encode())
+    for line in (*prepared.valid_text.source, *prepared.valid_text.target):
+        digest.update(line.encode("utf-8") + b"\n")
+    return digest.hexdigest()
+
+
+def copy_vocabulary(context: RunContext) -> None:
+    """Copies the vocabulary files into the model folder.
+
+    Raises:
+        InputError: A resumed run began with another vocabulary.
+    """
+    for source in vocabulary_files(context.prepared.folder):
+        content, destination = source.read_bytes(), context.folder.path / source.name
+        if destination.exists() and destination.read_bytes() == content:
+            continue
+        if context.start.commit is not None:
+            raise InputError(
+                f"{destination}: the run began with another vocabulary than the prepared text has ({source}); restore "
+                "the text it began with, or start anew with --overwrite-output"
+            )
+        with whole_file(destination) as file:
+            file.write(content)
+
+
+def compare(context: RunContext, saved: TrainingState, current: TrainingState) -> list[str]:
+    """Compares environment and text of a saved state with the current ones; returns messages about differences.
+
+    Values that an older version has not saved are ignored.
+
+    Raises:
+        InputError: The text has changed, and the user has not allowed changes.
+    """
+    notes = []
+    before, now = saved.environment, current.environment
+    changed = [
+        f"{name} {now[name]} instead of {before[name]}"
+        for name in now
+        if before.get(name, now[name]) != now[name]
+    ]
+    if changed:
+        notes.append(
+            f"resuming with {', '.join(changed)}: parameters will differ by rounding from those of an unchanged run"
+        )
+    if saved.text not in (current.text, _older_text_fingerprint(context.prepared)):
+        if not context.start.with_changes:
+            raise InputError(
+                f"{context.folder.path}: the run began with other text (a training or validation file has changed); "
+                "restore it, resume nevertheless with --resume-with-changes, or start anew with --overwrite-output"
+            )
+        notes.append("resuming with changed text")
+    return notes

@@ -1,0 +1,33 @@
+"""Arguments of `econmt_ops.attentional_lstm` that its implementations take beside tensors and weights."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from econmt_ops.core.dropout import Seed
+from econmt_ops.core.stack import StackOptions
+
+
+class DecoderOptions(NamedTuple):
+    """Options of a decoder, complete and checked; `econmt_ops.attentional_lstm` describes them.
+
+    Attributes:
+        lengths: Lengths of the keys, (B,), or None.
+        seed: Seed of the dropout masks, or None without dropout.
+    """
+
+    lengths: Tensor | None
+    input_feeding: bool = True
+    residual: bool = False
+    dropout: float = 0.0
+    seed: Seed | None = None
+    variational: bool = False
+    layer_norm: tuple[Tensor, Tensor] | None = None
+    scale: float = 1.0
+    clean: bool = False
+
+    def stack(self) -> StackOptions:
+        """Returns the options of the LSTM layers alone."""
+        return StackOptions(None, False, self.residual, self.dropout, self.seed, self.variational)

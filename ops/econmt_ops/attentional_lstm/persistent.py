@@ -1,0 +1,188 @@
+"""Blocks of steps of the recomputing attentional LSTM by one kernel launch each.
+
+`econmt_ops.backends.cuda.decoder` says which devices and sizes have such kernels. All other calls run step by step, as
+in `forward` and `backward`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from econmt_ops.attentional_lstm.block import Block
+from econmt_ops.attentional_lstm.problem import AttentionalProblem, Result
+from econmt_ops.backends.cuda import decoder
+from econmt_ops.core.chunks import reaches
+from econmt_ops.dispatch.rule import MODE
+
+
+def sizes_of(problem: AttentionalProblem) -> decoder.DecoderSizes | None:
+    """Returns the sizes of a call whose blocks can run in one launch each; None: they run step by step."""
+    call = problem.call
+    if (
+        call.backend != "triton"
+        or MODE.device is not None
+        or type(call.inputs) is not Tensor
+        or call.query is None
+        or call.score is None
+        or call.gain is not None
+        or reaches(call.stash, "cells")
+        or not all(isinstance(layer.hidden, Tensor) for layer in problem.layers)
+    ):
+        return None
+    sizes = decoder.DecoderSizes(
+        problem.dtype,
+        problem.hidden,
+        problem.size,
+        len(problem.layers),
+        call.keys.shape[1],
+        problem.batch,
+        any(mask is not None for mask in problem.masks),
+        call.residual and len(problem.layers) > 1,
+    )
+    return sizes if decoder.serves(sizes, call.inputs.device) else None
+
+
+class _DecoderBlocks:
+    """Tensors and options that both passes hand to the kernels in every block."""
+
+    def __init__(self, problem: AttentionalProblem, sizes: decoder.DecoderSizes, projected: Tensor) -> None:
+        self.problem, self.sizes = problem, sizes
+        call = problem.call
+        weights = []
+        for layer in range(sizes.layers):
+            weight = problem.joint(layer)
+            assert isinstance(weight, Tensor)
+            weights.append(decoder.aligned(weight))
+        assert call.score is not None
+        lengths = None if call.lengths is None else call.lengths.to(call.keys.device).contiguous()
+        self.tensors = decoder.DecoderTensors(
+            weights,
+            decoder.aligned(problem.both().contiguous()),
+            decoder.aligned(call.score.to(problem.dtype).contiguous()),
+            decoder.aligned(call.keys),
+            projected,
+            lengths,
+        )
+
+    def mask(self, begin: int, end: int) -> Tensor | None:
+        """Returns the mask (K, B, H) of the upper layer's input."""
+        return self.problem.mask(self.sizes.layers - 1, begin, end) if self.sizes.masked else None
+
+    @property
+    def scale(self) -> float:
+        """Factor of what dropout keeps."""
+        return 1.0 / (1.0 - self.problem.call.dropout)
+
+
+class ForwardBlocks(_DecoderBlocks):
+    """Steps of a forward pass.
+
+    Args:
+        problem: tensors of the call. sizes: as returned by `sizes_of`.
+        result: is written; its last states are those after the steps that have run.
+    """
+
+    def __init__(self, problem: AttentionalProblem, sizes: decoder.DecoderSizes, result: Result) -> None:
+        super().__init__(problem, sizes, problem.projected())
+        self._result, self.c = result, result.last_c
+        for layer in range(sizes.layers):
+            result.last_h[layer] = problem.call.first_h[layer]
+            result.last_c[layer] = problem.call.first_c[layer]
+
+    def run(self, begin: int, end: int, gates: Tensor) -> None:
+        """Runs steps begin to end; ``gates`` (K, B, 4H): the inputs' share and the bias of the bottom gates."""
+        problem, result = self.problem, self._result
+        first = (
+            result.outputs[begin - 1] if begin else problem.call.first_output.to(problem.dtype).contiguous()
+        )
+        block = decoder.ForwardBlock(
+            gates,
+            problem.layers[1].bias if self.sizes.layers > 1 else None,
+            problem.combine_bias,
+            first,
+            result.outputs[begin:end],
+            result.attention[begin:end],
+            [h[begin:end] for h in result.h] if result.h.shape[1] else [],
+            result.last_h,
+            self.c,
+            self.mask(begin, end),
+            self.scale,
+        )
+        decoder.run_forward(self.sizes, self.tensors, block)
+
+    def finish(self) -> None:
+        """Ends the pass; the state is already where it belongs."""
+
+
+class BackwardBlocks(_DecoderBlocks):
+    """Steps of a backward pass.
+
+    Args:
+        problem: tensors of the call. sizes: as returned by `sizes_of`.
+        projected: (B, S, H).
+        outputs: (T, B, H), of the forward pass. attention: (T, B, S).
+        doutputs: (T, B, H), or None.
+        dscores: (T, B, S) float32 is written.
+        dh: (L, B, H), gradients of the last h; or None. dc: (L, B, H) float32, of the last c.
+
+    Attributes:
+        dh: (L, B, H), do: (B, H), gradients of h and o before the last step that has run.
+        dbias: (groups of rows, L, 4H) float32, sums of the gates' gradients.
+    """
+
+    def __init__(
+        self,
+        problem: AttentionalProblem,
+        sizes: decoder.DecoderSizes,
+        projected: Tensor,
+        outputs: Tensor,
+        attention: Tensor,
+        doutputs: Tensor | None,
+        dscores: Tensor,
+        dh: Tensor | None,
+        dc: Tensor,
+    ) -> None:
+        super().__init__(problem, sizes, projected)
+        self._outputs, self._attention, self._doutputs = outputs, attention, doutputs
+        self._dscores, self._dc = dscores, dc
+        space = outputs.new_zeros
+        self.dh, self.do = space(sizes.layers, *outputs.shape[1:]), space(*outputs.shape[1:])
+        self.dbias = space(sizes.groups, sizes.layers, 4 * sizes.hidden, dtype=torch.float32)
+        if dh is not None:
+            self.dh.copy_(dh)
+
+    def run(self, block: Block, contexts: Tensor, da: Tensor) -> Tensor:
+        """Runs the steps of a block.
+
+        Args:
+            block: its ``dgates`` are written.
+            contexts: (K, B, H).
+            da: (K, B, H) is written, the gradient of the input of the output's tanh.
+
+        Returns:
+            The gradients of the queries, (K, B, A).
+        """
+        steps = slice(block.begin, block.end)
+        queries = torch.empty_like(block.query)
+        tensors = decoder.BackwardBlock(
+            block.query,
+            contexts,
+            self._outputs[steps],
+            self._attention[steps],
+            None if self._doutputs is None else decoder.aligned(self._doutputs[steps]),
+            block.gates,
+            [cells for cells in block.cells if isinstance(cells, Tensor)],
+            block.dgates,
+            queries,
+            da,
+            self._dscores[steps],
+            self.do,
+            self.dh,
+            self._dc,
+            self.dbias,
+            self.mask(block.begin, block.end),
+            self.scale,
+        )
+        decoder.run_backward(self.sizes, self.tensors, tensors)
+        return queries

@@ -1,0 +1,331 @@
+"""Blocks of steps of the attentional LSTM in one launch each, forward and backward, on a Hopper GPU.
+
+A launch keeps the weights of all layers in shared memory. Its blocks (of threads) exchange what each step makes through
+the L2 cache and wait for each other at the barriers of `decoder.cuh`. The deferred products, before and after the
+steps, are those of `econmt_ops.attentional_lstm`.
+
+Sizes: B batch, K steps of a block, S source positions, H hidden size, A attention size, L layers.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from econmt_ops.backends.cuda.library import Kernel, compiled, is_available, structure
+
+_THREADS = 512
+_ROWS = 64
+"""Rows of a group, and units of a chunk."""
+_UNITS = 8
+"""Units of a block."""
+_MULTIPLIERS = 128
+"""Threads of a block that multiply."""
+_WARPS = 12
+"""Warps of a block that compute attention."""
+_SLOTS = 8
+"""Chunks on their way to a block."""
+_CLUSTER = 2
+"""Blocks that load each chunk once for all. Larger clusters leave multiprocessors unused, on an H200 12 of 132."""
+_MOST_STAGES = 3
+"""Positions on their way to a warp, at most."""
+_UNROLLED = {"forward": 2, "backward": 4}
+"""Chunks in the body of the loops that multiply; more would not fit the registers."""
+_CHUNK_BYTES = _ROWS * 128
+_MOST_SHARED = 227 << 10
+"""Shared memory of a block on a Hopper GPU, in bytes."""
+_MOST_LAYERS = 2
+
+
+class DecoderSizes(NamedTuple):
+    """Sizes and options of a call, on which its kernels depend.
+
+    Attributes:
+        dtype: compute type.
+        hidden, attention, layers, positions, batch: H, A, L, S, B.
+        masked: True if there is dropout between the layers.
+        residual: True if a layer's input is added to its output.
+    """
+
+    dtype: torch.dtype
+    hidden: int
+    attention: int
+    layers: int
+    positions: int
+    batch: int
+    masked: bool
+    residual: bool
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of a launch."""
+        return self.hidden // _UNITS * self.groups
+
+    @property
+    def groups(self) -> int:
+        """Groups of rows."""
+        return -(-self.batch // _ROWS)
+
+    def shared_bytes(self, kernel: str, stages: int) -> int:
+        """Returns the shared memory of a block, as divided by ForwardMemory and BackwardMemory in the sources."""
+        hidden, attention, layers = self.hidden, self.attention, self.layers
+        if kernel == "forward":
+            both = -(-attention * _UNITS // (hidden * _UNITS)) * _UNITS + _UNITS
+            weights = hidden // _ROWS * (layers * 8 * _UNITS + both) * 128
+        else:
+            weights = (4 * hidden * layers * 2 + attention + hidden) // _ROWS * _UNITS * 128
+        coming = max(_SLOTS * _CHUNK_BYTES, _WARPS * stages * 2 * (attention + hidden))
+        sums = 0 if kernel == "forward" else 32 * _MULTIPLIERS + 512 * layers
+        return (
+            weights
+            + coming
+            + sums
+            + 8 * (2 * _SLOTS + _WARPS * stages + 1)
+            + 4 * (2 * _WARPS + self.positions)
+        )
+
+    def stages(self, kernel: str) -> int:
+        """Returns the number of positions on their way to a warp; 0 if the kernel does not fit."""
+        fitting = (n for n in range(_MOST_STAGES, 1, -1) if self.shared_bytes(kernel, n) <= _MOST_SHARED)
+        return next(fitting, 0)
+
+    def are_served(self) -> bool:
+        """Returns True if the kernels can be compiled for these sizes."""
+        parts = self.hidden // _UNITS
+        return (
+            self.dtype in (torch.bfloat16, torch.float16)
+            and self.hidden % _ROWS == self.attention % _ROWS == 0
+            and 0 < self.hidden <= _SLOTS * _ROWS
+            and self.attention % (2 * parts) == 0
+            and (self.attention + self.hidden) % (2 * _ROWS) == 0
+            and 0 < self.layers <= _MOST_LAYERS
+            and self.batch > 0
+            and all(self.stages(kernel) for kernel in _UNROLLED)
+        )
+
+
+def macros(name: str, sizes: DecoderSizes) -> dict[str, int]:
+    """Returns the compile-time parameters of a kernel; batch and positions matter only to how many stages fit."""
+    return {
+        "BFLOAT16": int(sizes.dtype == torch.bfloat16),
+        "HIDDEN": sizes.hidden,
+        "ATTENTION": sizes.attention,
+        "LAYERS": sizes.layers,
+        "MASKED": int(sizes.masked),
+        "RESIDUAL": int(sizes.residual),
+        "CLUSTER": _CLUSTER,
+        "SLOTS": _SLOTS,
+        "STAGES": sizes.stages(name),
+        "UNROLL": _UNROLLED[name],
+    }
+
+
+@functools.cache
+def _kernel(name: str, parameters: tuple[tuple[str, int], ...], device: int) -> Kernel:
+    with torch.cuda.device(device):
+        code = compiled(f"decoder_{name}.cu", dict(parameters))
+        return Kernel(code, f"decoder_{name}", _THREADS, _MOST_SHARED, _CLUSTER)
+
+
+class _Launch(NamedTuple):
+    """A kernel, and the shared memory of its blocks in bytes."""
+
+    kernel: Kernel
+    shared_bytes: int
+
+
+@functools.cache
+def _launch_of(name: str, sizes: DecoderSizes, device: int) -> _Launch | None:
+    """Returns the kernel for these sizes; None if the device cannot run all of its blocks at the same time."""
+    kernel = _kernel(name, tuple(macros(name, sizes).items()), device)
+    shared_bytes = sizes.shared_bytes(name, sizes.stages(name))
+    with torch.cuda.device(device):
+        fits = sizes.blocks <= kernel.most_blocks(shared_bytes)
+    return _Launch(kernel, shared_bytes) if fits else None
+
+
+def serves(sizes: DecoderSizes, device: torch.device) -> bool:
+    """Returns True if both kernels can run on a device; compiles them if they have not been."""
+    if not (sizes.are_served() and is_available(device)):
+        return False
+    index = torch.cuda.current_device() if device.index is None else device.index
+    if torch.cuda.is_current_stream_capturing():  # modules cannot be loaded meanwhile
+        return (sizes, index) in _READY
+    if all(_launch_of(name, sizes, index) is not None for name in _UNROLLED):
+        _READY.add((sizes, index))
+    return (sizes, index) in _READY
+
+
+_READY: set[tuple[DecoderSizes, int]] = set()
+"""Sizes and devices for which both kernels are there."""
+
+
+class DecoderTensors(NamedTuple):
+    """Tensors that both passes read, in the compute type.
+
+    Attributes:
+        weights: per layer (4H, 2H), for [layer input ; h of the step before]; rows may have any stride.
+        both: (A + H, H), from the stack's output to the query and to the stack's share of o.
+        score: (A,). keys: (B, S, A). projected: (B, S, H). lengths: (B,) int64, or None.
+    """
+
+    weights: Sequence[Tensor]
+    both: Tensor
+    score: Tensor
+    keys: Tensor
+    projected: Tensor
+    lengths: Tensor | None
+
+
+class ForwardBlock(NamedTuple):
+    """Tensors of a block of steps, forward; those without a type are in the compute type.
+
+    Attributes:
+        sums: (K, B, 4H), the inputs' share of the bottom gates, bias included.
+        bias: (4H,) of the upper layer, or None. combine_bias: (H,), or None.
+        first_output: (B, H), o before the first step.
+        outputs: (K, B, H), attention: (K, B, S), whose rows may lie further apart, h: per layer (K, B, H), or empty;
+            written.
+        state_h: (L, B, H), state_c: (L, B, H) float32; the state before the steps is replaced by that after them.
+        mask: (K, B, H) bool, where the upper layer's input is kept; or None. scale: factor of what is kept.
+    """
+
+    sums: Tensor
+    bias: Tensor | None
+    combine_bias: Tensor | None
+    first_output: Tensor
+    outputs: Tensor
+    attention: Tensor
+    h: Sequence[Tensor]
+    state_h: Tensor
+    state_c: Tensor
+    mask: Tensor | None
+    scale: float
+
+
+class BackwardBlock(NamedTuple):
+    """Tensors of a block of steps, backward; those without a type are in the compute type.
+
+    Attributes:
+        query: (K, B, A). context: (K, B, H), of any strides but the last. outputs: (K, B, H).
+        attention: (K, B, S), whose rows may lie further apart.
+        doutputs: (K, B, H), of any strides but the last; or None.
+        gates: per layer (K, B, 4H), before their nonlinearities.
+        cells: per layer (K + 1, B, H) float32, from c before the first step on.
+        dgates: per layer (K, B, 4H), dquery: (K, B, A), da: (K, B, H), dscores: (K, B, S) float32; written.
+        state_do: (B, H), state_dh: (L, B, H), state_dc: (L, B, H) float32; the gradients of the state after the steps
+            are replaced by those of the state before them.
+        dbias: (groups of rows, L, 4H) float32; the sums of ``dgates`` over rows and steps are added.
+        mask, scale: as in `ForwardBlock`.
+    """
+
+    query: Tensor
+    context: Tensor
+    outputs: Tensor
+    attention: Tensor
+    doutputs: Tensor | None
+    gates: Sequence[Tensor]
+    cells: Sequence[Tensor]
+    dgates: Sequence[Tensor]
+    dquery: Tensor
+    da: Tensor
+    dscores: Tensor
+    state_do: Tensor
+    state_dh: Tensor
+    state_dc: Tensor
+    dbias: Tensor
+    mask: Tensor | None
+    scale: float
+
+
+def aligned(rows: Tensor) -> Tensor:
+    """Returns a tensor whose rows (along the last axis) begin at multiples of 16 bytes; the same one if possible."""
+    strides = [rows.stride(axis) * rows.element_size() for axis in range(rows.dim() - 1)]
+    fits = rows.stride(-1) == 1 and not any(number % 16 for number in (rows.data_ptr(), *strides))
+    return rows if fits else rows.contiguous().clone()
+
+
+def _address(tensor: Tensor | None) -> int | None:
+    if tensor is None:
+        return None
+    assert tensor.is_contiguous(), tensor.stride()
+    return tensor.data_ptr()
+
+
+def _arguments_of(
+    kernel: str,
+    tensors: DecoderTensors,
+    block: ForwardBlock | BackwardBlock,
+    workspace: tuple[Tensor, Tensor],
+) -> Any:
+    """Returns the arguments of a kernel, with those set that both kernels take; tensors are not kept alive."""
+    argument: Any = structure(f"decoder_{kernel}.cu", f"{kernel.capitalize()}Arguments")()
+    for layer, weight in enumerate(tensors.weights):
+        argument.weights[layer], argument.weights_row[layer] = weight.data_ptr(), weight.stride(0)
+    for name in ("both", "score", "keys", "projected", "lengths"):
+        setattr(argument, name, _address(getattr(tensors, name)))
+    if block.mask is not None:
+        assert block.mask.stride(2) == 1
+        argument.mask = block.mask.data_ptr()
+        argument.mask_step, argument.mask_row = block.mask.stride()[:2]
+    step, row, value = block.attention.stride()
+    assert value == 1
+    assert step == row * block.attention.shape[1] or len(block.attention) == 1
+    argument.attention, argument.attention_row = block.attention.data_ptr(), row
+    argument.exchange, argument.counters = map(_address, workspace)
+    argument.scale = block.scale
+    argument.steps, argument.batch, argument.positions = block.attention.shape
+    return argument
+
+
+def _workspace(like: Tensor, sizes: DecoderSizes, kernel: str) -> tuple[Tensor, Tensor]:
+    """Allocates what the blocks exchange, and the groups' counters."""
+    hidden, both = sizes.hidden, sizes.attention + sizes.hidden
+    width = (
+        (1 + 3 * sizes.layers) * hidden + both
+        if kernel == "forward"
+        else both + (4 * sizes.layers + 1) * hidden
+    )
+    exchange = like.new_empty(sizes.groups * _ROWS * width)
+    return exchange, torch.zeros(sizes.groups * 32, dtype=torch.int32, device=like.device)
+
+
+def run_forward(sizes: DecoderSizes, tensors: DecoderTensors, block: ForwardBlock) -> None:
+    """Runs the steps of a block. `serves` has returned True for the sizes."""
+    workspace = _workspace(block.outputs, sizes, "forward")
+    argument = _arguments_of("forward", tensors, block, workspace)
+    for layer, h in enumerate(block.h):
+        argument.h[layer] = _address(h)
+    for name in ("sums", "bias", "combine_bias", "first_output", "outputs", "state_h", "state_c"):
+        setattr(argument, name, _address(getattr(block, name)))
+    _launch("forward", sizes, block.outputs.device, argument)
+
+
+def run_backward(sizes: DecoderSizes, tensors: DecoderTensors, block: BackwardBlock) -> None:
+    """Runs the steps of a block backward, last one first. `serves` has returned True for the sizes."""
+    workspace = _workspace(block.outputs, sizes, "backward")
+    argument = _arguments_of("backward", tensors, block, workspace)
+    for layer in range(sizes.layers):
+        argument.gates[layer] = _address(block.gates[layer])
+        argument.cells[layer] = _address(block.cells[layer])
+        argument.dgates[layer] = _address(block.dgates[layer])
+    for name in ("query", "outputs", "dquery", "da", "dscores", "state_do", "state_dh", "state_dc", "dbias"):
+        setattr(argument, name, _address(getattr(block, name)))
+    for name in ("context", "doutputs"):
+        tensor = getattr(block, name)
+        if tensor is not None:
+            setattr(argument, name, tensor.data_ptr())
+            setattr(argument, f"{name}_step", tensor.stride(0))
+            setattr(argument, f"{name}_row", tensor.stride(1))
+    _launch("backward", sizes, block.outputs.device, argument)
+
+
+def _launch(name: str, sizes: DecoderSizes, device: torch.device, argument: ctypes.Structure) -> None:
+    launch = _launch_of(name, sizes, device.index or 0)
+    assert launch is not None
+    launch.kernel.launch(sizes.blocks, launch.shared_bytes, argument)

@@ -1,0 +1,198 @@
+"""Compilation of this folder's kernels by NVRTC, and their launches by the CUDA driver.
+
+Both libraries are called through ctypes. NVRTC is among the packages that PyTorch's CUDA builds require; the driver
+belongs to the GPU.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+_FOLDER = Path(__file__).parent
+_ARCHITECTURE = "sm_90a"
+_COOPERATIVE, _CLUSTER = 2, 4
+"""CUlaunchAttributeID of cooperative launches and of the size of clusters."""
+_MOST_SHARED = 8
+"""CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES."""
+
+
+_SCALARS = {"float": ctypes.c_float, "int": ctypes.c_int, "long long": ctypes.c_longlong}
+"""Types of ctypes by the names of those types of C that kernels take."""
+
+
+class _Attribute(ctypes.Structure):
+    """CUlaunchAttribute, with a value of at most three integers."""
+
+    _fields_ = [("id", ctypes.c_int), ("_", ctypes.c_char * 4), ("value", ctypes.c_uint * 16)]
+
+
+class _Configuration(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = [
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared_bytes", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(_Attribute)),
+        ("attribute_count", ctypes.c_uint),
+    ]
+
+
+@functools.cache
+def _nvrtc() -> ctypes.CDLL:
+    major = str(torch.version.cuda).partition(".")[0]
+    return ctypes.CDLL(f"libnvrtc.so.{major}")  # loaded by torch already
+
+
+@functools.cache
+def _driver() -> ctypes.CDLL:
+    return ctypes.CDLL("libcuda.so.1")
+
+
+@functools.cache
+def is_available(device: torch.device) -> bool:
+    """Returns True if the kernels run on a device: a Hopper GPU, where NVRTC and the driver can be loaded."""
+    if (
+        device.type != "cuda"
+        or torch.version.cuda is None
+        or torch.cuda.get_device_capability(device) != (9, 0)
+    ):
+        return False
+    try:
+        _nvrtc()
+        _driver()
+    except OSError:
+        return False
+    return True
+
+
+def _check(code: int, call: str) -> None:
+    if code:
+        text = ctypes.c_char_p()
+        _driver().cuGetErrorString(code, ctypes.byref(text))
+        raise RuntimeError(f"{call}: {(text.value or b'unknown error').decode()} ({code})")
+
+
+def compiled(source: str, macros: Mapping[str, int]) -> bytes:
+    """Compiles a source of this folder.
+
+    Args:
+        source: its file name.
+        macros: compile-time parameters by name.
+
+    Returns:
+        The machine code.
+
+    Raises:
+        RuntimeError: If it does not compile, with the compiler's messages.
+    """
+    nvrtc, program = _nvrtc(), ctypes.c_void_p()
+    headers = [file.name for file in sorted(_FOLDER.glob("*.cuh"))]
+    texts = [(_FOLDER / name).read_bytes() for name in headers]
+    made = nvrtc.nvrtcCreateProgram(
+        ctypes.byref(program),
+        (_FOLDER / source).read_bytes(),
+        source.encode(),
+        len(headers),
+        (ctypes.c_char_p * len(headers))(*texts),
+        (ctypes.c_char_p * len(headers))(*map(str.encode, headers)),
+    )
+    if made:
+        raise RuntimeError(f"nvrtcCreateProgram failed ({made})")
+    options = [f"--gpu-architecture={_ARCHITECTURE}", "--std=c++17"]
+    options += [f"-D{name}={value}" for name, value in macros.items()]
+    failed = nvrtc.nvrtcCompileProgram(
+        program, len(options), (ctypes.c_char_p * len(options))(*map(str.encode, options))
+    )
+    size = ctypes.c_size_t()
+    if failed:
+        nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size))
+        log = ctypes.create_string_buffer(size.value)
+        nvrtc.nvrtcGetProgramLog(program, log)
+        raise RuntimeError(f"{source} does not compile: {log.value.decode()}")
+    nvrtc.nvrtcGetCUBINSize(program, ctypes.byref(size))
+    code = ctypes.create_string_buffer(size.value)
+    nvrtc.nvrtcGetCUBIN(program, code)
+    nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+    return code.raw
+
+
+@functools.cache
+def structure(source: str, name: str) -> type[ctypes.Structure]:
+    """Returns the structure of a kernel's arguments, as the kernel's source declares it.
+
+    Args:
+        source: File name of the source.
+        name: Name of the structure; its fields are numbers and pointers, or arrays of them.
+    """
+    text = re.sub("//.*", "", (_FOLDER / source).read_text(encoding="utf-8"))
+    (body,) = re.findall(rf"struct {name} \{{(.*?)\}};", text, re.DOTALL)
+    fields: list[tuple[str, Any]] = []
+    for kind, variables in re.findall(r"(?:const )?(\w[\w ]*?\*?) (\w+(?:\[\d+\])?(?:, \w+)*);", body):
+        for variable in variables.split(", "):
+            field, _, count = variable.rstrip("]").partition("[")
+            number: Any = ctypes.c_void_p if kind.endswith("*") else _SCALARS[kind]
+            fields.append((field, number * int(count) if count else number))
+    return type(name, (ctypes.Structure,), {"_fields_": fields})
+
+
+class Kernel:
+    """A compiled kernel on the current device.
+
+    Args:
+        code: machine code, see `compiled`.
+        name: name of the kernel.
+        threads: threads of a block.
+        shared_bytes: dynamic shared memory of a block, at most.
+        cluster: blocks of a cluster.
+    """
+
+    def __init__(self, code: bytes, name: str, threads: int, shared_bytes: int, cluster: int) -> None:
+        self._module, self._function = ctypes.c_void_p(), ctypes.c_void_p()
+        driver = _driver()
+        _check(driver.cuModuleLoadData(ctypes.byref(self._module), code), "cuModuleLoadData")
+        missing = driver.cuModuleGetFunction(ctypes.byref(self._function), self._module, name.encode())
+        _check(missing, "cuModuleGetFunction")
+        _check(driver.cuFuncSetAttribute(self._function, _MOST_SHARED, shared_bytes), "cuFuncSetAttribute")
+        self._attributes = (_Attribute * 2)()
+        self._attributes[0].id, self._attributes[0].value[0] = _CLUSTER, cluster
+        self._attributes[0].value[1] = self._attributes[0].value[2] = 1
+        self._attributes[1].id, self._attributes[1].value[0] = _COOPERATIVE, 1
+        self._threads, self._cluster = threads, cluster
+
+    def _configuration(self, blocks: int, shared_bytes: int, stream: int) -> _Configuration:
+        return _Configuration(
+            (blocks, 1, 1),
+            (self._threads, 1, 1),
+            shared_bytes,
+            stream,
+            self._attributes,
+            len(self._attributes),
+        )
+
+    def most_blocks(self, shared_bytes: int) -> int:
+        """Returns how many blocks with so much shared memory the device runs at the same time."""
+        clusters, chosen = ctypes.c_int(), self._configuration(self._cluster, shared_bytes, 0)
+        _check(
+            _driver().cuOccupancyMaxActiveClusters(
+                ctypes.byref(clusters), self._function, ctypes.byref(chosen)
+            ),
+            "cuOccupancyMaxActiveClusters",
+        )
+        return clusters.value * self._cluster
+
+    def launch(self, blocks: int, shared_bytes: int, argument: ctypes.Structure) -> None:
+        """Launches blocks that all run at the same time, on the current stream, with one argument."""
+        stream = torch.cuda.current_stream().cuda_stream
+        chosen = self._configuration(blocks, shared_bytes, stream)
+        parameters = (ctypes.c_void_p * 1)(ctypes.addressof(argument))
+        code = _driver().cuLaunchKernelEx(ctypes.byref(chosen), self._function, parameters, None)
+        _check(code, "cuLaunchKernelEx")

@@ -1,0 +1,265 @@
+"""Calls of LSTM layers on a GPU that are like earlier ones: they are neither checked nor decided upon again.
+
+A key holds everything on which the checks and the choice of an implementation depend: shapes, types and devices of all
+tensors, autograd, autocast, the precision of float32 products and the modes of `econmt_ops.dispatch`.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from econmt_ops.backends.triton import runs_on
+from econmt_ops.core.precision import compute_dtype, recurrent_tf32
+from econmt_ops.core.shapes import Shapes, check_dropout
+from econmt_ops.core.stack import StackOptions, run_stack
+from econmt_ops.core.weights import LSTMWeights
+from econmt_ops.dispatch.plans import Plans
+from econmt_ops.dispatch.rule import MODE, Candidate
+from econmt_ops.dispatch.session import current_session
+from econmt_ops.dispatch.traits import Implementation
+from econmt_ops.lstm.cudnn import MOST_STEPS, cudnn_stack
+from econmt_ops.lstm.eager_layer import is_plain, run_layer
+from econmt_ops.lstm.persistent_layer import LayerPlan, LayerSettings, LayerTensors, plan_of
+
+
+class SplitLSTMWeights(NamedTuple):
+    """One LSTM layer with both biases of `torch.nn.LSTM`."""
+
+    input: Tensor
+    """(4H, I)"""
+    hidden: Tensor
+    """(4H, H)"""
+    bias: Tensor
+    """(4H,)"""
+    other_bias: Tensor
+    """(4H,)"""
+
+    def merged(self) -> LSTMWeights:
+        """Returns the layer with the sum of its biases."""
+        return LSTMWeights(self.input, self.hidden, self.bias + self.other_bias)
+
+
+class StackPlan(NamedTuple):
+    """Plan of a call over a stack.
+
+    Attributes:
+        dtype: Compute type.
+        settings: Settings of each layer; None: cuDNN runs the stack.
+        keep: True if a backward pass will follow.
+        layers: Plans of the layers by their number, filled as they are called first.
+    """
+
+    dtype: torch.dtype
+    settings: LayerSettings | None
+    keep: bool
+    layers: dict[int, LayerPlan]
+
+
+Key = tuple[Any, ...]
+"""Result of `key_of`."""
+
+PLANS: Plans[StackPlan] = Plans()
+
+_KINDS = (LSTMWeights, SplitLSTMWeights)
+
+
+def key_of(
+    kind: str,
+    inputs: object,
+    layers: object,
+    state: object,
+    lengths: object,
+    options: tuple[Hashable, ...],
+) -> Key | None:
+    """Returns what the plan of a call depends on, or None if it can have none.
+
+    Args:
+        kind: the op's name.
+        inputs, layers, state, lengths: as the caller gave them, checked or not.
+        options: other arguments on which the plan depends.
+    """
+    if torch.compiler.is_compiling() or MODE.device is not None or not isinstance(inputs, Tensor):
+        return None
+    device = inputs.device
+    if type(layers) is not tuple or (device.type != "cuda" and not runs_on(device)):
+        return None
+    tensors = [inputs]
+    for layer in layers:
+        if type(layer) not in _KINDS:
+            return None
+        tensors += layer
+    if state is not None:
+        if type(state) is not tuple or any(type(pair) is not tuple or len(pair) != 2 for pair in state):
+            return None
+        for pair in state:
+            tensors += pair
+    if lengths is not None:
+        tensors.append(lengths)  # type: ignore[arg-type]
+    if not is_plain(tensors) or current_session() is not None:
+        return None
+    dtype = compute_dtype(inputs)
+    return (
+        kind,
+        tuple([(each.shape, each.dtype, each.device) for each in tensors]),
+        tuple([len(layer) for layer in layers]),
+        state is None,
+        lengths is None,
+        torch.is_grad_enabled() and any(each.requires_grad for each in tensors),
+        dtype,
+        dtype == torch.float32 and recurrent_tf32(),
+        torch.backends.cudnn.enabled,
+        MODE.rules_only,
+        MODE.captured,
+        options,
+    )  # fmt: skip
+
+
+def merged(layers: Any) -> Any:
+    """Returns the layers of a call, those with two biases with the sum of them."""
+    if type(layers) is not tuple:
+        return layers
+    return tuple([layer.merged() if type(layer) is SplitLSTMWeights else layer for layer in layers])
+
+
+def add_plan(
+    key: Key | None,
+    candidate: Candidate,
+    available: Mapping[str, Implementation],
+    dtype: torch.dtype,
+    inputs: Any,
+    layers: Sequence[Any],
+) -> None:
+    """Remembers how a call runs, where a launch of ours or, for layers of `econmt_ops.LSTM`, cuDNN runs it.
+
+    Args:
+        key: what `key_of` returned.
+        candidate: what was chosen.
+        available: implementations by name.
+        dtype: compute type.
+        inputs, layers: arguments of the call.
+    """
+    if key is None:
+        return
+    kind, _, _, _, is_full, keep, *_, options = key
+    kernels = importlib.import_module("econmt_ops.lstm.triton")
+    function = getattr(kernels, kind)
+    if candidate.function is function and available["triton"].function is function:
+        products = kernels.products_of(inputs.to(dtype) if inputs.dtype != dtype else inputs, layers)
+        if products is not None:
+            reverse = (options[2],) if kind == "lstm" else (False, True)
+            settings = LayerSettings(dtype, products, candidate.options.get("stash", "gates"), reverse)
+            PLANS.add(key, StackPlan(dtype, settings, keep, {}))
+        return
+    is_forward = kind == "lstm" and is_full and options[2:] == (False, False, False)
+    if (
+        candidate.name == "reference"
+        and is_forward
+        and dtype == inputs.dtype == torch.float32
+        and inputs.is_cuda
+    ):
+        same = all(part.dtype == dtype for layer in layers for part in layer)
+        if same and torch.cudnn_is_acceptable(inputs) and inputs.shape[1] <= MOST_STEPS:
+            PLANS.add(key, StackPlan(dtype, None, keep, {}))
+
+
+def run_planned(
+    plan: StackPlan,
+    inputs: Any,
+    layers: Sequence[Sequence[Any]],
+    state: Sequence[tuple[Tensor, Tensor]],
+    options: StackOptions,
+) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+    """Runs a stack by its plan.
+
+    Args:
+        plan: Plan of this call.
+        inputs: (B, T, I).
+        layers: Weights of each layer's directions, each as `SplitLSTMWeights` or `LSTMWeights`.
+        state: (h, c) of each layer, (D, B, H) each; empty for zeros.
+        options: Lengths, dropout and residual sums.
+
+    Returns:
+        Outputs (B, T, D H) and (h, c) of each layer after the last step, (D, B, H) each.
+    """
+    lengths = options.lengths
+    if lengths is not None:
+        Shapes("lstm").bounded("lengths", lengths, 0, inputs.shape[1])
+    if options.dropout != 0.0:
+        check_dropout("lstm", options.dropout, options.seed)
+    if inputs.is_cuda and inputs.device.index != torch.cuda.current_device():
+        with torch.cuda.device(inputs.device):
+            return run_planned(plan, inputs, layers, state, options)
+    settings = plan.settings
+    if settings is None:
+        outputs, h, c = cudnn_stack(inputs, layers, state)
+        return outputs, [(h, c)]
+    if lengths is not None:
+        lengths = lengths.to(inputs.device, non_blocking=True).contiguous()
+
+    def run(number: int, read: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        weights, first = layers[number], state[number] if state else None
+        layer = plan.layers.get(number)
+        if layer is None:
+            tensors = LayerTensors(read.transpose(0, 1), weights, first, lengths)
+            layer = plan.layers[number] = plan_of(settings, tensors, plan.keep)
+        outputs, last_h, last_c = run_layer(layer, read, first, lengths, weights)
+        return outputs, (last_h, last_c)
+
+    return run_stack(run, inputs, len(layers), options)
+
+
+def run_again(
+    inputs: Any,
+    layers: tuple[Any, ...],
+    state: tuple[Tensor, Tensor] | None,
+    options: StackOptions,
+    implementation: str,
+) -> tuple[Tensor, tuple[Tensor, Tensor]] | None:
+    """Runs a call of `econmt_ops.LSTM` in one direction by its plan; returns None if it has none yet.
+
+    Args:
+        inputs: (B, T, I).
+        layers: Weights, bottom first.
+        state: (h, c), (L, B, H) each; None: zeros.
+        options: Lengths, dropout and residual sums.
+        implementation: As that of `econmt_ops.lstm`.
+
+    Returns:
+        Outputs (B, T, H) and (h, c) after the last step, (L, B, H) each.
+    """
+    facts = implementation, "auto", False, options.residual, options.dropout != 0.0
+    start = None if state is None else tuple(zip(*state, strict=True))
+    plan = PLANS.get(key_of("lstm", inputs, layers, start, options.lengths, facts))
+    if plan is None:
+        return None
+    parts = () if state is None else tuple(zip(*(torch.split(part, 1) for part in state), strict=True))
+    outputs, last = run_planned(plan, inputs, layers, parts, options)
+    if len(last) == 1:
+        return outputs, last[0]
+    return outputs, (torch.cat([h for h, _ in last]), torch.cat([c for _, c in last]))
+
+
+@functools.cache
+def _parameter_names(layer: int, reverse: bool) -> tuple[str, ...]:
+    """Returns the names of a layer's input weights, recurrent weights and biases in one direction."""
+    suffix = f"_l{layer}{'_reverse' if reverse else ''}"
+    return tuple(name + suffix for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"))
+
+
+def split_weights(
+    parameters: Mapping[str, Tensor | None], layer: int, reverse: bool
+) -> SplitLSTMWeights | None:
+    """Returns the weights of a layer of a module in one direction.
+
+    None: they are not all parameters, but are computed, as by torch.nn.utils.parametrize; or there are no biases.
+    """
+    parts = [parameters.get(name) for name in _parameter_names(layer, reverse)]
+    if any(part is None for part in parts):
+        return None
+    return SplitLSTMWeights(*parts)  # type: ignore[arg-type]

@@ -1,0 +1,186 @@
+"""An LSTM layer on a GPU under autograd without torch.library, whose calls take the host longer than small layers take.
+
+Eager calls on ordinary tensors go through one `torch.autograd.Function` a layer; whatever looks into a call, such as
+torch.compile, fake tensors or function transforms, goes through the operators.
+
+Shapes: D directions, B batch, T steps, I input size, H hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from econmt_ops.core.precision import MatmulTF32
+from econmt_ops.lstm.persistent_layer import LayerPlan, LayerResults, LayerTensors
+
+_PLAIN = (Tensor, nn.Parameter)
+
+
+def is_plain(tensors: Iterable[object]) -> bool:
+    """Returns True if an operation on these tensors runs eagerly and nothing else sees it."""
+    return (
+        all(type(tensor) in _PLAIN for tensor in tensors)
+        and not torch.compiler.is_compiling()
+        and torch._C._len_torch_dispatch_stack() == 0
+        and torch._C._functorch.peek_interpreter_stack() is None
+        and torch._C._get_tracing_state() is None
+    )
+
+
+_NOTHING = nullcontext()
+
+
+def _plain_products(plan: LayerPlan, device_type: str) -> AbstractContextManager[None]:
+    """Returns a context without autocast in which float32 products have the precision of a layer's recurrence."""
+    if plan.dtype == torch.float32 and device_type == "cuda":
+        return _Float32Products(plan.products == torch.float16)
+    return _WithoutAutocast(device_type) if torch.is_autocast_enabled(device_type) else _NOTHING
+
+
+class _WithoutAutocast:
+    """Context without autocast; `torch.autocast` takes ten times as long."""
+
+    def __init__(self, device_type: str) -> None:
+        self._device_type = device_type
+
+    def __enter__(self) -> None:
+        torch.set_autocast_enabled(self._device_type, False)
+
+    def __exit__(self, *_: object) -> None:
+        torch.set_autocast_enabled(self._device_type, True)
+
+
+class _Float32Products(MatmulTF32):
+    """Context without autocast in which float32 products on a GPU use TF32 or not."""
+
+    def __enter__(self) -> None:
+        self._autocast = torch.is_autocast_enabled("cuda")
+        if self._autocast:
+            torch.set_autocast_enabled("cuda", False)
+        super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:  # noqa: PYI036  as that of the base class
+        super().__exit__(*error)
+        if self._autocast:
+            torch.set_autocast_enabled("cuda", True)
+
+
+def _forward(plan: LayerPlan, tensors: LayerTensors) -> tuple[LayerResults, Tensor, Tensor]:
+    """Returns the results, the inputs as they were multiplied, and the outputs (B, T, D H)."""
+    first = tensors.weights[0]
+    width = plan.directions * plan.hidden
+    # Time comes first in memory; the tensor that is returned is no view, so that it may be changed in place.
+    outputs = torch.empty_strided(
+        (plan.batch, plan.steps, width),
+        (width, plan.batch * width, 1),
+        dtype=plan.dtype,
+        device=first.device,
+    )
+    with _plain_products(plan, first.device.type):
+        results, rows = plan.forward(tensors, outputs)
+    return results, rows, outputs
+
+
+def _tensors(
+    plan: LayerPlan, inputs: Tensor | None, lengths: Tensor | None, parameters: Sequence[Tensor]
+) -> LayerTensors:
+    """Returns the arguments of a layer from inputs (B, T, I), and from weights and first state one after another."""
+    read = None if inputs is None else inputs.transpose(0, 1)
+    count = len(plan.types)
+    if len(parameters) == count:
+        return LayerTensors(read, parameters, None, lengths)
+    return LayerTensors(read, parameters[:count], (parameters[count], parameters[count + 1]), lengths)
+
+
+class _LayerFunction(torch.autograd.Function):
+    """One layer in one or both directions: outputs (B, T, D H), last h and last c (D, B, H)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        plan: LayerPlan,
+        lengths: Tensor | None,
+        inputs: Tensor,
+        *parameters: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Runs a layer; ``parameters`` are its weights, then its first h and c, if it has any."""
+        results, rows, outputs = _forward(plan, _tensors(plan, inputs, lengths, parameters))
+        ctx.plan = plan
+        ctx.set_materialize_grads(False)
+        read = rows if plan.keeps_rows else inputs
+        ctx.save_for_backward(lengths, read, outputs, results.cells, results.sums, *parameters)
+        return outputs, results.last_h, results.last_c
+
+    @staticmethod
+    def backward(ctx: Any, *incoming: Tensor | None) -> tuple[Any, ...]:
+        if not torch.is_grad_enabled():
+            return _backward(ctx, *incoming)
+        with torch.no_grad():
+            gradients = _backward(ctx, *incoming)
+        # A second derivative is an error, and not a wrong result.
+        error: Any = torch._C._functions.DelayedError(
+            b"an LSTM layer has no second derivative", len(gradients)
+        )
+        leaves = [None if part is None else part.detach().requires_grad_() for part in gradients]
+        guarded: tuple[Any, ...] = error(*leaves)
+        return guarded
+
+
+def _backward(
+    ctx: Any, doutputs: Tensor | None, last_h: Tensor | None, last_c: Tensor | None
+) -> tuple[Any, ...]:
+    """Returns the gradients of all arguments of `_LayerFunction.forward`."""
+    plan: LayerPlan = ctx.plan
+    lengths, read, outputs, cells, sums, *parameters = ctx.saved_tensors
+    needs = ctx.needs_input_grad[2:]
+    if doutputs is None and last_h is None and last_c is None:
+        return None, None, *(None for _ in needs)
+    inputs, rows = (None, read) if plan.keeps_rows else (read, None)
+    tensors = _tensors(plan, inputs, lengths, parameters)
+    results = LayerResults(outputs.transpose(0, 1), outputs, outputs, cells, sums)
+    incoming = None if doutputs is None else doutputs.transpose(0, 1), last_h, last_c
+    with _plain_products(plan, outputs.device.type):
+        gradients = plan.backward(tensors, results, incoming, needs, rows)
+    dinputs = None if gradients.inputs is None else gradients.inputs.transpose(0, 1)
+    if tensors.state is None:
+        return None, None, dinputs, *gradients.weights
+    h, c = tensors.state
+    first = torch.stack(gradients.first_h).to(h.dtype), gradients.first_c.to(c.dtype)
+    return None, None, dinputs, *gradients.weights, *first
+
+
+def run_layer(
+    plan: LayerPlan,
+    inputs: Tensor,
+    state: tuple[Tensor, Tensor] | None,
+    lengths: Tensor | None,
+    weights: Sequence[Tensor],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Runs one layer in one or both directions, recorded by autograd if its plan keeps what a backward pass needs.
+
+    Args:
+        plan: Plan for these arguments.
+        inputs: (B, T, I), of any floating point type; cast to the compute type.
+        state: First h and c, (D, B, H) each, in any floating point type; None: zeros.
+        lengths: (B,) on the device, contiguous, or None.
+        weights: Of each direction the input weights (4H, I), the recurrent weights (4H, H) and its biases (4H,).
+
+    Returns:
+        Outputs (B, T, D H), and h and c after each row's last step, (D, B, H); c is float32.
+    """
+    for weight in weights:
+        if not weight.is_contiguous():  # as the kernels that read weights expect
+            weights = [part.contiguous() for part in weights]
+            break
+    if plan.keep:
+        results: tuple[Tensor, Tensor, Tensor] = _LayerFunction.apply(  # type: ignore[no-untyped-call]
+            plan, lengths, inputs, *weights, *(state or ())
+        )
+        return results
+    made, _, outputs = _forward(plan, LayerTensors(inputs.transpose(0, 1), weights, state, lengths))
+    return outputs, made.last_h, made.last_c

@@ -1,0 +1,163 @@
+"""Operands of the products and the recurrence of a persistent LSTM layer, made by one launch per direction.
+
+Sizes: D directions, B batch, T steps, I input size, I' its width in products, H hidden, N distinct rows.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from econmt_ops.core.alignment import even
+
+_INT32 = torch.int32
+
+
+class LayerOperands(NamedTuple):
+    """Tensors that the products and the recurrence read.
+
+    Attributes:
+        rows: Inputs as they are multiplied, (T B, I') or (N, I').
+        matrices: Input weights (4H, I') of each direction.
+        recurrents: (D 4H, H), in the type of the recurrence's products.
+        biases: (4H,) of each direction; the sum of two if biases are read.
+        workspace: int32, that begins with zeros for counters.
+    """
+
+    rows: Tensor
+    matrices: list[Tensor]
+    recurrents: Tensor
+    biases: list[Tensor]
+    workspace: Tensor
+
+
+class OperandMaker:
+    """Makes the operands of layers of one kind; what has the right type and layout already is not copied.
+
+    Args:
+        inputs: Shape and type of the inputs, (T, B, I) or (N, I).
+        types: Types of the weights, direction by direction.
+        directions: D.
+        hidden: H.
+        dtype: Compute type.
+        products: Type of the recurrence's products.
+
+    Attributes:
+        width: I'.
+    """
+
+    def __init__(
+        self,
+        inputs: tuple[torch.Size, torch.dtype],
+        types: tuple[torch.dtype, ...],
+        directions: int,
+        hidden: int,
+        dtype: torch.dtype,
+        products: torch.dtype,
+    ) -> None:
+        shape, self._inputs_type = inputs
+        self._types, self._directions, self._hidden = types, directions, hidden
+        self._dtype, self._products = dtype, products
+        self._size = size = shape[-1]
+        self._shape = (*shape[:-1], 1)[:2]
+        self.width = even(size, dtype)
+        self._each = len(types) // directions
+        self._copies_inputs = self._inputs_type != dtype or self.width != size
+        # The recurrent weights of several directions are gathered in one tensor.
+        self._copies_recurrents = directions > 1 or types[1] != products
+        self._copies_matrix = [kind != dtype or self.width != size for kind in types[:: self._each]]
+        self._copies_bias = [self._each > 3 or kind != dtype for kind in types[2 :: self._each]]
+        self._launch = functools.cache(self._launch_of)
+
+    def _launch_of(
+        self, number: int, reads: bool, zeros: int, bias: bool
+    ) -> tuple[Any, int, tuple[int, ...], tuple[int, int]]:
+        """Returns the launch for a direction, its programs and integers, and the strides of the weights' rows."""
+        from econmt_ops.backends.triton.layer_kernels import preparation
+
+        matrix, square, *biases = self._types[number * self._each : (number + 1) * self._each]
+        copies_matrix, copies_bias = self._copies_matrix[number], bias and self._copies_bias[number]
+        types = (
+            *((self._inputs_type, self._dtype) if reads else (_INT32, _INT32)),
+            *((matrix, self._dtype) if copies_matrix else (_INT32, _INT32)),
+            *((square, self._products) if self._copies_recurrents else (_INT32, _INT32)),
+            *((biases[0], biases[-1], self._dtype) if copies_bias else (_INT32,) * 3),
+            _INT32,
+        )
+        sized = reads or copies_matrix
+        launch, programs, *ends = preparation(
+            (*self._shape, self._size) if reads else None,
+            self._size if sized else 0,
+            self.width if sized else 0,
+            self._hidden,
+            (copies_matrix, self._copies_recurrents),
+            len(biases) if copies_bias else 0,
+            zeros,
+            types,
+        )
+        strides = self._size if copies_matrix else 0, self._hidden if self._copies_recurrents else 0
+        return launch, programs, (*(self._shape if reads else (0, 0)), zeros, *ends), strides
+
+    def __call__(
+        self,
+        inputs: Tensor | None,
+        rows: Tensor | None,
+        weights: Sequence[Tensor],
+        workspace: tuple[int, int],
+        bias: bool,
+    ) -> LayerOperands:
+        """Makes the operands of a layer.
+
+        Args:
+            inputs: (T, B, I) or (N, I); not read if there are ``rows``.
+            rows: Inputs as they are multiplied, if they are known.
+            weights: For each direction input weights (4H, I), recurrent weights (4H, H) and one or two biases (4H,),
+                contiguous.
+            workspace: How many integers the workspace has, and with how many zeros it begins.
+            bias: True if biases are read, so that two are added up.
+        """
+        device, hidden, dtype = weights[0].device, self._hidden, self._dtype
+        scratch = torch.empty(workspace[0], dtype=_INT32, device=device)
+        recurrents = weights[1]
+        if self._copies_recurrents:
+            shape = self._directions * 4 * hidden, hidden
+            recurrents = torch.empty(shape, dtype=self._products, device=device)
+        read: Tensor | None = None
+        if rows is None:
+            assert inputs is not None
+            if self._copies_inputs or not inputs.is_contiguous():
+                read = inputs if inputs.dim() == 3 else inputs.unsqueeze(1)
+                read = read if read.stride(2) == 1 else read.contiguous()
+                rows = torch.empty((read.shape[0] * read.shape[1], self.width), dtype=dtype, device=device)
+            else:
+                rows = inputs.view(-1, self.width)
+        matrices, biases, each = [], [], self._each
+        for number in range(self._directions):
+            matrix, square, *parts = weights[number * each : (number + 1) * each]
+            tensors = [scratch] * 10
+            step = row = 0
+            if read is not None:
+                tensors[0], tensors[1] = read, rows
+                step, row, _ = read.stride()
+            if self._copies_matrix[number]:
+                copy = torch.empty((4 * hidden, self.width), dtype=dtype, device=device)
+                tensors[2], tensors[3] = matrix, copy
+                matrix = copy
+            if self._copies_recurrents:
+                tensors[4] = square
+                tensors[5] = recurrents[4 * hidden * number :] if number else recurrents
+            total = parts[0]
+            if bias and self._copies_bias[number]:
+                total = torch.empty(4 * hidden, dtype=dtype, device=device)
+                tensors[6:9] = parts[0], parts[-1], total
+            zeros = workspace[1] if number == 0 else 0
+            launch, programs, integers, strides = self._launch(number, read is not None, zeros, bias)
+            launch(programs, tensors, integers, (step, row, *strides))
+            matrices.append(matrix)
+            biases.append(total)
+            read = None
+        return LayerOperands(rows, matrices, recurrents, biases, scratch)

@@ -1,0 +1,83 @@
+"""The kernels of econmt_ops.backends.cuda compiled for the CPU, where their blocks and threads are coroutines.
+
+``host/device.cuh`` takes the place of the header that speaks to the GPU. What the kernels compute, how blocks wait for
+each other and how much shared memory they use is what a GPU would do; that products and copies take time is not.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from econmt_ops.backends.cuda import decoder
+
+SOURCES = Path(decoder.__file__).parent
+MEANING = {1: "its threads wait for each other for ever", 2: "it wrote beyond its shared memory"}
+
+
+@functools.cache
+def _library(name: str, macros: tuple[tuple[str, int], ...]) -> ctypes.CDLL:
+    compiler = shutil.which("c++") or shutil.which("g++")
+    if compiler is None:
+        pytest.skip("no C++ compiler")
+    folder = Path(tempfile.mkdtemp(prefix="econmt-host-"))
+    try:
+        for source in (*SOURCES.glob("*.cu"), *SOURCES.glob("*.cuh")):
+            shutil.copy(source, folder)
+        shutil.copy(Path(__file__).parent / "host" / "device.cuh", folder)
+        kernel = f"decoder_{name}"
+        argument = f"{name.capitalize()}Arguments"
+        (folder / "main.cc").write_text(
+            f'#include "{kernel}.cu"\n'
+            f'extern "C" int launch(int blocks, int threads, int cluster, size_t shared, unsigned seed, {argument}* its) {{'
+            f" return run_grid(blocks, threads, cluster, shared, seed, [its] {{ {kernel}(*its); }}); }}\n"
+        )
+        options = [
+            "-std=c++20",
+            "-O1",
+            "-w",
+            "-shared",
+            "-fPIC",
+            *(f"-D{key}={value}" for key, value in macros),
+        ]
+        subprocess.run([compiler, *options, "-o", "kernel.so", "main.cc"], cwd=folder, check=True)
+        return ctypes.CDLL(str(folder / "kernel.so"))
+    finally:
+        shutil.rmtree(folder)
+
+
+class HostKernel(NamedTuple):
+    """A kernel on the CPU, launched as `econmt_ops.backends.cuda.library.Kernel` is; see `launches`."""
+
+    name: str
+    sizes: decoder.DecoderSizes
+    seed: int
+
+    def launch(self, blocks: int, shared_bytes: int, argument: ctypes.Structure) -> None:
+        """Runs all blocks, their threads in an order drawn from the seed."""
+        macros = decoder.macros(self.name, self.sizes)
+        library = _library(self.name, tuple(macros.items()))
+        shared = ctypes.c_size_t(shared_bytes)
+        code = library.launch(blocks, 512, macros["CLUSTER"], shared, self.seed, ctypes.byref(argument))
+        assert not code, f"decoder_{self.name}: {MEANING[code]}"
+
+
+def use_host(monkeypatch: pytest.MonkeyPatch, seed: int) -> list[str]:
+    """Lets the kernels serve the CPU; returns the list to which the name of each one that is launched is added."""
+    launches: list[str] = []
+
+    def launch_of(name: str, sizes: decoder.DecoderSizes, _device: int) -> decoder._Launch:
+        launches.append(name)
+        kernel = HostKernel(name, sizes, seed)
+        return decoder._Launch(kernel, sizes.shared_bytes(name, sizes.stages(name)))  # type: ignore[arg-type]
+
+    monkeypatch.setattr(decoder, "serves", lambda sizes, _device: sizes.are_served())
+    monkeypatch.setattr(decoder, "_launch_of", launch_of)
+    return launches

@@ -1,0 +1,117 @@
+"""The attentional LSTM by one launch for a block of steps: values and gradients of the definition.
+
+Where there is no GPU the kernels run on the CPU; see tests/ops/cuda/host.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from econmt_ops import AttentionalLSTMState, AttentionalLSTMWeights
+from econmt_ops.attentional_lstm import reference
+from econmt_ops.attentional_lstm import triton as decoder_module
+from econmt_ops.attentional_lstm.options import DecoderOptions
+from econmt_ops.backends.cuda import decoder
+from econmt_ops.core import chunks
+from tests.ops.cuda.host import use_host
+from tests.ops.helpers import Make, assert_same_function
+
+
+@pytest.fixture(
+    params=[1, pytest.param(2, marks=pytest.mark.thorough), pytest.param(3, marks=pytest.mark.thorough)]
+)
+def launches(request: pytest.FixtureRequest, device: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the kernels that were launched; on the CPU their threads run in an order drawn from the parameter."""
+    if device == "cpu":
+        return use_host(monkeypatch, request.param)
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("no Hopper GPU")
+    launched: list[str] = []
+    launch = decoder._launch
+
+    def spy(name: str, *given: Any) -> None:
+        launched.append(name)
+        launch(name, *given)
+
+    monkeypatch.setattr(decoder, "_launch", spy)
+    return launched
+
+
+def arguments(
+    make: Make, batch: int, steps: int, positions: int, layers: int, hidden: int = 64, size: int = 64
+) -> dict[str, Any]:
+    weights = AttentionalLSTMWeights(
+        layers=make.layers(40 + hidden, hidden, layers),
+        query=make(size, hidden, scale=0.3),
+        score=make(size, scale=0.3),
+        combine=make(hidden, hidden + 24, scale=0.3),
+        combine_bias=make(hidden),
+    )
+    return {
+        "inputs": make(batch, steps, 40),
+        "keys": make(batch, positions, size),
+        "values": make(batch, positions, 24),
+        "weights": weights,
+        "state": AttentionalLSTMState(make.state(batch, hidden, layers), make(batch, hidden, scale=0.5)),
+    }
+
+
+def check(tensors: dict[str, Any], lengths: torch.Tensor | None, dtype: torch.dtype, **options: Any) -> None:
+    """Compares with the definition in float64; no gradient enters by the attention weights."""
+    stash = options.pop("stash", "attention")
+    given = DecoderOptions(lengths, **options)
+
+    def function(**tensors: Any) -> Any:
+        outputs, weights, state = decoder_module.attentional_lstm(**tensors, options=given, stash=stash)
+        return outputs, weights.detach(), state
+
+    def definition(**tensors: Any) -> Any:
+        outputs, weights, state = reference.attentional_lstm(**tensors, options=given)
+        return outputs, weights.detach(), state
+
+    assert_same_function(function, definition, tensors, dtype)
+
+
+def test_two_layers_with_dropout_and_residual_sums(
+    device: str, launches: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks of two steps, so that states are handed on; a row of length 0."""
+    monkeypatch.setattr(chunks, "_LARGE_BLOCK_BYTES", 2 * 5 * 4 * 64 * 2)
+    tensors = arguments(Make(device), 5, 3, 13, 2)
+    lengths = torch.tensor([13, 0, 2, 12, 7], device=device)
+    seed = torch.tensor(5, device=device)
+    check(tensors, lengths, torch.bfloat16, residual=True, dropout=0.4, seed=seed, stash="outputs")
+    assert launches == ["forward", "forward", "backward", "backward"]
+
+
+@pytest.mark.slow
+def test_two_groups_of_rows(device: str, launches: list[str]) -> None:
+    check(arguments(Make(device), 66, 2, 9, 1, size=192), None, torch.float16)
+    assert launches == ["forward", "backward"]
+
+
+def test_which_calls_run_in_blocks(device: str, launches: list[str]) -> None:
+    """Other types, sizes, attentions and stashes run step by step."""
+    make = Make(device)
+
+    def sizes(dtype: torch.dtype = torch.bfloat16, hidden: int = 64, size: int = 64, layers: int = 1) -> Any:
+        return decoder.DecoderSizes(dtype, hidden, size, layers, 9, 4, masked=False, residual=False)
+
+    assert sizes().are_served()
+    assert sizes(hidden=512, size=512, layers=2).are_served()
+    assert sizes(hidden=512, size=256).are_served()
+    assert not sizes(torch.float32).are_served()
+    assert not sizes(hidden=96).are_served()
+    assert not sizes(hidden=1024, size=1024).are_served()
+    assert not sizes(hidden=512, size=512, layers=3).are_served()
+    assert not sizes()._replace(positions=60_000).are_served()
+    for options in ({"stash": "gates"}, {"input_feeding": False}):
+        tensors = arguments(make, 3, 2, 4, 1)
+        if "input_feeding" in options:
+            layer = tensors["weights"].layers[0]
+            tensors["weights"] = tensors["weights"]._replace(layers=(layer._replace(input=make(256, 40)),))
+        check(tensors, None, torch.float16, **options)
+    assert not launches

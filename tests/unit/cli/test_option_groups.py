@@ -1,0 +1,141 @@
+"""Commands whose parameters are groups of options, and options that follow the recipe's schema."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+import pytest
+import typer
+from pydantic import Field
+
+from econmt.cli.option_groups import (
+    RECIPE_FIELDS,
+    RecipeKeys,
+    argument,
+    option,
+    recipe_option,
+    with_option_groups,
+)
+from econmt.cli.search_options import HypothesisOptions, LineBatches, Sampling, SearchKeys
+from econmt.config import limits
+from econmt.decoding.search.options import SearchOptions
+
+
+@dataclass(frozen=True)
+class Group:
+    count: int = option(..., "--count", "-n", help="A number.", min=1, max=9)
+    kind: Literal["a", "b"] = option("a", help="A letter.")
+    share: Annotated[float, Field(gt=0.0, le=2.0)] = option(1.0)
+    seed: limits.Seed = option(1)
+    quick: bool = option(False)
+    computed: int = field(init=False, default=7)
+
+
+@with_option_groups
+def command(
+    context: typer.Context,
+    *,
+    text: str = argument(...),
+    group: Group,
+    search: Annotated[
+        dict[str, Any],
+        RecipeKeys(
+            "decoding", ["beam_size", "brevity_penalty_type", "length_penalty_beta"], {"beam_size": "-b"}
+        ),
+    ],
+    types: list[Literal["x", "y"]] = option(["x", "y"], "--type"),
+    plain: Annotated[int, typer.Option(min=0, max=3)] = 2,
+    batch: int | None = recipe_option("decoding.batch_size"),
+) -> None:
+    """Says something."""
+    assert plain == 2
+    context.obj.append((text, group, search, types, batch))
+
+
+def run(*words: str) -> Any:
+    app, said = typer.Typer(add_completion=False), list[Any]()
+    app.command()(command)
+    app(list(words), standalone_mode=False, obj=said)
+    return said[0]
+
+
+def test_a_group_is_made_of_its_options() -> None:
+    text, group, search, types, batch = run("words", "-n", "3")
+    assert (text, group, search, types, batch) == ("words", Group(3), {}, ["x", "y"], None)
+    assert type(group.kind) is str
+    assert run("words", "-n", "3", "--quick")[1] == Group(3, quick=True)
+    with pytest.raises(typer.BadParameter.__bases__[0], match="--no-quick"):
+        run("words", "-n", "3", "--no-quick")
+    words = [
+        "-n",
+        "9",
+        "--kind",
+        "b",
+        "--share",
+        "2",
+        "--type",
+        "y",
+        "-b",
+        "4",
+        "--brevity-penalty-type",
+        "learned",
+    ]
+    _, group, search, types, batch = run("words", *words, "--batch", "5")
+    assert group == Group(9, "b", 2.0)
+    assert search == {"beam_size": 4, "brevity_penalty_type": "learned"}
+    assert type(search["brevity_penalty_type"]) is str
+    assert (types, batch) == (["y"], 5)
+    for name, most in (
+        ("-n", 9),
+        ("--seed", limits.SEED),
+        ("-b", limits.BEAM),
+        ("--batch", limits.TRANSLATED),
+    ):
+        run("words", "-n", "1", name, str(most))
+        with pytest.raises(typer.BadParameter.__bases__[0]):
+            run("words", "-n", "1", name, str(most + 1))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["-n", "10"], "Invalid value for '--count'"),
+        (["-n", "1", "--kind", "c"], "'c' is not one of 'a', 'b'"),
+        (["-n", "1", "--share", "0"], "must be more than 0 and at most 2, found 0"),
+        (["-n", "1", "--share", "nan"], "must be more than 0 and at most 2, found nan"),
+        (["-n", "1", "--seed", "-1"], "Invalid value for '--seed'"),
+        (["-n", "1", "-b", "0"], "Invalid value for '--beam-size'"),
+        (["-n", "1", "--length-penalty-beta", "inf"], "must be at least 0 and at most 1000, found inf"),
+        (["-n", "1", "--batch", "0"], "Invalid value for '--batch'"),
+        (["-n", "1", "--computed", "1"], "No such option"),
+        ([], "--count"),
+    ],
+)
+def test_bounds_and_choices(words: Sequence[str], message: str) -> None:
+    with pytest.raises(typer.BadParameter.__bases__[0]) as refused:
+        run("words", *words)
+    assert message in refused.value.format_message()
+
+
+def test_help_is_that_of_the_recipe() -> None:
+    def help_of(declared: Any) -> str:
+        return str(declared.metadata["typer"].help)
+
+    assert help_of(recipe_option("decoding.batch_size")) == "Number of sentences translated together."
+    assert help_of(recipe_option("decoding.length_penalty_beta")) == "Beta in --length-penalty-alpha."
+    assert "the prediction of model.length_task" in help_of(recipe_option("decoding.brevity_penalty_type"))
+    assert help_of(recipe_option("decoding.batch_size", help="Lines.")) == "Lines."
+
+
+def test_every_key_of_the_search_is_an_option_of_translate() -> None:
+    keys = SearchKeys.__metadata__[0].names  # type: ignore[attr-defined]
+    others = {
+        name for kind in (HypothesisOptions, Sampling, LineBatches) for name in kind.__dataclass_fields__
+    }
+    known = set(SearchOptions.model_fields)
+    assert {f"decoding.{name}" for name in keys} == {
+        key for key in RECIPE_FIELDS if key.startswith("decoding.")
+    } - {"decoding.batch_size", "decoding.max_input_length"}
+    assert set(keys) | others | {"ensemble_mode", "attention", "avoid", "continuous"} == known | {"top_k"}
