@@ -10,13 +10,15 @@ from __future__ import annotations
 import random
 import tempfile
 import time
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 from econmt.config.recipe import Data, Recipe, Training
 from econmt.data.batching.batches import training_batches
 from econmt.data.batching.store import prepare
-from econmt.data.text.corpus import find_corpus, read_lines, read_pairs
+from econmt.data.text.corpus import find_corpus, read_lines, read_pairs, search_path
 from econmt.data.text.filters import language_classifier
 from scripts.bench.arguments import parser_of
 
@@ -30,46 +32,90 @@ NOISES = {
 }
 
 
-def certainties(prefix: str, foreign: Path | None) -> None:
-    """Prints the shares of true and of foreign source lines that are taken for another language."""
-    pairs = list(read_pairs(find_corpus(prefix, "en", "de", [Path.cwd()], progress=False)))
-    sample = random.Random(1).sample(pairs, min(PAIRS, len(pairs)))
-    classify = language_classifier(("en", "de"))
-    start = time.perf_counter()
-    languages = {
-        "en": [classify(source) for source, _ in sample],
-        "de": [classify(target) for _, target in sample],
-    }
-    rate = 2 * len(sample) / (time.perf_counter() - start)
-    swapped = languages["de"]  # a source that is German in truth
-    others = [] if foreign is None else [classify(line) for line in islice(read_lines(foreign), PAIRS)]
-    print(f"{prefix}: {len(sample):,} pairs, {rate:,.0f} lines a second")
-    print("certainty   pairs left out   German for English   another language for English")
-    for least in CERTAINTIES:
-        wrong = sum(
-            any(
-                language != side and probability >= least
-                for side, (language, probability) in zip(languages, pair, strict=True)
-            )
-            for pair in zip(*languages.values(), strict=True)
-        )
-        caught = [
-            sum(name != "en" and p >= least for name, p in rows) / max(1, len(rows))
-            for rows in (swapped, others)
-        ]
-        print(f"{least:9.1f}{wrong / len(sample):17.2%}{caught[0]:21.2%}{caught[1]:31.2%}")
+class Shares(NamedTuple):
+    """Shares of lines that the filter takes for another language at a certainty.
+
+    Attributes:
+        certainty: Least probability at which the filter believes what it finds.
+        wrong: Share of correct pairs that are left out.
+        swapped: Share of the German sides that are found when given as English.
+        foreign: Share of lines in another language that are found when given as English.
+    """
+
+    certainty: float
+    wrong: float
+    swapped: float
+    foreign: float
 
 
-def noise(prefix: str) -> None:
-    """Prints batches a second, and padded target positions a pair, with each kind of noise."""
+class Classified(NamedTuple):
+    """Languages that the filter finds in pairs of English and German, and in lines of another language.
+
+    Attributes:
+        english: Language and its probability of each English side.
+        german: The same of each German side.
+        foreign: The same of the other lines.
+        rate: Lines classified a second.
+    """
+
+    english: list[tuple[str, float]]
+    german: list[tuple[str, float]]
+    foreign: list[tuple[str, float]]
+    rate: float
+
+    @classmethod
+    def of(cls, prefix: str, foreign: Iterable[str], search: Sequence[Path]) -> Classified:
+        """Classifies some pairs of a text, and the foreign lines."""
+        pairs = list(read_pairs(find_corpus(prefix, "en", "de", search, progress=False)))
+        drawn = random.Random(1).sample(pairs, min(PAIRS, len(pairs)))
+        classify = language_classifier(("en", "de"))
+        start = time.perf_counter()
+        english, german = ([classify(line) for line in side] for side in zip(*drawn, strict=True))
+        rate = 2 * len(drawn) / (time.perf_counter() - start)
+        return cls(english, german, [classify(line) for line in islice(foreign, PAIRS)], rate)
+
+    def shares(self, certainties: Sequence[float] = CERTAINTIES) -> Iterator[Shares]:
+        """Yields what is left out at each certainty."""
+        for least in certainties:
+            doubted = [
+                any(
+                    name != language and probability >= least
+                    for language, (name, probability) in zip(("en", "de"), pair, strict=True)
+                )
+                for pair in zip(self.english, self.german, strict=True)
+            ]
+            caught = [
+                sum(name != "en" and probability >= least for name, probability in lines) / max(1, len(lines))
+                for lines in (self.german, self.foreign)
+            ]
+            yield Shares(least, sum(doubted) / len(doubted), caught[0], caught[1])
+
+
+class NoisyEpoch(NamedTuple):
+    """An epoch of batches with noise, read without training.
+
+    Attributes:
+        noise: Name of the noise.
+        padding: Padded target positions for each real one, less one.
+        rate: Batches a second.
+        planned: Seconds to plan the epoch.
+    """
+
+    noise: str
+    padding: float
+    rate: float
+    planned: float
+
+
+def epochs_with_noise(prefix: str, search: Sequence[Path]) -> Iterator[NoisyEpoch]:
+    """Yields an epoch of a text in batches of 64 with each kind of noise."""
     with tempfile.TemporaryDirectory() as folder:
-        print(f"{prefix}: one epoch in batches of 64")
         for name, section in NOISES.items():
             data = {"source": "en", "target": "de", "train": [prefix], "valid": prefix, "noise": section}
             recipe = Recipe(
                 name="x", output="x", data=Data.model_validate(data), training=Training(max_updates=1)
             )
-            prepared = prepare(recipe, Path(folder) / "store", [Path.cwd()], show_progress=False)
+            prepared = prepare(recipe, Path(folder) / "store", search, show_progress=False)
             start = time.perf_counter()
             stream = training_batches(recipe, prepared)
             planned = time.perf_counter() - start
@@ -80,19 +126,28 @@ def noise(prefix: str) -> None:
                 padded += trimmed.target_output.numel()
                 real += trimmed.target_tokens
             rate = count / (time.perf_counter() - start - planned)
-            print(
-                f"{name:<22}{planned:6.2f} s to plan{rate:8,.0f} batches/s{padded / real - 1:9.2%} padding, cut"
-            )
+            yield NoisyEpoch(name, padded / real - 1, rate, planned)
 
 
 def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("prefixes", nargs="+", help="texts in English and German, named as in data.train")
     parser.add_argument("--foreign", type=Path, help="text in another language")
-    given = parser.parse_args()
-    for prefix in given.prefixes:
-        certainties(prefix, given.foreign)
-    noise(given.prefixes[0])
+    options = parser.parse_args()
+    search = search_path(None, None)
+    for prefix in options.prefixes:
+        foreign = [] if options.foreign is None else read_lines(options.foreign)
+        classified = Classified.of(prefix, foreign, search)
+        print(f"{prefix}: {len(classified.english):,} pairs, {classified.rate:,.0f} lines a second")
+        print("certainty   pairs left out   German for English   another language for English")
+        for shares in classified.shares():
+            print(f"{shares.certainty:9.1f}{shares.wrong:17.2%}{shares.swapped:21.2%}{shares.foreign:31.2%}")
+    print(f"{options.prefixes[0]}: one epoch in batches of 64")
+    for epoch in epochs_with_noise(options.prefixes[0], search):
+        print(
+            f"{epoch.noise:<22}{epoch.planned:6.2f} s to plan{epoch.rate:8,.0f} batches/s"
+            f"{epoch.padding:9.2%} padding, cut"
+        )
 
 
 if __name__ == "__main__":

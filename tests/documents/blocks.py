@@ -19,7 +19,11 @@ ONLY_PARSED = {
     "a GPU": ["scripts.bench gpu.", "bench layout --device cuda --graph"],
     "the network": ["pip install", "hf auth", "hf upload", "hf://", "make ", "python3 -m venv"],
     "several hosts": ["torchrun ", "srun ", "#SBATCH", "scontrol "],
-    "packages that tests do not install": ["scripts.bench compare.", "scripts.bench make-en-vi"],
+    "packages that tests do not install": [
+        "scripts.bench compare.",
+        "scripts.bench make-en-vi",
+        "bench transformer",
+    ],
 }
 """Why some commands are not executed, and what they contain."""
 

@@ -61,6 +61,7 @@ SCRIPTS = {
     "filters": "",
     "inference": "--rounds 1 --threads 1",
     "memory": "--quick --seconds 0.01 --lengths 4x3",
+    "tables": "sizes",
     "serve-load": "--lines 4 --seconds 1 --clients 2 --rate 5 --trouble 1",
     "scripts.kill_campaign": "--kinds translation --kills 1 --updates 4",
     "scripts.soak run": "--minutes 0.001",

@@ -1,0 +1,233 @@
+"""Rows of the documentation's tables that follow from the code: predicted bytes, sizes, operations, padding."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from econmt.bench.training import vocabulary_sizes
+from econmt.checkpoint.quantized import quantized
+from econmt.config.recipe import load_recipe
+from econmt.data.batching.pair_flops import pair_flops
+from econmt.data.batching.store import prepare
+from econmt.data.text.corpus import find_corpus, read_pairs, search_path
+from econmt.engine.devices import reproducible
+from econmt.memory.estimate.techniques import Technique, estimate, estimates, techniques
+from econmt.memory.measure.ledger import Ledger
+from econmt.memory.plan.fit import fit
+from econmt.memory.report.tables import format_bytes
+from econmt.model import Implementations
+from econmt.tasks.protocol import Shape, Task
+from econmt.tasks.registry import task_of_sizes
+from econmt_ops.cells.table import CELLS
+from econmt_ops.dispatch.rule import rules_only
+from scripts.bench import buckets, filters
+
+ROOT = Path(__file__).resolve().parents[2]
+
+Row = Sequence[str]
+Rows = Iterator[Row]
+"""Cells of a Markdown table, the headings first."""
+
+ECHO = Shape(128, 100, 100)
+"""Batch of Echo's measurements: rows, source and target positions."""
+FOUR_GIB = 4 << 30
+RANKS = (128, 64, 32)
+VOCABULARIES = {"wikitext2": 33_280, "wikitext2-awd": 33_280, "ptb": 10_000}
+"""Vocabulary sizes of language models, ``<pad>`` and ``<s>`` included."""
+CERTAINTIES = (0.2, 0.5, 0.9)
+KEYS = {
+    "reference": "`ops={encoder: reference, decoder: reference, output: reference}`",
+    "+ decoder": "`ops.decoder=recompute`",
+    "+ encoder": "`ops.encoder=recompute`",
+    "+ output": "`ops.output=recompute`",
+    "all": "all three",
+    "all, bfloat16": "and `training.precision=bfloat16`",
+}
+"""Recipe keys of a technique."""
+PADDED = {
+    "Multi30k": ("multi30k", ()),
+    "Tatoeba": ("tatoeba", ()),
+    "En-Vi": ("scripts/bench/en-vi.yaml", ()),
+    "VLSP'20 news + wiki": (
+        "iwslt",
+        (
+            "data.train=[vlsp20-en-vi/news_train,vlsp20-en-vi/wiki_train]",
+            "data.valid=vlsp20-en-vi/news_valid",
+            "data.test=vlsp20-en-vi/news_test",
+            "data.empty_lines=skip",
+            "data.subwords={type: bpe, size: 8000, joint: true}",
+        ),
+    ),
+}
+"""Recipe, and changes to it, of each text whose padding is measured."""
+
+
+def _task(recipe: str, *changes: str) -> Task:
+    """Returns the task of a recipe whose vocabularies are as large as the recipe lets them be."""
+    loaded = load_recipe(str(ROOT / recipe) if "/" in recipe else recipe, changes)
+    return task_of_sizes(loaded, vocabulary_sizes(loaded))
+
+
+def _predicted(task: Task, rows: Sequence[Technique], shape: Shape, device: str) -> list[Ledger]:
+    with reproducible(torch.device("cpu"), 1), rules_only(device):
+        return estimates(task, rows, shape, device, lambda _: None)
+
+
+def _less(before: int, after: int) -> str:
+    ratio = before / after
+    return f"{ratio:.1f}x" if ratio >= 10 else f"{ratio:.2f}x"
+
+
+def _parameters(task: Task) -> dict[str, torch.Size]:
+    with torch.device("meta"):
+        return {name: parameter.shape for name, parameter in task.build_model().named_parameters()}
+
+
+def technique_rows(recipe: str, rows: int) -> Rows:
+    """Yields what each technique is predicted to keep and to take of a batch of 100 x 100 positions on a CPU."""
+    task = _task(recipe)
+    with rules_only("cpu"):
+        compared = techniques(task.recipe.ops.stash, "cpu", False)
+    yield "technique", "recipe", "stash", "times less", "peak", "times less"
+    ledgers = _predicted(task, compared, ECHO._replace(rows=rows), "cpu")
+    for technique, ledger in zip(compared, ledgers, strict=True):
+        less = ["", ""]
+        if technique is not compared[0]:
+            less = [_less(ledgers[0].stashed, ledger.stashed), _less(ledgers[0].peak, ledger.peak)]
+        stash, peak = format_bytes(ledger.stashed), format_bytes(ledger.peak)
+        yield technique.name, KEYS[technique.name], stash, less[0], peak, less[1]
+
+
+def stash_rows() -> Rows:
+    """Yields what each value of ``ops.stash`` is predicted to keep of Echo's step on a CPU."""
+    task, lean = _task("iwslt"), Implementations.leanest("cpu")
+    yield "`ops.stash`", "float32: stash", "peak", "bfloat16: stash", "peak"
+    for stash in ("outputs", "attention", "cells", "gates"):
+        kept = lean._replace(stash=stash)
+        both = [Technique("", kept, precision) for precision in (torch.float32, torch.bfloat16)]
+        ledgers = _predicted(task, both, ECHO, "cpu")
+        yield stash, *(format_bytes(size) for ledger in ledgers for size in (ledger.stashed, ledger.peak))
+
+
+def fit_rows() -> Rows:
+    """Yields the largest batches of Echo's model that are predicted to fit 4 GiB of a GPU."""
+    task = _task("iwslt")
+    yield "precision, both sides", "everything kept: rows", "econmt: rows", "times the rows"
+    with reproducible(torch.device("cpu"), 1), rules_only("cuda"):
+        named = {each.name: each for each in techniques(task.recipe.ops.stash, "cuda", False)}
+        for precision in (torch.bfloat16, torch.float32):
+            ways = [named[name]._replace(precision=precision) for name in ("reference", "all")]
+            kept, lean = (fit(task, way, ECHO[1:], FOUR_GIB, "cuda", ECHO.rows).rows for way in ways)
+            yield str(precision).removeprefix("torch."), f"{kept:,}", f"{lean:,}", f"{lean / kept:.1f}"
+
+
+def language_model_rows() -> Rows:
+    """Yields predicted peaks of a language model's training step on a GPU, in bfloat16, with the literature's words."""
+    yield "recipe", "batch", "words", "predicted peak, MB"
+    for name, size in VOCABULARIES.items():
+        recipe = load_recipe(name)
+        task, training = task_of_sizes(recipe, (size,)), recipe.training
+        shape = Shape(training.batch.size, 1, training.bptt)
+        technique = Technique("", Implementations.of(recipe.ops), torch.bfloat16)
+        with reproducible(torch.device("cpu"), 1), rules_only("cuda"):
+            peak = estimate(task, technique, shape, "cuda").peak
+        yield f"`{name}`", f"{shape.rows} rows of {shape.target} tokens", f"{size:,}", f"{peak / 1e6:,.0f}"
+
+
+def size_rows() -> Rows:
+    """Yields parameters of models, and bytes of their files in each precision."""
+    yield "recipe", "parameters", "float32", "bfloat16", "int8"
+    for name in ("multi30k", "student"):
+        shapes = _parameters(_task(name))
+        tensors = {key: torch.ones(shape) for key, shape in shapes.items()}
+        files = [tensors, *(quantized(tensors, each, Path(name)) for each in (torch.bfloat16, torch.int8))]
+        sizes = [sum(tensor.nbytes for tensor in each.values()) for each in files]
+        count = sum(shape.numel() for shape in shapes.values())
+        yield f"`{name}`", f"{count:,}", *(f"{size / 1e6:.1f} MB" for size in sizes)
+
+
+def rank_rows() -> Rows:
+    """Yields parameters of recipe ``multi30k`` by the rank of its LSTMs."""
+    yield "rank", "parameters", "in LSTMs", "in LSTMs, relative to whole matrices"
+    unfactored = 0
+    for rank in (None, *RANKS):
+        keys = [] if rank is None else [f"model.encoder.rank={rank}", f"model.decoder.rank={rank}"]
+        sizes = {name: shape.numel() for name, shape in _parameters(_task("multi30k", *keys)).items()}
+        inside = sum(size for name, size in sizes.items() if "layers." in name)
+        unfactored = unfactored or inside
+        yield str(rank or "whole"), f"{sum(sizes.values()):,}", f"{inside:,}", f"{inside / unfactored:.2f}"
+
+
+def operation_rows() -> Rows:
+    """Yields the operations of the products of each cell's layer, 64 rows x 100 steps, 512 inputs and units."""
+    yield "layer", "products, 10^9 operations of both passes", "speed-up that products alone allow"
+    work = {
+        name: 6 * 64 * 100 * sum(shape[0] * shape[1] for shape in shapes if len(shape) == 2)
+        for name, shapes in ((name, cell.parameter_shapes(512, 512).values()) for name, cell in CELLS.items())
+    }
+    for name, operations in work.items():
+        yield f"`{name}`", f"{operations / 1e9:.1f}", f"{work['lstm'] / operations:.1f}"
+
+
+def padding_rows(data: Path | None) -> Rows:
+    """Yields the work of an epoch, relative to that of its pairs at their own lengths, by ways to make batches."""
+    cells_of_way: dict[str, dict[str, str]] = {}
+    work_of_text: list[str] = []
+    for text, (name, changes) in PADDED.items():
+        recipe = load_recipe(str(ROOT / name) if "/" in name else name, changes)
+        with tempfile.TemporaryDirectory() as folder:
+            prepared = prepare(
+                recipe, Path(folder) / "prepared", search_path(None, data), show_progress=False
+            )
+            work = pair_flops(recipe.translation_model, prepared.vocabularies.target.size)
+            store = prepared.train
+            means = store.source_lengths.mean() + 1, store.target_lengths.mean() + 1
+            work_of_text.append(f"{len(store):,}, {means[0]:.1f} x {means[1]:.1f}")
+            for way, shapes, padded, _, cut, _ in buckets.rows(recipe, prepared, work):
+                cells_of_way.setdefault(way, {})[text] = f"{shapes or '-'}; {padded or '-'}; {cut}"
+    yield "number of shapes; padded; cut", *PADDED
+    yield "pairs, mean positions", *work_of_text
+    for way, cells in cells_of_way.items():
+        yield way, *(cells[text] for text in PADDED)
+
+
+def filter_rows(data: Path | None) -> Rows:
+    """Yields the shares of lines that the language filter takes for another language."""
+    search = search_path(None, data)
+    vietnamese = find_corpus("vlsp20-en-vi/news_valid", "en", "vi", search, progress=False)
+    foreign = [target for _, target in read_pairs(vietnamese)]
+    yield "text", "certainty", "correct pairs left out", "German found", "Vietnamese found"
+    for text, prefix in (("Multi30k", "multi30k/train"), ("Tatoeba", "tatoeba-en-de/train")):
+        classified = filters.Classified.of(prefix, foreign, search)
+        for number, shares in enumerate(classified.shares(CERTAINTIES)):
+            percents = (f"{100 * share:.2f} %" for share in (shares.wrong, shares.swapped, shares.foreign))
+            yield "" if number else text, f"{shares.certainty}", *percents
+
+
+def noise_rows(data: Path | None) -> Rows:
+    """Yields the padding of an epoch of Multi30k with each kind of noise."""
+    yield "noise", "padding"
+    for name, padding, _, _ in filters.epochs_with_noise("multi30k/train", search_path(None, data)):
+        yield name, f"{100 * padding:.1f} %"
+
+
+def quickstart_rows() -> Iterator[str]:
+    """Yields some of the lines that training the recipe ``quickstart`` prints, in float32 with one thread."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "econmt", "train", "quickstart", "training.threads=1"]
+        command += ["training.precision=float32", "training.device=cpu", f"output={folder}/quickstart"]
+        output = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    for update in (50, 150, 300):
+        yield next(line for line in output.splitlines() if re.match(f"checkpoint {update}:", line))
+
+
+best_rows = partial(technique_rows, "best", 32)
+iwslt_rows = partial(technique_rows, "iwslt", 128)

@@ -1,0 +1,166 @@
+"""Compares the tables of the documentation that follow from the code with the pages, or writes them.
+
+    python -m scripts.bench tables
+    python -m scripts.bench tables padding filters --data-dir corpora --write
+
+Each table stands between two comments in its page, <!-- table NAME --> and <!-- end of table -->. Without names all are
+made that need no text; those that need some are made if they are named. Returns 1 if a table differs from its page.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from econmt.errors import InputError
+from scripts.bench import table_rows
+from scripts.bench.arguments import parser_of
+
+ROOT = Path(__file__).resolve().parents[2]
+_NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
+
+
+class DocumentTable(NamedTuple):
+    """Table of a page.
+
+    Attributes:
+        page: Markdown file, relative to the project's folder.
+        lines: Function that makes the lines; it is called with the folder of the text.
+        needs_text: True if it needs text that is not generated.
+        takes_long: True if it takes ten seconds or more.
+        tolerance: Largest relative difference of a number that is not reported; for figures that rounding changes.
+    """
+
+    page: str
+    lines: Callable[[Path | None], Iterable[str]]
+    needs_text: bool = False
+    takes_long: bool = False
+    tolerance: float = 0.0
+
+
+def markdown(rows: Iterable[Sequence[str]]) -> list[str]:
+    """Returns the lines of a Markdown table whose first row are the headings."""
+    lines = [f"| {' | '.join(row)} |".replace("|  |", "| |").replace("|  |", "| |") for row in rows]
+    lines.insert(1, "|" + "---|" * (lines[0].count("|") - 1))
+    return lines
+
+
+def _without_text(rows: Callable[[], table_rows.Rows], _: Path | None) -> list[str]:
+    return markdown(rows())
+
+
+def _with_text(rows: Callable[[Path | None], table_rows.Rows], data: Path | None) -> list[str]:
+    return markdown(rows(data))
+
+
+def _block(lines: Callable[[], Iterable[str]], _: Path | None) -> list[str]:
+    return ["```", *lines(), "```"]
+
+
+TABLES = {
+    "techniques": DocumentTable("docs/memory.md", partial(_without_text, table_rows.iwslt_rows)),
+    "techniques-best": DocumentTable(
+        "docs/results/memory.md", partial(_without_text, table_rows.best_rows), takes_long=True
+    ),
+    "stash": DocumentTable("docs/results/memory.md", partial(_without_text, table_rows.stash_rows)),
+    "fit": DocumentTable("docs/results/gpu.md", partial(_without_text, table_rows.fit_rows), takes_long=True),
+    "peaks": DocumentTable(
+        "docs/results/language-models.md", partial(_without_text, table_rows.language_model_rows)
+    ),
+    "sizes": DocumentTable("docs/results/inference.md", partial(_without_text, table_rows.size_rows)),
+    "ranks": DocumentTable("docs/low-rank.md", partial(_without_text, table_rows.rank_rows)),
+    "operations": DocumentTable("docs/results/cells.md", partial(_without_text, table_rows.operation_rows)),
+    "quickstart": DocumentTable(
+        "docs/getting-started.md",
+        partial(_block, table_rows.quickstart_rows),
+        takes_long=True,
+        tolerance=0.5,
+    ),
+    "padding": DocumentTable(
+        "docs/results/speed.md",
+        partial(_with_text, table_rows.padding_rows),
+        needs_text=True,
+        takes_long=True,
+    ),
+    "filters": DocumentTable(
+        "docs/results/data.md", partial(_with_text, table_rows.filter_rows), needs_text=True, takes_long=True
+    ),
+    "noise": DocumentTable(
+        "docs/results/data.md", partial(_with_text, table_rows.noise_rows), needs_text=True, takes_long=True
+    ),
+}
+"""All tables, by the names in their pages."""
+
+
+def region(text: str, name: str) -> re.Match[str]:
+    """Returns the part of a page's text that is a table; the group is its lines."""
+    match = re.search(rf"<!-- table {re.escape(name)} -->\n\n(.*?)\n\n<!-- end of table -->", text, re.DOTALL)
+    if match is None:
+        raise InputError(
+            f"no page has <!-- table {name} --> and <!-- end of table -->; put both into its page"
+        )
+    return match
+
+
+def differences(before: Sequence[str], after: Sequence[str], tolerance: float) -> list[str]:
+    """Returns the lines that differ, as a diff; numbers may differ by ``tolerance``, relative to the larger."""
+    if len(before) == len(after) and all(map(partial(_alike, tolerance), before, after)):
+        return []
+    return list(difflib.unified_diff(before, after, "page", "code", lineterm="", n=0))
+
+
+def _alike(tolerance: float, before: str, after: str) -> bool:
+    if tolerance == 0.0 or _NUMBER.sub("", before) != _NUMBER.sub("", after):
+        return before == after
+    numbers = [
+        [float(number.replace(",", "")) for number in _NUMBER.findall(line)] for line in (before, after)
+    ]
+    return all(
+        abs(old - new) <= tolerance * max(abs(old), abs(new)) for old, new in zip(*numbers, strict=True)
+    )
+
+
+def compare(name: str, data: Path | None, root: Path = ROOT, *, write: bool = False) -> list[str]:
+    """Makes a table and returns how it differs from its page, which then gets it if ``write`` is true."""
+    table = TABLES[name]
+    path = root / table.page
+    text = path.read_text(encoding="utf-8")
+    match = region(text, name)
+    lines = list(table.lines(data))
+    changes = differences(match[1].splitlines(), lines, table.tolerance)
+    if changes and write:
+        joined = "\n".join(lines)
+        path.write_text(text[: match.start(1)] + joined + text[match.end(1) :], encoding="utf-8")
+    return changes
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = parser_of(__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"some of {', '.join(TABLES)}")
+    parser.add_argument("--write", action="store_true", help="write tables that differ into their pages")
+    parser.add_argument("--data-dir", type=Path, help="folder in which text is looked up")
+    options = parser.parse_intermixed_args(arguments)
+    unknown = [name for name in options.names if name not in TABLES]
+    if unknown:
+        parser.error(f"no table {', '.join(unknown)}; there are {', '.join(TABLES)}")
+    names = options.names or [name for name, table in TABLES.items() if not table.needs_text]
+    different = False
+    try:
+        for name in names:
+            changes = compare(name, options.data_dir, write=options.write)
+            different = different or bool(changes)
+            state = "as in the page" if not changes else "written" if options.write else "differs"
+            print(f"{name}: {TABLES[name].page}: {state}", *changes, sep="\n", flush=True)
+    except InputError as error:
+        print(f"tables: {error}", file=sys.stderr)
+        return 2
+    return int(different and not options.write)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
