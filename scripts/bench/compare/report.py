@@ -21,7 +21,7 @@ BLOCKS = 4
 
 
 class Ratio(NamedTuple):
-    """Speed relative to the fastest peer: over all rounds, and the least and most of their parts."""
+    """Speed relative to the fastest peer of the same precision: over all rounds, least and most of their parts."""
 
     peer: str
     value: float
@@ -36,10 +36,11 @@ class Row:
     Attributes:
         translations: seconds of each, several a round.
         output_words: words in the translations, pieces put together, which says how long they are.
-        ratio: to the fastest peer, once all are measured.
+        ratio: to the fastest peer of the same precision, once all are measured.
         failure: why there are no figures.
         peer: whether it is not econmt itself.
         courses: the lines of training that took turns; none if it did not.
+        precision: of its products in training; "auto" if it chooses.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Row:
     failure: str | None = None
     peer: bool = True
     courses: list[list[Mark]] = dataclasses.field(default_factory=list)
+    precision: str = "float32"
 
     @property
     def tokens_per_second(self) -> float:
@@ -80,13 +82,15 @@ class Row:
 
 
 def set_ratios(rows: Sequence[Row]) -> None:
-    """Sets the ratio of every row to the fastest peer, or to the fastest row if there is no peer."""
-    whole = [row for row in rows if row.failure is None]
-    candidates = [row for row in whole if row.peer] or whole
-    if not candidates:
-        return
-    fastest = max(candidates, key=lambda row: row.tokens_per_second)
-    for row in whole:
+    """Sets the ratio of every row to the fastest peer of its precision.
+
+    Without such a peer, and for a row that chooses its precision, it is the fastest of all peers, or of all rows.
+    """
+    measured = [row for row in rows if row.failure is None]
+    peers = [row for row in measured if row.peer] or measured
+    for row in measured:
+        alike = [peer for peer in peers if peer.precision == row.precision] or peers
+        fastest = max(alike, key=lambda peer: peer.tokens_per_second)
         rounds = [
             mine.tokens_per_second / other.tokens_per_second
             for mine, other in zip(row.windows, fastest.windows, strict=True)
@@ -115,22 +119,22 @@ def block_ratios(mine: Sequence[Mark], other: Sequence[Mark]) -> list[float]:
 def cells(row: Row) -> list[str]:
     """Returns a row of the table as text."""
     if row.failure is not None:
-        return [row.name, row.version, "failed", "", "", "", "", "", row.failure]
+        return [row.name, row.version, row.precision, "failed", "", "", "", "", "", row.failure]
     speeds = sorted(round(window.tokens_per_second) for window in row.windows)
     ratio = "" if row.ratio is None else f"{row.ratio.value:.2f}"
     if row.ratio is not None and row.ratio.peer != row.name:
-        ratio += f" ({row.ratio.least:.2f} to {row.ratio.most:.2f})"
+        ratio += f" ({row.ratio.least:.2f} to {row.ratio.most:.2f}) of {row.ratio.peer}"
     spread = f" ({speeds[0]:,} to {speeds[-1]:,})" if len(speeds) > 1 else ""
     return [
-        row.name, row.version, f"{row.tokens_per_second:,.0f}{spread}", ratio,
+        row.name, row.version, row.precision, f"{row.tokens_per_second:,.0f}{spread}", ratio,
         f"{row.peak_bytes / 1e6:,.0f} MB", f"{row.seconds_to_translate:.1f}", f"{row.output_words:,}",
         f"{row.output_words / row.seconds_to_translate:,.0f}", row.differs,
     ]  # fmt: skip
 
 
 HEAD = (
-    "toolkit | version | target tokens/s | to the fastest peer | peak memory | {pairs:,} sentences, s | words out | "
-    "words/s | what differs"
+    "toolkit | version | precision | target tokens/s | to the fastest peer of this precision | peak memory | "
+    "{pairs:,} sentences, s | words out | words/s | what differs"
 )
 
 
@@ -152,14 +156,15 @@ def write_csv(path: Path, rows: Sequence[Row]) -> None:
     with path.open("w", encoding="utf-8", newline="") as stream:
         writer = csv.writer(stream)
         figures = "target_tokens_per_second peak_memory_bytes translation_seconds translated_words"
-        writer.writerow(["toolkit", "version", *figures.split(), "failure", "ratio_to_fastest_peer"])
+        after = "failure", "ratio_to_fastest_peer", "fastest_peer"
+        writer.writerow(["toolkit", "version", "precision", *figures.split(), *after])
         for row in rows:
             measured: list[object] = [""] * 4
             if row.failure is None:
                 measured = [round(row.tokens_per_second, 1), row.peak_bytes]
                 measured += [round(row.seconds_to_translate, 2), row.output_words]
-            ratio = "" if row.ratio is None else round(row.ratio.value, 3)
-            writer.writerow([row.name, row.version, *measured, row.failure or "", ratio])
+            ratio = ("", "") if row.ratio is None else (round(row.ratio.value, 3), row.ratio.peer)
+            writer.writerow([row.name, row.version, row.precision, *measured, row.failure or "", *ratio])
 
 
 def machine() -> dict[str, Any]:

@@ -80,7 +80,13 @@ class Runner:
         self.toolkit = toolkit
         self.sentences = sentences
         self.options = options
-        self.row = Row(toolkit.name, toolkit.version(), toolkit.differs, peer=toolkit.package != "econmt")
+        self.row = Row(
+            toolkit.name,
+            toolkit.version(),
+            toolkit.differs,
+            peer=toolkit.package != "econmt",
+            precision=toolkit.precision,
+        )
         self.known_bytes = 0
         self.toolkit.device = options.device
         work = (options.work / (key if options.device == "cpu" else f"{key}-cuda")).resolve()

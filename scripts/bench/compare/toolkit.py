@@ -73,6 +73,8 @@ class Toolkit(ABC):
     """Differences from econmt, for the table's notes."""
     devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
     """Devices that its pinned packages support."""
+    precision: ClassVar[str] = "float32"
+    """Precision of its products in training; "auto" if it chooses."""
     device: str = "cpu"
     """Device that it uses."""
     loads_pickles: ClassVar[bool] = False

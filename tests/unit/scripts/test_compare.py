@@ -195,6 +195,7 @@ def test_the_table_has_medians_and_names_what_failed(tmp_path: Path) -> None:
     assert cells(row) == [
         "econmt",
         "1",
+        "float32",
         "2,000 (1,000 to 3,000)",
         "",
         "2,000 MB",
@@ -210,10 +211,13 @@ def test_the_table_has_medians_and_names_what_failed(tmp_path: Path) -> None:
     text = markdown([row, broken], about, "2 rounds of 25 s, one by one")
     assert "| 20,000 sentences, s |" in text
     assert "; 2 rounds of 25 s, one by one, load x before." in text
-    assert text.splitlines()[-1] == "| other | 2 | failed |  |  |  |  |  | does not start |"
+    assert text.splitlines()[-1] == "| other | 2 | float32 | failed |  |  |  |  |  | does not start |"
     write_csv(tmp_path / "table.csv", [row, broken])
     lines = (tmp_path / "table.csv").read_text(encoding="utf-8").splitlines()
-    assert lines[1:] == ["econmt,1,2000.0,2000000000,3.0,600,,", "other,2,,,,,does not start,"]
+    assert lines[1:] == [
+        "econmt,1,float32,2000.0,2000000000,3.0,600,,,",
+        "other,2,float32,,,,,does not start,,",
+    ]
 
 
 def row_of(name: str, course: list[Mark], peer: bool) -> Row:
@@ -239,11 +243,36 @@ def test_ratios_are_to_the_fastest_peer_with_the_scatter_of_their_parts() -> Non
     assert slow.ratio is not None
     assert slow.ratio.value == pytest.approx(50 / 150)
     assert slow.ratio.least == slow.ratio.most == pytest.approx(50 / 150)  # one stretch, so one part
-    assert [cells(row)[3] for row in (ours, peer)][1] == "1.00"
-    assert cells(ours)[3].startswith("1.33 (")
+    assert [cells(row)[4] for row in (ours, peer)][1] == "1.00"
+    assert cells(ours)[4].startswith("1.33 (")
     set_ratios([ours, twice])  # no peer: to the fastest
     assert ours.ratio[:2] == ("twice", pytest.approx(0.5))
-    assert cells(ours)[3] == "0.50 (0.50 to 0.50)"
+    assert cells(ours)[4] == "0.50 (0.50 to 0.50) of twice"
+
+
+def test_ratios_are_to_a_peer_of_the_same_precision() -> None:
+    def row(name: str, speed: float, precision: str, *, peer: bool = True) -> Row:
+        return Row(name, "1", "", [Window(9, 1.0, speed)], peer=peer, precision=precision)
+
+    rows = [
+        row("chooses", 400.0, "auto", peer=False),
+        row("ours", 300.0, "float32", peer=False),
+        row("ours, bfloat16", 500.0, "bfloat16", peer=False),
+        row("peer", 100.0, "float32"),
+        row("slow peer", 50.0, "float32"),
+        row("peer, bfloat16", 200.0, "bfloat16"),
+        row("ours, tf32", 600.0, "tf32", peer=False),
+    ]
+    set_ratios(rows)
+    assert [row.ratio and row.ratio[:2] for row in rows] == [
+        ("peer, bfloat16", 2.0),
+        ("peer", 3.0),
+        ("peer, bfloat16", 2.5),
+        ("peer", 1.0),
+        ("peer", 0.5),
+        ("peer, bfloat16", 1.0),
+        ("peer, bfloat16", 3.0),
+    ]
 
 
 def test_without_turns_ratios_scatter_over_the_rounds() -> None:

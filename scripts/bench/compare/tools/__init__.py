@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..toolkit import Toolkit
-from .econmt import Econmt, EconmtFloat32
+from .econmt import Econmt, EconmtBfloat16, EconmtFloat32
 from .fairseq import Fairseq
 from .joeynmt import JoeyNMT
 from .opennmt import OpenNMT
@@ -13,6 +13,7 @@ from .sockeye import Sockeye
 TOOLKITS: dict[str, type[Toolkit]] = {
     "econmt": Econmt,
     "econmt-float32": EconmtFloat32,
+    "econmt-bfloat16": EconmtBfloat16,
     "plain": Plain,
     "plain-bfloat16": PlainBfloat16,
     "plain-tf32": PlainTF32,

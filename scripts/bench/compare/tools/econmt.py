@@ -1,11 +1,10 @@
-"""econmt itself, with its defaults and in float32."""
+"""econmt itself, with its defaults, in float32 and in bfloat16."""
 
 from __future__ import annotations
 
 import re
 import subprocess
 from pathlib import Path
-from typing import ClassVar
 
 import yaml
 
@@ -36,7 +35,7 @@ class Econmt(Toolkit):
     package = "econmt"
     translated = re.compile(r"\d+ lines, \d+ target tokens in ([\d.]+) s")
     differs = "as it is by default"
-    precision: ClassVar[str | None] = None
+    precision = "auto"
 
     @property
     def requirements(self) -> Path | None:
@@ -61,7 +60,7 @@ class Econmt(Toolkit):
         """Writes the recipe, which reads the token store that the token files were written from."""
         recipe = yaml.safe_load(RECIPE + MODEL)
         recipe["data"]["prepared"] = str(places.data / "store")
-        if self.precision is not None:
+        if self.precision != "auto":
             recipe["training"]["precision"] = self.precision
         text = yaml.safe_dump(recipe, sort_keys=False)
         (places.work / "recipe.yaml").write_text(text, encoding="utf-8")
@@ -77,7 +76,7 @@ class Econmt(Toolkit):
         """Returns a command that translates raw text, which econmt segments itself."""
         files = "--model", model, "--input", places.data / f"test.raw.{matched.SOURCE}", "--output", output
         options = f"--beam-size {matched.BEAM} --batch-size {matched.BATCH}"
-        if self.precision is not None:
+        if self.precision != "auto":
             options += f" --precision {self.precision}"
         return Command.python(places, "-m", "econmt", "translate", *files, *options.split())
 
@@ -88,3 +87,11 @@ class EconmtFloat32(Econmt):
     name = "econmt, float32"
     differs = "training.precision=float32"
     precision = "float32"
+
+
+class EconmtBfloat16(Econmt):
+    """econmt with products in bfloat16, whatever it would choose."""
+
+    name = "econmt, bfloat16"
+    differs = "training.precision=bfloat16"
+    precision = "bfloat16"

@@ -17,7 +17,6 @@ class Plain(Toolkit):
     package = "torch"
     translated = re.compile(r"translated in ([\d.]+) s")
     differs = "our own 200 lines, with buckets, packed encoder, combined gates, fused Adam"
-    precision = "float32"
 
     @property
     def requirements(self) -> Path | None:
