@@ -49,7 +49,8 @@ KEYS = {
     "+ encoder": "`ops.encoder=recompute`",
     "+ output": "`ops.output=recompute`",
     "all": "all three",
-    "all, bfloat16": "and `training.precision=bfloat16`",
+    "reference, bfloat16": "`reference` and `training.precision=bfloat16`",
+    "all, bfloat16": "all three and `training.precision=bfloat16`",
 }
 """Recipe keys of a technique."""
 PADDED = {
@@ -92,16 +93,22 @@ def _parameters(task: Task) -> dict[str, torch.Size]:
 
 
 def technique_rows(recipe: str, rows: int) -> Rows:
-    """Yields what each technique is predicted to keep and to take of a batch of 100 x 100 positions on a CPU."""
+    """Yields what each technique is predicted to keep and to take of a batch of 100 x 100 positions on a CPU.
+
+    Each is compared with the reference in its own precision.
+    """
     task = _task(recipe)
     with rules_only("cpu"):
-        compared = techniques(task.recipe.ops.stash, "cpu", False)
+        reference, *others, lean = techniques(task.recipe.ops.stash, "cpu", False)
+    half = reference._replace(name=f"{reference.name}, bfloat16", precision=lean.precision)
+    compared = [reference, *others, half, lean]
     yield "technique", "recipe", "stash", "times less", "peak", "times less"
     ledgers = _predicted(task, compared, ECHO._replace(rows=rows), "cpu")
+    kept = {technique.precision: ledgers[compared.index(technique)] for technique in (reference, half)}
     for technique, ledger in zip(compared, ledgers, strict=True):
-        less = ["", ""]
-        if technique is not compared[0]:
-            less = [_less(ledgers[0].stashed, ledger.stashed), _less(ledgers[0].peak, ledger.peak)]
+        less, before = ["", ""], kept[technique.precision]
+        if ledger is not before:
+            less = [_less(before.stashed, ledger.stashed), _less(before.peak, ledger.peak)]
         stash, peak = format_bytes(ledger.stashed), format_bytes(ledger.peak)
         yield technique.name, KEYS[technique.name], stash, less[0], peak, less[1]
 
