@@ -21,8 +21,6 @@ from econmt.serving.settings import Settings
 from tests.unit.cli.conftest import Call
 from tests.unit.training.tiny import Run, snapshot
 
-pytestmark = pytest.mark.slow
-
 TASK = (
     "data.source_factors=[case]",
     "data.subwords={type: words, source: 50, target: 50}",
