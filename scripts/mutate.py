@@ -1,26 +1,30 @@
 """Breaks the code in many small ways, one at a time, and reports which of them the tests notice.
 
-Each mutant changes one expression or statement of a module. Tests whose files import that module, directly or through
-helpers of the tests, run against it in a temporary copy of the repository; the checkout is never changed. A mutant that
-makes them fail, or run past the time limit, is killed; one that survives shows a rule that no test holds, or a change
-that makes no difference.
+Each mutant changes one expression or statement of a function, in Python or C. The script works in copies of the
+repository; the checkout is never changed. It first runs all tests once and records which functions each test calls
+(`scripts/call_trace.py`). A mutant then runs against the tests that call its function, those that call the fewest
+other functions first, and if they pass against all other tests. A mutant that makes a test fail, or run past the time
+limit, is killed; one that survives shows a rule that no test holds, or a change that makes no difference.
 
-Example: python scripts/mutate.py --number 100 --seed 1 --timeout 60
+Example: python scripts/mutate.py --number 100 --seed 1 --calls build/calls.json
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
-import copy
+import json
 import os
+import queue
 import random
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,162 +36,309 @@ FLIPPED: dict[type[ast.cmpop], type[ast.cmpop]] = {
 SWAPPED: dict[type[ast.operator], type[ast.operator]] = {
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.FloorDiv, ast.FloorDiv: ast.Mult, ast.Div: ast.Mult,
 }  # fmt: skip
+C_OPERATORS = {
+    b"<": b"<=", b"<=": b"<", b">": b">=", b">=": b">", b"==": b"!=", b"!=": b"==", b"&&": b"||", b"||": b"&&",
+    b"+": b"-", b"-": b"+", b"*": b"+", b"/": b"*", b"+=": b"-=", b"-=": b"+=",
+}  # fmt: skip
+_C_COMMENT = re.compile(rb"/\*.*?\*/|//[^\n]*", re.DOTALL)
+_C_TOKEN = re.compile(rb"(?<= )[-+*/<>=!&|]{1,2}(?= )|(?<![\w.\"])\d+(?![\w.\"])")
+
+
+_NOT_FOUND, _NO_TESTS = 4, 5
+"""Exit codes of pytest if it does not find a test that is named, or if no test has the markers."""
 
 
 class Mutant(NamedTuple):
-    """A changed module: its file, the line and a description of the change, and the new text."""
+    """A change of a source file.
+
+    Attributes:
+        path: File, relative to the repository.
+        function: Name of the changed function; empty in C.
+        line, column: Position of the change, from 1.
+        change: Description of the change.
+        begin, end: Range of the bytes that are replaced.
+        new: Bytes that replace them.
+    """
 
     path: Path
+    function: str
     line: int
+    column: int
     change: str
-    text: str
+    begin: int
+    end: int
+    new: bytes
+
+    def applied(self, source: bytes) -> bytes:
+        """Returns the changed file."""
+        return source[: self.begin] + self.new + source[self.end :]
 
 
 def _variants(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
     """Yields descriptions and changed copies of a node."""
-    new = copy.deepcopy(node)
-    if isinstance(new, ast.Compare) and type(new.ops[0]) in FLIPPED:
-        new.ops[0] = FLIPPED[type(new.ops[0])]()
-        yield "comparison flipped", new
-    elif isinstance(new, ast.BinOp) and type(new.op) in SWAPPED:
-        new.op = SWAPPED[type(new.op)]()
-        yield "arithmetic swapped", new
-    elif isinstance(new, ast.BoolOp):
-        new.op = ast.Or() if isinstance(new.op, ast.And) else ast.And()
-        yield "and/or swapped", new
-    elif isinstance(new, ast.Constant) and type(new.value) in (int, float):
-        yield "constant + 1", ast.Constant(new.value + 1)
-    elif isinstance(new, ast.UnaryOp) and isinstance(new.op, ast.Not):
-        yield "not removed", new.operand
-    elif isinstance(new, ast.If):
-        test = new.test
-        new.test = ast.UnaryOp(ast.Not(), test)
-        yield "not added", new
-        other = copy.deepcopy(new)
-        other.test = ast.Constant(False)
-        yield "branch never taken", other
-    elif isinstance(new, ast.Return) and new.value is not None:
-        new.value = ast.Constant(None)
-        yield "None returned", new
-    elif isinstance(new, ast.Call):
-        for number, keyword in enumerate(new.keywords):
-            shorter = copy.deepcopy(new)
-            del shorter.keywords[number]
-            yield f"keyword argument {keyword.arg} removed", shorter
-    elif isinstance(new, (ast.AugAssign, ast.Raise)) or (
-        isinstance(new, ast.Expr) and isinstance(new.value, ast.Call)
+    if isinstance(node, ast.Compare) and type(node.ops[0]) in FLIPPED:
+        yield "comparison flipped", _with(node, ops=[FLIPPED[type(node.ops[0])](), *node.ops[1:]])
+    elif isinstance(node, ast.BinOp) and type(node.op) in SWAPPED:
+        yield "arithmetic swapped", _with(node, op=SWAPPED[type(node.op)]())
+    elif isinstance(node, ast.BoolOp):
+        yield "and/or swapped", _with(node, op=ast.Or() if isinstance(node.op, ast.And) else ast.And())
+    elif isinstance(node, ast.Constant) and isinstance(node.value, bool):
+        yield "constant negated", ast.Constant(not node.value)
+    elif isinstance(node, ast.Constant) and isinstance(node.value, (int, float)):
+        yield "constant + 1", ast.Constant(node.value + 1)
+    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        yield "not removed", node.operand
+    elif isinstance(node, ast.If):
+        yield "not added", _with(node, test=ast.UnaryOp(ast.Not(), node.test))
+        yield "branch never taken", _with(node, test=ast.Constant(False))
+    elif isinstance(node, ast.Try) and node.finalbody:
+        without = _with(node, orelse=[*node.orelse, *node.finalbody], finalbody=[])
+        always = ast.If(ast.Constant(True), [*node.body, *node.orelse, *node.finalbody], [])
+        yield "finally skipped after an error", without if node.handlers else always
+    elif isinstance(node, (ast.List, ast.Set)) and len(node.elts) > 1:
+        for number in range(len(node.elts)):
+            yield f"element {number} left out", _with(node, elts=_without(node.elts, number))
+    elif isinstance(node, ast.Dict):
+        for number in range(len(node.keys)):
+            keys, values = _without(node.keys, number), _without(node.values, number)
+            yield f"entry {number} left out", _with(node, keys=keys, values=values)
+    elif isinstance(node, ast.Return) and node.value is not None:
+        yield "None returned", ast.Return(ast.Constant(None))
+    elif isinstance(node, ast.Call):
+        for number, keyword in enumerate(node.keywords):
+            change = f"keyword argument {keyword.arg} removed"
+            yield change, _with(node, keywords=_without(node.keywords, number))
+    elif isinstance(node, (ast.AugAssign, ast.Raise)) or (
+        isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
     ):
         yield "statement removed", ast.Pass()
 
 
-def _nodes(tree: ast.AST) -> Iterator[ast.AST]:
-    """Yields the nodes inside functions; annotations, decorators, defaults and assertions are left out."""
+def _with(node: ast.AST, **fields: object) -> ast.AST:
+    """Returns a copy of a node with other values of some fields."""
+    return type(node)(**{**{name: getattr(node, name) for name in node._fields}, **fields})
+
+
+def _without(values: Sequence[object], number: int) -> list[object]:
+    return [*values[:number], *values[number + 1 :]]
+
+
+def _nodes(tree: ast.AST, function: str = "") -> Iterator[tuple[str, ast.AST]]:
+    """Yields the nodes inside functions and the names of these functions.
+
+    Annotations, decorators, defaults and assertions are left out.
+    """
     for field, value in ast.iter_fields(tree):
         if field in ("annotation", "returns", "decorator_list", "args") and not isinstance(tree, ast.Call):
             continue
         for child in value if isinstance(value, list) else [value]:
             if isinstance(child, ast.AST) and not isinstance(child, ast.Assert):
-                yield child
-                yield from _nodes(child)
+                inside = isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef))
+                if function:
+                    yield function, child
+                yield from _nodes(child, child.name if inside else function)
 
 
 def mutants_of(path: Path, root: Path) -> list[Mutant]:
-    """Returns all mutants of a module; ``path`` is relative to ``root``."""
-    text = (root / path).read_text(encoding="utf-8")
-    mutants = []
-    for function in ast.walk(ast.parse(text)):
-        if not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            continue
-        for statement in function.body:
-            if not isinstance(statement, ast.Assert):
-                for node in [statement, *_nodes(statement)]:
-                    mutants += [_applied(path, text, node, *variant) for variant in _variants(node)]
-    return sorted({(each.line, each.change, each.text): each for each in mutants}.values())
+    """Returns all mutants of a source file; ``path`` is relative to ``root``."""
+    source = (root / path).read_bytes()
+    return list((_python_mutants if path.suffix == ".py" else _c_mutants)(path, source))
 
 
-def _applied(path: Path, text: str, node: ast.AST, change: str, new: ast.AST) -> Mutant:
-    """Replaces a node's characters in a text; all other lines stay as they are."""
-    assert isinstance(node, (ast.expr, ast.stmt))
-    assert node.end_lineno is not None
-    assert node.end_col_offset is not None
-    lines = text.encode().splitlines(keepends=True)
-    begin, end = lines[node.lineno - 1][: node.col_offset], lines[node.end_lineno - 1][node.end_col_offset :]
-    code = ast.unparse(new)
-    if isinstance(node, ast.stmt):
-        code = code.replace("\n", "\n" + " " * node.col_offset)
-    else:
-        code = f"({code})"
-    middle = begin + code.encode() + end
-    changed = b"".join([*lines[: node.lineno - 1], middle, *lines[node.end_lineno :]])
-    return Mutant(path, node.lineno, f"{change}: {ast.unparse(node).splitlines()[0][:60]}", changed.decode())
+def _python_mutants(path: Path, source: bytes) -> Iterator[Mutant]:
+    begins = [0]
+    for line in source.splitlines(keepends=True):
+        begins.append(begins[-1] + len(line))
+    for function, node in _nodes(ast.parse(source)):
+        for change, variant in _variants(node):
+            assert isinstance(node, (ast.expr, ast.stmt))
+            assert node.end_lineno is not None
+            assert node.end_col_offset is not None
+            begin = begins[node.lineno - 1] + node.col_offset
+            end = begins[node.end_lineno - 1] + node.end_col_offset
+            code = ast.unparse(variant)
+            if isinstance(node, ast.stmt):
+                code = code.replace("\n", "\n" + " " * node.col_offset)
+            else:
+                code = f"({code})"
+            first_line = source[begin:end].decode().splitlines()[0]
+            description = f"{change}: {first_line[:60]}"
+            position = node.lineno, node.col_offset + 1
+            yield Mutant(path, function, *position, description, begin, end, code.encode())
 
 
-def _imports(path: Path) -> set[str]:
-    """Returns the dotted names that a file imports."""
-    names = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            names |= {each.name for each in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            names |= {node.module, *(f"{node.module}.{each.name}" for each in node.names)}
-    return names
+def _c_mutants(path: Path, source: bytes) -> Iterator[Mutant]:
+    """Yields mutants of C code: other operators, and numbers plus 1; preprocessor lines and comments are left out."""
+    code = _C_COMMENT.sub(lambda comment: re.sub(rb"[^\n]", b" ", comment.group()), source)
+    for token in _C_TOKEN.finditer(code):
+        old, begin = token.group(), code.rfind(b"\n", 0, token.start()) + 1
+        line = code[begin : code.find(b"\n", token.start())].strip()
+        new = b"%d" % (int(old) + 1) if old.isdigit() else C_OPERATORS.get(old)
+        if new and not line.startswith(b"#"):
+            change = f"{old.decode()} to {new.decode()}: {line.decode()[:60]}"
+            position = code.count(b"\n", 0, begin) + 1, token.start() - begin + 1
+            yield Mutant(path, "", *position, change, *token.span(), new)
 
 
-class Importers:
-    """Tests that concern each module.
+class Calls:
+    """Functions that each test calls, and how long each test takes.
 
     Args:
-        root: folder of the repository.
-        packages: folders of its code, relative to it.
-        tests: folder of its tests, relative to it.
-        most: maximum number of test files of a module; those with the fewest imports come first.
+        tests: Tests that call a function, by "file, space, name".
+        seconds: Duration of every test.
+        failed: Tests that fail without a change.
     """
 
-    def __init__(self, root: Path, packages: Sequence[str], tests: str, most: int) -> None:
-        self._most = most
-        files = [path for package in (*packages, tests) for path in (root / package).rglob("*.py")]
-        self._reads = {path.relative_to(root): _imports(path) for path in files}
-        self._tests = {path for path in self._reads if path.name.startswith("test_")}
+    def __init__(self, tests: dict[str, list[str]], seconds: dict[str, float], failed: Sequence[str]) -> None:
+        self.tests, self.seconds, self.failed = tests, seconds, failed
+        self._functions = Counter(test for callers in tests.values() for test in callers)
 
-    def tests(self, module: Path) -> list[str]:
-        """Returns the test files that reach a module by the fewest imports; empty if none does."""
-        reached, front = {module}, {module}
-        chosen: list[Path] = []
-        while front and len(chosen) < self._most:
-            names = {self._name(path) for path in front}
-            front = {path for path, read in self._reads.items() if path not in reached and names & read}
-            reached |= front
-            chosen += sorted(front & self._tests, key=lambda path: (len(self._reads[path]), path))
-        return [str(path) for path in chosen[: self._most]]
+    @classmethod
+    def read(cls, folder: Path) -> Calls:
+        """Reads what call_trace.py has written."""
+        seconds: Counter[str] = Counter()
+        for line in (folder / "seconds").read_text(encoding="utf-8").splitlines():
+            test, _, duration = line.rpartition("\t")
+            seconds[test] += float(duration)
+        failures = folder / "failed"
+        failed = failures.read_text(encoding="utf-8").splitlines() if failures.is_file() else []
+        tests: dict[str, set[str]] = {}
+        for line in (folder / "calls").read_text(encoding="utf-8").splitlines():
+            test, file, name = line.rsplit("\t", 2)
+            if test in seconds:
+                tests.setdefault(f"{file} {name}", set()).add(test)
+        return cls({function: sorted(callers) for function, callers in tests.items()}, dict(seconds), failed)
 
-    def _name(self, path: Path) -> str:
-        parts = path.with_suffix("").parts
-        parts = parts[1:] if parts[0] == "ops" else parts
-        return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+    def callers(self, mutant: Mutant) -> list[str]:
+        """Returns the tests that call a mutant's function, those that call the fewest functions first.
+
+        C code is called by the Python modules in its folder.
+        """
+        if mutant.function:
+            tests = set(self.tests.get(f"{mutant.path} {mutant.function}", ()))
+        else:
+            folder = f"{mutant.path.parent}/"
+            tests = {test for name, tests in self.tests.items() if name.startswith(folder) for test in tests}
+        return sorted(tests, key=lambda test: (self._functions[test], test))
+
+    def quick(self, tests: Sequence[str], seconds: float) -> list[str]:
+        """Returns the first tests that take so many seconds in total, at least one and at most 300 tests."""
+        total, chosen = 0.0, list[str]()
+        for test in tests[:300]:
+            total += self.seconds[test]
+            if total <= seconds or not chosen:
+                chosen.append(test)
+        return chosen
+
+    def files(self, tests: Sequence[str]) -> list[str]:
+        """Returns all files of tests, those of ``tests`` first."""
+        return list(dict.fromkeys(test.partition("::")[0] for test in (*tests, *self.seconds)))
 
 
-def outcome(mutant: Mutant, root: Path, tests: Sequence[str], marks: str, timeout: float) -> str:
-    """Returns "killed", "survived", "timeout" or "no tests"; the copy in ``root`` is changed and changed back."""
-    if not tests:
-        return "no tests"
-    path = root / mutant.path
-    before = path.read_bytes()
-    path.write_text(mutant.text, encoding="utf-8")
-    words = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", marks, *tests]
-    separate = {
-        "PYTHONDONTWRITEBYTECODE": "1",
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": f"{root}:{root / 'ops'}",
-    }
-    try:
-        ended = subprocess.run(
-            words, cwd=root, env={**os.environ, **separate}, capture_output=True, timeout=timeout, check=False
+class Copy:
+    """A copy of the repository in which tests run.
+
+    Args:
+        root: Folder of the copy; it does not exist yet.
+        repository: Folder of the repository.
+        marks: pytest marker expression of the tests.
+    """
+
+    def __init__(self, root: Path, repository: Path, marks: str) -> None:
+        self.root, self._marks = root, marks
+        ignored = shutil.ignore_patterns(".git", ".venv", "__pycache__", "build", ".*_cache")
+        shutil.copytree(repository, root, ignore=ignored)
+        shutil.copy(Path(__file__).with_name("call_trace.py"), root / "sitecustomize.py")
+
+    def run(self, words: Sequence[str], timeout: float | None, **variables: str) -> tuple[int | None, str]:
+        """Runs pytest; returns its exit code, None if it took too long, and its output."""
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", self._marks, *words]
+        environment = {
+            **os.environ,
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": f"{self.root}:{self.root / 'ops'}",
+            **variables,
+        }
+        try:
+            ended = subprocess.run(
+                command,
+                cwd=self.root,
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=timeout,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return None, ""
+        return ended.returncode, ended.stdout
+
+    def record(self, folder: Path, words: Sequence[str]) -> Calls:
+        """Runs all tests and returns what they call; ``folder`` keeps the records."""
+        folder.mkdir()
+        self.run(["-p", "sitecustomize", *words], None, CALL_TRACE=str(folder))
+        calls = Calls.read(folder)
+        for test in calls.failed:
+            print(f"left out, as it fails without a change: {test}", file=sys.stderr)
+        return calls
+
+    def outcome(self, mutant: Mutant, calls: Calls, seconds: float, whole: bool) -> tuple[str, str]:
+        """Returns "killed", "timeout", "survived" or "not built", and the name of the test that failed.
+
+        Args:
+            mutant: Change to try.
+            calls: Functions that the tests call.
+            seconds: Duration of the tests that run first.
+            whole: True if a survivor runs against all other tests, too.
+        """
+        path = self.root / mutant.path
+        before = path.read_bytes()
+        path.write_bytes(mutant.applied(before))
+        try:
+            if path.suffix != ".py" and not self._build():
+                return "not built", ""
+            callers = calls.callers(mutant)
+            for tests in (calls.quick(callers, seconds), calls.files(callers) if whole else []):
+                limit = 60 + 10 * sum(calls.seconds.get(test, seconds) for test in tests)
+                left_out = [f"--deselect={test}" for test in calls.failed]
+                code, output = self.run(["-x", *left_out, *tests], limit) if tests else (0, "")
+                if code == _NOT_FOUND:  # by their names, which the mutant may have changed
+                    files = {test.partition("::")[0] for test in tests}
+                    code, output = self.run(["-x", *left_out, *sorted(files)], limit)
+                if code is None:
+                    return "timeout", ""
+                if code not in (0, _NO_TESTS):
+                    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", output, re.MULTILINE)
+                    return "killed", failed.group(1) if failed else ""
+            return "survived", ""
+        finally:
+            path.write_bytes(before)
+            if path.suffix != ".py":
+                self._build()
+
+    def _build(self) -> bool:
+        """Builds the C library; returns False if the compiler refuses."""
+        for library in self.root.glob("ops/econmt_ops/backends/c/*.so"):
+            library.unlink()
+        subprocess.run(
+            [sys.executable, "setup.py", "-q", "build_ext", "--inplace", "--force"],
+            cwd=self.root,
+            capture_output=True,
+            check=False,
         )
-    except subprocess.TimeoutExpired:
-        return "timeout"
-    finally:
-        path.write_bytes(before)
-    return "survived" if ended.returncode in (0, 5) else "killed"  # 5: no test has these marks
+        return any(self.root.glob("ops/econmt_ops/backends/c/*.so"))
+
+
+def sources(root: Path, packages: Sequence[str], excluded: Sequence[str]) -> list[Path]:
+    """Returns the source files of packages, relative to ``root``, without those whose path contains a given text."""
+    return sorted(
+        path.relative_to(root)
+        for package in packages
+        for pattern in ("*.py", "*.[ch]")
+        for path in (root / package).rglob(pattern)
+        if not any(text in str(path.relative_to(root)) for text in excluded)
+    )
 
 
 def main() -> None:
@@ -198,48 +349,54 @@ def main() -> None:
     parser.add_argument(
         "--seed", type=int, default=1, help="seed of the choice of mutants (default: %(default)s)"
     )
-    parser.add_argument(
-        "--timeout",
-        type=float,
-        default=120.0,
-        help="seconds after which the tests of a mutant are ended (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--files",
-        type=int,
-        default=8,
-        help="maximum number of test files run for a mutant (default: %(default)s)",
-    )
+    parser.add_argument("--match", default="", help="of these, only mutants whose printed line contains this")
+    parser.add_argument("--calls", type=Path, help="file of recorded calls; written if it does not exist")
+    parser.add_argument("--seconds", type=float, default=60.0, help="duration of the tests that run first")
+    parser.add_argument("--first-only", action="store_true", help="do not run all other tests on survivors")
+    parser.add_argument("--workers", type=int, default=1, help="mutants that are tested at the same time")
     parser.add_argument("--marks", default="not slow and not thorough", help="pytest markers of the tests")
-    parser.add_argument("--exclude", default="triton", help="skip modules whose path contains this")
+    parser.add_argument(
+        "--exclude", nargs="*", default=["gluon"], help="skip files whose path contains these"
+    )
     parser.add_argument("--root", type=Path, default=Path(__file__).parents[1], help="repository")
     parser.add_argument(
         "--packages", nargs="+", default=PACKAGES, help="folders of the code, in the repository"
     )
     arguments = parser.parse_args()
+    root = arguments.root
+    everything = [
+        mutant
+        for path in sources(root, arguments.packages, arguments.exclude)
+        for mutant in mutants_of(path, root)
+    ]
+    chosen = random.Random(arguments.seed).sample(everything, min(arguments.number, len(everything)))
     with tempfile.TemporaryDirectory() as folder:
-        root = Path(folder) / "copy"
-        shutil.copytree(
-            arguments.root, root, ignore=shutil.ignore_patterns(".git", ".venv", "__pycache__", "build")
-        )
-        modules = sorted(
-            path.relative_to(root)
-            for package in arguments.packages
-            for path in (root / package).rglob("*.py")
-        )
-        everything = [
-            mutant
-            for path in modules
-            if arguments.exclude not in str(path)
-            for mutant in mutants_of(path, root)
-        ]
-        chosen = random.Random(arguments.seed).sample(everything, min(arguments.number, len(everything)))
-        importers = Importers(root, arguments.packages, "tests", arguments.files)
+        free: queue.Queue[Copy] = queue.Queue()
+        for number in range(arguments.workers):
+            free.put(Copy(Path(folder) / f"copy{number}", root, arguments.marks))
+        if arguments.calls and arguments.calls.is_file():
+            calls = Calls(*json.loads(arguments.calls.read_text(encoding="utf-8")))
+        else:
+            processes = ["-n", str(arguments.workers)] if arguments.workers > 1 else []
+            calls = free.queue[0].record(Path(folder) / "calls", processes)
+            if arguments.calls:
+                arguments.calls.parent.mkdir(parents=True, exist_ok=True)
+                arguments.calls.write_text(
+                    json.dumps([calls.tests, calls.seconds, calls.failed]), encoding="utf-8"
+                )
         counts: Counter[str] = Counter()
-        for mutant in chosen:
-            ended = outcome(mutant, root, importers.tests(mutant.path), arguments.marks, arguments.timeout)
-            counts[ended] += 1
-            print(f"{ended:<9} {mutant.path}:{mutant.line}  {mutant.change}", flush=True)
+
+        def test(mutant: Mutant) -> None:
+            line = f"{mutant.path}:{mutant.line}:{mutant.column}  {mutant.change}"
+            if arguments.match in line:
+                place = free.get()
+                ended, failed = place.outcome(mutant, calls, arguments.seconds, not arguments.first_only)
+                free.put(place)
+                counts[ended] += 1
+                print(f"{ended:<9} {line}{failed and '  by '}{failed}", flush=True)
+
+        with ThreadPoolExecutor(arguments.workers) as threads:
+            list(threads.map(test, chosen))
     print(", ".join(f"{count} {ended}" for ended, count in sorted(counts.items())))
 
 

@@ -56,7 +56,7 @@ def embeddings(
     if factor is not None:
         if factor > len(factors):
             raise InputError(
-                f"--factor {factor}: {model} has {len(factors) or 'no'} streams of source factors; give a lower number"
+                f"--factor {factor}: the number of source factors of {model} is {len(factors)}; give a lower number"
             )
         if side == "target":
             raise InputError("--side target: --factor is for the source; leave out one of them")

@@ -60,7 +60,7 @@ class FactorFiles:
             wanted = f"source factors ({', '.join(streams)})" if streams else "no source factors"
             advice = f"give {option} FILE for each of them" if streams else f"leave {option} out"
             raise InputError(
-                f"the model needs {wanted}, and {len(files) or 'no'} files of them are given; {advice}"
+                f"the model expects {wanted}, and the number of files given is {len(files)}; {advice}"
             )
         self.names = [str(path) for path in files]
         self._lines = [read_lines(path) for path in files]

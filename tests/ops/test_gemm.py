@@ -80,6 +80,17 @@ def test_a_layer_does_not_depend_on_the_layout(layout: str, dtype: torch.dtype) 
     assert_close(found_gradients, gradients, tolerance)
 
 
+@pytest.mark.skipif(not gemm.is_available(torch.zeros(8, 8)), reason="oneDNN packs no float32 weights here")
+def test_views_of_one_matrix_share_no_layout() -> None:
+    """They begin at one place and have other shapes or strides, or begin at another place."""
+    whole, left = torch.randn(8, 8), torch.randn(2, 8)
+    views = [whole, whole.t(), whole[:4], whole[4:]]
+    shared = Layouts(views)
+    for view in views:
+        assert_close([Product(view, calls=1000)(left)], [left @ view.t()], 1e-5)
+    assert len(shared._packed) == len(views)
+
+
 def test_calls_share_what_is_laid_out_as_long_as_they_say(monkeypatch: pytest.MonkeyPatch) -> None:
     packed: list[torch.Size] = []
 

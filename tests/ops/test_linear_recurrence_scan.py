@@ -68,6 +68,20 @@ def test_parts_of_time_side_by_side(
     assert_same_function(function, definition, tensors, dtype)
 
 
+def test_parts_whose_decays_overflow_do_no_harm_to_a_state_that_is_zero(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """4 to the power of 256, the steps of a part, is no number of float32."""
+    monkeypatch.setattr(native, "_PART_VALUES", 512)
+    monkeypatch.setattr(native.torch, "get_num_threads", lambda: 4)
+    inputs = torch.zeros(1, 600, 2)
+    inputs[:, 560:] = 1.0
+    decay = torch.full_like(inputs, 4.0)
+    found = linear_recurrence(decay, inputs, implementation="c")
+    expected = linear_recurrence(decay.double(), inputs.double(), implementation="reference")
+    assert_close([found], [expected], 1e-4)
+
+
 @pytest.mark.sampled(1)
 @pytest.mark.skipif(not library.is_built(), reason="econmt_ops was installed without its C library")
 @pytest.mark.parametrize(

@@ -80,8 +80,10 @@ def test_a_machine_is_its_libraries_processor_and_threads(monkeypatch: pytest.Mo
     monkeypatch.setattr(measurements, "processor", lambda: "Abacus 3")
     monkeypatch.setattr(measurements, "sources", lambda: "0123")
     monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
-    found = machine(torch.device("cpu"))
-    assert found == f"torch {torch.__version__}, econmt_ops 0123, Abacus 3, 7 threads"
+    for built, words in ((True, ""), (False, ", no C library")):
+        monkeypatch.setattr(measurements.native, "is_built", lambda built=built: built)
+        found = machine(torch.device("cpu"))
+        assert found == f"torch {torch.__version__}, econmt_ops 0123, Abacus 3, 7 threads{words}"
 
 
 def test_old_machines_are_forgotten(tmp_path: Path) -> None:

@@ -2,9 +2,10 @@
 
 Run as a program, in a process of its own, because there the interpreter is off:
 
-    python compiling.py CAPABILITY        for example 90
+    python -m tests.ops.triton.compiling CAPABILITY NAME...        for example 90
 
-prints a JSON object: for each call of `calls` the registers, the bytes of stack and of shared memory of each kernel.
+prints a JSON object: for each of these calls (all, if none is named) the registers and the bytes of stack and of shared
+memory of each kernel.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -50,7 +51,7 @@ def compile_only(capability: int) -> list[Any]:
     return compiled
 
 
-def resources(kernel: Any) -> dict[str, int]:
+def resources(kernel: Any) -> dict[str, Any]:
     """What a compiled kernel takes of a multiprocessor."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(kernel.asm["cubin"])
@@ -59,7 +60,12 @@ def resources(kernel: Any) -> dict[str, int]:
             [CUOBJDUMP, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True
         ).stdout
     usage = {name: int(value) for name, value in re.findall(r"(REG|STACK):(\d+)", found)}
-    return {"registers": usage["REG"], "stack": usage["STACK"], "shared": kernel.metadata.shared}
+    return {
+        "name": kernel.metadata.name,
+        "registers": usage["REG"],
+        "stack": usage["STACK"],
+        "shared": kernel.metadata.shared,
+    }
 
 
 def calls() -> dict[str, Callable[[], None]]:
@@ -104,15 +110,17 @@ def step(size: int, dtype: torch.dtype) -> None:
     cells.scan(gates.unsqueeze(0), c)
 
 
-def main() -> None:
-    compiled = compile_only(int(sys.argv[1]))
+def report(calls: Mapping[str, Callable[[], object]]) -> None:
+    """Prints what the kernels of the calls take that the command line names."""
+    capability, *names = sys.argv[1:]
+    compiled = compile_only(int(capability))
     found = {}
-    for name, call in calls().items():
+    for name in names or calls:
         compiled.clear()
-        call()
+        calls[name]()
         found[name] = [resources(kernel) for kernel in compiled]
     print(json.dumps(found))
 
 
 if __name__ == "__main__":
-    main()
+    report(calls())

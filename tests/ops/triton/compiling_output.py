@@ -1,12 +1,10 @@
 """As compiling.py, for the kernels of the output layer, of dropout, look-ups, reversal and of cell states.
 
-python -m tests.ops.triton.compiling_output CAPABILITY
+python -m tests.ops.triton.compiling_output CAPABILITY NAME...
 """
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Callable
 
 import torch
@@ -19,7 +17,7 @@ from econmt_ops.backends.triton import (
     reversal,
     sliced_cross_entropy,
 )
-from tests.ops.triton.compiling import compile_only, resources
+from tests.ops.triton.compiling import report
 
 
 def losses(dtype: torch.dtype, vocabulary: int) -> None:
@@ -75,17 +73,5 @@ def calls() -> dict[str, Callable[[], object]]:
     }
 
 
-def main() -> None:
-    """Prints what each kernel takes."""
-    compiled = compile_only(int(sys.argv[1]))
-    found = {}
-    for name, call in calls().items():
-        compiled.clear()
-        call()
-        (kernel,) = compiled
-        found[name] = resources(kernel)
-    print(json.dumps(found))
-
-
 if __name__ == "__main__":
-    main()
+    report(calls())

@@ -5,14 +5,13 @@
 
 from __future__ import annotations
 
-import json
-import sys
+from functools import partial
 
 import torch
 
 from econmt_ops.backends.triton import recurrence
 from econmt_ops.linear_recurrence.scan import RecurrenceArguments, block_of
-from tests.ops.triton.compiling import compile_only, resources
+from tests.ops.triton.compiling import report
 
 
 def calls() -> dict[str, tuple[torch.dtype, bool | None, bool, bool]]:
@@ -43,15 +42,5 @@ def call(dtype: torch.dtype, tiled: bool | None, again: bool, options: bool) -> 
     recurrence.backward(arguments, carries, block, values, tiled)
 
 
-def main() -> None:
-    compiled = compile_only(int(sys.argv[1]))
-    found = {}
-    for name in sys.argv[2:]:
-        compiled.clear()
-        call(*calls()[name])
-        found[name] = [resources(kernel) for kernel in compiled]
-    print(json.dumps(found))
-
-
 if __name__ == "__main__":
-    main()
+    report({name: partial(call, *options) for name, options in calls().items()})

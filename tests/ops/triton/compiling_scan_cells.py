@@ -1,9 +1,11 @@
-"""As `compiling`, kernels around scans and of steps: ``python -m tests.ops.triton.compiling_scan_cells CAPABILITY``."""
+"""As `compiling`, kernels around scans and of steps.
+
+``python -m tests.ops.triton.compiling_scan_cells CAPABILITY NAME...``
+"""
 
 from __future__ import annotations
 
-import json
-import sys
+from functools import partial
 
 import torch
 
@@ -11,7 +13,7 @@ from econmt_ops.backends.protocol import CellStep, StepGradients
 from econmt_ops.backends.triton import scan_cells, step_cells
 from econmt_ops.cells import lstm
 from econmt_ops.cells.scan import CELLS, ScanInputs
-from tests.ops.triton.compiling import compile_only, resources
+from tests.ops.triton.compiling import report
 
 HIDDEN = 512
 
@@ -27,10 +29,6 @@ def calls() -> dict[str, tuple[str, torch.dtype, int, bool]]:
         "gilr_lstm float32": ("gilr_lstm", torch.float32, 4, False),
         "min_lstm float64": ("min_lstm", torch.float64, 3, True),
     }
-
-
-CHUNKED = "gilr_lstm float32 chunks"
-"""With these, of each pass a kernel for the chunks and then one that walks."""
 
 
 def call(name: str, dtype: torch.dtype, parts: int, options: bool) -> None:
@@ -67,23 +65,19 @@ def step(name: str) -> None:
     step_cells.backward(arguments, state, h, gradients)
 
 
-def main() -> None:
-    compiled = compile_only(int(sys.argv[1]))
-    found = {}
-    for name, each in calls().items():
-        compiled.clear()
-        call(*each)
-        found[name] = [resources(kernel) for kernel in compiled]
-    compiled.clear()
+def in_chunks() -> None:
+    """As `call`, of each pass a kernel for the chunks and then one that walks."""
+    chunks = scan_cells._chunks
     scan_cells._chunks = lambda *_: 2
     call(*calls()["gilr_lstm float32"])
-    found[CHUNKED] = [resources(kernel) for kernel in compiled if "scan_cell" in kernel.metadata.name]
-    for name in STEPS:
-        compiled.clear()
-        step(name)
-        found[name] = [resources(kernel) for kernel in compiled]
-    print(json.dumps(found))
+    scan_cells._chunks = chunks
 
 
 if __name__ == "__main__":
-    main()
+    report(
+        {
+            **{name: partial(call, *options) for name, options in calls().items()},
+            "gilr_lstm float32 chunks": in_chunks,
+            **{name: partial(step, name) for name in STEPS},
+        }
+    )

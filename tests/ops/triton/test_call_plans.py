@@ -12,6 +12,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import econmt_ops
 from econmt_ops import LSTMWeights
 from econmt_ops.core import precision
+from econmt_ops.dispatch import plans
+from econmt_ops.dispatch.plans import Plans
+from econmt_ops.dispatch.rule import captured, rules_only
 from econmt_ops.dispatch.traits import implementations_of, register
 from econmt_ops.lstm import call_plans, eager_layer, triton
 from econmt_ops.lstm.call_plans import PLANS
@@ -153,6 +156,45 @@ def test_other_shapes_types_and_gradients_have_other_plans(device: str) -> None:
     assert exact.dtype == torch.float64
     assert len(PLANS) == count + 2
     torch.testing.assert_close(module(inputs.double())[0], exact)
+
+
+def test_a_plan_depends_on_all_that_its_choice_depends_on(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights, inputs = _weights(device), _inputs(device)
+
+    def key(kind: str = "lstm", options: tuple[int, ...] = ()) -> object:
+        return call_plans.key_of(kind, inputs, (weights,), None, None, options)
+
+    usual = key()
+    assert usual is not None
+    others = [key("bidirectional_lstm"), key(options=(1,))]
+    for context in (rules_only(), captured(), torch.backends.cudnn.flags(enabled=False)):
+        with context:
+            others.append(key())
+    assert len({usual, *others}) == 6
+    with torch.no_grad():
+        assert key() != usual
+    monkeypatch.setattr(plans, "_MOST", 2)
+    few: Plans[int] = Plans()
+    for number in range(5):
+        few.add(number, number)
+    assert [few.get(number) for number in range(5)] == [None, None, None, None, 4]
+
+
+def _weights(device: str) -> LSTMWeights:
+    shapes = (4 * HIDDEN, SIZE), (4 * HIDDEN, HIDDEN), (4 * HIDDEN,)
+    return LSTMWeights(*(torch.randn(shape, device=device) for shape in shapes))
+
+
+def test_lengths_of_another_type_follow_no_plan(device: str) -> None:
+    weights = _weights(device)
+    inputs, lengths = _inputs(device), torch.tensor([5, 2, 3], device=device)
+    for _ in range(2):
+        econmt_ops.lstm(inputs, (weights,), lengths=lengths, implementation="triton")
+    assert len(PLANS) == 1
+    with pytest.raises(ValueError, match="lengths must be an int64 tensor"):
+        econmt_ops.lstm(inputs, (weights,), lengths=lengths.int(), implementation="triton")
 
 
 @pytest.mark.parametrize("frozen", ["inputs", "weights", "biases"])

@@ -22,14 +22,14 @@ MOST = {
 
 
 @pytest.mark.parametrize(
-    "capability", [pytest.param(80, marks=pytest.mark.slow), pytest.param(86, marks=pytest.mark.thorough), 90]
+    "capability", [90, *(pytest.param(each, marks=pytest.mark.thorough) for each in (80, 86))]
 )
 def test_compiled_for_a_gpu(capability: int) -> None:
     """Nothing spills, and what a kernel takes leaves room for several blocks on a multiprocessor."""
     found = compiled("compiling_output", capability)
     assert found.keys() == MOST.keys()
     for name, (registers, shared) in MOST.items():
-        usage = found[name]
+        (usage,) = found[name]
         assert usage["stack"] == 0, (name, usage)
         assert usage["registers"] <= registers, (name, usage)
         assert usage["shared"] <= shared, (name, usage)

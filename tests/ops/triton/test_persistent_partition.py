@@ -52,6 +52,12 @@ def test_partitions_are_resident_at_once_and_serve_every_row(device: str, back: 
             assert found.span(batch) <= found.rows
 
 
+@pytest.mark.parametrize(("hidden", "units"), [(1, {16}), (16, {16}), (17, {16, 32})])
+def test_no_program_has_more_than_twice_the_units_of_a_layer(hidden: int, units: set[int]) -> None:
+    for back in (False, True):
+        assert {each.units for each in candidates(hidden, torch.bfloat16, H200, back=back)} == units
+
+
 def test_the_sizes_that_were_measured_get_the_best_partitions() -> None:
     for (batch, hidden), ahead, back in (
         ((64, 512), (16, 16, 8), (32, 8, 4)),

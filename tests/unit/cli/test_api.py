@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 
 import econmt
 from econmt.checkpoint.folder import ModelFolder
+from econmt.decoding.constraints.glossary import Glossary
 from econmt.errors import InputError
 from tests.conftest import ROOT, econmt_environment
 from tests.unit.cli.conftest import Call
@@ -60,19 +62,33 @@ def test_who_asks_the_same_again_gets_the_translator_with_its_graphs(word_model:
     first = model.translator({"beam_size": 2})
     assert model.translator({"beam_size": 2}) is first
     assert model.translator({"beam_size": 2}, batch_size=model.recipe.decoding.batch_size) is first
-    for changed in (model.translator({"beam_size": 3}), model.translator({"beam_size": 2}, batch_size=1)):
-        assert changed is not first
-    lexicons = iter(range(9))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(model, "_shortlists", lambda path, top: next(lexicons) and None)
-        few = model.translator({"beam_size": 2}, restrict_lexicon="lexicon", restrict_lexicon_topk=2)
-        more = model.translator({"beam_size": 2}, restrict_lexicon="lexicon", restrict_lexicon_topk=3)
-        assert more is not few
-        assert model.translator({"beam_size": 2}, restrict_lexicon="lexicon", restrict_lexicon_topk=3) is more
-        assert next(lexicons) == 2, "a lexicon is read for each number of words"
+    assert model.translator({"beam_size": 3}) is not first
     again = model.translator({"beam_size": 2})
     model.to("cpu")
     assert model.translator({"beam_size": 2}) is not again
+
+
+def test_every_other_option_makes_another_translator(
+    word_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = econmt.load(word_model, device="cpu")
+    monkeypatch.setattr(model, "_shortlists", lambda path, top: None)
+    others: dict[str, Any] = {
+        "batch_size": 1,
+        "chunk_size": 7,
+        "max_input_length": 9,
+        "long_lines": "skip",
+        "avoid": ["ba"],
+        "glossary": Glossary({"ba": "li"}),
+        "restrict_lexicon": "lexicon",
+        "restrict_lexicon_topk": 3,
+    }
+    assert set(inspect.signature(model.translator).parameters) == {"search", "warn", *others}
+    for name, value in others.items():
+        usual = model.translator({})
+        changed = model.translator({}, **{name: value})
+        assert changed is not usual, name
+        assert model.translator({}, **{name: value}) is changed
 
 
 def test_attention_is_a_distribution_over_the_source(model: econmt.TrainedModel) -> None:

@@ -17,7 +17,6 @@ COPIES = "model.decoder.copy_attention=true"
 SOURCES = ["a b c", "h g h h", "b", "f e d c b a"]
 
 
-@pytest.mark.slow
 def test_a_model_that_copies_goes_on_and_is_used(text: Path, tmp_path: Path, call: Call) -> None:
     """Interrupted or not it learns the same; translated, scored and quantized it has the same probabilities."""
     keys = (*SUBWORDS, COPIES, "training.label_smoothing=0.1", f"data.prepared={tmp_path / 'prepared'}")

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import ast
 import errno
+import gc
 import importlib.util
 import os
 import signal
@@ -51,6 +52,19 @@ def fails_with(error: BaseException) -> Any:
         raise error
 
     return action
+
+
+def test_a_verb_that_cannot_be_imported_leaves_the_garbage_collector_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(name: str) -> ModuleType:
+        assert not gc.isenabled()
+        raise ImportError(name)
+
+    monkeypatch.setattr(command.importlib, "import_module", fail)
+    with pytest.raises(ImportError, match=r"econmt\.cli\.info"):
+        command._application(["info"])
+    assert gc.isenabled()
 
 
 def test_a_verb_that_ends_well(run_verb: Any) -> None:

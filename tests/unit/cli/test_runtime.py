@@ -86,12 +86,7 @@ def random_model(like: Path, folder: Path, variant: str, **decoding: object) -> 
     return folder
 
 
-FAST = ("additive", "gnmt", "student")
-
-
-@pytest.mark.parametrize(
-    "variant", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in VARIANTS]
-)
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_translations_are_those_of_econmt(word_model: Path, tmp_path: Path, variant: str) -> None:
     folder = random_model(word_model, tmp_path / "model", variant, max_output_factor=1.5, beam_size=4)
     made = export_runtime(folder, tmp_path / "runtime")
@@ -281,7 +276,7 @@ def test_options_out_of_range_are_refused(
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("variant", ["additive", pytest.param("ssru", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("variant", ["additive", "ssru"])
 def test_lists_of_the_best_are_those_of_econmt(
     word_model: Path,
     tmp_path: Path,

@@ -21,8 +21,6 @@ from econmt.serving.settings import Settings
 from tests.unit.cli.conftest import Call
 from tests.unit.training.tiny import Run, snapshot
 
-pytestmark = pytest.mark.slow
-
 TASK = (
     "data.source_factors=[case]",
     "data.subwords={type: words, source: 50, target: 50}",
@@ -150,11 +148,13 @@ def test_factors_that_do_not_fit(
         assert doubt in call(*command, unknown).err
     missing = refused("translate", "-m", model, text="a\n")
     assert (
-        "the model reads source factors (case), and no files of them are given; give --input-factors"
+        "the model expects source factors (case), and the number of files given is 0; give --input-factors"
         in missing
     )
     assert "give --source-factors FILE" in refused(*score[:-1])
-    assert "the model reads no source factors" in refused("translate", "-m", word_model, *files)
+    assert "the model expects no source factors, and the number of files given is 1; leave" in refused(
+        "translate", "-m", word_model, *files
+    )
     given = json.dumps({"text": "a b", "factors": ["u"]})
     assert "standard input:1: factors[0]: 1 source factor for 2 words of standard input:1" in refused(
         "translate", "-m", model, "--json-input", text=given
@@ -170,7 +170,7 @@ def test_what_else_a_model_with_factors_can(call: Call, model: Path, tmp_path: P
     assert "factors      concat: 6 of width 4" in call("info", model).lines
     near = call("embeddings", "-m", model, "--factor", "1", "-k", "1", "u").lines
     assert near[0].startswith("u\t")
-    assert "reads 1 streams" in call("embeddings", "-m", model, "--factor", "2", "u").err
+    assert "the number of source factors of" in call("embeddings", "-m", model, "--factor", "2", "u").err
     assert (
         "has source factors, which the runtime does not support"
         in call("export", model, tmp_path / "runtime", "--runtime").err

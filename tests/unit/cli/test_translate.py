@@ -183,7 +183,6 @@ def test_bfloat16_is_near(call: Call, word_model: Path) -> None:
     assert rounded == pytest.approx(exact, abs=0.1)
 
 
-@pytest.mark.slow
 def test_standard_input_may_be_closed(word_model: Path) -> None:
     command = ["sh", "-c", '"$0" -m econmt translate -m "$1" <&-', sys.executable, str(word_model)]
     done = subprocess.run(command, capture_output=True, text=True, env=econmt_environment(), check=False)

@@ -239,6 +239,18 @@ class TestReuse:
         assert made() == ""
         assert run().checksums == checksums
 
+    @pytest.mark.parametrize(("given", "said"), [(100, ""), (50, "data.max_length changed from None to 50")])
+    def test_a_key_that_the_store_lacks_had_its_default(
+        self, made: Callable[..., str], given: int, said: str
+    ) -> None:
+        file = Path("store") / "meta.json"
+        meta = json.loads(file.read_text(encoding="utf-8"))
+        del meta["data"]["max_length"]
+        file.write_text(json.dumps(meta), encoding="utf-8")
+        output = made(max_length=given)
+        assert said in output
+        assert bool(output) == bool(said)
+
     def test_files_of_others_in_the_store_stay(self, run: Callable[..., PreparedData]) -> None:
         run()
         (Path("store") / "notes.txt").write_text("mine")

@@ -48,7 +48,7 @@ def everything() -> torch.Tensor:
     return torch.arange(SIZE, dtype=torch.int32).repeat(SIZE, 1)
 
 
-@pytest.mark.parametrize("models", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("models", [1, 2])
 @pytest.mark.parametrize("given", [{}, {"sample": 0, "nbest_size": 2, "seed": 3}, {"block_ngram_repeat": 2}])
 def test_a_lexicon_of_all_words_changes_nothing(models: int, given: dict[str, object]) -> None:
     shortlists = Shortlists(everything(), SIZE, SIZE, joint=False)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
@@ -24,6 +25,7 @@ from econmt.errors import TrainingError
 from econmt.model import Implementations
 from econmt.tasks.protocol import Shape
 from econmt.tasks.translation import TranslationTask
+from econmt_ops.dispatch import capture
 from econmt_ops.dispatch.capture import first_error
 from tests.unit.engine.fake_cuda import FakeGraph, use_fake_cuda
 from tests.unit.engine.toy import assert_same_bits, parameters, tiny_recipe
@@ -409,12 +411,31 @@ def test_a_warm_up_that_fails_leaves_the_gradients_where_they_were() -> None:
     step = bag_step()
     graphed = GraphedStep(step, several=True)
     batch, *_ = some_batches(BagTask(step.task.recipe, VOCABULARY, VOCABULARY))
-    before = [part.grad for part in step.model.parameters()]
+    before = [torch.ones_like(part) for part in step.model.parameters()]
+    for part, gradient in zip(step.model.parameters(), before, strict=True):
+        part.grad = gradient
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(BagTask, "loss", full_memory)
         with pytest.raises(torch.cuda.OutOfMemoryError):
             graphed.capture(batch)
     assert all(part.grad is kept for part, kept in zip(step.model.parameters(), before, strict=True))
+
+
+@fake
+def test_after_an_error_streams_are_waited_for_and_workspaces_released(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls = []
+    current = SimpleNamespace(wait_stream=lambda _: calls.append("wait"))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: current)
+    monkeypatch.setattr(capture, "release_workspaces", lambda: calls.append("release"))
+    capturer = capture.Capturer(torch.device("cpu"))
+    with pytest.raises(torch.cuda.OutOfMemoryError), capturer.warming_up():
+        full_memory()
+    assert calls == ["wait"]
+    with pytest.raises(RuntimeError):
+        capturer.capture(full_memory)
+    assert calls == ["wait", "release", "release"]
 
 
 def full_memory(*_: object) -> Tensor:

@@ -162,6 +162,19 @@ def test_gradients_that_are_kept_stay_where_they_are_and_are_the_same() -> None:
         torch.testing.assert_close(found[1][name], value, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize(("start", "kept"), [("never", set()), ("at-once", {"average"})])
+def test_a_prepared_step_has_its_gradients_and_state(start: str, kept: set[str]) -> None:
+    step = make_step(make_task(f"training.averaging.start={start}"))
+    step.prepare(gradients=True)
+    for parameter in step.model.parameters():
+        assert parameter.grad is not None
+        assert not parameter.grad.any()
+        assert set(step.optimizer.state[parameter]) == {"step", "exp_avg", "exp_avg_sq", *kept}
+    gradient = next(step.model.parameters()).grad
+    step.prepare(gradients=True)
+    assert next(step.model.parameters()).grad is gradient
+
+
 def test_each_batch_may_have_its_own_implementations(monkeypatch: pytest.MonkeyPatch) -> None:
     task = make_task()
     used = []

@@ -12,8 +12,10 @@ from torch import Tensor, nn
 from econmt.engine import step as module
 from econmt.engine.communicator import Communicator, Reduction
 from econmt.engine.step import OtherRankError, TrainingStep
+from econmt.model.layers import draw_seed
 from econmt.tasks.protocol import Shape
 from econmt.tasks.translation import TranslationTask
+from econmt_ops.core.dropout import RowsSeed
 from tests.unit.engine.toy import tiny_recipe
 
 
@@ -128,28 +130,42 @@ def test_the_loss_is_that_of_all_ranks_and_an_optimizer_has_its_share() -> None:
     assert not any(step.optimizer.owns(parameter) for parameter in others)
 
 
+def test_every_rank_draws_the_dropout_masks_of_its_own_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 1 of 2 begins after as many rows as it has itself."""
+    step, batches = make_step(RecordedRank())
+    rows = []
+
+    def loss(*arguments: object) -> Tensor:
+        seed = draw_seed()
+        assert isinstance(seed, RowsSeed)
+        rows.append(seed.first_row)
+        return next(step.model.parameters()).sum()
+
+    monkeypatch.setattr(TranslationTask, "loss", loss)
+    step(batches)  # type: ignore[arg-type]
+    assert rows == [2, 1]
+
+
 @pytest.mark.parametrize("overlaps", [True, False])
 def test_seconds_are_those_of_computing_alone(monkeypatch: pytest.MonkeyPatch, overlaps: bool) -> None:
-    """Each batch takes 3 seconds, each call of another rank 100; two updates add up."""
+    """Each batch takes 3 seconds, whatever concerns the other ranks 100; two updates add up."""
     now = [50.0]
     rank = RecordedRank()
     step, batches = make_step(rank)
     step.overlaps = overlaps
 
-    def last(seconds: float) -> object:
-        def call(*arguments: object) -> Tensor:
+    def lasts(seconds: float, result: object) -> object:
+        def call(*arguments: object) -> object:
             now[0] += seconds
-            return torch.zeros(())
+            return result
 
         return call
 
-    def waits(loss: Tensor) -> None:
-        now[0] += 100.0
-
-    assert step._reduction is not None
     monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(step, "accumulate", last(3.0))
-    monkeypatch.setattr(step._reduction, "finish", waits)
+    monkeypatch.setattr(step, "accumulate", lasts(3.0, torch.zeros(())))
+    monkeypatch.setattr(rank, "all_reduce_max", lasts(100.0, [0]))
+    for name in ("pack", "finish"):
+        monkeypatch.setattr(step._reduction, name, lasts(100.0, None))
     for _ in range(2):
         step.gradient(batches, torch.tensor(1), adds=True)  # type: ignore[arg-type]
     assert step.seconds == 12.0

@@ -72,11 +72,15 @@ def test_near_ties_go_to_fewer() -> None:
     assert fewest({"1": 1.0, "2": 0.6, "4": 0.59, "8": 20.0}) == 2
 
 
-def test_steps_are_timed_and_the_threads_put_back() -> None:
+def test_steps_are_timed_and_the_threads_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
     before = torch.get_num_threads()
     found = time_steps(64, [1, 2])
     assert list(found) == ["1", "2"]
     assert min(found.values()) > 0.0
+    assert torch.get_num_threads() == before
+    monkeypatch.setattr(torch, "mm", None)
+    with pytest.raises(TypeError):
+        time_steps(64, [before + 1])
     assert torch.get_num_threads() == before
 
 

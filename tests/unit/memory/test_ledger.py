@@ -280,6 +280,24 @@ def test_nothing_has_changed_afterwards(model: TranslationModel, optimizer: str,
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
+def test_an_interruption_of_a_measurement_changes_nothing(
+    model: TranslationModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step, batch = step_of(model, loss_of(model), ADAM), some_batch(5)
+    before = parameters(model)
+
+    def interrupted() -> None:
+        TrainingStep.update(step)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(step, "update", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        measure_step(step, batch)
+    assert_same_bits(parameters(model), before)
+    assert not step.optimizer.state
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
 def test_times_and_rates(model: TranslationModel, monkeypatch: pytest.MonkeyPatch) -> None:
     clipped: list[float] = []
     clip = FusedOptimizer.clip

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from functools import reduce
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
@@ -15,8 +18,9 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from econmt.config.marks import KeyMark, marked_keys
 from econmt.config.recipe import Recipe, load_recipe
-from econmt.config.yaml_reader import parse_size
+from econmt.config.yaml_reader import leaves, parse_size
 from econmt.data.batching.batches import Batch, BatchShape, pad_batch
 from econmt.decoding.search.beam import SearchOptions, beam_search, output_limits
 from econmt.engine.step import TrainingStep
@@ -32,6 +36,7 @@ from econmt.memory.measure.byte_budget import (
 )
 from econmt.memory.measure.ledger import measure_step
 from econmt.memory.measure.tracker import Tracker
+from econmt.memory.plan import planner as planner_module
 from econmt.memory.plan.peaks import PeakModel
 from econmt.memory.plan.planner import (
     RESERVE,
@@ -436,6 +441,39 @@ def test_real_steps_stay_within_the_budget() -> None:
             assert (largest.implementations, largest.parts) == (LEAN, 1)
         else:
             assert (largest.implementations, largest.parts > 1) == (LEAN, True)
+
+
+SHAPES_ONLY = (
+    "data. ops. decoding. training.batch. training.bptt training.valid_rows training.max_buckets training.bucket_width "
+    "training.trim_batches training.cuda_graphs training.memory_budget training.update_interval training.precision "
+    "training.length_task_weight training.decode_and_evaluate training.monitor_pattern training.seed"
+)
+"""Keys that a plan depends on, and the bytes of a step of a given shape, precision and implementations do not."""
+
+
+@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings:UserWarning")
+def test_estimates_are_told_apart_by_every_key_that_changes_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe, estimates = small(), count()
+    monkeypatch.setattr(planner_module, "_PEAKS", {})
+    monkeypatch.setattr(planner_module, "estimate_step", lambda *_, **__: next(estimates))
+    monkeypatch.setattr(planner_module, "demand", int)
+
+    def peak(recipe: Recipe) -> int:
+        task = SimpleNamespace(recipe=recipe, name="translation", sizes=(1, 1))
+        return estimator(task, "cpu", torch.float32)(AUTO, Shape(3, 2, 2), False)  # type: ignore[arg-type]
+
+    before = peak(recipe)
+    alike = set()
+    for key, _ in leaves(recipe):
+        changed = recipe.model_copy(deep=True)
+        *sections, name = key.split(".")
+        section = reduce(getattr, sections, changed)
+        section.__dict__[name] = "another value"
+        if peak(changed) == before:
+            alike.add(key)
+    expected = {key for key, _ in leaves(recipe) if key.startswith(tuple(SHAPES_ONLY.split()))}
+    expected.add("task")  # the task has its own name
+    assert alike ^ expected <= marked_keys(Recipe, KeyMark.NO_MEMORY)
 
 
 @pytest.mark.thorough

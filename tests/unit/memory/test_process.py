@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import pytest
@@ -69,3 +70,14 @@ def test_parts_add_up_to_the_resident_set() -> None:
 def test_a_system_that_does_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "_MAPS", process._MAPS.with_name("no such file"))
     assert resident_parts() == {}
+
+
+def test_an_error_leaves_standard_error_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise KeyboardInterrupt
+
+    before = os.fstat(2)
+    monkeypatch.setattr(sys, "_debugmallocstats", fail)
+    with pytest.raises(KeyboardInterrupt):
+        process._python_arenas()
+    assert os.path.samestat(os.fstat(2), before)

@@ -132,9 +132,15 @@ def test_other_arguments_are_another_result(run: Any) -> None:
     assert run(aten.div.Tensor, tensor, fake(run, 4, dtype=torch.float64))[1].dtype == torch.float64
     assert run(aten.div.Tensor, tensor, tensor)[1].dtype == torch.float32
     assert [len(run(aten.new_empty.default, tensor, [size])[1]) for size in (2, 3, 2)] == [2, 3, 2]
-    # True equals 1, and sums of both differ in type.
-    one, yes = run(aten.full.default, [2], 1)[1], run(aten.full.default, [2], True)[1]
-    assert (one.dtype, yes.dtype) == (torch.int64, torch.bool)
+    # 1.0 equals 1, and sums of both differ in type.
+    whole = fake(run, 4, dtype=torch.int64)
+    assert run(aten.add.Scalar, whole, 1)[1].dtype == torch.int64
+    assert run(aten.add.Scalar, whole, 1.0)[1].dtype == torch.float32
+    assert run(aten.sum.default, tensor)[1].dtype == torch.float32
+    assert run(aten.sum.default, tensor, dtype=torch.float64)[1].dtype == torch.float64
+    assert run(aten.sum.default, tensor, dtype=torch.int64)[1].dtype == torch.int64
+    square = fake(run, 3, 3)
+    assert [run(aten.relu.default, each)[1].stride() for each in (square, square.t())] == [(3, 1), (1, 3)]
 
 
 def test_it_does_remember(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -128,14 +128,7 @@ def test_rows_steps_and_gradients(options: dict[str, Any]) -> None:
         assert part.grad.abs().max() > 0.0 or name in unused, f"the gradient of {name} is zero"
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        pytest.param(options, marks=() if name in ("together", "dropout", "lhuc-state") else pytest.mark.slow)
-        for name, options in OPTIONS.items()
-    ],
-    ids=OPTIONS,
-)
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_what_is_computed_again_is_what_was_kept(options: dict[str, Any]) -> None:
     """Losses and gradients of both implementations; and dropout draws the same in both."""
     found = []

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from torch.distributed.elastic.multiprocessing import SignalException
 
 from econmt.parallel import launch
 from tests.conftest import econmt_environment
@@ -74,6 +75,19 @@ def test_words_reach_the_ranks_as_they_are(
     words = ("output=a$$b", "${local_rank}", "$x")
     assert run(monkeypatch, "print(sys.argv[1:]) if rank else None", 0, *words) == 0
     assert capfd.readouterr().out.strip() == str(list(words))
+
+
+def test_a_signal_while_ranks_are_started_is_the_exit_code_and_leaves_its_handler(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupted(agent: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise SignalException("interrupted", signal.SIGTERM)
+
+    monkeypatch.setattr(launch._Agent, "run", interrupted)
+    before = signal.getsignal(signal.SIGTERM)
+    assert run(monkeypatch, "") == 143
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_ranks_that_leave_on_a_signal_have_time_to_save(

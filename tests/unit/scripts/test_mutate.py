@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.mutate import Importers, Mutant, mutants_of, outcome
+from scripts.mutate import Calls, Copy, Mutant, mutants_of, sources
 from tests.conftest import ROOT
 
 CODE = '''"""A module."""
@@ -21,72 +21,145 @@ def least(a: int, b: int = 3) -> int:
     if not a < b:
         return b
     return max(a, 0 if a > 1 else 1, key=abs)
+
+
+def unused(file):
+    try:
+        return [file.read(), {"a": True, "b": 2}]
+    finally:
+        file.close()
 '''
-TEST = (
-    "from tiny.code import least\n\n\ndef test_least():\n    assert least(5) == 3\n    assert least(2) == 2\n"
-)
+C_CODE = """#define WIDE 4
+/* 1 < 2 */
+int least(int *a, int n) {
+  for (int i = 0; i < n; i++) a[i] = a[i] + 12 * 0.5f; // 3
+  return n && *a;
+}
+"""
+TESTS = """import pytest
+
+from tiny.code import least
+
+
+def test_larger():
+    assert least(5) == 3
+
+
+def test_smaller():
+    assert least(2) == 2
+
+
+def test_that_fails():
+    assert least(2) == 3
+"""
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A repository; pytest starts sooner without plugins."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     for name, text in {
         "tiny/__init__.py": "",
         "tiny/code.py": CODE,
-        "tiny/user.py": "from tiny import code\n",
-        "tests/test_code.py": TEST,
-        "tests/test_user.py": "import tiny.user\n",
-        "tests/test_other.py": "import json\n",
+        "tiny/code.c": C_CODE,
+        "tests/test_code.py": TESTS,
+        "tests/test_other.py": "def test_other():\n    import tiny.code\n    assert tiny.code.unused\n",
     }.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text, encoding="utf-8")
-    return tmp_path
+        (tmp_path / "root" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "root" / name).write_text(text, encoding="utf-8")
+    return tmp_path / "root"
 
 
 def described(mutants: Sequence[Mutant]) -> list[str]:
-    return [f"{mutant.line} {mutant.change.partition(':')[0]}" for mutant in mutants]
+    return [f"{mutant.function} {mutant.line} {mutant.change.partition(':')[0]}" for mutant in mutants]
 
 
 def test_each_change_is_one_mutant_that_compiles(root: Path) -> None:
     mutants = mutants_of(Path("tiny/code.py"), root)
-    assert described(mutants) == [
-        "7 branch never taken",
-        "7 comparison flipped",
-        "7 not added",
-        "7 not removed",
-        "8 None returned",
-        "9 None returned",
-        "9 comparison flipped",
-        *3 * ["9 constant + 1"],
-        "9 keyword argument key removed",
+    assert sorted(described(mutants)) == [
+        "least 7 branch never taken",
+        "least 7 comparison flipped",
+        "least 7 not added",
+        "least 7 not removed",
+        "least 8 None returned",
+        "least 9 None returned",
+        "least 9 comparison flipped",
+        *3 * ["least 9 constant + 1"],
+        "least 9 keyword argument key removed",
+        "unused 13 finally skipped after an error",
+        "unused 14 None returned",
+        "unused 14 constant + 1",
+        "unused 14 constant negated",
+        "unused 14 element 0 left out",
+        "unused 14 element 1 left out",
+        "unused 14 entry 0 left out",
+        "unused 14 entry 1 left out",
+        "unused 16 statement removed",
     ]
     for mutant in mutants:
-        compile(mutant.text, "code.py", "exec")
-        assert mutant.text != CODE
-        assert mutant.text.splitlines()[:6] == CODE.splitlines()[:6]
+        text = mutant.applied(CODE.encode()).decode()
+        compile(text, "code.py", "exec")
+        assert text != CODE
+        assert text.splitlines()[:6] == CODE.splitlines()[:6]
 
 
-def test_tests_are_those_that_reach_the_module_nearest_first(root: Path) -> None:
-    importers = Importers(root, ["tiny"], "tests", 8)
-    assert importers.tests(Path("tiny/code.py")) == ["tests/test_code.py", "tests/test_user.py"]
-    assert importers.tests(Path("tiny/user.py")) == ["tests/test_user.py"]
-    assert Importers(root, ["tiny"], "tests", 1).tests(Path("tiny/code.py")) == ["tests/test_code.py"]
+def test_mutants_of_c_change_neither_comments_nor_the_preprocessor(root: Path) -> None:
+    assert sources(root, ["tiny"], ["__init__"]) == [Path("tiny/code.c"), Path("tiny/code.py")]
+    mutants = mutants_of(Path("tiny/code.c"), root)
+    assert [mutant.change.partition(":")[0] for mutant in mutants] == [
+        "0 to 1",
+        "< to <=",
+        "+ to -",
+        "12 to 13",
+        "* to +",
+        "&& to ||",
+    ]
+    assert {mutant.line for mutant in mutants} == {4, 5}
+    assert mutants[3].applied(C_CODE.encode()).decode() == C_CODE.replace("12", "13")
 
 
-def test_outcomes(root: Path) -> None:
+def mutant(path: str, function: str) -> Mutant:
+    return Mutant(Path(path), function, 1, 1, "", 0, 0, b"")
+
+
+def test_tests_that_call_the_function_come_first_the_most_special_before_the_others() -> None:
+    tests = {
+        "tiny/code.py least": ["t/b.py::general", "t/c.py::special"],
+        "tiny/code.py unused": ["t/b.py::general"],
+        "tiny/library.py call": ["t/b.py::general"],
+    }
+    seconds = {"t/a.py::other": 1.0, "t/b.py::general": 2.0, "t/c.py::special": 3.0}
+    calls = Calls(tests, seconds, [])
+    called = calls.callers(mutant("tiny/code.py", "least"))
+    assert called == ["t/c.py::special", "t/b.py::general"]
+    assert calls.quick(called, 5.0) == called
+    assert calls.quick(called, 1.0) == called[:1]
+    assert calls.files(called) == ["t/c.py", "t/b.py", "t/a.py"]
+    assert calls.callers(mutant("tiny/code.c", "")) == called
+    assert calls.callers(mutant("tiny/code.py", "never")) == []
+
+
+def test_outcomes(root: Path, tmp_path: Path) -> None:
     mutants = {mutant.change: mutant for mutant in mutants_of(Path("tiny/code.py"), root)}
-    tests = ["tests/test_code.py"]
-    assert outcome(mutants["None returned: return b"], root, tests, "not slow", 60) == "killed"
+    copy = Copy(tmp_path / "copy", root, "not slow")
+    calls = copy.record(tmp_path / "calls", [])
+    assert calls.failed == ["tests/test_code.py::test_that_fails"]
+    assert calls.tests["tiny/code.py least"] == [
+        f"tests/test_code.py::test_{name}" for name in ("larger", "smaller", "that_fails")
+    ]
+    killed = copy.outcome(mutants["None returned: return b"], calls, 60.0, True)
+    assert killed == ("killed", "tests/test_code.py::test_larger")
     survivor = mutants["keyword argument key removed: max(a, 0 if a > 1 else 1, key=abs)"]
-    assert outcome(survivor, root, tests, "not slow", 60) == "survived"
-    assert outcome(survivor, root, [], "not slow", 60) == "no tests"
-    assert outcome(survivor, root, tests, "not slow", 0.001) == "timeout"
-    assert (root / "tiny/code.py").read_text(encoding="utf-8") == CODE
+    assert copy.outcome(survivor, calls, 60.0, True) == ("survived", "")
+    assert copy.run(["tests"], 0.001) == (None, "")
+    for folder in (root, copy.root):
+        assert (folder / "tiny/code.py").read_text(encoding="utf-8") == CODE
 
 
-def test_the_script_prints_a_line_for_each_and_a_sum(root: Path) -> None:
+def test_the_script_prints_a_line_for_each_and_a_sum(root: Path, tmp_path: Path) -> None:
     words = [sys.executable, str(ROOT / "scripts/mutate.py"), "--root", str(root), "--packages", "tiny"]
-    done = subprocess.run([*words, "--number", "2"], capture_output=True, text=True, check=True)
-    *lines, counts = done.stdout.splitlines()
-    assert [line.split()[1].partition(":")[0] for line in lines] == 2 * ["tiny/code.py"]
-    assert sum(int(part.split()[0]) for part in counts.split(", ")) == 2
-    assert (root / "tiny/code.py").read_text(encoding="utf-8") == CODE
+    words += ["--number", "2", "--exclude", ".c", "--calls", str(tmp_path / "calls.json"), "--first-only"]
+    lines = subprocess.run(words, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert [line.split()[1].partition(":")[0] for line in lines[:-1]] == 2 * ["tiny/code.py"]
+    assert sum(int(part.split()[0]) for part in lines[-1].split(", ")) == 2
+    assert (tmp_path / "calls.json").is_file()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import re
@@ -9,12 +10,18 @@ import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from urllib.parse import urlencode
 
 import pytest
 
 from econmt.api import TrainedModel
+from econmt.decoding.requests import Request
+from econmt.decoding.translation import EMPTY, Translation
+from econmt.errors import InputError
 from econmt.serving import answers, queries, server
+from econmt.serving.app import Service, _unless_left
 from econmt.serving.settings import Settings
 from tests.unit.serving.conftest import Client, serving
 
@@ -111,6 +118,34 @@ def test_one_client_s_impossible_wish_stops_no_other(client: Client, model: Trai
             )
         assert all("A" in each.json["translatedText"] for each in good)
         assert {each.json["translatedText"] for each in plain} == {expected}
+
+
+def test_an_error_in_one_line_gives_up_the_others() -> None:
+    async def ask() -> tuple[bool, int]:
+        failed, other = (asyncio.get_running_loop().create_future() for _ in range(2))
+        failed.set_exception(InputError("line 1"))
+        client: Any = SimpleNamespace(receive=asyncio.Event().wait)
+        with pytest.raises(InputError):
+            await _unless_left(client, [failed, other])
+        await asyncio.sleep(0)  # a cancelled task ends in the next turn of the loop
+        return other.cancelled(), len(asyncio.all_tasks())
+
+    assert asyncio.run(ask()) == (True, 1)
+
+
+def test_a_stream_that_its_client_leaves_gives_up_what_is_not_translated() -> None:
+    async def leave() -> list[bool]:
+        futures: list[asyncio.Future[Translation]] = [
+            asyncio.get_running_loop().create_future() for _ in range(3)
+        ]
+        futures[0].set_result(EMPTY)
+        body = queries.TranslateBody(q=["a", "b", "c"], source="src", target="trg", stream=True)
+        lines = Service._streamed(None, [Request(text) for text in body.q], futures, body, 0.0)  # type: ignore[arg-type]
+        assert json.loads(await anext(lines)) == {"line": 0, "translatedText": ""}
+        await lines.aclose()  # type: ignore[attr-defined]
+        return [future.cancelled() for future in futures]
+
+    assert asyncio.run(leave()) == [False, True, True]
 
 
 def test_streams_a_line_a_sentence(client: Client, model: TrainedModel) -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from econmt.checkpoint.checkpoints import load_state
+from econmt.config.parallel import ParallelSection
 from econmt.data.batching.batches import Batch
 from econmt.decoding.translator import Translator
 from econmt.engine.communicator import Communicator
@@ -22,7 +23,7 @@ from econmt.memory.plan.planner import BatchBudget, MemoryPlan, Planner
 from econmt.model import Implementations
 from econmt.parallel.simulated_rank import Rank, SimulatedRank
 from econmt.tasks.translation import TranslationTask
-from econmt.training.budget import Budget, first_plan
+from econmt.training.budget import Budget, divide, first_plan
 from econmt.training.progress import Progress
 from econmt.training.results import make_results
 from econmt.training.run import run_recipe
@@ -113,6 +114,17 @@ def test_micro_batches_give_the_gradient_of_the_whole(
     for name, value in whole.items():
         assert value.dtype == torch.float64
         torch.testing.assert_close(divided[name], value, rtol=1e-10, atol=1e-12)
+
+
+def test_a_batch_of_all_ranks_is_divided_into_the_micro_batches_of_each(make_run: MakeRun) -> None:
+    trainer = make_run().trainer()
+    batch = batch_of(trainer, range(8))
+    plan = MemoryPlan(1, [BatchBudget(*batch.positions, 4, 1, 2, 1, LEAN)], 1)
+    for ranks, rows in ((1, [2, 2, 2, 2]), (2, [4, 4]), (4, [8])):
+        parts = divide(batch, plan, Implementations(), ranks)
+        assert [len(part.indices) for part, _ in parts] == rows
+        assert {how for _, how in parts} == {LEAN}
+    assert divide(batch, None, Implementations()) == [(batch, Implementations())]
 
 
 def test_a_run_with_a_budget_learns_the_same(make_run: MakeRun, use_rows: Use) -> None:
@@ -487,6 +499,24 @@ def test_a_plan_holds_for_the_same_shapes_and_state_only(make_run: MakeRun, chan
     assert budget._made_for("text") != before
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("_precision", torch.bfloat16),
+        ("_device", torch.device("meta")),
+        ("_communicator", SimulatedRank(Rank(0, 2), ParallelSection())),
+    ],
+)
+def test_a_plan_holds_for_the_same_text_precision_and_ranks_only(
+    make_run: MakeRun, name: str, value: object
+) -> None:
+    budget = make_run(BUDGET).trainer().budget
+    before = budget._made_for("text")
+    assert budget._made_for("other text") != before
+    setattr(budget, name, value)
+    assert budget._made_for("text") != before
+
+
 def test_a_rank_plans_with_its_rows_and_its_share_of_the_state(make_run: MakeRun) -> None:
     run = make_run("training.memory_budget=64MiB", *REAL, "parallel.shard_optimizer=true")
     worlds = [Communicator(), SimulatedRank(Rank(0, 2), run.recipe.parallel)]
@@ -523,6 +553,9 @@ def test_the_limit_of_a_gpu_names_it_by_its_number(
     with budget.enforced():
         assert limits == [(0.25, index)]
     assert limits[1:] == [(1.0, index)]
+    with pytest.raises(KeyboardInterrupt), budget.enforced():
+        raise KeyboardInterrupt
+    assert limits[2:] == limits[:2]
 
 
 @pytest.mark.cuda

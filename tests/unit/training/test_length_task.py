@@ -41,7 +41,6 @@ def unequal(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("task", [pytest.param("length", marks=pytest.mark.thorough), "ratio"])
 def test_lengths_are_learnt_and_wanted(unequal: Path, tmp_path: Path, task: str) -> None:
     """A model that has learnt lengths well and words badly, whose translations are too short."""
@@ -78,7 +77,6 @@ def test_lengths_are_learnt_and_wanted(unequal: Path, tmp_path: Path, task: str)
     assert error(brevity_penalty_type="none") == missing
 
 
-@pytest.mark.slow
 def test_a_run_with_it_goes_on(make_run: MakeRun) -> None:
     """Bit for bit, with a learned penalty in validation, and its figure in metrics.tsv."""
     keys = (*TASK, LEARNED, "decoding.brevity_penalty_weight=1.0")

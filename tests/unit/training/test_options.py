@@ -29,7 +29,6 @@ MakeRun = Callable[..., Run]
 
 
 @pytest.mark.parametrize("name", [pytest.param("nadam", marks=pytest.mark.thorough), "adafactor"])
-@pytest.mark.slow
 def test_a_run_goes_on_with_the_state_of_any_optimizer(make_run: MakeRun, name: str) -> None:
     key = f"training.optimizer.name={name}"
     whole, parts = make_run(key, name="whole"), make_run(key, name="parts")
@@ -42,7 +41,6 @@ def test_a_run_goes_on_with_the_state_of_any_optimizer(make_run: MakeRun, name: 
 WIDE = ("model.encoder.size=32", "model.decoder.size=32", "model.attention.size=32")
 
 
-@pytest.mark.slow
 def test_a_run_with_moments_of_8_bits_goes_on(make_run: MakeRun) -> None:
     """Bit for bit; they lie in the state as they are, and the mean of the parameters beside them."""
     keys = (*WIDE, "training.optimizer.name=adam8bit", "training.averaging.start=at-once")
@@ -91,7 +89,6 @@ def test_a_metric_of_translations_needs_translations(make_run: MakeRun) -> None:
         make_run("training.early_stopping.metric=chrf", "training.decode_and_evaluate=0")
 
 
-@pytest.mark.slow
 def test_validation_translates_on_another_device(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     """cpu:0, which torch takes for another one than cpu: a copy goes there, and the model stays."""
     used = []
@@ -122,7 +119,6 @@ def test_a_gpu_has_a_name_and_a_number(monkeypatch: pytest.MonkeyPatch, one: str
 AVERAGING = "training.averaging={start: at-once, decay: 0.6}"
 
 
-@pytest.mark.slow
 def test_a_moving_average_is_validated_and_saved(make_run: MakeRun) -> None:
     """That of the parameters of every update of a run without it, whose updates are the same."""
     still = make_run(name="still").trainer()
@@ -196,7 +192,6 @@ def test_a_moving_average_goes_on(make_run: MakeRun) -> None:
     assert snapshot(parts.folder) == snapshot(run.folder)
 
 
-@pytest.mark.slow
 def test_norms_that_are_watched_stand_among_the_metrics(make_run: MakeRun) -> None:
     key = r"training.monitor_pattern=output\..*|source_embedding\.weight"
     run, plain = make_run(key, "training.max_updates=4"), make_run("training.max_updates=4", name="plain")
@@ -324,7 +319,6 @@ STEPS = (
 )
 
 
-@pytest.mark.slow
 def test_a_model_that_walks_step_by_step_learns(make_run: MakeRun) -> None:
     """From its beginning to its translations, and its implementation is said; others are refused."""
     run = make_run(*STEPS, "training.max_updates=24", "training.checkpoint_interval=12")
@@ -364,7 +358,6 @@ def test_what_walks_step_by_step_has_two_implementations(make_run: MakeRun) -> N
             make_run(*STEPS, *changes)
 
 
-@pytest.mark.slow
 def test_a_model_that_walks_step_by_step_goes_on(make_run: MakeRun) -> None:
     make_run(*STEPS, "training.max_updates=4", name="parts").train()
     whole, parts = make_run(*STEPS, name="whole"), make_run(*STEPS, name="parts")
@@ -398,7 +391,6 @@ def test_memory_options_change_no_result_of_steps(make_run: MakeRun, precision: 
             torch.testing.assert_close(value, found[0][name], rtol=rtol, atol=atol)
 
 
-@pytest.mark.slow
 def test_units_are_scaled_when_a_model_is_tuned(make_run: MakeRun) -> None:
     first = make_run("training.max_updates=2", name="first")
     first.train()

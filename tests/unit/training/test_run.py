@@ -153,7 +153,6 @@ def go(run: Run, **keywords: bool) -> object:
     return run_recipe(run.recipe, [run.text], console=run.console, **keywords)
 
 
-@pytest.mark.slow
 def test_a_finished_run_is_left_alone_and_goes_on_with_a_higher_limit(make_run: MakeRun) -> None:
     run = make_run("training.max_updates=4")
     outcome = run_recipe(run.recipe, [run.text], console=run.console)
@@ -264,7 +263,6 @@ def test_another_optimizer_starts_with_a_fresh_state(make_run: MakeRun) -> None:
     assert run.trainer().optimizer.state == {}
 
 
-@pytest.mark.slow
 def test_another_batch_size_goes_on_in_the_same_epoch(make_run: MakeRun) -> None:
     make_run("training.max_updates=12").train()
     run = make_run("training.max_updates=14", "training.batch.size=2")

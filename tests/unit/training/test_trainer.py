@@ -38,6 +38,21 @@ def gradients(trainer: Trainer, batches: list[Batch]) -> dict[str, torch.Tensor]
     return {name: p.grad.clone() for name, p in trainer.parameters.items() if p.grad is not None}
 
 
+def test_an_error_in_a_rehearsal_leaves_random_states_as_they_were(make_run: MakeRun) -> None:
+    trainer = make_run().trainer()
+
+    def fail() -> None:
+        torch.rand(())
+        raise KeyboardInterrupt
+
+    torch.manual_seed(3)
+    expected = float(torch.rand(()))
+    torch.manual_seed(3)
+    with pytest.raises(KeyboardInterrupt), trainer._streams_preserved():
+        fail()
+    assert float(torch.rand(())) == expected
+
+
 def test_two_halves_give_the_gradient_of_the_whole(make_run: MakeRun) -> None:
     trainer = make_run("model.dropout=0.0", "training.gradient_clipping.type=none").trainer()
     whole = gradients(trainer, [batch_of(trainer, range(8))])
@@ -332,7 +347,6 @@ def test_a_first_score_that_is_not_a_number_gives_way_to_the_next(metric: str) -
     )
 
 
-@pytest.mark.slow
 def test_early_stopping_counts_checkpoints_since_the_best(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
