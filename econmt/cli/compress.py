@@ -98,11 +98,7 @@ def _ranks(
     energy: float | None,
     folder: Path,
 ) -> dict[str, int]:
-    """Returns the ranks of the parts to factorise.
-
-    Raises:
-        InputError: a part is already factorised, a wanted rank saves nothing, or no part becomes smaller.
-    """
+    """Returns the ranks of the parts to factorise; raises InputError if no part would become smaller."""
     ranks = {}
     for part in PARTS:
         before: int | None = getattr(model, part).rank

@@ -99,9 +99,8 @@ def main(
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             _handle_interrupts(_interrupt)
         code = _run(words, debug, application or _application, program)
-        _handle_interrupts(
-            signal.SIG_IGN
-        )  # an interruption while libraries shut down would look like a crash
+        # An interruption while libraries shut down would look like a crash.
+        _handle_interrupts(signal.SIG_IGN)
     except KeyboardInterrupt:
         _handle_interrupts(signal.SIG_IGN)
         code = EXIT_INTERRUPTED
@@ -212,12 +211,7 @@ def _address_space() -> int | None:
 
 
 def _explain(error: Exception, debug: bool = False) -> tuple[list[str], int]:
-    """Returns the lines that describe an error to a user, and the exit code.
-
-    Args:
-        error: the error.
-        debug: True if the traceback has been printed.
-    """
+    """Returns the lines that describe an error to a user, and the exit code; with ``debug`` none names --debug."""
     if isinstance(error, EconmtError):
         return error.lines, error.exit_code
     if isinstance(error, _UsageError):

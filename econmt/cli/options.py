@@ -21,15 +21,12 @@ from econmt.errors import InputError
 
 
 def refuse_idle(context: typer.Context, why: str, *names: str) -> None:
-    """Refuses options that were given and would change nothing.
+    """Raises InputError if an option that would change nothing was given.
 
     Args:
         context: context of the command.
         why: text that follows the option's name in the message.
-        names: parameters of the command.
-
-    Raises:
-        InputError: one of them was given; the message names the first.
+        names: the command's parameters that would change nothing.
     """
     for parameter in context.command.params:
         source = context.get_parameter_source(parameter.name or "")

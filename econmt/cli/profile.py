@@ -118,15 +118,12 @@ def profile(
             rows = [each for each in rows if each.name in FITTED]
         fits = step.fits(rows, budget)
         if output.as_json:
-            _print_fits_as_json(fits, budget, settings.name, command, step.device)
+            record: dict[str, Any] = {"recipe": settings.name, "command": command, "device": str(step.device)}
+            record |= {"machine": describe_machine(str(step.device)), "fit": fit_data(fits, budget)}
+            print(json.dumps(record, indent=1))
         else:
-            _print_fits(
-                fits,
-                budget,
-                step,
-                "" if steps.compare else f", {str(step.precision).removeprefix('torch.')}",
-                notes,
-            )
+            precision = "" if steps.compare else f", {str(step.precision).removeprefix('torch.')}"
+            _print_fits(fits, budget, step, precision, notes)
         return
     failures, kernel_times = Failures(), []
     with status_line() as say, reproducible(step.device, step.threads), rules_only():  # as a run
@@ -186,15 +183,6 @@ def _print_fits(
         lines.append(f"rows of all {ranks} ranks together, bytes of the one that holds the most")
     console.print("\n".join(lines), highlight=False, markup=False)
     print_table(console, fit_table(fits, budget).for_terminal())
-
-
-def _print_fits_as_json(
-    fits: Mapping[str, Sequence[Fit]], budget: int, recipe: str, command: str, device: torch.device
-) -> None:
-    """Prints the largest batches as JSON."""
-    record: dict[str, Any] = {"recipe": recipe, "command": command, "device": str(device)}
-    record |= {"machine": describe_machine(str(device)), "fit": fit_data(fits, budget)}
-    print(json.dumps(record, indent=1))
 
 
 @dataclass(frozen=True)
@@ -316,11 +304,7 @@ class ProfiledStep:
 def _step_to_profile(
     recipe: RunRecipe, settings: Recipe, batch: BatchChoice, steps: StepOptions, output: ProfileOutput
 ) -> ProfiledStep:
-    """Returns the step that the options describe.
-
-    Raises:
-        InputError: the ranks make no pipelines, or their step cannot be run.
-    """
+    """Returns the step that the options describe; raises InputError if it cannot be run."""
     stages = settings.parallel.pipeline
     size = steps.processes or stages
     check_ranks(settings, size)
@@ -365,11 +349,7 @@ def _of_one_rank(workload: Workload, size: int, device: str) -> tuple[Workload, 
 
 
 def _check_options(context: typer.Context, steps: StepOptions, output: ProfileOutput) -> int | None:
-    """Refuses options that do not go together, and files that cannot be written; returns the bytes of --fit.
-
-    Raises:
-        InputError: there are such; the message names them.
-    """
+    """Refuses options that do not go together, and files that cannot be written; returns the bytes of --fit."""
     fit = steps.budget is not None
     if steps.estimated and steps.measured:
         raise InputError("--estimate runs no step and --measure runs whole ones; give one of them")

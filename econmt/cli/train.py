@@ -36,7 +36,7 @@ from econmt.tasks.registry import make_task
 from econmt.training.budget import first_plan
 from econmt.training.interrupts import Interrupted
 from econmt.training.results import RunResults
-from econmt.training.run import Outcome, run_recipe
+from econmt.training.run import run_recipe
 
 
 def train(
@@ -109,16 +109,20 @@ def train(
     except Interrupted as interrupted:
         talk.print(f"econmt: {interrupted}", soft_wrap=True, markup=False)
         raise typer.Exit(interrupted.exit_code) from interrupted
-    if communicator.is_rank_zero:
-        _print_outcome(loaded, outcome, results)
+    if not communicator.is_rank_zero:
+        return
+    if outcome.results is not None:
+        _print_results(outcome.results, results)
+        return
+    ended = outcome.training
+    print(
+        f"{loaded.output}: finished at update {ended.update} ({ended.reason}), best checkpoint {ended.best_update}; "
+        "nothing to do"
+    )
 
 
 def _rank_environment(processes: int | None, max_restarts: int) -> RankEnvironment | None:
-    """Returns this process's rank environment, or None if it runs alone or is the launcher.
-
-    Raises:
-        InputError: the options do not fit the environment.
-    """
+    """Returns this process's rank environment, or None if it runs alone or is the launcher."""
     if max_restarts and processes is None:
         raise InputError("--max-restarts needs --processes; torchrun has an option of the same name")
     environment = rank_environment()
@@ -138,18 +142,6 @@ def communicator_of(
         return nullcontext(Communicator())
     take_own_gpu(recipe.training.device, environment)
     return joined(environment, recipe.parallel, resolve_device(recipe.training.device))
-
-
-def _print_outcome(recipe: Recipe, outcome: Outcome, console: Console) -> None:
-    """Prints the outcome of a run on standard output."""
-    if outcome.results is not None:
-        _print_results(outcome.results, console)
-        return
-    result = outcome.training
-    print(
-        f"{recipe.output}: finished at update {result.update} ({result.reason}), best checkpoint "
-        f"{result.best_update}; nothing to do"
-    )
 
 
 def _print_results(results: RunResults, console: Console) -> None:

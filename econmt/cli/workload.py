@@ -83,14 +83,14 @@ def _text_workload(recipe: Recipe, prepared: PreparedData | None, batch: BatchCh
     if prepared is not None:
         task = make_task(recipe, prepared)
         shape = shape._replace(target=task.batches(prepared).worst_batch().positions[1])
-        return Workload(
-            task, shape, shape, [shape[1:]], [f"Shape: a window of the text in {prepared.folder}."]
+        note = f"Shape: a window of the text in {prepared.folder}."
+    else:
+        task = task_of_sizes(recipe, vocabulary_sizes(recipe))
+        note = (
+            f"The recipe's text is not prepared in {store_folder(recipe)}, so the size of the vocabulary is the "
+            "recipe's; econmt prepare, or --data-dir, for that of the text."
         )
-    note = (
-        f"The recipe's text is not prepared in {store_folder(recipe)}, so the size of the vocabulary is the recipe's; "
-        "econmt prepare, or --data-dir, for that of the text."
-    )
-    return Workload(task_of_sizes(recipe, vocabulary_sizes(recipe)), shape, shape, [shape[1:]], [note])
+    return Workload(task, shape, shape, [shape[1:]], [note])
 
 
 def parse_bucket(text: str) -> tuple[int, int]:
