@@ -104,9 +104,8 @@ class NoiseMaker:
 
         Args:
             kinds, positions: noise bits and positions in the epoch, (B,); the position seeds the generator of a pair.
-            pairs: token ids from :meth:`TokenStore.gather`.
+            pairs: token ids. seed: seed of the run and epoch.
             max_lengths: maximum numbers of source and target tokens; the pairs themselves fit.
-            seed: seed of the run and epoch.
         """
         sources, targets = pairs.lists()
         for row, (kind, position) in enumerate(zip(kinds.tolist(), positions.tolist(), strict=True)):
