@@ -148,14 +148,8 @@ def regrets(
 ) -> Iterator[Row]:
     """Lets auto choose at each shape, then measures all candidates again to find what the choice loses.
 
-    Args:
-        entries: entries of the grid. device: the device. say: function that shows the progress.
-        seconds: maximum time of a choice; measuring again takes up to three times as long, and comparing the choice
-            with the best candidate in turns twice as long.
-        limit: seconds after which no further shape is begun.
-
-    Yields:
-        A row for each shape.
+    A choice takes at most ``seconds``, measuring again up to three times as long, and comparing the choice with the
+    best candidate in turns twice as long. No further shape is begun after ``limit`` seconds.
     """
     end = time.monotonic() + limit
     for number, entry in enumerate(entries):

@@ -260,9 +260,6 @@ def load_task(
         folder: Model folder, or an export of one.
         which: "best", "last", the update of a checkpoint, or the path of a parameter file.
         device: Device of the parameters.
-
-    Raises:
-        InputError: A file is missing, broken, or does not match the others; the message names it.
     """
     model_folder = ModelFolder(folder)
     if not model_folder.recipe.is_file():

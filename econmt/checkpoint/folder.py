@@ -115,9 +115,6 @@ class ModelFolder:
         Training is allowed in a folder that is absent or empty but for prepared data, that holds a training state, that
         a run left before its first checkpoint, or, with ``overwrite``, that holds parameters of econmt. ``last`` is the
         update at which the run ends: files of later checkpoints are not overwritten.
-
-        Raises:
-            InputError: Training is not allowed; the message names the folder and a file.
         """
         if not self.path.is_dir():
             return

@@ -65,10 +65,8 @@ def finish_commit(folder: ModelFolder, state: TrainingState, keep_last: int, kee
 def recover(folder: ModelFolder, keep_last: int, keep_best_state: bool) -> Recovered:
     """Repairs the folder after a crash at any moment, and finds the newest readable state.
 
-    Unreadable states are set aside if an earlier one is readable.
-
-    Raises:
-        InputError: There are states, but none is readable; the folder of states is unchanged.
+    Unreadable states are set aside if an earlier one is readable. If none is, the folder of states stays unchanged, and
+    InputError is raised.
     """
     for path in folder.temporaries():
         remove(path)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import typer
-from rich.table import Table
+from rich.table import Column, Table
 from torch import Tensor
 
 from econmt.checkpoint.quantized import restored
@@ -137,9 +137,9 @@ def _ranks(
 
 def _print(report: Sequence[Compressed], before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> None:
     """Prints a table of the matrices and of the whole model."""
-    table = Table(title="LSTM matrices, share of squared values kept")
-    for column in ("matrix", "shape", "rank", "kept", "parameters before", "after", "bytes after"):
-        table.add_column(column, justify="left" if column == "matrix" else "right")
+    figures = ("shape", "rank", "kept", "parameters before", "after", "bytes after")
+    headings = (Column(heading, justify="right") for heading in figures)
+    table = Table("matrix", *headings, title="LSTM matrices, share of squared values kept")
     sizes = {name: tensor.element_size() for name, tensor in before.items()}
     for entry in report:
         table.add_row(

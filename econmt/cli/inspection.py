@@ -29,11 +29,7 @@ from econmt.training.results import read_results
 
 
 def read_metrics(path: Path) -> list[dict[str, float]]:
-    """Reads the rows of a metrics.tsv; none if there is no such file.
-
-    Raises:
-        InputError: the file is no table of numbers.
-    """
+    """Reads the rows of a metrics.tsv, a table of numbers; none if there is no such file."""
     if not path.is_file():
         return []
     try:
@@ -89,11 +85,7 @@ def disk_bytes(paths: Iterable[Path]) -> int:
 
 
 def inspect_folder(path: Path) -> dict[str, Any]:
-    """Describes a model folder as JSON values; not-a-number becomes None.
-
-    Raises:
-        InputError: the folder is no model folder, or a file in it is broken.
-    """
+    """Describes a model folder as JSON values; not-a-number becomes None."""
     folder = ModelFolder(path)
     recipe = recipe_of(folder)
     numbered = folder.numbered_parameters()

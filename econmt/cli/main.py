@@ -77,11 +77,7 @@ def main(
     """Runs the command line and exits with its exit code.
 
     The codes are 0 for success, 1 for a failure, 2 for unusable input, 70 for a bug, and 130 after an interruption.
-
-    Args:
-        arguments: Words of the command line; None: those of this process.
-        application: Makes the typer application for these words; None: that of ``econmt``.
-        program: Name of the program in its help.
+    ``application`` makes the typer application for the words of the command line, by default that of ``econmt``.
     """
     end_with_launcher()
     # OpenMP reads this when torch is loaded. By default its threads spin while they wait for one another, at every step

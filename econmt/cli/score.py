@@ -43,9 +43,7 @@ class PairInput:
     @property
     def names(self) -> tuple[str, str]:
         """Names of the source and the target side in messages."""
-        source, target = (
-            STANDARD_INPUT if path is None else str(path) for path in (self.source, self.target)
-        )
+        source, target = (str(path or STANDARD_INPUT) for path in (self.source, self.target))
         return source, target
 
 
@@ -129,11 +127,7 @@ def score(
 def _score(
     scorer: Scorer, pairs: PairInput, most: int, factors: FactorFiles, done: Callable[[int], None]
 ) -> Iterator[list[ScoredPair]]:
-    """Scores chunks of pairs with at most ``most`` tokens on a side; calls ``done`` with numbers of further pairs.
-
-    Raises:
-        InputError: a side is too long, a token is not in the vocabulary, or source factors do not fit the source.
-    """
+    """Scores chunks of pairs with at most ``most`` tokens on a side; calls ``done`` with numbers of further pairs."""
     from_source, where = pairs.names
     source_side, target_side = scorer.vocabularies.sides
     encode = token_ids(target_side) if pairs.target_tokens else target_side.encode

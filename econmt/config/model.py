@@ -315,8 +315,7 @@ class Model(Section):
         "of the length",
     )
     length_task_layers: Layers = Field(
-        1,
-        description="number of layers of the length_task network; all but the last have the encoder's size",
+        1, description="number of layers of the length_task network; all but the last have the encoder's size"
     )
     weight_tying: Literal["none", "src_trg", "trg_softmax", "src_trg_softmax"] = Field(
         "none",

@@ -129,12 +129,7 @@ class LoadedModels:
 
 
 class Served:
-    """Models of one language pair.
-
-    Args:
-        folders: local model folder, or folders of an ensemble.
-        settings: limits of the server.
-        load_model: function that loads the folders.
+    """Models of one language pair, from a local folder or those of an ensemble.
 
     Attributes:
         source, target: codes of the languages.
@@ -202,9 +197,7 @@ class Served:
 
 
 def by_pair(
-    folders: Sequence[Path],
-    settings: Settings,
-    load_model: Callable[[Sequence[Path]], TrainedModel] = load,
+    folders: Sequence[Path], settings: Settings, load_model: Callable[[Sequence[Path]], TrainedModel] = load
 ) -> list[Served]:
     """Loads models; those of the same language pair form an ensemble."""
     pairs: dict[tuple[str, str], list[Path]] = {}

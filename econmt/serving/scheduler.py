@@ -24,10 +24,7 @@ class Job:
     """Sentence that waits for its translation.
 
     Attributes:
-        served: the models. request: the sentence. task: the kind of request.
-        tokens: number of source tokens.
-        came: time of arrival, by ``time.monotonic``.
-        due: time that decides the order.
+        came: time of arrival, by ``time.monotonic``. due: time that decides the order.
         answer: future of the answer; it is cancelled if the client leaves.
     """
 
@@ -43,11 +40,7 @@ class Job:
 
 
 class Scheduler:
-    """Queue whose sentences are translated in batches by a worker thread; everything else runs in the event loop.
-
-    Args:
-        settings: limits of the server. metrics: counters to update.
-    """
+    """Queue whose sentences are translated in batches by a worker thread; everything else runs in the event loop."""
 
     def __init__(self, settings: Settings, metrics: Metrics) -> None:
         self._settings, self._metrics = settings, metrics

@@ -229,11 +229,9 @@ class BatchIterator(Batches[Batch]):
         """
         self._go_to_epoch()
         if self._changing is not None:
-            counts = Counter(map(tuple, self._table.shapes.tolist()))
+            counts, size = Counter(map(tuple, self._table.shapes.tolist())), self._batch_size
             return [
-                BatchShape(
-                    source, target, rows_of_batch(self._batch_size, target), max(1, counts[source, target])
-                )
+                BatchShape(source, target, rows_of_batch(size, target), max(1, counts[source, target]))
                 for source, target in self._buckets.shapes.tolist()
             ]
         rows_by_shape: dict[tuple[int, int], list[int]] = {}

@@ -48,9 +48,6 @@ def search_path(recipe_folder: Path | None, data_dir: Path | None) -> list[Path]
     """Returns the folders in which the prefixes of a recipe are searched, in order.
 
     These are the recipe's folder and its parent, ``--data-dir``, ``$ECONMT_DATA``, the working directory and the cache.
-
-    Raises:
-        InputError: if ``data_dir`` is not a folder.
     """
     if data_dir is not None and not data_dir.is_dir():
         raise InputError(f"--data-dir {data_dir}: no such folder")
@@ -89,9 +86,9 @@ def find_corpus(
         if memory is not None or tables:
             first, *more = tables if memory is None else [memory]
             return Corpus(first, None, (source, target), tuple(more))
-        if found_source is not None or found_target is not None:
-            present, absent = (found_source, target) if found_source is not None else (found_target, source)
-            halves.append(f"{present} exists but {base.name}.{absent}(.gz) does not")
+        if found := found_source or found_target:
+            absent = target if found_source else source
+            halves.append(f"{found} exists but {base.name}.{absent}(.gz) does not")
     names = [f"{prefix}.{source}", f"{prefix}.{target}"]
     fetched = catalog.fetch(names, progress) if fetch else None
     if fetched is not None:

@@ -89,12 +89,7 @@ class Selection:
     """Filter decisions for all training pairs, one byte each, made in one pass over the text.
 
     Duplicates are found by hashes of 8 bytes per pair, so that different texts are confused once in 2**64 comparisons.
-
-    Args:
-        data: data section of the recipe. corpora: corpora of ``data.train``. more: called with numbers of pairs read.
-
-    Raises:
-        InputError: as :func:`econmt.data.text.corpus.read_pairs` and :func:`language_classifier`.
+    The corpora are those of ``data.train``; ``more`` is called with numbers of pairs read.
     """
 
     def __init__(

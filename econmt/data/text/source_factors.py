@@ -99,11 +99,7 @@ def _check_order(
     name_of: Callable[[int, int | None], str],
     warn: Callable[[str], None] | None,
 ) -> None:
-    """Checks that streams are in the model's order.
-
-    Raises:
-        InputError: if a stream's vocabulary knows none of its tokens and another stream's knows all of them.
-    """
+    """Raises InputError if a stream's vocabulary knows none of its tokens and another stream's knows all of them."""
     first = next((number for number, streams in enumerate(factors) if streams), 0)
     for stream, vocabulary in enumerate(vocabularies):
         tokens = {token for streams in factors if streams for token in split_words(streams[stream])}
@@ -150,11 +146,7 @@ def _words(text: str, vocabulary: Vocabulary) -> list[str]:
 
 
 def with_factors(pairs: Iterator[tuple[str, str]], corpus: Corpus) -> Iterator[tuple[str, ...]]:
-    """Yields the pairs of a corpus as tuples of source, target and one line of factors per stream.
-
-    Raises:
-        InputError: if a factor file has more or fewer lines than there are pairs.
-    """
+    """Yields the pairs of a corpus as tuples of source, target and one line of factors from the file of each stream."""
     streams = [read_lines(path) for path in corpus.factors]
     number = 0
     for number, pair in enumerate(pairs, 1):
