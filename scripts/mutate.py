@@ -21,8 +21,6 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -176,11 +174,15 @@ def outcome(mutant: Mutant, root: Path, tests: Sequence[str], marks: str, timeou
     before = path.read_bytes()
     path.write_text(mutant.text, encoding="utf-8")
     words = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", marks, *tests]
-    path_of_copy = {"PYTHONPATH": f"{root}:{root / 'ops'}"}
-    environment = {**os.environ, **path_of_copy, "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
-    run = partial(subprocess.run, cwd=root, env=environment, capture_output=True, check=False)
+    separate = {
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": f"{root}:{root / 'ops'}",
+    }
     try:
-        ended = run(words, timeout=timeout)
+        ended = subprocess.run(
+            words, cwd=root, env={**os.environ, **separate}, capture_output=True, timeout=timeout, check=False
+        )
     except subprocess.TimeoutExpired:
         return "timeout"
     finally:
@@ -192,29 +194,45 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    add = parser.add_argument
-    add("--number", type=int, default=100, help="number of mutants (default: %(default)s)")
-    add("--seed", type=int, default=1, help="seed of the choice of mutants (default: %(default)s)")
-    add(
+    parser.add_argument("--number", type=int, default=100, help="number of mutants (default: %(default)s)")
+    parser.add_argument(
+        "--seed", type=int, default=1, help="seed of the choice of mutants (default: %(default)s)"
+    )
+    parser.add_argument(
         "--timeout",
         type=float,
         default=120.0,
-        help="maximum seconds of a mutant's tests (default: %(default)s)",
+        help="seconds after which the tests of a mutant are ended (default: %(default)s)",
     )
-    add("--files", type=int, default=8, help="maximum number of a mutant's test files (default: %(default)s)")
-    add("--marks", default="not slow and not thorough", help="pytest markers of the tests")
-    add("--exclude", default="triton", help="skip modules whose path contains this")
-    add("--root", type=Path, default=Path(__file__).parents[1], help="repository")
-    add("--packages", nargs="+", default=PACKAGES, help="folders of the code, in the repository")
+    parser.add_argument(
+        "--files",
+        type=int,
+        default=8,
+        help="maximum number of test files run for a mutant (default: %(default)s)",
+    )
+    parser.add_argument("--marks", default="not slow and not thorough", help="pytest markers of the tests")
+    parser.add_argument("--exclude", default="triton", help="skip modules whose path contains this")
+    parser.add_argument("--root", type=Path, default=Path(__file__).parents[1], help="repository")
+    parser.add_argument(
+        "--packages", nargs="+", default=PACKAGES, help="folders of the code, in the repository"
+    )
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder) / "copy"
-        ignored = shutil.ignore_patterns(".git", ".venv", "__pycache__", "build")
-        shutil.copytree(arguments.root, root, ignore=ignored)
-        files = chain.from_iterable((root / package).rglob("*.py") for package in arguments.packages)
-        modules = sorted(path.relative_to(root) for path in files)
-        tested = [path for path in modules if arguments.exclude not in str(path)]
-        everything = [mutant for path in tested for mutant in mutants_of(path, root)]
+        shutil.copytree(
+            arguments.root, root, ignore=shutil.ignore_patterns(".git", ".venv", "__pycache__", "build")
+        )
+        modules = sorted(
+            path.relative_to(root)
+            for package in arguments.packages
+            for path in (root / package).rglob("*.py")
+        )
+        everything = [
+            mutant
+            for path in modules
+            if arguments.exclude not in str(path)
+            for mutant in mutants_of(path, root)
+        ]
         chosen = random.Random(arguments.seed).sample(everything, min(arguments.number, len(everything)))
         importers = Importers(root, arguments.packages, "tests", arguments.files)
         counts: Counter[str] = Counter()

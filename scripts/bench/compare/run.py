@@ -249,8 +249,13 @@ def main(words: Sequence[str] | None = None) -> int:
     runners = {
         key: Runner(key, TOOLKITS[key](), options, counts["test_pairs"]) for key in options.only or TOOLKITS
     }
-    about = {**machine(), "threads": options.threads, "device": options.device}
-    about |= {"commit": commit(), "data": counts}
+    about = {
+        **machine(),
+        "threads": options.threads,
+        "device": options.device,
+        "commit": commit(),
+        "data": counts,
+    }
     for runner in runners.values():
         attempt(runner, functools.partial(runner.prepare, interpreters))
     if not options.prepare_only:
