@@ -25,7 +25,6 @@ class NextWord(NamedTuple):
     """A possible next word.
 
     Attributes:
-        word: the word, without spaces.
         probability: probability of its first token after the given beginning.
         text: the translation that the search finds with it.
         score: score of that translation, see :class:`~econmt.decoding.search.beam.Hypothesis`.

@@ -60,8 +60,6 @@ class TextReader:
 
     Args:
         model: model in evaluation mode, on ``device``.
-        vocabulary: its vocabulary.
-        device: its device.
         precision: type of matrix products, float32 or bfloat16.
     """
 
@@ -109,10 +107,8 @@ class TextReader:
         """Draws the next ids of the text from the model's distribution, and reads them.
 
         Args:
-            count: number of ids.
             temperature: divisor of the log-probabilities.
             top_k: number of most probable ids to draw from; 0: all.
-            seed: seed of the draws.
         """
         generator = np.random.Generator(np.random.Philox(key=[seed, 0]))
         for _ in range(count):

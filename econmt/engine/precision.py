@@ -107,7 +107,6 @@ def precision_of(
     Args:
         wanted: "float32", "tf32", "bfloat16" or "auto": the precision the run began with, or the faster one on the
             device.
-        device: Device that computes.
         recipes: Recipes of the models that compute together.
         saved: Name of the precision that the run began with; empty at its start.
     """

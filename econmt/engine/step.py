@@ -42,11 +42,7 @@ class StepResult(NamedTuple):
 
 
 class OtherRankError(RuntimeError):
-    """Raised where this rank's gradients are dropped because another rank could not compute a batch.
-
-    Attributes:
-        number: Number of that batch.
-    """
+    """Raised where this rank's gradients are dropped because another rank could not compute a batch."""
 
     def __init__(self, number: int) -> None:
         super().__init__(f"another rank could not compute batch {number}")
@@ -61,7 +57,6 @@ class TrainingStep:
     anything to clip, and embeddings get sparse gradients, whose rows an update reads.
 
     Args:
-        task: Task that is learnt; its recipe holds optimizer, clipping and label smoothing.
         model: Model of the task, on the device.
         precision: Precision of products and feature maps.
         implementations: Implementations of the ops; None: those of the recipe.
@@ -167,7 +162,6 @@ class TrainingStep:
             batches: Batches on the device, whose gradients are added up.
             tokens: Divisor of the sum of the losses, an int64 scalar on the device.
             implementations: Implementations of the ops for each batch; None: those of the step.
-            watch: Called at the beginning of each phase.
             adds: True to add to the existing gradients.
         """
         if not adds:
@@ -198,10 +192,7 @@ class TrainingStep:
         """Adds the gradient of a batch on the device to the existing gradients.
 
         Args:
-            batch: Batch on the device.
             tokens: Divisor of its loss, an int64 scalar on the device.
-            implementations: Implementations of the ops.
-            watch: Called at the beginning of each phase.
 
         Returns:
             The summed loss of the batch, a scalar on the device.

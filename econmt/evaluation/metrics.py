@@ -106,7 +106,6 @@ def recipe_tokenizer(recipe: Recipe, signature: str = "") -> Tokenizer:
     """Returns BLEU's tokenizer of a run: the recipe's, the one of earlier checkpoints, or that of the target language.
 
     Args:
-        recipe: the run's recipe.
         signature: signature of the run's last BLEU, which names the tokenizer; empty at the start.
 
     Raises:

@@ -84,7 +84,6 @@ class Scorer:
         vocabularies: source and target vocabulary.
         device: device of the models. precision: type of matrix products, float32 or bfloat16.
         batch_size: number of pairs scored together.
-        mode: averaging of an ensemble.
         warn: called with a message about doubtful source factors; None: nobody is told.
     """
 

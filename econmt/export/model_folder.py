@@ -25,7 +25,6 @@ def recipe_of(folder: ModelFolder, command: str | None = None) -> Recipe:
     """Reads the recipe of a model folder.
 
     Args:
-        folder: Model folder.
         command: Command that needs a translation model; None: any model will do.
 
     Raises:
@@ -56,7 +55,6 @@ def new_folder(source: Path, output: Path) -> Iterator[Path]:
     The block fills it under a temporary name; then it is renamed, so that it is complete or absent.
 
     Args:
-        source: Model folder.
         output: Folder to create; see :func:`check_new`.
 
     Raises:
@@ -72,13 +70,8 @@ class DerivedModel:
     """Model folder that is made from parameters of another one, with its vocabulary.
 
     Args:
-        source: Model folder.
         output: Folder to create.
         command: See :func:`recipe_of`.
-
-    Attributes:
-        folder: The model folder.
-        recipe: Its recipe.
 
     Raises:
         InputError: See :func:`recipe_of`; or the output exists.
@@ -114,10 +107,7 @@ class DerivedModel:
         """Writes the new folder.
 
         Args:
-            tensors: Parameters.
-            metadata: Metadata of the parameter file.
             recipe: Text of a recipe that replaces the copied one.
-            card: Text of a model card to add.
 
         Raises:
             InputError: The folder cannot be written.
@@ -132,11 +122,6 @@ class DerivedModel:
 
 def export_model(folder: Path | str, destination: Path | str, *, card: str | None = None) -> Path:
     """Copies the files that translation needs: best parameters, recipe and vocabulary.
-
-    Args:
-        folder: Model folder.
-        destination: Folder to create.
-        card: Text of a model card to add.
 
     Returns:
         The destination.

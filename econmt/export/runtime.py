@@ -53,8 +53,6 @@ def export_runtime(
     """Writes a folder that translates without PyTorch.
 
     Args:
-        folder: Model folder.
-        destination: Folder to create.
         precision: float32 or int8; None: int8 if the model's matrices are 8-bit, else float32.
         lexicon: File written by ``econmt lexicon``, or None.
         top: Number of words to keep of each lexicon entry; None: all.

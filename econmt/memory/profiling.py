@@ -47,7 +47,6 @@ class Profile:
     """Profile of one technique at one shape.
 
     Attributes:
-        technique: Technique of the step.
         shape: Shape of the batch that ``bytes`` is about.
         bytes: Ledger of the step's bytes.
         measured: True if the bytes were measured, False if they are estimated.
@@ -72,11 +71,7 @@ _Result = TypeVar("_Result")
 
 
 class Failures:
-    """Errors of techniques that could not be measured, collected so that the others still are.
-
-    Attributes:
-        errors: Errors by technique.
-    """
+    """Errors of techniques that could not be measured, collected so that the others still are."""
 
     def __init__(self) -> None:
         self.errors: dict[Technique, Exception] = {}
@@ -112,9 +107,6 @@ class Step:
     """Training step on a batch of random ids, which can run repeatedly with any technique.
 
     Args:
-        task: Task that is learnt.
-        shape: Shape of the batch.
-        device: Device that computes.
         rank: Rank whose step it is; the other ranks are simulated.
     """
 
@@ -151,9 +143,6 @@ class Step:
 
     def replay(self, times: int) -> tuple[float, int] | None:
         """Captures the step in a CUDA graph and replays it.
-
-        Args:
-            times: Number of replays.
 
         Returns:
             Seconds of the fastest replay, and the graph's bytes outside of PyTorch's allocator; None if the step cannot
@@ -212,14 +201,8 @@ def profile(
     bytes and layers are those of the same step launched kernel by kernel.
 
     Args:
-        task: Task that is learnt.
         techniques: Techniques, the one that needs most memory first.
-        shape: Shape of the batch.
-        device: Device that computes.
         patient: True to measure however long it takes.
-        say: Receives messages about progress.
-        rank: Rank whose step is measured.
-        failures: Collects the errors of techniques that cannot be measured.
 
     Returns:
         Profiles of the techniques that did not fail.
@@ -358,7 +341,6 @@ def affordable_rows(round_time: Callable[[int], float], rows: int, limit: float)
 
     Args:
         round_time: Returns the seconds of a step by rows; called with about a sixteenth and an eighth of ``rows``.
-        rows: Rows of the whole batch.
         limit: Time limit in seconds.
     """
     first = max(1, rows // 16)
@@ -378,12 +360,7 @@ def kernels(
     """Measures the kernels of a step on a GPU: the reference's launched one by one, the recipe's in a CUDA graph.
 
     Args:
-        task: Task that is learnt.
         own: Technique of the recipe.
-        shape: Shape of the batch.
-        device: CUDA device.
-        say: Receives messages about progress.
-        rank: Rank whose step is measured.
 
     Returns:
         Both; without the reference if memory is too small for it.

@@ -79,7 +79,6 @@ class Attention(nn.Module):
         Args:
             states: decoder states, (B, T, H). keys: (B, S, A or H). values: (B, S, E).
             lengths: source lengths, (B,).
-            implementations: implementations of the operations.
 
         Returns:
             Contexts (B, T, E) and attention weights (B, T, S).

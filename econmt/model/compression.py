@@ -88,7 +88,6 @@ def compress_tensors(
     """Factorises the LSTM matrices of a model.
 
     Args:
-        tensors: parameters by name.
         ranks: rank of each part to factorise, "encoder" or "decoder".
 
     Returns:

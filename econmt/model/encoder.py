@@ -86,7 +86,6 @@ class Encoder(nn.Module):
 
         Args:
             inputs: source embeddings, (B, S, I), or those of the distinct words. lengths: source lengths, (B,).
-            implementations: implementations of the operations.
 
         Returns:
             Outputs of the top layer (B, S, E), zero at padded positions, and its last hidden state (B, E).

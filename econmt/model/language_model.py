@@ -52,7 +52,6 @@ class LanguageModel(nn.Module):
     allows steps to be captured in a CUDA graph, and which checkpoints save.
 
     Args:
-        config: the recipe's model section.
         size: V, special tokens included.
         rows: initial number of rows with a carried state; larger batches enlarge the buffer.
         implementations: default implementations of the operations.
@@ -115,7 +114,6 @@ class LanguageModel(nn.Module):
         Args:
             inputs: ids, (B, T) int64.
             state: state before the first token; None: zeros, the state at the beginning of a text.
-            implementations: implementations of the operations; None: the model's.
 
         Returns:
             Inputs of the output layer, (B, T, D), and the state after the last token.
@@ -180,7 +178,6 @@ class LanguageModel(nn.Module):
             rows: number of the carried state of each row, from 1, (B,) int64.
             carries: 1 if a row starts from its state, 0 if it starts from zeros, (B,) int64.
             label_smoothing: probability mass spread evenly over all V tokens.
-            implementations: implementations of the operations; None: the model's.
         """
         how = self.implementations if implementations is None else implementations
         states = self.state_buffer(len(rows))

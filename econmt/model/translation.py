@@ -89,7 +89,6 @@ class TranslationModel(nn.Module):
     """Attention-LSTM translation model.
 
     Args:
-        config: the recipe's model section.
         source_size: size of the source vocabulary, special tokens included.
         target_size: size V of the target vocabulary.
         implementations: default implementations of the operations.
@@ -195,7 +194,6 @@ class TranslationModel(nn.Module):
 
         Args:
             source: ids, (B, S) int64. lengths: source lengths, each at least 1, (B,) int64.
-            implementations: implementations of the operations; None: the model's.
         """
         how = self.implementations if implementations is None else implementations
         with layer("embedding"):
@@ -228,7 +226,6 @@ class TranslationModel(nn.Module):
 
         Args:
             source: ids, (B, S) int64. source_lengths: (B,). target_input: BOS and the target, (B, T) int64.
-            implementations: implementations of the operations; None: the model's.
         """
         how = self.implementations if implementations is None else implementations
         return self._decode(self.encode(source, source_lengths, how), target_input, how).hidden
@@ -289,7 +286,6 @@ class TranslationModel(nn.Module):
             target_output: tokens to predict, the target and EOS, (B, T) int64.
             label_smoothing: probability mass spread evenly over all V target tokens; in a model that copies, it smooths
                 the log-probabilities of the softmax.
-            implementations: implementations of the operations; None: the model's.
             length_task_weight: weight of :meth:`length_loss`, which is added; 0: not added.
         """
         how = self.implementations if implementations is None else implementations

@@ -49,7 +49,6 @@ class StepProfile(NamedTuple):
         shared: Seconds of the output layer and the optimizer at the largest number of rows, which the stages of a
             pipeline share.
         gradient_bytes: Bytes of the gradients that replicas add up.
-        stacks: What a pipeline divides.
     """
 
     alone: float
@@ -76,9 +75,7 @@ class Network(NamedTuple):
     """The ranks and the links between them.
 
     Attributes:
-        ranks_per_host: Ranks of a host.
-        within: Link between ranks of a host.
-        between: Link between hosts.
+        within, between: Links between ranks of a host, and between hosts.
         overlaps: True if a rank computes while its gradients travel, as a GPU does.
     """
 
@@ -115,7 +112,6 @@ class Prediction(NamedTuple):
     Attributes:
         replicas: Copies of the model, each with a share of the rows.
         stages: Ranks of each copy.
-        seconds: Seconds of an update.
         exchange: Seconds of it in which gradients travel and nothing else happens.
         chunks: Chunks of time of each stack.
         sent: Bytes that a rank sends.
@@ -133,10 +129,6 @@ def predict(profile: StepProfile, network: Network, replicas: int, stages: int, 
     """Predicts an update.
 
     Args:
-        profile: Times of one rank.
-        network: Ranks and links.
-        replicas: Copies of the model.
-        stages: Ranks of each copy.
         rows: Rows of the whole batch, at least one for each replica.
     """
     ranks = replicas * stages
@@ -182,13 +174,6 @@ def best(profile: StepProfile, network: Network, ranks: int, kind: Kind, rows: i
     """Returns the fastest prediction of a kind of division, or None if there is none.
 
     There is none if there are more replicas than rows, or more stages than layers.
-
-    Args:
-        profile: Times of one rank.
-        network: Ranks and links.
-        ranks: Number of ranks.
-        kind: Kind of division.
-        rows: Rows of the whole batch.
     """
     longest = max((len(stack.pieces) for stack in profile.stacks), default=1)
     predictions = [

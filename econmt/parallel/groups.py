@@ -22,8 +22,6 @@ class Group:
     """Group of ranks, which all call its collective operations in the same order.
 
     Args:
-        size: Number of ranks.
-        group: Process group of torch.distributed.
         watched: Returns the context in which collectives run; see
             :meth:`econmt.engine.communicator.Communicator.watched`.
     """

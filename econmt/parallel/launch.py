@@ -52,8 +52,6 @@ def launch(arguments: Sequence[str], processes: int, max_restarts: int) -> int:
 
     Args:
         arguments: Words of the command line, the verb first. The rank is not among them; it is in the environment.
-        processes: Number of processes.
-        max_restarts: Largest number of restarts from the last saved state.
 
     Returns:
         0, or the exit code of the process that failed first, or 1 if that was killed by a signal.
@@ -111,9 +109,6 @@ class _Loopback(StaticTCPRendezvous):
 
 class _Agent(LocalElasticAgent):
     """Elastic agent of one host.
-
-    Args:
-        spec: Specification of the processes.
 
     Attributes:
         code: Exit code of the last start.

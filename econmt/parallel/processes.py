@@ -67,11 +67,8 @@ class _Processes(Communicator):
     """Communicator of several processes.
 
     Args:
-        environment: Rank of this process.
-        settings: The recipe's parallel section.
         watch: Thread that detects lost ranks.
         store: Connection to the store for this thread.
-        device: Device on which this rank computes.
     """
 
     def __init__(
@@ -224,8 +221,6 @@ class _Watch(threading.Thread):
     """Thread that waits for the end of the run, answers the roll call, and ends this process.
 
     Args:
-        rank: Rank of this process.
-        size: Number of ranks.
         store: Connection to the store for the training thread.
         thread_store: Connection to the store for this thread; while it waits, no other thread can use it.
         timeout: Timeout of collectives, in seconds.
@@ -390,11 +385,6 @@ def joined(
     environment: RankEnvironment, settings: ParallelSection, device: torch.device
 ) -> Iterator[Communicator]:
     """Connects all processes that were started together; an error in one of them ends all.
-
-    Args:
-        environment: Rank of this process.
-        settings: The recipe's parallel section.
-        device: Device on which it computes.
 
     Raises:
         EconmtError: The processes cannot connect.

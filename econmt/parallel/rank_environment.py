@@ -20,7 +20,6 @@ class RankEnvironment(NamedTuple):
     Attributes:
         rank, size: Rank among all processes, and their number.
         local_rank, local_size: Rank among the processes on this host, and their number.
-        restarts: Number of restarts so far.
     """
 
     rank: int
@@ -65,10 +64,6 @@ def rank_environment() -> RankEnvironment | None:
 
 def take_own_gpu(name: str, environment: RankEnvironment) -> None:
     """Selects this process's GPU, by its rank on this host, as the device "cuda".
-
-    Args:
-        name: Device of the recipe.
-        environment: Rank of this process.
 
     Raises:
         InputError: The recipe names one GPU for several processes, or there are fewer GPUs than processes.

@@ -58,7 +58,6 @@ class BucketedReduction:
 
     Args:
         parameters: Parameters in the model's order.
-        ranks: Ranks that hold them.
         dtype: Type in which gradients are sent.
     """
 
@@ -185,6 +184,5 @@ def rows_are_fewer(counts: Sequence[int], shape: Sequence[int]) -> bool:
 
     Args:
         counts: Rows of each rank; all ranks send the largest of these numbers.
-        shape: Shape (V, E) of the table.
     """
     return max(counts) * len(counts) < 2 * shape[0]

@@ -41,8 +41,6 @@ class OptimizerShares:
 
     Args:
         parameters: Parameters in the model's order.
-        rank: Rank of this process.
-        ranks: Group of all ranks.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], rank: int, ranks: Group) -> None:

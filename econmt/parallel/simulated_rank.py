@@ -47,8 +47,6 @@ def ranks_that_differ(
     """Returns the ranks that suffice to find the largest memory: all pipeline stages, or those with the largest share.
 
     Args:
-        settings: The recipe's parallel section.
-        size: Number of ranks.
         parameters: Sizes of the parameters, in the model's order.
         device: "cpu" or "cuda"; on a CPU the last rank draws the dropout masks of all rows before its own.
     """
@@ -76,8 +74,6 @@ def simulated_step(
 
     Args:
         task, model, precision, implementations, target_device: See :class:`econmt.engine.step.TrainingStep`.
-        rank: Rank to simulate.
-        shape: Shape of its batches.
         plan: Placement of the layers on pipeline stages; None: balanced by the layers' numbers of weights.
     """
     communicator = Communicator() if rank.size == 1 else SimulatedRank(rank, task.recipe.parallel)
@@ -94,12 +90,7 @@ def simulated_step(
 
 
 class SimulatedRank(Communicator):
-    """Communicator of a simulated rank.
-
-    Args:
-        rank: Rank to simulate.
-        settings: The recipe's parallel section.
-    """
+    """Communicator of a simulated rank."""
 
     def __init__(self, rank: Rank, settings: ParallelSection) -> None:
         self.rank, self.size = rank

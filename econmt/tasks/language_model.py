@@ -37,7 +37,6 @@ class LanguageModelTask:
     addresses allow a step to be captured in a CUDA graph.
 
     Args:
-        recipe: recipe of the run.
         size: size of the vocabulary, special tokens included.
     """
 

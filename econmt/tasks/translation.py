@@ -23,10 +23,8 @@ class TranslationTask:
     """Task of translation, see :class:`econmt.tasks.protocol.Task`.
 
     Args:
-        recipe: recipe of the run.
         source_size: size of the source vocabulary, special tokens included.
         target_size: size of the target vocabulary, special tokens included.
-        factor_sizes: vocabulary size of each stream of source factors.
     """
 
     recipe: Recipe

@@ -55,13 +55,6 @@ def first_plan(
 ) -> MemoryPlan | None:
     """Returns the plan that a new run would begin with; None without a memory budget.
 
-    Args:
-        recipe: Recipe of the run.
-        prepared: Prepared text of the run.
-        device: Device that would compute.
-        precision: Type of products and feature maps.
-        communicator: Communicator of the ranks; None: a single process.
-
     Raises:
         InputError: The budget does not suffice for one sentence.
     """
@@ -81,11 +74,6 @@ class Budget:
     """Keeps a run within the memory budget of its recipe, if there is one.
 
     Args:
-        task: Task that is learnt, with the recipe of the run.
-        prepared: Prepared text of the run.
-        batches: Batches of training.
-        device: Device that computes.
-        precision: Type of products and feature maps.
         parameters: Parameters of the model, with ``requires_grad`` False for frozen ones.
         communicator: Communicator of the ranks, each of which has its own budget.
 
@@ -123,7 +111,6 @@ class Budget:
         """Makes the plan, or takes over that of a saved state if it was made for the same settings.
 
         Args:
-            state: State of the run.
             taken: Bytes of optimizer state that are already allocated.
 
         Raises:

@@ -57,8 +57,6 @@ def choose(
 
     Args:
         step: Training step, which receives the implementations.
-        batches: Batches[AnyBatch] of training.
-        prepared: Prepared text of the run.
         state: State of the run, which receives the implementations.
     """
     recipe, device = step.task.recipe, step.device
@@ -110,7 +108,6 @@ def measure(
         task: Task that is learnt; its recipe names implementations.
         model: Model in training mode, on the device.
         shape: Most frequent shape of the batches.
-        precision: Precision of the products.
         seconds, compiled, byte_limit: See `econmt_ops.dispatch.session.measuring`.
     """
     shape = Shape(shape.rows, min(shape.source, POSITIONS), min(shape.target, POSITIONS))
@@ -138,11 +135,8 @@ def settle(
     Measurements are cached, so that a run and a prediction of its memory choose alike.
 
     Args:
-        task: Task that is learnt.
         model: Returns the model on the device; called only if measuring may pay.
         shape: Most frequent shape of the batches.
-        device: Device that computes.
-        precision: Precision of products.
         updates: Least number of updates of the run.
         passes: Largest number of measurements of :data:`SECONDS` each; another follows only if one was incomplete.
 
@@ -189,9 +183,7 @@ def choose_implementations(
     """Chooses an implementation for every op that is left at auto.
 
     Args:
-        of_recipe: Implementations of the recipe.
         measurements: Measurements of the model's ops; where there are none, the default holds.
-        device: Device type of the default.
         updates: Least number of updates of the run, in which "compiled" must save more time than compiling takes.
         positions: Positions of an average batch, relative to the measured one.
     """
@@ -218,10 +210,6 @@ def choose_implementations(
 def refuse_missing(of_recipe: Implementations, device: str) -> None:
     """Checks that a machine can run the implementations that a recipe names.
 
-    Args:
-        of_recipe: Implementations of the recipe.
-        device: Device type of the run.
-
     Raises:
         InputError: The machine cannot run one of them; the message names the available ones.
     """
@@ -242,9 +230,7 @@ def _fastest(measurements: list[Measurement], times: float, device: str) -> str 
     """Returns the fastest implementation over all calls of an op; None if nothing was measured.
 
     Args:
-        measurements: Measurements of ops of one kind.
         times: Number of repetitions of the measured calls.
-        device: Device type on which they were measured.
     """
     totals: dict[str, MeasurementRecord] = {}
     for number, measurement in enumerate(measurements):
@@ -304,7 +290,6 @@ def saved_choice(recipe: Recipe, saved: Mapping[str, str], device: torch.device)
     Args:
         recipe: Recipe, whose named implementations take precedence over the saved ones.
         saved: Result of :func:`as_saved`.
-        device: Device on which the run is resumed.
     """
     of_recipe = Implementations.of(recipe.ops)
     names = dict(saved)

@@ -8,12 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from econmt.checkpoint.checkpoints import (
-    check_model,
-    check_vocabulary,
-    load_parameters,
-    parameter_file,
-)
+from econmt.checkpoint.checkpoints import check_model, check_vocabulary, load_parameters, parameter_file
 from econmt.checkpoint.folder import ModelFolder
 from econmt.checkpoint.quantized import restored
 from econmt.checkpoint.tensor_files import read_metadata, read_tensors
@@ -66,10 +61,7 @@ def initialize(
     """Loads a file's parameters and word vectors into a model; returns messages about them.
 
     Args:
-        model: Model of the recipe, randomly initialized.
-        recipe: Recipe of the run.
         path: See :func:`parameters_to_start_from`.
-        vocabularies: Vocabularies of the run.
         vocabulary: Their fingerprint.
 
     Raises:

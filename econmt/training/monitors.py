@@ -16,7 +16,6 @@ class Monitors:
 
     Args:
         pattern: Regular expression; None selects no parameter.
-        parameters: Parameters of the model by name.
 
     Raises:
         InputError: The pattern matches no name.

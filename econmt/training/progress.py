@@ -27,7 +27,6 @@ class Figures(NamedTuple):
     """Figures of a progress line.
 
     Attributes:
-        update: Number of updates so far.
         updates: Number of updates of the whole run, if known.
         loss: Loss in nats per target token.
         memory: Peak memory in bytes of the process on a CPU, of PyTorch's allocator on a GPU; see `peak_memory`.

@@ -69,9 +69,6 @@ class Trainer:
 
     Args:
         step: Training step, with the task, the model and its initial parameters.
-        folder: Model folder of the run, repaired.
-        prepared: Prepared text.
-        state: State of a new or a saved run.
     """
 
     def __init__(
@@ -253,7 +250,6 @@ class Trainer:
         further, they are computed again in smaller parts.
 
         Args:
-            batches: Batches whose losses are added up.
             trim: True to trim each computed part to its own longest pair.
 
         Raises:

@@ -166,7 +166,6 @@ def perplexity(
 
     Args:
         step: Training step, whose model is in evaluation mode.
-        evaluation: Batches of the text.
         stop, plan: See :func:`validate`.
         implementations: Implementations of the ops without a plan; None: those of the recipe.
     """
@@ -292,9 +291,6 @@ def report_checkpoint(
     """Reports the newest checkpoint.
 
     Args:
-        progress: Output for the user.
-        result: Result of its validation.
-        state: State that includes the checkpoint.
         goes_back: True if training returns to the best checkpoint.
     """
     improved = state.best_update == state.update

@@ -46,9 +46,7 @@ class ConstrainedContinuations:
     """Chooser of continuations under constraints; implements :class:`econmt.decoding.search.beam.ContinuationChooser`.
 
     Args:
-        constraints: constraints of each sentence.
         joins: (V,) bool, True for tokens that continue a word.
-        options: options of the search.
     """
 
     def __init__(

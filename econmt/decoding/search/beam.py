@@ -315,7 +315,6 @@ def beam_search(
         model: model in evaluation mode, or an ensemble.
         source: ids, EOS and padding, (B, S) int64. lengths: lengths including EOS, (B,) int64.
         limits: maximum number of tokens before EOS, (B,), see :func:`output_limits`.
-        options: options of the search.
         watch: called before each step; an exception that it raises ends the search.
         chooser: chooses continuations instead of the scores alone; None: the scores.
 

@@ -43,7 +43,6 @@ class Graphs:
     """Captures functions without arguments as CUDA graphs and replays them; on a CPU it calls them.
 
     Args:
-        device: device of the functions.
         note: called with one line if a function cannot be captured; from then on all functions are called.
     """
 
@@ -228,8 +227,6 @@ class ContinuousSearch:
     Args:
         make_grid: function from numbers of slots, rows per slot and source positions to the grid of a model in
             evaluation mode.
-        options: options of the search, without sampling.
-        device: device of the model.
         slots: maximum number of sentences translated together.
         tokens: maximum number of padded source tokens in a lane of several slots; long sentences get fewer slots.
         note: see :class:`Graphs`.

@@ -36,7 +36,6 @@ def techniques(stash: str, device: str, warming: bool) -> list[Technique]:
 
     Args:
         stash: Stash level of the recipe.
-        device: Type of device.
         warming: True to include implementations that must warm up.
     """
     reference = Implementations.definitions()

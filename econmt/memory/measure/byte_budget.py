@@ -24,7 +24,6 @@ def budget_bytes(value: str, device: torch.device, taken: int) -> int:
 
     Args:
         value: Size such as 4GiB, or "auto": :data:`AUTO_SHARE` of the device's free memory.
-        device: Device that computes.
         taken: Bytes of the budget that this process has allocated already, which are no longer free.
     """
     if value != "auto":

@@ -56,8 +56,6 @@ class KernelRow(NamedTuple):
 
     Attributes:
         kind: Class, one of :data:`CLASSES`.
-        launches: Number of kernels.
-        milliseconds: Sum of their durations.
         bytes: Bytes that they read and write; None if unknown.
     """
 
@@ -112,9 +110,7 @@ def measure_kernels(
     """Times a step and profiles its kernels.
 
     Args:
-        name: Description of how the step runs.
         run: Enqueues a step.
-        device: CUDA device.
         known: Bytes that kernels read and write in a step, by class.
     """
 
@@ -140,9 +136,7 @@ def summarise(
     """Summarizes a trace of one step.
 
     Args:
-        name: Description of how the step runs.
         step: Milliseconds of a step without a profiler.
-        events: Events of a Chrome trace.
         rate: Bytes per second of copies.
         known: Bytes that kernels read and write in a step, by class.
     """
@@ -181,7 +175,6 @@ def optimizer_bytes(parameters: int, moments: int) -> int:
     """Returns the bytes that an optimizer reads and writes in float32: gradients twice, values and moments.
 
     Args:
-        parameters: Number of trained values.
         moments: Number of values of the optimizer's state.
     """
     return 4 * (parameters * (2 + 2) + 2 * moments)

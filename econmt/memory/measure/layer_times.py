@@ -70,11 +70,6 @@ def time_step(
 ) -> tuple[dict[tuple[str, str], float], float]:
     """Runs training steps and times them.
 
-    Args:
-        step: Training step.
-        batch: Batch on the step's device.
-        layers: Layers of the parameters.
-
     Returns:
         Milliseconds by (phase, layer) of a step that is timed by layer, and seconds of an undisturbed step, which the
         milliseconds need not add up to.

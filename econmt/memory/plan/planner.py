@@ -51,7 +51,6 @@ class BatchBudget(NamedTuple):
         batches: Number of batches per epoch; 0 for a shape that occurs only in validation.
         rows: Most rows of a micro-batch.
         peak: Predicted bytes of its step.
-        implementations: Implementations of the ops.
     """
 
     source: int
@@ -73,7 +72,6 @@ class MemoryPlan:
 
     Args:
         budget: Memory budget in bytes.
-        allotments: Treatment of each shape.
         decoding_rows: Number of sentences that validation translates together.
     """
 
@@ -106,8 +104,6 @@ class MemoryPlan:
         self._by_shape[entry.source, entry.target] = smaller
         return smaller
 
-    # ------------------------------------------------------------------ as data
-
     def state_dict(self) -> dict[str, Any]:
         """Returns the plan as JSON values."""
         rows = [[*entry[:-1], *entry.implementations] for entry in self]
@@ -135,18 +131,13 @@ def _adapt(entry: BatchBudget, rows: int, source: int, target: int) -> BatchBudg
     )
 
 
-# ---------------------------------------------------------------------- planning
-
-
 class Planner:
     """Finds the fastest setting that fits for each shape, and divides batches that fit with none.
 
     Args:
-        shapes: Shapes of the batches.
         settings: Settings to choose from, fastest first, each keeping less than the one before; see
             :func:`econmt.memory.plan.prices.settings`.
         budget: Memory budget in bytes.
-        peak: Returns the bytes of a step.
         accumulating: True if every update adds up several batches.
         width: Width of the buckets.
     """
@@ -291,7 +282,6 @@ def estimator(task: Task, device: str, precision: torch.dtype, ranks: Sequence[R
     """Returns a function that estimates the bytes of a task's steps; each estimate is made once in a process.
 
     Args:
-        task: Task that is learnt.
         device: "cpu" or "cuda".
         precision: Type of products and feature maps.
         ranks: Ranks, of which the one that needs most counts.
@@ -327,9 +317,6 @@ def estimator(task: Task, device: str, precision: torch.dtype, ranks: Sequence[R
         return _PEAKS[conditions]
 
     return peak
-
-
-# ---------------------------------------------------------------------- text
 
 
 def plan_table(plan: MemoryPlan, ranks: int = 1) -> Table:

@@ -34,7 +34,6 @@ def settings(of_recipe: Implementations, device: str) -> list[Implementations]:
     The first is that of the recipe. The others change what it leaves at auto, in the order of the prices.
 
     Args:
-        of_recipe: Implementations of the recipe.
         device: "cpu" or "cuda".
     """
     prices, leanest = PRICES[device], Implementations.leanest(device)

@@ -69,7 +69,6 @@ def bars(rows: Sequence[Bar], description: str, *, largest: float) -> str:
     """Draws horizontal stacked bars.
 
     Args:
-        rows: Bars, top first.
         description: Text for screen readers.
         largest: Amount that fills the whole width.
     """
@@ -135,7 +134,6 @@ def timeline(
     """Draws live bytes over a step, coloured by phase, with the peak marked.
 
     Args:
-        moments: Moments of the step.
         description: Text for screen readers.
         largest: Largest number of bytes that must fit.
         timed: True if moments are milliseconds; False if they are numbers of changes.

@@ -15,9 +15,6 @@ class ReportTable(NamedTuple):
     """A table of a report.
 
     Attributes:
-        title: Title on the terminal.
-        columns: Headings.
-        rows: Rows of cells.
         sums: Last row, below a line; empty if the table has none.
         left: Indices of the columns that are aligned to the left.
     """

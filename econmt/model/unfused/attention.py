@@ -51,7 +51,6 @@ class CoverageLayer(nn.Module):
     inputs [a_t; v_s; h_t] (their equation 6).
 
     Args:
-        config: coverage section of the recipe.
         attention_size, encoder_size, decoder_size: A, E, H.
     """
 

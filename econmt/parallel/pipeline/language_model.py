@@ -32,10 +32,7 @@ class LanguageModelParts(Parts):
 
     Args:
         model: Model in training mode, with the values of this rank's parameters.
-        batch: Window of text, on the device.
         homes: Rank of every layer, bottom first.
-        chunks: Largest number of chunks.
-        implementations: Implementations of the ops.
     """
 
     def __init__(
@@ -113,9 +110,7 @@ def divide_language_model(model: LanguageModel, homes: Sequence[int], chunks: in
     """Divides a language model over the stages.
 
     Args:
-        model: Model of any rank.
         homes: Stage of every layer, bottom first, ascending from 0.
-        chunks: Number of chunks of a window.
     """
     stages = {f"layers.{layer}": home for layer, home in enumerate(homes)}
     stages |= {"embedding": homes[0], "readout": homes[-1], "output": -1}

@@ -20,7 +20,6 @@ class Parts:
     """Forward pass of a batch up to the output layer's input; every rank lists all parts in the same order.
 
     Attributes:
-        parts: Parts of all ranks.
         look_ups: Look-ups in the output layer's matrix, if an embedding is tied to it.
         targets: Target tokens, (B, T).
         hidden: Output that the output layer reads, (B, T, D).
@@ -54,7 +53,6 @@ class Parts:
 
         Args:
             homes: Stage of every layer.
-            weights_of: Returns the weights of a layer.
             name: Layer of the memory ledger.
 
         Returns:
@@ -78,7 +76,6 @@ class Chunks:
     """Chunks of one side of a batch.
 
     Args:
-        steps: Number of positions.
         chunks: Largest number of chunks; fewer if these suffice at the same length.
 
     Attributes:
@@ -99,7 +96,6 @@ class ChunkedDropout:
     """Dropout on chunks (B, C, H) of sequences (B, T, H), with slices of the mask that one process would draw.
 
     Args:
-        probability: Probability that a value is dropped.
         variational: True if all positions of a row share one mask.
         steps: T.
     """

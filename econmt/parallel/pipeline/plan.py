@@ -37,9 +37,7 @@ class PipelinePart(NamedTuple):
     """Piece of a forward pass that one rank runs without interruption.
 
     Attributes:
-        rank: Rank that runs it.
         run: Computes the outputs from the inputs; gradients of the rank's parameters that it uses are accumulated.
-        inputs: Outputs of earlier parts.
         outputs: Shapes and types of the outputs; required for those that another rank reads.
         layer: Layer of the memory ledger that its allocations are counted for.
         after: Called after its backward pass, and so after that of all parts listed behind it.
@@ -174,9 +172,6 @@ class Walk:
 
     Args:
         parts: Parts of all ranks, in an order in which each follows those that it reads.
-        rank: This rank.
-        stages: Ranks of the pipeline.
-        device: Device of the tensors.
     """
 
     def __init__(
