@@ -186,8 +186,7 @@ class Translator:
     def translate(self, lines: Iterable[str | Request], where: str = "input") -> Iterator[Translation]:
         """Translates a stream of lines without line ends, in order; reads a chunk before translating it.
 
-        Args:
-            where: name of the input in messages.
+        ``where`` names the input in messages.
         """
         stream, first = iter(lines), 1
         while chunk := list(islice(stream, self.options.chunk_size)):

@@ -90,9 +90,7 @@ class TrainingStep:
         self.model = model
         self.device = device_of(model)
         self.precision = Precision() if precision is None else precision
-        self.implementations = (
-            Implementations.of(task.recipe.ops) if implementations is None else implementations
-        )
+        self.implementations = implementations or Implementations.of(task.recipe.ops)
         self.communicator = Communicator() if communicator is None else communicator
         self.clipping = training.gradient_clipping
         self.label_smoothing = training.label_smoothing
@@ -183,16 +181,9 @@ class TrainingStep:
         return self.finish(total)
 
     def accumulate(
-        self,
-        batch: AnyBatch,
-        tokens: Tensor,
-        implementations: Implementations,
-        watch: Watch = _unwatched,
+        self, batch: AnyBatch, tokens: Tensor, implementations: Implementations, watch: Watch = _unwatched
     ) -> Tensor:
-        """Adds the gradient of a batch on the device to the existing gradients.
-
-        Args:
-            tokens: Divisor of its loss, an int64 scalar on the device.
+        """Adds the gradient of a batch on the device to the existing gradients; ``tokens`` divide its loss.
 
         Returns:
             The summed loss of the batch, a scalar on the device.

@@ -109,11 +109,9 @@ class LanguageModel(nn.Module):
     def forward(
         self, inputs: Tensor, state: State | None = None, implementations: Implementations | None = None
     ) -> tuple[Tensor, State]:
-        """Computes the inputs of the output layer.
+        """Computes the inputs of the output layer for ids (B, T) int64.
 
-        Args:
-            inputs: ids, (B, T) int64.
-            state: state before the first token; None: zeros, the state at the beginning of a text.
+        ``state`` is that before the first token; None: zeros, the state at the beginning of a text.
 
         Returns:
             Inputs of the output layer, (B, T, D), and the state after the last token.
@@ -244,10 +242,6 @@ class LanguageModel(nn.Module):
 
 
 def build_language_model(config: recipe.Recipe, size: int, rows: int = 1) -> LanguageModel:
-    """Creates the initialised model of a recipe with the recipe's implementations.
-
-    Args:
-        config: the recipe. size: size of the vocabulary, special tokens included. rows: see :class:`LanguageModel`.
-    """
+    """Creates the initialised model of a recipe with its implementations; ``size`` includes special tokens."""
     assert isinstance(config.model, recipe.LanguageModelSection)
     return LanguageModel(config.model, size, rows, implementations=Implementations.of(config.ops))

@@ -28,11 +28,9 @@ HIDDEN_SHARE = 0.5
 
 
 class Stack(NamedTuple):
-    """Recurrent layers that a pipeline divides.
+    """Recurrent layers that a pipeline divides, with ``steps`` time steps of a row.
 
-    Attributes:
-        pieces: Their times at the profile's largest number of rows, bottom first.
-        steps: Time steps of a row.
+    ``pieces`` are their times at the profile's largest number of rows, bottom first.
     """
 
     pieces: Sequence[Piece]
@@ -85,12 +83,9 @@ class Network(NamedTuple):
     overlaps: bool
 
     def all_reduce(self, size: float, ranks: int, apart: int = 1) -> float:
-        """Returns the seconds of an all-reduce.
+        """Returns the seconds of an all-reduce of ``size`` bytes of each rank.
 
-        Args:
-            size: Bytes that each rank has.
-            ranks: Ranks that take part.
-            apart: Distance of two of them in the order of all ranks; the stages of a pipeline are neighbours.
+        Ranks that take part are ``apart`` in the order of all ranks; the stages of a pipeline are neighbours.
         """
         local = max(1, min(ranks, self.ranks_per_host // apart))
         hosts = ceil(ranks / local)
@@ -126,11 +121,7 @@ class Prediction(NamedTuple):
 
 
 def predict(profile: StepProfile, network: Network, replicas: int, stages: int, rows: int) -> Prediction:
-    """Predicts an update.
-
-    Args:
-        rows: Rows of the whole batch, at least one for each replica.
-    """
+    """Predicts an update of ``rows`` rows in all, at least one for each replica."""
     ranks = replicas * stages
     share = ceil(rows / replicas)
     seconds = profile.update(share)

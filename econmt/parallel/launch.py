@@ -50,8 +50,7 @@ _CONNECTING = 30
 def launch(arguments: Sequence[str], processes: int, max_restarts: int) -> int:
     """Runs ``econmt ARGUMENTS`` in several processes that train together, and restarts all of them if one is lost.
 
-    Args:
-        arguments: Words of the command line, the verb first. The rank is not among them; it is in the environment.
+    ``arguments`` begin with the verb. The rank is not among them; it is in the environment.
 
     Returns:
         0, or the exit code of the process that failed first, or 1 if that was killed by a signal.
@@ -108,11 +107,7 @@ class _Loopback(StaticTCPRendezvous):
 
 
 class _Agent(LocalElasticAgent):
-    """Elastic agent of one host.
-
-    Attributes:
-        code: Exit code of the last start.
-    """
+    """Elastic agent of one host; ``code`` is the exit code of the last start."""
 
     def __init__(self, spec: WorkerSpec) -> None:
         super().__init__(spec, DefaultLogsSpecs(log_dir=os.devnull))

@@ -64,12 +64,7 @@ _MARGIN = timedelta(seconds=60)
 
 
 class _Processes(Communicator):
-    """Communicator of several processes.
-
-    Args:
-        watch: Thread that detects lost ranks.
-        store: Connection to the store for this thread.
-    """
+    """Communicator of several processes; ``watch`` detects lost ranks."""
 
     def __init__(
         self,
@@ -144,9 +139,6 @@ class _Processes(Communicator):
                 self._store.wait([key], timedelta(seconds=1))
                 return
 
-    def all_reduce_max(self, *values: int) -> list[int]:
-        return self.all_reduce_max_later(*values)()
-
     def all_reduce_max_later(self, *values: int) -> Callable[[], list[int]]:
         tensor = torch.tensor(values, dtype=torch.int64)
         with self.watched():
@@ -162,11 +154,9 @@ class _Processes(Communicator):
         return result
 
     def reduction(self, parameters: Iterable[nn.Parameter]) -> BucketedReduction | None:
-        return (
-            None
-            if self.stages > 1
-            else BucketedReduction(parameters, self._members(), travelling(self._settings))
-        )
+        if self.stages > 1:
+            return None
+        return BucketedReduction(parameters, self._members(), travelling(self._settings))
 
     def wait(self, event: torch.cuda.Event) -> None:
         deadline = time.monotonic() + self._settings.timeout
@@ -288,11 +278,9 @@ class _Watch(threading.Thread):
             self.join(_LEAVING)
 
     def _end_all(self, *, told: bool, why: str) -> None:
-        """Makes all ranks stop.
+        """Makes all ranks stop for the reason ``why``.
 
-        Args:
-            told: True if a rank reports the reason to the user; otherwise the ranks call the roll first.
-            why: Reason, in words.
+        If ``told``, a rank reports it to the user; otherwise the ranks call the roll first.
         """
         if not self._store.check([_STOP]):
             self._store.set(_STOP, json.dumps({"told": told, "why": why}))

@@ -15,12 +15,7 @@ RESTARTS = "TORCHELASTIC_RESTART_COUNT"
 
 
 class RankEnvironment(NamedTuple):
-    """Rank of a process in parallel training, from its environment.
-
-    Attributes:
-        rank, size: Rank among all processes, and their number.
-        local_rank, local_size: Rank among the processes on this host, and their number.
-    """
+    """Rank of a process in parallel training, from its environment: among all processes, and those on this host."""
 
     rank: int
     size: int

@@ -53,11 +53,7 @@ def choose(
 ) -> str:
     """Chooses the implementations that the recipe leaves at auto, on rank 0 for all ranks; returns a message.
 
-    They are those of the beginning of the run, or for a new run the fastest ones measured.
-
-    Args:
-        step: Training step, which receives the implementations.
-        state: State of the run, which receives the implementations.
+    They are those of the beginning of the run, or for a new run the fastest ones measured. Step and state receive them.
     """
     recipe, device = step.task.recipe, step.device
 
@@ -187,16 +183,14 @@ def choose_implementations(
         updates: Least number of updates of the run, in which "compiled" must save more time than compiling takes.
         positions: Positions of an average batch, relative to the measured one.
     """
-    known_measurements = list(measurements)
+    known = list(measurements)
     chosen = {}
     for key, functions in OPS.items():
         if getattr(of_recipe, key) == "auto":
-            relevant = [measurement for measurement in known_measurements if measurement.op in functions]
+            relevant = [measurement for measurement in known if measurement.op in functions]
             # Without input feeding, a decoder's layers call the same op as the encoder's.
             if key == "decoder" and not relevant:
-                relevant = [
-                    measurement for measurement in known_measurements if measurement.op in OPS["encoder"]
-                ]
+                relevant = [measurement for measurement in known if measurement.op in OPS["encoder"]]
             chosen[key] = _fastest(relevant, updates * positions, device) or rule(functions[0], device)
     settled = of_recipe._replace(**chosen)
     # A named implementation keeps its own stash, and there is one stash level for all ops.
@@ -227,11 +221,7 @@ def refuse_missing(of_recipe: Implementations, device: str) -> None:
 
 
 def _fastest(measurements: list[Measurement], times: float, device: str) -> str | None:
-    """Returns the fastest implementation over all calls of an op; None if nothing was measured.
-
-    Args:
-        times: Number of repetitions of the measured calls.
-    """
+    """Returns the fastest implementation over ``times`` repetitions of an op's calls; None if nothing was measured."""
     totals: dict[str, MeasurementRecord] = {}
     for number, measurement in enumerate(measurements):
         by_name = {label.partition("/")[0]: record for label, record in measurement.records.items()}
@@ -287,9 +277,7 @@ def expected_updates(training: Training, batches_per_epoch: int, tokens_per_epoc
 def saved_choice(recipe: Recipe, saved: Mapping[str, str], device: torch.device) -> Implementations | None:
     """Returns the implementations that a run began with; None if it began on another type of device, or saved none.
 
-    Args:
-        recipe: Recipe, whose named implementations take precedence over the saved ones.
-        saved: Result of :func:`as_saved`.
+    ``saved`` is a result of :func:`as_saved`; implementations that the recipe names take precedence.
     """
     of_recipe = Implementations.of(recipe.ops)
     names = dict(saved)

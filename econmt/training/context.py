@@ -23,7 +23,7 @@ class RunContext:
     """Everything that the parts of a run share; the same on all ranks, apart from the communicator's rank.
 
     Attributes:
-        folder: Its model folder, repaired (see :func:`~econmt.checkpoint.resume.find_start`).
+        folder: Model folder of the run, repaired (see :func:`~econmt.checkpoint.resume.find_start`).
         saved: State that training resumes from; None for a new run.
     """
 

@@ -14,9 +14,7 @@ def end_reason(
 ) -> str | None:
     """Returns the reason why training ends now, for a message; None if it continues.
 
-    Args:
-        epoch: Completed passes over the data.
-        seconds: Duration of the run as agreed between ranks; None: the state's.
+    ``epoch`` counts completed passes; ``seconds`` of the run are as agreed between ranks, or the state's if None.
     """
     progress = _done(state, epoch)
     if seconds is not None:
@@ -55,8 +53,7 @@ class Pace:
 def share_done(training: recipe.Training, state: TrainingState, epochs_done: float) -> float | None:
     """Returns the completed share of a run, from 0 to 1, by the nearest limit; None without a limit.
 
-    Args:
-        epochs_done: Passes over the data, including the fraction of the current one.
+    ``epochs_done`` includes the fraction of the current pass.
     """
     done = {name: (value, getattr(training, name)) for name, value in _done(state, epochs_done).items()}
     shares = [value / limit for value, limit in done.values() if limit]

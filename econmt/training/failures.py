@@ -23,9 +23,7 @@ def not_finite(metrics: UpdateMetrics, store: TokenStore, last_good: str) -> str
 def out_of_memory(batch: AnyBatch, device: torch.device, last_good: str, *, planned: bool) -> str:
     """Describes a batch that memory does not suffice for, and the remedy.
 
-    Args:
-        last_good: Description of the last intact checkpoint.
-        planned: True if a memory plan has already split batches as far as possible.
+    ``planned``: a memory plan has already split batches as far as possible.
     """
     advice = (
         "set training.memory_budget=auto, or lower training.batch.size and raise training.update_interval"

@@ -60,9 +60,7 @@ def initialize(
 ) -> list[str]:
     """Loads a file's parameters and word vectors into a model; returns messages about them.
 
-    Args:
-        path: See :func:`parameters_to_start_from`.
-        vocabulary: Their fingerprint.
+    ``path``: see :func:`parameters_to_start_from`. ``vocabulary``: fingerprint of the run's vocabularies.
 
     Raises:
         InputError: Vocabulary, a parameter's name or shape, or a vector does not fit; the message names file and item.
@@ -122,11 +120,7 @@ _SIDES = {
 
 
 def _matched(
-    model: nn.Module,
-    tensors: Mapping[str, Tensor],
-    theirs: Vocabularies,
-    ours: Vocabularies,
-    path: Path,
+    model: nn.Module, tensors: Mapping[str, Tensor], theirs: Vocabularies, ours: Vocabularies, path: Path
 ) -> tuple[dict[str, Tensor], list[str]]:
     """Maps a model's tensors to another vocabulary: returns tensors with a row for each of our tokens, and messages.
 

@@ -60,11 +60,7 @@ def check_shared(folder: ModelFolder, communicator: Communicator) -> None:
 
 
 class Ranks:
-    """Ranks of a run; every method is trivial for a single rank.
-
-    Attributes:
-        seconds: Duration of the run as agreed between ranks.
-    """
+    """Ranks of a run, with its duration as agreed between them; every method is trivial for a single rank."""
 
     def __init__(self, step: TrainingStep) -> None:
         self._step = step

@@ -58,9 +58,7 @@ class Moves(NamedTuple):
 class Avoidance:
     """Automaton over tokens of the avoided phrases of a sentence; its states are made when they are reached.
 
-    Args:
-        phrases: raw text; ``<unk>`` also stands for the token of unknown words.
-        spelling: spelling of the target vocabulary.
+    In a phrase, ``<unk>`` also stands for the token of unknown words.
     """
 
     def __init__(self, phrases: Iterable[str], spelling: Spelling) -> None:

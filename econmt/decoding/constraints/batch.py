@@ -45,8 +45,7 @@ class DecodingConstraints(NamedTuple):
 class ConstrainedContinuations:
     """Chooser of continuations under constraints; implements :class:`econmt.decoding.search.beam.ContinuationChooser`.
 
-    Args:
-        joins: (V,) bool, True for tokens that continue a word.
+    ``joins`` (V,) bool is True for tokens that continue a word.
     """
 
     def __init__(

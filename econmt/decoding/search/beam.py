@@ -114,8 +114,7 @@ class Trace:
     def hypotheses(self, lengths: Tensor, limits: Tensor, options: SearchOptions) -> list[list[Hypothesis]]:
         """Returns the n best hypotheses of each sentence, best first, equal scores in the order in which they ended.
 
-        Args:
-            lengths: source lengths including EOS, (B,) on the CPU. limits: maximum lengths, (B,) on the CPU.
+        ``lengths`` and ``limits``, source lengths including EOS and maximum lengths, are (B,) on the CPU.
         """
         grown = [(step.tokens.tolist(), step.parents.tolist()) for step in self.grown]
         by_sentence: list[list[tuple[float, float, int, int]]] = [[] for _ in range(len(lengths))]
@@ -408,9 +407,7 @@ def _begin(
 def rule_out(log_probs: Tensor, limits: Tensor | None, position: int) -> None:
     """Sets ``log_probs`` (R, V) to -inf, in place, for PAD and BOS and, in rows past their limit, for all but EOS.
 
-    Args:
-        limits: maximum number of tokens of each row, (R,), on any device; None if no row has reached it.
-        position: position of the next token, from 1.
+    ``limits`` (R,) are on any device; None if no row has reached its limit. Positions count from 1.
     """
     log_probs[:, PAD] = -torch.inf
     log_probs[:, BOS] = -torch.inf

@@ -63,8 +63,7 @@ def estimate_search(
 def search_rows(needed: Callable[[int], int], limit: int, most: int) -> int:
     """Returns how many sentences, at most ``most``, can be translated together in ``limit`` bytes; 0 if not even one.
 
-    Args:
-        needed: Returns the bytes for a number of sentences, a linear function.
+    ``needed`` returns the bytes for a number of sentences, a linear function.
     """
     for_most = needed(most)
     if for_most <= limit:

@@ -68,8 +68,6 @@ def estimate_step(
         ).dtype
     if accumulating is None:
         accumulating = training.update_interval > 1
-    if implementations is None:
-        implementations = Implementations.of(task.recipe.ops)
     in_graphs = cuda and training.in_graphs
     with fake_tensors(device) as mode, captured(in_graphs):
         model = task.build_model().train()

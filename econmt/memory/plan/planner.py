@@ -68,11 +68,9 @@ class BatchBudget(NamedTuple):
 
 
 class MemoryPlan:
-    """Treatment of the batches of all shapes of a run.
+    """Treatment of the batches of all shapes of a run within ``budget`` bytes.
 
-    Args:
-        budget: Memory budget in bytes.
-        decoding_rows: Number of sentences that validation translates together.
+    Validation translates ``decoding_rows`` sentences together.
     """
 
     def __init__(self, budget: int, allotments: Iterable[BatchBudget], decoding_rows: int) -> None:
@@ -281,10 +279,7 @@ _PEAKS: dict[tuple[Any, ...], int] = {}
 def estimator(task: Task, device: str, precision: torch.dtype, ranks: Sequence[Rank] = (ALONE,)) -> PeakOf:
     """Returns a function that estimates the bytes of a task's steps; each estimate is made once in a process.
 
-    Args:
-        device: "cpu" or "cuda".
-        precision: Type of products and feature maps.
-        ranks: Ranks, of which the one that needs most counts.
+    Of the ``ranks``, the one that needs most counts.
     """
     training = task.recipe.training
     sections = [

@@ -66,12 +66,7 @@ def legend(kinds: Sequence[str]) -> str:
 
 
 def bars(rows: Sequence[Bar], description: str, *, largest: float) -> str:
-    """Draws horizontal stacked bars.
-
-    Args:
-        description: Text for screen readers.
-        largest: Amount that fills the whole width.
-    """
+    """Draws horizontal stacked bars; ``description`` is for screen readers, ``largest`` fills the width."""
     full_width = WIDTH - _LABELS - _FIGURES
     height = _STEP * len(rows) + 6
     pieces = [_open(height, description)]

@@ -12,12 +12,7 @@ Cell = str | int
 
 
 class ReportTable(NamedTuple):
-    """A table of a report.
-
-    Attributes:
-        sums: Last row, below a line; empty if the table has none.
-        left: Indices of the columns that are aligned to the left.
-    """
+    """A table of a report; ``sums`` are below a line, and columns with indices ``left`` are aligned to the left."""
 
     title: str
     columns: Sequence[str]

@@ -33,9 +33,7 @@ _SHORT = 8
 class PipelinePlan(NamedTuple):
     """Division of a model over pipeline stages, which a run saves in its state.
 
-    Attributes:
-        homes: Stages of the layers, see :func:`divided`.
-        chunks: Number of chunks of the text, or of each side.
+    ``homes`` are the stages of the layers, see :func:`divided`; ``chunks`` those of the text, or of each side.
     """
 
     homes: list[list[int]]
@@ -75,9 +73,7 @@ def plan_pipeline(
 ) -> PipelinePlan:
     """Plans the division that is predicted to be fastest; this process times the layers for it.
 
-    Args:
-        model: Model with LSTM layers, on the device.
-        shape: Most frequent shape of a rank's batches.
+    ``shape`` is the most frequent one of a rank's batches.
     """
     stacks = _stacks(model, shape, implementations)
     timer = _LayerTimer(model, shape.rows, precision)
@@ -150,11 +146,7 @@ def timed_stacks(
 
 
 def measured_link(stages: Stages, device: torch.device, size: int) -> Link:
-    """Measures the link between the first two stages of a pipeline; all ranks of it call this together.
-
-    Args:
-        size: Bytes of a typical transfer.
-    """
+    """Measures the link between the first two stages for transfers of ``size`` bytes; all stages call this together."""
     seconds = []
     for count in (1, max(2, size // 4)):
         tensor = torch.zeros(count, device=device)

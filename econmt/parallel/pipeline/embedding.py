@@ -51,9 +51,8 @@ def reader(
 ) -> Callable[[], Tensor]:
     """Returns a function that gives the reading rank the embeddings (..., E) of ids (...).
 
-    Args:
-        divided: Matrix whose rows are divided over the ranks; any other table is read locally.
-        look_ups: List that receives the look-up if it needs communication.
+    The rows of the matrix ``divided`` are divided over the ranks, and its look-up is added to ``look_ups``; any other
+    table is read locally.
     """
     if table.weight is not divided:
         return lambda: table(ids)

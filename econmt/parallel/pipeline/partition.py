@@ -75,9 +75,6 @@ def divide(pieces: Sequence[Piece], stages: int, steps: int, link: Link) -> Divi
 
     The search is exact: for each number of chunks and each possible time of the slowest stage, it finds the cuts with
     the least sum.
-
-    Args:
-        pieces: Layers in the order in which they run.
     """
     alone = sum(piece.step * steps + piece.chunk + piece.once for piece in pieces)
     best = Division((0,) * len(pieces), 1, alone, alone)

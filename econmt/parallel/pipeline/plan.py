@@ -132,12 +132,9 @@ def early(actions: Sequence[Action]) -> list[Action]:
 class Boundary:
     """Boundary between two autograd graphs, which may be on different ranks.
 
-    It makes a value of one graph an input of the other, and stores its gradient to be passed back.
+    It makes a value of one graph an input of the other, and stores its ``gradient`` to be passed back.
 
     A leaf tensor would do the same, but would copy each gradient whose memory layout differs from its value's.
-
-    Attributes:
-        gradient: Gradient of the value, once the backward pass has reached it.
     """
 
     def __init__(self) -> None:
@@ -168,10 +165,7 @@ class Walk:
     """One forward and one backward pass of this rank's parts.
 
     No autograd graph spans two parts: each has its own, from its inputs to its outputs, and its backward pass runs as
-    soon as the gradients of its outputs are complete.
-
-    Args:
-        parts: Parts of all ranks, in an order in which each follows those that it reads.
+    soon as the gradients of its outputs are complete. ``parts`` has those of all ranks, each after those that it reads.
     """
 
     def __init__(
@@ -201,8 +195,7 @@ class Walk:
     def backward(self, gradients: Mapping[Output, Tensor]) -> None:
         """Adds the gradients of this rank's parameters to the existing ones.
 
-        Args:
-            gradients: Gradients of outputs of this rank's parts, in addition to those from parts that read them.
+        ``gradients`` of outputs of this rank's parts are added to those from parts that read them.
         """
         self._gradients.update(gradients)
         for kind, output, peer in self._order(backward_actions(self._parts, self._rank)):

@@ -51,18 +51,10 @@ class StagePlacement(NamedTuple):
 
 
 class TranslationParts(Parts):
-    """Parts of a batch's forward pass.
-
-    Args:
-        model: Model in training mode, with the values of this rank's parameters.
-    """
+    """Parts of a batch's forward pass by a model in training mode with the values of this rank's parameters."""
 
     def __init__(
-        self,
-        model: TranslationModel,
-        batch: Batch,
-        homes: StagePlacement,
-        implementations: Implementations,
+        self, model: TranslationModel, batch: Batch, homes: StagePlacement, implementations: Implementations
     ) -> None:
         super().__init__(batch.target_output)
         self._model, self._batch, self._homes, self._implementations = model, batch, homes, implementations
