@@ -97,8 +97,8 @@ class LineOutput:
     """Writer of lines to standard output, if the path is None, or a file, as they come.
 
     The file is truncated when the first lines are written and grows with each chunk, so that an interrupted run leaves
-    the finished lines. Links are followed, permissions stay, and devices and pipes are written to. It must differ from
-    ``inputs``, the files that are being read, of which None means standard input.
+    the finished lines. Links are followed, permissions stay, and devices and pipes are written to. It is none of the
+    ``inputs``, the files that are being read, where None means standard input.
 
     Raises:
         InputError: The file cannot be written, or is one of the inputs.

@@ -22,7 +22,7 @@ ADVICE = "give a folder that econmt train, average or export wrote"
 
 
 def recipe_of(folder: ModelFolder, command: str | None = None) -> Recipe:
-    """Reads the recipe of a model folder; if ``command`` is named, it needs a translation model.
+    """Reads the recipe of a model folder, which must translate if a ``command`` that needs this is named.
 
     Raises:
         InputError: There is no such folder, it is no model folder, or it holds a model of another kind.

@@ -74,7 +74,7 @@ def first_plan(
 class Budget:
     """Keeps a run within the memory budget of its recipe, if there is one; each rank has its own.
 
-    Frozen ones of the parameters have ``requires_grad`` False.
+    ``parameters`` includes frozen ones, whose ``requires_grad`` is False.
 
     Attributes:
         plan: None before :meth:`make`, or if the recipe has no budget.

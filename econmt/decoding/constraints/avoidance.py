@@ -128,11 +128,9 @@ class Avoidance:
 
     def _begin(self, progress: Progress, number: int, phrase: str, in_word: bool) -> None:
         """Adds the tokens that begin a phrase."""
-        keys = (
-            {phrase[:2], phrase[:1]}
-            if len(phrase) > 1
-            else {k for k in self._spelling.tails if k[0] == phrase}
-        )
+        keys = {phrase[:2], phrase[:1]}
+        if len(phrase) < 2:
+            keys = {key for key in self._spelling.tails if key[0] == phrase}
         if phrase == SPECIAL_TOKENS[UNK]:
             progress.setdefault(UNK, set()).add((number, len(phrase) + 1))
         for key in keys:

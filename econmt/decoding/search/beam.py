@@ -225,20 +225,23 @@ def choose_places(
     count, width = len(free), values.shape[1]
     grid = totals.new_full((count, beam, width), -torch.inf)
     grid[sentences, places] = totals[:, None] + values
-    row_at = sentences.new_zeros((count, beam))
-    row_at[sentences, places] = torch.arange(len(sentences))
-    return places_of(*highest(grid.view(count, beam * width), beam), row_at, tokens, free)
+    totals, chosen = highest(grid.view(count, beam * width), beam)
+    return places_of(totals, chosen, sentences, places, tokens, free)
 
 
-def places_of(totals: Tensor, chosen: Tensor, row_at: Tensor, tokens: Tensor, free: Tensor) -> Places:
+def places_of(
+    totals: Tensor, chosen: Tensor, sentences: Tensor, places: Tensor, tokens: Tensor, free: Tensor
+) -> Places:
     """Returns the places of the chosen continuations.
 
     Args:
         totals: log-probabilities, best first, (B, K). chosen: place times W plus candidate of each, (B, K).
-        row_at: row at each place, (B, K). tokens: candidates of each row, (R, W).
+        sentences, places: sentence and place of each row, (R,). tokens: candidates of each row, (R, W).
         free: places that have not ended, (B,).
     """
     width = tokens.shape[1]
+    row_at = torch.zeros_like(chosen)
+    row_at[sentences, places] = torch.arange(len(sentences))
     parents = row_at.gather(1, chosen // width)
     words = tokens[parents, chosen % width]
     kept = (torch.arange(totals.shape[1]) < free[:, None]) & (totals > -torch.inf)

@@ -178,11 +178,9 @@ class UnfusedDecoder(Decoder):
         for number, layer in enumerate(self._layers):
             keep, layer_masks = (None, None) if masks is None else masks[number]
             below = apply_dropout(below, keep, self.dropout.probability)
-            read = (
-                below
-                if number == 0 or context is None
-                else torch.cat([below, context.to(below.dtype)], dim=1)
-            )
+            read = below
+            if number > 0 and context is not None:
+                read = torch.cat([below, context.to(below.dtype)], dim=1)
             h, c = layer.step(
                 layer.shares(read), cast(tuple[Tensor, Tensor], state.layers[number]), layer_masks
             )

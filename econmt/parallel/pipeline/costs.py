@@ -33,7 +33,7 @@ _SHORT = 8
 class PipelinePlan(NamedTuple):
     """Division of a model over pipeline stages, which a run saves in its state.
 
-    ``homes`` are the stages of the layers, see :func:`divided`; ``chunks`` those of the text, or of each side.
+    ``homes`` are the stages of the layers, see :func:`divided`; ``chunks`` are numbers, of the text or of each side.
     """
 
     homes: list[list[int]]
