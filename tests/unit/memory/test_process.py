@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 
@@ -45,6 +46,7 @@ def test_every_storage_counts_once() -> None:
 
 def test_tensors_without_memory_do_not_count() -> None:
     """Fake tensors, of which torch.compile leaves some alive, with sizes that are symbols or numbers."""
+    gc.collect()  # tensors in circles of earlier tests would otherwise leave between the two counts
     before = process.tensor_bytes()
     modes = [FakeTensorMode(), FakeTensorMode(shape_env=ShapeEnv())]
     held = [mode.from_tensor(torch.ones(1000, 50)) for mode in modes]
