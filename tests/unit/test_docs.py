@@ -115,7 +115,7 @@ def test_links_lead_somewhere(page: str) -> None:
             continue
         name, _, anchor = target.partition("#")
         file = (ROOT / page).parent / name if name else ROOT / page
-        assert file.exists(), f"{page} links to {target}"
+        assert file.is_file(), f"{page} links to {target}, which is no file"
         if anchor:
             assert anchor in anchors(file), f"{page} links to {target}"
 
