@@ -127,12 +127,9 @@ def try_one(which: Environment, folder: Path) -> None:
     python = folder / "venv" / "bin" / "python"
     pip = [python, "-m", "pip", "install", "--quiet", "--constraint", constraints]
     if which.ops:
-        run(
-            [python, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", folder / "wheels", source],
-            env,
-            folder,
-        )
-        (wheel,) = (folder / "wheels").glob("*.whl")
+        wheels = folder / "wheels"
+        run([python, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", wheels, source], env, folder)
+        (wheel,) = wheels.glob("*.whl")
         run([*pip, "torch", "numpy"], env, folder)
         (site,) = (folder / "venv" / "lib").glob("python*/site-packages")
         with zipfile.ZipFile(wheel) as archive:
@@ -140,28 +137,20 @@ def try_one(which: Environment, folder: Path) -> None:
     else:
         extras = SOME_EXTRAS.get(which.name, EXTRAS)
         run([*pip, *(["--editable"] if which.editable else []), f"{source}[{extras}]"], env, folder)
-    suite = [python, ROOT / "scripts" / "smoke.py", *(["--ops"] if which.ops else [])]
-    done = subprocess.run(
-        [str(word) for word in [*suite, "--library", "yes" if which.compiler else "no"]],
-        env={key: value for key, value in env.items() if key != "CC"},
-        cwd=folder,
-        check=False,
-    )
-    done.check_returncode()
+    suite = [str(python), str(ROOT / "scripts" / "smoke.py"), *(["--ops"] if which.ops else [])]
+    library = ["--library", "yes" if which.compiler else "no"]
+    env.pop("CC", None)
+    subprocess.run([*suite, *library], env=env, cwd=folder, check=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--only", nargs="+", choices=CHOICES, default=CHOICES, help="environments to try; default: all"
-    )
-    parser.add_argument(
-        "--python",
-        action="append",
-        help="interpreter; may be repeated; default: python3.10 to python3.13 on the path",
-    )
+    add = parser.add_argument
+    add("--only", nargs="+", choices=CHOICES, default=CHOICES, help="environments to try; default: all")
+    text = "interpreter; may be repeated; default: python3.10 to python3.13 on the path"
+    add("--python", action="append", help=text)
     given = parser.parse_args(arguments)
     pythons = sorted(given.python or found_pythons(), key=version_of)
     failed = []

@@ -153,13 +153,8 @@ def edited(text: str, changes: list[Change]) -> str:
         end = start + 1
         while end < len(text) and (text[end].isalnum() or text[end] in "._"):
             end += 1
-        part = {
-            "replace": new,
-            "insert": new + text[start:end],
-            "cut": "",
-            "twice": text[start:end] * 2,
-            "end": "",
-        }
+        word = text[start:end]
+        part = {"replace": new, "insert": new + word, "cut": "", "twice": word * 2, "end": ""}
         text = text[:start] + part[kind] + ("" if kind == "end" else text[end:])
     return text
 
@@ -254,10 +249,7 @@ def targets_of(tiny: TinyModel) -> dict[str, Target]:
         "json": (lambda draw: edited(header, any_changes(draw)), lambda text: parse_json(text, "f", "a")),
         "parameters": (lambda draw: _safetensors(draw, tiny.parameters), parameters),
         "stream": (_stream, stream),
-        "folder": (
-            lambda draw: (draw.choice(names), any_changes(draw)),
-            lambda given: _folder(tiny, *given),
-        ),
+        "folder": (lambda draw: (draw.choice(names), any_changes(draw)), lambda given: _folder(tiny, *given)),
         "translate": (_stream, lambda text: _translate(tiny, text)),
         "words": (lambda draw: _words(draw, tiny), lambda words: _words_given(tiny, words)),
     }
@@ -274,12 +266,9 @@ def _short(state: dict[str, Any]) -> dict[str, Any]:
 
 def _long(tree: Any, state: dict[str, Any]) -> Any:
     if isinstance(tree, dict) and isinstance(tree.get("random"), dict):
-        random_state = {
-            key: state["random"][key] if value == "*" else value
-            for key, value in tree["random"].items()
-            if key in state["random"]
-        }
-        return {**tree, "random": random_state}
+        before = state["random"]
+        known = {key: value for key, value in tree["random"].items() if key in before}
+        return {**tree, "random": {key: before[key] if known[key] == "*" else known[key] for key in known}}
     return tree
 
 
@@ -376,9 +365,8 @@ _OPTIONS = [
 
 def _words(draw: Random, tiny: TinyModel) -> list[str]:
     """Draws a command line of verbs, options, files and random text."""
-    files = [
-        str(tiny.folder / name) for name in ("run", "train.src", "train.trg", "tiny.yaml", "out", "none")
-    ]
+    names = ("run", "train.src", "train.trg", "tiny.yaml", "out", "none")
+    files = [str(tiny.folder / name) for name in names]
     verb = [draw.choice(tiny.words)] if draw.random() < 0.9 else []
     choices = [_OPTIONS, _OPTIONS, files, ["show", "copy", "list", "validate"]]
     rest = [

@@ -64,11 +64,16 @@ BODY = {
     "stream": False,
     "api_key": "x",
 }
-PATHS = [
-    "/translate", "/translate", "/translate", "/translate", "/translate", "/alternatives", "/detect",
-    "/health", "/metrics",
-]  # fmt: skip
-PATHS += ["/languages", "/", "/page.js", "/no"]
+PATHS = ["/translate"] * 5 + [
+    "/alternatives",
+    "/detect",
+    "/health",
+    "/metrics",
+    "/languages",
+    "/",
+    "/page.js",
+    "/no",
+]
 LAST = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
 
 
@@ -112,19 +117,17 @@ def json_values(draw: Random) -> Input:
         ]
     )
     key = draw.choice(["q", "source", "alternatives", "avoid", "glossary", "details", "api_key", "id"])
-    body = draw.choice(
-        ['{"q": "a b", "%s": %s}', '{"q": {"text": "a", "%s": %s}}', '{"q": [{"text": "a", "%s": %s}]}']
-    ) % (key, value)
+    forms = '{"q": "a b", "%s": %s}', '{"q": {"text": "a", "%s": %s}}', '{"q": [{"text": "a", "%s": %s}]}'
+    body = draw.choice(forms) % (key, value)
     return [request(draw, body.encode("utf-8", "surrogatepass"), path="/translate")]
 
 
 def encodings(draw: Random) -> Input:
     """Makes a body in another encoding, or with the wrong one declared."""
+    encoding = draw.choice(["utf-16", "utf-32", "latin-1", "utf-8-sig"])
     body = draw.choice(
         [
-            json.dumps({"q": "a ß"}, ensure_ascii=False).encode(
-                draw.choice(["utf-16", "utf-32", "latin-1", "utf-8-sig"])
-            ),
+            json.dumps({"q": "a ß"}, ensure_ascii=False).encode(encoding),
             b'{"q": "\xc0\xaf\xed\xa0\x80"}',
             draw.randbytes(draw.randrange(200)),
             b"q=%ff&source=%zz&target=%",
@@ -134,17 +137,9 @@ def encodings(draw: Random) -> Input:
             "q=a&alternatives=٣".encode(),
         ]
     )
-    kind = draw.choice(
-        [
-            *(
-                b"application/json; charset=utf-7",
-                b"application/x-www-form-urlencoded",
-                b"multipart/form-data",
-            ),
-            *(b"", b"application/json; boundary=\xff", b"APPLICATION/JSON", b"x" * 30_000),
-        ]
-    )
-    return [request(draw, body, b"Content-Type: " + kind, b"Content-Encoding: gzip")]
+    kinds = [b"application/json; charset=utf-7", b"application/x-www-form-urlencoded", b"multipart/form-data"]
+    kinds += [b"", b"application/json; boundary=\xff", b"APPLICATION/JSON", b"x" * 30_000]
+    return [request(draw, body, b"Content-Type: " + draw.choice(kinds), b"Content-Encoding: gzip")]
 
 
 def chunks(draw: Random) -> Input:
@@ -167,9 +162,8 @@ def lengths(draw: Random) -> Input:
     values = [*b"-1 +5 0x5 abc 1e3 100".split(), b"5, 5", b"5, 6", b"", b"9" * 20, b"9" * 5000, b"\xb2"]
     headers = [b"Content-Length: " + draw.choice(values) for _ in range(draw.randint(1, 3))]
     if draw.random() < 0.3:
-        headers.append(
-            b"Transfer-Encoding: " + draw.choice([b"chunked", b"identity", b"gzip, chunked", b"chunked\x0b"])
-        )
+        codings = [b"chunked", b"identity", b"gzip, chunked", b"chunked\x0b"]
+        headers.append(b"Transfer-Encoding: " + draw.choice(codings))
     return [request(draw, b'{"q": "a"}', *headers, length=draw.random() < 0.2)]
 
 
@@ -214,13 +208,10 @@ Accept-Encoding: *|Range: bytes=0-""".replace(b"\n", b"|").split(b"|")
 
 def pipelined(draw: Random) -> Input:
     """Makes many requests at once."""
-    made = [
-        b"".join(draw.choice([fields, text, lengths, heads, headers])(draw))
-        for _ in range(draw.randrange(1, 5))
-    ]
-    made += [b"GET %s HTTP/1.1\r\nHost: x\r\n\r\n" % draw.choice(PATHS[7:]).encode()] * draw.choice(
-        [1, 5, 200]
-    )
+    kinds = [fields, text, lengths, heads, headers]
+    made = [b"".join(draw.choice(kinds)(draw)) for _ in range(draw.randrange(1, 5))]
+    plain = b"GET %s HTTP/1.1\r\nHost: x\r\n\r\n" % draw.choice(PATHS[7:]).encode()
+    made += [plain] * draw.choice([1, 5, 200])
     draw.shuffle(made)
     return [b"".join(made)]
 
@@ -242,16 +233,23 @@ def damaged(draw: Random) -> Input:
 def markup(draw: Random) -> Input:
     """Makes malformed HTML and texts of special characters."""
     parts = [
-        "<b>", "</b>", "<!--", "-->", "<![CDATA[", "<script>", "&#x110000;", "&amp", "<", "<a href='", "a b",
+        "<b>",
+        "</b>",
+        "<!--",
+        "-->",
+        "<![CDATA[",
+        "<script>",
+        "&#x110000;",
+        "&amp",
+        "<",
+        "<a href='",
+        "a b",
         "\n",
-    ]  # fmt: skip
+    ]
     parts += [any_text(draw)[:20] for _ in range(4)]
     q = "".join(draw.choices(parts, k=draw.choice([3, 20, 200])))[:500]
-    body = {
-        "q": q,
-        "format": draw.choice(["html", "text"]),
-        "glossary": {draw.choice(parts): "d"} if draw.random() < 0.3 else {},
-    }
+    kind = draw.choice(["html", "text"])
+    body = {"q": q, "format": kind, "glossary": {draw.choice(parts): "d"} if draw.random() < 0.3 else {}}
     return [request(draw, json.dumps(body).encode(), path="/translate")]
 
 
@@ -312,12 +310,13 @@ def exchange(port: int, parts: Input) -> tuple[bytes, float | None]:
         began = time.monotonic()
         connection.settimeout(0.5)
         while time.monotonic() < began + MOST_SECONDS:
+            block = b""
             try:
                 block = connection.recv(1 << 16)
             except TimeoutError:
                 continue
             except ConnectionError:
-                return said, time.monotonic() - began
+                pass
             if not block:
                 return said, time.monotonic() - began
             said += block

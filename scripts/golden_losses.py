@@ -33,14 +33,8 @@ MODEL = [
     "model.decoder.layers=2", "model.attention.size=7", "model.dropout=0.1", "training.label_smoothing=0.1",
     "training.optimizer.learning_rate=0.005", "training.gradient_clipping.type=none",
 ]  # fmt: skip
-KINDS = {
-    "input feeding": ("model.attention.layer_norm=true",),
-    "whole target": (
-        "model.decoder.input_feeding=false",
-        "model.encoder.layers=1",
-        "model.weight_tying=trg_softmax",
-    ),
-}
+WHOLE_TARGET = "model.decoder.input_feeding=false model.encoder.layers=1 model.weight_tying=trg_softmax"
+KINDS = {"input feeding": ["model.attention.layer_norm=true"], "whole target": WHOLE_TARGET.split()}
 """Keys in which the two models differ."""
 
 
@@ -89,11 +83,9 @@ def variants(kind: str, name: str) -> list[Implementations]:
     alone = [REFERENCE._replace(**{op: name}) for op in ("decoder", "encoder", "output")]
     if name == "compiled":
         return everything[:1] if kind == "input feeding" else []
-    return (
-        [*alone, *everything]
-        if kind == "input feeding"
-        else [REFERENCE._replace(attention=name), everything[0]]
-    )
+    if kind == "input feeding":
+        return [*alone, *everything]
+    return [REFERENCE._replace(attention=name), everything[0]]
 
 
 def main(arguments: Sequence[str]) -> int:

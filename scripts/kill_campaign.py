@@ -149,12 +149,9 @@ class Run:
         several = ["--processes", str(kind.processes)] if kind.processes > 1 else []
         command = [sys.executable, "-m", "econmt", "train", str(recipe), f"output={folder.path}"]
         with self._said.open("wb") as file:
-            self.process = subprocess.Popen(
-                [*command, *kind.options, *several, *options],
-                stdout=file,
-                stderr=file,
-                env=environment_with_mark(self.mark),
-            )
+            command += [*kind.options, *several, *options]
+            environment = environment_with_mark(self.mark)
+            self.process = subprocess.Popen(command, stdout=file, stderr=file, env=environment)
 
     def ranks(self) -> dict[int, int]:
         """Returns the process ids by rank; a single process is rank 0."""
@@ -196,14 +193,13 @@ def write_text(folder: Path) -> None:
 
 def fingerprints(folder: ModelFolder) -> dict[str, str]:
     """Returns the checksums of all files that a kill must not change, by name."""
-    checksums = {}
-    for path in sorted([*folder.path.rglob("*.safetensors"), *folder.path.glob("hypotheses.*")]):
-        checksums[str(path.relative_to(folder.path))] = hashlib.sha256(path.read_bytes()).hexdigest()
+    files = [*folder.path.rglob("*.safetensors"), *folder.path.glob("hypotheses.*")]
+    contents = {str(path.relative_to(folder.path)): path.read_bytes() for path in sorted(files)}
     rows = [line.split("\t") for line in folder.metrics.read_text().splitlines()]
     kept = [index for index, column in enumerate(rows[0]) if column not in TIMES]
     text = "\n".join("\t".join(row[index] for index in kept) for row in rows)
-    checksums["metrics.tsv without times"] = hashlib.sha256(text.encode()).hexdigest()
-    return checksums
+    contents["metrics.tsv without times"] = text.encode()
+    return {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
 
 
 def wait_for_moment(run: Run, moment: str, stretch: float, draw: random.Random) -> bool:
@@ -289,16 +285,8 @@ def new_folder(work: Path, number: int, name: str) -> ModelFolder:
 
 def show(kills: Sequence[Kill], console: Console) -> bool:
     """Prints the table; returns True if nothing was lost and no process stayed."""
-    table = Table(title="kills")
-    for column in (
-        "run",
-        "kills",
-        "same bits",
-        "no process left",
-        "seconds until then, at most",
-        "one error line",
-    ):
-        table.add_column(column)
+    headings = "run", "kills", "same bits", "no process left", "seconds until then, at most", "one error line"
+    table = Table(*headings, title="kills")
     for kind in dict.fromkeys(kill.kind for kill in kills):
         of_kind = [kill for kill in kills if kill.kind == kind]
         alone = [kill.ended for kill in of_kind if kill.ended == kill.ended]

@@ -43,10 +43,8 @@ VALUES = {**NAMES, Path: "path"}
 def reference() -> str:
     """Returns the page."""
     overview = ["", "| command | purpose |", "|---|---|"]
-    overview += [
-        f"| [`econmt {verb}`](#econmt-{verb}) | {cell(summary)} |"
-        for verb, summary in command_line.COMMANDS.items()
-    ]
+    for verb, summary in command_line.COMMANDS.items():
+        overview.append(f"| [`econmt {verb}`](#econmt-{verb}) | {cell(summary)} |")
     parts = [INTRODUCTION, "\n".join(overview) + "\n"]
     for verb in command_line.COMMANDS:
         application = command_line._application([verb])
@@ -62,19 +60,12 @@ def group_text(group: Any, name: str) -> Iterator[str]:
     """Yields the section of a command that has subcommands, then theirs."""
     yield f"\n## `{name}`\n\n{plain(group.info.help)}\n"
     for command in group.registered_commands:
-        if command.hidden:
-            continue
-        yield command_text(command, f"{name} {command.name or command.callback.__name__}", "###")
+        if not command.hidden:
+            yield command_text(command, f"{name} {command.name or command.callback.__name__}", "###")
 
 
 def command_text(command: Any, name: str, level: str) -> str:
-    """Returns the section of a command.
-
-    Args:
-        command: Its callback and help, as typer registers them.
-        name: Its words on the command line.
-        level: Marks of its heading, such as ``##``.
-    """
+    """Returns the section of a command that typer has registered, with a heading of ``level``, such as ``##``."""
     text, example = description(command.help or command.callback.__doc__ or "")
     section = f"\n{level} `{name}`\n\n{text}\n"
     if example:
@@ -100,9 +91,8 @@ def row(parameter: Any) -> str:
     option = isinstance(info, OptionInfo)
     named = sorted(info.param_decls or (), key=lambda name: not name.startswith("--"))
     named = [name for name in named if name.startswith("-")] or [f"--{parameter.name.replace('_', '-')}"]
-    name = (
-        ", ".join(f"`{name}`" for name in named) if option else f"`{info.metavar or parameter.name.upper()}`"
-    )
+    names = named if option else [info.metavar or parameter.name.upper()]
+    name = ", ".join(f"`{name}`" for name in names)
     notes = []
     if isinstance(info.show_default, str):
         notes.append(f"default: {info.show_default}")

@@ -63,20 +63,13 @@ def sections(kind: type[BaseModel], path: str = "") -> Iterator[tuple[type[BaseM
 
 def section_text(kind: type[BaseModel], path: str) -> str:
     """Returns the part of a section: a heading, its description, and a table of its keys."""
-    lines = [
-        "",
-        f"## {heading(kind, path)}",
-        "",
-        summary(kind),
-        "",
-        "| key | value | default | meaning |",
-        "|---|---|---|---|",
-    ]
+    lines = ["", f"## {heading(kind, path)}", "", summary(kind), ""]
+    lines += ["| key | value | default | meaning |", "|---|---|---|---|"]
     for name, field in kind.model_fields.items():
-        meaning = plain(str(field.description))
+        meaning, key = plain(str(field.description)), f"{path}.{name}" if path else name
         if section_kinds(field.annotation):
-            meaning = f"{meaning}: [see below](#{anchor(f'{path}.{name}' if path else name)})"
-        rule = RULES.get(f"{path}.{name}" if path else name)
+            meaning = f"{meaning}: [see below](#{anchor(key)})"
+        rule = RULES.get(key)
         if rule is not None:
             meaning += f" (no effect without {rule.needs.text})"
         value = word_list(implementation_names(name)) if kind is Ops and name in OPS else value_text(field)
@@ -97,15 +90,7 @@ def heading(kind: type[BaseModel], path: str) -> str:
 
 def siblings(path: str) -> list[type[BaseModel]]:
     """Returns the sections that a dotted key may hold."""
-    kinds: list[type[BaseModel]] = [Recipe]
-    for name in path.split("."):
-        kinds = [
-            inner
-            for kind in kinds
-            if name in kind.model_fields
-            for inner in section_kinds(kind.model_fields[name].annotation)
-        ]
-    return kinds
+    return [kind for kind, its_path in sections(Recipe) if its_path == path]
 
 
 def anchor(path: str) -> str:
@@ -116,9 +101,8 @@ def anchor(path: str) -> str:
 
 def literals(field: FieldInfo) -> list[str]:
     """Returns the words that a field allows; none if it is no choice of words."""
-    return (
-        [str(word) for word in get_args(field.annotation)] if get_origin(field.annotation) is Literal else []
-    )
+    is_choice = get_origin(field.annotation) is Literal
+    return [str(word) for word in get_args(field.annotation)] if is_choice else []
 
 
 def summary(kind: type[BaseModel]) -> str:
@@ -169,10 +153,9 @@ def type_text(annotation: Any) -> str:
 def bounds_text(metadata: Any) -> str:
     """Describes the bounds of a number in words."""
     bounds = ((words, getattr(item, name, None)) for item in metadata for name, words in BOUNDS.items())
+    given = ((words, bound) for words, bound in bounds if bound is not None)
     return " and ".join(
-        f"{words} {bound:g}" if bound < 2**20 else f"{words} {bound}"
-        for words, bound in bounds
-        if bound is not None
+        f"{words} {bound:g}" if bound < 2**20 else f"{words} {bound}" for words, bound in given
     )
 
 
@@ -190,9 +173,8 @@ def default_text(field: FieldInfo) -> str:
 def write_page(description: str | None, page: Path, text: Callable[[], str]) -> None:
     """Writes a page as a script's command line says: with --check only compares it, and exits with 1 if it differs."""
     parser = argparse.ArgumentParser(description=(description or "").splitlines()[0])
-    parser.add_argument(
-        "--check", action="store_true", help="write nothing; exit code 1 if the page is out of date"
-    )
+    text_of_check = "write nothing; exit code 1 if the page is out of date"
+    parser.add_argument("--check", action="store_true", help=text_of_check)
     if not parser.parse_args().check:
         page.write_text(text(), encoding="utf-8")
     elif not page.exists() or page.read_text(encoding="utf-8") != text():

@@ -11,10 +11,7 @@ MARK = "KILL_CAMPAIGN_RUN"
 
 
 def processes_of_run(mark: str) -> dict[int, int | None]:
-    """Finds the living processes of a run.
-
-    Args:
-        mark: value of :data:`MARK` in their environment.
+    """Finds the living processes of a run by the value ``mark`` of :data:`MARK` in their environment.
 
     Returns:
         The rank of each process by its id; None for a process without a rank (a launcher, or a single process).
@@ -38,15 +35,7 @@ def ranks_of_run(mark: str) -> dict[int, int]:
 
 
 def seconds_until_all_ended(mark: str, limit: float) -> float:
-    """Waits until no process of a run lives.
-
-    Args:
-        mark: see :func:`processes_of_run`.
-        limit: longest time to wait, in seconds.
-
-    Returns:
-        The seconds that it took; infinity if one is left.
-    """
+    """Waits until no process of a run lives; returns the seconds that it took, or infinity after ``limit`` seconds."""
     began = time.monotonic()
     while processes_of_run(mark):
         if time.monotonic() - began > limit:

@@ -22,6 +22,7 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 TEXT = "seven\ntwo hundred and thirty four\n\nninety one\n"
 NEEDS_LIBRARY = "installed without its C library"
@@ -53,19 +54,11 @@ class Suite:
             Failure: it ended with another exit code than ``code``, or in a traceback.
         """
         words = [str(word) for word in command]
-        done = subprocess.run(
-            words,
-            input=text,
-            cwd=self.folder,
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        place: dict[str, Any] = {"cwd": self.folder, "env": self.environment}
+        done = subprocess.run(words, input=text, capture_output=True, text=True, check=False, **place)
         if done.returncode != code or "Traceback" in done.stderr:
-            raise Failure(
-                f"{' '.join(words)}\nexit code {done.returncode}, not {code}\n{done.stdout}{done.stderr}"
-            )
+            problem = f"exit code {done.returncode}, not {code}"
+            raise Failure(f"{' '.join(words)}\n{problem}\n{done.stdout}{done.stderr}")
         return done
 
     def econmt(self, *arguments: object, text: str = "", code: int = 0) -> subprocess.CompletedProcess[str]:
@@ -101,25 +94,20 @@ class Suite:
 
     def _translated(self, *more: str) -> str:
         """Returns the translations of the text."""
-        return self.econmt(
-            "translate", "-m", "model", "-i", "text.en", "--precision", "float32", *more
-        ).stdout
+        options = ["-m", "model", "-i", "text.en", "--precision", "float32"]
+        return self.econmt("translate", *options, *more).stdout
 
     def judge(self) -> None:
         """Scores and evaluates the translations, and describes the model."""
-        (self.folder / "reference.de").write_text(
-            "sieben\nzwei hundert\n\neins und neunzig\n", encoding="utf-8"
-        )
+        references = "sieben\nzwei hundert\n\neins und neunzig\n"
+        (self.folder / "reference.de").write_text(references, encoding="utf-8")
         scores = self.econmt("score", "-m", "model", "-s", "text.en", "-t", "reference.de").stdout.split()
         expect(len(scores) == TEXT.count("\n"), f"scores: {scores}")
         expect(all(float(score) <= 0.0 for score in scores), f"scores: {scores}")
-        metrics = json.loads(
-            self.econmt("evaluate", "-r", "reference.de", "-i", "reference.de", "--json").stdout
-        )
-        expect("100" in json.dumps(metrics), f"evaluate gives {metrics} for the references themselves")
-        expect(
-            "attention" in self.econmt("info", "model").stdout, "econmt info tells nothing of the attention"
-        )
+        metrics = self.econmt("evaluate", "-r", "reference.de", "-i", "reference.de", "--json").stdout
+        expect("100" in metrics, f"evaluate gives {metrics} for the references themselves")
+        described = self.econmt("info", "model").stdout
+        expect("attention" in described, "econmt info tells nothing of the attention")
         self.econmt("profile", "quickstart", "--estimate")
 
     def export(self) -> None:
@@ -149,10 +137,8 @@ class Suite:
         with self._server() as address:
             request = json.dumps({"q": "seven", "source": "en", "target": "de"}).encode()
             translation = json.loads(get(address, "/translate", request)[1])["translatedText"]
-            expect(
-                translation == expected,
-                f"the server translates {translation!r}, econmt translate {expected!r}",
-            )
+            problem = f"the server translates {translation!r}, econmt translate {expected!r}"
+            expect(translation == expected, problem)
             for path in ("/", "/health", "/metrics", "/languages"):
                 status, _ = get(address, path)
                 expect(status == 200, f"{path}: {status}")
@@ -163,14 +149,10 @@ class Suite:
         port = free_port()
         command = [Path(sys.executable).parent / "econmt", "serve", "-m", "model", "--port", str(port)]
         log = self.folder / "serve.log"
+        words = [*map(str, command), "--precision", "float32"]
+        place: dict[str, Any] = {"cwd": self.folder, "env": self.environment}
         with log.open("wb") as stream:
-            process = subprocess.Popen(
-                [*map(str, command), "--precision", "float32"],
-                cwd=self.folder,
-                env=self.environment,
-                stdout=stream,
-                stderr=stream,
-            )
+            process = subprocess.Popen(words, stdout=stream, stderr=stream, **place)
         address = f"127.0.0.1:{port}"
         try:
             end = time.monotonic() + WAIT_SECONDS
@@ -290,12 +272,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--ops", action="store_true", help="test an installation of econmt_ops alone")
-    parser.add_argument(
-        "--library",
-        choices=["yes", "no"],
-        default="yes",
-        help="yes if econmt was installed with its C library",
-    )
+    text = "yes if econmt was installed with its C library"
+    parser.add_argument("--library", choices=["yes", "no"], default="yes", help=text)
     given = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="econmt-smoke-") as folder:
         suite = Suite(Path(folder), library=given.library == "yes")

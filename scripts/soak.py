@@ -100,12 +100,8 @@ def run(command: Sequence[str], minutes: float, path: Path, text: bytes | None) 
     with path.open("w", encoding="utf-8", newline="") as file, contextlib.ExitStack() as stack:
         out = csv.writer(file, lineterminator="\n")
         out.writerow(["seconds", "resident_bytes"])
-        process = subprocess.Popen(
-            list(command),
-            stdin=subprocess.DEVNULL if text is None else subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        stdin, stdout = subprocess.DEVNULL if text is None else subprocess.PIPE, subprocess.DEVNULL
+        process = subprocess.Popen(list(command), stdin=stdin, stdout=stdout, start_new_session=True)
         stack.callback(process.wait)
         stack.callback(end, process)
         began = time.monotonic()
@@ -113,9 +109,8 @@ def run(command: Sequence[str], minutes: float, path: Path, text: bytes | None) 
             threading.Thread(target=feed, args=(process.stdin, text), daemon=True).start()
         while (gone := time.monotonic() - began) < 60 * minutes:
             if process.poll() is not None:
-                raise ValueError(
-                    f"{' '.join(command)}: ended after {gone:.0f} s with status {process.returncode}"
-                )
+                ended = f"ended after {gone:.0f} s with status {process.returncode}"
+                raise ValueError(f"{' '.join(command)}: {ended}")
             samples.append(Sample(round(gone, 1), resident(process.pid)))
             out.writerow(samples[-1])
             file.flush()

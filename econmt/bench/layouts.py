@@ -21,15 +21,8 @@ from econmt_ops.linear import LAYOUTS
 PAPER = (64, 512, 2048)
 """N, I, O of the published comparison: 64 sentences, 512 units, four gates."""
 
-SHAPES = [
-    PAPER,
-    *(
-        (rows, size, 4 * size)
-        for size in (256, 512, 1024)
-        for rows in (1, 16, 64, 256, 1024)
-        if (rows, size) != PAPER[:2]
-    ),
-]
+_ROWS, _SIZES = (1, 16, 64, 256, 1024), (256, 512, 1024)
+SHAPES = list(dict.fromkeys([PAPER, *((rows, size, 4 * size) for size in _SIZES for rows in _ROWS)]))
 RECURRENT = [(rows, size) for size in (256, 512, 1024) for rows in (16, 64, 128)]
 """Batch and hidden size of the loops."""
 
@@ -44,13 +37,9 @@ _Functions = dict[tuple[str, str, str], Callable[[], object]]
 
 
 class LayoutTimer:
-    """Times layouts on one device.
+    """Times layouts on one device, ``seconds`` for the candidates of one product.
 
-    Args:
-        dtypes: types of the operands. device: the device.
-        seconds: seconds for the candidates of one product.
-        say: function that shows the progress.
-        graph: True to time calls in CUDA graphs, where launching them costs nothing.
+    ``graph`` times calls in CUDA graphs, where launching them costs nothing.
     """
 
     def __init__(
@@ -66,10 +55,7 @@ class LayoutTimer:
         self._graph = graph
 
     def products(self, shapes: Sequence[tuple[int, int, int]]) -> Iterator[Row]:
-        """Times products, those of their backward pass, and `econmt_ops.linear` with both passes.
-
-        Args:
-            shapes: (N, I, O) of each product.
+        """Times products of shapes (N, I, O), those of their backward pass, and `econmt_ops.linear` with both passes.
 
         Yields:
             A row for each layout, library and product.
@@ -85,11 +71,8 @@ class LayoutTimer:
     def loops(self, shapes: Sequence[tuple[int, int]]) -> Iterator[Row]:
         """Times loops of :data:`STEPS` products of an LSTM's recurrence, alone and with the cell between them.
 
-        Args:
-            shapes: batch and hidden size of each loop.
-
         Yields:
-            A row for each layout, library and loop; times are those of one step.
+            A row for each layout, library, and loop (batch and hidden size); times are those of one step.
         """
         cases = list(product(self._dtypes, shapes))
         for number, (dtype, (batch, hidden)) in enumerate(cases, 1):
@@ -163,9 +146,8 @@ def _groups(
         packed, packed_turned = pack(weight, rows), pack(turned, rows)
         forward[("forward", "oneDNN", "by rows: X W^T")] = lambda: by_onednn(x, weight)
         forward[("forward", "oneDNN", "by rows, W packed before")] = lambda: by_onednn(x, packed)
-        to_inputs[("backward, X", "oneDNN", "by rows, W^T packed before")] = lambda: by_onednn(
-            y, packed_turned
-        )
+        key = ("backward, X", "oneDNN", "by rows, W^T packed before")
+        to_inputs[key] = lambda: by_onednn(y, packed_turned)
     yield forward
     yield to_inputs
     yield to_weight
@@ -208,31 +190,28 @@ def _loops(batch: int, hidden: int, dtype: torch.dtype, device: torch.device) ->
     def no_cell_columns(gates: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
         return gates[:hidden], c
 
+    columns = share_columns, h_columns, c_columns, plain_columns
     for what, cell, cell_columns in (
         ("loop of products", no_cell, no_cell_columns),
         ("loop of products and cells", cell_forward, _cell_by_columns),
     ):
         functions: _Functions = {
             (what, library, "by rows"): partial(_loop, shares, h, c, plain, cell),
-            (what, library, "by columns"): partial(
-                _loop, share_columns, h_columns, c_columns, plain_columns, cell_columns
-            ),
+            (what, library, "by columns"): partial(_loop, *columns, cell_columns),
         }
         if packs:
-            functions[(what, "oneDNN", "by rows, W packed before")] = partial(
-                _loop, shares, h, c, by_packed, cell
-            )
+            key = (what, "oneDNN", "by rows, W packed before")
+            functions[key] = partial(_loop, shares, h, c, by_packed, cell)
         yield functions
+    what = "loop of backward products"
     backward: _Functions = {
-        ("loop of backward products", library, "by rows"): lambda: [
-            torch.mm(step, weight) for step in shares
-        ],
-        ("loop of backward products", library, "by columns, W transposed"): lambda: [
+        (what, library, "by rows"): lambda: [torch.mm(step, weight) for step in shares],
+        (what, library, "by columns, W transposed"): lambda: [
             torch.mm(turned, step) for step in share_columns
         ],
     }
     if packs:
-        key = ("loop of backward products", "oneDNN", "by rows, W^T packed in the loop's time")
+        key = (what, "oneDNN", "by rows, W^T packed in the loop's time")
         backward[key] = lambda: _packed_loop(turned, shares, batch)
     yield backward
 

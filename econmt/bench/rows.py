@@ -16,6 +16,7 @@ import torch
 from rich.table import Table
 
 import econmt
+from econmt.checkpoint.tensor_files import dtype_name as dtype_name
 from econmt.checkpoint.tensor_files import write_text
 from econmt.errors import InputError
 from econmt_ops.dispatch.capture import Capturer
@@ -60,11 +61,7 @@ def _commit() -> str:
 
 
 def read_csv(path: Path) -> tuple[list[str], list[dict[str, str]]]:
-    """Reads columns and rows of a CSV that :func:`append_csv` wrote; none if there is no such file.
-
-    Raises:
-        InputError: the file is something else.
-    """
+    """Reads columns and rows of a CSV that :func:`append_csv` wrote; none if there is no such file."""
     if not path.exists():
         return [], []
     try:
@@ -80,15 +77,7 @@ def read_csv(path: Path) -> tuple[list[str], list[dict[str, str]]]:
 
 
 def append_csv(path: Path, rows: Sequence[Row], fixed: Mapping[str, Value]) -> None:
-    """Appends rows to a CSV; new columns come after the existing ones.
-
-    Args:
-        path: path of the file, which is created if it does not exist.
-        rows: rows to add. fixed: columns that have the same value in all of them.
-
-    Raises:
-        InputError: the file is something else, or cannot be written.
-    """
+    """Appends rows, each with the values in ``fixed``, to a CSV; new columns come after the existing ones."""
     columns, old = read_csv(path)
     for row in rows:
         columns += [name for name in (*row, *fixed) if name not in columns]
@@ -125,16 +114,7 @@ def shown(value: Value) -> str:
 
 
 def draw(rows: Sequence[Row], path: Path, *, label: Sequence[str], value: str, title: str) -> None:
-    """Draws one bar a row.
-
-    Args:
-        rows: rows to draw. path: path of the picture. title: its title.
-        label: columns that name a bar.
-        value: column with the length of a bar; rows without it are left out.
-
-    Raises:
-        InputError: the file cannot be written.
-    """
+    """Draws one bar a row that has a ``value``, which is its length; the columns ``label`` name it."""
     from matplotlib.figure import Figure
 
     shown_rows = [row for row in rows if value in row]
@@ -154,11 +134,6 @@ def save_figure(figure: Figure, path: Path) -> None:
         figure.savefig(path, dpi=110, format=path.suffix.lower().removeprefix("."))
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}") from None
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """Returns the name of a type as in options and columns, such as float32."""
-    return str(dtype).removeprefix("torch.")
 
 
 def in_graph(function: Callable[[], object], device: torch.device, calls: int = 1) -> Callable[[], object]:

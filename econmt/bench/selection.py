@@ -55,9 +55,7 @@ def choose(
     """Measures the ops that a recipe leaves at auto, as a run does at its start, and caches the figures for runs.
 
     Args:
-        recipe: the recipe.
-        sizes: sizes of its vocabularies.
-        shape: shape of its batches.
+        recipe, sizes, shape: the recipe, sizes of its vocabularies, and shape of its batches.
         device, precision: device and precision of products.
         seconds: maximum time for measuring.
         compiled: True to include compiled candidates, which takes long.
@@ -87,6 +85,7 @@ def rows_of(measurements: Iterable[Measurement], byte_limit: int | None = None) 
     for measurement in measurements:
         choice = measurement.choice(byte_limit)
         for name, record in sorted(measurement.records.items(), key=lambda item: item[1].milliseconds):
+            marks = {"chosen": name == choice, " (rule)": name == measurement.rule}
             rows.append(
                 {
                     "bench": "select",
@@ -98,8 +97,7 @@ def rows_of(measurements: Iterable[Measurement], byte_limit: int | None = None) 
                     "highest decile": record.high,
                     "bytes kept": record.bytes,
                     "first call, s": record.first_seconds,
-                    "chosen": ("chosen" if name == choice else "")
-                    + (" (rule)" if name == measurement.rule else ""),
+                    "chosen": "".join(mark for mark, applies in marks.items() if applies),
                     "regret": measurement.regret(name),
                 }
             )
@@ -150,14 +148,8 @@ def regrets(
 ) -> Iterator[Row]:
     """Lets auto choose at each shape, then measures all candidates again to find what the choice loses.
 
-    Args:
-        entries: entries of the grid. device: the device. say: function that shows the progress.
-        seconds: maximum time of a choice; measuring again takes up to three times as long, and comparing the choice
-            with the best candidate in turns twice as long.
-        limit: seconds after which no further shape is begun.
-
-    Yields:
-        A row for each shape.
+    A choice takes at most ``seconds``, measuring again up to three times as long, and comparing the choice with the
+    best candidate in turns twice as long. No further shape is begun after ``limit`` seconds.
     """
     end = time.monotonic() + limit
     for number, entry in enumerate(entries):
@@ -214,11 +206,7 @@ class Loss(NamedTuple):
 
 
 def loss_of(choice: Sequence[float], best: Sequence[float]) -> Loss:
-    """Compares samples taken in turns, whose ratio is hardly affected by what disturbs both.
-
-    Args:
-        choice, best: seconds; the n-th samples were taken one after the other.
-    """
+    """Compares samples in seconds whose n-th were taken one after the other, so that what disturbs both cancels out."""
     ratios = sorted(mine / other for mine, other in zip(choice, best, strict=True))
     count = len(ratios)
     share = quantile(ratios, 0.5) - 1
@@ -263,9 +251,8 @@ def _call(entry: GridEntry, device: torch.device) -> Callable[[], object]:
         return lambda: econmt_ops.lstm(inputs, (layer,))
     fed = LSTMWeights(make(4 * hidden, 2 * hidden), make(4 * hidden, hidden), make(4 * hidden))
     memory = make(rows, length, hidden)
-    weights = AttentionalLSTMWeights(
-        (fed,), make(hidden, hidden), make(hidden), make(hidden, 2 * hidden), make(hidden)
-    )
+    attention = make(hidden, hidden), make(hidden), make(hidden, 2 * hidden), make(hidden)
+    weights = AttentionalLSTMWeights((fed,), *attention)
     return lambda: econmt_ops.attentional_lstm(inputs, memory, memory, weights, lengths=None)
 
 
@@ -303,9 +290,6 @@ def summary(rows: Sequence[Mapping[str, str | int | float]]) -> str:
 
 def joined(rows: Iterable[Mapping[str, str]]) -> list[dict[str, str]]:
     """Selects the last row of each shape from the rows of several files, in the order of the grid."""
-    last = {
-        tuple(row[name] for name in GridEntry._fields): dict(row)
-        for row in rows
-        if row["bench"] == "select-grid"
-    }
+    of_grid = (row for row in rows if row["bench"] == "select-grid")
+    last = {tuple(row[name] for name in GridEntry._fields): dict(row) for row in of_grid}
     return [last[key] for entry in grid() if (key := tuple(map(str, entry))) in last]

@@ -59,12 +59,7 @@ def row_of(
 
 
 def measure(recipe: Recipe, precision: str, length: int, device: torch.device, seconds: float) -> Row:
-    """Trains on one batch for about ``seconds``; returns the figures.
-
-    Raises:
-        InputError: the device does not support the precision.
-        torch.OutOfMemoryError: the batch does not fit into memory.
-    """
+    """Trains on one batch for about ``seconds``; returns the figures."""
     torch.manual_seed(recipe.training.seed)
     task = task_of_sizes(recipe, vocabulary_sizes(recipe))
     model = task.build_model().to(device).train()

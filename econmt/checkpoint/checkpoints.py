@@ -36,6 +36,7 @@ from econmt.checkpoint.state import TrainingState
 from econmt.checkpoint.tensor_files import (
     FORMAT,
     check_tensors,
+    dtype_name,
     model_description,
     read_tensors,
     write_tensors,
@@ -111,9 +112,8 @@ def save_checkpoint(
     """Saves a checkpoint: the validated parameters, and the state from which training continues.
 
     Args:
-        folder: Model folder.
+        folder: Model folder. model: See :meth:`econmt.tasks.protocol.Task.description`.
         saved: State, with the checkpoint's row of metrics; validated parameters; optimizer tensors to continue with.
-        model: See :meth:`econmt.tasks.protocol.Task.description`.
         hypotheses: Translations of the validation text, if there are any.
 
     Raises:
@@ -164,11 +164,7 @@ def _sha256(content: bytes) -> str:
 
 
 def load_state(folder: ModelFolder, commit: Commit) -> TrainingState:
-    """Loads the training state of a commit, without parameters and optimizer.
-
-    Raises:
-        InputError: The file is broken, or its checksum is wrong.
-    """
+    """Loads the training state of a commit, without parameters and optimizer."""
     path = folder.state(commit) / "state.json"
     sums = path.with_name(_SUMS)
     try:
@@ -183,11 +179,7 @@ def load_state(folder: ModelFolder, commit: Commit) -> TrainingState:
 
 
 def prove(folder: ModelFolder, commit: Commit) -> None:
-    """Reads all files needed to resume from a commit, block by block, to verify them.
-
-    Raises:
-        InputError: See :func:`load_saved`.
-    """
+    """Reads all files needed to resume from a commit, block by block; raises InputError if one cannot be used."""
     state = load_state(folder, commit)
     for path in _tensor_files(folder, commit, state):
         check_vocabulary(check_tensors(path), state.vocabulary, path)
@@ -195,29 +187,22 @@ def prove(folder: ModelFolder, commit: Commit) -> None:
 
 def _tensor_files(folder: ModelFolder, commit: Commit, state: TrainingState) -> tuple[Path, Path]:
     """Returns the files of a commit's parameters and optimizer tensors."""
-    state_folder = folder.state(commit)
-    interrupted_parameters = state_folder / "params.safetensors"
+    optimizer = folder.state(commit) / "optimizer.safetensors"
+    interrupted_parameters = optimizer.with_name("params.safetensors")
     parameters = folder.parameters(state.parameters_from) if commit.is_checkpoint else interrupted_parameters
-    return parameters, state_folder / "optimizer.safetensors"
+    return parameters, optimizer
 
 
 def load_saved(folder: ModelFolder, commit: Commit) -> Saved:
-    """Loads everything of a commit.
-
-    Raises:
-        InputError: A file is missing, broken, or belongs to another vocabulary.
-    """
+    """Loads everything of a commit; raises InputError if a file is broken or belongs to another vocabulary."""
     state = load_state(folder, commit)
     parameters_path, optimizer_path = _tensor_files(folder, commit, state)
     parameters, metadata = read_tensors(parameters_path)
     optimizer, optimizer_metadata = read_tensors(optimizer_path)
     for file_metadata, path in ((metadata, parameters_path), (optimizer_metadata, optimizer_path)):
         check_vocabulary(file_metadata, state.vocabulary, path)
-    carried = {
-        name.removeprefix(_CARRIED): optimizer.pop(name)
-        for name in list(optimizer)
-        if name.startswith(_CARRIED)
-    }
+    names = [name for name in optimizer if name.startswith(_CARRIED)]
+    carried = {name.removeprefix(_CARRIED): optimizer.pop(name) for name in names}
     return Saved(state, parameters, optimizer, optimizer_metadata.get("optimizer", ""), carried)
 
 
@@ -231,11 +216,7 @@ def check_vocabulary(metadata: Mapping[str, str], expected: str, path: Path) -> 
 
 
 def load_parameters(model: torch.nn.Module, tensors: Mapping[str, Tensor], where: Path | str) -> None:
-    """Copies tensors into a model's parameters.
-
-    Raises:
-        InputError: A parameter is missing, unknown, or of another shape or type; the message names file and parameter.
-    """
+    """Copies tensors into a model's parameters; raises InputError if their names, shapes or types differ."""
     parameters = dict(model.named_parameters())
     for name in [*parameters, *tensors]:
         if name not in tensors or name not in parameters:
@@ -250,8 +231,8 @@ def load_parameters(model: torch.nn.Module, tensors: Mapping[str, Tensor], where
             )
         if tensors[name].dtype != parameters[name].dtype:
             raise InputError(
-                f"{where}: parameter '{name}' has type {_type_name(tensors[name])}, but the recipe's model needs "
-                f"{_type_name(parameters[name])}; the file is damaged or not from econmt: use another checkpoint"
+                f"{where}: parameter '{name}' has type {dtype_name(tensors[name].dtype)}, but the recipe's model needs "
+                f"{dtype_name(parameters[name].dtype)}; the file is damaged or not from econmt: use another checkpoint"
             )
     with torch.no_grad():
         for name, parameter in parameters.items():
@@ -261,13 +242,7 @@ def load_parameters(model: torch.nn.Module, tensors: Mapping[str, Tensor], where
 def load_model(
     folder: Path | str, which: str | int | Path = "best", device: torch.device | str = "cpu"
 ) -> LoadedModel:
-    """Loads a trained translation model from its folder.
-
-    Args: See :func:`load_task`.
-
-    Raises:
-        InputError: See :func:`load_task`; or the folder holds a language model.
-    """
+    """Loads a trained translation model from its folder; see :func:`load_task`."""
     model, vocabularies, task, stored = load_task(folder, which, device)
     if not isinstance(model, TranslationModel):
         raise InputError(
@@ -285,17 +260,12 @@ def load_task(
         folder: Model folder, or an export of one.
         which: "best", "last", the update of a checkpoint, or the path of a parameter file.
         device: Device of the parameters.
-
-    Raises:
-        InputError: A file is missing, broken, or does not match the others; the message names it.
     """
     model_folder = ModelFolder(folder)
-    if not model_folder.path.is_dir():
-        raise InputError(f"{model_folder.path}: no such model folder; use a folder written by econmt train")
     if not model_folder.recipe.is_file():
-        raise InputError(
-            f"{model_folder.path}: not a model folder, as it has no recipe.yaml; use a folder written by econmt train"
-        )
+        is_folder = model_folder.path.is_dir()
+        problem = "not a model folder, as it has no recipe.yaml" if is_folder else "no such model folder"
+        raise InputError(f"{model_folder.path}: {problem}; use a folder written by econmt train")
     recipe = read_recipe(model_folder.recipe)
     path = parameter_file(model_folder, which)
     stored_tensors, metadata = read_tensors(path)
@@ -330,11 +300,7 @@ class _SkipInitialization(TorchFunctionMode):
 
 
 def parameter_file(folder: ModelFolder, which: str | int | Path) -> Path:
-    """Returns the parameter file for "best", "last", an update or a path.
-
-    Raises:
-        InputError: There is no such file.
-    """
+    """Returns the parameter file for "best", "last", an update or a path; raises InputError if there is none."""
     if isinstance(which, Path):
         return which
     numbered = folder.numbered_parameters()
@@ -390,11 +356,7 @@ def _description(
 
 @contextlib.contextmanager
 def saving(folder: ModelFolder, update: int, last: int) -> Iterator[None]:
-    """Turns a failure to write into a one-line error that says which checkpoint is intact.
-
-    Raises:
-        TrainingError: The write failed; the message names the update and the last good checkpoint.
-    """
+    """Turns a failure to write into a TrainingError of one line that says which checkpoint is intact."""
     try:
         yield
     except (OSError, SafetensorError, InputError) as error:
@@ -409,10 +371,6 @@ def saving(folder: ModelFolder, update: int, last: int) -> Iterator[None]:
             f"{folder.path}: cannot save the checkpoint of update {update} ({reason}); {good}; free some space and run "
             "the same command to resume"
         ) from error
-
-
-def _type_name(tensor: Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
 
 
 def _short(value: Any) -> str:

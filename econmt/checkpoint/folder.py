@@ -76,12 +76,8 @@ class ModelFolder:
 
     def commits(self) -> list[Commit]:
         """Returns all saved training states, oldest first, without unfinished ones that a crash left behind."""
-        saved = []
-        for path in _children(self.states):
-            match = _COMMITTED.fullmatch(path.name)
-            if match and _is_state(path):
-                saved.append(Commit(int(match[1]), match[2] is None))
-        return sorted(saved)
+        matches = (_COMMITTED.fullmatch(path.name) for path in _children(self.states) if _is_state(path))
+        return sorted(Commit(int(match[1]), match[2] is None) for match in matches if match)
 
     def numbered_parameters(self) -> dict[int, Path]:
         """Returns the numbered parameter files by update."""
@@ -119,9 +115,6 @@ class ModelFolder:
         Training is allowed in a folder that is absent or empty but for prepared data, that holds a training state, that
         a run left before its first checkpoint, or, with ``overwrite``, that holds parameters of econmt. ``last`` is the
         update at which the run ends: files of later checkpoints are not overwritten.
-
-        Raises:
-            InputError: Training is not allowed; the message names the folder and a file.
         """
         if not self.path.is_dir():
             return
@@ -190,33 +183,27 @@ class ModelFolder:
         return written
 
     def check_writable(self) -> None:
-        """Checks that the folder can be created or written to, without creating anything.
-
-        Raises:
-            InputError: It cannot; the message says why.
-        """
+        """Raises InputError if the folder can neither be created nor written to; creates nothing."""
         existing = self.path
         while not os.path.lexists(existing) and existing != existing.parent:
             existing = existing.parent
-        try:
+        with self._writing():
             tempfile.TemporaryFile(dir=existing).close()
-        except OSError as error:
-            raise self._unwritable(error) from error
 
-    def _unwritable(self, error: OSError) -> InputError:
-        return InputError(
-            f"{self.path}: the model folder cannot be written ({error.strerror}); use another output=DIR"
-        )
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise InputError(
+                f"{self.path}: the model folder cannot be written ({error.strerror}); use another output=DIR"
+            ) from error
 
     def _is_begun(self) -> bool:
         """Returns True if a run has begun here: its folder of states exists, and the recipe is as a run writes it."""
-        states = _children(self.states)
-        only_unfinished = all(_UNFINISHED_STATE.fullmatch(path.name) for path in states)
-        return (
-            self.states.is_dir()
-            and only_unfinished
-            and (not self.recipe.exists() or _is_resolved(self.recipe))
-        )
+        only_unfinished = all(_UNFINISHED_STATE.fullmatch(path.name) for path in _children(self.states))
+        is_begun = self.states.is_dir() and only_unfinished
+        return is_begun and (not self.recipe.exists() or _is_resolved(self.recipe))
 
     def _is_spare(self, path: Path) -> bool:
         """Returns True if a file may exist before a run begins: prepared data, or nothing of value."""
@@ -227,16 +214,10 @@ class ModelFolder:
         return path.name == ".lock" or re.fullmatch(r"\.prepared\.\d+\.(partial|old)", path.name) is not None
 
     def create(self) -> None:
-        """Creates the folder.
-
-        Raises:
-            InputError: It cannot be created or written to.
-        """
-        try:
+        """Creates the folder; raises InputError if it cannot be created or written to."""
+        with self._writing():
             self.states.mkdir(parents=True, exist_ok=True)
             tempfile.TemporaryFile(dir=self.path).close()
-        except OSError as error:
-            raise self._unwritable(error) from error
 
     def clear(self) -> None:
         """Removes the files that training wrote, but not the prepared data and other files.
@@ -270,11 +251,7 @@ class ModelFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Locks the folder for this process; the system releases the lock however the process ends.
-
-        Raises:
-            InputError: Another process trains in it.
-        """
+        """Locks the folder for this process, unless another trains in it; the lock ends however the process ends."""
         try:
             import fcntl
         except ImportError:  # Windows has no fcntl; there, users must avoid two runs in one folder

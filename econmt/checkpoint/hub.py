@@ -12,21 +12,13 @@ FILES = ("recipe.yaml", "params.best.safetensors", "subwords*.model", "vocab*.tx
 """Patterns of the files to download: all that translation needs."""
 
 
-def is_of_hub(name: Path | str) -> bool:
-    """Returns True if a model's name refers to the Hub."""
-    return str(name).startswith("hf:/")
-
-
 def local_model(name: Path | str) -> Path:
-    """Returns a model's folder: the given one, or a downloaded copy in huggingface_hub's cache.
-
-    Args:
-        name: A folder, ``hf://OWNER/NAME``, or ``hf://OWNER/NAME@REVISION``.
+    """Returns a model's folder: the given one, or a copy in huggingface_hub's cache of ``hf://OWNER/NAME[@REVISION]``.
 
     Raises:
         InputError: The name is invalid, huggingface_hub is not installed, or the download fails.
     """
-    if not is_of_hub(name):
+    if not str(name).startswith("hf:/"):
         return Path(name)
     match = _NAME.fullmatch(str(name))
     shown = re.sub("^hf:/+", "hf://", str(name))

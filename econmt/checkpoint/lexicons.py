@@ -21,20 +21,14 @@ def write_lexicon(path: Path, table: Tensor, vocabulary: str) -> None:
 
 
 def read_lexicon(path: Path, vocabulary: str, vocabularies: Vocabularies) -> Tensor:
-    """Reads the table of a file, (source vocabulary, K) int32.
-
-    Raises:
-        InputError: The file is damaged, not a lexicon, or belongs to other vocabularies.
-    """
+    """Reads the table of a lexicon for these vocabularies, (source vocabulary, K) int32."""
     tensors, metadata = read_tensors(path)
     if list(tensors) != [_TABLE]:
         raise InputError(f"{path}: not a lexicon; use a file written by econmt lexicon")
     check_vocabulary(metadata, vocabulary, path)
     table = tensors[_TABLE]
     valid = table.dtype == torch.int32 and table.dim() == 2 and len(table) == vocabularies.source.size
-    if not valid or (
-        table.numel() and not 0 <= int(table.min()) <= int(table.max()) < vocabularies.target.size
-    ):
+    if not valid or not ((table >= 0) & (table < vocabularies.target.size)).all():
         raise InputError(
             f"{path}: a damaged lexicon (shape {tuple(table.shape)}); create it again with econmt lexicon"
         )

@@ -19,11 +19,7 @@ STEPS = ".steps"
 
 
 def quantized(tensors: Mapping[str, Tensor], precision: torch.dtype, where: Path) -> dict[str, Tensor]:
-    """Converts the matrices of a model to ``precision``, int8 or bfloat16; vectors are unchanged.
-
-    Raises:
-        InputError: A matrix holds values that are not finite; the message names ``where``.
-    """
+    """Converts the finite matrices of a model to ``precision``, int8 or bfloat16; vectors are unchanged."""
     converted: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         if tensor.dim() != 2 or tensor.dtype != torch.float32:
@@ -40,11 +36,7 @@ def quantized(tensors: Mapping[str, Tensor], precision: torch.dtype, where: Path
 
 
 def restored(tensors: Mapping[str, Tensor], where: Path) -> dict[str, Tensor]:
-    """Converts 8-bit and 16-bit matrices to float32; other tensors are unchanged.
-
-    Raises:
-        InputError: An 8-bit matrix lacks scales, or has not one per row; the message names ``where``.
-    """
+    """Converts 8-bit matrices, which need a scale for each row, and 16-bit ones to float32; others are unchanged."""
     converted = {}
     for name, tensor in tensors.items():
         if tensor.dtype == torch.int8:
@@ -54,10 +46,8 @@ def restored(tensors: Mapping[str, Tensor], where: Path) -> dict[str, Tensor]:
             converted[name] = tensor.to(torch.float32) * steps[:, None]
         elif tensor.dtype == torch.bfloat16:
             converted[name] = tensor.to(torch.float32)
-        elif not (name.endswith(STEPS) and _is_of_8_bits(tensors.get(name.removesuffix(STEPS)))):
-            converted[name] = tensor
+        else:
+            matrix = tensors.get(name.removesuffix(STEPS), tensor)
+            if matrix.dtype != torch.int8:  # else the tensor is the matrix's scales
+                converted[name] = tensor
     return converted
-
-
-def _is_of_8_bits(tensor: Tensor | None) -> bool:
-    return tensor is not None and tensor.dtype == torch.int8

@@ -30,8 +30,7 @@ def finish_commit(folder: ModelFolder, state: TrainingState, keep_last: int, kee
     this run's checkpoints are removed.
 
     Args:
-        folder: Model folder.
-        state: Newest committed state, which is readable.
+        folder: Model folder. state: Newest committed state, which is readable.
         keep_last: Number of the newest parameter files to keep, in addition to the best.
         keep_best_state: True if the best checkpoint's optimizer state is kept too.
     """
@@ -66,10 +65,8 @@ def finish_commit(folder: ModelFolder, state: TrainingState, keep_last: int, kee
 def recover(folder: ModelFolder, keep_last: int, keep_best_state: bool) -> Recovered:
     """Repairs the folder after a crash at any moment, and finds the newest readable state.
 
-    Unreadable states are set aside if an earlier one is readable.
-
-    Raises:
-        InputError: There are states, but none is readable; the folder of states is unchanged.
+    Unreadable states are set aside if an earlier one is readable. If none is, the folder of states stays unchanged, and
+    InputError is raised.
     """
     for path in folder.temporaries():
         remove(path)
@@ -100,19 +97,18 @@ def recover(folder: ModelFolder, keep_last: int, keep_best_state: bool) -> Recov
 
 def _newest_readable(folder: ModelFolder, commits: list[Commit]) -> tuple[Commit, list[str]]:
     notes: list[str] = []
-    first: InputError | None = None
+    errors: list[InputError] = []
     for commit in reversed(commits):
         try:
             prove(folder, commit)
         except InputError as error:
-            first = first or error
+            errors.append(error)
             notes.append(f"the state of update {commit.update} cannot be used: {error}")
         else:
             if notes:
                 notes.append(f"using the previous state instead, of update {commit.update}")
             return commit, notes
-    assert first is not None
-    raise first
+    raise errors[0]
 
 
 def _remove_state(path: Path) -> None:
@@ -125,20 +121,19 @@ def _remove_state(path: Path) -> None:
 
 def _link_best(folder: ModelFolder, update: int) -> None:
     """Hard-links the best checkpoint's two file names to one content, and restores a missing one from the other."""
-    numbered = _metadata_or_none(folder.parameters(update))
-    best = _metadata_or_none(folder.best)
-    if numbered is not None and numbered != best:
+    numbered, best = _metadata(folder.parameters(update)), _metadata(folder.best)
+    if numbered and numbered != best:
         _link(folder.parameters(update), folder.best)
-    elif numbered is None and best is not None and best.get("update") == str(update):
+    elif not numbered and best.get("update") == str(update):
         _link(folder.best, folder.parameters(update))
 
 
-def _metadata_or_none(path: Path) -> dict[str, str] | None:
-    """Returns a parameter file's metadata, which includes its checksum; None if they cannot be read."""
+def _metadata(path: Path) -> dict[str, str]:
+    """Returns a parameter file's metadata, which includes its checksum; empty if they cannot be read."""
     try:
         return read_metadata(path)
     except InputError:
-        return None
+        return {}
 
 
 def _link(source: Path, link: Path) -> None:

@@ -21,24 +21,6 @@ from econmt.config.yaml_reader import complaints
 from econmt.errors import InputError
 
 FORMAT = "econmt-training-state-1"
-COLUMNS = (
-    "update",
-    "seconds",
-    "target_tokens",
-    "train_loss",
-    "valid_perplexity",
-    "bleu",
-    "learning_rate",
-    "target_tokens_per_second",
-    "peak_memory_bytes",
-    "epoch",
-    "gradient_norm",
-)
-"""Columns that metrics.tsv always has.
-
-``seconds`` is wall time including validation, over all runs; ``target_tokens_per_second`` is that of the updates since
-the last row, without validation and saving; ``gradient_norm`` is that of the last update before clipping.
-"""
 TIMES = frozenset({"seconds", "target_tokens_per_second", "peak_memory_bytes"})
 """Columns in which two runs of one recipe may differ."""
 
@@ -72,7 +54,11 @@ class ScheduleState(Record):
 
 
 class MetricsRow(Record):
-    """Row of metrics.tsv; values that were not measured are NaN. Recipes may add columns."""
+    """Row of metrics.tsv; values that were not measured are NaN. Recipes may add columns.
+
+    ``seconds`` is wall time including validation, over all runs; ``target_tokens_per_second`` is that of the updates
+    since the last row, without validation and saving; ``gradient_norm`` is that of the last update before clipping.
+    """
 
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, float]
@@ -97,11 +83,14 @@ class MetricsRow(Record):
         return self
 
 
+COLUMNS = tuple(MetricsRow.model_fields)
+"""Columns that metrics.tsv always has."""
+
+
 def _check_implementations(names: Any, keys: Any) -> None:
+    stashes = ["auto", "outputs", "attention", "cells", "gates"]
     for key, name in zip(keys, names, strict=True):
-        known = (
-            implementation_names(key) if key in OPS else ["auto", "outputs", "attention", "cells", "gates"]
-        )
+        known = implementation_names(key) if key in OPS else stashes
         if name not in known:
             raise ValueError(f"{key} {name!r} is not one of {', '.join(known)}")
 
@@ -164,11 +153,7 @@ class RandomStates(Record):
 
 
 def as_bytes(text: str) -> torch.Tensor:
-    """Decodes base64 to a byte tensor, the argument of ``torch.set_rng_state``.
-
-    Raises:
-        ValueError: The text is not base64.
-    """
+    """Decodes base64 to a byte tensor, the argument of ``torch.set_rng_state``; raises ValueError for other text."""
     return torch.frombuffer(bytearray(base64.b64decode(text, validate=True)), dtype=torch.uint8)
 
 
@@ -179,6 +164,7 @@ def _check_choices(names: dict[str, str]) -> dict[str, str]:
     return names
 
 
+Values = dict[str, Any]
 Choices = Annotated[dict[str, str], AfterValidator(_check_choices)]
 PrecisionName = Literal["float32", "tf32", "bfloat16"]
 Score = Union[float, None]
@@ -214,15 +200,9 @@ class TrainingState:
     update: Update = 0
     seconds: Seconds = 0.0
     target_tokens: Count = 0
-    data: Annotated[dict[str, Any], shaped_like(BatchPosition, may_be_empty=True)] = field(
-        default_factory=dict
-    )
-    random: Annotated[dict[str, Any], shaped_like(RandomStates, may_be_empty=True)] = field(
-        default_factory=dict
-    )
-    schedule: Annotated[dict[str, Any], shaped_like(ScheduleState, may_be_empty=True)] = field(
-        default_factory=dict
-    )
+    data: Annotated[Values, shaped_like(BatchPosition, may_be_empty=True)] = field(default_factory=dict)
+    random: Annotated[Values, shaped_like(RandomStates, may_be_empty=True)] = field(default_factory=dict)
+    schedule: Annotated[Values, shaped_like(ScheduleState, may_be_empty=True)] = field(default_factory=dict)
     best_update: Update = 0
     best_score: Score = None
     num_not_improved: Count = 0
@@ -235,15 +215,13 @@ class TrainingState:
     monitored: dict[str, Finite] = field(default_factory=dict)
     since_checkpoint: Meter = field(default_factory=Meter)
     since_log: Meter = field(default_factory=Meter)
-    plan: Annotated[dict[str, Any], shaped_like(PlanState, may_be_empty=True)] = field(default_factory=dict)
+    plan: Annotated[Values, shaped_like(PlanState, may_be_empty=True)] = field(default_factory=dict)
     choices: Choices = field(default_factory=dict)
-    pipeline: Annotated[dict[str, Any], shaped_like(PipelineState, may_be_empty=True)] = field(
-        default_factory=dict
-    )
+    pipeline: Annotated[Values, shaped_like(PipelineState, may_be_empty=True)] = field(default_factory=dict)
     precision: PrecisionName = "float32"
     average_from: Update | None = None
     environment: dict[str, str] = field(default_factory=dict)
-    metrics: list[Annotated[dict[str, Any], shaped_like(MetricsRow)]] = field(default_factory=list)
+    metrics: list[Annotated[Values, shaped_like(MetricsRow)]] = field(default_factory=list)
 
     def to_json(self) -> str:
         """Returns the state as JSON text."""
@@ -251,11 +229,7 @@ class TrainingState:
 
     @classmethod
     def from_json(cls, text: str, where: str) -> TrainingState:
-        """Parses a state from JSON text.
-
-        Raises:
-            InputError: The text is broken or from another version; the message names ``where``.
-        """
+        """Parses a state from JSON text named ``where``; raises InputError if it is broken or from another version."""
         advice = "start anew with --overwrite-output"
         values = parse_json(text, where, advice)
         if values.pop("format", None) != FORMAT:
@@ -263,11 +237,8 @@ class TrainingState:
                 f"{where}: not a training state of this version of econmt; start anew in another folder"
             )
         # States of older versions lack fields that were added later; their precision was float32.
-        missing = (
-            {entry.name for entry in fields(cls)}
-            - {"plan", "choices", "precision", "average_from", "environment", "monitored"}
-            - set(values)
-        )
+        later = {"plan", "choices", "precision", "average_from", "environment", "monitored"}
+        missing = {entry.name for entry in fields(cls)} - later - set(values)
         wrong = [f"{name}: missing" for name in sorted(missing)]
         try:
             for name in ("since_checkpoint", "since_log"):
@@ -284,11 +255,9 @@ class TrainingState:
     def _contradictions(self) -> list[str]:
         """Returns inconsistencies: every checkpoint that a state names must have a row of metrics."""
         rows = {0, *(row["update"] for row in self.metrics)}
-        names = ("best_update", "last_checkpoint", "parameters_from")
+        named = {name: getattr(self, name) for name in ("best_update", "last_checkpoint", "parameters_from")}
         wrong = [
-            f"{name} {getattr(self, name)}: no such checkpoint"
-            for name in names
-            if getattr(self, name) not in rows
+            f"{name} {update}: no such checkpoint" for name, update in named.items() if update not in rows
         ]
         wrong += [f"{name}: empty" for name in ("data", "random", "schedule") if not getattr(self, name)]
         return wrong + [f"update {self.update}: less than that of a checkpoint"] * (max(rows) > self.update)

@@ -51,6 +51,11 @@ _DTYPES = {
 }
 
 
+def dtype_name(dtype: torch.dtype) -> str:
+    """Returns the name of a type as in options and columns, such as float32."""
+    return str(dtype).removeprefix("torch.")
+
+
 def write_text(path: Path, text: str) -> None:
     """Writes text in UTF-8 atomically, unless the file has the same content already."""
     content = text.encode("utf-8")
@@ -70,14 +75,13 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
     order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
     offset = 0
     for name in order:
-        tensor = tensors[name]
-        size = tensor.numel() * tensor.element_size()
+        tensor, end = tensors[name], offset + tensors[name].nbytes
         header[name] = {
             "dtype": _DTYPES[tensor.dtype],
             "shape": list(tensor.shape),
-            "data_offsets": [offset, offset + size],
+            "data_offsets": [offset, end],
         }
-        offset += size
+        offset = end
     digest = _digest_of(header)
     with whole_file(path) as file:
         # The checksum precedes the data, so it is filled in after the data is written.
@@ -124,11 +128,7 @@ def read_metadata(path: Path) -> dict[str, str]:
 
 
 def check_tensors(path: Path) -> dict[str, str]:
-    """Reads a file completely, block by block, to verify its checksum; returns its metadata.
-
-    Raises:
-        InputError: See :func:`read_tensors`.
-    """
+    """Reads a file completely, block by block, to verify its checksum; returns its metadata."""
     metadata = read_metadata(path)
     if CHECKSUM in metadata:
         try:
@@ -151,11 +151,7 @@ def _checksum(file: IO[bytes]) -> str:
 
 
 def model_description(metadata: Mapping[str, str], path: Path) -> dict[str, Any]:
-    """Returns the model that a parameter file describes: its recipe section and vocabulary sizes; empty if missing.
-
-    Raises:
-        InputError: The description is not a JSON object; the message names ``path``.
-    """
+    """Returns the model that a parameter file describes: its recipe section and vocabulary sizes; empty if missing."""
     return parse_json(metadata["model"], f"{path}: model", _BROKEN) if "model" in metadata else {}
 
 

@@ -173,16 +173,9 @@ def _select(
         updates=expected_updates(recipe.training, 0, 0),
     )
     rows = selection.rows_of(chosen.measurements, byte_limit)
-    columns = (
-        "problem",
-        "calls",
-        "candidate",
-        "milliseconds",
-        "highest decile",
-        "bytes kept",
-        "first call, s",
-    )
-    session.print(rows, (*columns, "chosen", "regret"), f"{recipe.name}: what auto chooses")
+    columns = ("problem", "calls", "candidate", "milliseconds", "highest decile")
+    results = ("bytes kept", "first call, s", "chosen", "regret")
+    session.print(rows, (*columns, *results), f"{recipe.name}: what auto chooses")
     parts = ", ".join(f"{key} {value}" for key, value in chosen.implementations._asdict().items())
     line = f"a run uses: {parts} (measured in {chosen.seconds:.1f} s)"
     print("\n".join(wrap(line, WIDTH, subsequent_indent="  ")))
@@ -264,11 +257,8 @@ def training_command(
         rows = session.kept(measured(say))
     label = ("recipe", "precision", "batch", "length")
     times = ("target tokens/s", "milliseconds", "highest decile")
-    session.print(
-        rows,
-        (*label, *times, "peak bytes", "feature map bytes", "of them attention", "failure"),
-        "training steps",
-    )
+    results = ("peak bytes", "feature map bytes", "of them attention", "failure")
+    session.print(rows, (*label, *times, *results), "training steps")
     session.draw(rows, label=label, value="target tokens/s", title="training")
 
 

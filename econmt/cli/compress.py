@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import typer
-from rich.table import Table
+from rich.table import Column, Table
 from torch import Tensor
 
 from econmt.checkpoint.quantized import restored
@@ -98,11 +98,7 @@ def _ranks(
     energy: float | None,
     folder: Path,
 ) -> dict[str, int]:
-    """Returns the ranks of the parts to factorise.
-
-    Raises:
-        InputError: a part is already factorised, a wanted rank saves nothing, or no part becomes smaller.
-    """
+    """Returns the ranks of the parts to factorise; raises InputError if no part would become smaller."""
     ranks = {}
     for part in PARTS:
         before: int | None = getattr(model, part).rank
@@ -141,9 +137,9 @@ def _ranks(
 
 def _print(report: Sequence[Compressed], before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> None:
     """Prints a table of the matrices and of the whole model."""
-    table = Table(title="LSTM matrices, share of squared values kept")
-    for column in ("matrix", "shape", "rank", "kept", "parameters before", "after", "bytes after"):
-        table.add_column(column, justify="left" if column == "matrix" else "right")
+    figures = ("shape", "rank", "kept", "parameters before", "after", "bytes after")
+    headings = (Column(heading, justify="right") for heading in figures)
+    table = Table("matrix", *headings, title="LSTM matrices, share of squared values kept")
     sizes = {name: tensor.element_size() for name, tensor in before.items()}
     for entry in report:
         table.add_row(

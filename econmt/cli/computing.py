@@ -41,12 +41,7 @@ def load_models(
 
 
 def line_output(output: Path | None, inputs: Sequence[Path | None], models: Sequence[Path]) -> LineOutput:
-    """Opens an output for lines.
-
-    Args:
-        output: file to write; None: standard output.
-        inputs: files that are read; None: standard input.
-        models: model folders that are read.
+    """Opens a file, or standard output if it is None, for lines.
 
     Raises:
         InputError: the file cannot be written, is one of the inputs, or belongs to one of the models.
@@ -72,13 +67,7 @@ def counting_lines(
 ) -> Iterator[Callable[[int], None]]:
     """Yields a function to call with the number of further lines that are done, for a progress bar.
 
-    The bar is shown on a terminal, unless the output or a person who types the input is there too.
-
-    Args:
-        title: title of the bar.
-        path: file that is read; None: standard input.
-        unit: plural name of a line.
-        output: output of the results.
+    The bar is shown on a terminal, unless the output or a person who types the input (``path`` is None) is there too.
     """
     typed = path is None and sys.stdin is not None and sys.stdin.isatty()
     show = seen() and not typed and not output.is_seen

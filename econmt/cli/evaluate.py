@@ -80,12 +80,7 @@ class MetricChoice:
             )
 
     def scorers(self, reference: Path, lines: Sequence[Sequence[str]]) -> dict[str, Metric]:
-        """Returns a scorer for each metric.
-
-        Args:
-            reference: file of the first reference, whose suffix is the default language.
-            lines: lines of each reference.
-        """
+        """Returns a scorer for each metric by the lines of each reference; the first file's suffix is the language."""
         tokenizer = self.tokenize
         if tokenizer is None and "bleu" in self.names:
             suffix = reference.name.removesuffix(".gz").rpartition(".")[2]

@@ -67,11 +67,7 @@ class FactorFiles:
         self._count = 0
 
     def add_to(self, requests: Sequence[Request], where: str) -> list[Request]:
-        """Returns requests with their factors, which are read from the next lines of the files.
-
-        Raises:
-            InputError: a file has fewer lines than the text ``where``.
-        """
+        """Returns requests with their factors from the next lines of the files; ``where`` must have no more lines."""
         if not self._lines:
             return list(requests)
         columns = [list(islice(lines, len(requests))) for lines in self._lines]

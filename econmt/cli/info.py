@@ -47,7 +47,7 @@ def describe(contents: dict[str, Any]) -> list[str]:
     parts = [
         ("name", contents["name"] + languages),
         ("state", _state(contents)),
-        *(_translation_model(model) if "encoder" in model else _language_model(model)),
+        *(_translation_model(model) if "encoder" in model else [("layers", _stack(model))]),
         ("embedding", f"{model['embedding']}, tied: {model['weight_tying']}"),
         *_factors(model, vocabulary),
         (
@@ -76,24 +76,15 @@ def describe(contents: dict[str, Any]) -> list[str]:
 
 def _translation_model(model: dict[str, Any]) -> list[tuple[str, str]]:
     encoder, decoder, attention = model["encoder"], model["decoder"], model["attention"]
-    return [
-        (
-            "encoder",
-            f"{encoder['layers']} x {_cell(encoder)} {encoder['size']}{_rank(encoder)}, both directions: "
-            f"{encoder['bidirectional']}",
-        ),
-        (
-            "decoder",
-            f"{decoder['layers']} x {_cell(decoder)} {decoder['size']}{_rank(decoder)}, "
-            f"{'input feeding' if decoder['input_feeding'] else 'no input feeding'}",
-        ),
+    feeding = "input feeding" if decoder["input_feeding"] else "no input feeding"
+    lines = [
+        ("encoder", f"{_stack(encoder)}, both directions: {encoder['bidirectional']}"),
+        ("decoder", f"{_stack(decoder)}, {feeding}"),
         ("attention", f"{attention['type']} {attention['size']}"),
-        *(
-            [("length task", f"{model['length_task']}, layers: {model['length_task_layers']}")]
-            if model["length_task"] != "none"
-            else []
-        ),
     ]
+    if model["length_task"] != "none":
+        lines.append(("length task", f"{model['length_task']}, layers: {model['length_task_layers']}"))
+    return lines
 
 
 def _factors(model: dict[str, Any], vocabulary: dict[str, Any]) -> list[tuple[str, str]]:
@@ -103,17 +94,10 @@ def _factors(model: dict[str, Any], vocabulary: dict[str, Any]) -> list[tuple[st
     return [("factors", f"{model['source_factors_combine']}: {', '.join(parts)}")] if parts else []
 
 
-def _language_model(model: dict[str, Any]) -> list[tuple[str, str]]:
-    return [("layers", f"{model['layers']} x {_cell(model)} {model['size']}")]
-
-
-def _cell(stack: dict[str, Any]) -> str:
-    """Returns the usual spelling of a cell's name."""
-    return str(stack["cell"]).upper().replace("_", "-")
-
-
-def _rank(part: dict[str, Any]) -> str:
-    return "" if part["rank"] is None else f" of rank {part['rank']}"
+def _stack(stack: dict[str, Any]) -> str:
+    """Describes a stack of layers, with the usual spelling of the cell's name."""
+    rank = "" if stack.get("rank") is None else f" of rank {stack['rank']}"
+    return f"{stack['layers']} x {stack['cell'].upper().replace('_', '-')} {stack['size']}{rank}"
 
 
 def _state(contents: dict[str, Any]) -> str:

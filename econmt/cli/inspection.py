@@ -19,7 +19,7 @@ from econmt.checkpoint.quantized import STEPS
 from econmt.checkpoint.tensor_files import model_description, read_metadata
 from econmt.config import limits
 from econmt.config.optimizer import METRICS
-from econmt.config.recipe import LanguageModelSection, Model, Recipe, TextData
+from econmt.config.recipe import LanguageModelSection, Model, Recipe
 from econmt.config.yaml_reader import check_section
 from econmt.data.text.subwords import fingerprint, load_vocabularies, vocabulary_files
 from econmt.errors import InputError
@@ -29,11 +29,7 @@ from econmt.training.results import read_results
 
 
 def read_metrics(path: Path) -> list[dict[str, float]]:
-    """Reads the rows of a metrics.tsv; none if there is no such file.
-
-    Raises:
-        InputError: the file is no table of numbers.
-    """
+    """Reads the rows of a metrics.tsv, a table of numbers; none if there is no such file."""
     if not path.is_file():
         return []
     try:
@@ -55,11 +51,7 @@ def checkpoint_scores(recipe: Recipe, metrics: list[dict[str, float]]) -> dict[i
 
 
 def parameters_by_layer(path: Path, recipe: Recipe) -> dict[str, int]:
-    """Counts the parameters of each layer, as the ledger names them, from the header of a parameter file.
-
-    Raises:
-        InputError: the file was not written by econmt.
-    """
+    """Counts the parameters of each layer, as the ledger names them, from the header of econmt's parameter file."""
     description = model_description(read_metadata(path), path)
     sides = ("source", "target") if isinstance(recipe.model, Model) else ("vocabulary",)
     sizes = [description.pop(f"{side}_size", None) for side in sides]
@@ -93,11 +85,7 @@ def disk_bytes(paths: Iterable[Path]) -> int:
 
 
 def inspect_folder(path: Path) -> dict[str, Any]:
-    """Describes a model folder as JSON values; not-a-number becomes None.
-
-    Raises:
-        InputError: the folder is no model folder, or a file in it is broken.
-    """
+    """Describes a model folder as JSON values; not-a-number becomes None."""
     folder = ModelFolder(path)
     recipe = recipe_of(folder)
     numbered = folder.numbered_parameters()
@@ -117,7 +105,7 @@ def inspect_folder(path: Path) -> dict[str, Any]:
         "folder": str(path),
         "name": recipe.name,
         "task": recipe.task,
-        **_languages(recipe),
+        **recipe.data.model_dump(include={"text", "source", "target"}),
         "model": recipe.model.model_dump(mode="json"),
         "parameters": {"total": sum(layers.values()), "layers": layers},
         "vocabulary": {
@@ -157,12 +145,6 @@ def inspect_folder(path: Path) -> dict[str, Any]:
             "torch": str(torch.__version__),
         },
     }
-
-
-def _languages(recipe: Recipe) -> dict[str, str]:
-    if isinstance(recipe.data, TextData):
-        return {"text": recipe.data.text}
-    return {"source": recipe.data.source, "target": recipe.data.target}
 
 
 def _finished(folder: ModelFolder, rows: dict[int, dict[str, float]]) -> bool | None:

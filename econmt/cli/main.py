@@ -77,11 +77,7 @@ def main(
     """Runs the command line and exits with its exit code.
 
     The codes are 0 for success, 1 for a failure, 2 for unusable input, 70 for a bug, and 130 after an interruption.
-
-    Args:
-        arguments: Words of the command line; None: those of this process.
-        application: Makes the typer application for these words; None: that of ``econmt``.
-        program: Name of the program in its help.
+    ``application`` makes the typer application for the words of the command line, by default that of ``econmt``.
     """
     end_with_launcher()
     # OpenMP reads this when torch is loaded. By default its threads spin while they wait for one another, at every step
@@ -99,9 +95,8 @@ def main(
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             _handle_interrupts(_interrupt)
         code = _run(words, debug, application or _application, program)
-        _handle_interrupts(
-            signal.SIG_IGN
-        )  # an interruption while libraries shut down would look like a crash
+        # An interruption while libraries shut down would look like a crash.
+        _handle_interrupts(signal.SIG_IGN)
     except KeyboardInterrupt:
         _handle_interrupts(signal.SIG_IGN)
         code = EXIT_INTERRUPTED
@@ -212,12 +207,7 @@ def _address_space() -> int | None:
 
 
 def _explain(error: Exception, debug: bool = False) -> tuple[list[str], int]:
-    """Returns the lines that describe an error to a user, and the exit code.
-
-    Args:
-        error: the error.
-        debug: True if the traceback has been printed.
-    """
+    """Returns the lines that describe an error to a user, and the exit code; with ``debug`` none names --debug."""
     if isinstance(error, EconmtError):
         return error.lines, error.exit_code
     if isinstance(error, _UsageError):

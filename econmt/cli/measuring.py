@@ -32,14 +32,7 @@ Seconds = Annotated[float, Field(ge=0.0, le=limits.SECONDS)]
 
 @dataclass
 class BenchSession:
-    """Device and threads of a benchmark, and the files that it writes.
-
-    Attributes:
-        device: the device.
-
-    Raises:
-        InputError: there is no such device, or a file cannot be written.
-    """
+    """Device and threads of a benchmark, and the files that it writes; InputError names one that cannot be used."""
 
     device_name: DeviceOption = "auto"
     threads: int | None = option(

@@ -11,7 +11,7 @@ import econmt
 from econmt.checkpoint.folder import ModelFolder
 from econmt.checkpoint.tensor_files import read_tensors
 from econmt.cli.inspection import read_metrics
-from econmt.config.recipe import Data, Recipe, TextData, read_recipe
+from econmt.config.recipe import Data, Recipe, read_recipe
 from econmt.config.yaml_reader import dump_yaml
 from econmt.data.batching.store import META_FILE, open_prepared
 from econmt.data.text.catalog import CATALOG
@@ -42,14 +42,7 @@ def check_licence(name: str) -> str:
 
 
 def card_of(home: ModelFolder, licence: str) -> str:
-    """Makes the card of the best checkpoint of a run; facts that its files lack are left out.
-
-    Args:
-        home: the model folder. licence: see :func:`check_licence`.
-
-    Raises:
-        InputError: a file of the run is broken.
-    """
+    """Makes the card of the best checkpoint of a run; facts that its files lack are left out."""
     tensors, metadata = read_tensors(home.best)
     update = metadata.get("update", "")
     counts: dict[str, int] = {}
@@ -64,14 +57,8 @@ def card_of(home: ModelFolder, licence: str) -> str:
         next((row for row in read_metrics(home.metrics) if str(row["update"]) == update), {}),
         counts,
     )
-    parts = [
-        _header(facts, licence),
-        _introduction(facts),
-        _quality(facts),
-        _data(facts, licence),
-        _costs(facts),
-    ]
-    return "\n".join(filter(None, parts))
+    header, data = _header(facts, licence), _data(facts, licence)
+    return "\n".join(filter(None, (header, _introduction(facts), _quality(facts), data, _costs(facts))))
 
 
 def _languages(recipe: Recipe) -> list[str]:
@@ -99,10 +86,10 @@ def _evaluated(facts: _CardFacts) -> str:
 
 
 def _header(facts: _CardFacts, licence: str) -> str:
-    translates = isinstance(facts.recipe.data, Data)
+    translates, languages = isinstance(facts.recipe.data, Data), _languages(facts.recipe)
     task = "translation" if translates else "text-generation"
     header: dict[str, Any] = {
-        **({"language": languages} if (languages := _languages(facts.recipe)) else {}),
+        **({"language": languages} if languages else {}),
         "license": licence,
         "library_name": "econmt",
         "pipeline_tag": task,
@@ -129,24 +116,15 @@ def _translate_line(data: Data) -> str:
 
 
 def _introduction(facts: _CardFacts) -> str:
-    data, name = facts.recipe.data, facts.recipe.name
-    if isinstance(data, TextData):
-        title = f"# {name}: a language model"
-        kind = "A language model"
-    else:
-        title = f"# {name}: {data.source} to {data.target}"
-        kind = "An attention-LSTM translation model"
+    data, title, kind = facts.recipe.data, "a language model", "A language model"
+    command = "hf download OWNER/NAME --local-dir model && econmt generate -m model\n"
+    if isinstance(data, Data):
+        title, kind = f"{data.source} to {data.target}", "An attention-LSTM translation model"
+        command = _translate_line(data)
     return (
-        f"{title}\n\n{kind} of {facts.parameters:,} parameters, trained with econmt {econmt.__version__}; the whole "
-        "recipe is in `recipe.yaml`.\n\n"
-        "```bash\n"
-        "pip install '.[hub]'  # in a checkout of econmt\n"
-        + (
-            _translate_line(data)
-            if isinstance(data, Data)
-            else "hf download OWNER/NAME --local-dir model && econmt generate -m model\n"
-        )
-        + "```\n"
+        f"# {facts.recipe.name}: {title}\n\n{kind} of {facts.parameters:,} parameters, trained with econmt "
+        f"{econmt.__version__}; the whole recipe is in `recipe.yaml`.\n\n"
+        f"```bash\npip install '.[hub]'  # in a checkout of econmt\n{command}```\n"
     )
 
 

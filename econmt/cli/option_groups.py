@@ -47,13 +47,7 @@ def argument(default: Any, **settings: Any) -> Any:
 
 
 def recipe_option(key: str, *names: str, help: str | None = None) -> Any:  # noqa: A002  typer's word
-    """Declares an option that replaces a key of a recipe, and has its bounds.
-
-    Args:
-        key: dotted key.
-        names: names of the option; none: that of the parameter, with dashes.
-        help: help text; None: the description of the key.
-    """
+    """Declares an option that replaces a dotted key of a recipe; it has its bounds and, without ``help``, its text."""
     field = RECIPE_FIELDS[key]
     text = help or _sentence(key, str(field.description))
     info = typer.Option(*names, help=text, show_default="the recipe's")
@@ -165,10 +159,7 @@ def _given(**values: Any) -> dict[str, Any]:
 def _parameter(name: str, hint: Any, default: Any) -> inspect.Parameter:
     """Returns a parameter for typer, with an enumeration in place of ``Literal`` and bounds as typer has them.
 
-    Args:
-        name: name of the parameter.
-        hint: its type, with typer's description in it or not.
-        default: its default value, or its declaration.
+    ``hint`` is its type, with typer's description in it or not, ``default`` its default value, or its declaration.
     """
     kind, *marks = get_args(hint) if get_origin(hint) is Annotated else (hint,)
     info = next((mark for mark in marks if isinstance(mark, ParameterInfo)), None)

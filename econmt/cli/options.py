@@ -21,15 +21,12 @@ from econmt.errors import InputError
 
 
 def refuse_idle(context: typer.Context, why: str, *names: str) -> None:
-    """Refuses options that were given and would change nothing.
+    """Raises InputError if an option that would change nothing was given.
 
     Args:
         context: context of the command.
         why: text that follows the option's name in the message.
-        names: parameters of the command.
-
-    Raises:
-        InputError: one of them was given; the message names the first.
+        names: the command's parameters that would change nothing.
     """
     for parameter in context.command.params:
         source = context.get_parameter_source(parameter.name or "")
@@ -76,19 +73,20 @@ class RecipeChoice:
     def load(self, options: Mapping[str, str | int | None] | None = None) -> Recipe:
         """Reads the recipe with its changes.
 
-        Args:
-            options: values of options by the dotted key that they replace; None: an option is not given.
-
-        Raises:
-            InputError: the recipe cannot be used, or a key is given both ways.
+        ``options`` are values by the dotted key that they replace, None where one is not given. Raises InputError if a
+        key is given both ways.
         """
         changes = list(self.overrides or ())
         for key, value in (options or {}).items():
-            twice = next((each for each in self.overrides or () if each.partition("=")[0] == key), None)
-            if value is not None and twice is not None:
-                raise InputError(f"{key} is given twice, as an option ({value}) and as {twice}; give it once")
-            if value is not None:  # JSON is YAML, in which any text stands as it is
-                changes.append(f"{key}={json.dumps(value, ensure_ascii=False)}")
+            if value is None:
+                continue
+            for twice in self.overrides or ():
+                if twice.partition("=")[0] == key:
+                    raise InputError(
+                        f"{key} is given twice, as an option ({value}) and as {twice}; give it once"
+                    )
+            # JSON is YAML, in which any text stands as it is.
+            changes.append(f"{key}={json.dumps(value, ensure_ascii=False)}")
         return load_recipe(self.recipe, changes)
 
 

@@ -63,16 +63,13 @@ def report(recipe: Recipe, prepared: PreparedData) -> list[str]:
     size = sum(path.stat().st_size for path in prepared.folder.iterdir() if path.is_file())
     if isinstance(recipe.data, TextData):
         return _text_report(prepared, size)
+    vocabularies = prepared.vocabularies
+    factors = zip(recipe.data.source_factors, vocabularies.factor_sizes, strict=True)
     lines = [
         f"store       {prepared.folder} ({format_bytes(size)}, made in {statistics['seconds']} s)",
         f"vocabulary  source {statistics['source_vocabulary']:,}, target {statistics['target_vocabulary']:,}"
-        + (" (joint)" if prepared.vocabularies.source is prepared.vocabularies.target else "")
-        + "".join(
-            f", {name} {size:,}"
-            for name, size in zip(
-                recipe.pairs.source_factors, prepared.vocabularies.factor_sizes, strict=True
-            )
-        ),
+        + (" (joint)" if vocabularies.source is vocabularies.target else "")
+        + "".join(f", {name} {size:,}" for name, size in factors),
         "",
         _row("", 8, ("", "source", "target", "", "too", ""), 12),
         _row("text", 8, ("pairs", "tokens", "tokens", "unknown", "long", "empty"), 12),
@@ -81,11 +78,9 @@ def report(recipe: Recipe, prepared: PreparedData) -> list[str]:
         _split_line(split, statistics[split]) for split in ("train", "valid", "test") if split in statistics
     ]
     lines += ["", _row("tokens a sentence", 20, ("least", "25 %", "50 %", "75 %", "95 %", "99 %", "most"), 7)]
-    for side, lengths in (
-        ("source", prepared.train.source_lengths),
-        ("target", prepared.train.target_lengths),
-    ):
-        lines.append(_row(f"train {side}", 20, [str(value) for value in length_quantiles(lengths)], 7))
+    for side in ("source", "target"):
+        quantiles = length_quantiles(getattr(prepared.train, f"{side}_lengths"))
+        lines.append(_row(f"train {side}", 20, [str(value) for value in quantiles], 7))
     dropped = report_lines(prepared.folder)
     lines += ["", *dropped] if dropped else []
     return [*lines, "", *_bucket_lines(recipe, prepared)]
@@ -165,11 +160,8 @@ def _work_lines(
 
 
 def _padding_line(name: str, shapes: int, padded: float, trimmed: float | None) -> str:
-    cells = [
-        f"{shapes:,}",
-        *("" if cost is None else f"+{100 * (cost - 1):.1f} %" for cost in (padded, trimmed)),
-    ]
-    return _row(name, 38, cells, 14).rstrip()
+    costs = ("" if cost is None else f"+{100 * (cost - 1):.1f} %" for cost in (padded, trimmed))
+    return _row(name, 38, [f"{shapes:,}", *costs], 14).rstrip()
 
 
 def _bucket_cells(pairs: int, all_pairs: int, tokens: int, padded: int) -> list[str]:

@@ -33,7 +33,6 @@ from econmt.errors import InputError
 from econmt.memory.estimate.techniques import Say, Technique, estimate, estimates, techniques
 from econmt.memory.measure.byte_budget import budget_bytes
 from econmt.memory.measure.kernels import KernelTimes
-from econmt.memory.measure.ledger import Ledger
 from econmt.memory.measure.machine import describe_machine
 from econmt.memory.plan.fit import Fit, demand, fit_all
 from econmt.memory.plan.planner import describe
@@ -91,11 +90,7 @@ class ProfileOutput:
 
 
 def profile(
-    context: typer.Context,
-    recipe: RunRecipe,
-    batch: BatchChoice,
-    steps: StepOptions,
-    output: ProfileOutput,
+    context: typer.Context, recipe: RunRecipe, batch: BatchChoice, steps: StepOptions, output: ProfileOutput
 ) -> None:
     """Show the bytes and milliseconds of a training step by layer; compare techniques; predict memory.
 
@@ -118,21 +113,19 @@ def profile(
             rows = [each for each in rows if each.name in FITTED]
         fits = step.fits(rows, budget)
         if output.as_json:
-            _print_fits_as_json(fits, budget, settings.name, command, step.device)
+            record: dict[str, Any] = {"recipe": settings.name, "command": command, "device": str(step.device)}
+            record |= {"machine": describe_machine(str(step.device)), "fit": fit_data(fits, budget)}
+            print(json.dumps(record, indent=1))
         else:
-            _print_fits(
-                fits,
-                budget,
-                step,
-                "" if steps.compare else f", {str(step.precision).removeprefix('torch.')}",
-                notes,
-            )
+            precision = "" if steps.compare else f", {str(step.precision).removeprefix('torch.')}"
+            _print_fits(fits, budget, step, precision, notes)
         return
     failures, kernel_times = Failures(), []
     with status_line() as say, reproducible(step.device, step.threads), rules_only():  # as a run
         ledgers = []
         if len(step.ranks) > 1:
-            ledgers = [step.estimate(technique, rank) for rank in step.ranks]
+            task, shape = step.workload.task, step.workload.shape
+            ledgers = [estimate(task, technique, shape, step.device.type, rank) for rank in step.ranks]
         rank = step.ranks[ledgers.index(max(ledgers, key=demand))] if ledgers else step.ranks[0]
         profiles = step.profiles(rows, rank, say, failures, patient=steps.measured)
         if output.trace is not None:
@@ -140,18 +133,11 @@ def profile(
         if step.device.type == "cuda" and any(each.times is not None for each in profiles):
             kernel_times = failures.attempt(technique, step.kernels, technique, rank, say) or []
     workload = step.workload
+    device, how = str(step.device), _how(profiles, step.predicted)
+    name, sizes, machine = settings.name, workload.task.sizes, describe_machine(device)
+    notes = [*workload.notes, *notes, *failures.notes]
     report = Report(
-        settings.name,
-        command,
-        workload.shape,
-        workload.task.sizes,
-        str(step.device),
-        _how(profiles, step.predicted),
-        [*workload.notes, *notes, *failures.notes],
-        describe_machine(str(step.device)),
-        profiles,
-        kernel_times,
-        ledgers,
+        name, command, workload.shape, sizes, device, how, notes, machine, profiles, kernel_times, ledgers
     )
     _print(report, output, traced=technique not in failures.errors)
     failures.raise_first()
@@ -172,11 +158,7 @@ def _print(report: Report, output: ProfileOutput, *, traced: bool) -> None:
 
 
 def _print_fits(
-    fits: Mapping[str, Sequence[Fit]],
-    budget: int,
-    step: ProfiledStep,
-    precision: str,
-    notes: Sequence[str],
+    fits: Mapping[str, Sequence[Fit]], budget: int, step: ProfiledStep, precision: str, notes: Sequence[str]
 ) -> None:
     """Prints the largest batches as a table."""
     console, ranks = table_console(), step.ranks[0].size
@@ -188,26 +170,14 @@ def _print_fits(
     print_table(console, fit_table(fits, budget).for_terminal())
 
 
-def _print_fits_as_json(
-    fits: Mapping[str, Sequence[Fit]], budget: int, recipe: str, command: str, device: torch.device
-) -> None:
-    """Prints the largest batches as JSON."""
-    record: dict[str, Any] = {"recipe": recipe, "command": command, "device": str(device)}
-    record |= {"machine": describe_machine(str(device)), "fit": fit_data(fits, budget)}
-    print(json.dumps(record, indent=1))
-
-
 @dataclass(frozen=True)
 class ProfiledStep:
     """Training step of a recipe that is measured or predicted.
 
     Attributes:
-        workload: the task and the batch of one rank.
-        ranks: the ranks that differ in what they hold.
-        device: device of the step.
+        workload: the task and the batch of one rank. ranks: the ranks that differ in what they hold.
         predicted: True if no step is run.
         threads: CPU threads; None: those that are set.
-        precision: precision of the run.
     """
 
     workload: Workload
@@ -254,10 +224,6 @@ class ProfiledStep:
         # A language model's layers are run as an encoder's.
         return [each for each in rows if task.translates or each.name != "+ decoder"]
 
-    def estimate(self, technique: Technique, rank: Rank) -> Ledger:
-        """Predicts the ledger of a rank."""
-        return estimate(self.workload.task, technique, self.workload.shape, self.device.type, rank)
-
     def profiles(
         self, rows: Sequence[Technique], rank: Rank, say: Say, failures: Failures, *, patient: bool
     ) -> list[Profile]:
@@ -267,11 +233,8 @@ class ProfiledStep:
             return measure_profile(
                 task, rows, shape, self.device, patient=patient, say=say, rank=rank, failures=failures
             )
-        ledgers = estimates(task, rows, shape, self.device.type, say, rank)
-        return [
-            Profile(technique, shape, ledger, measured=False)
-            for technique, ledger in zip(rows, ledgers, strict=True)
-        ]
+        ledgers = zip(rows, estimates(task, rows, shape, self.device.type, say, rank), strict=True)
+        return [Profile(technique, shape, ledger, measured=False) for technique, ledger in ledgers]
 
     def trace(
         self, technique: Technique, profiles: Sequence[Profile], path: Path, rank: Rank, say: Say
@@ -279,9 +242,8 @@ class ProfiledStep:
         """Writes the trace of a step of the shape that was timed."""
         shape = next((each.timed_shape for each in profiles if each.timed_shape is not None), None)
         if shape is None:
-            raise InputError(
-                f"--trace {path}: not even one row fits the free memory, so there is no step to trace"
-            )
+            problem = "not even one row fits the free memory, so there is no step to trace"
+            raise InputError(f"--trace {path}: {problem}")
         say(f"tracing {shape}")
         step = Step(self.workload.task, shape, self.device, rank)
         step.use(technique)
@@ -304,9 +266,8 @@ class ProfiledStep:
                 results = fit_all(task, technique, buckets, budget, self.device.type, start, ranks)
                 largest: list[Fit] = []
                 for number, (source, target) in enumerate(buckets, done + 1):
-                    say(
-                        f"bucket {number} of {len(rows) * len(buckets)}: {source} x {target}, {technique.name}"
-                    )
+                    progress = f"bucket {number} of {len(rows) * len(buckets)}"
+                    say(f"{progress}: {source} x {target}, {technique.name}")
                     largest.insert(0, next(results))
                 start = max(1, largest[-1].rows)
                 fits[technique.name] = [each._replace(rows=each.rows * replicas) for each in largest]
@@ -316,11 +277,7 @@ class ProfiledStep:
 def _step_to_profile(
     recipe: RunRecipe, settings: Recipe, batch: BatchChoice, steps: StepOptions, output: ProfileOutput
 ) -> ProfiledStep:
-    """Returns the step that the options describe.
-
-    Raises:
-        InputError: the ranks make no pipelines, or their step cannot be run.
-    """
+    """Returns the step that the options describe; raises InputError if it cannot be run."""
     stages = settings.parallel.pipeline
     size = steps.processes or stages
     check_ranks(settings, size)
@@ -365,11 +322,7 @@ def _of_one_rank(workload: Workload, size: int, device: str) -> tuple[Workload, 
 
 
 def _check_options(context: typer.Context, steps: StepOptions, output: ProfileOutput) -> int | None:
-    """Refuses options that do not go together, and files that cannot be written; returns the bytes of --fit.
-
-    Raises:
-        InputError: there are such; the message names them.
-    """
+    """Refuses options that do not go together, and files that cannot be written; returns the bytes of --fit."""
     fit = steps.budget is not None
     if steps.estimated and steps.measured:
         raise InputError("--estimate runs no step and --measure runs whole ones; give one of them")

@@ -89,9 +89,7 @@ def show(
 
 @app.command("validate")
 @with_option_groups
-def validate(
-    recipes: list[str] = argument(..., help="Recipes: YAML files or shipped names."),
-) -> None:
+def validate(recipes: list[str] = argument(..., help="Recipes: YAML files or shipped names.")) -> None:
     """Check recipes; print all errors, and exit with code 2 if there are any.
 
     \b

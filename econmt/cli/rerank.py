@@ -21,16 +21,8 @@ from econmt.data.text.corpus import read_lines
 from econmt.decoding.streams import STANDARD_INPUT
 from econmt.errors import InputError
 from econmt.evaluation.metrics import tokenizer_of
-from econmt.evaluation.reranking import (
-    Judge,
-    WeightedScorer,
-    by_models,
-    by_reference,
-    read_lists,
-)
-from econmt.evaluation.reranking import (
-    rerank as reranked,
-)
+from econmt.evaluation.reranking import Judge, WeightedScorer, by_models, by_reference, read_lists
+from econmt.evaluation.reranking import rerank as reranked
 from econmt.evaluation.scoring import Scorer
 
 LISTS_AT_ONCE = 64
@@ -124,13 +116,11 @@ def rerank(
             notice(note)
         judge = by_reference(metric, texts, tokenizer)
     else:
-        directions = (
-            (scoring.models, scoring.weight, False),
-            (scoring.reverse_models, scoring.reverse_weight, True),
-        )
+        forward = scoring.models, scoring.weight, False
+        backward = scoring.reverse_models, scoring.reverse_weight, True
         scorers = [
             WeightedScorer(_scorer(folders, computing, scoring.batch_size), weight, reverse)
-            for folders, weight, reverse in directions
+            for folders, weight, reverse in (forward, backward)
             if folders
         ]
         judge = by_models(texts, scorers)

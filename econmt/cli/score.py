@@ -43,9 +43,7 @@ class PairInput:
     @property
     def names(self) -> tuple[str, str]:
         """Names of the source and the target side in messages."""
-        source, target = (
-            STANDARD_INPUT if path is None else str(path) for path in (self.source, self.target)
-        )
+        source, target = (str(path or STANDARD_INPUT) for path in (self.source, self.target))
         return source, target
 
 
@@ -109,7 +107,7 @@ def score(
         refuse_idle(context, why, "length_penalty_alpha", "length_penalty_beta")
     lines_out = line_output(output, read, models)
     loaded = load_models(models, computing, model.checkpoint)
-    show = _formatter(score_type, loaded.search_options(penalty))
+    show = partial(_shown, score_type=score_type, options=loaded.search_options(penalty))
     scorer = Scorer(
         loaded.models,
         loaded.vocabularies,
@@ -129,18 +127,7 @@ def score(
 def _score(
     scorer: Scorer, pairs: PairInput, most: int, factors: FactorFiles, done: Callable[[int], None]
 ) -> Iterator[list[ScoredPair]]:
-    """Scores chunks of pairs.
-
-    Args:
-        scorer: scorer with the models.
-        pairs: the pairs.
-        most: maximum number of tokens on a side.
-        factors: source factors.
-        done: called with the number of further pairs that are scored.
-
-    Raises:
-        InputError: a side is too long, a token is not in the vocabulary, or source factors do not fit the source.
-    """
+    """Scores chunks of pairs with at most ``most`` tokens on a side; calls ``done`` with numbers of further pairs."""
     from_source, where = pairs.names
     source_side, target_side = scorer.vocabularies.sides
     encode = token_ids(target_side) if pairs.target_tokens else target_side.encode
@@ -189,25 +176,19 @@ def _chunks(pairs: PairInput) -> Iterator[list[tuple[str, str]]]:
         first += len(lines)
 
 
-def _formatter(score_type: ScoreType, options: SearchOptions) -> Callable[[ScoredPair], str]:
-    def normalized(pair: ScoredPair) -> float:
-        return pair.log_probability / float(length_penalty(pair.length, options))
-
-    def as_json(pair: ScoredPair) -> str:
-        # JSON has no infinity: null is the log-probability of an impossible translation.
-        possible = math.isfinite(pair.log_probability)
-        figures = (pair.log_probability, normalized(pair), pair.perplexity) if possible else (None,) * 3
-        record: dict[str, Any] = dict(zip(("log_probability", "score", "perplexity"), figures, strict=True))
-        record |= {"tokens": pair.tokens, "token_log_probabilities": pair.token_log_probabilities}
-        return json_text(record)
-
-    figures: dict[str, Callable[[ScoredPair], float]] = {
-        "logprob": lambda pair: pair.log_probability,
-        "neglogprob": lambda pair: -pair.log_probability,
-        "normalized": normalized,
-        "perplexity": lambda pair: pair.perplexity,
+def _shown(pair: ScoredPair, score_type: ScoreType, options: SearchOptions) -> str:
+    figures = {
+        "log_probability": pair.log_probability,
+        "score": pair.log_probability / float(length_penalty(pair.length, options)),
+        "perplexity": pair.perplexity,
     }
     if score_type == "json":
-        return as_json
-    figure = figures[score_type]
-    return lambda pair: f"{figure(pair):.6f}"
+        # JSON has no infinity: null is the log-probability of an impossible translation.
+        possible = math.isfinite(pair.log_probability)
+        record: dict[str, Any] = {**figures} if possible else dict.fromkeys(figures)
+        record |= {"tokens": pair.tokens, "token_log_probabilities": pair.token_log_probabilities}
+        return json_text(record)
+    if score_type == "neglogprob":
+        return f"{-pair.log_probability:.6f}"
+    names = {"logprob": "log_probability", "normalized": "score", "perplexity": "perplexity"}
+    return f"{figures[names[score_type]]:.6f}"

@@ -147,11 +147,7 @@ def serve(
 
 
 def _proxies(text: str) -> list[str]:
-    """Returns the networks of trusted proxies, those of IPv4 also as an IPv6 socket shows them.
-
-    Raises:
-        InputError: a part of the text is no address and no network.
-    """
+    """Returns the networks of trusted proxies, those of IPv4 also as an IPv6 socket shows them."""
     networks: list[str] = []
     for part in filter(None, (part.strip() for part in text.split(","))):
         try:

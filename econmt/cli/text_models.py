@@ -31,11 +31,7 @@ ScoreType = Literal["logprob", "neglogprob", "normalized", "perplexity", "json"]
 
 
 def holds_language_model(models: Sequence[Path]) -> bool:
-    """Returns True if the model is a language model.
-
-    Raises:
-        InputError: one of several models is a language model, or a folder is no model folder.
-    """
+    """Returns True if the model is a language model; raises InputError if it is one of several models."""
     tasks = [recipe_of(ModelFolder(folder)).task for folder in models]
     if "language_model" not in tasks:
         return False
@@ -45,11 +41,7 @@ def holds_language_model(models: Sequence[Path]) -> bool:
 
 
 def load_reader(folder: Path, checkpoint: str, computing: FloatComputing) -> TextReader:
-    """Loads the language model in a folder, as a reader at the beginning of a text.
-
-    Raises:
-        InputError: the folder holds no language model.
-    """
+    """Loads the language model in a folder, as a reader at the beginning of a text."""
     device = resolve_device(computing.device)
     which = Path(checkpoint) if checkpoint.endswith(".safetensors") else checkpoint
     model, vocabularies, task, _ = load_task(folder, which, device)
@@ -67,12 +59,7 @@ def score_text(
 ) -> None:
     """Writes the probability of each line of a text given all lines before it, and reports the total.
 
-    Args:
-        reader: reader with the model, at the beginning of a text.
-        text: text file; None: standard input.
-        output: output of the results.
-        score_type: output for each line.
-        total: True to write one result for the whole text instead.
+    ``text`` is None for standard input; ``total`` writes one result for the whole text instead.
     """
     words = tokens = 0
     nats: list[float] = []

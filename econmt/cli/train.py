@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from econmt.checkpoint.checkpoints import load_state
 from econmt.checkpoint.folder import ModelFolder
@@ -36,7 +36,7 @@ from econmt.tasks.registry import make_task
 from econmt.training.budget import first_plan
 from econmt.training.interrupts import Interrupted
 from econmt.training.results import RunResults
-from econmt.training.run import Outcome, run_recipe
+from econmt.training.run import run_recipe
 
 
 def train(
@@ -82,12 +82,10 @@ def train(
     talk = Console(stderr=True, highlight=False)
     results = table_console()
     if dry_run:
-        folder = ModelFolder(loaded.output)
+        folder, store = ModelFolder(loaded.output), store_folder(loaded)
         folder.check(overwrite=overwrite_output, last=loaded.training.max_updates)
         folder.check_writable()
-        prepared = prepare(
-            loaded, store_folder(loaded), search, show_progress=talk.is_terminal, verify=verify
-        )
+        prepared = prepare(loaded, store, search, show_progress=talk.is_terminal, verify=verify)
         _describe(loaded, prepared, results, processes or 1)
         return
     if environment is None and processes is not None and (processes > 1 or max_restarts):
@@ -109,16 +107,20 @@ def train(
     except Interrupted as interrupted:
         talk.print(f"econmt: {interrupted}", soft_wrap=True, markup=False)
         raise typer.Exit(interrupted.exit_code) from interrupted
-    if communicator.is_rank_zero:
-        _print_outcome(loaded, outcome, results)
+    if not communicator.is_rank_zero:
+        return
+    if outcome.results is not None:
+        _print_results(outcome.results, results)
+        return
+    ended = outcome.training
+    print(
+        f"{loaded.output}: finished at update {ended.update} ({ended.reason}), best checkpoint {ended.best_update}; "
+        "nothing to do"
+    )
 
 
 def _rank_environment(processes: int | None, max_restarts: int) -> RankEnvironment | None:
-    """Returns this process's rank environment, or None if it runs alone or is the launcher.
-
-    Raises:
-        InputError: the options do not fit the environment.
-    """
+    """Returns this process's rank environment, or None if it runs alone or is the launcher."""
     if max_restarts and processes is None:
         raise InputError("--max-restarts needs --processes; torchrun has an option of the same name")
     environment = rank_environment()
@@ -138,18 +140,6 @@ def communicator_of(
         return nullcontext(Communicator())
     take_own_gpu(recipe.training.device, environment)
     return joined(environment, recipe.parallel, resolve_device(recipe.training.device))
-
-
-def _print_outcome(recipe: Recipe, outcome: Outcome, console: Console) -> None:
-    """Prints the outcome of a run on standard output."""
-    if outcome.results is not None:
-        _print_results(outcome.results, console)
-        return
-    result = outcome.training
-    print(
-        f"{recipe.output}: finished at update {result.update} ({result.reason}), best checkpoint "
-        f"{result.best_update}; nothing to do"
-    )
 
 
 def _print_results(results: RunResults, console: Console) -> None:
@@ -183,9 +173,8 @@ def _intention(recipe: Recipe, prepared: PreparedData) -> list[str]:
     ]
     patience = training.early_stopping.max_num_checkpoint_not_improved
     if patience is not None:
-        ends.append(
-            f"{patience} checkpoints without a better {METRICS[training.early_stopping.metric].title}"
-        )
+        metric = METRICS[training.early_stopping.metric].title
+        ends.append(f"{patience} checkpoints without a better {metric}")
     files = ", ".join(recipe.data.train)
     unit = "lines" if isinstance(recipe.data, TextData) else "pairs"
     return [
@@ -208,9 +197,9 @@ def _describe(recipe: Recipe, prepared: PreparedData, console: Console, processe
     model = task.build_model()
     print(model)
     sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
-    table = Table(title=f"parameters: {sum(sizes.values()):,}")
-    table.add_column("layer")
-    table.add_column("parameters", justify="right")
+    table = Table(
+        "layer", Column("parameters", justify="right"), title=f"parameters: {sum(sizes.values()):,}"
+    )
     layers = task.layers(model)
     for layer in dict.fromkeys(layers.values()):
         table.add_row(layer, f"{sum(sizes[name] for name, its in layers.items() if its == layer):,}")
@@ -239,13 +228,10 @@ def _describe_pairs(recipe: Recipe, prepared: PreparedData, console: Console) ->
     print(f"vocabulary: {source.size:,} source, {target.size:,} target{shared}{more}")
     batches = training_batches(recipe, prepared)
     print(f"{len(prepared.train):,} pairs in {batches.batches_per_epoch:,} batches an epoch")
-    buckets = Table(title="buckets")
-    for column in ("source positions", "target positions", "pairs"):
-        buckets.add_column(column, justify="right")
+    headings = "source positions", "target positions", "pairs"
+    buckets = Table(*(Column(heading, justify="right") for heading in headings), title="buckets")
     rule = bucket_rule(recipe, target.size)
     assigned = assign_buckets(prepared.train.source_lengths, prepared.train.target_lengths, rule)
-    for (source_width, target_width), pairs in zip(
-        assigned.shapes.tolist(), assigned.counts.tolist(), strict=True
-    ):
-        buckets.add_row(str(source_width), str(target_width), f"{pairs:,}")
+    for shape, pairs in zip(assigned.shapes.tolist(), assigned.counts.tolist(), strict=True):
+        buckets.add_row(*map(str, shape), f"{pairs:,}")
     print_table(console, buckets)

@@ -68,10 +68,8 @@ class TranslationOutput:
     @property
     def needs_attention(self) -> bool:
         """True if the output shows the attention."""
-        return self.attention_picture is not None or self.output_type in (
-            "attention",
-            "translation_with_alignments",
-        )
+        shows_attention = self.output_type in ("attention", "translation_with_alignments")
+        return self.attention_picture is not None or shows_attention
 
 
 def translate(
@@ -121,15 +119,10 @@ def translate(
     data = loaded.recipe.pairs
     factors = FactorFiles(text.input_factors, data.source_factors, json_input=text.json_input)
     translator.factor_files = factors.names
-    splitter = sentence_splitter(data.source) if text.split_sentences else None
-    _run(
-        translator if splitter is None else ParagraphTranslator(translator, splitter, data.target),
-        translator,
-        text,
-        factors,
-        output,
-        lines_out,
-    )
+    of_lines: Translator | ParagraphTranslator = translator
+    if text.split_sentences:
+        of_lines = ParagraphTranslator(translator, sentence_splitter(data.source), data.target)
+    _run(of_lines, translator, text, factors, output, lines_out)
 
 
 def _check_options(
@@ -186,9 +179,10 @@ def _run(
     listed = searcher.options.nbest_size > 1 and output.output_type not in ("json", "attention")
     with counting_lines("translating", text.input_file, "lines", lines_out) as done, lines_out as write:
         for chunk in line_chunks(text.input_file, searcher.options.chunk_size):
-            requests = (
-                _requests(chunk, lines + 1, where) if text.json_input else [Request(line) for line in chunk]
-            )
+            if text.json_input:
+                requests = _requests(chunk, lines + 1, where)
+            else:
+                requests = [Request(line) for line in chunk]
             requests = factors.add_to(requests, where)
             translations = translator.translate_chunk(requests, lines + 1, where, done)
             if listed:

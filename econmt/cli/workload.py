@@ -25,11 +25,9 @@ MOST_BUCKETS = 12
 
 
 class Workload(NamedTuple):
-    """Task and batch to profile.
+    """Task and shape of a batch to profile.
 
     Attributes:
-        task: the task.
-        shape: shape of the batch.
         frequent: shape of the most frequent batches, for which a run chooses implementations.
         buckets: (source, target) positions of the recipe's buckets.
         notes: sentences that explain the shape.
@@ -46,30 +44,23 @@ def find_workload(name: str, recipe: Recipe, batch: BatchChoice, data_dir: Path 
     """Finds the batch of a recipe to profile.
 
     Args:
-        name: file or shipped name of the recipe.
-        recipe: the recipe.
-        batch: options that change the batch.
+        name, recipe: file or shipped name of the recipe, and the recipe. batch: options that change the batch.
         data_dir: folder with the text, which is prepared if necessary; None: only prepared text is used.
-
-    Raises:
-        InputError: the bucket is invalid, or the text in ``data_dir`` cannot be used.
     """
     if isinstance(recipe.data, TextData):
         return _text_workload(recipe, _prepared(name, recipe, data_dir), batch)
     bucket = None if batch.bucket is None else parse_bucket(batch.bucket)
     prepared = _prepared(name, recipe, data_dir)
-    if prepared is None:
-        sizes, shape, buckets, notes = _from_recipe(recipe)
-        frequent = shape
-    else:
-        sizes, shape, frequent, buckets, notes = _from_text(recipe, prepared)
+    task, shape, frequent, buckets, notes = (
+        _from_recipe(recipe) if prepared is None else _from_text(recipe, prepared)
+    )
     if bucket is not None:
         shape = Shape(rows_of_batch(recipe.training.batch, bucket[1]), *bucket)
         frequent = shape if prepared is None else frequent
         buckets, notes = [bucket], notes[1:]
     if batch.batch is not None:
         shape, frequent = shape._replace(rows=batch.batch), frequent._replace(rows=batch.batch)
-    return Workload(task_of_sizes(recipe, sizes), shape, frequent, buckets, notes)
+    return Workload(task, shape, frequent, buckets, notes)
 
 
 def _text_workload(recipe: Recipe, prepared: PreparedData | None, batch: BatchChoice) -> Workload:
@@ -83,14 +74,14 @@ def _text_workload(recipe: Recipe, prepared: PreparedData | None, batch: BatchCh
     if prepared is not None:
         task = make_task(recipe, prepared)
         shape = shape._replace(target=task.batches(prepared).worst_batch().positions[1])
-        return Workload(
-            task, shape, shape, [shape[1:]], [f"Shape: a window of the text in {prepared.folder}."]
+        note = f"Shape: a window of the text in {prepared.folder}."
+    else:
+        task = task_of_sizes(recipe, vocabulary_sizes(recipe))
+        note = (
+            f"The recipe's text is not prepared in {store_folder(recipe)}, so the size of the vocabulary is the "
+            "recipe's; econmt prepare, or --data-dir, for that of the text."
         )
-    note = (
-        f"The recipe's text is not prepared in {store_folder(recipe)}, so the size of the vocabulary is the recipe's; "
-        "econmt prepare, or --data-dir, for that of the text."
-    )
-    return Workload(task_of_sizes(recipe, vocabulary_sizes(recipe)), shape, shape, [shape[1:]], [note])
+    return Workload(task, shape, shape, [shape[1:]], [note])
 
 
 def parse_bucket(text: str) -> tuple[int, int]:
@@ -112,9 +103,7 @@ def _prepared(name: str, recipe: Recipe, data_dir: Path | None) -> PreparedData 
     return open_prepared(folder) if holds_text_of(recipe, folder) else None
 
 
-def _from_text(
-    recipe: Recipe, prepared: PreparedData
-) -> tuple[tuple[int, ...], Shape, Shape, list[tuple[int, int]], list[str]]:
+def _from_text(recipe: Recipe, prepared: PreparedData) -> Workload:
     batches = training_batches(recipe, prepared)
     worst = batches.worst_batch()
     rows, width = worst.source.shape
@@ -124,13 +113,13 @@ def _from_text(
     for bucket in shapes:  # by rising target, then source positions
         widest[bucket.target] = bucket.source
     buckets = _downsampled([(source, target) for target, source in widest.items()])
-    sizes = make_task(recipe, prepared).sizes
+    task = task_of_sizes(recipe, make_task(recipe, prepared).sizes)
     note = f"Shape: the largest batch of the text in {prepared.folder}, every row full."
-    return sizes, shape, Shape(often.rows, often.source, often.target), buckets, [note]
+    return Workload(task, shape, Shape(often.rows, often.source, often.target), buckets, [note])
 
 
-def _from_recipe(recipe: Recipe) -> tuple[tuple[int, ...], Shape, list[tuple[int, int]], list[str]]:
-    sizes = vocabulary_sizes(recipe)
+def _from_recipe(recipe: Recipe) -> Workload:
+    task = task_of_sizes(recipe, vocabulary_sizes(recipe))
     longest, width = recipe.pairs.max_length, recipe.training.bucket_width
     step = width or -(-longest // recipe.training.max_buckets)
     most = -(-(longest + 1) // width) * width if width else longest + 1
@@ -142,12 +131,10 @@ def _from_recipe(recipe: Recipe) -> tuple[tuple[int, ...], Shape, list[tuple[int
         f"The recipe's text is not prepared in {store_folder(recipe)}, so the vocabulary sizes are the recipe's; "
         "econmt prepare, or --data-dir, for the worst bucket of the text.",
     ]
-    return sizes, shape, _downsampled(diagonal), notes
+    return Workload(task, shape, shape, _downsampled(diagonal), notes)
 
 
 def _downsampled(buckets: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     """Returns at most :data:`MOST_BUCKETS` evenly spaced buckets, including the first and the last."""
-    count = min(len(buckets), MOST_BUCKETS)
-    return [
-        buckets[number] for number in np.linspace(0, len(buckets) - 1, count).round().astype(int).tolist()
-    ]
+    numbers = np.linspace(0, len(buckets) - 1, min(len(buckets), MOST_BUCKETS)).round().astype(int)
+    return [buckets[number] for number in numbers.tolist()]

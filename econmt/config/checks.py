@@ -14,11 +14,7 @@ from econmt.config.yaml_reader import leaves
 
 
 def check_recipe(recipe: Any) -> None:
-    """Checks that the sections and keys of a recipe agree; replaces implementation auto of unfused layers by recompute.
-
-    Raises:
-        ValueError: if they do not agree; the message names the first conflict.
-    """
+    """Checks that sections and keys of a recipe agree; replaces implementation auto of unfused layers by recompute."""
     _check_task(recipe)
     check_pipeline(recipe)
     if recipe.parallel.shard_optimizer and recipe.training.averaging.start != "never":
@@ -33,25 +29,17 @@ def check_recipe(recipe: Any) -> None:
 
 
 def _check_task(recipe: Any) -> None:
-    """Checks that the sections and keys of a recipe belong to its task.
-
-    Raises:
-        ValueError: if not; the message names the first key that does not.
-    """
+    """Checks that the sections and keys of a recipe belong to its task."""
     text = recipe.task == "language_model"
-    kinds = {"data": data_kind(recipe.data), "model": model_kind(recipe.model)}
-    for section, kind in kinds.items():
+    needed_keys = ["data.source and data.target", "model.encoder and model.decoder"]
+    if text:
+        data_keys = "data.text, data.train and data.valid"
+        needed_keys = [data_keys, "model.size and model.layers, and no encoder and decoder"]
+    for kind, needed in zip((data_kind(recipe.data), model_kind(recipe.model)), needed_keys, strict=True):
         if (kind == "text") != text:
-            needed_keys = {
-                ("data", True): "data.text, data.train and data.valid",
-                ("data", False): "data.source and data.target",
-                ("model", True): "model.size and model.layers, and no encoder and decoder",
-                ("model", False): "model.encoder and model.decoder",
-            }[section, text]
-            raise ValueError(f"task: {recipe.task} needs {needed_keys}")
-    if text and (
-        recipe.model.initialization.source_embedding or recipe.model.initialization.target_embedding
-    ):
+            raise ValueError(f"task: {recipe.task} needs {needed}")
+    initialization = recipe.model.initialization
+    if text and (initialization.source_embedding or initialization.target_embedding):
         raise ValueError(
             "model.initialization.source_embedding and target_embedding need task: translation; remove them"
         )
@@ -63,11 +51,7 @@ def _check_task(recipe: Any) -> None:
 
 
 def check_pipeline(recipe: Any) -> None:
-    """Checks that the settings of a recipe work with pipeline parallelism.
-
-    Raises:
-        ValueError: if not; the message names both keys.
-    """
+    """Checks that the settings of a recipe work with pipeline parallelism."""
     stages, training = recipe.parallel.pipeline, recipe.training
     if stages == 1:
         return
@@ -86,17 +70,14 @@ def check_pipeline(recipe: Any) -> None:
     if recipe.task == "translation":
         model = recipe.model
         parts = {"model.encoder": model.encoder, "model.decoder": model.decoder}
+        unfused = filter(None, (unfused_key(model, part) for part in ("encoder", "decoder")))
         conflicts |= {
             "model.decoder.copy_attention (no rank has both the attention and the output layer)": (
                 model.decoder.copy_attention
             ),
             "data.source_factors": bool(recipe.data.source_factors),
             f"model.length_task {model.length_task}": model.length_task != "none",
-            **{
-                f"model.{key}": True
-                for key in (unfused_key(model, "encoder"), unfused_key(model, "decoder"))
-                if key
-            },
+            **{f"model.{key}": True for key in unfused},
         }
     for key, is_set in conflicts.items():
         if is_set:
@@ -187,9 +168,9 @@ def _check_lengths(recipe: Any) -> None:
     """Checks that settings which use predicted lengths have ``model.length_task``."""
     decoding, translates = recipe.decoding, recipe.task == "translation"
     if not translates or recipe.model.length_task == "none":
+        metric = recipe.training.early_stopping.metric
         users = {
-            "training.early_stopping.metric length_loss": recipe.training.early_stopping.metric
-            == "length_loss",
+            "training.early_stopping.metric length_loss": metric == "length_loss",
             "training.length_task_weight": translates and recipe.training.length_task_weight != 1.0,
             "model.length_task_layers": translates and recipe.model.length_task_layers != 1,
             "decoding.brevity_penalty_type learned": decoding.brevity_penalty_type == "learned",

@@ -156,25 +156,18 @@ RULES: dict[str, Rule] = {
 def keys_without_effect(recipe: Any, processes: int = 2) -> frozenset[str]:
     """Returns the keys of :data:`RULES` whose condition does not hold.
 
-    Args:
-        recipe: the recipe.
-        processes: number of processes of the run; 2 stands for several, when only the recipe is known.
+    The run has ``processes`` processes; 2 stands for several, when only the recipe is known.
     """
     values = {**dict(leaves(recipe)), PROCESSES: processes}
     return frozenset(key for key, rule in RULES.items() if key in values and not rule.needs.holds(values))
 
 
 def idle_values(recipe: Any, processes: int = 2) -> Iterator[Finding]:
-    """Yields a finding for each value that differs from its default and has no effect.
-
-    Args:
-        recipe, processes: see :func:`keys_without_effect`.
-    """
+    """Yields a finding for each value that differs from its default and has no effect."""
     without_effect = keys_without_effect(recipe, processes)
     for key, value in leaves(recipe, changed_only=True):
         if key in without_effect:
             rule = RULES[key]
             remedy = "; set that, or remove this key" if rule.refused else ""
-            yield Finding(
-                key, rule.refused, f"{plain_text(value)} has no effect without {rule.needs.text}{remedy}"
-            )
+            problem = f"{plain_text(value)} has no effect without {rule.needs.text}{remedy}"
+            yield Finding(key, rule.refused, problem)

@@ -34,11 +34,7 @@ def shaped_like(kind: type[BaseModel], *, may_be_empty: bool = False) -> AfterVa
 
 
 def strict_json(text: str) -> Any:
-    """Parses untrusted JSON strictly by RFC 8259; duplicate keys, NaN and numbers beyond a float's range are errors.
-
-    Raises:
-        ValueError: if the text is not valid.
-    """
+    """Parses untrusted JSON strictly by RFC 8259; raises ValueError for duplicate keys and NaN or infinite numbers."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         mapping: dict[str, Any] = {}
@@ -59,13 +55,11 @@ def strict_json(text: str) -> Any:
 def parse_json(text: str | bytes, where: str, advice: str, *, strict: bool = False) -> dict[str, Any]:
     """Parses a text that contains a JSON object, with :func:`strict_json` if ``strict``.
 
-    Raises:
-        InputError: if it is not an object or not valid UTF-8; one line with ``where`` and ``advice``.
+    Raises InputError, one line with ``where`` and ``advice``, for any other text.
     """
+    parse = strict_json if strict else json.loads
     try:
-        value = (strict_json if strict else json.loads)(
-            text if isinstance(text, str) else text.decode("utf-8")
-        )
+        value = parse(text if isinstance(text, str) else text.decode("utf-8"))
     except UnicodeDecodeError:
         raise InputError(f"{where}: broken, not valid UTF-8; {advice}") from None
     except (ValueError, RecursionError) as error:

@@ -92,11 +92,7 @@ Seed = Annotated[int, Field(ge=0, le=SEED)]
 
 
 def check_whole(name: str, value: object, most: int) -> None:
-    """Checks that an argument is None or an integer from 1 to ``most``.
-
-    Raises:
-        InputError: if not; the message contains ``name``.
-    """
+    """Raises InputError unless an argument is None or an integer from 1 to ``most``."""
     if value is None or (isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most):
         return
     raise InputError(f"{name}: expected a whole number from 1 to {most}, found {str(value)[:40]}")

@@ -6,18 +6,11 @@ from typing import Any
 
 
 def rename_ops(ops: dict[str, Any], input_feeding: bool) -> list[tuple[str, list[str]]]:
-    """Renames the keys of an older ``ops`` section in place; does not check the values.
+    """Renames the keys of an older ``ops`` section in place; returns each old key with those that got its value.
 
     In older recipes ``lstm`` selected the implementation of the LSTM layers of the encoder and of a decoder without
     input feeding. ``attention`` selected that of a decoder with input feeding, which kept its gates if ``lstm`` was
-    reference.
-
-    Args:
-        ops: the section, changed in place.
-        input_feeding: True if the decoder uses input feeding.
-
-    Returns:
-        Each old key that was present, with the new keys that got its value.
+    reference. The values are not checked.
     """
     renamed_keys = []
     if "lstm" in ops:

@@ -315,8 +315,7 @@ class Model(Section):
         "of the length",
     )
     length_task_layers: Layers = Field(
-        1,
-        description="number of layers of the length_task network; all but the last have the encoder's size",
+        1, description="number of layers of the length_task network; all but the last have the encoder's size"
     )
     weight_tying: Literal["none", "src_trg", "trg_softmax", "src_trg_softmax"] = Field(
         "none",
@@ -350,10 +349,8 @@ class Model(Section):
     @model_validator(mode="after")
     def _layers_fit(self) -> Model:
         initialization = f"initialization.rnn_h2h {self.initialization.rnn_h2h}"
-        for part, stack, width in (
-            ("encoder", self.encoder, self.source_width),
-            ("decoder", self.decoder, self.embedding),
-        ):
+        sides = ("encoder", self.encoder, self.source_width), ("decoder", self.decoder, self.embedding)
+        for part, stack, width in sides:
             if stack.residual and stack.first_residual_layer == 1 and width != stack.size:
                 raise ValueError(
                     f"{part}.first_residual_layer 1 adds embeddings: embedding width {width}"
@@ -407,11 +404,8 @@ def layer_shapes(model: Model) -> tuple[list[LayerShape], list[LayerShape]]:
     for layer in range(encoder.layers):
         inputs = model.source_width if layer == 0 else encoder.size
         two_directions = encoder.bidirectional == "all" or (encoder.bidirectional == "bottom" and layer == 0)
-        encoder_layers.append(
-            LayerShape(inputs, encoder.size // 2, 2)
-            if two_directions
-            else LayerShape(inputs, encoder.size, 1)
-        )
+        directions = 2 if two_directions else 1
+        encoder_layers.append(LayerShape(inputs, encoder.size // directions, directions))
     for layer in range(decoder.layers):
         if decoder.input_feeding:
             inputs = model.embedding + decoder.size if layer == 0 else decoder.size
@@ -438,10 +432,8 @@ def rank_limit(model: Model, part: str) -> RankLimit:
         for name, width in (("input", shape.inputs), ("hidden", shape.size))
     ]
     rank, number, name, size = min(matrices)
-    return RankLimit(
-        rank,
-        f"the {name} matrix of layer {number} is {size}, and factors of a higher rank are not smaller than it",
-    )
+    matrix = f"the {name} matrix of layer {number}"
+    return RankLimit(rank, f"{matrix} is {size}, and factors of a higher rank are not smaller than it")
 
 
 def largest_rank(rows: int, columns: int) -> int:

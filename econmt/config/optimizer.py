@@ -114,16 +114,8 @@ class OptimizerSection(Section):
     def moments(self) -> float:
         """Number of float32 state values per matrix element; 0 for Adafactor, whose row and column means are few."""
         with_momentum = int(self.momentum > 0.0)
-        if self.name in ("adam8bit", "adamw8bit"):
-            return 0.5
-        state_values = {
-            "sgd": with_momentum,
-            "nag": 1,
-            "adagrad": 1,
-            "rmsprop": 1 + with_momentum,
-            "adafactor": 0,
-        }
-        return state_values.get(self.name, 2)
+        counts = {"sgd": with_momentum, "nag": 1, "adagrad": 1, "rmsprop": 1 + with_momentum, "adafactor": 0}
+        return counts.get(self.name, 0.5 if self.name.endswith("8bit") else 2)
 
     @model_validator(mode="after")
     def _betas_in_range(self) -> OptimizerSection:

@@ -61,9 +61,7 @@ OPS = {
 
 def implementation_names(key: str) -> list[str]:
     """Returns the values that a key of :data:`OPS` accepts: "auto" and the implementations of its functions."""
-    from econmt_ops.dispatch.traits import (
-        names_of,
-    )  # imported here: it needs PyTorch, reading a recipe does not
+    from econmt_ops.dispatch.traits import names_of  # needs PyTorch, which reading a recipe does not
 
     return ["auto", *names_of(*OPS[key])]
 
@@ -224,11 +222,7 @@ LARGEST_RECIPE = 1_000_000
 
 
 def find_recipe(name: Path | str) -> Path:
-    """Returns the file of a recipe given by path or by shipped name.
-
-    Raises:
-        InputError: if there is neither such a file nor such a name; the message lists the shipped names.
-    """
+    """Returns the file of a recipe given by path or by shipped name."""
     path, shipped = Path(name), shipped_recipes()
     if path.is_file():
         return path
@@ -262,11 +256,7 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
 
 
 def read_recipe(file: Path) -> Recipe:
-    """Reads the ``recipe.yaml`` of a model folder; accepts values without effect, which earlier versions wrote.
-
-    Raises:
-        InputError: as :func:`load_recipe`; also if there is no such file.
-    """
+    """Reads the ``recipe.yaml`` of a model folder; accepts values without effect, which earlier versions wrote."""
     return parse_recipe(_text_of(file), str(file))
 
 
@@ -297,9 +287,7 @@ def _note(text: str) -> None:
 def recipe_text(recipe: Recipe, *, changed_only: bool = False) -> str:
     """Returns the resolved recipe as YAML in the order of the schema; :func:`parse_recipe` reads it back unchanged.
 
-    Args:
-        recipe: the recipe.
-        changed_only: leave out values that equal the defaults.
+    ``changed_only`` leaves out values that equal the defaults.
     """
     return dump_yaml(recipe.model_dump(mode="json", exclude_defaults=changed_only))
 

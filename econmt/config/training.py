@@ -181,10 +181,8 @@ class Training(Section):
     @model_validator(mode="after")
     def _it_ends(self) -> Training:
         limits = (self.max_updates, self.max_epochs, self.max_tokens, self.max_seconds)
-        if (
-            all(limit is None for limit in limits)
-            and self.early_stopping.max_num_checkpoint_not_improved is None
-        ):
+        patience = self.early_stopping.max_num_checkpoint_not_improved
+        if all(limit is None for limit in (*limits, patience)):
             raise ValueError(
                 "the run would never end: set max_updates, max_epochs, max_tokens, max_seconds or "
                 "early_stopping.max_num_checkpoint_not_improved"

@@ -139,14 +139,13 @@ def load_section(
         rest = [f"{where}: and {len(errors) - MOST_ERRORS:,} more"] if len(errors) > MOST_ERRORS else []
         raise InputError(*dict.fromkeys(lines), *rest) from None
     earlier = {old for old, _ in renamed}
-    findings = [each for each in check(section) if each.key not in earlier]
-    lines = [
-        f"{_location_of(tuple(each.key.split('.')), locations)}: {each.key}: {each.problem}"
-        for each in findings
-    ]
-    if any(each.refused for each in findings):
-        raise InputError(*(line for line, each in zip(lines, findings, strict=True) if each.refused))
-    for line in lines:
+    found: dict[bool, list[str]] = {True: [], False: []}
+    for key, refused, problem in check(section):
+        if key not in earlier:
+            found[refused].append(f"{_location_of(tuple(key.split('.')), locations)}: {key}: {problem}")
+    if found[True]:
+        raise InputError(*found[True])
+    for line in found[False]:
         note(f"note: {line}")
     return section
 
@@ -154,8 +153,7 @@ def load_section(
 def check_section(kind: type[SectionType], tree: Any, where: str, advice: str) -> SectionType:
     """Validates machine-written data, such as a JSON file of a run, against ``kind``.
 
-    Raises:
-        InputError: if it is invalid; one line with ``where``, the first wrong key and ``advice``.
+    Raises InputError, one line with ``where``, the first wrong key and ``advice``, if it is invalid.
     """
     try:
         return kind.model_validate(tree)
@@ -235,11 +233,7 @@ def _plain(reader: _Reader, node: yaml.Node, path: Path, locations: Locations, w
 
 
 def _check_text(text: str, location: str) -> None:
-    """Checks that a text is not too long and has no control characters, which file names and messages cannot hold.
-
-    Raises:
-        InputError: if not; the message names the location and the first such character.
-    """
+    """Checks that a text is not too long and has no control characters, which file names and messages cannot hold."""
     if len(text) > limits.TEXT:
         raise InputError(f"{location}: text of {len(text):,} characters; at most {limits.TEXT:,} are allowed")
     for character in text:
@@ -394,11 +388,7 @@ _UNITS = {
 
 
 def parse_size(text: str) -> int:
-    """Converts a size such as 4GiB, 512 MiB, 1.5GB or a plain number to bytes.
-
-    Raises:
-        ValueError: if the text is not a size or less than one byte.
-    """
+    """Converts a size such as 4GiB, 512 MiB, 1.5GB or a plain number to bytes; raises ValueError for other text."""
     match = re.fullmatch(r"([0-9]{1,18}(?:\.[0-9]{1,18})?) *([A-Za-z]*)", text.strip())
     unit = "" if match is None else match[2].lower()
     factor = {"": 1, "b": 1, **_UNITS}.get(unit)

@@ -28,11 +28,7 @@ def cache_folder() -> Path:
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Translates operating system errors while ``path`` is written.
-
-    Raises:
-        InputError: if there is no permission or space, a file is where a folder is needed, or the disk fails.
-    """
+    """Translates operating system errors while ``path`` is written into InputErrors with a remedy."""
     try:
         yield
     except OSError as error:
@@ -53,12 +49,9 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def refuse_pipe(path: Path) -> None:
-    """Rejects a named pipe, because opening one blocks until a writer appears.
+    """Raises InputError for a named pipe, because opening one blocks until a writer appears.
 
     Pipes that a shell creates for ``<(command)`` have a writer, and no name in a folder; they are accepted.
-
-    Raises:
-        InputError: if ``path`` is a named pipe.
     """
     if path.is_fifo() and Path(os.path.realpath(path)).exists():
         raise InputError(f"{path}: a named pipe, not a file; give a file, or its text on standard input")
@@ -115,11 +108,7 @@ def _mode(path: Path) -> int | None:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Writes a file under a temporary name, syncs and renames it; creates its folder if needed.
-
-    Raises:
-        InputError: if the operating system refuses, see :func:`writing`.
-    """
+    """Writes a file under a temporary name, syncs and renames it; creates its folder if needed; see :func:`writing`."""
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(path) as stream:
@@ -180,5 +169,5 @@ def _is_running(process: int) -> bool:
     except ProcessLookupError:
         return False
     except PermissionError:
-        return True
+        pass
     return True

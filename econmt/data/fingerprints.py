@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,20 +22,19 @@ _BLOCKS = 256
 
 
 def describe(path: Path) -> dict[str, Any]:
-    """Returns the description of a file; reads it completely.
-
-    Raises:
-        InputError: if it cannot be read.
-    """
-    try:
+    """Returns the description of a file; reads it completely."""
+    with _reading(path):
         status = path.stat()
         checksum = text_checksum(path, "sha256", compressed=False)
-        return {
-            "size": status.st_size,
-            "time": status.st_mtime_ns,
-            "sha256": checksum,
-            "sample": sample(path, checksum),
-        }
+        times = {"size": status.st_size, "time": status.st_mtime_ns}
+        return {**times, "sha256": checksum, "sample": sample(path, checksum)}
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Translates operating system errors while a file is read into InputErrors."""
+    try:
+        yield
     except OSError as error:
         raise InputError(f"{path}: cannot read: {error.strerror or error}") from error
 
@@ -60,23 +60,14 @@ def sample(path: Path, key: str) -> str:
 def is_as_described(path: Path, description: Mapping[str, Any], *, verify: bool) -> bool:
     """Returns True if a file still has the described content.
 
-    Args:
-        path: the file.
-        description: description from :func:`describe`.
-        verify: True reads the whole file even if size, time and sample are equal. A file with another time, such as a
-            copy, is always read.
-
-    Raises:
-        InputError: if it cannot be read.
+    ``verify`` reads the whole file even if size, time and sample are equal. A file with another time, such as a copy,
+    is always read.
     """
-    try:
+    checksum = str(description["sha256"])
+    with _reading(path):
         status = path.stat()
         if status.st_size != description["size"]:
             return False
         if verify or status.st_mtime_ns != description["time"]:
-            return bool(text_checksum(path, "sha256", compressed=False) == description["sha256"])
-        return bool(
-            "sample" not in description or sample(path, description["sha256"]) == description["sample"]
-        )
-    except OSError as error:
-        raise InputError(f"{path}: cannot read: {error.strerror or error}") from error
+            return text_checksum(path, "sha256", compressed=False) == checksum
+        return "sample" not in description or sample(path, checksum) == str(description["sample"])

@@ -29,14 +29,10 @@ def seen() -> bool:
 
 def _bar(*columns: progress.ProgressColumn, show: bool, transient: bool) -> progress.Progress:
     console = Console(stderr=True, highlight=False)
-    title = progress.TextColumn("{task.description}")
+    columns = progress.TextColumn("{task.description}"), *columns
+    hidden = not (show and console.is_terminal)
     return progress.Progress(
-        title,
-        *columns,
-        console=console,
-        transient=transient,
-        redirect_stdout=False,
-        disable=not (show and console.is_terminal),
+        *columns, console=console, transient=transient, redirect_stdout=False, disable=hidden
     )
 
 
@@ -79,13 +75,8 @@ def counted(items: Iterable[_Item], more: Callable[[int], None]) -> Iterator[_It
 @contextmanager
 def download_bar(title: str, total: int | None, *, show: bool) -> Iterator[Callable[[int], None]]:
     """Shows a bar of ``total`` bytes (None: unknown); yields a function that advances it."""
-    columns = (
-        progress.BarColumn(_BAR_WIDTH),
-        progress.DownloadColumn(),
-        progress.TransferSpeedColumn(),
-        progress.TimeRemainingColumn(),
-    )
-    with _bar(*columns, show=show, transient=False) as bar:
+    columns = progress.DownloadColumn(), progress.TransferSpeedColumn(), progress.TimeRemainingColumn()
+    with _bar(progress.BarColumn(_BAR_WIDTH), *columns, show=show, transient=False) as bar:
         task = bar.add_task(title, total=total)
         yield lambda count: bar.advance(task, count)
 

@@ -26,10 +26,7 @@ def hard_alignment(
 ) -> list[tuple[int, int]]:
     """Returns pairs of source and target words, from 0: for each target word those that its tokens attend to most.
 
-    Words are separated by spaces on both sides.
-
-    Args:
-        attention: (T + 1, S + 1). source, target: the S and T tokens.
+    Words are separated by spaces on both sides. ``attention`` is (T + 1, S + 1).
     """
     if not source or not target:
         return []
@@ -58,9 +55,7 @@ def copied(attention: Tensor, ids: Sequence[int], text: str, vocabularies: Vocab
     """Returns the target's tokens (T,) with each unknown one replaced by the source text that it attends to most.
 
     From a vocabulary of words a single word is copied; from subwords an unknown token, or else its whole word.
-
-    Args:
-        attention: (T + 1, S + 1). ids: ids of the target. text: the raw source.
+    ``attention`` is (T + 1, S + 1), ``text`` the raw source.
     """
     tokens = vocabularies.target.tokens(ids)
     pieces, words = _written(text, vocabularies.source)

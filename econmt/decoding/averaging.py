@@ -13,9 +13,7 @@ from econmt.errors import InputError
 def average_tensors(parts: Iterable[tuple[str, Mapping[str, Tensor]]]) -> dict[str, Tensor]:
     """Returns the mean of each tensor, summed in float64 and rounded once to its type.
 
-    Args:
-        parts: for each set, its origin for messages and its tensors by name. Sets are read one after the other, so an
-            iterator over files holds one at a time.
+    ``parts`` yields the origin, for messages, and the tensors of each set; of an iterator one set at a time is held.
 
     Raises:
         InputError: Two sets do not have the same tensors; the message names the set and the tensor.
@@ -47,9 +45,7 @@ def average_tensors(parts: Iterable[tuple[str, Mapping[str, Tensor]]]) -> dict[s
 def choose_checkpoints(updates: Iterable[int], scores: Mapping[int, float] | None, count: int) -> list[int]:
     """Returns the updates of the ``count`` best checkpoints, oldest first; of the last ones if there are no scores.
 
-    Args:
-        updates: updates with parameter files.
-        scores: score of each update, higher is better; updates without a score or with NaN are never among the best.
+    Higher scores are better; updates without a score or with NaN are never among the best.
     """
     if scores is None:
         return sorted(updates)[-count:]

@@ -180,9 +180,7 @@ def put_back(
 ) -> tuple[str, list[tuple[int, int]]]:
     """Inserts the marks of a line into its translation; returns it with its alignment to the line with marks.
 
-    Args:
-        marked: the line. translation: text of its translation.
-        alignment: pairs of source and target word; see :func:`econmt.decoding.alignment.hard_alignment`.
+    ``alignment`` has pairs of source and target word; see :func:`econmt.decoding.alignment.hard_alignment`.
     """
     if not marked.marks:
         return translation, list(alignment)

@@ -25,7 +25,6 @@ class NextWord(NamedTuple):
     """A possible next word.
 
     Attributes:
-        word: the word, without spaces.
         probability: probability of its first token after the given beginning.
         text: the translation that the search finds with it.
         score: score of that translation, see :class:`~econmt.decoding.search.beam.Hypothesis`.
@@ -40,8 +39,7 @@ class NextWord(NamedTuple):
 class NextWords:
     """Finds next words: continues each of the most probable tokens after a beginning by a search, all in one batch.
 
-    Args:
-        translator: translator whose models and search are used; it must not sample.
+    The translator, whose models and search are used, must not sample.
     """
 
     def __init__(self, translator: Translator) -> None:
@@ -55,10 +53,7 @@ class NextWords:
         self._masked[[PAD, UNK, BOS, EOS]] = True
 
     def of(self, request: Request, most: int, where: str) -> list[NextWord]:
-        """Returns at most ``most`` next words, the most probable first; none for a blank sentence.
-
-        Args:
-            request: the sentence, whose ``target_prefix`` is the beginning of the translation.
+        """Returns at most ``most`` words after the request's ``target_prefix``, best first; none for a blank sentence.
 
         Raises:
             InputError: the constraints cannot be satisfied; the message names ``where``.

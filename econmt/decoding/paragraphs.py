@@ -21,10 +21,7 @@ Split = Callable[[str], list[str]]
 
 
 def sentence_splitter(language: str) -> Split:
-    """Returns a function that splits a paragraph into its sentences.
-
-    Args:
-        language: language code; only ``en`` of ``en-US`` is used.
+    """Returns a function that splits a paragraph into its sentences; only ``en`` of the language ``en-US`` is used.
 
     Raises:
         InputError: The library is not installed, or does not know the language.

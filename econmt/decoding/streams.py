@@ -94,14 +94,11 @@ def check_not_read(path: Path | None, inputs: Iterable[Path | None]) -> None:
 
 
 class LineOutput:
-    """Writer of lines to standard output or a file, as they come.
+    """Writer of lines to standard output, if the path is None, or a file, as they come.
 
     The file is truncated when the first lines are written and grows with each chunk, so that an interrupted run leaves
-    the finished lines. Links are followed, permissions stay, and devices and pipes are written to.
-
-    Args:
-        path: path of the file; None: standard output.
-        inputs: files that are being read and must differ from it; None means standard input.
+    the finished lines. Links are followed, permissions stay, and devices and pipes are written to. It is none of the
+    ``inputs``, the files that are being read, where None means standard input.
 
     Raises:
         InputError: The file cannot be written, or is one of the inputs.

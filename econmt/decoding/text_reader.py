@@ -56,13 +56,9 @@ def perplexity_of(log_probability: float, count: int) -> float:
 
 @dataclass
 class TextReader:
-    """Reader of a text from its beginning; only the model's state is kept.
+    """Reader of a text from its beginning by a model in evaluation mode; only the model's state is kept.
 
-    Args:
-        model: model in evaluation mode, on ``device``.
-        vocabulary: its vocabulary.
-        device: its device.
-        precision: type of matrix products, float32 or bfloat16.
+    Matrix products are computed in ``precision``, float32 or bfloat16.
     """
 
     model: LanguageModel
@@ -106,13 +102,9 @@ class TextReader:
 
     @torch.inference_mode()
     def write(self, count: int, *, temperature: float, top_k: int, seed: int) -> Iterator[int]:
-        """Draws the next ids of the text from the model's distribution, and reads them.
+        """Draws the next ids of the text from the ``top_k`` most probable ones, and reads them; 0 draws from all.
 
-        Args:
-            count: number of ids.
-            temperature: divisor of the log-probabilities.
-            top_k: number of most probable ids to draw from; 0: all.
-            seed: seed of the draws.
+        Log-probabilities are divided by ``temperature``.
         """
         generator = np.random.Generator(np.random.Philox(key=[seed, 0]))
         for _ in range(count):

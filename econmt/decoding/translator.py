@@ -112,8 +112,6 @@ class Translator:
         models: models on ``device`` that share the vocabularies; :class:`econmt.model.IncrementalModel` makes one of a
             trained model.
         vocabularies: source and target vocabulary.
-        options: options of the search.
-        device: device of the models.
         max_length: maximum number of source tokens in training; longer lines cause a warning.
         warn: called with a message about a doubtful input line.
         watch: called between the steps of a search; an exception that it raises ends the search.
@@ -188,9 +186,7 @@ class Translator:
     def translate(self, lines: Iterable[str | Request], where: str = "input") -> Iterator[Translation]:
         """Translates a stream of lines without line ends, in order; reads a chunk before translating it.
 
-        Args:
-            lines: lines, or requests with constraints.
-            where: name of the input in messages.
+        ``where`` names the input in messages.
         """
         stream, first = iter(lines), 1
         while chunk := list(islice(stream, self.options.chunk_size)):

@@ -16,12 +16,9 @@ _NAME = "average"
 class ParameterAverage:
     """Running mean of the parameters, taken after each update since averaging began.
 
-    The mean is stored in the optimizer's state and saved with it. During validation and saving, the mean and the
-    parameters are swapped: the model holds the mean, and the optimizer's state holds the parameters.
-
-    Args:
-        optimizer: Optimizer of all parameters; its state is created if it does not exist yet.
-        decay: Largest weight of the previous mean in an update; None weighs all updates equally.
+    The mean is stored in the optimizer's state, which is created if necessary, and saved with it. During validation and
+    saving, the mean and the parameters are swapped: the model holds the mean, and the optimizer's state holds the
+    parameters. The previous mean has the weight ``decay`` in an update at most; None weighs all updates equally.
     """
 
     def __init__(self, optimizer: FusedOptimizer, decay: float | None = None) -> None:
@@ -70,14 +67,10 @@ class ParameterAverage:
 
 
 def begins(perplexities: list[float], interval: int) -> bool:
-    """Returns True if averaging begins after a checkpoint.
+    """Returns True if averaging begins after the checkpoint whose validation perplexity is the last one.
 
-    It begins when the newest perplexity is above the best one older than ``interval`` checkpoints (NT-ASGD, Merity et
-    al., 2018, algorithm 1).
-
-    Args:
-        perplexities: Validation perplexities of all checkpoints, the newest last.
-        interval: Non-monotone interval n of the paper, in checkpoints.
+    It begins when this is above the best one older than ``interval`` checkpoints (NT-ASGD, Merity et al., 2018,
+    algorithm 1).
     """
     earlier = perplexities[: -1 - interval]
     return bool(earlier) and perplexities[-1] > min(earlier)

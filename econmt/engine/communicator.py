@@ -93,7 +93,7 @@ class Communicator:
 
     def all_reduce_max(self, *values: int) -> list[int]:
         """Returns the maximum of each value over all ranks."""
-        return list(values)
+        return self.all_reduce_max_later(*values)()
 
     def all_reduce_max_later(self, *values: int) -> Callable[[], list[int]]:
         """Starts :meth:`all_reduce_max` without waiting; calling the result returns the maxima."""

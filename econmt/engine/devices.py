@@ -60,9 +60,8 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Returns True if an error says that the device or the machine has run out of memory."""
     if isinstance(error, (torch.cuda.OutOfMemoryError, MemoryError)):
         return True
-    if not isinstance(error, RuntimeError) or "primitive descriptor" in str(
-        error
-    ):  # this text means "not implemented"
+    # The text "primitive descriptor" means "not implemented".
+    if not isinstance(error, RuntimeError) or "primitive descriptor" in str(error):
         return False
     return any(words in str(error) for words in _ALLOCATION_FAILED)
 
@@ -150,18 +149,20 @@ def give_back_library_pages() -> None:
             advise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), _MADV_DONTNEED)
 
 
+def seconds_of(run: Callable[[], object], device: torch.device) -> float:
+    """Returns the duration of a call, including its work on a GPU."""
+    synchronize = synchronizer(device)
+    synchronize()
+    began = time.perf_counter()
+    run()
+    synchronize()
+    return time.perf_counter() - began
+
+
 def shortest_seconds(run: Callable[[], object], device: torch.device, repeats: int) -> float:
     """Returns the duration of the fastest of several calls, after a warm-up call that does not count."""
-    synchronize = synchronizer(device)
-    durations = []
     run()
-    for _ in range(repeats):
-        synchronize()
-        began = time.perf_counter()
-        run()
-        synchronize()
-        durations.append(time.perf_counter() - began)
-    return min(durations)
+    return min(seconds_of(run, device) for _ in range(repeats))
 
 
 def peak_memory(device: torch.device) -> int:

@@ -15,10 +15,6 @@ from econmt.errors import InputError
 def fix_parameters(model: nn.Module, training: recipe.Training) -> None:
     """Freezes the parameters that a recipe names: they get no gradient, no update and no optimizer state.
 
-    Args:
-        model: Model whose parameters are frozen.
-        training: The recipe's training section.
-
     Raises:
         InputError: A pattern matches no parameter, or no parameter remains trainable.
     """

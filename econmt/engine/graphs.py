@@ -36,13 +36,7 @@ _HOST_BUFFERS = 4
 
 
 class _Inputs:
-    """Batch and number of tokens at a fixed address on the device, filled by one copy from pinned memory.
-
-    Args:
-        batch: Any batch of the shape.
-        rows: Capacity in rows.
-        device: A CUDA device.
-    """
+    """Batch and number of tokens at a fixed address on the device, filled by one copy from pinned memory."""
 
     def __init__(self, batch: AnyBatch, rows: int, device: torch.device) -> None:
         fields = _tensors(batch)
@@ -110,15 +104,11 @@ class GraphedStep:
     Shapes that cannot be captured run eagerly, and the reason is reported once for each shape.
 
     Args:
-        step: The training step.
         several: True if updates may consist of several batches; if False, an update of several batches runs eagerly.
         note: Called with one line for each shape that cannot be captured.
         most_rows: Returns the largest number of rows of any batch with the shape of a given one. A graph is captured
             for that many rows and smaller batches are padded, so that the graph of a batch, and with it rounding and
             dropout masks, does not depend on the batches before it. None: each number of rows gets its own graph.
-
-    Attributes:
-        step: The training step.
     """
 
     def __init__(

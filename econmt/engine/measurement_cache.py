@@ -42,9 +42,7 @@ def cache_file() -> Path:
 def measured_today(what: str, measure: Callable[[], Mapping[str, float]]) -> Times:
     """Returns today's measurement for this machine and these versions; measures and stores it if there is none.
 
-    Args:
-        what: Description of the measurement, which is its key together with machine and versions.
-        measure: Returns seconds by name.
+    ``what`` describes it and is its key together with machine and versions; ``measure`` returns seconds by name.
     """
     today = dt.date.today().isoformat()
     key = f"{what}, {machine(torch.device('cpu'))}"

@@ -107,7 +107,6 @@ def precision_of(
     Args:
         wanted: "float32", "tf32", "bfloat16" or "auto": the precision the run began with, or the faster one on the
             device.
-        device: Device that computes.
         recipes: Recipes of the models that compute together.
         saved: Name of the precision that the run began with; empty at its start.
     """
@@ -121,13 +120,9 @@ def precision_of(
     if device.type == "cuda":
         # A plan may be made on a machine without a GPU; it then assumes one with bfloat16.
         has_gpu = torch.cuda.is_available()
-        has_bfloat16 = not has_gpu or torch.cuda.get_device_capability(device) >= _BFLOAT16_SINCE
-        why = (
-            "auto: the GPU has bfloat16 tensor cores"
-            if has_bfloat16
-            else "auto: the GPU does not support bfloat16"
-        )
-        return _NAMED["bfloat16" if has_bfloat16 else "float32"]._replace(why=why)
+        if not has_gpu or torch.cuda.get_device_capability(device) >= _BFLOAT16_SINCE:
+            return _NAMED["bfloat16"]._replace(why="auto: the GPU has bfloat16 tensor cores")
+        return _NAMED["float32"]._replace(why="auto: the GPU does not support bfloat16")
     sizes = [recipe.model.widest for recipe in recipes]
     if sizes and max(sizes) < LEAST_SIZE:
         return Precision(why="auto: the model is too small for bfloat16 to be faster")

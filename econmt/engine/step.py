@@ -42,11 +42,7 @@ class StepResult(NamedTuple):
 
 
 class OtherRankError(RuntimeError):
-    """Raised where this rank's gradients are dropped because another rank could not compute a batch.
-
-    Attributes:
-        number: Number of that batch.
-    """
+    """Raised where this rank's gradients are dropped because another rank could not compute a batch."""
 
     def __init__(self, number: int) -> None:
         super().__init__(f"another rank could not compute batch {number}")
@@ -61,7 +57,6 @@ class TrainingStep:
     anything to clip, and embeddings get sparse gradients, whose rows an update reads.
 
     Args:
-        task: Task that is learnt; its recipe holds optimizer, clipping and label smoothing.
         model: Model of the task, on the device.
         precision: Precision of products and feature maps.
         implementations: Implementations of the ops; None: those of the recipe.
@@ -95,9 +90,7 @@ class TrainingStep:
         self.model = model
         self.device = device_of(model)
         self.precision = Precision() if precision is None else precision
-        self.implementations = (
-            Implementations.of(task.recipe.ops) if implementations is None else implementations
-        )
+        self.implementations = implementations or Implementations.of(task.recipe.ops)
         self.communicator = Communicator() if communicator is None else communicator
         self.clipping = training.gradient_clipping
         self.label_smoothing = training.label_smoothing
@@ -167,7 +160,6 @@ class TrainingStep:
             batches: Batches on the device, whose gradients are added up.
             tokens: Divisor of the sum of the losses, an int64 scalar on the device.
             implementations: Implementations of the ops for each batch; None: those of the step.
-            watch: Called at the beginning of each phase.
             adds: True to add to the existing gradients.
         """
         if not adds:
@@ -189,19 +181,9 @@ class TrainingStep:
         return self.finish(total)
 
     def accumulate(
-        self,
-        batch: AnyBatch,
-        tokens: Tensor,
-        implementations: Implementations,
-        watch: Watch = _unwatched,
+        self, batch: AnyBatch, tokens: Tensor, implementations: Implementations, watch: Watch = _unwatched
     ) -> Tensor:
-        """Adds the gradient of a batch on the device to the existing gradients.
-
-        Args:
-            batch: Batch on the device.
-            tokens: Divisor of its loss, an int64 scalar on the device.
-            implementations: Implementations of the ops.
-            watch: Called at the beginning of each phase.
+        """Adds the gradient of a batch on the device to the existing gradients; ``tokens`` divide its loss.
 
         Returns:
             The summed loss of the batch, a scalar on the device.

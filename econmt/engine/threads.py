@@ -72,7 +72,6 @@ def threads_for(
     Args:
         wanted: Number from the recipe or an option; None: the number the run began with, or the fastest on this
             machine.
-        device: Device that computes.
         size: Size of the model's widest layer.
         saved: Number that the run began with; 0 at its start.
         processes: Number of the run's processes that share this host's cores.

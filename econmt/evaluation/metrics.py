@@ -105,9 +105,7 @@ def tokenizer_of(language: str) -> Tokenizer:
 def recipe_tokenizer(recipe: Recipe, signature: str = "") -> Tokenizer:
     """Returns BLEU's tokenizer of a run: the recipe's, the one of earlier checkpoints, or that of the target language.
 
-    Args:
-        recipe: the run's recipe.
-        signature: signature of the run's last BLEU, which names the tokenizer; empty at the start.
+    ``signature`` of the run's last BLEU names the tokenizer of earlier checkpoints; it is empty at the start.
 
     Raises:
         EconmtError: The tokenizer is not installed.
@@ -185,11 +183,7 @@ def _forget_lines() -> None:
 
 
 def bleu(hypotheses: Sequence[str], references: Sequence[str], tokenize: str | None = None) -> Score:
-    """Computes cased, detokenised BLEU with sacreBLEU's defaults.
-
-    Args:
-        hypotheses, references: lines, as many of both.
-        tokenize: sacreBLEU's name of a tokenizer; None: 13a.
+    """Computes cased, detokenised BLEU with sacreBLEU's defaults and the tokenizer of a sacreBLEU name, 13a if None.
 
     Raises:
         ValueError: if there are not as many hypotheses as references, or none.

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, islice
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,20 +19,11 @@ from econmt.data.text.subwords import BOS, EOS, PAD, Vocabularies, Vocabulary
 from econmt.decoding.search.ensemble import EnsembleMode, average_log_probs
 from econmt.decoding.text_reader import perplexity_of
 from econmt.decoding.translator import CHUNK_SIZE, batches_by_length, evaluation_mode, pad_sources
-from econmt.model.copying import Predictions
+from econmt.model import TranslationModel
 from econmt_ops.core.precision import autocast_to
 
 ROWS_AT_ONCE = 1024
 """Number of target positions whose log-probabilities over the vocabulary are computed at once."""
-
-
-class ScoringModel(Protocol):
-    """Interface of a model that scores, implemented by :class:`econmt.model.TranslationModel`."""
-
-    def predict(
-        self, source: Tensor, source_lengths: Tensor, target_input: Tensor, positions: Tensor, /
-    ) -> Predictions:
-        """Predicts under teacher forcing where ``positions`` (B, T) is True."""
 
 
 class ScoredPair(NamedTuple):
@@ -84,11 +75,10 @@ class Scorer:
         vocabularies: source and target vocabulary.
         device: device of the models. precision: type of matrix products, float32 or bfloat16.
         batch_size: number of pairs scored together.
-        mode: averaging of an ensemble.
         warn: called with a message about doubtful source factors; None: nobody is told.
     """
 
-    models: Sequence[ScoringModel]
+    models: Sequence[TranslationModel]
     vocabularies: Vocabularies
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     precision: torch.dtype = torch.float32

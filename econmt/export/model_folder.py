@@ -22,11 +22,7 @@ ADVICE = "give a folder that econmt train, average or export wrote"
 
 
 def recipe_of(folder: ModelFolder, command: str | None = None) -> Recipe:
-    """Reads the recipe of a model folder.
-
-    Args:
-        folder: Model folder.
-        command: Command that needs a translation model; None: any model will do.
+    """Reads the recipe of a model folder, which must translate if a ``command`` that needs this is named.
 
     Raises:
         InputError: There is no such folder, it is no model folder, or it holds a model of another kind.
@@ -51,13 +47,9 @@ def check_new(output: Path) -> None:
 
 @contextmanager
 def new_folder(source: Path, output: Path) -> Iterator[Path]:
-    """Creates a folder with the vocabulary of a model folder.
+    """Creates a folder ``output``, which must be new, with the vocabulary of a model folder.
 
     The block fills it under a temporary name; then it is renamed, so that it is complete or absent.
-
-    Args:
-        source: Model folder.
-        output: Folder to create; see :func:`check_new`.
 
     Raises:
         InputError: The folder cannot be written.
@@ -69,16 +61,7 @@ def new_folder(source: Path, output: Path) -> Iterator[Path]:
 
 
 class DerivedModel:
-    """Model folder that is made from parameters of another one, with its vocabulary.
-
-    Args:
-        source: Model folder.
-        output: Folder to create.
-        command: See :func:`recipe_of`.
-
-    Attributes:
-        folder: The model folder.
-        recipe: Its recipe.
+    """New model folder made from parameters of another one, with its vocabulary.
 
     Raises:
         InputError: See :func:`recipe_of`; or the output exists.
@@ -90,10 +73,7 @@ class DerivedModel:
         check_new(output)
 
     def read(self, checkpoint: str | int) -> tuple[Path, dict[str, Tensor], dict[str, str]]:
-        """Reads a parameter file; returns its path, tensors and metadata.
-
-        Args:
-            checkpoint: "best", "last", or the update of a checkpoint.
+        """Reads the parameter file "best", "last", or that of an update; returns its path, tensors and metadata.
 
         Raises:
             InputError: There is no such file, it is broken, or it belongs to another vocabulary or model.
@@ -111,13 +91,7 @@ class DerivedModel:
         recipe: str | None = None,
         card: str | None = None,
     ) -> None:
-        """Writes the new folder.
-
-        Args:
-            tensors: Parameters.
-            metadata: Metadata of the parameter file.
-            recipe: Text of a recipe that replaces the copied one.
-            card: Text of a model card to add.
+        """Writes the new folder; the text ``recipe`` replaces the copied recipe.
 
         Raises:
             InputError: The folder cannot be written.
@@ -132,11 +106,6 @@ class DerivedModel:
 
 def export_model(folder: Path | str, destination: Path | str, *, card: str | None = None) -> Path:
     """Copies the files that translation needs: best parameters, recipe and vocabulary.
-
-    Args:
-        folder: Model folder.
-        destination: Folder to create.
-        card: Text of a model card to add.
 
     Returns:
         The destination.

@@ -53,8 +53,6 @@ def export_runtime(
     """Writes a folder that translates without PyTorch.
 
     Args:
-        folder: Model folder.
-        destination: Folder to create.
         precision: float32 or int8; None: int8 if the model's matrices are 8-bit, else float32.
         lexicon: File written by ``econmt lexicon``, or None.
         top: Number of words to keep of each lexicon entry; None: all.
@@ -167,25 +165,26 @@ def _check(recipe: Recipe, folder: Path) -> None:
 def _dense(matrix: Any) -> Tensor:
     """Returns a weight; if it is factorized, the product of its factors."""
     dense: Tensor = matrix.left @ matrix.right if isinstance(matrix, LowRank) else matrix
-    return dense.detach()
+    return dense
 
 
 def _layer(made: dict[str, Tensor], name: str, cell: str, weights: Any) -> None:
     """Adds a layer's weights: ``read`` multiplies its input, ``recur`` its state h."""
-    made[f"{name}.read.weight"], made[f"{name}.read.bias"] = _dense(weights.input), weights.bias.detach()
+    made[f"{name}.read.weight"], made[f"{name}.read.bias"] = _dense(weights.input), weights.bias
     if cell != "ssru":
         made[f"{name}.recur.weight"] = _dense(weights.hidden)
     if cell == "gru":
-        made[f"{name}.recur.bias"] = weights.hidden_bias.detach()
+        made[f"{name}.recur.bias"] = weights.hidden_bias
 
 
+@torch.no_grad()
 def _tensors(model: TranslationModel) -> dict[str, Tensor]:
     """Returns the weights under the runtime's names, in float32."""
     made: dict[str, Tensor] = {}
     encoder, decoder, attention = model.encoder, model.decoder, model.decoder.attention
-    made["source.weight"] = model.source_embedding.weight.detach()
+    made["source.weight"] = model.source_embedding.weight
     if model.target_embedding.weight is not model.source_embedding.weight:
-        made["target.weight"] = model.target_embedding.weight.detach()
+        made["target.weight"] = model.target_embedding.weight
     pairs = [weights_of(encoder.forward_layers), weights_of(encoder.backward_layers)]
     for way, layers in enumerate(pairs):
         for number, weights in enumerate(layers):
@@ -200,28 +199,25 @@ def _tensors(model: TranslationModel) -> dict[str, Tensor]:
         recurrent = torch.cat([_dense(search.fed), made["decoder.0.recur.weight"]], 1)
         made["decoder.0.recur.weight"] = recurrent
     if attention.key is not None:
-        made["attention.key.weight"] = attention.key.weight.detach()
+        made["attention.key.weight"] = attention.key.weight
         if attention.key.bias is not None:
-            made["attention.key.bias"] = attention.key.bias.detach()
+            made["attention.key.bias"] = attention.key.bias
     for name in ("score", "gain", "shift"):
         value = getattr(attention, name)
         if value is not None:
-            made[f"attention.{name}"] = value.detach()
+            made[f"attention.{name}"] = value
     if decoder.start is not None:
-        made["start.weight"], made["start.bias"] = decoder.start.weight.detach(), decoder.start.bias.detach()
+        made["start.weight"], made["start.bias"] = decoder.start.weight, decoder.start.bias
     made["values.weight"] = search.values
     if search.query is not None:
         made["query.weight"] = search.query
     made["own.weight"], made["own.bias"] = search.top, search.top_bias
     if model.readout is not None:
-        made["readout.weight"], made["readout.bias"] = (
-            model.readout.weight.detach(),
-            model.readout.bias.detach(),
-        )
+        made["readout.weight"], made["readout.bias"] = model.readout.weight, model.readout.bias
     if model.output.weight is not model.target_embedding.weight:
-        made["output.weight"] = model.output.weight.detach()
-    made["output.bias"] = model.output.bias.detach()
-    return {name: tensor.float().contiguous() for name, tensor in made.items()}
+        made["output.weight"] = model.output.weight
+    made["output.bias"] = model.output.bias
+    return {name: tensor.detach().float().contiguous() for name, tensor in made.items()}
 
 
 def _to_int8(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

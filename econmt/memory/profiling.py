@@ -6,7 +6,6 @@ memory and time do not depend on the text.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from econmt.engine.devices import peak_memory
+from econmt.engine.devices import peak_memory, seconds_of
 from econmt.engine.graphs import GraphedStep
 from econmt.engine.precision import Precision
 from econmt.engine.step import StepResult
@@ -30,7 +29,6 @@ from econmt.model import Implementations
 from econmt.parallel.simulated_rank import ALONE, Rank, simulated_step
 from econmt.tasks.protocol import Shape, Task
 from econmt_ops.dispatch.rule import captured
-from econmt_ops.dispatch.timing import synchronizer
 
 ROUNDS = 3
 """Number of timed steps of each technique, which take turns; the fastest counts."""
@@ -47,7 +45,6 @@ class Profile:
     """Profile of one technique at one shape.
 
     Attributes:
-        technique: Technique of the step.
         shape: Shape of the batch that ``bytes`` is about.
         bytes: Ledger of the step's bytes.
         measured: True if the bytes were measured, False if they are estimated.
@@ -72,11 +69,7 @@ _Result = TypeVar("_Result")
 
 
 class Failures:
-    """Errors of techniques that could not be measured, collected so that the others still are.
-
-    Attributes:
-        errors: Errors by technique.
-    """
+    """Errors of techniques that could not be measured, collected so that the others still are."""
 
     def __init__(self) -> None:
         self.errors: dict[Technique, Exception] = {}
@@ -109,14 +102,7 @@ class Failures:
 
 
 class Step:
-    """Training step on a batch of random ids, which can run repeatedly with any technique.
-
-    Args:
-        task: Task that is learnt.
-        shape: Shape of the batch.
-        device: Device that computes.
-        rank: Rank whose step it is; the other ranks are simulated.
-    """
+    """Training step on a batch of random ids, which can run repeatedly with any technique; simulates other ranks."""
 
     def __init__(self, task: Task, shape: Shape, device: torch.device, rank: Rank = ALONE) -> None:
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
@@ -139,7 +125,7 @@ class Step:
 
     def seconds(self) -> float:
         """Runs one step and returns its seconds."""
-        return self._timed(self.run)
+        return seconds_of(self.run, self._device)
 
     def measure(self) -> Ledger:
         """Returns the ledger of a step with its times, after a warm-up step."""
@@ -152,9 +138,6 @@ class Step:
     def replay(self, times: int) -> tuple[float, int] | None:
         """Captures the step in a CUDA graph and replays it.
 
-        Args:
-            times: Number of replays.
-
         Returns:
             Seconds of the fastest replay, and the graph's bytes outside of PyTorch's allocator; None if the step cannot
             be captured.
@@ -164,7 +147,7 @@ class Step:
         if not graphed.captured:
             return None
         outside = bytes_outside_allocator(self._device) - before
-        seconds = min(self._timed(lambda: graphed([self._example])) for _ in range(times))
+        seconds = min(seconds_of(lambda: graphed([self._example]), self._device) for _ in range(times))
         graphed.release()
         return seconds, outside
 
@@ -184,14 +167,6 @@ class Step:
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _timed(self, run: Callable[[], object]) -> float:
-        synchronize = synchronizer(self._device)
-        synchronize()
-        begin = time.perf_counter()
-        run()
-        synchronize()
-        return time.perf_counter() - begin
-
 
 def profile(
     task: Task,
@@ -204,22 +179,12 @@ def profile(
     rank: Rank,
     failures: Failures,
 ) -> list[Profile]:
-    """Measures techniques as well as the machine allows.
+    """Measures techniques, of which the first needs most memory, as well as the machine allows.
 
     On a CPU, bytes and times come from real steps if these fit the free memory and take about :data:`TIME_LIMIT`
-    seconds at most; otherwise bytes are estimated and times are those of fewer rows. On a GPU, a technique that lacks
-    memory has estimated bytes and no times. If the recipe trains in CUDA graphs, seconds are those of a replay, whereas
-    bytes and layers are those of the same step launched kernel by kernel.
-
-    Args:
-        task: Task that is learnt.
-        techniques: Techniques, the one that needs most memory first.
-        shape: Shape of the batch.
-        device: Device that computes.
-        patient: True to measure however long it takes.
-        say: Receives messages about progress.
-        rank: Rank whose step is measured.
-        failures: Collects the errors of techniques that cannot be measured.
+    seconds at most, or however long if ``patient``; otherwise bytes are estimated and times are those of fewer rows. On
+    a GPU, a technique that lacks memory has estimated bytes and no times. If the recipe trains in CUDA graphs, seconds
+    are those of a replay, whereas bytes and layers are those of the same step launched kernel by kernel.
 
     Returns:
         Profiles of the techniques that did not fail.
@@ -354,12 +319,9 @@ def rows_that_fit(ledger: Ledger, shape: Shape, memory: int) -> int:
 
 
 def affordable_rows(round_time: Callable[[int], float], rows: int, limit: float) -> int:
-    """Returns the largest batch that is predicted to stay within a time: all ``rows``, or a power of two.
+    """Returns the largest batch predicted to stay within ``limit`` seconds: all ``rows``, or a power of two.
 
-    Args:
-        round_time: Returns the seconds of a step by rows; called with about a sixteenth and an eighth of ``rows``.
-        rows: Rows of the whole batch.
-        limit: Time limit in seconds.
+    ``round_time`` returns the seconds of a step by rows; it is called with about a sixteenth and an eighth of ``rows``.
     """
     first = max(1, rows // 16)
     if rows <= first:
@@ -376,14 +338,6 @@ def kernels(
     task: Task, own: Technique, shape: Shape, device: torch.device, say: Say, rank: Rank = ALONE
 ) -> list[KernelTimes]:
     """Measures the kernels of a step on a GPU: the reference's launched one by one, the recipe's in a CUDA graph.
-
-    Args:
-        task: Task that is learnt.
-        own: Technique of the recipe.
-        shape: Shape of the batch.
-        device: CUDA device.
-        say: Receives messages about progress.
-        rank: Rank whose step is measured.
 
     Returns:
         Both; without the reference if memory is too small for it.

@@ -74,15 +74,10 @@ class Attention(nn.Module):
     def forward(
         self, states: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, implementations: Implementations
     ) -> tuple[Tensor, Tensor]:
-        """Computes the attention of each decoder state.
-
-        Args:
-            states: decoder states, (B, T, H). keys: (B, S, A or H). values: (B, S, E).
-            lengths: source lengths, (B,).
-            implementations: implementations of the operations.
+        """Computes the attention of decoder states (B, T, H) over keys (B, S, A or H) of source lengths (B,).
 
         Returns:
-            Contexts (B, T, E) and attention weights (B, T, S).
+            Contexts (B, T, E), sums of values (B, S, E), and attention weights (B, T, S).
         """
         if self.score is not None and self.query is not None:
             query = nn.functional.linear(states, self.query)

@@ -25,15 +25,13 @@ _FALLBACK = "recompute"
 
 
 class RecipeCell:
-    """Runs layers of a cell.
+    """Runs layers of a cell."""
 
-    Attributes:
-        cell: sizes and states of the cell.
-        prepacked: True if searches run it with prepacked weights.
-    """
+    prepacked = False
+    """True if searches run the cell with prepacked weights."""
 
-    def __init__(self, cell: Cell, op: Any, *, prepacked: bool = False) -> None:
-        self.cell, self.op, self.prepacked = cell, op, prepacked
+    def __init__(self, cell: Cell, op: Any) -> None:
+        self.cell, self.op = cell, op
 
     def how(self, options: dict[str, Any]) -> dict[str, Any]:
         """Returns keyword arguments of an LSTM with an implementation that the cell's operation has."""
@@ -68,6 +66,8 @@ class RecipeCell:
 class LSTMLayers(RecipeCell):
     """Runs LSTM layers; a bidirectional layer is one operation."""
 
+    prepacked = True
+
     def last(self, outputs: Tensor, states: State, lengths: Tensor, reverse: bool) -> Tensor:  # noqa: ARG002
         """See :meth:`RecipeCell.last`; this is h of the top layer, without a residual sum."""
         return states[-1][0]
@@ -81,9 +81,7 @@ class LSTMLayers(RecipeCell):
 
 
 CELLS: dict[str, RecipeCell] = {
-    name: LSTMLayers(table.CELLS[name], lstm, prepacked=True)
-    if name == "lstm"
-    else RecipeCell(table.CELLS[name], OPS[name])
+    name: LSTMLayers(table.CELLS[name], lstm) if name == "lstm" else RecipeCell(table.CELLS[name], OPS[name])
     for name in CELL_RULES
 }
 """All cells by their names in recipes; :data:`econmt.config.model.CELLS` has the features of each."""

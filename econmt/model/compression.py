@@ -23,11 +23,9 @@ PARTS = ("encoder", "decoder")
 
 
 class Compressed(NamedTuple):
-    """Compression of one matrix.
+    """Compression of a matrix, the parameter ``name``, to factors of a rank.
 
-    Attributes:
-        name: name of the parameter. rows, columns: size of the matrix. rank: rank of the factors.
-        kept: sum of squares of the factors' product, relative to that of the matrix.
+    ``kept`` is the sum of squares of the factors' product, relative to that of the matrix.
     """
 
     name: str
@@ -66,10 +64,7 @@ def rank_for(matrices: Iterator[Tensor], energy: float) -> int:
 
 
 def factorise(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor, float]:
-    """Computes the balanced factors of the best approximation of a matrix.
-
-    Args:
-        matrix: (N, K). rank: r, at most N and K.
+    """Computes the balanced factors of the best approximation of rank r of a matrix (N, K).
 
     Returns:
         left (N, r) and right (r, K) in the type of the matrix, and the share of the sum of squares that they keep.
@@ -85,11 +80,7 @@ def factorise(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor, float]:
 def compress_tensors(
     tensors: Mapping[str, Tensor], ranks: Mapping[str, int]
 ) -> tuple[dict[str, Tensor], list[Compressed]]:
-    """Factorises the LSTM matrices of a model.
-
-    Args:
-        tensors: parameters by name.
-        ranks: rank of each part to factorise, "encoder" or "decoder".
+    """Factorises the LSTM matrices of the parts "encoder" and "decoder" that ``ranks`` has a rank for.
 
     Returns:
         Parameters of the smaller model by name, and a report of each matrix.

@@ -90,10 +90,7 @@ def first_positions(ids: Tensor) -> Tensor:
 
 
 class Copying(nn.Module):
-    """Gate g between generating and copying.
-
-    Args:
-        encoder_size, width, embedding: E, D, I.
+    """Gate g between generating and copying; encoder_size is E, width D, embedding I.
 
     Attributes:
         weight: weights of context, output layer input and previous word, (E + D + I,). bias: (1,).

@@ -82,11 +82,7 @@ class Encoder(nn.Module):
     def forward(
         self, inputs: Inputs, lengths: Tensor, implementations: Implementations
     ) -> tuple[Tensor, Tensor]:
-        """Encodes a batch.
-
-        Args:
-            inputs: source embeddings, (B, S, I), or those of the distinct words. lengths: source lengths, (B,).
-            implementations: implementations of the operations.
+        """Encodes embeddings (B, S, I), or those of the distinct words, of sentences of ``lengths`` (B,).
 
         Returns:
             Outputs of the top layer (B, S, E), zero at padded positions, and its last hidden state (B, E).

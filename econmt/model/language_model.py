@@ -52,7 +52,6 @@ class LanguageModel(nn.Module):
     allows steps to be captured in a CUDA graph, and which checkpoints save.
 
     Args:
-        config: the recipe's model section.
         size: V, special tokens included.
         rows: initial number of rows with a carried state; larger batches enlarge the buffer.
         implementations: default implementations of the operations.
@@ -110,12 +109,9 @@ class LanguageModel(nn.Module):
     def forward(
         self, inputs: Tensor, state: State | None = None, implementations: Implementations | None = None
     ) -> tuple[Tensor, State]:
-        """Computes the inputs of the output layer.
+        """Computes the inputs of the output layer for ids (B, T) int64.
 
-        Args:
-            inputs: ids, (B, T) int64.
-            state: state before the first token; None: zeros, the state at the beginning of a text.
-            implementations: implementations of the operations; None: the model's.
+        ``state`` is that before the first token; None: zeros, the state at the beginning of a text.
 
         Returns:
             Inputs of the output layer, (B, T, D), and the state after the last token.
@@ -180,7 +176,6 @@ class LanguageModel(nn.Module):
             rows: number of the carried state of each row, from 1, (B,) int64.
             carries: 1 if a row starts from its state, 0 if it starts from zeros, (B,) int64.
             label_smoothing: probability mass spread evenly over all V tokens.
-            implementations: implementations of the operations; None: the model's.
         """
         how = self.implementations if implementations is None else implementations
         states = self.state_buffer(len(rows))
@@ -247,10 +242,6 @@ class LanguageModel(nn.Module):
 
 
 def build_language_model(config: recipe.Recipe, size: int, rows: int = 1) -> LanguageModel:
-    """Creates the initialised model of a recipe with the recipe's implementations.
-
-    Args:
-        config: the recipe. size: size of the vocabulary, special tokens included. rows: see :class:`LanguageModel`.
-    """
+    """Creates the initialised model of a recipe with its implementations; ``size`` includes special tokens."""
     assert isinstance(config.model, recipe.LanguageModelSection)
     return LanguageModel(config.model, size, rows, implementations=Implementations.of(config.ops))

@@ -111,8 +111,7 @@ class RecurrentLayer(nn.Module):
 class LSTMLayer(RecurrentLayer):
     """Parameters of one LSTM layer in one direction, gates in the order i, f, g, o (as torch.nn.LSTM).
 
-    Attributes:
-        input: (4H, I), hidden: (4H, H); with a rank r each is a :class:`Factors`. bias: (4H,).
+    ``input`` (4H, I) and ``hidden`` (4H, H) are :class:`Factors` if there is a rank; ``bias`` is (4H,).
     """
 
     input: nn.Parameter | Factors
@@ -143,11 +142,7 @@ class LSTMLayer(RecurrentLayer):
 
 
 class Factors(nn.Module):
-    """Parameters of a matrix (N, K) of rank r, the product of ``left`` and ``right``, which is never computed.
-
-    Attributes:
-        left: (N, r), right: (r, K).
-    """
+    """Parameters of a matrix (N, K), the product of ``left`` (N, r) and ``right`` (r, K), which is never computed."""
 
     def __init__(self, rows: int, columns: int, rank: int) -> None:
         super().__init__()
@@ -160,15 +155,12 @@ class Factors(nn.Module):
         return LowRank(self.left, self.right)
 
     def initialize(self, init: Initialization, matrices: int = 1) -> None:
-        """Draws initial values so that the product has the variance of a full matrix.
+        """Draws initial values so that the product has the variance of a full matrix initialised by ``init``.
 
         A value of the product is a sum of r products of independent values of mean 0, so its variance is
         r var(left) var(right). With variance s of a full matrix, a^2 / 3 for values uniform in [-a, a], both factors
-        are drawn uniformly with variance sqrt(s / r).
-
-        Args:
-            init: initialisation of a full matrix.
-            matrices: number of stacked matrices, such as gates, each with its own fan-in and fan-out.
+        are drawn uniformly with variance sqrt(s / r). ``matrices`` are stacked, such as gates, each with its own fan-in
+        and fan-out.
         """
         full_bound = init.scale
         if init.weights == "xavier":

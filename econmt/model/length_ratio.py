@@ -18,12 +18,9 @@ _LEAST = 1e-6
 
 
 class LengthRatio(nn.Module):
-    """Small network over the mean of a sentence's encoder outputs.
+    """Small network over the mean of a sentence's encoder outputs (E,), with tanh between its layers.
 
     It always computes in float32, because lengths must be exact to a token.
-
-    Args:
-        size: E. layers: number of layers, with tanh between them.
     """
 
     def __init__(self, size: int, layers: int) -> None:

@@ -89,7 +89,6 @@ class TranslationModel(nn.Module):
     """Attention-LSTM translation model.
 
     Args:
-        config: the recipe's model section.
         source_size: size of the source vocabulary, special tokens included.
         target_size: size V of the target vocabulary.
         implementations: default implementations of the operations.
@@ -180,23 +179,14 @@ class TranslationModel(nn.Module):
         words, *factors = separate_ids(ids, self.source_sizes)
         parts: list[Tensor] = [self.source_embedding(words)]
         parts += [table(part) for table, part in zip(self.source_factor_embeddings, factors, strict=True)]
-        if len(parts) == 1:
-            return parts[0]
-        return (
-            torch.cat(parts, -1)
-            if self.config.source_factors_combine == "concat"
-            else reduce(torch.add, parts)
-        )
+        if len(parts) > 1 and self.config.source_factors_combine == "concat":
+            return torch.cat(parts, -1)
+        return reduce(torch.add, parts)
 
     def encode(
         self, source: Tensor, lengths: Tensor, implementations: Implementations | None = None
     ) -> EncoderOutput:
-        """Encodes sentences.
-
-        Args:
-            source: ids, (B, S) int64. lengths: source lengths, each at least 1, (B,) int64.
-            implementations: implementations of the operations; None: the model's.
-        """
+        """Encodes sentences, ``source`` (B, S) int64, of ``lengths`` (B,) int64, each at least 1."""
         how = self.implementations if implementations is None else implementations
         with layer("embedding"):
             embedded = self._look_up(self.embed_source, source, how.accepts_unique_rows("encoder"))
@@ -226,9 +216,7 @@ class TranslationModel(nn.Module):
     ) -> Tensor:
         """Computes the inputs of the output layer under teacher forcing, (B, T, D).
 
-        Args:
-            source: ids, (B, S) int64. source_lengths: (B,). target_input: BOS and the target, (B, T) int64.
-            implementations: implementations of the operations; None: the model's.
+        ``source`` (B, S) and ``target_input`` (B, T), BOS and the target, are int64; ``source_lengths`` (B,).
         """
         how = self.implementations if implementations is None else implementations
         return self._decode(self.encode(source, source_lengths, how), target_input, how).hidden
@@ -236,11 +224,7 @@ class TranslationModel(nn.Module):
     def predict(
         self, source: Tensor, source_lengths: Tensor, target_input: Tensor, positions: Tensor
     ) -> Predictions:
-        """Predicts under teacher forcing at the N target positions where ``positions`` (B, T) is True.
-
-        Args:
-            source, source_lengths, target_input: see :meth:`forward`.
-        """
+        """Predicts under teacher forcing, see :meth:`forward`, at N target positions, those of a mask (B, T)."""
         how = self.implementations
         decoded = self._decode(self.encode(source, source_lengths, how), target_input, how)
         hidden = decoded.hidden[positions]
@@ -289,7 +273,6 @@ class TranslationModel(nn.Module):
             target_output: tokens to predict, the target and EOS, (B, T) int64.
             label_smoothing: probability mass spread evenly over all V target tokens; in a model that copies, it smooths
                 the log-probabilities of the softmax.
-            implementations: implementations of the operations; None: the model's.
             length_task_weight: weight of :meth:`length_loss`, which is added; 0: not added.
         """
         how = self.implementations if implementations is None else implementations
@@ -325,11 +308,7 @@ class TranslationModel(nn.Module):
         return loss.to(torch.float32)
 
     def length_loss(self, encoded: EncoderOutput, target_output: Tensor) -> Tensor:
-        """Computes :func:`~econmt.model.length_ratio.length_loss` of a batch, a float32 scalar; needs a length task.
-
-        Args:
-            encoded: the encoded sentences. target_output: tokens to predict, (B, T) int64.
-        """
+        """Computes :func:`~econmt.model.length_ratio.length_loss` for targets (B, T), float32; needs a length task."""
         task, ratios = self.config.length_task, encoded.length_ratios
         assert task != "none", "this model has no length task"
         assert ratios is not None
@@ -382,12 +361,7 @@ class TranslationModel(nn.Module):
 def build_model(
     config: recipe.Recipe, source_size: int, target_size: int, factor_sizes: Sequence[int] = ()
 ) -> TranslationModel:
-    """Creates the initialised model of a recipe with the recipe's implementations.
-
-    Args:
-        config: the recipe. source_size, target_size: sizes of the vocabularies, special tokens included.
-        factor_sizes: vocabulary sizes of the source factors.
-    """
+    """Creates the initialised model of a recipe with its implementations; vocabulary sizes include special tokens."""
     return TranslationModel(
         config.translation_model,
         source_size,

@@ -28,11 +28,9 @@ HIDDEN_SHARE = 0.5
 
 
 class Stack(NamedTuple):
-    """Recurrent layers that a pipeline divides.
+    """Recurrent layers that a pipeline divides, with ``steps`` time steps of a row.
 
-    Attributes:
-        pieces: Their times at the profile's largest number of rows, bottom first.
-        steps: Time steps of a row.
+    ``pieces`` are their times at the profile's largest number of rows, bottom first.
     """
 
     pieces: Sequence[Piece]
@@ -49,7 +47,6 @@ class StepProfile(NamedTuple):
         shared: Seconds of the output layer and the optimizer at the largest number of rows, which the stages of a
             pipeline share.
         gradient_bytes: Bytes of the gradients that replicas add up.
-        stacks: What a pipeline divides.
     """
 
     alone: float
@@ -76,9 +73,7 @@ class Network(NamedTuple):
     """The ranks and the links between them.
 
     Attributes:
-        ranks_per_host: Ranks of a host.
-        within: Link between ranks of a host.
-        between: Link between hosts.
+        within, between: Links between ranks of a host, and between hosts.
         overlaps: True if a rank computes while its gradients travel, as a GPU does.
     """
 
@@ -88,12 +83,9 @@ class Network(NamedTuple):
     overlaps: bool
 
     def all_reduce(self, size: float, ranks: int, apart: int = 1) -> float:
-        """Returns the seconds of an all-reduce.
+        """Returns the seconds of an all-reduce of ``size`` bytes of each rank.
 
-        Args:
-            size: Bytes that each rank has.
-            ranks: Ranks that take part.
-            apart: Distance of two of them in the order of all ranks; the stages of a pipeline are neighbours.
+        Ranks that take part are ``apart`` in the order of all ranks; the stages of a pipeline are neighbours.
         """
         local = max(1, min(ranks, self.ranks_per_host // apart))
         hosts = ceil(ranks / local)
@@ -115,7 +107,6 @@ class Prediction(NamedTuple):
     Attributes:
         replicas: Copies of the model, each with a share of the rows.
         stages: Ranks of each copy.
-        seconds: Seconds of an update.
         exchange: Seconds of it in which gradients travel and nothing else happens.
         chunks: Chunks of time of each stack.
         sent: Bytes that a rank sends.
@@ -130,15 +121,7 @@ class Prediction(NamedTuple):
 
 
 def predict(profile: StepProfile, network: Network, replicas: int, stages: int, rows: int) -> Prediction:
-    """Predicts an update.
-
-    Args:
-        profile: Times of one rank.
-        network: Ranks and links.
-        replicas: Copies of the model.
-        stages: Ranks of each copy.
-        rows: Rows of the whole batch, at least one for each replica.
-    """
+    """Predicts an update of ``rows`` rows in all, at least one for each replica."""
     ranks = replicas * stages
     share = ceil(rows / replicas)
     seconds = profile.update(share)
@@ -182,13 +165,6 @@ def best(profile: StepProfile, network: Network, ranks: int, kind: Kind, rows: i
     """Returns the fastest prediction of a kind of division, or None if there is none.
 
     There is none if there are more replicas than rows, or more stages than layers.
-
-    Args:
-        profile: Times of one rank.
-        network: Ranks and links.
-        ranks: Number of ranks.
-        kind: Kind of division.
-        rows: Rows of the whole batch.
     """
     longest = max((len(stack.pieces) for stack in profile.stacks), default=1)
     predictions = [

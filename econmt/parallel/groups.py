@@ -21,11 +21,7 @@ class Pending(Protocol):
 class Group:
     """Group of ranks, which all call its collective operations in the same order.
 
-    Args:
-        size: Number of ranks.
-        group: Process group of torch.distributed.
-        watched: Returns the context in which collectives run; see
-            :meth:`econmt.engine.communicator.Communicator.watched`.
+    Collectives run in a context of :meth:`econmt.engine.communicator.Communicator.watched`.
     """
 
     def __init__(self, size: int, group: Any, watched: Callable[[], AbstractContextManager[None]]) -> None:

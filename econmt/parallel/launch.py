@@ -50,10 +50,7 @@ _CONNECTING = 30
 def launch(arguments: Sequence[str], processes: int, max_restarts: int) -> int:
     """Runs ``econmt ARGUMENTS`` in several processes that train together, and restarts all of them if one is lost.
 
-    Args:
-        arguments: Words of the command line, the verb first. The rank is not among them; it is in the environment.
-        processes: Number of processes.
-        max_restarts: Largest number of restarts from the last saved state.
+    ``arguments`` begin with the verb. The rank is not among them; it is in the environment.
 
     Returns:
         0, or the exit code of the process that failed first, or 1 if that was killed by a signal.
@@ -110,14 +107,7 @@ class _Loopback(StaticTCPRendezvous):
 
 
 class _Agent(LocalElasticAgent):
-    """Elastic agent of one host.
-
-    Args:
-        spec: Specification of the processes.
-
-    Attributes:
-        code: Exit code of the last start.
-    """
+    """Elastic agent of one host; ``code`` is the exit code of the last start."""
 
     def __init__(self, spec: WorkerSpec) -> None:
         super().__init__(spec, DefaultLogsSpecs(log_dir=os.devnull))

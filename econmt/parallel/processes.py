@@ -64,15 +64,7 @@ _MARGIN = timedelta(seconds=60)
 
 
 class _Processes(Communicator):
-    """Communicator of several processes.
-
-    Args:
-        environment: Rank of this process.
-        settings: The recipe's parallel section.
-        watch: Thread that detects lost ranks.
-        store: Connection to the store for this thread.
-        device: Device on which this rank computes.
-    """
+    """Communicator of several processes; ``watch`` detects lost ranks."""
 
     def __init__(
         self,
@@ -147,9 +139,6 @@ class _Processes(Communicator):
                 self._store.wait([key], timedelta(seconds=1))
                 return
 
-    def all_reduce_max(self, *values: int) -> list[int]:
-        return self.all_reduce_max_later(*values)()
-
     def all_reduce_max_later(self, *values: int) -> Callable[[], list[int]]:
         tensor = torch.tensor(values, dtype=torch.int64)
         with self.watched():
@@ -165,11 +154,9 @@ class _Processes(Communicator):
         return result
 
     def reduction(self, parameters: Iterable[nn.Parameter]) -> BucketedReduction | None:
-        return (
-            None
-            if self.stages > 1
-            else BucketedReduction(parameters, self._members(), travelling(self._settings))
-        )
+        if self.stages > 1:
+            return None
+        return BucketedReduction(parameters, self._members(), travelling(self._settings))
 
     def wait(self, event: torch.cuda.Event) -> None:
         deadline = time.monotonic() + self._settings.timeout
@@ -224,8 +211,6 @@ class _Watch(threading.Thread):
     """Thread that waits for the end of the run, answers the roll call, and ends this process.
 
     Args:
-        rank: Rank of this process.
-        size: Number of ranks.
         store: Connection to the store for the training thread.
         thread_store: Connection to the store for this thread; while it waits, no other thread can use it.
         timeout: Timeout of collectives, in seconds.
@@ -293,11 +278,9 @@ class _Watch(threading.Thread):
             self.join(_LEAVING)
 
     def _end_all(self, *, told: bool, why: str) -> None:
-        """Makes all ranks stop.
+        """Makes all ranks stop for the reason ``why``.
 
-        Args:
-            told: True if a rank reports the reason to the user; otherwise the ranks call the roll first.
-            why: Reason, in words.
+        If ``told``, a rank reports it to the user; otherwise the ranks call the roll first.
         """
         if not self._store.check([_STOP]):
             self._store.set(_STOP, json.dumps({"told": told, "why": why}))
@@ -390,11 +373,6 @@ def joined(
     environment: RankEnvironment, settings: ParallelSection, device: torch.device
 ) -> Iterator[Communicator]:
     """Connects all processes that were started together; an error in one of them ends all.
-
-    Args:
-        environment: Rank of this process.
-        settings: The recipe's parallel section.
-        device: Device on which it computes.
 
     Raises:
         EconmtError: The processes cannot connect.

@@ -15,13 +15,7 @@ RESTARTS = "TORCHELASTIC_RESTART_COUNT"
 
 
 class RankEnvironment(NamedTuple):
-    """Rank of a process in parallel training, from its environment.
-
-    Attributes:
-        rank, size: Rank among all processes, and their number.
-        local_rank, local_size: Rank among the processes on this host, and their number.
-        restarts: Number of restarts so far.
-    """
+    """Rank of a process in parallel training, from its environment: among all processes, and those on this host."""
 
     rank: int
     size: int
@@ -65,10 +59,6 @@ def rank_environment() -> RankEnvironment | None:
 
 def take_own_gpu(name: str, environment: RankEnvironment) -> None:
     """Selects this process's GPU, by its rank on this host, as the device "cuda".
-
-    Args:
-        name: Device of the recipe.
-        environment: Rank of this process.
 
     Raises:
         InputError: The recipe names one GPU for several processes, or there are fewer GPUs than processes.

@@ -47,7 +47,7 @@ def in_buckets(parameters: Iterable[nn.Parameter]) -> list[tuple[nn.Parameter, .
 
 
 class BucketedReduction:
-    """Reduction of gradients in buckets; see :class:`econmt.engine.communicator.Reduction`.
+    """Reduction of gradients in buckets of type ``dtype``; see :class:`econmt.engine.communicator.Reduction`.
 
     Buckets are filled from the last parameter to the first, about the order in which a backward pass completes
     gradients, and sent in that order on every rank. So the ranks' messages match, and the sums, which depend on a
@@ -55,11 +55,6 @@ class BucketedReduction:
     allocated that a replay would not find again, so that a step with its messages can be captured in a CUDA graph.
 
     Sparse gradients of embedding tables are sent as rows where these are fewer bytes than the table.
-
-    Args:
-        parameters: Parameters in the model's order.
-        ranks: Ranks that hold them.
-        dtype: Type in which gradients are sent.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], ranks: Group, dtype: torch.dtype) -> None:
@@ -183,8 +178,6 @@ class BucketedReduction:
 def rows_are_fewer(counts: Sequence[int], shape: Sequence[int]) -> bool:
     """Returns True if receiving rows takes fewer bytes than the table, of which a ring sends each part twice.
 
-    Args:
-        counts: Rows of each rank; all ranks send the largest of these numbers.
-        shape: Shape (V, E) of the table.
+    All ranks send the largest of their ``counts`` of rows.
     """
     return max(counts) * len(counts) < 2 * shape[0]

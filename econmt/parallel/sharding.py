@@ -37,13 +37,7 @@ def largest_share(sizes: Sequence[int], ranks: int) -> tuple[int, float]:
 
 
 class OptimizerShares:
-    """Division of the optimizer's state; see :class:`econmt.engine.communicator.Shares`.
-
-    Args:
-        parameters: Parameters in the model's order.
-        rank: Rank of this process.
-        ranks: Group of all ranks.
-    """
+    """Division of the optimizer's state; see :class:`econmt.engine.communicator.Shares`."""
 
     def __init__(self, parameters: Iterable[nn.Parameter], rank: int, ranks: Group) -> None:
         self._ranks, self._rank = ranks, rank

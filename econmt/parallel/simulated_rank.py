@@ -46,11 +46,8 @@ def ranks_that_differ(
 ) -> list[Rank]:
     """Returns the ranks that suffice to find the largest memory: all pipeline stages, or those with the largest share.
 
-    Args:
-        settings: The recipe's parallel section.
-        size: Number of ranks.
-        parameters: Sizes of the parameters, in the model's order.
-        device: "cpu" or "cuda"; on a CPU the last rank draws the dropout masks of all rows before its own.
+    ``parameters`` are sizes, in the model's order. On a "cpu" the last rank draws the dropout masks of all rows before
+    its own.
     """
     last = [Rank(size - 1, size)] if device == "cpu" else [Rank(0, size)]
     if settings.pipeline > 1:
@@ -76,8 +73,6 @@ def simulated_step(
 
     Args:
         task, model, precision, implementations, target_device: See :class:`econmt.engine.step.TrainingStep`.
-        rank: Rank to simulate.
-        shape: Shape of its batches.
         plan: Placement of the layers on pipeline stages; None: balanced by the layers' numbers of weights.
     """
     communicator = Communicator() if rank.size == 1 else SimulatedRank(rank, task.recipe.parallel)
@@ -94,12 +89,7 @@ def simulated_step(
 
 
 class SimulatedRank(Communicator):
-    """Communicator of a simulated rank.
-
-    Args:
-        rank: Rank to simulate.
-        settings: The recipe's parallel section.
-    """
+    """Communicator of a simulated rank."""
 
     def __init__(self, rank: Rank, settings: ParallelSection) -> None:
         self.rank, self.size = rank
@@ -124,8 +114,12 @@ class SimulatedRank(Communicator):
 class _CompletedWork:
     """A communication that is complete at once."""
 
-    def wait(self) -> None:
-        """Returns immediately."""
+    def __init__(self, result: Any = None) -> None:
+        self._result = result
+
+    def wait(self) -> Any:
+        """Returns the result immediately."""
+        return self._result
 
 
 class _SimulatedGroup(Group):
@@ -150,19 +144,8 @@ class _SimulatedGroup(Group):
         return [local] * self.size
 
 
-class _SimulatedGathering:
-    """Simulated gathering from all stages: copies of the local tensor."""
-
-    def __init__(self, tensor: Tensor, size: int) -> None:
-        self._all = tensor.new_empty(size, *tensor.shape)
-        self._all.copy_(tensor.expand_as(self._all))
-
-    def wait(self) -> Tensor:
-        return self._all
-
-
 class _SimulatedStages(Stages):
-    """Simulated stages of a pipeline: received values are zeros."""
+    """Simulated stages of a pipeline: received values are zeros, gathered ones copies of the local tensor."""
 
     def __init__(self, rank: Rank, size: int) -> None:
         self.size, self.replicas = size, rank.size // size
@@ -179,7 +162,9 @@ class _SimulatedStages(Stages):
         return _CompletedWork()
 
     def gather(self, tensor: Tensor) -> Gathered:
-        return _SimulatedGathering(tensor.contiguous(), self.size)
+        local = tensor.contiguous()
+        gathered = local.new_empty(self.size, *local.shape)
+        return _CompletedWork(gathered.copy_(local.expand_as(gathered)))
 
     def broadcast(self, tensor: Tensor, rank: int) -> None:
         if rank != self.rank:

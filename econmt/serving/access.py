@@ -34,12 +34,8 @@ class Keys:
         digest = _digest(key)
         fits = [hmac.compare_digest(digest, each) for each in self._digests]
         if self.wanted and not any(fits):
-            raise Refused(
-                403,
-                "api_key is none of this server's; ask whoever runs it for one"
-                if key
-                else "this server wants an api_key; ask whoever runs it for one",
-            )
+            problem = "api_key is none of this server's" if key else "this server wants an api_key"
+            raise Refused(403, f"{problem}; ask whoever runs it for one")
 
 
 def _digest(key: str) -> bytes:
@@ -47,11 +43,7 @@ def _digest(key: str) -> bytes:
 
 
 def read_keys(path: Path) -> Keys:
-    """Reads keys from a file, one a line; skips blank lines and lines that begin with ``#``.
-
-    Raises:
-        InputError: the file cannot be read or holds no key.
-    """
+    """Reads keys from a file, one a line; skips blank lines and lines that begin with ``#``."""
     lines = [line.strip() for line in read_lines(path)]
     keys = [line for line in lines if line and not line.startswith("#")]
     if not keys:
@@ -60,12 +52,7 @@ def read_keys(path: Path) -> Keys:
 
 
 class Rates:
-    """Rate limit of each client by a token bucket, which holds the requests of one minute.
-
-    Args:
-        a_minute: requests a minute; None: no limit.
-        clock: returns seconds.
-    """
+    """Rate limit of each client by a token bucket, which holds the requests of one minute; None: no limit."""
 
     def __init__(self, a_minute: int | None, clock: Callable[[], float] = time.monotonic) -> None:
         self._most, self._clock = a_minute, clock

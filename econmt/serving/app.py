@@ -163,11 +163,7 @@ class Service:
         return queries.checked_body(kind, tree)
 
     def _admit(self, key: str, address: str) -> None:
-        """Counts a request by its key, or by its address if the key is wrong or none is needed.
-
-        Raises:
-            Refused: the key is wrong, or there were too many requests.
-        """
+        """Counts a request by its key, or by its address if the key is wrong or none is needed."""
         try:
             self._keys.check(key)
         except Refused:
@@ -178,12 +174,11 @@ class Service:
     async def _tree(self, request: Request) -> dict[str, Any]:
         """Reads the fields of a request's body without checking them."""
         most = self._settings.most_characters * _MOST_BYTES_A_CHARACTER + _OTHER_BYTES
+        seconds = self._settings.read_seconds
         try:
-            content = await asyncio.wait_for(_content(request, most), self._settings.read_seconds)
+            content = await asyncio.wait_for(_content(request, most), seconds)
         except asyncio.TimeoutError:
-            raise Refused(
-                408, f"the request took more than {self._settings.read_seconds:g} s to arrive"
-            ) from None
+            raise Refused(408, f"the request took more than {seconds:g} s to arrive") from None
         return queries.read_tree(content, request.headers.get("content-type", ""))
 
     def _model(self, source: str, target: str) -> Served:
@@ -196,31 +191,24 @@ class Service:
             pair = f"{shortened(source)} to {shortened(target) or 'anything'}"
             raise Refused(400, f"nothing translates {pair} here; this server has {pairs}")
         if len(fits) > 1:
-            raise Refused(
-                400, f"source {source} and target {target or 'none'} fit several of {pairs}; name both"
-            )
+            pair = f"source {source} and target {target or 'none'}"
+            raise Refused(400, f"{pair} fit several of {pairs}; name both")
         return fits[0]
 
     async def _translate(self, request: Request) -> Response:
         begun = time.monotonic()
         body = await self._read(request, queries.TranslateBody)
         served = self._model(body.source, body.target)
-        nbest = body.alternatives + 1
-        beam = served.loaded.beam
+        nbest, beam = body.alternatives + 1, served.loaded.beam
         if nbest > beam:
-            raise Refused(
-                400,
-                f"alternatives {body.alternatives}: at most {beam - 1}, the beam keeps {beam} hypotheses",
-            )
+            most = f"at most {beam - 1}, the beam keeps {beam} hypotheses"
+            raise Refused(400, f"alternatives {body.alternatives}: {most}")
         texts = queries.texts_of(body, self._settings.most_characters)
         lines = [line for text in texts for line in text.lines]
         futures = self._submit(served, lines, TranslationJob(nbest, body.details))
         if body.stream:
-            return StreamingResponse(
-                self._streamed(lines, futures, body, begun),
-                media_type="application/x-ndjson",
-                headers=answers.SAFE_HEADERS,
-            )
+            stream, kind = self._streamed(lines, futures, body, begun), "application/x-ndjson"
+            return StreamingResponse(stream, media_type=kind, headers=answers.SAFE_HEADERS)
         translated = await _unless_left(request, futures)
         return answers.JsonResponse(_translations(texts, translated, body, served, begun))
 
@@ -270,17 +258,15 @@ class Service:
         futures = self._submit(served, [line], TranslationJob(words=body.alternatives))
         (answer,) = await _unless_left(request, futures)
         following = answer if isinstance(answer, list) else []  # a blank sentence has an empty translation
-        return answers.JsonResponse(
-            {"alternatives": answers.words(following), "milliseconds": _milliseconds(begun)}
-        )
+        content = {"alternatives": answers.words(following), "milliseconds": _milliseconds(begun)}
+        return answers.JsonResponse(content)
 
     async def _detect(self, request: Request) -> Response:
         await self._read(request, queries.DetectBody)
         sources = sorted({served.source for served in self._models})
         if len(sources) > 1:
-            raise Refused(
-                501, f"this server does not tell {', '.join(sources)} apart; give the source language"
-            )
+            problem = f"this server does not tell {', '.join(sources)} apart"
+            raise Refused(501, f"{problem}; give the source language")
         note = f"not detected: {sources[0]} is the only source language of this server"
         return answers.JsonResponse([{"language": sources[0], "confidence": 0.0, "note": note}])
 
@@ -304,28 +290,22 @@ class Service:
         return Response(self._metrics.text(), media_type="text/plain; version=0.0.4")
 
     async def _frontend(self, _: Request) -> Response:
-        return answers.JsonResponse(
-            {
-                "apiKeys": self._keys.wanted,
-                "keyRequired": self._keys.wanted,
-                "charLimit": self._settings.most_characters,
-                "alternatives": min(served.loaded.beam for served in self._models) - 1,
-            }
-        )
+        most = min(served.loaded.beam for served in self._models) - 1
+        keys = dict.fromkeys(("apiKeys", "keyRequired"), self._keys.wanted)
+        limits = {"charLimit": self._settings.most_characters, "alternatives": most}
+        return answers.JsonResponse({**keys, **limits})
 
 
 def _pages() -> dict[tuple[str, str], Endpoint]:
     """Returns the endpoints of the page's files, which are read once."""
-    return {
-        ("GET", "/" if file.name == "index.html" else f"/{file.name}"): _page(
-            file.read_bytes(), _KINDS[Path(file.name).suffix]
-        )
-        for file in resources.files("econmt.serving").joinpath("page").iterdir()
-    }
+    files = resources.files("econmt.serving").joinpath("page").iterdir()
+    named = {"/" if file.name == "index.html" else f"/{file.name}": file for file in files}
+    return {("GET", path): _page(file.name, file.read_bytes()) for path, file in named.items()}
 
 
-def _page(content: bytes, kind: str) -> Endpoint:
+def _page(name: str, content: bytes) -> Endpoint:
     async def page(_: Request) -> Response:
+        kind = _KINDS[Path(name).suffix]
         return Response(content, media_type=kind, headers=answers.SAFE_HEADERS)
 
     return page

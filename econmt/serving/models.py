@@ -73,10 +73,8 @@ class LoadedModels:
         model = self.model
         count, most = len(model.vocabularies.source.encode(text)), model.recipe.decoding.max_input_length
         if count > most:
-            raise Refused(
-                413,
-                f"{where}: a sentence of {count:,} tokens; at most {most:,} are translated whole, so break it",
-            )
+            remedy = f"at most {most:,} are translated whole, so break it"
+            raise Refused(413, f"{where}: a sentence of {count:,} tokens; {remedy}")
         return count
 
     def translate(self, requests: Sequence[Request], task: TranslationJob) -> list[Answer | InputError]:
@@ -131,12 +129,7 @@ class LoadedModels:
 
 
 class Served:
-    """Models of one language pair.
-
-    Args:
-        folders: local model folder, or folders of an ensemble.
-        settings: limits of the server.
-        load_model: function that loads the folders.
+    """Models of one language pair, from a local folder or those of an ensemble.
 
     Attributes:
         source, target: codes of the languages.
@@ -204,15 +197,9 @@ class Served:
 
 
 def by_pair(
-    folders: Sequence[Path],
-    settings: Settings,
-    load_model: Callable[[Sequence[Path]], TrainedModel] = load,
+    folders: Sequence[Path], settings: Settings, load_model: Callable[[Sequence[Path]], TrainedModel] = load
 ) -> list[Served]:
-    """Loads models; those of the same language pair form an ensemble.
-
-    Raises:
-        InputError: a model cannot be loaded, or the vocabularies of an ensemble differ.
-    """
+    """Loads models; those of the same language pair form an ensemble."""
     pairs: dict[tuple[str, str], list[Path]] = {}
     for folder in map(local_model, folders):
         pairs.setdefault(_pair_of(folder), []).append(folder)

@@ -106,22 +106,16 @@ def _form(content: bytes) -> dict[str, Any]:
 
 
 def texts_of(body: TranslateBody, most_characters: int) -> list[MarkupText]:
-    """Returns the texts of a request, each divided into sentences with their constraints.
-
-    Raises:
-        InputError: a text, phrase or combination of fields cannot be used; the message names it.
-    """
+    """Returns the texts of a request, each divided into sentences with their constraints."""
     check_size(body, most_characters)
     if body.stream and body.format == "html":
         raise Refused(
             400, "stream writes sentences without the markup around them; leave out stream or format html"
         )
     glossary = read_terms(body.glossary)
-    listed = isinstance(body.q, list)
-    names = [f"q[{number}]" for number in range(len(body.q))] if listed else ["q"]
-    requests = [
-        _entry(*each) for each in zip(body.q if isinstance(body.q, list) else [body.q], names, strict=True)
-    ]
+    entries = body.q if isinstance(body.q, list) else [body.q]
+    names = [f"q[{number}]" for number in range(len(entries))] if isinstance(body.q, list) else ["q"]
+    requests = [_entry(*each) for each in zip(entries, names, strict=True)]
     # Constraints of the request as a whole are checked once, not for each of its texts.
     check_request(Request("", body.constraints, body.avoid, body.target_prefix), BODY)
     if (body.constraints or body.target_prefix) and len(requests) != 1:
@@ -139,10 +133,8 @@ def texts_of(body: TranslateBody, most_characters: int) -> list[MarkupText]:
         )
         text = html_text(request) if body.format == "html" else plain_text(request)
         if len(text.lines) > 1 and (request.constraints or request.target_prefix):
-            raise Refused(
-                400,
-                f"{where}: constraints and target_prefix belong to one sentence; this has {len(text.lines)}",
-            )
+            problem = f"constraints and target_prefix belong to one sentence; this has {len(text.lines)}"
+            raise Refused(400, f"{where}: {problem}")
         texts.append(text._replace(lines=[with_terms(line, glossary) for line in text.lines]))
     return texts
 
@@ -200,11 +192,8 @@ def read_terms(terms: Mapping[str, str]) -> Glossary | None:
     """Makes a glossary of source and target phrases; None if there are none. Raises Refused for a blank phrase."""
     for source, target in terms.items():
         if not units(source) or not normalized(target):
-            side = "target" if units(source) else "source"
-            raise Refused(
-                400,
-                f"glossary: the {side} phrase of {shortened(source)!r} is blank; give one, or leave the term out",
-            )
+            phrase = f"the {'target' if units(source) else 'source'} phrase of {shortened(source)!r}"
+            raise Refused(400, f"glossary: {phrase} is blank; give one, or leave the term out")
     pairs = {normalized(source): normalized(target) for source, target in terms.items()}
     return Glossary(pairs) if pairs else None
 

@@ -24,10 +24,7 @@ class Job:
     """Sentence that waits for its translation.
 
     Attributes:
-        served: the models. request: the sentence. task: the kind of request.
-        tokens: number of source tokens.
-        came: time of arrival, by ``time.monotonic``.
-        due: time that decides the order.
+        came: time of arrival, by ``time.monotonic``. due: time that decides the order.
         answer: future of the answer; it is cancelled if the client leaves.
     """
 
@@ -43,11 +40,7 @@ class Job:
 
 
 class Scheduler:
-    """Queue whose sentences are translated in batches by a worker thread; everything else runs in the event loop.
-
-    Args:
-        settings: limits of the server. metrics: counters to update.
-    """
+    """Queue whose sentences are translated in batches by a worker thread; everything else runs in the event loop."""
 
     def __init__(self, settings: Settings, metrics: Metrics) -> None:
         self._settings, self._metrics = settings, metrics
@@ -61,14 +54,12 @@ class Scheduler:
         """Queues all sentences; raises Refused if too many wait already, or the server is stopping."""
         if self._stopped:
             raise _stopping()
-        if len(self._waiting) + len(jobs) > self._settings.most_waiting:
+        most = self._settings.most_waiting
+        if len(self._waiting) + len(jobs) > most:
             self._forget_given_up()
-        if len(self._waiting) + len(jobs) > self._settings.most_waiting:
-            if len(jobs) > self._settings.most_waiting:
-                raise Refused(
-                    413,
-                    f"{len(jobs):,} sentences, more than the {self._settings.most_waiting:,} that may wait; send parts",
-                )
+        if len(jobs) > most:
+            raise Refused(413, f"{len(jobs):,} sentences, more than the {most:,} that may wait; send parts")
+        if len(self._waiting) + len(jobs) > most:
             raise Refused(503, f"{len(self._waiting):,} sentences wait already; ask again in a second", 1)
         self._waiting += jobs
         self._metrics.waiting.set(len(self._waiting))
@@ -126,10 +117,9 @@ class Scheduler:
         begun = time.monotonic()
         loop = asyncio.get_running_loop()
         answers: Sequence[Answer | EconmtError]
+        requests = [job.request for job in batch]
         try:
-            answers = await loop.run_in_executor(
-                self._worker, served.loaded.translate, [job.request for job in batch], task
-            )
+            answers = await loop.run_in_executor(self._worker, served.loaded.translate, requests, task)
         except EconmtError as error:
             answers = [error] * len(batch)
         except Exception as error:  # noqa: BLE001  an error in one batch must not end the server
@@ -147,11 +137,7 @@ class Scheduler:
                 job.answer.set_result(answer)
 
     def _failure(self, error: Exception) -> Refused:
-        """Returns the error for the clients of a batch that failed.
-
-        Raises:
-            RuntimeError: the device cannot be used by this process any more.
-        """
+        """Returns the error for the clients of a batch that failed; raises it if the device cannot be used any more."""
         if is_out_of_memory(error):
             return Refused(503, "the server has no memory left for this; ask for less at a time", 5)
         self._metrics.bugs.inc()

@@ -93,11 +93,7 @@ class _Protocol(H11Protocol):
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Opens a socket that listens on an address; port 0 takes any free port.
-
-    Raises:
-        InputError: the address is in use or does not belong to this machine.
-    """
+    """Opens a socket that listens on an address; port 0 takes any free port."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)
@@ -154,11 +150,7 @@ class Server:
         self._server.should_exit = True
 
     def run(self, bound: socket.socket) -> None:
-        """Answers requests until SIGTERM, Ctrl-C or :meth:`stop`; the signal is raised again afterwards.
-
-        Raises:
-            Exception: error that stopped the translating.
-        """
+        """Answers requests until SIGTERM, Ctrl-C or :meth:`stop`; raises the signal, or translating's error, again."""
         self._server.run(sockets=[bound])
         if self._service.failure is not None:
             raise self._service.failure

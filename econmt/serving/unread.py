@@ -18,9 +18,6 @@ class CloseUnread:
     An open connection would be read until the body ends, which may be never. The answer carries ``Connection: close``.
     The rest of the body is still read for a moment: closing a socket with unread data resets the connection, and a
     client that sends its whole body first would lose the answer.
-
-    Args:
-        app: the ASGI application.
     """
 
     def __init__(self, app: ASGIApp) -> None:

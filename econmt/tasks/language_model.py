@@ -30,15 +30,11 @@ MOST_TOKENS = 1024
 
 @dataclass(frozen=True)
 class LanguageModelTask:
-    """Task of language modelling, see :class:`econmt.tasks.protocol.Task`.
+    """Task of language modelling, see :class:`econmt.tasks.protocol.Task`; ``size`` includes special tokens.
 
     A batch is a window over the rows of the text (:mod:`econmt.data.batching.text_batches`). The state of each row is
     carried to the next batch in buffers of the model (:class:`econmt.model.language_model.LanguageModel`), whose fixed
     addresses allow a step to be captured in a CUDA graph.
-
-    Args:
-        recipe: recipe of the run.
-        size: size of the vocabulary, special tokens included.
     """
 
     recipe: Recipe

@@ -94,7 +94,6 @@ class Task(Protocol):
         Args:
             model: model from :meth:`build_model`, in training or evaluation mode.
             batch: batch on the model's device.
-            implementations: implementations of the operations.
             label_smoothing: probability mass spread evenly over all target tokens.
 
         Returns:

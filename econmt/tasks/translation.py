@@ -20,14 +20,7 @@ from econmt.tasks.protocol import Evaluation, Shape, Split, random_ids
 
 @dataclass(frozen=True)
 class TranslationTask:
-    """Task of translation, see :class:`econmt.tasks.protocol.Task`.
-
-    Args:
-        recipe: recipe of the run.
-        source_size: size of the source vocabulary, special tokens included.
-        target_size: size of the target vocabulary, special tokens included.
-        factor_sizes: vocabulary size of each stream of source factors.
-    """
+    """Task of translation, see :class:`econmt.tasks.protocol.Task`; sizes of vocabularies include special tokens."""
 
     recipe: Recipe
     source_size: int

@@ -22,7 +22,8 @@ from econmt.engine.freeze import fix_parameters
 from econmt.engine.optimizers import make_optimizer
 from econmt.errors import InputError, TrainingError
 from econmt.memory.estimate.beam_search import estimate_search, search_rows
-from econmt.memory.measure.byte_budget import budget_bytes, size_text, total_memory
+from econmt.memory.measure.byte_budget import budget_bytes, size_text
+from econmt.memory.measure.machine import total_memory
 from econmt.memory.plan.planner import MemoryPlan, Planner, estimator, sufficient_budget, usable
 from econmt.memory.plan.prices import settings
 from econmt.model import Implementations
@@ -55,13 +56,6 @@ def first_plan(
 ) -> MemoryPlan | None:
     """Returns the plan that a new run would begin with; None without a memory budget.
 
-    Args:
-        recipe: Recipe of the run.
-        prepared: Prepared text of the run.
-        device: Device that would compute.
-        precision: Type of products and feature maps.
-        communicator: Communicator of the ranks; None: a single process.
-
     Raises:
         InputError: The budget does not suffice for one sentence.
     """
@@ -78,16 +72,9 @@ def first_plan(
 
 
 class Budget:
-    """Keeps a run within the memory budget of its recipe, if there is one.
+    """Keeps a run within the memory budget of its recipe, if there is one; each rank has its own.
 
-    Args:
-        task: Task that is learnt, with the recipe of the run.
-        prepared: Prepared text of the run.
-        batches: Batches of training.
-        device: Device that computes.
-        precision: Type of products and feature maps.
-        parameters: Parameters of the model, with ``requires_grad`` False for frozen ones.
-        communicator: Communicator of the ranks, each of which has its own budget.
+    ``parameters`` includes frozen ones, whose ``requires_grad`` is False.
 
     Attributes:
         plan: None before :meth:`make`, or if the recipe has no budget.
@@ -122,9 +109,7 @@ class Budget:
     def make(self, state: TrainingState, taken: int) -> None:
         """Makes the plan, or takes over that of a saved state if it was made for the same settings.
 
-        Args:
-            state: State of the run.
-            taken: Bytes of optimizer state that are already allocated.
+        ``taken`` bytes of optimizer state are already allocated.
 
         Raises:
             InputError: The budget does not suffice for one sentence.

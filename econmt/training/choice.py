@@ -53,13 +53,7 @@ def choose(
 ) -> str:
     """Chooses the implementations that the recipe leaves at auto, on rank 0 for all ranks; returns a message.
 
-    They are those of the beginning of the run, or for a new run the fastest ones measured.
-
-    Args:
-        step: Training step, which receives the implementations.
-        batches: Batches[AnyBatch] of training.
-        prepared: Prepared text of the run.
-        state: State of the run, which receives the implementations.
+    They are those of the beginning of the run, or for a new run the fastest ones measured. Step and state receive them.
     """
     recipe, device = step.task.recipe, step.device
 
@@ -110,7 +104,6 @@ def measure(
         task: Task that is learnt; its recipe names implementations.
         model: Model in training mode, on the device.
         shape: Most frequent shape of the batches.
-        precision: Precision of the products.
         seconds, compiled, byte_limit: See `econmt_ops.dispatch.session.measuring`.
     """
     shape = Shape(shape.rows, min(shape.source, POSITIONS), min(shape.target, POSITIONS))
@@ -138,11 +131,8 @@ def settle(
     Measurements are cached, so that a run and a prediction of its memory choose alike.
 
     Args:
-        task: Task that is learnt.
         model: Returns the model on the device; called only if measuring may pay.
         shape: Most frequent shape of the batches.
-        device: Device that computes.
-        precision: Precision of products.
         updates: Least number of updates of the run.
         passes: Largest number of measurements of :data:`SECONDS` each; another follows only if one was incomplete.
 
@@ -189,22 +179,18 @@ def choose_implementations(
     """Chooses an implementation for every op that is left at auto.
 
     Args:
-        of_recipe: Implementations of the recipe.
         measurements: Measurements of the model's ops; where there are none, the default holds.
-        device: Device type of the default.
         updates: Least number of updates of the run, in which "compiled" must save more time than compiling takes.
         positions: Positions of an average batch, relative to the measured one.
     """
-    known_measurements = list(measurements)
+    known = list(measurements)
     chosen = {}
     for key, functions in OPS.items():
         if getattr(of_recipe, key) == "auto":
-            relevant = [measurement for measurement in known_measurements if measurement.op in functions]
+            relevant = [measurement for measurement in known if measurement.op in functions]
             # Without input feeding, a decoder's layers call the same op as the encoder's.
             if key == "decoder" and not relevant:
-                relevant = [
-                    measurement for measurement in known_measurements if measurement.op in OPS["encoder"]
-                ]
+                relevant = [measurement for measurement in known if measurement.op in OPS["encoder"]]
             chosen[key] = _fastest(relevant, updates * positions, device) or rule(functions[0], device)
     settled = of_recipe._replace(**chosen)
     # A named implementation keeps its own stash, and there is one stash level for all ops.
@@ -217,10 +203,6 @@ def choose_implementations(
 
 def refuse_missing(of_recipe: Implementations, device: str) -> None:
     """Checks that a machine can run the implementations that a recipe names.
-
-    Args:
-        of_recipe: Implementations of the recipe.
-        device: Device type of the run.
 
     Raises:
         InputError: The machine cannot run one of them; the message names the available ones.
@@ -239,13 +221,7 @@ def refuse_missing(of_recipe: Implementations, device: str) -> None:
 
 
 def _fastest(measurements: list[Measurement], times: float, device: str) -> str | None:
-    """Returns the fastest implementation over all calls of an op; None if nothing was measured.
-
-    Args:
-        measurements: Measurements of ops of one kind.
-        times: Number of repetitions of the measured calls.
-        device: Device type on which they were measured.
-    """
+    """Returns the fastest implementation over ``times`` repetitions of an op's calls; None if nothing was measured."""
     totals: dict[str, MeasurementRecord] = {}
     for number, measurement in enumerate(measurements):
         by_name = {label.partition("/")[0]: record for label, record in measurement.records.items()}
@@ -301,10 +277,7 @@ def expected_updates(training: Training, batches_per_epoch: int, tokens_per_epoc
 def saved_choice(recipe: Recipe, saved: Mapping[str, str], device: torch.device) -> Implementations | None:
     """Returns the implementations that a run began with; None if it began on another type of device, or saved none.
 
-    Args:
-        recipe: Recipe, whose named implementations take precedence over the saved ones.
-        saved: Result of :func:`as_saved`.
-        device: Device on which the run is resumed.
+    ``saved`` is a result of :func:`as_saved`; implementations that the recipe names take precedence.
     """
     of_recipe = Implementations.of(recipe.ops)
     names = dict(saved)

@@ -23,15 +23,8 @@ class RunContext:
     """Everything that the parts of a run share; the same on all ranks, apart from the communicator's rank.
 
     Attributes:
-        recipe: Recipe of the run.
-        folder: Its model folder, repaired (see :func:`~econmt.checkpoint.resume.find_start`).
-        prepared: Its prepared text.
-        start: Starting point.
+        folder: Model folder of the run, repaired (see :func:`~econmt.checkpoint.resume.find_start`).
         saved: State that training resumes from; None for a new run.
-        device: Device that computes.
-        threads: Number of CPU threads.
-        precision: Precision of products and feature maps.
-        communicator: Communicator of the processes that train together.
     """
 
     recipe: Recipe

@@ -14,11 +14,7 @@ def end_reason(
 ) -> str | None:
     """Returns the reason why training ends now, for a message; None if it continues.
 
-    Args:
-        training: The recipe's training section, with its limits.
-        state: State of the run.
-        epoch: Completed passes over the data.
-        seconds: Duration of the run as agreed between ranks; None: the state's.
+    ``epoch`` counts completed passes; ``seconds`` of the run are as agreed between ranks, or the state's if None.
     """
     progress = _done(state, epoch)
     if seconds is not None:
@@ -44,12 +40,7 @@ class Pace:
         self._samples: deque[tuple[float, int]] = deque()
 
     def seconds_per_update(self, seconds: float, update: int) -> float:
-        """Returns the seconds per update of the last minutes of this process; at its beginning those of the whole run.
-
-        Args:
-            seconds: Duration of the run so far.
-            update: Number of updates so far.
-        """
+        """Returns the seconds per update in the last minutes of this process; at its beginning, in the whole run."""
         samples = self._samples
         if not samples or update > samples[-1][1]:
             samples.append((seconds, update))
@@ -62,10 +53,7 @@ class Pace:
 def share_done(training: recipe.Training, state: TrainingState, epochs_done: float) -> float | None:
     """Returns the completed share of a run, from 0 to 1, by the nearest limit; None without a limit.
 
-    Args:
-        training: The recipe's training section, with its limits.
-        state: State of the run.
-        epochs_done: Passes over the data, including the fraction of the current one.
+    ``epochs_done`` includes the fraction of the current pass.
     """
     done = {name: (value, getattr(training, name)) for name, value in _done(state, epochs_done).items()}
     shares = [value / limit for value, limit in done.values() if limit]
@@ -75,14 +63,7 @@ def share_done(training: recipe.Training, state: TrainingState, epochs_done: flo
 def seconds_left(
     training: recipe.Training, state: TrainingState, epochs_done: float, seconds_per_update: float
 ) -> float | None:
-    """Estimates the remaining seconds from the limits and the recent pace; None without a limit.
-
-    Args:
-        training: The recipe's training section, with its limits.
-        state: State of the run.
-        epochs_done: Passes over the data, including the fraction of the current one.
-        seconds_per_update: Recent pace.
-    """
+    """Estimates the remaining seconds from the limits and the recent pace; None without a limit."""
     estimates = []
     for name, done in _done(state, epochs_done).items():
         limit = getattr(training, name)

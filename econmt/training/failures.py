@@ -10,13 +10,7 @@ from econmt.training.update_metrics import UpdateMetrics
 
 
 def not_finite(metrics: UpdateMetrics, store: TokenStore, last_good: str) -> str:
-    """Describes a loss or gradient that is not finite, and the lines of its text.
-
-    Args:
-        metrics: Metrics of the update.
-        store: Training text.
-        last_good: Description of the last intact checkpoint.
-    """
+    """Describes a loss or gradient that is not finite, and the lines of its text."""
     quantity = "loss" if metrics.loss != metrics.loss or abs(metrics.loss) == float("inf") else "gradient"
     lines = [store.location(int(i)) for indices in metrics.indices for i in indices]
     shown = ", ".join(lines[:8]) + (f" and {len(lines) - 8} more" if len(lines) > 8 else "")
@@ -29,11 +23,7 @@ def not_finite(metrics: UpdateMetrics, store: TokenStore, last_good: str) -> str
 def out_of_memory(batch: AnyBatch, device: torch.device, last_good: str, *, planned: bool) -> str:
     """Describes a batch that memory does not suffice for, and the remedy.
 
-    Args:
-        batch: The batch.
-        device: Device whose memory is full.
-        last_good: Description of the last intact checkpoint.
-        planned: True if a memory plan has already split batches as far as possible.
+    ``planned``: a memory plan has already split batches as far as possible.
     """
     advice = (
         "set training.memory_budget=auto, or lower training.batch.size and raise training.update_interval"

@@ -8,12 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from econmt.checkpoint.checkpoints import (
-    check_model,
-    check_vocabulary,
-    load_parameters,
-    parameter_file,
-)
+from econmt.checkpoint.checkpoints import check_model, check_vocabulary, load_parameters, parameter_file
 from econmt.checkpoint.folder import ModelFolder
 from econmt.checkpoint.quantized import restored
 from econmt.checkpoint.tensor_files import read_metadata, read_tensors
@@ -65,12 +60,7 @@ def initialize(
 ) -> list[str]:
     """Loads a file's parameters and word vectors into a model; returns messages about them.
 
-    Args:
-        model: Model of the recipe, randomly initialized.
-        recipe: Recipe of the run.
-        path: See :func:`parameters_to_start_from`.
-        vocabularies: Vocabularies of the run.
-        vocabulary: Their fingerprint.
+    ``path``: see :func:`parameters_to_start_from`. ``vocabulary``: fingerprint of the run's vocabularies.
 
     Raises:
         InputError: Vocabulary, a parameter's name or shape, or a vector does not fit; the message names file and item.
@@ -130,11 +120,7 @@ _SIDES = {
 
 
 def _matched(
-    model: nn.Module,
-    tensors: Mapping[str, Tensor],
-    theirs: Vocabularies,
-    ours: Vocabularies,
-    path: Path,
+    model: nn.Module, tensors: Mapping[str, Tensor], theirs: Vocabularies, ours: Vocabularies, path: Path
 ) -> tuple[dict[str, Tensor], list[str]]:
     """Maps a model's tensors to another vocabulary: returns tensors with a row for each of our tokens, and messages.
 

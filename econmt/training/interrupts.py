@@ -36,9 +36,8 @@ class Interrupts:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for number, handler in self._before.items():
-            if (
-                signal.getsignal(number) == self._receive
-            ):  # otherwise the previous handler, called by ours, has set another one
+            # Otherwise the previous handler, called by ours, has set another one.
+            if signal.getsignal(number) == self._receive:
                 signal.signal(number, handler)
         self._before.clear()
 

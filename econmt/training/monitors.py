@@ -14,10 +14,6 @@ from econmt.errors import InputError
 class Monitors:
     """Norms of the parameters whose full names match a pattern, and of their gradients in the last update.
 
-    Args:
-        pattern: Regular expression; None selects no parameter.
-        parameters: Parameters of the model by name.
-
     Raises:
         InputError: The pattern matches no name.
     """

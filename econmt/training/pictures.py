@@ -23,7 +23,6 @@ def draw_learning_curve(
         metrics: Rows of metrics.tsv, at least one.
         best_update: Update of the best checkpoint, marked by a vertical line.
         path: File to write; its suffix determines the format.
-        title: Title of the picture.
     """
     # The canvas replaces pyplot: it has no global state and needs no display.
     from matplotlib.backends.backend_agg import FigureCanvasAgg

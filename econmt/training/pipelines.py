@@ -70,11 +70,7 @@ def make_pipeline(
     """Creates the training step of a pipeline stage.
 
     Args:
-        task: Task that is learnt; its recipe has the number of stages.
-        model: Model of the task, on the device.
         shape: Most frequent shape of a replica's batches, for which layers are divided.
-        precision: Precision of products and feature maps.
-        communicator: Communicator of all processes.
         saved: Pipeline division saved by rank 0, which is kept; empty for a new run.
         implementations: Implementations of the ops; None: those of the recipe.
     """

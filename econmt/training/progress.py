@@ -27,7 +27,6 @@ class Figures(NamedTuple):
     """Figures of a progress line.
 
     Attributes:
-        update: Number of updates so far.
         updates: Number of updates of the whole run, if known.
         loss: Loss in nats per target token.
         memory: Peak memory in bytes of the process on a CPU, of PyTorch's allocator on a GPU; see `peak_memory`.
@@ -52,11 +51,7 @@ class Figures(NamedTuple):
         return "process" if self.device == "cpu" else "GPU"
 
     def line(self, width: int | None = None) -> str:
-        """Returns the figures as one line.
-
-        Args:
-            width: Number of columns, for which the least important figures are left out; None: unlimited.
-        """
+        """Returns the figures as one line of at most ``width`` columns, if necessary without the least important."""
         left = [] if self.left is None else [f"{duration(self.left)} left"]
         first = [
             f"update {self.update}",
@@ -87,10 +82,7 @@ class Figures(NamedTuple):
         return Text.assemble(f"{done}  ", *bar, f"  {rest}", overflow="ellipsis", no_wrap=True)
 
     def _short(self) -> list[str]:
-        return [
-            f"{self.tokens_per_second:,.0f} tokens/s",
-            f"{self.memory_name} {self.memory / 1e6:,.0f} MB",
-        ]
+        return [f"{self.tokens_per_second:,.0f} tokens/s", f"{self.memory_name} {self.memory / 1e6:,.0f} MB"]
 
     def _rest(self) -> list[str]:
         """Returns the figures that are shown if there is space, the most important first."""

@@ -60,14 +60,7 @@ def check_shared(folder: ModelFolder, communicator: Communicator) -> None:
 
 
 class Ranks:
-    """Ranks of a run; every method is trivial for a single rank.
-
-    Args:
-        step: Training step of the run.
-
-    Attributes:
-        seconds: Duration of the run as agreed between ranks.
-    """
+    """Ranks of a run, with its duration as agreed between them; every method is trivial for a single rank."""
 
     def __init__(self, step: TrainingStep) -> None:
         self._step = step
@@ -109,12 +102,7 @@ class Ranks:
     def pad_to_largest(
         self, shapes: Sequence[BatchShape], plan: Callable[[], MemoryPlan | None]
     ) -> Callable[[AnyBatch], int]:
-        """Makes batches of a shape equally large by padding rows; returns a function that gives the number of rows.
-
-        Args:
-            shapes: Shapes of the batches.
-            plan: Returns the current plan of the run's memory budget.
-        """
+        """Makes batches of a shape equally large by padding rows; returns a function that gives the number of rows."""
         largest = {(shape.source, shape.target): shape.rows for shape in shapes}
 
         def rows(batch: AnyBatch) -> int:

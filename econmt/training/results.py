@@ -57,9 +57,7 @@ class RunResults(NamedTuple):
     """Results of the best checkpoint.
 
     Attributes:
-        best_update: Update of the checkpoint.
         corpus: "test" if the recipe has a test text, otherwise "validation".
-        ledger: Memory of a training step.
         bleu, signature: BLEU and its signature; NaN and empty without translations.
         samples: Some sentences with their translations.
         pictures: Files of the pictures.

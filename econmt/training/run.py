@@ -66,9 +66,7 @@ def run_recipe(
     With several ranks, only rank 0 prepares, writes and prints; the others wait for it.
 
     Args:
-        recipe: Recipe of the run.
         search: Folders to search for its text.
-        console: Output for the user.
         overwrite_output: True to start anew and delete an earlier run in the folder.
         resume_with_changes: True to resume although the recipe differs from the one that the run began with.
         verify: See :func:`econmt.data.batching.store.prepare`.
@@ -155,10 +153,6 @@ def _prepare(
 
 def train(context: RunContext, console: Console) -> TrainingResult:
     """Trains on prepared text until a limit is reached; no other process may use the folder.
-
-    Args:
-        context: Context of the run.
-        console: Output for the user.
 
     Raises:
         TrainingError: The loss is not finite, or memory or disk are full.

@@ -11,12 +11,7 @@ from econmt_ops.optimizer import FusedOptimizer
 
 
 class RunAverage:
-    """Parameter averaging of a run, if the recipe has it.
-
-    Args:
-        config: Averaging section of the recipe.
-        optimizer: Optimizer of the run.
-    """
+    """Parameter averaging of a run, if the recipe has it."""
 
     def __init__(self, config: recipe.Averaging, optimizer: FusedOptimizer) -> None:
         self._config = config

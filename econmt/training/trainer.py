@@ -65,14 +65,7 @@ class TrainingResult(NamedTuple):
 
 
 class Trainer:
-    """Training loop of one process.
-
-    Args:
-        step: Training step, with the task, the model and its initial parameters.
-        folder: Model folder of the run, repaired.
-        prepared: Prepared text.
-        state: State of a new or a saved run.
-    """
+    """Training loop of one process."""
 
     def __init__(
         self, step: TrainingStep, folder: ModelFolder, prepared: PreparedData, state: TrainingState
@@ -250,11 +243,7 @@ class Trainer:
         """Computes the gradient of the loss per token, which the step's update clips and applies.
 
         CUDA graphs have applied the update, too. If memory is full and the memory budget's plan can split batches
-        further, they are computed again in smaller parts.
-
-        Args:
-            batches: Batches whose losses are added up.
-            trim: True to trim each computed part to its own longest pair.
+        further, they are computed again in smaller parts; ``trim`` trims each to its own longest pair.
 
         Raises:
             TrainingError: Memory was full, and there is no plan, or nothing left to split.

@@ -166,7 +166,6 @@ def perplexity(
 
     Args:
         step: Training step, whose model is in evaluation mode.
-        evaluation: Batches of the text.
         stop, plan: See :func:`validate`.
         implementations: Implementations of the ops without a plan; None: those of the recipe.
     """
@@ -276,27 +275,13 @@ def make_translator(
     options = SearchOptions.from_recipe(recipe.decoding).changed(attention=False)
     if plan is not None:  # the plan has no memory for CUDA graphs
         options = options.changed(batch_size=plan.decoding_rows, continuous=False)
-    return Translator(
-        [model],
-        vocabularies,
-        options,
-        device,
-        max_length=recipe.pairs.max_length,
-        watch=watch,
-    )
+    return Translator([model], vocabularies, options, device, max_length=recipe.pairs.max_length, watch=watch)
 
 
 def report_checkpoint(
     progress: Progress, result: Validation, state: TrainingState, *, goes_back: bool
 ) -> None:
-    """Reports the newest checkpoint.
-
-    Args:
-        progress: Output for the user.
-        result: Result of its validation.
-        state: State that includes the checkpoint.
-        goes_back: True if training returns to the best checkpoint.
-    """
+    """Reports the newest checkpoint; ``goes_back``: training returns to the best one."""
     improved = state.best_update == state.update
     parts = [f"checkpoint {state.update}: validation perplexity {result.perplexity:.2f}"]
     if result.signature:

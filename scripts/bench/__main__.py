@@ -41,11 +41,8 @@ def scripts() -> dict[str, str]:
     first_lines = {}
     for file in sorted(_HERE.rglob("*.py")):
         text = file.read_text(encoding="utf-8")
-        if (
-            file != Path(__file__)
-            and '\nif __name__ == "__main__":' in text
-            and "launchers" not in file.parts
-        ):
+        is_command = '\nif __name__ == "__main__":' in text and "launchers" not in file.parts
+        if is_command and file != Path(__file__):
             name = ".".join(file.relative_to(_HERE).with_suffix("").parts).replace("_", "-")
             first_lines[name] = (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0]
     return first_lines
@@ -53,16 +50,11 @@ def scripts() -> dict[str, str]:
 
 def application(words: Sequence[str]) -> typer.Typer:  # noqa: ARG001  main() passes the command line
     """Makes the application of all commands, which lists the other modules too."""
+    others = "\n".join(f"  {name:<20} {text[:57]}" for name, text in scripts().items())
+    examples = f"  {PROGRAM} lstm --ablation\n  {PROGRAM} gpu.step --help"
     app = typer.Typer(
         help="Measures the project itself; docs/results has the figures.",
-        epilog="\b\n"
-        + "\n".join(
-            [
-                "With arguments of their own:",
-                *(f"  {name:<20} {text[:57]}" for name, text in scripts().items()),
-            ]
-        )
-        + f"\n\n\b\nExample:\n  {PROGRAM} lstm --ablation\n  {PROGRAM} gpu.step --help",
+        epilog=f"\b\nWith arguments of their own:\n{others}\n\n\b\nExample:\n{examples}",
         no_args_is_help=True,
         add_completion=False,
         rich_markup_mode=None,

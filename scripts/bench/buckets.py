@@ -61,9 +61,8 @@ def again_together(batches: BatchIterator) -> float:
     """Returns the share of pairs of sentences in one batch that share a batch in the next epoch too."""
     epochs = []
     for epoch in range(2):
-        batches.load_state_dict(
-            {"epoch": epoch, "position": 0, "batches_per_epoch": batches.batches_per_epoch}
-        )
+        state = {"epoch": epoch, "position": 0, "batches_per_epoch": batches.batches_per_epoch}
+        batches.load_state_dict(state)
         batch_of = np.empty(len(batches.store), dtype=np.int64)
         for number, (pairs, _) in enumerate(batches.plan()):
             batch_of[pairs] = number
@@ -87,14 +86,8 @@ def rows(recipe: Recipe, prepared: PreparedData, work: PairFlops) -> Iterator[tu
     for name, rule in kinds:
         batches = BatchIterator(prepared.train, batch, rule, recipe.training.seed, max_length=longest)
         padding = measure_padding(planned(batches, ALL), work)
-        yield (
-            name,
-            f"{padding.shapes:,}",
-            _percent(padding.padded),
-            f"{padding.trimmed_shapes:,}",
-            _percent(padding.trimmed),
-            f"{100 * again_together(batches):.0f} %",
-        )
+        figures = f"{padding.shapes:,}", _percent(padding.padded), f"{padding.trimmed_shapes:,}"
+        yield name, *figures, _percent(padding.trimmed), f"{100 * again_together(batches):.0f} %"
 
 
 def _percent(cost: float) -> str:

@@ -61,11 +61,8 @@ def read_unchecked(path: Path) -> object:
 def rows(folder: Path, megabytes: int) -> list[tuple[str, float, float]]:
     """Returns the operations on a file of this size, each with its milliseconds warm and cold."""
     parameters, text = folder / "params.safetensors", folder / "text"
-    write_tensors(
-        parameters,
-        {"weight": torch.rand(megabytes * 250_000)},
-        {"format": tensor_files.FORMAT, "update": "1"},
-    )
+    metadata = {"format": tensor_files.FORMAT, "update": "1"}
+    write_tensors(parameters, {"weight": torch.rand(megabytes * 250_000)}, metadata)
     text.write_bytes(parameters.read_bytes())
     description = describe(text)
     works: list[tuple[str, Path, Callable[[], object]]] = [
@@ -80,9 +77,7 @@ def rows(folder: Path, megabytes: int) -> list[tuple[str, float, float]]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = parser_of(__doc__)
-    parser.add_argument(
-        "--megabytes", type=int, nargs="+", default=[10, 100, 1000], help="sizes of the files"
-    )
+    parser.add_argument("--megabytes", type=int, nargs="+", default=[10, 100, 1000], help="sizes of files")
     options = parser.parse_args(arguments)
     table = Table(title="milliseconds")
     for column in ("MB", "", "warm", "cold"):

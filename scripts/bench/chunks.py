@@ -87,11 +87,9 @@ def main() -> None:
     print("chunks", *(f"{how} {'once' if once else 'each'}" for how, once in ways), sep="\t")
     for chunks in (1, 2, 4, 7, 12, 18):
         length = -(-given.steps // chunks)
-
         runs = [timed(partial(passes, weights, inputs, length, *way), device) for way in ways]
-        best = [
-            min(times) for times in zip(*([each() for each in runs] for _ in range(given.turns)), strict=True)
-        ]
+        turns = [[run() for run in runs] for _ in range(given.turns)]
+        best = map(min, zip(*turns, strict=True))
         print(-(-given.steps // length), *(f"{1e3 * each:.3f}" for each in best), sep="\t", flush=True)
 
 

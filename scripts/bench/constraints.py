@@ -55,18 +55,15 @@ def holds(text: str, wanted: list[str]) -> bool:
 
 def main() -> None:
     parser = parser_of(__doc__)
-    parser.add_argument("model", help="model folder")
-    parser.add_argument("source", type=Path, help="text to translate")
-    parser.add_argument("reference", type=Path, help="its translation")
-    parser.add_argument(
-        "--constraints", type=int, nargs=2, default=(1, 3), help="least and most constraints of a sentence"
-    )
-    parser.add_argument(
-        "--words", type=int, nargs=2, default=(1, 2), help="least and most words of a constraint"
-    )
-    parser.add_argument("--beams", type=int, nargs="+", default=[5], help="beam sizes")
-    parser.add_argument("--lines", type=int, default=1000, help="lines of the text (%(default)s)")
-    parser.add_argument("--turns", type=int, default=3, help="searches of each kind (%(default)s)")
+    add = parser.add_argument
+    add("model", help="model folder")
+    add("source", type=Path, help="text to translate")
+    add("reference", type=Path, help="its translation")
+    add("--constraints", type=int, nargs=2, default=(1, 3), help="least and most constraints of a sentence")
+    add("--words", type=int, nargs=2, default=(1, 2), help="least and most words of a constraint")
+    add("--beams", type=int, nargs="+", default=[5], help="beam sizes")
+    add("--lines", type=int, default=1000, help="lines of the text (%(default)s)")
+    add("--turns", type=int, default=3, help="searches of each kind (%(default)s)")
     given = parser.parse_args()
     sources, references = (
         list(islice(read_lines(path), given.lines)) for path in (given.source, given.reference)

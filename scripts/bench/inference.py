@@ -121,16 +121,13 @@ def translate(settings: dict[str, Any], source: Path, output: Path) -> None:
     elif "runtime" in settings:
         import econmt_runtime
 
-        translator = econmt_runtime.load(
-            settings["runtime"], threads=threads, shortlist=settings.get("shortlist")
-        )
-        run = translator.translate
+        shortlist = settings.get("shortlist")
+        run = econmt_runtime.load(settings["runtime"], threads=threads, shortlist=shortlist).translate
     else:
         from econmt import api
 
-        model = api.load(
-            settings["model"], device="cpu", precision=settings.get("precision", "auto"), threads=threads
-        )
+        precision = settings.get("precision", "auto")
+        model = api.load(settings["model"], device="cpu", precision=precision, threads=threads)
         listed = {name: value for name, value in settings.items() if name.startswith("restrict")}
 
         def run(texts: Sequence[str]) -> list[Any]:
@@ -169,25 +166,17 @@ def bleu(output: Path, reference: Path) -> float:
 
 def main() -> None:
     parser = parser_of(__doc__)
-    for name, text in (
-        ("model", "model folder"),
-        ("lexicon", "file from econmt lexicon"),
-        ("source", "text to translate"),
-        ("reference", "its translation"),
-    ):
-        parser.add_argument(name, type=Path, help=text)
-    parser.add_argument(
-        "--top", type=int, default=30, help="translations of each word in a shortlist (%(default)s)"
-    )
-    parser.add_argument(
-        "--rounds", type=int, default=3, help="translations of the text by each way (%(default)s)"
-    )
-    parser.add_argument("--threads", type=int, nargs="+", default=[1], help="CPU threads")
-    parser.add_argument(
-        "--ctranslate2", type=Path, help="a converted model with the vocabulary files of the first"
-    )
-    parser.add_argument("--way", help=argparse.SUPPRESS)
-    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    add = parser.add_argument
+    add("model", type=Path, help="model folder")
+    add("lexicon", type=Path, help="file from econmt lexicon")
+    add("source", type=Path, help="text to translate")
+    add("reference", type=Path, help="its translation")
+    add("--top", type=int, default=30, help="translations of each word in a shortlist (%(default)s)")
+    add("--rounds", type=int, default=3, help="translations of the text by each way (%(default)s)")
+    add("--threads", type=int, nargs="+", default=[1], help="CPU threads")
+    add("--ctranslate2", type=Path, help="a converted model with the vocabulary files of the first")
+    add("--way", help=argparse.SUPPRESS)
+    add("--folder", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.way:
         asked = given.model, given.lexicon, given.top, given.ctranslate2, given.threads

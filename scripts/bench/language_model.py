@@ -39,13 +39,8 @@ from econmt_ops.dispatch.traits import implementations_of
 HIDDEN, BATCHES, VOCABULARIES = (200, 650, 1500), (32, 64, 128), (10_000, 33_278)
 """The published grid; the vocabularies are those of PTB and WikiText-2."""
 
-DEFAULT, BY_TORCH, COMPILED, COMPILED_LOOP, AUTO = (
-    "step loop",
-    "torch.nn.LSTM",
-    "torch.compile",
-    "torch.compile of the loop",
-    "econmt auto",
-)
+DEFAULT, BY_TORCH, COMPILED = "step loop", "torch.nn.LSTM", "torch.compile"
+COMPILED_LOOP, AUTO = "torch.compile of the loop", "econmt auto"
 """Contenders; the first is what EcoRNN calls Default. Others of econmt have the names of implementations."""
 
 _CLIP = 0.25
@@ -228,9 +223,8 @@ class Contest:
             everyone += [_Contender(COMPILED_LOOP, plain(loop, compiled=True))] if compile_loop else []
         everyone += [own(f"econmt {name}", auto._replace(encoder=name)) for name in self.own_names()]
         everyone.append(own(AUTO, auto))
-        return [
-            each for each in everyone if not only or any(part.lower() in each.name.lower() for part in only)
-        ]
+        parts = [part.lower() for part in only or [""]]
+        return [each for each in everyone if any(part in each.name.lower() for part in parts)]
 
     def rows(self, contenders: Sequence[_Contender], seconds: float, say: Say) -> Iterator[Row]:
         """Yields a row for each contender, timed in turns for ``seconds`` after the first updates."""
@@ -344,9 +338,8 @@ def language_model_command(
       python -m scripts.bench language-model --device cuda --csv lm.csv
     """
     precision = precision_of(dtype, session.device)
-    before = session.rows_before(
-        {"bench": "language-model", "precision": dtype, "bptt": bptt, "layers": layers}
-    )
+    fixed: Row = {"bench": "language-model", "precision": dtype, "bptt": bptt, "layers": layers}
+    before = session.rows_before(fixed)
     done = {(int(row["vocabulary"]), int(row["hidden"]), int(row["batch"])) for row in before}
 
     def rows(say: Say) -> Iterator[Row]:

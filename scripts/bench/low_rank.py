@@ -106,17 +106,14 @@ def check(way: Way, inputs: Tensor) -> float:
     Raises EconmtError if it is larger than rounding explains.
     """
     exact = [tensor.detach().double().requires_grad_() for tensor in tensors_of(way.weights)]
-    weights = exact
-    if way.rank:
-        weights = [exact[0] @ exact[1], exact[2] @ exact[3], exact[4]]
+    weights = [exact[0] @ exact[1], exact[2] @ exact[3], exact[4]] if way.rank else exact
     read = inputs.detach().double().requires_grad_()
     outputs = by_torch(read, [LSTMWeights(*weights)])
     expected = [outputs, *torch.autograd.grad(outputs, [read, *exact], torch.ones_like(outputs))]
     run = passes(way, inputs)
     worst = 0.0
-    for result, wanted in zip(
-        [run["forward"](), *run["forward and backward"]()], [outputs, *expected], strict=True
-    ):
+    results = [run["forward"](), *run["forward and backward"]()]
+    for result, wanted in zip(results, [outputs, *expected], strict=True):
         difference = (result.detach().double() - wanted.detach()).abs().max() / wanted.detach().abs().max()
         worst = max(worst, float(difference))
     allowed = _ALLOWED_TF32 if inputs.is_cuda and inputs.dtype == torch.float32 else _ALLOWED[inputs.dtype]

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import typer
@@ -93,8 +93,8 @@ def plain_layer(
             gates = total.chunk(4, 1)
         else:
             gates = [
-                functional.linear(x, weight, bias) + functional.linear(h, square)
-                for weight, square, bias in parts
+                functional.linear(x, each, bias) + functional.linear(h, square)
+                for each, square, bias in parts
             ]
         i, f, g, o = (gate.to(c.dtype) for gate in gates)
         c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
@@ -137,16 +137,9 @@ def _own(layout: str = "packed", backend: str = "eager") -> Stack:
     def run(inputs: Tensor, layers: Sequence[LSTMWeights]) -> Tensor:
         h = inputs.new_zeros(inputs.shape[0], layers[0].hidden.shape[1])
         zero = (h, h.to(accumulate_dtype(h.dtype)))
-        outputs, _ = recompute.lstm(
-            inputs,
-            tuple(layers),
-            (zero,) * len(layers),
-            StackOptions(from_zero=True),
-            stash="gates",
-            layout=layout,
-            backend=backend,
-        )
-        return outputs
+        state, options = (zero,) * len(layers), StackOptions(from_zero=True)
+        how = {"stash": "gates", "layout": layout, "backend": backend}
+        return recompute.lstm(inputs, tuple(layers), state, options, **how)[0]
 
     return run
 
@@ -234,13 +227,11 @@ def ablation_rows(
     ``samples`` are timed calls, of which the fastest counts. ``only`` keeps the schedules whose names contain one of
     its parts; InputError is raised if there is none.
     """
-    known = stages(compile_loop)
-    chosen = [
-        stage for stage in known if not only or any(part.lower() in stage.name.lower() for part in only)
-    ]
+    known = {stage.name: stage for stage in stages(compile_loop)}
+    parts = [part.lower() for part in only or [""]]
+    chosen = [stage for name, stage in known.items() if any(part in name.lower() for part in parts)]
     if not chosen:
-        names = "; ".join(stage.name for stage in known)
-        raise InputError(f"--schedule '{', '.join(only)}': in no name of {names}")
+        raise InputError(f"--schedule '{', '.join(only)}': in no name of {'; '.join(known)}")
     numbers = itertools.count(1)
     for dtype in dtypes:
         inputs, layers = arguments(shape, batch, dtype, device)
@@ -415,16 +406,8 @@ def lstm_command(
         if ablation:
             [batch] = batches or [BATCH]
             title += f", batch {batch}"
-            measured = ablation_rows(
-                shape,
-                batch,
-                types,
-                session.device,
-                say,
-                samples=samples,
-                compile_loop=compile_loop,
-                only=schedules or (),
-            )
+            choice: dict[str, Any] = {"compile_loop": compile_loop, "only": schedules or ()}
+            measured = ablation_rows(shape, batch, types, session.device, say, samples=samples, **choice)
         else:
             done = {(row["dtype"], int(row["batch"])) for row in before}
             measured = rates(

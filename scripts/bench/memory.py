@@ -73,12 +73,8 @@ def rows_of_steps(case: Case, variants: Sequence[Variant], seconds: float, say: 
             continue
         dtype = dtype_name(variant.precision)
         say(f"{case.name}, {case.lengths}: {variant.name}, {dtype}")
-        row: Row = {
-            "bench": "memory",
-            "case": f"step of {case.name}, {case.lengths}",
-            "variant": variant.name,
-        }
-        row["dtype"] = dtype
+        row: Row = {"bench": "memory", "case": f"step of {case.name}, {case.lengths}"}
+        row |= {"variant": variant.name, "dtype": dtype}
         rows.append(row)
         try:
             check(variant.name, steps.values(variant), expected, TOLERANCE[variant.precision])

@@ -123,16 +123,8 @@ class CheckpointedDecoder(InputFeedingDecoder):
         stacked = [(torch.cat([layer.input, layer.hidden], 1).t(), layer.bias) for layer in upper]
         probability = self.dropout.probability if self.training else 0.0
         seed = draw_seed() if probability > 0.0 else None
-        masks = layer_keep_masks(
-            len(self.layers),
-            batch,
-            steps,
-            self.config.size,
-            probability,
-            seed,
-            self.dropout.variational,
-            inputs.device,
-        )
+        sizes = len(self.layers), batch, steps, self.config.size
+        masks = layer_keep_masks(*sizes, probability, seed, self.dropout.variational, inputs.device)
 
         def attend(h: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
             return self._attend(h, keys, values, padding)

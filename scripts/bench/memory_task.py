@@ -234,10 +234,7 @@ def memory_task_command(
         "1024", help="Lengths of the sequences; a range stands for powers of four.", metavar="T[,T...]|T..T"
     ),
     cells: str = option(
-        ",".join(CELLS),
-        "--cell",
-        help=f"Cells: {', '.join(CELLS)}.",
-        metavar="NAME[,NAME...]",
+        ",".join(CELLS), "--cell", help=f"Cells: {', '.join(CELLS)}.", metavar="NAME[,NAME...]"
     ),
     hidden: list[int] = option(
         [PUBLISHED[1]], help="Number of units; may be repeated.", min=1, max=limits.WIDTH
@@ -280,9 +277,8 @@ def memory_task_command(
     ]
     with session.measuring() as say, torch.enable_grad():
         measured = session.kept(rows(settings, session.device, say, limit=limit, updates=updates))
-    columns = (
-        "steps", "cell", "hidden", "batch", "learnt", "updates", "seconds", "milliseconds", "set up, s",
-    )  # fmt: skip
-    session.print(measured, (*columns, "speed-up", "failure"), f"memory task: {SURE} right in a row")
+    columns = ("steps", "cell", "hidden", "batch", "learnt", "updates", "seconds", "milliseconds")
+    figures = ("set up, s", "speed-up", "failure")
+    session.print(measured, (*columns, *figures), f"memory task: {SURE} right in a row")
     if session.plot is not None:
         draw(measured, session.plot)

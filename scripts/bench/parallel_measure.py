@@ -67,10 +67,9 @@ class Way(NamedTuple):
 
 def division_text(replicas: int, stages: int) -> str:
     """Returns the name of a division, such as "alone", "4 data" or "2 x 2 stages"."""
-    parts = [f"{replicas}"] * (replicas > 1) + [f"{stages} stages"] * (stages > 1)
     if stages == 1:
         return f"{replicas} data" if replicas > 1 else "alone"
-    return " x ".join(parts)
+    return f"{replicas} x {stages} stages" if replicas > 1 else f"{stages} stages"
 
 
 def ways(processes: Sequence[int], kinds: Sequence[Kind], layers: int) -> list[Way]:
@@ -202,23 +201,16 @@ def verdict(rows: Sequence[Mapping[str, Any]]) -> str:
     line = f"over one: {', '.join(parts)}"
     missed = [abs(float(row["off %"])) for row in gains if "off %" in row]
     if missed:
-        good = sum(each <= WITHIN for each in missed)
-        line += (
-            f"; {good} of {len(missed)} predictions within {WITHIN:.0f} %, the worst {max(missed):.0f} % off"
-        )
+        close = f"{sum(each <= WITHIN for each in missed)} of {len(missed)} predictions within {WITHIN:.0f} %"
+        line += f"; {close}, the worst {max(missed):.0f} % off"
     return line
 
 
 def _measured(setting: Setting, way: Way, job: Job) -> dict[str, Any]:
     recipe = divided(setting.recipe, way.stages).model_dump(mode="json")
     job = {**job, "recipe": recipe, "rows": _rows(setting, way)}
-    threads = setting.threads
-    of_ranks = together(_work, job, way.processes, threads, setting.limit)
-    return {
-        **of_ranks[0],
-        "peak": max(each["peak"] for each in of_ranks),
-        "sent": max(each["sent"] for each in of_ranks),
-    }
+    of_ranks = together(_work, job, way.processes, setting.threads, setting.limit)
+    return of_ranks[0] | {name: max(each[name] for each in of_ranks) for name in ("peak", "sent")}
 
 
 def _work(job: Job) -> Job:
@@ -280,20 +272,14 @@ def _waiting(update: Callable[[], float]) -> float:
 def _update(step: TrainingStep, batch: AnyBatch, tokens: int, device: torch.device) -> Callable[[], float]:
     """Returns a function that runs an update as a run does, on a GPU in a CUDA graph, and gives its seconds."""
     synchronize = synchronizer(device)
-    run: Callable[[], object]
-    if device.type == "cuda":
-        graphed = GraphedStep(step)
-
-        def run() -> object:
-            return graphed([batch], None, tokens)
-    else:
-
-        def run() -> object:
-            return step.run([batch], step.tokens([batch], tokens))
+    graphed = GraphedStep(step) if device.type == "cuda" else None
 
     def timed() -> float:
         began = time.perf_counter()
-        run()
+        if graphed is None:
+            step.run([batch], step.tokens([batch], tokens))
+        else:
+            graphed([batch], None, tokens)
         synchronize()
         return time.perf_counter() - began
 

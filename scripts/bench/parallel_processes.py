@@ -50,17 +50,10 @@ def together(work: Work, job: Job, processes: int, threads: int, limit: float) -
     try:
         for rank in range(processes):
             hears, tells = context.Pipe(duplex=False)
-            ranks = {
-                "RANK": rank,
-                "LOCAL_RANK": rank,
-                "WORLD_SIZE": processes,
-                "LOCAL_WORLD_SIZE": processes,
-            }
-            process = context.Process(
-                target=_run,
-                args=(work, json.dumps(job), {**ranks, **address}, threads, tells),
-                daemon=True,
-            )
+            ranks = {"RANK": rank, "LOCAL_RANK": rank}
+            sizes = {"WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
+            arguments = work, json.dumps(job), {**ranks, **sizes, **address}, threads, tells
+            process = context.Process(target=_run, args=arguments, daemon=True)
             process.start()
             tells.close()
             running.append(process)
@@ -77,9 +70,8 @@ def together(work: Work, job: Job, processes: int, threads: int, limit: float) -
 def _results(heard: Sequence[Connection], limit: float) -> list[dict[str, Any]]:
     until, results, gone = time.monotonic() + limit, dict[int, dict[str, Any]](), set[int]()
     while len(results) < len(heard):
-        silent = {
-            connection: rank for rank, connection in enumerate(heard) if rank not in results.keys() | gone
-        }
+        done = results.keys() | gone
+        silent = {connection: rank for rank, connection in enumerate(heard) if rank not in done}
         ready = wait(list(silent), max(0.0, until - time.monotonic())) if silent else []
         if not ready:
             if gone:

@@ -99,14 +99,8 @@ class Profile(Record):
     @property
     def step(self) -> StepProfile:
         """Times of one rank's update."""
-        return StepProfile(
-            self.alone,
-            tuple(self.rows),
-            tuple(self.seconds),
-            self.shared,
-            self.gradient_bytes,
-            tuple(self.stacks),
-        )
+        rows, seconds, stacks = tuple(self.rows), tuple(self.seconds), tuple(self.stacks)
+        return StepProfile(self.alone, rows, seconds, self.shared, self.gradient_bytes, stacks)
 
     def network(self, between: LinkName | None) -> Network:
         """Returns a network of hosts like this one, joined by a link of :data:`BETWEEN`."""
@@ -221,11 +215,8 @@ class Updates:
     """
 
     def __init__(self, job: Job, device: torch.device) -> None:
-        self.recipe, self.device, self.length = (
-            Recipe.model_validate(job["recipe"]),
-            device,
-            int(job["length"]),
-        )
+        self.recipe, self.device = Recipe.model_validate(job["recipe"]), device
+        self.length = int(job["length"])
         torch.manual_seed(self.recipe.training.seed)
         self.task = task_of_sizes(self.recipe, vocabulary_sizes(self.recipe))
         self.step = TrainingStep(

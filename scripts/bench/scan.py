@@ -87,12 +87,9 @@ def scans(dtype: torch.dtype, device: torch.device) -> dict[str, Scan]:
 def tensors_for(shape: ScanShape, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """Draws decay, inputs and the gradient of the outputs, each (B, T, H)."""
     draw = torch.Generator(device).manual_seed(1)
-    made = [torch.randn(shape, generator=draw, device=device) for _ in range(3)]
-    return (
-        made[0].sigmoid_().to(dtype).requires_grad_(),
-        made[1].to(dtype).requires_grad_(),
-        made[2].to(dtype),
-    )
+    decay, inputs, gradient = (torch.randn(shape, generator=draw, device=device) for _ in range(3))
+    decay, inputs = decay.sigmoid_().to(dtype).requires_grad_(), inputs.to(dtype).requires_grad_()
+    return decay, inputs, gradient.to(dtype)
 
 
 def passes(scan: Scan, decay: Tensor, inputs: Tensor, incoming: Tensor) -> dict[str, Callable[[], Any]]:
@@ -121,12 +118,8 @@ def check(name: str, scan: Scan, shape: ScanShape, dtype: torch.dtype, device: t
     small = ScanShape(min(2, shape.batch), min(_CHECKED_STEPS, shape.steps), min(32, shape.hidden))
     decay, inputs, given = tensors_for(small, dtype, device)
     exact = [tensor.detach().double().requires_grad_() for tensor in (decay, inputs)]
-    wanted = passes(
-        functools.partial(econmt_ops.linear_recurrence, implementation="chunk"),
-        exact[0],
-        exact[1],
-        given.double(),
-    )
+    chunk = functools.partial(econmt_ops.linear_recurrence, implementation="chunk")
+    wanted = passes(chunk, exact[0], exact[1], given.double())
     worst = 0.0
     for what, run in passes(scan, decay, inputs, given).items():
         found, expected = run(), wanted[what]()

@@ -229,11 +229,8 @@ async def measure(port: int, process: int, options: argparse.Namespace) -> int:
     steady_span = Span(process)
     steady = await steadily(port, expected, options.rate, min(60.0, options.seconds / 4))
     steady_span.end()
-    troubles = [
-        asyncio.create_task(again_and_again(act, port))
-        for act in (slow, dead, garbage)
-        for _ in range(options.trouble)
-    ]
+    acts = [slow, dead, garbage] * options.trouble
+    troubles = [asyncio.create_task(again_and_again(act, port)) for act in acts]
     memory = list[int]()
 
     async def watch() -> None:
@@ -268,26 +265,20 @@ async def measure(port: int, process: int, options: argparse.Namespace) -> int:
 
 def main() -> None:
     parser = parser_of(__doc__)
-    parser.add_argument("-m", "--model", required=True, action="append", help="model folder")
-    parser.add_argument("--text", required=True, type=Path, help="source sentences, a line each, also .gz")
-    parser.add_argument("--lines", type=int, default=300, help="sentences to use (%(default)s)")
-    parser.add_argument("--seconds", type=float, default=300.0, help="seconds of full load (%(default)s)")
-    parser.add_argument("--clients", type=int, default=200, help="clients under full load (%(default)s)")
-    parser.add_argument(
-        "--rate", type=float, default=20.0, help="sentences a second of the steady phase (%(default)s)"
-    )
-    parser.add_argument(
-        "--trouble", type=int, default=2, help="slow, dead and garbling clients, of each kind (%(default)s)"
-    )
-    parser.add_argument("options", nargs="*", help="after --: further options of econmt serve")
+    add = parser.add_argument
+    add("-m", "--model", required=True, action="append", help="model folder")
+    add("--text", required=True, type=Path, help="source sentences, a line each, also .gz")
+    add("--lines", type=int, default=300, help="sentences to use (%(default)s)")
+    add("--seconds", type=float, default=300.0, help="seconds of full load (%(default)s)")
+    add("--clients", type=int, default=200, help="clients under full load (%(default)s)")
+    add("--rate", type=float, default=20.0, help="sentences a second of the steady phase (%(default)s)")
+    add("--trouble", type=int, default=2, help="slow, dead and garbling clients, of each kind (%(default)s)")
+    add("options", nargs="*", help="after --: further options of econmt serve")
     options = parser.parse_args()
     models = [word for model in options.model for word in ("-m", model)]
-    server = subprocess.Popen(
-        [sys.executable, "-m", "econmt", "serve", *models, "--port", "0", *options.options],
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "NO_COLOR": "1"},
-    )
+    command = [sys.executable, "-m", "econmt", "serve", *models, "--port", "0", *options.options]
+    environment = {**os.environ, "NO_COLOR": "1"}
+    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
     assert server.stderr is not None
     said = server.stderr.readline()
     while server.poll() is None and "listening on" not in said:

@@ -69,11 +69,9 @@ class AnyBatch(ABC):
         return self
 
     def share(self, rank: int, size: int, rows: int | None = None) -> Self:
-        """Returns the contiguous rows of one rank, padded so that all ranks have equally many.
+        """Returns the contiguous rows of one of ``size`` ranks, padded so that all ranks have equally many.
 
-        Args:
-            rank: the rank. size: number of ranks.
-            rows: rows per rank, enough for the whole batch; None: the fewest possible.
+        ``rows`` are those per rank, enough for the whole batch; None: the fewest possible.
         """
         if size == 1:
             return self

@@ -40,7 +40,7 @@ from econmt.data.batching.bpe_dropout import BpeDropout, dropout_capacity
 from econmt.data.batching.bucket_shapes import Derived
 from econmt.data.batching.buckets import Buckets, assign_buckets, round_up
 from econmt.data.batching.changing_epochs import ChangingEpochs
-from econmt.data.batching.epochs import EpochTable, mix, plan_epoch
+from econmt.data.batching.epochs import mix, plan_epoch
 from econmt.data.batching.mixtures import Mixture
 from econmt.data.batching.noise import NoiseMaker
 from econmt.data.batching.pair_flops import pair_flops
@@ -186,25 +186,23 @@ class BatchIterator(Batches[Batch]):
         if mixture is not None or noise is not None:
             assert isinstance(rule, Derived)
             self._changing = ChangingEpochs(store, mixture, noise, rule, capacity, max_length, seed)
-            self._buckets, self._table = self._plan(self._changing.buckets(0))
+            self._plan(self._changing.buckets(0))
         else:
-            self._buckets, self._table = self._plan(
-                assign_buckets(store.source_lengths, store.target_lengths, rule, capacity, store.release)
-            )
-        self._planned_epoch, self._shuffled_epoch = 0, -1
-        self._order = self._buckets.order.copy()
+            lengths = store.source_lengths, store.target_lengths
+            self._plan(assign_buckets(*lengths, rule, capacity, store.release))
         self._permutation = np.zeros(0, dtype=np.int64)
 
-    def _plan(self, buckets: Buckets) -> tuple[Buckets, EpochTable]:
+    def _plan(self, buckets: Buckets) -> None:
+        """Plans the current epoch with these buckets."""
         rows = [rows_of_batch(self._batch_size, target) for target in buckets.shapes[:, 1].tolist()]
-        return buckets, plan_epoch(buckets.shapes, buckets.counts, rows, self._rule)
+        self._table = plan_epoch(buckets.shapes, buckets.counts, rows, self._rule)
+        self._buckets, self._order = buckets, buckets.order.copy()
+        self._planned_epoch, self._shuffled_epoch = self.epoch, -1
 
     def _go_to_epoch(self) -> None:
         """Plans the current epoch if epochs differ and another one is planned."""
         if self._changing is not None and self._planned_epoch != self.epoch:
-            self._buckets, self._table = self._plan(self._changing.buckets(self.epoch))
-            self._order = self._buckets.order.copy()
-            self._planned_epoch, self._shuffled_epoch = self.epoch, -1
+            self._plan(self._changing.buckets(self.epoch))
 
     @property
     def batches_per_epoch(self) -> int:
@@ -231,11 +229,9 @@ class BatchIterator(Batches[Batch]):
         """
         self._go_to_epoch()
         if self._changing is not None:
-            counts = Counter(map(tuple, self._table.shapes.tolist()))
+            counts, size = Counter(map(tuple, self._table.shapes.tolist())), self._batch_size
             return [
-                BatchShape(
-                    source, target, rows_of_batch(self._batch_size, target), max(1, counts[source, target])
-                )
+                BatchShape(source, target, rows_of_batch(size, target), max(1, counts[source, target]))
                 for source, target in self._buckets.shapes.tolist()
             ]
         rows_by_shape: dict[tuple[int, int], list[int]] = {}
@@ -328,9 +324,7 @@ class BatchIterator(Batches[Batch]):
 def bucket_rule(recipe: Recipe, target_vocabulary: int) -> int | Derived:
     """Returns the bucket rule of a recipe: the width of fixed buckets, or the rule that derives buckets.
 
-    Args:
-        recipe: the recipe.
-        target_vocabulary: size of the output layer, on which the cost of a target position depends.
+    The size of the output layer, ``target_vocabulary``, decides on the cost of a target position.
     """
     training = recipe.training
     if training.bucket_width is not None:
@@ -339,11 +333,7 @@ def bucket_rule(recipe: Recipe, target_vocabulary: int) -> int | Derived:
 
 
 def training_batches(recipe: Recipe, prepared: PreparedData) -> BatchIterator:
-    """Returns the training batches of a recipe.
-
-    Raises:
-        InputError: if a corpus with a mixing weight is empty.
-    """
+    """Returns the training batches of a recipe; raises InputError if a corpus with a mixing weight is empty."""
     training, data = recipe.training, recipe.pairs
     store, mixture, noise = prepared.train, None, None
     if data.mixing.weights:

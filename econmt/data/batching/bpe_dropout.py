@@ -41,10 +41,9 @@ def gaps_between_skips(draw: np.random.Generator, dropout: float) -> Iterator[in
 
 
 class BpeSampler:
-    """Random segmentation of words with one vocabulary."""
+    """Random segmentation of words with a SentencePiece BPE model, which skips a merge with probability ``dropout``."""
 
     def __init__(self, vocabulary: Vocabulary, dropout: float) -> None:
-        """Initialises the sampler of a SentencePiece BPE model; ``dropout`` is the probability of skipping a merge."""
         assert isinstance(vocabulary, SentencePieceVocabulary)
         assert 0.0 < dropout < 1.0
         processor = vocabulary.processor
@@ -104,12 +103,7 @@ class BpeSampler:
         return Cut(tuple(self._ids.get(symbol, UNK) for symbol in symbols if symbol), turn)
 
     def sample(self, ids: Sequence[int], gaps: Iterator[int]) -> list[int]:
-        """Segments a sentence at random.
-
-        Args:
-            ids: the sentence as the vocabulary encodes it.
-            gaps: source of randomness, see :func:`gaps_between_skips`.
-        """
+        """Segments an encoded sentence at random, by the numbers that :func:`gaps_between_skips` yields."""
         result: list[int] = []
         gap = next(gaps)
         for word in self._words(ids):

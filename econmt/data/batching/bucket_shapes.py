@@ -24,8 +24,7 @@ _MOST_LENGTHS = 100
 """Maximum number of candidate lengths per side; of more, half are spaced evenly by pairs and half by length."""
 
 Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
-Counts = npt.NDArray[np.int64]
+Counts = Ints
 """Number of pairs with s source and t target positions including ``</s>``, (S + 1, T + 1)."""
 
 
@@ -38,10 +37,6 @@ class Derived(NamedTuple):
 
 def derive_shapes(counts: Counts, rule: Derived) -> npt.NDArray[np.int64]:
     """Returns the shapes with the least padded work for a text.
-
-    Args:
-        counts: number of pairs of each length.
-        rule: maximum number of shapes, and the work of a pair.
 
     Returns:
         Source and target positions of K <= ``rule.most`` shapes, (K, 2), sorted by target, then source positions. The
@@ -94,14 +89,14 @@ def nested_shapes(counts: Counts, rule: Derived) -> npt.NDArray[np.int64]:
             origins = np.append(0, positions // (column + 1) * columns + positions % (column + 1))
             position = row * columns + column
             before[:, row, column] = np.where(costs[:, row, column] < candidates, position, origins)
-    return _trace(costs, before, sources, targets)
+    return _trace(rule.most, before, sources, targets)
 
 
-def _trace(costs: Floats, before: Ints, sources: IntArray, targets: IntArray) -> Ints:
+def _trace(number_of_shapes: int, before: Ints, sources: IntArray, targets: IntArray) -> Ints:
     """Follows the backpointers ``before`` from the shape of all pairs; returns the shapes, smallest first."""
     row, column = len(sources) - 1, len(targets) - 1
     shapes: list[tuple[int, int]] = []
-    for number in range(len(costs) - 1, -1, -1):
+    for number in reversed(range(number_of_shapes)):
         shape = int(sources[row]), int(targets[column])
         if not shapes or shapes[-1] != shape:
             shapes.append(shape)
@@ -122,15 +117,10 @@ def _candidates(pairs: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
 
 def choose(shape: tuple[int, int], shapes: npt.NDArray[np.int64], work: PairFlops) -> npt.NDArray[np.int32]:
-    """Returns, for every pair of lengths, the shape with the least work that holds it.
-
-    Args:
-        shape: (S + 1, T + 1), numbers of lengths on both sides.
-        shapes: bucket shapes, (K, 2).
-        work: work of a pair.
+    """Returns, for every pair of lengths, the shape of ``shapes`` (K, 2) with the least work that holds it.
 
     Returns:
-        Row indices into ``shapes``, (S + 1, T + 1); -1 where no shape is large enough.
+        Row indices into ``shapes``, of ``shape`` (S + 1, T + 1); -1 where no shape is large enough.
     """
     chosen = np.full(shape, -1, dtype=np.int32)
     prices = work.of(shapes[:, 0], shapes[:, 1])

@@ -103,9 +103,7 @@ def assign_buckets(
     else:
         assert isinstance(rule, Derived)
         buckets = choose(counts.shape, shapes, rule.work)
-    cells = np.argwhere(counts)
-    by_bucket = np.lexsort(_sort_keys(cells, buckets, rule))
-    cells = cells[by_bucket]
+    cells = _sorted_cells(np.argwhere(counts), buckets, rule)
     cell_buckets, cell_counts = buckets[cells[:, 0], cells[:, 1]], counts[cells[:, 0], cells[:, 1]]
     bucket_counts = np.bincount(cell_buckets, cell_counts, len(shapes)).astype(np.int64)
     if isinstance(rule, Derived):
@@ -142,16 +140,14 @@ def assign_lengths(
     return shapes, buckets
 
 
-def _sort_keys(
-    cells: npt.NDArray[Any], buckets: npt.NDArray[np.int32], rule: int | Derived
-) -> tuple[npt.NDArray[Any], ...]:
-    """Returns keys for ``np.lexsort`` that sort pairs of lengths by bucket."""
+def _sorted_cells(cells: IntArray, buckets: npt.NDArray[np.int32], rule: int | Derived) -> IntArray:
+    """Sorts pairs of lengths by bucket."""
     sources, targets = cells[:, 0], cells[:, 1]
-    cell_buckets = buckets[sources, targets]
-    if not isinstance(rule, Derived):
-        return (cell_buckets,)
-    # Boustrophedon order: source lengths rise for one target length and fall for the next, so neighbours stay similar.
-    return np.where(targets % 2 == 0, sources, -sources), targets, cell_buckets
+    keys: list[IntArray] = [buckets[sources, targets]]
+    if isinstance(rule, Derived):
+        # Boustrophedon order: source lengths rise for one target length and fall for the next: neighbours are similar.
+        keys = [np.where(targets % 2 == 0, sources, -sources), targets, *keys]
+    return cells[np.lexsort(keys)]
 
 
 def _counting_sort(
@@ -176,18 +172,16 @@ def _counting_sort(
 
 
 def bucket_table(counts: Counts, rule: int | Derived) -> list[BucketRow]:
-    """Returns statistics for each derived bucket, or for each target length of fixed buckets.
-
-    Args:
-        counts: number of pairs of each length, see :func:`count_lengths`.
-        rule: bucket rule, see :func:`assign_buckets`.
-    """
+    """Returns statistics for each derived bucket, or for each target length of fixed buckets."""
     shapes, buckets = assign_lengths(counts, rule)
     cells = np.argwhere(counts)
     pairs = counts[cells[:, 0], cells[:, 1]]
     cell_buckets = buckets[cells[:, 0], cells[:, 1]]
     rows: list[BucketRow] = []
-    for group in _groups(shapes, rule):
+    groups = list(np.arange(len(shapes))[:, None])
+    if not isinstance(rule, Derived):
+        groups = [np.flatnonzero(shapes[:, 1] == target) for target in np.unique(shapes[:, 1])]
+    for group in groups:
         inside = np.isin(cell_buckets, group)
         inside_counts, sources = pairs[inside], shapes[group, 0]
         tokens = (cells[inside].sum(axis=1) * inside_counts).sum()
@@ -195,9 +189,3 @@ def bucket_table(counts: Counts, rule: int | Derived) -> list[BucketRow]:
         figures = (shapes[group[0], 1], sources.min(), sources.max(), inside_counts.sum(), tokens, padded)
         rows.append(BucketRow(*map(int, figures)))
     return rows
-
-
-def _groups(shapes: npt.NDArray[np.int64], rule: int | Derived) -> list[npt.NDArray[np.int64]]:
-    if isinstance(rule, Derived):
-        return list(np.arange(len(shapes))[:, None])
-    return [np.flatnonzero(shapes[:, 1] == target) for target in np.unique(shapes[:, 1]).tolist()]

@@ -63,22 +63,18 @@ class ChangingEpochs:
 
     def buckets(self, epoch: int) -> Buckets:
         """Draws an epoch and assigns its positions to buckets."""
-        pairs = (
-            np.arange(len(self._store), dtype=np.int32)
-            if self._mixture is None
-            else self._mixture.pairs(epoch)
-        )
+        pairs = np.arange(len(self._store), dtype=np.int32)
+        if self._mixture is not None:
+            pairs = self._mixture.pairs(epoch)
         source, target = self._store.source_lengths[pairs], self._store.target_lengths[pairs]
         kinds = np.zeros(len(pairs), dtype=np.uint8)
         if self.noise is not None:
             kinds = self.noise.draw(len(pairs), (self._seed, epoch))
-            noisy_lengths = self.noise.lengths(kinds, source, target, self._max_length)
-            too_long = ~self._fit(*noisy_lengths)
+            noisy_source, noisy_target = self.noise.lengths(kinds, source, target, self._max_length)
+            too_long = ~self._fit(noisy_source, noisy_target)
             kinds[too_long] = 0
-            source, target = (
-                np.where(too_long, source, noisy_lengths[0]),
-                np.where(too_long, target, noisy_lengths[1]),
-            )
+            source = np.where(too_long, source, noisy_source)
+            target = np.where(too_long, target, noisy_target)
         self._store.release()
         self.epoch = Epoch(pairs, kinds)
         return assign_buckets(source, target, self._rule, self._capacity, shapes=self._shapes)

@@ -38,15 +38,9 @@ def plan_epoch(
         rule: bucket rule, which tells derived from fixed buckets.
     """
     divide = _divide_derived if isinstance(rule, Derived) else _divide_fixed
-    batches, remainders, windows = divide(shapes.tolist(), counts.tolist(), rows)
-    table = np.array(batches, dtype=np.int64).reshape(-1, 4)
-    return EpochTable(
-        table[:, 0],
-        table[:, 1],
-        table[:, 2:],
-        np.array(remainders, dtype=np.int64),
-        np.array(windows, dtype=np.int64).reshape(-1, 3),
-    )
+    parts = [np.array(part, dtype=np.int64) for part in divide(shapes.tolist(), counts.tolist(), rows)]
+    table = parts[0].reshape(-1, 4)
+    return EpochTable(table[:, 0], table[:, 1], table[:, 2:], parts[1], parts[2].reshape(-1, 3))
 
 
 _Divided = tuple[list[tuple[int, int, int, int]], list[int], list[tuple[int, int, int]]]
@@ -55,8 +49,7 @@ _Divided = tuple[list[tuple[int, int, int, int]], list[int], list[tuple[int, int
 
 def _divide_derived(buckets: list[list[int]], counts: list[int], sizes: Sequence[int]) -> _Divided:
     """Makes full batches of each bucket; the remaining longest pairs go into the next bucket if they fit there."""
-    batches = []
-    windows = []
+    batches, windows = [], []
     first = end = 0
     for number, ((source, target), count) in enumerate(zip(buckets, counts, strict=True)):
         end += count

@@ -22,13 +22,9 @@ class Mixture:
     each stream where the previous epoch stopped, so that no pair is repeated before all others of its corpus were used.
 
     Args:
-        mixing: weights and epochs of the stages.
+        mixing: weights and epochs of the stages. seed: seed of the orders.
         firsts: index of the first pair of each corpus in the store. pairs: number of pairs in the store.
-        seed: seed of the orders.
-        names: names of the corpora, for messages.
-
-    Raises:
-        InputError: if a corpus with a weight above 0 is empty.
+        names: names of the corpora, for the error if one with a weight above 0 is empty.
     """
 
     def __init__(

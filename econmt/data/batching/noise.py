@@ -84,11 +84,8 @@ class NoiseMaker:
             new_lengths = lengths.astype(np.float64)
             for kind, growth in self._growth.items():
                 chosen = (kinds & kind) != 0
-                new_lengths[chosen] = (
-                    new_lengths[chosen] * growth[column]
-                    if kind in (UPPER, TITLE)
-                    else new_lengths[chosen] + growth[column]
-                )
+                grown = np.multiply if kind in (UPPER, TITLE) else np.add
+                new_lengths[chosen] = grown(new_lengths[chosen], growth[column])
             sides.append(np.minimum(np.ceil(new_lengths), most).astype(np.int32))
         return sides[0], sides[1]
 
@@ -104,9 +101,8 @@ class NoiseMaker:
 
         Args:
             kinds, positions: noise bits and positions in the epoch, (B,); the position seeds the generator of a pair.
-            pairs: token ids from :meth:`TokenStore.gather`.
+            pairs: token ids. seed: seed of the run and epoch.
             max_lengths: maximum numbers of source and target tokens; the pairs themselves fit.
-            seed: seed of the run and epoch.
         """
         sources, targets = pairs.lists()
         for row, (kind, position) in enumerate(zip(kinds.tolist(), positions.tolist(), strict=True)):
@@ -165,13 +161,8 @@ def mistyped(text: str, draw: np.random.Generator) -> str:
         word = words[position]
         at = int(draw.choice([at for at, letter in enumerate(word) if letter.isalpha()]))
         other = letters[int(draw.integers(len(letters)))]
-        following = word[at + 1 : at + 2]
-        ends = (
-            following + word[at] + word[at + 2 :],
-            word[at] + word[at:],
-            word[at + 1 :],
-            other + word[at + 1 :],
-        )
+        rest = word[at + 1 :]
+        ends = (rest[:1] + word[at] + rest[1:], word[at] + word[at:], rest, other + rest)
         # Swapping or replacing equal letters changes nothing; such results are discarded.
         variants = [word[:at] + end for end in ends if end != word[at:]]
         words[position] = variants[int(draw.integers(len(variants)))]

@@ -70,17 +70,14 @@ def random_batches(
 ) -> Iterator[PlannedBatch]:
     """Yields at most ``most`` batches without buckets: pairs in random order, padded to the longest of a batch.
 
-    Args:
-        sources, targets: number of ids of each side without ``</s>``, (N,). batch: size of a batch.
+    The lengths of both sides, (N,), do not count ``</s>``.
     """
     order = np.random.default_rng(1).permutation(len(sources))
-    first = 0
     for _ in range(most):
-        if first == len(order):
+        if not len(order):
             return
-        rows = _rows(targets[order[first : first + batch.size]] + 1, batch)
-        pairs = order[first : first + rows]
-        first += rows
+        rows = _rows(targets[order[: batch.size]] + 1, batch)
+        pairs, order = order[:rows], order[rows:]
         lengths = sources[pairs] + 1, targets[pairs] + 1
         yield PlannedBatch(*lengths, (int(lengths[0].max()), int(lengths[1].max())))
 
@@ -96,12 +93,7 @@ def _rows(targets: IntArray, batch: BatchSize) -> int:
 def padded_to_buckets(
     counts: Counts, rule: int | Derived, batch: BatchSize, work: PairFlops
 ) -> tuple[int, float]:
-    """Returns the number of shapes of a bucket rule, and the padded work relative to that without padding.
-
-    Args:
-        counts: number of pairs of each length, see :func:`econmt.data.batching.buckets.count_lengths`.
-        rule: bucket rule. batch: size of a batch. work: work of a pair.
-    """
+    """Returns the number of shapes of a bucket rule, and the padded work relative to that without padding."""
     shapes, buckets = assign_lengths(counts, rule)
     cells = np.argwhere(counts)
     cell_buckets = buckets[cells[:, 0], cells[:, 1]]

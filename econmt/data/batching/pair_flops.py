@@ -40,10 +40,6 @@ def pair_flops(model: Model, target_vocabulary: int) -> PairFlops:
     """Returns the operations of matrix products in a model's forward pass; a multiply-add counts as two.
 
     The backward pass needs twice as many of each kind, so that the ratios also hold for training.
-
-    Args:
-        model: model section of a recipe.
-        target_vocabulary: size of the output layer.
     """
     encoder, decoder = model.encoder, model.decoder
     comparison = model.attention.size if model.attention.type in ("additive", "mhdot") else decoder.size
@@ -62,19 +58,15 @@ def pair_flops(model: Model, target_vocabulary: int) -> PairFlops:
     target += 2 * output_inputs * target_vocabulary
     pair = 2 * comparison + 2 * encoder.size
     if decoder.copy_attention:  # its gate
-        source, target, pair = (
-            source + 2 * encoder.size,
-            target + 2 * (output_inputs + model.embedding),
-            pair + 2,
-        )
+        source += 2 * encoder.size
+        target += 2 * (output_inputs + model.embedding)
+        pair += 2
     return PairFlops(source, target, pair)
 
 
 def _layer(shape: LayerShape, stack: RecurrentStack) -> int:
     """Returns the operations per position of a recurrent layer, with factorised matrices if it has a rank."""
-    from econmt_ops.cells.table import (
-        CELLS,
-    )  # imported here: it needs PyTorch, other users of this module do not
+    from econmt_ops.cells.table import CELLS  # needs PyTorch, which other users of this module do not
 
     inputs, size, directions = shape
     rank = stack.rank

@@ -121,11 +121,8 @@ class SplitWriter:
         if self._split == "train" and isinstance(self._data, Data):
             kept_flags = []
             for source, target, line, code, row in zip(sources, targets, lines, codes, chunk, strict=True):
-                reason = (
-                    self._reason(self._data, corpus, source, target, line)
-                    if code == KEPT
-                    else REASONS[code - 1]
-                )
+                reason = None if code == KEPT else REASONS[code - 1]
+                reason = reason or self._reason(self._data, corpus, source, target, line)
                 kept_flags.append(reason is None)
                 if reason is not None:
                     self._dropped.add(reason, f"{corpus.source}:{line}", (row[0], row[1]))
@@ -154,11 +151,7 @@ class SplitWriter:
         return "too_long" if max(len(source), len(target)) > data.max_length else None
 
     def finish(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Syncs the files; returns the store's description and the split's statistics.
-
-        Raises:
-            InputError: if no training pair is left.
-        """
+        """Syncs the files; returns the store's description and the split's statistics."""
         for stream in self._raw:
             stream.flush()
             os.fsync(stream.fileno())

@@ -174,9 +174,6 @@ def prepare(
         show_progress: True shows bars on stderr if it is a terminal.
         verify: True reads the whole text and store to detect changes; otherwise sizes, times and a sample are compared,
             see :mod:`econmt.data.fingerprints`.
-
-    Raises:
-        InputError: if the text is missing or unusable, or the folder cannot be written.
     """
     data = recipe.data
     meta = _read_meta(folder)
@@ -218,11 +215,7 @@ def store_folder(recipe: Recipe) -> Path:
 
 
 def open_prepared(folder: Path, *, verify: bool = False) -> PreparedData:
-    """Opens a store that :func:`prepare` made; ``verify`` reads it completely to detect damage.
-
-    Raises:
-        InputError: if ``folder`` holds no store, or it is damaged.
-    """
+    """Opens a store that :func:`prepare` made; ``verify`` reads it completely to detect damage."""
     meta = _read_meta(folder)
     if meta is None:
         raise InputError(f"{folder}: no prepared data here; run econmt prepare")
@@ -301,14 +294,9 @@ def _changed_setting(meta: dict[str, Any], data: Data | TextData) -> str | None:
     settings = _data_settings(data)
     fields = type(data).model_fields
     for key in dict.fromkeys((*settings, *meta["data"])):
-        new = settings.get(key)
-        if key in meta["data"]:
-            old = meta["data"][key]
-        elif getattr(data, key) == fields[key].get_default():
-            old = new
-        else:
-            old = None
-        if old != new:
+        old, new = meta["data"].get(key), settings.get(key)
+        is_newer = key not in meta["data"] and getattr(data, key) == fields[key].get_default()
+        if old != new and not is_newer:
             return f"data.{key} changed from {old!r} to {new!r}"
     return None
 
@@ -364,12 +352,9 @@ def _build(
     began = time.monotonic()
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder}: is a file; prepared data needs a folder")
-    other_files = (
-        [path.name for path in folder.iterdir() if not _STORE_FILES.fullmatch(path.name)]
-        if folder.is_dir()
-        else []
-    )
-    if other_files or (folder.is_dir() and any(folder.iterdir()) and not (folder / META_FILE).is_file()):
+    files_before = list(folder.iterdir()) if folder.is_dir() else []
+    other_files = [path.name for path in files_before if not _STORE_FILES.fullmatch(path.name)]
+    if other_files or (files_before and not (folder / META_FILE).is_file()):
         examples = f" ({', '.join(sorted(other_files)[:3])})" if other_files else ""
         raise InputError(
             f"{folder}: the folder contains other files{examples}; move them, or choose an empty or new folder"
@@ -412,10 +397,8 @@ def _write_store(
             train_factor_vocabularies(rows, len(data.source_factors), folder)
         vocabularies = train_vocabularies(data, train_pairs, folder)
     splits: dict[str, Any] = {}
-    statistics: dict[str, Any] = {
-        "source_vocabulary": vocabularies.source.size,
-        "target_vocabulary": vocabularies.target.size,
-    }
+    sizes = vocabularies.source.size, vocabularies.target.size
+    statistics: dict[str, Any] = dict(zip(("source_vocabulary", "target_vocabulary"), sizes, strict=True))
     if vocabularies.factors:
         statistics["factor_vocabularies"] = vocabularies.factor_sizes
     for split in dict.fromkeys(split for split, _ in inputs):

@@ -90,9 +90,7 @@ class TextRows:
 
         Args:
             first: offset in each row; below 0 for context tokens before a row, which are not predicted.
-            count: number of tokens of each row.
-            rows: indices of the rows.
-            rate: factor of the learning rate.
+            count: number of tokens of each row. rows: indices of the rows. rate: factor of the learning rate.
             start: value of ``first`` at which rows begin without a state.
         """
         ids = np.full((len(rows), count + 1), PAD, dtype=np.int64)
@@ -100,10 +98,8 @@ class TextRows:
         for row, position in zip(ids, positions.tolist(), strict=True):
             if position < 0:
                 continue
-            begin = max(position - 1, 0)
-            row_tokens = self.store.tokens(
-                begin, max(0, min(position + count, self.store.total_tokens) - begin)
-            )
+            begin, end = max(position - 1, 0), min(position + count, self.store.total_tokens)
+            row_tokens = self.store.tokens(begin, max(0, end - begin))
             row[begin - position + 1 :][: len(row_tokens)] = row_tokens
             if position == 0:
                 row[0] = EOS
@@ -124,14 +120,10 @@ class TextBatches(Batches[TextBatch]):
     """Endless stream of windows over a text.
 
     Args:
-        store: token store of the text.
+        store: token store of the text, which has no fewer tokens than rows.
         rows: number of rows, B.
         bptt: number of tokens of a window in each row.
-        jitter: True draws the length of each window at random around ``bptt``.
-        seed: seed of the lengths.
-
-    Raises:
-        InputError: if the text has fewer tokens than rows.
+        jitter: True draws the length of each window at random around ``bptt``. seed: seed of the lengths.
     """
 
     def __init__(
@@ -200,8 +192,7 @@ def whole_text(store: TokenStore, rows: int, window: int, context: int = 0) -> I
     """Yields windows in which every token of a text is predicted once, in order.
 
     Args:
-        store: token store of the text.
-        rows: number of rows.
+        store: token store of the text. rows: number of rows.
         window: maximum number of tokens of a row in one window.
         context: number of tokens before a row, at most its length, that it reads first; the first row has none.
     """

@@ -21,6 +21,7 @@ import mmap
 import os
 import weakref
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -78,9 +79,8 @@ def token_type(vocabulary_size: int) -> np.dtype[Any]:
 
 def length_quantiles(lengths: IntArray) -> list[int]:
     """Returns the minimum, 25 %, 50 %, 75 %, 95 % and 99 % quantiles, and maximum of lengths (N,)."""
-    return [
-        int(value) for value in np.quantile(lengths, [0, 0.25, 0.5, 0.75, 0.95, 0.99, 1], method="higher")
-    ]
+    values: list[int] = np.quantile(lengths, [0, 0.25, 0.5, 0.75, 0.95, 0.99, 1], method="higher").tolist()
+    return values
 
 
 class _PositionalFile:
@@ -100,28 +100,21 @@ class _PositionalFile:
     def read(self, first: int, count: int) -> bytes:
         """Reads the values ``first`` to ``first + count`` as bytes."""
         size = self.dtype.itemsize
-        content = _read_at(self.descriptor, count * size, first * size)
+        if hasattr(os, "pread"):
+            content = os.pread(self.descriptor, count * size, first * size)
+        else:
+            os.lseek(self.descriptor, first * size, os.SEEK_SET)
+            content = os.read(self.descriptor, count * size)
         if len(content) != count * size:
             raise InputError(f"{self.path}: the file was truncated while in use; prepare the data again")
         return content
-
-
-def _read_at(descriptor: int, size: int, offset: int) -> bytes:
-    if hasattr(os, "pread"):
-        return os.pread(descriptor, size, offset)
-    os.lseek(descriptor, offset, os.SEEK_SET)
-    return os.read(descriptor, size)
 
 
 class TokenStore:
     """Sentence pairs of one split as ids, without ``<s>`` and ``</s>``."""
 
     def __init__(self, folder: Path, name: str, description: dict[str, Any]) -> None:
-        """Opens a split; ``description`` comes from :meth:`TokenStoreWriter.finish`.
-
-        Raises:
-            InputError: if files are missing or damaged.
-        """
+        """Opens a split; ``description`` comes from :meth:`TokenStoreWriter.finish`."""
         self.name = name
         self._files = [StoreFile(*entry) for entry in description["files"]]
         # Stores of earlier versions have no list of corpora, but one entry in ``files`` per corpus.
@@ -223,41 +216,29 @@ class TokenStoreWriter:
         self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], lines: Sequence[int]
     ) -> None:
         """Appends pairs: ids of both sides, and the line of each pair in its file."""
-        flat: list[int] = []
-        for source, target in zip(sources, targets, strict=True):
-            flat.extend(source)
-            flat.extend(target)
-        source_lengths = np.fromiter(map(len, sources), dtype=np.int64, count=len(sources))
-        target_lengths = np.fromiter(map(len, targets), dtype=np.int64, count=len(targets))
-        self.add_arrays(np.asarray(flat, dtype=self._type), source_lengths, target_lengths, np.asarray(lines))
+        pairs = zip(sources, targets, strict=True)
+        flat = np.array([*chain.from_iterable(chain.from_iterable(pairs))], dtype=self._type)
+        source_lengths, target_lengths = (
+            np.array([*map(len, side)], np.int64) for side in (sources, targets)
+        )
+        self.add_arrays(flat, source_lengths, target_lengths, np.asarray(lines))
 
     def add_arrays(
         self, tokens: IntArray, source_lengths: IntArray, target_lengths: IntArray, lines: IntArray
     ) -> None:
-        """Appends N pairs whose ids are already concatenated: source, target, source, target, ...
-
-        Args:
-            tokens: all ids, one-dimensional. source_lengths, target_lengths, lines: (N,).
-        """
+        """Appends N pairs whose ids are already concatenated: source, target, source, target, ..."""
         lengths = source_lengths.astype(np.int64) + target_lengths
         index = np.empty(len(lengths), dtype=INDEX_TYPE)
         index["start"] = self._tokens + np.cumsum(lengths) - lengths
         index["source"], index["target"] = source_lengths, target_lengths
-        for kind, values in (
-            ("tokens", tokens.astype(self._type)),
-            ("index", index),
-            ("lines", lines.astype(LINE_TYPE)),
-        ):
+        arrays = {"tokens": tokens.astype(self._type), "index": index, "lines": lines.astype(LINE_TYPE)}
+        for kind, values in arrays.items():
             self._streams[kind].write(values.data)
         self._pairs += len(lengths)
         self._tokens += len(tokens)
 
     def finish(self) -> dict[str, Any]:
-        """Syncs the files.
-
-        Returns:
-            The JSON-serialisable description with which :class:`TokenStore` opens them.
-        """
+        """Syncs the files; returns the JSON-serialisable description with which :class:`TokenStore` opens them."""
         for stream in self._streams.values():
             stream.flush()
             os.fsync(stream.fileno())

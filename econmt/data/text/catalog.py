@@ -156,11 +156,7 @@ CATALOG: dict[str, DataSet] = {
 
 
 def fetch(names: Sequence[str], progress: bool) -> list[Path] | None:
-    """Fetches files, such as ``multi30k/train.en``, into the cache; None if one of them is not known.
-
-    Raises:
-        InputError: if a download fails; see :func:`econmt.data.text.download.download`.
-    """
+    """Fetches files, such as ``multi30k/train.en``, into the cache; None if one of them is not known."""
     for name in names:
         data_set, _, file = name.partition("/")
         if data_set not in CATALOG or file not in CATALOG[data_set].names:

@@ -6,6 +6,7 @@ import gzip
 import os
 import zlib
 from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
@@ -47,9 +48,6 @@ def search_path(recipe_folder: Path | None, data_dir: Path | None) -> list[Path]
     """Returns the folders in which the prefixes of a recipe are searched, in order.
 
     These are the recipe's folder and its parent, ``--data-dir``, ``$ECONMT_DATA``, the working directory and the cache.
-
-    Raises:
-        InputError: if ``data_dir`` is not a folder.
     """
     if data_dir is not None and not data_dir.is_dir():
         raise InputError(f"--data-dir {data_dir}: no such folder")
@@ -88,28 +86,23 @@ def find_corpus(
         if memory is not None or tables:
             first, *more = tables if memory is None else [memory]
             return Corpus(first, None, (source, target), tuple(more))
-        if found_source is not None or found_target is not None:
-            present, absent = (found_source, target) if found_source is not None else (found_target, source)
-            halves.append(f"{present} exists but {base.name}.{absent}(.gz) does not")
+        if found := found_source or found_target:
+            absent = target if found_source else source
+            halves.append(f"{found} exists but {base.name}.{absent}(.gz) does not")
     names = [f"{prefix}.{source}", f"{prefix}.{target}"]
     fetched = catalog.fetch(names, progress) if fetch else None
     if fetched is not None:
         return Corpus(fetched[0], fetched[1])
-    raise InputError(
-        _not_found(
-            prefix,
-            f"{prefix}.{source}(.gz) with {prefix}.{target}(.gz), or {prefix}.tsv(.gz), .tmx(.gz) or .parquet",
-            bases,
-            halves,
-        )
+    wanted = (
+        f"{prefix}.{source}(.gz) with {prefix}.{target}(.gz), or {prefix}.tsv(.gz), .tmx(.gz) or .parquet"
     )
+    raise _not_found(prefix, wanted, bases, halves)
 
 
 def find_factors(corpus: Corpus, prefix: str, names: Sequence[str], search: Sequence[Path]) -> Corpus:
     """Adds the source-factor files PREFIX.NAME, plain or .gz, to a corpus; tries its own folder before ``search``.
 
-    Raises:
-        InputError: if a file is not found, or the corpus is not line-based (.tmx, .parquet).
+    Raises InputError for a corpus that is not line-based (.tmx, .parquet).
     """
     if names and corpus.target is None and not corpus.source.name.endswith((".tsv", ".tsv.gz")):
         raise InputError(
@@ -124,11 +117,7 @@ def find_factors(corpus: Corpus, prefix: str, names: Sequence[str], search: Sequ
 
 
 def find_text(name: str, search: Sequence[Path], progress: bool, *, fetch: bool = True) -> Path:
-    """Finds one monolingual file such as ``wikitext-2/train.txt``, plain or ``.gz``; see :func:`find_corpus`.
-
-    Raises:
-        InputError: if the file is not found; the message names all folders searched.
-    """
+    """Finds one monolingual file such as ``wikitext-2/train.txt``, plain or ``.gz``, as :func:`find_corpus` does."""
     stem = Path(name).expanduser()
     bases = [stem] if stem.is_absolute() else [folder / stem for folder in search]
     for base in bases:
@@ -138,7 +127,7 @@ def find_text(name: str, search: Sequence[Path], progress: bool, *, fetch: bool 
     fetched = catalog.fetch([name], progress) if fetch else None
     if fetched is not None:
         return fetched[0]
-    raise InputError(_not_found(name, f"{name}(.gz)", bases, []))
+    raise _not_found(name, f"{name}(.gz)", bases, [])
 
 
 def _existing(base: Path, suffix: str) -> Path | None:
@@ -149,13 +138,12 @@ def _existing(base: Path, suffix: str) -> Path | None:
     return None
 
 
-def _not_found(prefix: str, expected_files: str, bases: Sequence[Path], halves: Sequence[str]) -> str:
+def _not_found(prefix: str, wanted: str, bases: Sequence[Path], halves: Sequence[str]) -> InputError:
     folders = dict.fromkeys(base.parent for base in bases)
     looked = ", ".join(str(folder) if folder.is_dir() else f"{folder} (no such folder)" for folder in folders)
     half = "".join(f" {sentence};" for sentence in halves)
-    return (
-        f"text {prefix} not found: looked for {expected_files} in {looked};{half} {catalog.why_not(prefix)}"
-    )
+    reason = catalog.why_not(prefix)
+    return InputError(f"text {prefix} not found: looked for {wanted} in {looked};{half} {reason}")
 
 
 def read_lines(path: Path) -> Iterator[str]:
@@ -246,33 +234,20 @@ def read_pairs(corpus: Corpus) -> Iterator[tuple[str, str]]:
         for number, line in enumerate(read_lines(corpus.source), start=1):
             yield split_pair(line, corpus.source, number)
         return
-    source_lines, target_lines = read_lines(corpus.source), read_lines(corpus.target)
-    count = 0
-    for source in source_lines:
-        target = next(target_lines, None)
-        if target is None:
-            longer = count + 1 + sum(1 for _ in source_lines)
-            raise InputError(_different(corpus.source, longer, corpus.target, count))
+    pairs = zip_longest(read_lines(corpus.source), read_lines(corpus.target))
+    for count, (source, target) in enumerate(pairs):
+        if source is None or target is None:
+            longest = count + 1 + sum(1 for _ in pairs)
+            counts = [count if line is None else longest for line in (source, target)]
+            raise InputError(
+                f"{corpus.source} has {counts[0]} lines but {corpus.target} has {counts[1]}; "
+                "line n of one must be the translation of line n of the other"
+            )
         yield source, target
-        count += 1
-    rest = sum(1 for _ in target_lines)
-    if rest:
-        raise InputError(_different(corpus.source, count, corpus.target, count + rest))
-
-
-def _different(source: Path, source_count: int, target: Path, target_count: int) -> str:
-    return (
-        f"{source} has {source_count} lines but {target} has {target_count}; "
-        "line n of one must be the translation of line n of the other"
-    )
 
 
 def split_pair(line: str, where: Path | str, number: int) -> tuple[str, str]:
-    """Splits a tab-separated line into source and target.
-
-    Raises:
-        InputError: if it does not have two columns; the message names ``where`` and the line ``number``.
-    """
+    """Splits a tab-separated line into source and target; raises InputError if it does not have two columns."""
     columns = line.split("\t")
     if len(columns) != 2:
         raise InputError(

@@ -72,14 +72,10 @@ def download(remote: RemoteFile, path: Path, progress: bool) -> None:
             except _BrokenConnectionError as broken:
                 size = _size(partial)
                 if attempt == _ATTEMPTS or size == before:
-                    raise InputError(
-                        f"{remote.url}: the connection broke ({broken}); "
-                        + (
-                            f"{size:,} bytes are kept in {partial}; run the same command again to resume"
-                            if size
-                            else f"nothing was received; try again later, or {_by_hand(partial)}"
-                        )
-                    ) from broken
+                    remedy = f"{size:,} bytes are kept in {partial}; run the same command again to resume"
+                    if not size:
+                        remedy = f"nothing was received; try again later, or {_by_hand(partial)}"
+                    raise InputError(f"{remote.url}: the connection broke ({broken}); {remedy}") from broken
         _check(remote, partial, path.name)
         with partial.open("rb") as stream:
             os.fsync(stream.fileno())
@@ -183,11 +179,8 @@ def _copy(
 
 
 def _by_hand(partial: Path) -> str:
-    folder = partial.parent
-    return (
-        f"put {partial.name.removesuffix('.part')} into {folder} by hand, or set ECONMT_DATA to a folder that has "
-        f"{folder.name}/{partial.name.removesuffix('.part')}"
-    )
+    folder, name = partial.parent, partial.name.removesuffix(".part")
+    return f"put {name} into {folder} by hand, or set ECONMT_DATA to a folder that has {folder.name}/{name}"
 
 
 def _check(remote: RemoteFile, partial: Path, name: str) -> None:

@@ -51,27 +51,18 @@ def words_of(reason: str, data: Data) -> str:
 def left_out(recipe: Recipe, statistics: Mapping[str, Mapping[str, int]]) -> str:
     """Returns a sentence on the training pairs that were left out and why; empty if none was.
 
-    Args:
-        recipe: recipe of the run. statistics: counts by split, see :class:`~econmt.data.batching.store.PreparedData`.
+    The statistics are those of :class:`~econmt.data.batching.store.PreparedData`.
     """
-    if isinstance(recipe.data, TextData):
-        return ""
     counts = statistics["train"]
     dropped = {reason: counts.get(reason, 0) for reason in REASONS}
+    if isinstance(recipe.data, TextData) or not any(dropped.values()):
+        return ""
     parts = [f"{number:,} {words_of(reason, recipe.data)}" for reason, number in dropped.items() if number]
-    return (
-        f"{sum(dropped.values()):,} of {counts['lines']:,} pairs are left out: {', '.join(parts)}"
-        if parts
-        else ""
-    )
+    return f"{sum(dropped.values()):,} of {counts['lines']:,} pairs are left out: {', '.join(parts)}"
 
 
 def language_classifier(languages: Iterable[str]) -> Classify:
-    """Returns py3langid's classifier over all languages that it knows.
-
-    Raises:
-        InputError: if it is not installed, or does not know one of ``languages``.
-    """
+    """Returns py3langid's classifier over all languages that it knows; raises InputError for others and without it."""
     try:
         from py3langid.langid import MODEL_FILE, LanguageIdentifier
     except ImportError:
@@ -98,21 +89,15 @@ class Selection:
     """Filter decisions for all training pairs, one byte each, made in one pass over the text.
 
     Duplicates are found by hashes of 8 bytes per pair, so that different texts are confused once in 2**64 comparisons.
-
-    Args:
-        data: data section of the recipe. corpora: corpora of ``data.train``. more: called with numbers of pairs read.
-
-    Raises:
-        InputError: as :func:`econmt.data.text.corpus.read_pairs` and :func:`language_classifier`.
+    The corpora are those of ``data.train``; ``more`` is called with numbers of pairs read.
     """
 
     def __init__(
         self, data: Data, corpora: Sequence[Corpus], more: Callable[[int], None] = lambda _: None
     ) -> None:
         self._data, self._filters = data, data.filters
-        self._expected = tuple(
-            side.lower().replace("_", "-").partition("-")[0] for side in (data.source, data.target)
-        )
+        languages = data.source, data.target
+        self._expected = [name.lower().replace("_", "-").partition("-")[0] for name in languages]
         self._classify: Classify | None = None
         if self._filters.language_certainty is not None:
             self._classify = language_classifier(self._expected)
@@ -188,11 +173,7 @@ class LeftOut:
             self._examples[reason] += [location, *(_cut(text) for text in pair)]
 
     def write(self, folder: Path, data: Data, lines: int) -> None:
-        """Writes the report, a text file of at most 80 columns; nothing if no pair is left out.
-
-        Args:
-            folder: folder of the report. data: data section of the recipe. lines: number of pairs read.
-        """
+        """Writes the report on ``lines`` pairs, a text file of at most 80 columns; nothing if no pair is left out."""
         if not any(self.counts.values()):
             return
         rows = [f"{'left out':>12}{'share':>9}  training pairs"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import random
 import re
+from itertools import islice
 
 SPLIT_SIZES = {"train": 12000, "valid": 300, "test": 300}
 MAX_DIGITS = 9
@@ -46,11 +47,7 @@ def _german_part(number: int) -> str:
 
 
 def numbers(split: str) -> list[int]:
-    """Returns the numbers of one split, with 1 to 9 digits; deterministic, and no number is in two splits.
-
-    Args:
-        split: "train", "valid" or "test".
-    """
+    """Returns the numbers of one split, with 1 to 9 digits; deterministic, and no number is in two splits."""
     draw = random.Random(_SEED)
     chosen: dict[int, None] = {}
     while len(chosen) < sum(SPLIT_SIZES.values()):
@@ -59,12 +56,8 @@ def numbers(split: str) -> list[int]:
         chosen.setdefault(draw.randrange(10 ** (digits - 1), 10**digits))
     shuffled = list(chosen)
     draw.shuffle(shuffled)
-    first = 0
-    for name, size in SPLIT_SIZES.items():
-        if name == split:
-            return shuffled[first : first + size]
-        first += size
-    raise KeyError(split)
+    remaining = iter(shuffled)
+    return {name: list(islice(remaining, size)) for name, size in SPLIT_SIZES.items()}[split]
 
 
 def generate(split: str) -> list[tuple[str, str]]:

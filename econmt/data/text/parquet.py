@@ -47,9 +47,7 @@ def read_parquet(path: Path, source: str, target: str) -> Iterator[tuple[str, st
         with parquet.ParquetFile(path) as file:
             names = _columns(path, file.schema_arrow, source, target)
             for batch in file.iter_batches(_ROWS, columns=list(dict.fromkeys(names))):
-                sides = [
-                    _texts(batch, name, side) for name, side in zip(names, (source, target), strict=True)
-                ]
+                sides = _texts(batch, names[0], source), _texts(batch, names[1], target)
                 for pair in zip(*sides, strict=True):
                     row += 1
                     yield _line(pair[0], path, row), _line(pair[1], path, row)

@@ -23,11 +23,7 @@ from econmt.factored_ids import joined_ids
 
 
 def count_of_ids(vocabularies: Vocabularies) -> int:
-    """Returns the number of joint ids of source tokens and factors.
-
-    Raises:
-        InputError: if they do not fit into 63 bits.
-    """
+    """Returns the number of joint ids of source tokens and factors; raises InputError if it needs over 63 bits."""
     sizes = vocabularies.source.size, *vocabularies.factor_sizes
     if math.prod(sizes) >= 1 << 63:
         raise InputError(
@@ -85,14 +81,13 @@ def encode_sources(
                 )
         numbers = word_numbers(vocabularies.source.tokens(ids), vocabularies.source)
         if ids and numbers[-1] + 1 != len(_words(cut[number], vocabularies.source)):
-            raise InputError(
-                f"{name_of(number, None)}: its subwords cannot be assigned to words; remove "
-                "the character U+2581"
-            )
+            problem = "its subwords cannot be assigned to words; remove the character U+2581"
+            raise InputError(f"{name_of(number, None)}: {problem}")
+        words_of_tokens = zip(ids, numbers, strict=True)
         joint_rows.append(
             [
                 joined_ids(token, [stream[word] for stream in streams], sizes)
-                for token, word in zip(ids, numbers, strict=True)
+                for token, word in words_of_tokens
             ]
         )
     return joint_rows
@@ -104,11 +99,7 @@ def _check_order(
     name_of: Callable[[int, int | None], str],
     warn: Callable[[str], None] | None,
 ) -> None:
-    """Checks that streams are in the model's order.
-
-    Raises:
-        InputError: if a stream's vocabulary knows none of its tokens and another stream's knows all of them.
-    """
+    """Raises InputError if a stream's vocabulary knows none of its tokens and another stream's knows all of them."""
     first = next((number for number, streams in enumerate(factors) if streams), 0)
     for stream, vocabulary in enumerate(vocabularies):
         tokens = {token for streams in factors if streams for token in split_words(streams[stream])}
@@ -139,12 +130,7 @@ def word_numbers(tokens: Sequence[str], vocabulary: Vocabulary) -> list[int]:
 
 
 def with_factors_of(ids: Sequence[int], cut: Sequence[int], vocabulary: Vocabulary) -> list[int]:
-    """Adds the factors of a sentence to another segmentation of it.
-
-    Args:
-        ids: joint ids of the sentence. cut: ids of the new segmentation, without factors.
-        vocabulary: source vocabulary.
-    """
+    """Adds the factors of a sentence, given by its joint ids, to another segmentation by the source vocabulary."""
     size = vocabulary.size
     before, after = (
         word_numbers(vocabulary.tokens(tokens), vocabulary) for tokens in ([i % size for i in ids], cut)
@@ -160,11 +146,7 @@ def _words(text: str, vocabulary: Vocabulary) -> list[str]:
 
 
 def with_factors(pairs: Iterator[tuple[str, str]], corpus: Corpus) -> Iterator[tuple[str, ...]]:
-    """Yields the pairs of a corpus as tuples of source, target and one line of factors per stream.
-
-    Raises:
-        InputError: if a factor file has more or fewer lines than there are pairs.
-    """
+    """Yields the pairs of a corpus as tuples of source, target and one line of factors from the file of each stream."""
     streams = [read_lines(path) for path in corpus.factors]
     number = 0
     for number, pair in enumerate(pairs, 1):

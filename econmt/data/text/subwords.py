@@ -83,11 +83,7 @@ class SentencePieceVocabulary(Vocabulary):
     """Vocabulary of SentencePiece subwords."""
 
     def __init__(self, model: bytes, where: str) -> None:
-        """Loads a serialised model.
-
-        Raises:
-            InputError: if ``model`` is not a SentencePiece model, or its special ids differ from this module's.
-        """
+        """Loads a serialised SentencePiece model, whose special ids must be this module's; errors name ``where``."""
         self.model = model
         self.processor = sentencepiece.SentencePieceProcessor()
         try:
@@ -127,14 +123,11 @@ class SentencePieceVocabulary(Vocabulary):
 
 
 class WordVocabulary(Vocabulary):
-    """Vocabulary of whole words between spaces."""
+    """Vocabulary of whole words between spaces, given in the order of their ids, the four special tokens first."""
 
     def __init__(self, words: Sequence[str]) -> None:
-        """Initialises the vocabulary from its words by id, the four special tokens first."""
         self._words, self.size = list(words), len(words)
-        self._ids = {word: i for i, word in enumerate(self._words)}
-        for word in SPECIAL_TOKENS:
-            self._ids[word] = UNK
+        self._ids = {word: i for i, word in enumerate(self._words)} | dict.fromkeys(SPECIAL_TOKENS, UNK)
 
     def encode(self, text: str) -> list[int]:
         """Encodes a line of tokenised text to ids."""
@@ -186,13 +179,7 @@ def train_vocabularies(
 
     The files are deterministic: ``subwords.model`` (joint), ``subwords.source.model`` and ``subwords.target.model``, or
     ``vocab.source.txt`` and ``vocab.target.txt``; for a language model, ``subwords.model`` or ``vocab.txt``.
-
-    Args:
-        data: data section of the recipe. folder: folder of the files; created if needed.
-        pairs_factory: returns an iterator over the training pairs; called more than once.
-
-    Raises:
-        InputError: if the text is unusable, or ``data.subwords.size`` is smaller than its alphabet.
+    ``pairs_factory`` returns an iterator over the training pairs, and is called more than once.
     """
     subwords = data.subwords
     tags = list(dict.fromkeys(filter(None, data.tags))) if isinstance(data, Data) else []
@@ -304,11 +291,7 @@ def _train_model(
 
 
 def train_factor_vocabularies(rows: Iterator[Sequence[str]], streams: int, folder: Path) -> None:
-    """Writes the vocabulary of each stream of source factors: all of its tokens, most frequent first.
-
-    Args:
-        rows: factors of each line, one text per stream. streams: number of streams. folder: folder of the files.
-    """
+    """Writes the vocabulary of each stream of source factors: all tokens in ``rows``, most frequent first."""
     counts = [Counter[str]() for _ in range(streams)]
     for row in rows:
         for counter, text in zip(counts, row, strict=True):
@@ -341,11 +324,7 @@ def _factor_files(folder: Path) -> list[Path]:
 
 
 def load_vocabularies(folder: Path) -> Vocabularies:
-    """Loads the vocabularies that :func:`train_vocabularies` wrote.
-
-    Raises:
-        InputError: if they are missing or damaged.
-    """
+    """Loads the vocabularies that :func:`train_vocabularies` wrote; raises InputError if one is damaged or missing."""
     files = vocabulary_files(folder)
     if not files:
         raise InputError(
@@ -378,11 +357,7 @@ def _load(path: Path) -> Vocabulary:
 
 
 def fingerprint(folder: Path) -> str:
-    """Returns the SHA-256 of the names and contents of the vocabulary files in ``folder``.
-
-    Raises:
-        InputError: if there are none.
-    """
+    """Returns the SHA-256 of the names and contents of the vocabulary files in ``folder``."""
     files = vocabulary_files(folder)
     if not files:
         raise InputError(f"{folder}: no vocabulary files")

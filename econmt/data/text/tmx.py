@@ -98,11 +98,7 @@ class _Memory:
 def read_tmx(path: Path, source: str, target: str) -> Iterator[tuple[str, str]]:
     """Yields the pairs of a translation memory (gzip if its name ends in ``.gz``).
 
-    Skips units that lack one of the languages, and formatting codes in segments.
-
-    Args:
-        path: the file.
-        source, target: language codes such as ``en``, which also matches ``en-US`` in the file.
+    Skips units that lack one of the languages (``en`` also matches ``en-US``), and formatting codes in segments.
 
     Raises:
         InputError: if the file is missing, unreadable or not valid XML, declares entities, or has no unit with both

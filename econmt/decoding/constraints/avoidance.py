@@ -58,9 +58,7 @@ class Moves(NamedTuple):
 class Avoidance:
     """Automaton over tokens of the avoided phrases of a sentence; its states are made when they are reached.
 
-    Args:
-        phrases: raw text; ``<unk>`` also stands for the token of unknown words.
-        spelling: spelling of the target vocabulary.
+    In a phrase, ``<unk>`` also stands for the token of unknown words.
     """
 
     def __init__(self, phrases: Iterable[str], spelling: Spelling) -> None:
@@ -130,11 +128,9 @@ class Avoidance:
 
     def _begin(self, progress: Progress, number: int, phrase: str, in_word: bool) -> None:
         """Adds the tokens that begin a phrase."""
-        keys = (
-            {phrase[:2], phrase[:1]}
-            if len(phrase) > 1
-            else {k for k in self._spelling.tails if k[0] == phrase}
-        )
+        keys = {phrase[:2], phrase[:1]}
+        if len(phrase) < 2:
+            keys = {key for key in self._spelling.tails if key[0] == phrase}
         if phrase == SPECIAL_TOKENS[UNK]:
             progress.setdefault(UNK, set()).add((number, len(phrase) + 1))
         for key in keys:

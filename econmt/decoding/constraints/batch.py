@@ -45,10 +45,7 @@ class DecodingConstraints(NamedTuple):
 class ConstrainedContinuations:
     """Chooser of continuations under constraints; implements :class:`econmt.decoding.search.beam.ContinuationChooser`.
 
-    Args:
-        constraints: constraints of each sentence.
-        joins: (V,) bool, True for tokens that continue a word.
-        options: options of the search.
+    ``joins`` (V,) bool is True for tokens that continue a word.
     """
 
     def __init__(
@@ -95,9 +92,7 @@ class ConstrainedContinuations:
         if self._avoids:
             flat = _few(grid, shape[2] + _RISKY, free // 2).view(len(free), -1)
         chosen = share_out(flat, banks.view(len(free), -1), self._beam)
-        row_at = sentences.new_zeros(shape[:2])
-        row_at[sentences, places] = torch.arange(len(sentences))
-        return places_of(flat.gather(1, chosen), chosen, row_at, tokens, free)
+        return places_of(flat.gather(1, chosen), chosen, sentences, places, tokens, free)
 
     def grow(self, parents: Tensor, tokens: Tensor) -> None:
         """See :meth:`ContinuationChooser.grow`."""

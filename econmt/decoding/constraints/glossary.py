@@ -11,13 +11,10 @@ from econmt.errors import InputError
 
 
 class Glossary:
-    """Source phrases and their translations.
+    """Source phrases and their translations, none of them blank.
 
     A term occurs where its whole words follow one another. A term without capitals matches regardless of case. Of
     overlapping terms the one that begins first is taken, and of these the longest.
-
-    Args:
-        terms: pairs of a source phrase and a target phrase, none of them blank.
     """
 
     def __init__(self, terms: dict[str, str]) -> None:

@@ -66,15 +66,11 @@ Progress = tuple[Reading, ...]
 
 
 class Phrases:
-    """The phrases of one sentence as an automaton over tokens.
+    """The phrases of one sentence, equal ones counted separately, as an automaton over tokens.
 
     A hypothesis contains all phrases if one of its readings does. A search among all readings may take exponential
     time, so of the readings between phrases, and of the others, ``MOST_READINGS`` each are kept; only texts in
-    which many phrases overlap at many places have more.
-
-    Args:
-        phrases: the phrases; equal ones count separately.
-        joins: for each token, True if it continues a word.
+    which many phrases overlap at many places have more. ``joins`` is True for each token that continues a word.
     """
 
     def __init__(self, phrases: Sequence[Phrase], joins: Sequence[bool]) -> None:
@@ -148,9 +144,7 @@ class Phrases:
 class Automata:
     """Automata of all sentences of a batch, as tables that advance many hypotheses at once.
 
-    Args:
-        sentences: phrases of each sentence.
-        joins: (V,) bool, True for tokens that continue a word.
+    ``joins`` (V,) bool is True for tokens that continue a word.
     """
 
     def __init__(self, sentences: Sequence[Phrases], joins: Tensor) -> None:

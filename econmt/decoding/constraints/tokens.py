@@ -21,11 +21,7 @@ _KEPT = 256
 
 
 class ConstraintCompiler:
-    """Compiler of requests into constraints of a search.
-
-    Args:
-        vocabulary: target vocabulary. avoid: phrases that no translation may contain. glossary: see :class:`Glossary`.
-    """
+    """Compiler of requests into constraints of a search; no translation may contain the phrases of ``avoid``."""
 
     def __init__(
         self, vocabulary: Vocabulary, avoid: Sequence[str] = (), glossary: Glossary | None = None

@@ -114,8 +114,7 @@ class Trace:
     def hypotheses(self, lengths: Tensor, limits: Tensor, options: SearchOptions) -> list[list[Hypothesis]]:
         """Returns the n best hypotheses of each sentence, best first, equal scores in the order in which they ended.
 
-        Args:
-            lengths: source lengths including EOS, (B,) on the CPU. limits: maximum lengths, (B,) on the CPU.
+        ``lengths`` and ``limits``, source lengths including EOS and maximum lengths, are (B,) on the CPU.
         """
         grown = [(step.tokens.tolist(), step.parents.tolist()) for step in self.grown]
         by_sentence: list[list[tuple[float, float, int, int]]] = [[] for _ in range(len(lengths))]
@@ -226,20 +225,23 @@ def choose_places(
     count, width = len(free), values.shape[1]
     grid = totals.new_full((count, beam, width), -torch.inf)
     grid[sentences, places] = totals[:, None] + values
-    row_at = sentences.new_zeros((count, beam))
-    row_at[sentences, places] = torch.arange(len(sentences))
-    return places_of(*highest(grid.view(count, beam * width), beam), row_at, tokens, free)
+    totals, chosen = highest(grid.view(count, beam * width), beam)
+    return places_of(totals, chosen, sentences, places, tokens, free)
 
 
-def places_of(totals: Tensor, chosen: Tensor, row_at: Tensor, tokens: Tensor, free: Tensor) -> Places:
+def places_of(
+    totals: Tensor, chosen: Tensor, sentences: Tensor, places: Tensor, tokens: Tensor, free: Tensor
+) -> Places:
     """Returns the places of the chosen continuations.
 
     Args:
         totals: log-probabilities, best first, (B, K). chosen: place times W plus candidate of each, (B, K).
-        row_at: row at each place, (B, K). tokens: candidates of each row, (R, W).
+        sentences, places: sentence and place of each row, (R,). tokens: candidates of each row, (R, W).
         free: places that have not ended, (B,).
     """
     width = tokens.shape[1]
+    row_at = torch.zeros_like(chosen)
+    row_at[sentences, places] = torch.arange(len(sentences))
     parents = row_at.gather(1, chosen // width)
     words = tokens[parents, chosen % width]
     kept = (torch.arange(totals.shape[1]) < free[:, None]) & (totals > -torch.inf)
@@ -315,7 +317,6 @@ def beam_search(
         model: model in evaluation mode, or an ensemble.
         source: ids, EOS and padding, (B, S) int64. lengths: lengths including EOS, (B,) int64.
         limits: maximum number of tokens before EOS, (B,), see :func:`output_limits`.
-        options: options of the search.
         watch: called before each step; an exception that it raises ends the search.
         chooser: chooses continuations instead of the scores alone; None: the scores.
 
@@ -409,9 +410,7 @@ def _begin(
 def rule_out(log_probs: Tensor, limits: Tensor | None, position: int) -> None:
     """Sets ``log_probs`` (R, V) to -inf, in place, for PAD and BOS and, in rows past their limit, for all but EOS.
 
-    Args:
-        limits: maximum number of tokens of each row, (R,), on any device; None if no row has reached it.
-        position: position of the next token, from 1.
+    ``limits`` (R,) are on any device; None if no row has reached its limit. Positions count from 1.
     """
     log_probs[:, PAD] = -torch.inf
     log_probs[:, BOS] = -torch.inf

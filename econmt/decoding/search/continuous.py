@@ -42,9 +42,7 @@ class Sentence(NamedTuple):
 class Graphs:
     """Captures functions without arguments as CUDA graphs and replays them; on a CPU it calls them.
 
-    Args:
-        device: device of the functions.
-        note: called with one line if a function cannot be captured; from then on all functions are called.
+    If a function cannot be captured, ``note`` is called with one line, and from then on all functions are called.
     """
 
     def __init__(self, device: torch.device, note: Callable[[str], object] | None = None) -> None:
@@ -228,8 +226,6 @@ class ContinuousSearch:
     Args:
         make_grid: function from numbers of slots, rows per slot and source positions to the grid of a model in
             evaluation mode.
-        options: options of the search, without sampling.
-        device: device of the model.
         slots: maximum number of sentences translated together.
         tokens: maximum number of padded source tokens in a lane of several slots; long sentences get fewer slots.
         note: see :class:`Graphs`.
@@ -251,11 +247,7 @@ class ContinuousSearch:
         self._lanes: dict[int, _Lane] = {}
 
     def worthwhile(self, lengths: Sequence[int]) -> list[list[int]]:
-        """Returns groups of sentence indices for which this search is worth its preparation.
-
-        Args:
-            lengths: number of source tokens of each sentence, without EOS.
-        """
+        """Returns groups of indices of sentences for which this search pays; lengths exclude EOS."""
         lanes: dict[int, list[int]] = {}
         for index, length in enumerate(lengths):
             lanes.setdefault(_positions(length), []).append(index)

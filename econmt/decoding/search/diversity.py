@@ -16,11 +16,7 @@ from econmt.decoding.search.beam import Places, SearchOptions, choose_places, hi
 
 
 class Diversity:
-    """Chooser of continuations in groups; implements :class:`econmt.decoding.search.beam.ContinuationChooser`.
-
-    Args:
-        sentences: B. options: options of the search.
-    """
+    """Chooser of continuations in groups; implements :class:`econmt.decoding.search.beam.ContinuationChooser`."""
 
     def __init__(self, sentences: int, options: SearchOptions) -> None:
         self._count = options.beam_groups

@@ -23,9 +23,7 @@ class SearchState(Protocol):
     def select(self: State, rows: Tensor, cells: Tensor, width: int, /) -> State:
         """Returns the rows with indices ``rows`` (R',) int64, in that order; indices may repeat.
 
-        Args:
-            rows: (R',) int64. cells: new cell of each row, within its sentence, no two equal, (R',) int64.
-            width: new K.
+        ``cells`` (R',) int64 has the new cell of each row, within its sentence, no two equal; ``width`` is the new K.
         """
 
     def keep(self: State, sentences: Tensor, /) -> State:
@@ -38,8 +36,7 @@ class SearchModel(Protocol):
     def encode(self, source: Tensor, lengths: Tensor, /) -> Any:
         """Encodes sentences and returns the :class:`SearchState` before the first target token, one row per sentence.
 
-        Args:
-            source: ids including EOS, padded, (B, S) int64. lengths: lengths including EOS, (B,) int64.
+        ``source`` (B, S) int64 includes EOS and is padded; ``lengths`` (B,) int64 include EOS.
         """
 
     def length_ratios(self, state: Any, /) -> Tensor:
@@ -48,16 +45,11 @@ class SearchModel(Protocol):
     def restrict(self, state: Any, words: Tensor, allowed: Tensor, /) -> Any:
         """Returns an initial state whose steps give log-probabilities (R, N) of selected words only.
 
-        Args:
-            state: initial state. words: ids of the words, sorted, (N,) int64.
-            allowed: mask (B, N) of the words of each sentence; other words get -inf.
+        ``words`` (N,) int64 has their ids, sorted. Words outside of a sentence's mask in ``allowed`` (B, N) get -inf.
         """
 
     def step(self, tokens: Tensor, state: Any, /) -> tuple[Tensor, Tensor, Any]:
-        """Reads one token per row.
-
-        Args:
-            tokens: previous tokens, BOS at first, (R,) int64. state: :class:`SearchState` of R rows.
+        """Reads one token per row, ``tokens`` (R,) int64, BOS at first; ``state`` is a :class:`SearchState` of R rows.
 
         Returns:
             Log-probabilities of the next token (R, V) float32, which the caller may overwrite; attention (R, S); and

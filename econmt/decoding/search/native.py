@@ -31,8 +31,7 @@ def has_native_search(model: object, options: SearchOptions) -> bool:
 def search_name(models: Sequence[object], *, in_c: bool = False) -> str:
     """Returns the name of a search for users: where its loop and steps run, and the precision of products.
 
-    Args:
-        models: one model, or those of an ensemble. in_c: True if the loop over steps runs in C.
+    ``in_c``: True if the loop over steps runs in C.
     """
     known = [model for model in models if isinstance(model, IncrementalModel)]
     steps_in_c = all(model.native is not None for model in known) and len(known) == len(models)

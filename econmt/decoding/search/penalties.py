@@ -42,14 +42,11 @@ class Penalties:
             self._seen = self._seen[:, : attention.shape[1]] + attention
 
     def of(self, position: int, numbers: Tensor, parents: Tensor) -> Tensor:
-        """Computes the penalties of translations that end at a position, (B', K) float64.
+        """Computes the penalties of translations of ``position`` tokens, including EOS, (B', K) float64.
 
         Brevity: weight * min(0, 1 - ratio * source / target) with lengths including EOS, as in Sockeye. Coverage:
         weight * sum over source tokens without EOS of log min(sum of attention, 1) (Wu et al., 2016, equation 15).
-
-        Args:
-            position: number of their tokens, including EOS. numbers: sentence indices, (B',).
-            parents: rows that end, (B', K).
+        ``numbers`` (B',) are sentence indices, ``parents`` (B', K) the rows that end.
         """
         options = self._options
         short = self._weight * (1.0 - self._expected[numbers] / position).clamp(max=0.0)

@@ -29,9 +29,8 @@ def uniform_numbers(seed: int, sentence: int, draws: int, positions: int) -> Ten
 def draw(log_probs: Tensor, uniform: Tensor, top: int, temperature: float) -> Tensor:
     """Draws one token per row, (R,) int64, by inverting the cumulative distribution.
 
-    Args:
-        log_probs: log-probabilities, -inf if ruled out, (R, V). uniform: random numbers in [0, 1), (R,) float64.
-        top: number of most probable tokens to draw from; 0: all. temperature: divisor of the log-probabilities.
+    ``log_probs`` (R, V) are -inf if ruled out and are divided by ``temperature``; ``uniform`` (R,) float64 are random
+    numbers in [0, 1). The ``top`` most probable tokens are drawn from, or all if it is 0.
     """
     tokens: Tensor | None = None
     if 0 < top < log_probs.shape[1]:

@@ -35,10 +35,9 @@ class Shortlists:
         self._table, self._size, self._joint = table[:, :top].long(), size, joint
 
     def allowed(self, source: Tensor, more: Sequence[Sequence[int]]) -> Tensor:
-        """Returns a mask (B, V) of the allowed words of each sentence.
+        """Returns a mask (B, V) of the words allowed for each sentence of ``source`` (B, S), ids with padding.
 
-        Args:
-            source: ids, padded, (B, S). more: additional ids for each sentence, those of its constraints.
+        ``more`` has additional ids for each sentence, those of its constraints.
         """
         source = source.cpu() % len(self._table)  # removes source factors from joint ids
         allowed = torch.zeros(len(source), self._size, dtype=torch.bool)

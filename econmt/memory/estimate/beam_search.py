@@ -29,7 +29,6 @@ def estimate_search(
     values when sentences are removed, logits of all hypotheses, and attention and back pointers of every position.
 
     Args:
-        recipe: Recipe with the model and the beam size.
         source_size, target_size: Sizes of the vocabularies, including special tokens.
         shape: Sentences, source positions, and positions of the longest translation.
         device: "cpu" or "cuda".
@@ -62,12 +61,9 @@ def estimate_search(
 
 
 def search_rows(needed: Callable[[int], int], limit: int, most: int) -> int:
-    """Returns how many sentences, at most ``most``, can be translated together within a limit; 0 if not even one.
+    """Returns how many sentences, at most ``most``, can be translated together in ``limit`` bytes; 0 if not even one.
 
-    Args:
-        needed: Returns the bytes for a number of sentences, a linear function.
-        limit: Limit in bytes.
-        most: Number of sentences wanted.
+    ``needed`` returns the bytes for a number of sentences, a linear function.
     """
     for_most = needed(most)
     if for_most <= limit:

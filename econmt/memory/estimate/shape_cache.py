@@ -35,11 +35,7 @@ class _New(NamedTuple):
 
 
 class ShapeCache:
-    """Runs operators on fake tensors, with cached results.
-
-    Args:
-        mode: Mode of the fake tensors.
-    """
+    """Runs operators on fake tensors, with cached results."""
 
     def __init__(self, mode: FakeTensorMode) -> None:
         self._mode = mode

@@ -29,15 +29,10 @@ class Technique(NamedTuple):
 
 
 def techniques(stash: str, device: str, warming: bool) -> list[Technique]:
-    """Returns the techniques of a comparison.
+    """Returns the techniques of a comparison for a recipe with the stash level ``stash``.
 
     They are the reference, the leanest implementation in one op at a time, the leanest ones in all ops, and all other
-    implementations that recompute.
-
-    Args:
-        stash: Stash level of the recipe.
-        device: Type of device.
-        warming: True to include implementations that must warm up.
+    implementations that recompute; those that must warm up only if ``warming``.
     """
     reference = Implementations.definitions()
     lean = Implementations.leanest(device)

@@ -50,13 +50,11 @@ def estimate_step(
     """Predicts the ledger that ``measure_step`` would measure, without times.
 
     Args:
-        task: Task that is learnt, with the recipe.
         shape: Shape of the rank's batch.
         device: "cpu" or "cuda".
         precision: Type of products and feature maps; None: that of the recipe, where "auto" is float32 on a CPU.
         implementations: Implementations of the ops; None: those of the recipe.
         accumulating: True if the step adds to existing gradients; None: if an update has several batches.
-        rank: Rank whose step it is.
 
     Returns:
         The ledger; for cuda with ``allocated`` and ``reserved``, and sizes in whole blocks.
@@ -70,8 +68,6 @@ def estimate_step(
         ).dtype
     if accumulating is None:
         accumulating = training.update_interval > 1
-    if implementations is None:
-        implementations = Implementations.of(task.recipe.ops)
     in_graphs = cuda and training.in_graphs
     with fake_tensors(device) as mode, captured(in_graphs):
         model = task.build_model().train()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from pathlib import Path
 
 import torch
@@ -20,12 +19,9 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def budget_bytes(value: str, device: torch.device, taken: int) -> int:
-    """Returns the bytes of a budget.
+    """Returns the bytes of a budget such as 4GiB; "auto" is :data:`AUTO_SHARE` of the device's free memory.
 
-    Args:
-        value: Size such as 4GiB, or "auto": :data:`AUTO_SHARE` of the device's free memory.
-        device: Device that computes.
-        taken: Bytes of the budget that this process has allocated already, which are no longer free.
+    Of the budget, this process has allocated ``taken`` bytes already, which are no longer free.
     """
     if value != "auto":
         return parse_size(value)
@@ -37,15 +33,6 @@ def budget_bytes(value: str, device: torch.device, taken: int) -> int:
         available = group_memory()
         free = free if available is None else min(free, available)
     return int(AUTO_SHARE * (free + taken))
-
-
-def total_memory(device: torch.device) -> int:
-    """Returns the bytes of memory of a GPU or of the machine; 0 if the system does not tell."""
-    if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).total_memory)
-    if not hasattr(os, "sysconf"):
-        return 0
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def group_memory() -> int | None:

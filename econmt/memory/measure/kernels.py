@@ -52,14 +52,7 @@ _COPIED = 1 << 28
 
 
 class KernelRow(NamedTuple):
-    """Kernels of one class in a step.
-
-    Attributes:
-        kind: Class, one of :data:`CLASSES`.
-        launches: Number of kernels.
-        milliseconds: Sum of their durations.
-        bytes: Bytes that they read and write; None if unknown.
-    """
+    """Kernels of one of the :data:`CLASSES` in a step; the ``bytes`` that they read and write are None if unknown."""
 
     kind: str
     launches: int
@@ -109,13 +102,9 @@ def kernel_class(name: str) -> str:
 def measure_kernels(
     name: str, run: Callable[[], object], device: torch.device, known: Mapping[str, int] | None = None
 ) -> KernelTimes:
-    """Times a step and profiles its kernels.
+    """Times a step, which ``run`` enqueues, and profiles its kernels.
 
-    Args:
-        name: Description of how the step runs.
-        run: Enqueues a step.
-        device: CUDA device.
-        known: Bytes that kernels read and write in a step, by class.
+    ``known`` has the bytes that kernels read and write in a step, by class.
     """
 
     def several() -> None:
@@ -140,9 +129,7 @@ def summarise(
     """Summarizes a trace of one step.
 
     Args:
-        name: Description of how the step runs.
         step: Milliseconds of a step without a profiler.
-        events: Events of a Chrome trace.
         rate: Bytes per second of copies.
         known: Bytes that kernels read and write in a step, by class.
     """
@@ -178,10 +165,5 @@ def copy_rate(device: torch.device) -> float:
 
 
 def optimizer_bytes(parameters: int, moments: int) -> int:
-    """Returns the bytes that an optimizer reads and writes in float32: gradients twice, values and moments.
-
-    Args:
-        parameters: Number of trained values.
-        moments: Number of values of the optimizer's state.
-    """
+    """Returns the bytes that a float32 optimizer reads and writes, of gradients, parameters and ``moments``."""
     return 4 * (parameters * (2 + 2) + 2 * moments)

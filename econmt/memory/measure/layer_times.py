@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from econmt.data.batching.batch import AnyBatch
-from econmt.engine.devices import shortest_seconds
+from econmt.engine.devices import seconds_of, shortest_seconds
 from econmt.engine.step import TrainingStep
 from econmt.memory.measure.tracker import NodeLayers
 from econmt_ops.core import scopes as accounting
@@ -70,23 +70,13 @@ def time_step(
 ) -> tuple[dict[tuple[str, str], float], float]:
     """Runs training steps and times them.
 
-    Args:
-        step: Training step.
-        batch: Batch on the step's device.
-        layers: Layers of the parameters.
-
     Returns:
         Milliseconds by (phase, layer) of a step that is timed by layer, and seconds of an undisturbed step, which the
         milliseconds need not add up to.
     """
     tokens = step.tokens([batch])
-    synchronize = synchronizer(step.device)
     step.clear()
-    synchronize()
-    begin = time.perf_counter()
-    step.run([batch], tokens)
-    synchronize()
-    seconds = time.perf_counter() - begin
+    seconds = seconds_of(lambda: step.run([batch], tokens), step.device)
     marked = [_time_layers(step, batch, tokens, layers) for _ in range(_MARKED)]
     return min(marked, key=lambda spent: sum(spent.values())), seconds
 

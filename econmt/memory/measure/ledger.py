@@ -161,11 +161,7 @@ def measure_step(
     belong to no tensor of the step (cuBLAS's workspace, other models) are "other". Functions compiled by torch.compile
     run uncompiled while bytes are tracked.
 
-    Args:
-        step: Training step.
-        batch: Batch.
-        accumulating: True to measure a step that adds to existing gradients, as all but the first batch of an update.
-        timed: True to measure times as well.
+    An ``accumulating`` step adds to existing gradients, as all but the first batch of an update.
     """
     device, batch = step.device, batch.to(step.device)
     with _restored(step):
@@ -191,11 +187,7 @@ def track_step(
 ) -> Ledger:
     """Runs one training step on real or fake tensors and returns the ledger of its bytes; restores nothing.
 
-    Args:
-        tracker: Tracker of the step's device.
-        step: Training step, whose optimizer has its state.
-        batch: Batch on the step's device.
-        accumulating: True if the step adds to existing gradients, which are created here.
+    The optimizer has its state. An ``accumulating`` step adds to existing gradients, which are created here.
     """
     in_graphs = step.device.type == "cuda" and step.task.recipe.training.in_graphs
 

@@ -17,11 +17,7 @@ _SYSTEM = Path("/proc")
 
 
 def describe_machine(device: str) -> dict[str, str]:
-    """Returns the environment of a measurement: versions, processor, threads and GPU.
-
-    Args:
-        device: "cpu", "cuda" or "cuda:N"; the GPU is named if torch sees it.
-    """
+    """Returns the environment of a measurement: versions, processor, threads and, on "cuda" or "cuda:N", the GPU."""
     description = {
         "econmt": econmt.__version__,
         "torch": torch.__version__,
@@ -46,6 +42,15 @@ def bytes_outside_allocator(device: torch.device) -> int:
     return int(total - free) - torch.cuda.memory_reserved(device)
 
 
+def total_memory(device: torch.device) -> int:
+    """Returns the bytes of memory of a GPU or of the machine; 0 if the system does not tell."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    if not hasattr(os, "sysconf"):
+        return 0
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 def free_memory(device: torch.device) -> int:
     """Returns the bytes that a process may still take: of the GPU, or of the machine without swapping."""
     if device.type == "cuda":
@@ -58,6 +63,4 @@ def free_memory(device: torch.device) -> int:
     if available:
         return 1024 * int(available[1])
     # The standard library does not tell the free memory of other systems: assumes half of all memory, or no limit.
-    if not hasattr(os, "sysconf"):
-        return 1 << 62
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    return total_memory(device) // 2 or 1 << 62

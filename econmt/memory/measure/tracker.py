@@ -142,15 +142,12 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         replacements: Functions to run instead of operators, with the tracker on; one that returns NotImplemented leaves
             its call to the operator.
         meter: Returns the bytes allocated on the device, and their peak since the last call.
-        run: Runs a PyTorch operator.
 
     Attributes:
         before: Storages that existed before the recording, with their sizes then.
         changes: Changes of sizes, in order.
         hidden: Memory that operators used internally, by the number of changes before.
         repetitions: Changes that stand for several equal sequences, in order; outermost ones only.
-        begins: Beginnings of the phases.
-        seconds: Duration of the recording.
         flops: Floating-point operations of matrix products, by the type of their factors.
     """
 
@@ -187,8 +184,6 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._replacing: int | None = None
         self._recording = False
         self._start = 0.0
-
-    # ------------------------------------------------------------------ recording
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -383,8 +378,6 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _round(self, size: int) -> int:
         return -(-size // self._block) * self._block
 
-    # ------------------------------------------------------------------ reading
-
     @property
     def unknown(self) -> int:
         """Bytes that were allocated at the start and belong to no known storage."""
@@ -431,7 +424,6 @@ class _Facts(NamedTuple):
     """Properties of an operator that do not depend on its arguments.
 
     Attributes:
-        name: Name of the operator.
         is_device: True if it returns the device of a fake tensor.
         is_primitive: True if it creates no tensors.
         is_composite: True if it consists of other operators.

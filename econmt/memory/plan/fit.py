@@ -54,8 +54,6 @@ def fit(
     """Finds the largest batch of a bucket whose step stays within a budget.
 
     Args:
-        task: Task that is learnt.
-        technique: Technique of the step.
         bucket: Source and target positions (S, T).
         budget: Limit in bytes.
         device: "cpu" or "cuda".
@@ -126,7 +124,6 @@ def largest_batch(
 
     Args:
         needed: Returns the bytes for a number of rows; monotone.
-        budget: Limit in bytes.
         start: Number of rows to try first.
         fixed: Returns the bytes of no rows; called after the first call of ``needed``.
     """

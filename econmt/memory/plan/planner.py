@@ -51,7 +51,6 @@ class BatchBudget(NamedTuple):
         batches: Number of batches per epoch; 0 for a shape that occurs only in validation.
         rows: Most rows of a micro-batch.
         peak: Predicted bytes of its step.
-        implementations: Implementations of the ops.
     """
 
     source: int
@@ -69,12 +68,9 @@ class BatchBudget(NamedTuple):
 
 
 class MemoryPlan:
-    """Treatment of the batches of all shapes of a run.
+    """Treatment of the batches of all shapes of a run within ``budget`` bytes.
 
-    Args:
-        budget: Memory budget in bytes.
-        allotments: Treatment of each shape.
-        decoding_rows: Number of sentences that validation translates together.
+    Validation translates ``decoding_rows`` sentences together.
     """
 
     def __init__(self, budget: int, allotments: Iterable[BatchBudget], decoding_rows: int) -> None:
@@ -106,8 +102,6 @@ class MemoryPlan:
         self._by_shape[entry.source, entry.target] = smaller
         return smaller
 
-    # ------------------------------------------------------------------ as data
-
     def state_dict(self) -> dict[str, Any]:
         """Returns the plan as JSON values."""
         rows = [[*entry[:-1], *entry.implementations] for entry in self]
@@ -135,18 +129,13 @@ def _adapt(entry: BatchBudget, rows: int, source: int, target: int) -> BatchBudg
     )
 
 
-# ---------------------------------------------------------------------- planning
-
-
 class Planner:
     """Finds the fastest setting that fits for each shape, and divides batches that fit with none.
 
     Args:
-        shapes: Shapes of the batches.
         settings: Settings to choose from, fastest first, each keeping less than the one before; see
             :func:`econmt.memory.plan.prices.settings`.
         budget: Memory budget in bytes.
-        peak: Returns the bytes of a step.
         accumulating: True if every update adds up several batches.
         width: Width of the buckets.
     """
@@ -290,11 +279,7 @@ _PEAKS: dict[tuple[Any, ...], int] = {}
 def estimator(task: Task, device: str, precision: torch.dtype, ranks: Sequence[Rank] = (ALONE,)) -> PeakOf:
     """Returns a function that estimates the bytes of a task's steps; each estimate is made once in a process.
 
-    Args:
-        task: Task that is learnt.
-        device: "cpu" or "cuda".
-        precision: Type of products and feature maps.
-        ranks: Ranks, of which the one that needs most counts.
+    Of the ``ranks``, the one that needs most counts.
     """
     training = task.recipe.training
     sections = [
@@ -327,9 +312,6 @@ def estimator(task: Task, device: str, precision: torch.dtype, ranks: Sequence[R
         return _PEAKS[conditions]
 
     return peak
-
-
-# ---------------------------------------------------------------------- text
 
 
 def plan_table(plan: MemoryPlan, ranks: int = 1) -> Table:

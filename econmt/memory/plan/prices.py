@@ -29,13 +29,9 @@ class _Saving(NamedTuple):
 
 
 def settings(of_recipe: Implementations, device: str) -> list[Implementations]:
-    """Returns the settings that a plan chooses from, the fastest first, each keeping less than the one before.
+    """Returns the settings that a plan chooses from on "cpu" or "cuda", fastest first, each keeping less than the last.
 
     The first is that of the recipe. The others change what it leaves at auto, in the order of the prices.
-
-    Args:
-        of_recipe: Implementations of the recipe.
-        device: "cpu" or "cuda".
     """
     prices, leanest = PRICES[device], Implementations.leanest(device)
     free = {key: getattr(leanest, key) for key in OPS if getattr(of_recipe, key) == "auto"}

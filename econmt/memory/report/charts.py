@@ -66,13 +66,7 @@ def legend(kinds: Sequence[str]) -> str:
 
 
 def bars(rows: Sequence[Bar], description: str, *, largest: float) -> str:
-    """Draws horizontal stacked bars.
-
-    Args:
-        rows: Bars, top first.
-        description: Text for screen readers.
-        largest: Amount that fills the whole width.
-    """
+    """Draws horizontal stacked bars; ``description`` is for screen readers, ``largest`` fills the width."""
     full_width = WIDTH - _LABELS - _FIGURES
     height = _STEP * len(rows) + 6
     pieces = [_open(height, description)]
@@ -135,7 +129,6 @@ def timeline(
     """Draws live bytes over a step, coloured by phase, with the peak marked.
 
     Args:
-        moments: Moments of the step.
         description: Text for screen readers.
         largest: Largest number of bytes that must fit.
         timed: True if moments are milliseconds; False if they are numbers of changes.

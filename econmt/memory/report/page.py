@@ -30,15 +30,7 @@ from econmt.memory.report.report import (
     size_of,
     speed_text,
 )
-from econmt.memory.report.tables import (
-    Cell,
-    ReportTable,
-    cell_text,
-    faster,
-    format_bytes,
-    format_share,
-    less,
-)
+from econmt.memory.report.tables import Cell, ReportTable, cell_text, faster, format_bytes, format_share, less
 
 _TEMPLATE = Path(__file__).with_name("page.html")
 
@@ -83,9 +75,6 @@ def best_of(profiles: Sequence[Profile]) -> Profile:
     """Returns the profile that the headline compares with the reference: the smallest, and of equals the fastest."""
     alike = [each for each in profiles if each.technique.precision == profiles[0].technique.precision]
     return min(alike, key=lambda each: (each.bytes.peak, -(each.tokens_per_second or 0.0)))
-
-
-# ---------------------------------------------------------------------- the head
 
 
 def _subtitle(report: Report) -> str:
@@ -144,9 +133,6 @@ def _chooser(profiles: Sequence[Profile]) -> str:
         for number, profile in enumerate(profiles)
     )
     return f'<fieldset class="chooser"><legend>Show</legend>{choices}</fieldset>'
-
-
-# ---------------------------------------------------------------------- one technique
 
 
 def _panel(report: Report, number: int) -> str:
@@ -214,9 +200,6 @@ def _timeline(report: Report, number: int) -> str:
     return charts.legend(PHASES) + chart + slider
 
 
-# ---------------------------------------------------------------------- several techniques
-
-
 def _comparison(profiles: Sequence[Profile]) -> str:
     """Returns the section that compares techniques: stash, peak and speed as bars, and all figures as a table."""
     stashes = [{layer: profile.bytes.stash.get(layer, 0) for layer in _STASH_ORDER} for profile in profiles]
@@ -252,9 +235,6 @@ def _speeds(profiles: Sequence[Profile]) -> str:
         return ""
     title = "Target tokens a second" + (f", {_timed(profiles[0])}" if _timed(profiles[0]) else "")
     return f"<h3>{title}</h3>{_bars(title, (), rows, max(row.parts[0].amount for row in rows))}"
-
-
-# ---------------------------------------------------------------------- parts
 
 
 def kernel_section(steps: Sequence[KernelTimes]) -> str:

@@ -41,7 +41,6 @@ class Report:
     Attributes:
         recipe: Name of the recipe.
         command: Command line that made the report.
-        shape: Shape of the batch.
         vocabulary: Sizes of the vocabularies, source before target.
         device: "cpu", "cuda" or "cuda:N".
         how: Origin of the figures, a sentence.
@@ -63,9 +62,6 @@ class Report:
     profiles: list[Profile] = field(default_factory=list)
     kernels: list[KernelTimes] = field(default_factory=list)
     ranks: list[Ledger] = field(default_factory=list)
-
-
-# ---------------------------------------------------------------------- text
 
 
 def peak_moment(ledger: Ledger) -> Moment:
@@ -146,9 +142,6 @@ def summary(profile: Profile) -> list[str]:
         text = f"{1000 * times.seconds:,.0f} ms a step, {speed_text(times)}"
         lines.append(text + (f" ({profile.timed_shape})" if profile.timed_shape != profile.shape else ""))
     return lines
-
-
-# ---------------------------------------------------------------------- tables
 
 
 def ledger_table(ledger: Ledger) -> ReportTable:

@@ -12,15 +12,7 @@ Cell = str | int
 
 
 class ReportTable(NamedTuple):
-    """A table of a report.
-
-    Attributes:
-        title: Title on the terminal.
-        columns: Headings.
-        rows: Rows of cells.
-        sums: Last row, below a line; empty if the table has none.
-        left: Indices of the columns that are aligned to the left.
-    """
+    """A table of a report; ``sums`` are below a line, and columns with indices ``left`` are aligned to the left."""
 
     title: str
     columns: Sequence[str]

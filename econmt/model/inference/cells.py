@@ -33,8 +33,7 @@ class LayerStep(Protocol):
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Computes the layer's output (R, H), in the type of products, and its states after the step.
 
-        Args:
-            share: result of :attr:`read`, (R, P). read: inputs, (R, I). state: states before the step.
+        ``share`` (R, P) is the result of :attr:`read` for the inputs ``read`` (R, I).
         """
 
 

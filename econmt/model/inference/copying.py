@@ -43,11 +43,7 @@ class SourceWords(NamedTuple):
 
 
 class CopyStep:
-    """Computes the copy mixture of a step; weights are copied when the object is created.
-
-    Args:
-        copying: the gate. embedding: target embeddings, (V, I). dtype: type of the decoder's outputs.
-    """
+    """Computes the copy mixture of a step; weights and embeddings (V, I) are copied when the object is created."""
 
     def __init__(self, copying: Copying, embedding: Tensor, dtype: torch.dtype) -> None:
         exact = accumulate_dtype(dtype)

@@ -71,9 +71,8 @@ class _Direction:
 class PrepackedEncoder:
     """Encoder for searches on a CPU: :meth:`TranslationModel.encode` up to rounding, without gradients and dropout.
 
-    Args:
-        model: model whose weights are copied; later changes have no effect.
-        dtype: type of products and, except for int8, of outputs; c and sums have at least float32.
+    Weights are copied; later changes of the model have no effect. Products and, except for int8, outputs have the type
+    ``dtype``; c and sums have at least float32.
     """
 
     def __init__(self, model: TranslationModel, dtype: torch.dtype) -> None:

@@ -20,7 +20,6 @@ class Grid:
     """Search state of a translation model; implements :class:`econmt.decoding.search.model.SearchGrid`.
 
     Args:
-        model: the model.
         slots: B, number of slots and of waiting sentences.
         width: K, rows per slot.
         positions: S, length of the longest sentence including EOS.

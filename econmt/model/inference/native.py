@@ -157,11 +157,9 @@ class NativeDecoder:
         return not any(isinstance(part, LowRank) for part in parts)
 
     def begin(self, memory: Memory, first: Recurrent, ratios: Tensor | None) -> NativeState:
-        """Returns the state before the first target token, one row per sentence.
+        """Returns the state before the first target token, one row per sentence; ``first`` is that of the decoder.
 
-        Args:
-            memory: encoded sentences. first: initial state of the decoder.
-            ratios: predicted ratios of a model with a length task, (B,), else None.
+        ``ratios`` (B,) are those that a model with a length task predicts, else None.
         """
         keys, values, lengths = memory
         shares = self._values(values)

@@ -42,11 +42,9 @@ class SearchWeights(NamedTuple):
 
     @classmethod
     def of(cls, decoder: Decoder, query: Tensor | None) -> SearchWeights:
-        """Derives the weights.
+        """Derives the weights of a decoder whose layers have one input weight each.
 
-        Args:
-            decoder: decoder whose layers have one input weight each.
-            query: query weight of the attention, or a multiple of it, (A, H); None: states are queries.
+        ``query`` (A, H) is the query weight of the attention, or a multiple of it; None: states are queries.
         """
         config = decoder.config
         bottom = weights_of(decoder.layers)[0].input

@@ -49,10 +49,6 @@ class CoverageLayer(nn.Module):
     count: C_t = C_{t-1} + a_t. fertility: C_t = C_{t-1} + a_t / (N sigmoid(u . v_s)) with N the largest fertility (Tu
     et al., 2016, equations 8 and 9). Activations: C_t = f(W [C_{t-1}; a_t; v_s; h_t] + b). gru: a GRU with state C and
     inputs [a_t; v_s; h_t] (their equation 6).
-
-    Args:
-        config: coverage section of the recipe.
-        attention_size, encoder_size, decoder_size: A, E, H.
     """
 
     def __init__(
@@ -73,11 +69,9 @@ class CoverageLayer(nn.Module):
         return values.new_zeros(*values.shape[:2], self.width, dtype=accumulate_dtype(values.dtype))
 
     def forward(self, coverage: Tensor, weights: Tensor, values: Tensor, states: Tensor) -> Tensor:
-        """Computes the coverage after a step.
+        """Computes the coverage after a step from that before it, (B, S, C), and attention weights (B, S) of the step.
 
-        Args:
-            coverage: coverage before the step, (B, S, C). weights: attention weights of the step, (B, S).
-            values: (B, S, E). states: decoder states, (B, H).
+        ``values`` are (B, S, E), decoder ``states`` (B, H).
         """
         weights = weights.to(coverage.dtype).unsqueeze(2)
         if self.read is None:
@@ -111,10 +105,6 @@ class UnfusedAttention(Attention):
 
     mhdot: q = W_q s, k = W_k v_s and W_v v_s are divided into heads; in each, softmax(q . k / sqrt(A / heads)) weights
     the values. The returned weights are the mean over heads. location: softmax of W_q s, one score per position.
-
-    Args:
-        config, encoder_size, decoder_size: see :class:`econmt.model.attention.Attention`.
-        word_size: I.
     """
 
     def __init__(

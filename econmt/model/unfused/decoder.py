@@ -26,12 +26,9 @@ from econmt_ops.core.weights import State
 
 
 class ContextGate(nn.Linear):
-    """Gate between state and context in the argument of tanh (Tu et al., 2017, section 3.2, "both").
+    """Gate between state (H) and context (E) in the argument of tanh (Tu et al., 2017, section 3.2, "both").
 
     z = sigmoid(W [h; context] + b), then z * (W_h h + b_h) + (1 - z) * (W_c context + b_c).
-
-    Args:
-        size, encoder_size: H, E.
     """
 
     def __init__(self, size: int, encoder_size: int) -> None:
@@ -47,11 +44,7 @@ class ContextGate(nn.Linear):
 
 
 class UnfusedDecoder(Decoder):
-    """Decoder with input feeding as :class:`econmt.model.decoder.InputFeedingDecoder`, with all options.
-
-    Args:
-        model: the recipe's section.
-    """
+    """Decoder with input feeding as :class:`econmt.model.decoder.InputFeedingDecoder`, with all options."""
 
     is_unfused = True
 
@@ -185,11 +178,9 @@ class UnfusedDecoder(Decoder):
         for number, layer in enumerate(self._layers):
             keep, layer_masks = (None, None) if masks is None else masks[number]
             below = apply_dropout(below, keep, self.dropout.probability)
-            read = (
-                below
-                if number == 0 or context is None
-                else torch.cat([below, context.to(below.dtype)], dim=1)
-            )
+            read = below
+            if number > 0 and context is not None:
+                read = torch.cat([below, context.to(below.dtype)], dim=1)
             h, c = layer.step(
                 layer.shares(read), cast(tuple[Tensor, Tensor], state.layers[number]), layer_masks
             )

@@ -14,12 +14,7 @@ from econmt_ops.core.repeated import Inputs, expanded
 
 
 class UnfusedEncoder(Encoder):
-    """Encoder with residual connections from any layer on, dropout within steps, zoneout and LHUC.
-
-    Args:
-        config, input_size, dropout: see :class:`Encoder`.
-        lhuc: True if units are scaled by learnt factors.
-    """
+    """Encoder with residual connections from any layer on, dropout within steps, zoneout and LHUC if ``lhuc``."""
 
     def __init__(
         self, config: recipe.EncoderSection, input_size: int, dropout: recipe.Dropout, *, lhuc: bool

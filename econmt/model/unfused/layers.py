@@ -160,12 +160,9 @@ class _Recomputed(torch.autograd.Function):
 def run_step(
     step: Step, recompute: bool, parameters: Iterable[Tensor], tensors: Sequence[Tensor]
 ) -> tuple[Tensor, ...]:
-    """Calls a step; if ``recompute``, autograd keeps only its input tensors and computes it again.
+    """Calls a step with ``tensors``; if ``recompute``, autograd keeps only these and computes it again.
 
-    Args:
-        step: function that is differentiable in its tensors and in the parameters, and draws no random numbers.
-        recompute: True recomputes the step in the backward pass.
-        parameters: parameters that the step reads. tensors: its arguments.
+    The step is differentiable in them and in the parameters that it reads, and draws no random numbers.
     """
     if not (recompute and torch.is_grad_enabled()):
         return step(*tensors)
@@ -175,12 +172,7 @@ def run_step(
 
 
 class UnfusedLayer(LSTMLayer):
-    """LSTM layer that computes one time step at a time.
-
-    Args:
-        input_size, hidden_size: I, H. dropout: probabilities within steps.
-        lhuc: True if units are scaled by learnt factors, which start at 1.
-    """
+    """LSTM layer that computes one time step at a time; ``lhuc`` scales units by learnt factors, which start at 1."""
 
     def __init__(self, input_size: int, hidden_size: int, dropout: StepDropout, *, lhuc: bool) -> None:
         super().__init__(input_size, hidden_size)

@@ -33,10 +33,7 @@ _SHORT = 8
 class PipelinePlan(NamedTuple):
     """Division of a model over pipeline stages, which a run saves in its state.
 
-    Attributes:
-        homes: Stages of the layers, see :func:`divided`.
-        chunks: Number of chunks of the text, or of each side.
-        note: Text for the log.
+    ``homes`` are the stages of the layers, see :func:`divided`; ``chunks`` are numbers, of the text or of each side.
     """
 
     homes: list[list[int]]
@@ -76,12 +73,7 @@ def plan_pipeline(
 ) -> PipelinePlan:
     """Plans the division that is predicted to be fastest; this process times the layers for it.
 
-    Args:
-        model: Model with LSTM layers, on the device.
-        stages: Number of pipeline stages.
-        shape: Most frequent shape of a rank's batches.
-        link: Link between two stages.
-        precision, implementations: Those of the run.
+    ``shape`` is the most frequent one of a rank's batches.
     """
     stacks = _stacks(model, shape, implementations)
     timer = _LayerTimer(model, shape.rows, precision)
@@ -92,9 +84,6 @@ def plan_by_weights(model: nn.Module, stages: int, shape: Shape) -> PipelinePlan
     """Plans a division without timing: a step costs as much as a layer has weights, and transfers cost nothing.
 
     The cost per chunk is that of one more step.
-
-    Args:
-        model, stages, shape: See :func:`plan_pipeline`.
     """
     stacks = _stacks(model, shape, Implementations())
     return _planned(model, stages, Link(0.0, 0.0), [(stack, _pieces_by_weights(stack)) for stack in stacks])
@@ -132,7 +121,6 @@ def divided(model: nn.Module, plan: PipelinePlan) -> Divided:
     """Divides a model over the stages as planned.
 
     Args:
-        model: Model of any rank.
         plan: Its stages are those of a language model's layers; or, of a translation model, those of the encoder's
             bidirectional layers (two each), of its other layers and of the decoder's layers.
     """
@@ -149,12 +137,6 @@ def timed_stacks(
 ) -> list[tuple[list[Piece], int]]:
     """Times the layers of each stack that a pipeline divides.
 
-    Args:
-        model: On the device; its layers are LSTMs.
-        shape: Rows and positions of a batch.
-        precision: Precision of the run.
-        implementations: Implementations of the run.
-
     Returns:
         For each stack its layers, bottom first, and its time steps.
     """
@@ -164,13 +146,7 @@ def timed_stacks(
 
 
 def measured_link(stages: Stages, device: torch.device, size: int) -> Link:
-    """Measures the link between the first two stages of a pipeline; all ranks of it call this together.
-
-    Args:
-        stages: Ranks of the pipeline.
-        device: Device of the tensors that are sent.
-        size: Bytes of a typical transfer.
-    """
+    """Measures the link between the first two stages for transfers of ``size`` bytes; all stages call this together."""
     seconds = []
     for count in (1, max(2, size // 4)):
         tensor = torch.zeros(count, device=device)
@@ -188,13 +164,7 @@ def measured_link(stages: Stages, device: torch.device, size: int) -> Link:
 
 
 class _LayerTimer:
-    """Times layers, forward and backward.
-
-    Args:
-        model: Model of the layers.
-        rows: Number of rows of a batch.
-        precision: Precision of the run.
-    """
+    """Times layers, forward and backward."""
 
     def __init__(self, model: nn.Module, rows: int, precision: Precision) -> None:
         self._rows, self._precision = rows, precision

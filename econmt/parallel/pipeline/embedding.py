@@ -24,12 +24,9 @@ from econmt_ops.core.look_up import add_look_up_gradient
 class LookUp:
     """Look-up of words that one rank reads.
 
-    Args:
+    Attributes:
         ids: Word ids, (...), int64.
         rank: Rank that reads the embeddings.
-
-    Attributes:
-        ids, rank: See above.
         boundary: Holds the gradient (..., E) of the embeddings after the backward pass, on the reading rank only.
     """
 
@@ -54,12 +51,8 @@ def reader(
 ) -> Callable[[], Tensor]:
     """Returns a function that gives the reading rank the embeddings (..., E) of ids (...).
 
-    Args:
-        table: Embedding table.
-        divided: Matrix whose rows are divided over the ranks; any other table is read locally.
-        ids: Word ids, int64.
-        rank: Rank that reads the embeddings.
-        look_ups: List that receives the look-up if it needs communication.
+    The rows of the matrix ``divided`` are divided over the ranks, and its look-up is added to ``look_ups``; any other
+    table is read locally.
     """
     if table.weight is not divided:
         return lambda: table(ids)
@@ -74,7 +67,6 @@ class DividedTable:
         rows: Rows of this rank, (v, E).
         size: V.
         padding: Word whose row gets no gradient.
-        stages: Ranks of the pipeline.
     """
 
     def __init__(self, rows: nn.Parameter, size: int, padding: int, stages: Stages) -> None:

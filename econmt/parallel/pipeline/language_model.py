@@ -24,18 +24,11 @@ from econmt_ops.core.weights import AnyLSTMWeights
 
 
 class LanguageModelParts(Parts):
-    """Parts of a window's forward pass.
+    """Parts of a window's forward pass by a model in training mode with the values of this rank's parameters.
 
-    The embedding is on the rank of the bottom layer, dropout of the top layer's outputs on that of the top layer. Each
-    layer's state is passed from chunk to chunk, and stored in the model after the last one, see
-    :attr:`econmt.model.language_model.LanguageModel.carried`.
-
-    Args:
-        model: Model in training mode, with the values of this rank's parameters.
-        batch: Window of text, on the device.
-        homes: Rank of every layer, bottom first.
-        chunks: Largest number of chunks.
-        implementations: Implementations of the ops.
+    The embedding is on the rank of the bottom layer, dropout of the top layer's outputs on that of the top layer.
+    ``homes`` are the ranks of the layers, bottom first. Each layer's state is passed from chunk to chunk, and stored in
+    the model after the last one, see :attr:`econmt.model.language_model.LanguageModel.carried`.
     """
 
     def __init__(
@@ -110,13 +103,7 @@ class LanguageModelParts(Parts):
 
 
 def divide_language_model(model: LanguageModel, homes: Sequence[int], chunks: int) -> Divided:
-    """Divides a language model over the stages.
-
-    Args:
-        model: Model of any rank.
-        homes: Stage of every layer, bottom first, ascending from 0.
-        chunks: Number of chunks of a window.
-    """
+    """Divides a language model over the stages; ``homes`` are those of the layers, bottom first, ascending from 0."""
     stages = {f"layers.{layer}": home for layer, home in enumerate(homes)}
     stages |= {"embedding": homes[0], "readout": homes[-1], "output": -1}
     if model.output.weight is model.embedding.weight:

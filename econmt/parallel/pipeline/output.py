@@ -99,7 +99,6 @@ def split_cross_entropy(
     Args:
         hidden: (N, D), the same on all ranks, in the type of the products.
         targets: (N,) int64, the same on all ranks.
-        layer: This rank's slice.
         gather: Gathers a tensor from all ranks, which call it equally often.
         scale: Factor of the gradients, a scalar on the device.
         label_smoothing: Probability mass spread evenly over all V tokens.

@@ -20,7 +20,6 @@ class Piece(NamedTuple):
     """Cost of a layer, or of another part that cannot be divided further.
 
     Attributes:
-        name: Name for the log.
         step: Seconds per time step, forward and backward.
         chunk: Seconds per chunk, independent of its length.
         values: Bytes per time step sent to the next layer; the gradient has the same size.
@@ -51,7 +50,6 @@ class Division(NamedTuple):
     Attributes:
         homes: Stage of each layer, ascending.
         chunks: Number of chunks that time is cut into.
-        seconds: Predicted seconds.
         alone: Predicted seconds on one rank.
     """
 
@@ -77,12 +75,6 @@ def divide(pieces: Sequence[Piece], stages: int, steps: int, link: Link) -> Divi
 
     The search is exact: for each number of chunks and each possible time of the slowest stage, it finds the cuts with
     the least sum.
-
-    Args:
-        pieces: Layers in the order in which they run.
-        stages: Number of ranks.
-        steps: Number of time steps.
-        link: Link between consecutive ranks.
     """
     alone = sum(piece.step * steps + piece.chunk + piece.once for piece in pieces)
     best = Division((0,) * len(pieces), 1, alone, alone)

@@ -20,7 +20,6 @@ class Parts:
     """Forward pass of a batch up to the output layer's input; every rank lists all parts in the same order.
 
     Attributes:
-        parts: Parts of all ranks.
         look_ups: Look-ups in the output layer's matrix, if an embedding is tied to it.
         targets: Target tokens, (B, T).
         hidden: Output that the output layer reads, (B, T, D).
@@ -52,10 +51,7 @@ class Parts:
     ) -> dict[int, ChunkedLSTM]:
         """Adds parts that prepare a stack's layers and, last in the backward pass, finish their weights' gradients.
 
-        Args:
-            homes: Stage of every layer.
-            weights_of: Returns the weights of a layer.
-            name: Layer of the memory ledger.
+        ``homes`` are the stages of the layers; ``name`` is a layer of the memory ledger.
 
         Returns:
             The layers of this rank by number, once their parts have run.
@@ -75,11 +71,7 @@ class Parts:
 
 
 class Chunks:
-    """Chunks of one side of a batch.
-
-    Args:
-        steps: Number of positions.
-        chunks: Largest number of chunks; fewer if these suffice at the same length.
+    """Chunks of one side of a batch, at most ``chunks``; fewer if these suffice at the same length.
 
     Attributes:
         steps, length: Number of positions, and length of every chunk but the last.
@@ -98,10 +90,7 @@ class Chunks:
 class ChunkedDropout:
     """Dropout on chunks (B, C, H) of sequences (B, T, H), with slices of the mask that one process would draw.
 
-    Args:
-        probability: Probability that a value is dropped.
-        variational: True if all positions of a row share one mask.
-        steps: T.
+    If ``variational``, all positions of a row share one mask; ``steps`` is T.
     """
 
     def __init__(self, probability: float, variational: bool, steps: int) -> None:

@@ -37,9 +37,7 @@ class PipelinePart(NamedTuple):
     """Piece of a forward pass that one rank runs without interruption.
 
     Attributes:
-        rank: Rank that runs it.
         run: Computes the outputs from the inputs; gradients of the rank's parameters that it uses are accumulated.
-        inputs: Outputs of earlier parts.
         outputs: Shapes and types of the outputs; required for those that another rank reads.
         layer: Layer of the memory ledger that its allocations are counted for.
         after: Called after its backward pass, and so after that of all parts listed behind it.
@@ -134,12 +132,9 @@ def early(actions: Sequence[Action]) -> list[Action]:
 class Boundary:
     """Boundary between two autograd graphs, which may be on different ranks.
 
-    It makes a value of one graph an input of the other, and stores its gradient to be passed back.
+    It makes a value of one graph an input of the other, and stores its ``gradient`` to be passed back.
 
     A leaf tensor would do the same, but would copy each gradient whose memory layout differs from its value's.
-
-    Attributes:
-        gradient: Gradient of the value, once the backward pass has reached it.
     """
 
     def __init__(self) -> None:
@@ -170,13 +165,7 @@ class Walk:
     """One forward and one backward pass of this rank's parts.
 
     No autograd graph spans two parts: each has its own, from its inputs to its outputs, and its backward pass runs as
-    soon as the gradients of its outputs are complete.
-
-    Args:
-        parts: Parts of all ranks, in an order in which each follows those that it reads.
-        rank: This rank.
-        stages: Ranks of the pipeline.
-        device: Device of the tensors.
+    soon as the gradients of its outputs are complete. ``parts`` has those of all ranks, each after those that it reads.
     """
 
     def __init__(
@@ -206,8 +195,7 @@ class Walk:
     def backward(self, gradients: Mapping[Output, Tensor]) -> None:
         """Adds the gradients of this rank's parameters to the existing ones.
 
-        Args:
-            gradients: Gradients of outputs of this rank's parts, in addition to those from parts that read them.
+        ``gradients`` of outputs of this rank's parts are added to those from parts that read them.
         """
         self._gradients.update(gradients)
         for kind, output, peer in self._order(backward_actions(self._parts, self._rank)):

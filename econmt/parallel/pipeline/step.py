@@ -51,11 +51,7 @@ class PipelinedStep(TrainingStep):
     """Training step in which this rank computes its pipeline stage; see :class:`econmt.engine.step.TrainingStep`.
 
     Args:
-        task: Task that is learnt.
         model: Model of the task, on the device, with the same values on all ranks.
-        stages: Ranks of the pipeline.
-        divided: Division of the model over them.
-        precision: Precision of products and feature maps.
         implementations: Implementations of the ops; None: those of the recipe.
         communicator: Communicator of all ranks, including those of other replicas.
         target_device: Device type that fake tensors represent; None: the model's device.
@@ -106,8 +102,6 @@ class PipelinedStep(TrainingStep):
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """See :meth:`econmt.engine.step.TrainingStep.named_parameters`."""
         yield from self.local.items()
-
-    # ------------------------------------------------------------------ what is saved
 
     def make_whole(self) -> None:
         """Gathers the whole model on every rank; see :meth:`econmt.engine.step.TrainingStep.make_whole`."""
@@ -167,8 +161,6 @@ class PipelinedStep(TrainingStep):
         """Returns this rank's rows of a divided tensor, or all rows of another one."""
         return tensor[even_rows(len(tensor), self.stages.size, self.stages.rank)] if home < 0 else tensor
 
-    # ------------------------------------------------------------------ a batch
-
     def compute(
         self, batch: AnyBatch, tokens: Tensor, implementations: Implementations, watch: Watch
     ) -> Tensor:
@@ -220,8 +212,6 @@ class PipelinedStep(TrainingStep):
             _add(parameter, gradient)
         self.stages.reduce(shares.hidden, last)
         return shares.loss.to(torch.float32), shares.hidden.view(forward_parts.like.shape)
-
-    # ------------------------------------------------------------------ an update
 
     def finish(self, loss: Tensor) -> StepResult:
         """Computes the norm over all stages' gradients; see :meth:`econmt.engine.step.TrainingStep.finish`."""

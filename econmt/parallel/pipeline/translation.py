@@ -51,21 +51,10 @@ class StagePlacement(NamedTuple):
 
 
 class TranslationParts(Parts):
-    """Parts of a batch's forward pass.
-
-    Args:
-        model: Model in training mode, with the values of this rank's parameters.
-        batch: Batch on the device.
-        homes: Stages of the layers.
-        implementations: Implementations of the ops.
-    """
+    """Parts of a batch's forward pass by a model in training mode with the values of this rank's parameters."""
 
     def __init__(
-        self,
-        model: TranslationModel,
-        batch: Batch,
-        homes: StagePlacement,
-        implementations: Implementations,
+        self, model: TranslationModel, batch: Batch, homes: StagePlacement, implementations: Implementations
     ) -> None:
         super().__init__(batch.target_output)
         self._model, self._batch, self._homes, self._implementations = model, batch, homes, implementations
@@ -101,8 +90,6 @@ class TranslationParts(Parts):
         like = [Like((self._rows, size, table.embedding_dim), self._embedding_dtype) for size in cuts.sizes]
         number = self.add(0, embed, (), like, "embedding")
         return [(number, chunk) for chunk in range(len(like))]
-
-    # ------------------------------------------------------------------ the source
 
     def _encode(self) -> tuple[list[list[Output]], list[Output]]:
         """Adds the encoder; returns the top layer's outputs for every chunk, and its last states."""
@@ -206,8 +193,6 @@ class TranslationParts(Parts):
         values = encoder.dropout(_joined(chunk_outputs, chunks), self._encoder_seeds.output)
         encoded = self._model.encoded(values, torch.cat(last_states, -1), self._batch.source_lengths)
         return encoded.memory, encoded.summary
-
-    # ------------------------------------------------------------------ the target
 
     def _embed_target(self) -> list[Output]:
         """Adds the target's embedding; returns its output for every chunk."""
@@ -323,12 +308,7 @@ def _weights(layer: object) -> AnyLSTMWeights:
 
 
 def divide_translation(model: TranslationModel, homes: StagePlacement) -> Divided:
-    """Divides a translation model over the stages.
-
-    Args:
-        model: Model of any rank, with LSTM layers.
-        homes: Stages of the layers.
-    """
+    """Divides a translation model over the stages."""
     encoder = {f"encoder.upper_layers.{layer}": home for layer, home in enumerate(homes.upper)}
     for layer, (forward, backward) in enumerate(homes.pairs):
         encoder |= {f"encoder.forward_layers.{layer}": forward, f"encoder.backward_layers.{layer}": backward}

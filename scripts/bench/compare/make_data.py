@@ -72,14 +72,12 @@ def sentences(
 ) -> list[tuple[str, str]]:
     """Returns both sides of the first ``limit`` pairs as lines of pieces."""
     count = len(store) if limit is None else min(limit, len(store))
-    pairs = [store.pair(number) for number in range(count)]
-    return [
-        (
-            piece_line(known_or_strange(vocabularies[0], source.tolist())),
-            piece_line(known_or_strange(vocabularies[1], target.tolist())),
-        )
-        for source, target in pairs
-    ]
+    made = []
+    for number in range(count):
+        ids = (side.tolist() for side in store.pair(number))
+        source, target = (piece_line(known_or_strange(*side)) for side in zip(vocabularies, ids, strict=True))
+        made.append((source, target))
+    return made
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:

@@ -188,14 +188,11 @@ def run(
     """Run a command to its end, or until its log shows a window of ``window_seconds``.
 
     Args:
-        command: program and arguments; standard error is read with standard output.
-        environment: variables added to this process's.
-        folder: working directory.
+        command, environment, folder, standard_input: see :func:`start`.
         reading: understands a line of the training log; None for commands that do not train.
         warm_up: updates before the window.
         window_seconds: length of the window after which the command is stopped; None: let it end.
         limit: seconds after which the command has failed.
-        standard_input: file given as standard input.
 
     Raises:
         FailedError: the command ended with an error, or took longer than ``limit``.

@@ -54,13 +54,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     add("--test-source", type=Path, metavar="FILE", help="text in en to translate (200 captions of the test)")
     add("--work", type=Path, default=CACHE / "work", help="token files, models, logs")
     add("--environments", type=Path, default=CACHE / "environments", help="one a toolkit")
-    add(
-        "--python",
-        nargs="+",
-        default=[],
-        metavar="VERSION=PATH",
-        help="interpreters, such as 3.6=/opt/python3.6",
-    )
+    add("--python", nargs="+", default=[], metavar="VERSION=PATH", help="interpreters, 3.6=/opt/python3.6")
     add("--prepare-only", action="store_true", help="environments, token files, models; no figures")
     add("--again", action="store_true", help="train the models that translate anew")
     add("--output", type=Path, help="JSON file of all readings; the table goes beside it as .csv")
@@ -133,17 +127,13 @@ class Runner:
 
     def trainee(self) -> Trainee:
         """Returns its training process, which takes turns with others."""
-        command = self._endless()
-        warm_up = self.options.warm_up
-        return Trainee(command.words, self.environment, self.places.work, self.toolkit.reading, warm_up)
+        words, warm_up = self._endless().words, self.options.warm_up
+        return Trainee(words, self.environment, self.places.work, self.toolkit.reading, warm_up)
 
     def train(self) -> None:
         """Trains one round without turns."""
-        options = self.options
-        command = self._endless()
-        self.trained(
-            self._run(command, "train", warm_up=options.warm_up, window_seconds=options.seconds, train=True)
-        )
+        limits = {"warm_up": self.options.warm_up, "window_seconds": self.options.seconds}
+        self.trained(self._run(self._endless(), "train", train=True, **limits))
 
     def trained(self, finished: Finished | FailedError) -> None:
         """Takes the result of a round of training; raises FailedError if it failed."""
@@ -187,15 +177,12 @@ class Runner:
     def _run(self, command: Command, what: str, *, train: bool = False, **limits: Any) -> Finished:
         began = time.monotonic()
         finished: Finished | FailedError
+        limits |= {
+            "reading": self.toolkit.reading if train else None,
+            "standard_input": command.standard_input,
+        }
         try:
-            finished = run(
-                command.words,
-                self.environment,
-                self.places.work,
-                reading=self.toolkit.reading if train else None,
-                standard_input=command.standard_input,
-                **limits,
-            )
+            finished = run(command.words, self.environment, self.places.work, **limits)
         except FailedError as error:
             finished = error
         finished = self._logged(finished, what, train=train)
@@ -220,7 +207,7 @@ def attempt(runner: Runner, step: Callable[[], None]) -> None:
     try:
         step()
     except FailedError as error:
-        runner.row.failure = first_lines(error)
+        runner.row.failure = last_line(error)
         say(f"{runner.toolkit.name} failed: {error}")
 
 
@@ -253,10 +240,9 @@ def say(text: str) -> None:
     print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
 
 
-def first_lines(error: Exception) -> str:
+def last_line(error: Exception) -> str:
     """Returns the last line of an error, which tells the cause."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1]
+    return str(error).strip().splitlines()[-1].strip()
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -300,13 +286,8 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def commit() -> str:
     """Returns this checkout's commit, with a plus sign if files differ from it."""
-    answer = subprocess.run(
-        ["git", "describe", "--always", "--abbrev=7", "--dirty=+", "--exclude=*"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = ["git", "describe", "--always", "--abbrev=7", "--dirty=+", "--exclude=*"]
+    answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     return answer.stdout.strip() or "unknown"
 
 

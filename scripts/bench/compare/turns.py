@@ -124,11 +124,7 @@ class Trainee:
     last moment in which it ran, since the clock of its lines stands still from then on.
 
     Args:
-        command: program and arguments.
-        environment: variables added to this process's.
-        folder: working directory.
-        reading: understands a line of the training log.
-        warm_up: updates before the window.
+        command, environment, folder, reading, warm_up: see :func:`scripts.bench.compare.measure.run`.
         clock: in seconds; another one for tests.
     """
 

@@ -99,9 +99,8 @@ def ways(name: str, size: Size, dtype: torch.dtype) -> list[str]:
 
 def measure(size: Size, dtype: torch.dtype, given: argparse.Namespace) -> bool:
     """Prints a table; returns True if all implementations are right."""
-    steps: dict[str, Call] = {
-        "torch.nn.LSTM": cudnn(size.batch, size.hidden, dtype, steps=size.steps)["both"]
-    }
+    theirs = cudnn(size.batch, size.hidden, dtype, steps=size.steps)["both"]
+    steps: dict[str, Call] = {"torch.nn.LSTM": theirs}
     errors: dict[str, float] = {}
     for name in given.cells:
         layer, names = Layer(name, size, dtype), ways(name, size, dtype)
@@ -133,22 +132,13 @@ def compiling(name: str, size: Size, dtype: torch.dtype) -> None:
 
 def main() -> None:
     parser, types = arguments(__doc__), ("bfloat16", "float32")
-    parser.add_argument(
-        "--sizes",
-        nargs="+",
-        type=Size.of,
-        default=[Size(64, 100, 512)],
-        metavar="BxTxH",
-        help="rows, steps and units",
-    )
-    parser.add_argument(
-        "--cells", nargs="+", choices=sorted(CELLS), default=sorted(CELLS), help="cells to time"
-    )
-    parser.add_argument(
-        "--dtype", nargs="+", choices=types, default=list(types), help="types of weights and inputs"
-    )
-    parser.add_argument("--tf32", action="store_true", help="compute float32 products in TF32, in cuDNN too")
-    parser.add_argument("--turns", type=int, default=5, help="timed samples of each layer (%(default)s)")
+    add = parser.add_argument
+    sizes = [Size(64, 100, 512)]
+    add("--sizes", nargs="+", type=Size.of, default=sizes, metavar="BxTxH", help="rows, steps and units")
+    add("--cells", nargs="+", choices=sorted(CELLS), default=sorted(CELLS), help="cells to time")
+    add("--dtype", nargs="+", choices=types, default=list(types), help="types of weights and inputs")
+    add("--tf32", action="store_true", help="compute float32 products in TF32, in cuDNN too")
+    add("--turns", type=int, default=5, help="timed samples of each layer (%(default)s)")
     given: Any = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = given.tf32
     dtypes = [getattr(torch, name) for name in given.dtype]

@@ -225,10 +225,7 @@ def passes(
     run: Callable[[], Tensor], wanted: list[Tensor], incoming: Tensor
 ) -> dict[str, Callable[[], object]]:
     """Returns the forward pass alone, which keeps nothing, and both passes with the gradients of ``wanted``."""
-    return {
-        "forward": torch.no_grad()(run),
-        "both": lambda: torch.autograd.grad(run(), wanted, incoming),
-    }
+    return {"forward": torch.no_grad()(run), "both": lambda: torch.autograd.grad(run(), wanted, incoming)}
 
 
 def layer(

@@ -111,12 +111,10 @@ def checks() -> None:
             operands = layer(700, 128, sizes, dtype)
             hidden, weight, targets, bias = operands
             assert bias is not None
-            exact = tuple(
-                tensor.detach().to(dtype).double().requires_grad_() for tensor in (hidden, weight, bias)
-            )
-            expected = gradients(
-                plain, (exact[0], exact[1], targets, exact[2]), smoothing=0.1, softmax=torch.float64
-            )
+            leaves = hidden, weight, bias
+            exact = [tensor.detach().to(dtype).double().requires_grad_() for tensor in leaves]
+            exact_operands = exact[0], exact[1], targets, exact[2]
+            expected = gradients(plain, exact_operands, smoothing=0.1, softmax=torch.float64)
             losses: dict[str, Callable[..., Tensor]] = {
                 "triton": by(linear_cross_entropy),
                 "torch": functools.partial(plain, softmax=torch.float32),

@@ -165,10 +165,8 @@ def time_scans(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
             return torch.autograd.grad(scan(*leaves), leaves, gradient)
 
         results = [forward(), *torch.autograd.grad(scan(*leaves), leaves, gradient)]
-        error = max(
-            relative(result.mT if turned else result, other)
-            for result, other in zip(results, wanted, strict=True)
-        )
+        results = [result.mT if turned else result for result in results]
+        error = max(map(relative, results, wanted))
         del results
         for what, call in (("forward", forward), ("both", both)):
             calls[f"{name}, {what}"], notes[f"{name}, {what}"] = call, f"error {error:.1e}"
@@ -216,9 +214,8 @@ class Stack:
     def error(self) -> float:
         """Returns the largest error of the outputs and gradients against float64, as a ratio of norms."""
         module = self.module
-        exact = torch.nn.LSTM(
-            module.input_size, module.hidden_size, module.num_layers, batch_first=True, device=DEVICE
-        ).double()
+        sizes = module.input_size, module.hidden_size, module.num_layers
+        exact = torch.nn.LSTM(*sizes, batch_first=True, device=DEVICE).double()
         exact.load_state_dict(module.state_dict())
         inputs = self.inputs.detach().double().requires_grad_()
         outputs = exact(inputs)[0]

@@ -22,18 +22,10 @@ class Text(NamedTuple):
 
 def sizes_of(model: schema.Model, source: int, target: int) -> Sizes:
     """Returns the sizes of a recipe's model."""
-    return Sizes(
-        source,
-        target,
-        model.embedding,
-        model.encoder.size,
-        model.decoder.size,
-        model.attention.size,
-        model.encoder.layers,
-        model.decoder.layers,
-        model.weight_tying != "none",
-        (model.dropouts.embedding, model.dropouts.output),
-    )
+    encoder, decoder, dropout = model.encoder, model.decoder, model.dropouts
+    widths = model.embedding, encoder.size, decoder.size, model.attention.size
+    tied, dropouts = model.weight_tying != "none", (dropout.embedding, dropout.output)
+    return Sizes(source, target, *widths, encoder.layers, decoder.layers, tied, dropouts)
 
 
 class CapturedStep:

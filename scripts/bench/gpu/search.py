@@ -103,12 +103,8 @@ def main() -> None:
     parser.add_argument("--batch", type=int, nargs="+", default=[64, 256], help="sentences of a batch")
     parser.add_argument("--sentences", type=int, default=1000, help="sentences to translate (%(default)s)")
     parser.add_argument("--beam", type=int, default=5, help="beam size (%(default)s)")
-    parser.add_argument(
-        "--passes",
-        type=int,
-        default=4,
-        help="searches of each kind; the first one is not counted (%(default)s)",
-    )
+    passes = "searches of each kind; the first one is not counted (%(default)s)"
+    parser.add_argument("--passes", type=int, default=4, help=passes)
     given = parser.parse_args()
     device = torch.device(given.device)
     model = make_model(given.model, device)
@@ -126,10 +122,8 @@ def main() -> None:
             slots = ContinuousSearch(
                 partial(Grid, steps), options, device, size, size * 80, lambda line: print("  " + line)
             )
-            ways: dict[str, Search] = {
-                "batches": partial(in_batches, steps, options, device, size),
-                "continuous": slots.search,
-            }
+            batches = partial(in_batches, steps, options, device, size)
+            ways: dict[str, Search] = {"batches": batches, "continuous": slots.search}
             results = {}
             for label, search in ways.items():
                 runs = [timed(search, sentences, device) for _ in range(given.passes)]

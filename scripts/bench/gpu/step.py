@@ -98,13 +98,10 @@ def prepare(variant: str, task: TranslationTask, batches: list[Batch], precision
     chosen = precision_of(precision, DEVICE)
     torch.manual_seed(1)
     if variant == "plain":
+        targets = [torch.cat((b.target_input[:, :1], b.target_output), 1) for b in batches]
         texts = [
-            plain.Text(
-                b.source.to(DEVICE),
-                b.source_lengths.to(DEVICE),
-                torch.cat((b.target_input[:, :1], b.target_output), 1).to(DEVICE),
-            )
-            for b in batches
+            plain.Text(b.source.to(DEVICE), b.source_lengths.to(DEVICE), target.to(DEVICE))
+            for b, target in zip(batches, targets, strict=True)
         ]
         sizes = task.source_size, task.target_size
         with chosen.products(DEVICE):
@@ -114,11 +111,8 @@ def prepare(variant: str, task: TranslationTask, batches: list[Batch], precision
         enqueue: Callable[[int], Any] = lambda number: steps[number]()  # noqa: E731
     else:
         model = task.build_model().to(DEVICE).train()
-        names = {"reference": "reference", "recompute": "recompute"}
-        wanted = names.get(variant, "auto")
-        implementations = Implementations(
-            **dict.fromkeys(("encoder", "decoder", "attention", "output"), wanted)
-        )
+        implementation = variant if variant in ("reference", "recompute") else "auto"
+        implementations = Implementations.everywhere(implementation)
         step = TrainingStep(task, model, chosen, implementations=implementations)
         if variant == "eager":
             on_device = [batch.to(DEVICE) for batch in batches]
@@ -134,12 +128,8 @@ def prepare(variant: str, task: TranslationTask, batches: list[Batch], precision
     for number in range(len(batches)):
         enqueue(number)
     torch.cuda.synchronize()
-    return Run(
-        enqueue,
-        loss,
-        torch.cuda.max_memory_allocated() - before[0],
-        torch.cuda.max_memory_reserved() - before[1],
-    )
+    peaks = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+    return Run(enqueue, loss, peaks[0] - before[0], peaks[1] - before[1])
 
 
 def timed(runs: dict[str, Run], count: int, seconds: float) -> dict[str, float]:
@@ -184,20 +174,13 @@ def batches_within(
 
 def main() -> None:
     parser = parser_of(__doc__)
-    parser.add_argument("--only", nargs="+", choices=WORKLOADS, default=list(WORKLOADS), help="workloads")
-    parser.add_argument(
-        "--precision", nargs="+", choices=PRECISIONS, default=list(PRECISIONS), help="precisions"
-    )
-    parser.add_argument(
-        "--variants", nargs="+", choices=VARIANTS, default=["plain", "reference", "auto"], help="variants"
-    )
-    parser.add_argument(
-        "--seconds", type=float, default=2.0, help="seconds for timing a variant (%(default)s)"
-    )
-    parser.add_argument("--json", type=Path, help="JSON file to write the rows to")
-    parser.add_argument(
-        "--budget", type=parse_size, help="give each variant the largest batch within these bytes, e.g. 4GiB"
-    )
+    add = parser.add_argument
+    add("--only", nargs="+", choices=WORKLOADS, default=list(WORKLOADS), help="workloads")
+    add("--precision", nargs="+", choices=PRECISIONS, default=list(PRECISIONS), help="precisions")
+    add("--variants", nargs="+", choices=VARIANTS, default=["plain", "reference", "auto"], help="variants")
+    add("--seconds", type=float, default=2.0, help="seconds for timing a variant (%(default)s)")
+    add("--json", type=Path, help="JSON file to write the rows to")
+    add("--budget", type=parse_size, help="give each variant the largest batch within these bytes, e.g. 4GiB")
     given = parser.parse_args()
     rows = []
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")

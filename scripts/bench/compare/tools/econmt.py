@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+from functools import partial
 from pathlib import Path
 
 import yaml
@@ -44,13 +45,10 @@ class Econmt(Toolkit):
 
     def version(self) -> str:
         """Returns the commit, with a plus sign if files of the packages differ from it."""
-        texts = [
-            subprocess.run(
-                words.split(), cwd=matched.ROOT, capture_output=True, text=True, check=False
-            ).stdout
-            for words in ("git rev-parse --short=7 HEAD", "git status --porcelain -- econmt ops")
-        ]
-        return (texts[0].strip() or "unknown") + ("+" if texts[1] else "")
+        git = partial(subprocess.run, cwd=matched.ROOT, capture_output=True, text=True, check=False)
+        commit = git(["git", "rev-parse", "--short=7", "HEAD"]).stdout.strip() or "unknown"
+        changes = git(["git", "status", "--porcelain", "--", "econmt", "ops"]).stdout
+        return commit + ("+" if changes else "")
 
     def variables(self) -> dict[str, str]:
         """Returns the path of this checkout's packages, installed or not."""

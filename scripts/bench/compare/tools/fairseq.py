@@ -30,14 +30,8 @@ class Fairseq(Toolkit):
 
     def prepare(self, places: Places) -> list[Command]:
         """Returns the command that binarises the token files."""
-        options = [
-            "--source-lang",
-            matched.SOURCE,
-            "--target-lang",
-            matched.TARGET,
-            "--destdir",
-            places.work / "binary",
-        ]
+        options: list[object] = ["--source-lang", matched.SOURCE, "--target-lang", matched.TARGET]
+        options += ["--destdir", places.work / "binary"]
         for split, option in (("train", "--trainpref"), ("valid", "--validpref"), ("test", "--testpref")):
             options += [option, places.data / split]
         for option, side in (("--srcdict", matched.SOURCE), ("--tgtdict", matched.TARGET)):

@@ -55,13 +55,9 @@ class OpenNMT(Toolkit):
         """Writes the configuration; returns a command that saves the model at the last update."""
         assert matched.ATTENTION == matched.HIDDEN, "OpenNMT-py's attention has the decoder's size"
         source, target = matched.SOURCE, matched.TARGET
+        files = (str(places.tokens("train", side)) for side in (source, target))
         config = yaml.safe_load(CONFIG) | {
-            "data": {
-                "corpus_1": {
-                    "path_src": str(places.tokens("train", source)),
-                    "path_tgt": str(places.tokens("train", target)),
-                }
-            },
+            "data": {"corpus_1": dict(zip(("path_src", "path_tgt"), files, strict=True))},
             "src_vocab": str(places.data / f"vocabulary.{source}.opennmt.txt"),
             "tgt_vocab": str(places.data / f"vocabulary.{target}.opennmt.txt"),
             "save_model": str(model / "model"),
