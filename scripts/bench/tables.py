@@ -1,10 +1,11 @@
-"""Compares the tables of the documentation that follow from the code with the pages, or writes them.
+"""Compares tables of pages with those that code makes.
 
     python -m scripts.bench tables
     python -m scripts.bench tables padding filters --data-dir corpora --write
 
-Each table stands between two comments in its page, <!-- table NAME --> and <!-- end of table -->. Without names all are
-made that need no text; those that need some are made if they are named. Returns 1 if a table differs from its page.
+With --write the pages get what differs. Each table stands between two comments in its page, <!-- table NAME --> and
+<!-- end of table -->. Without names all are made that need no text; those that need some are made if they are named.
+Returns 1 if a table differs from its page.
 """
 
 from __future__ import annotations

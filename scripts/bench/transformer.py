@@ -1,12 +1,13 @@
-"""Trains a small transformer in plain PyTorch for CTranslate2: the other side of the comparison of inference.
+"""Writes a small transformer trained for CTranslate2.
 
     pip install ctranslate2
     python -m scripts.bench transformer runs/multi30k transformer --device cuda --seconds 110
 
-The transformer learns from the prepared text of a model folder and has its vocabulary, so that both translate the same
-subwords. The folder that is written is one of CTranslate2; `scripts.bench inference --ctranslate2` times it. Three
-layers a side of 256 units, four heads, 512 units inside, layer normalisation before each part, sinusoidal positions,
-one table for both embeddings and the output layer; Adam, label smoothing 0.1, the inverse square root schedule.
+It is the other side of the comparison of inference, in plain PyTorch, and learns from the prepared text of a model
+folder and has its vocabulary, so that both translate the same subwords. The folder that is written is one of
+CTranslate2; `scripts.bench inference --ctranslate2` times it. Three layers a side of 256 units, four heads, 512 units
+inside, layer normalisation before each part, sinusoidal positions, one table for both embeddings and the output layer;
+Adam, label smoothing 0.1, the inverse square root schedule.
 """
 
 from __future__ import annotations
