@@ -253,8 +253,10 @@ class Copy:
     def run(self, words: Sequence[str], timeout: float | None, **variables: str) -> tuple[int | None, str]:
         """Runs pytest; returns its exit code, None if it took too long, and its output."""
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", self._marks, *words]
+        # A worker of pytest-xdist that runs this script names itself; runs below it are not its own.
+        inherited = {name: value for name, value in os.environ.items() if "PYTEST_XDIST" not in name}
         environment = {
-            **os.environ,
+            **inherited,
             "PYTHONDONTWRITEBYTECODE": "1",
             "OMP_NUM_THREADS": "1",
             "PYTHONPATH": f"{self.root}:{self.root / 'ops'}",
