@@ -103,7 +103,8 @@ def _variants(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
             keys, values = _without(node.keys, number), _without(node.values, number)
             yield f"entry {number} left out", _with(node, keys=keys, values=values)
     elif isinstance(node, ast.Return) and node.value is not None:
-        yield "None returned", ast.Return(ast.Constant(None))
+        if not (isinstance(node.value, ast.Constant) and node.value.value is None):
+            yield "None returned", ast.Return(ast.Constant(None))
     elif isinstance(node, ast.Call):
         for number, keyword in enumerate(node.keywords):
             change = f"keyword argument {keyword.arg} removed"
