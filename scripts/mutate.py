@@ -103,7 +103,8 @@ def _variants(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
             keys, values = _without(node.keys, number), _without(node.values, number)
             yield f"entry {number} left out", _with(node, keys=keys, values=values)
     elif isinstance(node, ast.Return) and node.value is not None:
-        yield "None returned", ast.Return(ast.Constant(None))
+        if not (isinstance(node.value, ast.Constant) and node.value.value is None):
+            yield "None returned", ast.Return(ast.Constant(None))
     elif isinstance(node, ast.Call):
         for number, keyword in enumerate(node.keywords):
             change = f"keyword argument {keyword.arg} removed"
@@ -253,8 +254,10 @@ class Copy:
     def run(self, words: Sequence[str], timeout: float | None, **variables: str) -> tuple[int | None, str]:
         """Runs pytest; returns its exit code, None if it took too long, and its output."""
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", self._marks, *words]
+        # A worker of pytest-xdist that runs this script names itself; runs below it are not its own.
+        inherited = {name: value for name, value in os.environ.items() if "PYTEST_XDIST" not in name}
         environment = {
-            **os.environ,
+            **inherited,
             "PYTHONDONTWRITEBYTECODE": "1",
             "OMP_NUM_THREADS": "1",
             "PYTHONPATH": f"{self.root}:{self.root / 'ops'}",

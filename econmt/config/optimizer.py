@@ -110,13 +110,6 @@ class OptimizerSection(Section):
     )
     momentum: float = Field(0.0, ge=0.0, lt=1.0, description="momentum (sgd, nag, rmsprop)")
 
-    @property
-    def moments(self) -> float:
-        """Number of float32 state values per matrix element; 0 for Adafactor, whose row and column means are few."""
-        with_momentum = int(self.momentum > 0.0)
-        counts = {"sgd": with_momentum, "nag": 1, "adagrad": 1, "rmsprop": 1 + with_momentum, "adafactor": 0}
-        return counts.get(self.name, 0.5 if self.name.endswith("8bit") else 2)
-
     @model_validator(mode="after")
     def _betas_in_range(self) -> OptimizerSection:
         if not all(0.0 <= beta < 1.0 for beta in self.betas):

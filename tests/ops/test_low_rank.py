@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -207,34 +209,6 @@ def test_stash_levels_in_blocks(stash: str, fed: bool | None, monkeypatch: pytes
     assert_close(results[1][1], results[0][1], 1e-11)
 
 
-@pytest.mark.thorough
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_compiled_equals_recompute(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two steps go into one compiled function and the fifth is made in place."""
-    monkeypatch.setattr(unrolled, "_TOGETHER", 2)
-    tolerance = 1e-5 if dtype == torch.float32 else 3e-2
-    tensors = arguments(SimpleNamespace(B=3, T=5, I=4, H=6, L=1, R=2), Make("cpu", dtype))
-    lengths = torch.tensor([5, 1, 4])
-    for stash, reverse in (("outputs", True), ("gates", False)):
-        options = {"lengths": lengths, "stash": stash, "reverse": reverse}
-        results = [
-            values_and_gradients(
-                lambda way=way, options=options, **tensors: econmt_ops.lstm(
-                    **tensors, **options, implementation=way
-                ),
-                tensors,
-            )
-            for way in ("recompute", "compiled")
-        ]
-        assert_close(results[1][0], results[0][0], tolerance)
-        assert_close(results[1][1], results[0][1], tolerance)
-    with torch.no_grad():
-        alone, _ = econmt_ops.lstm(**tensors, lengths=lengths, implementation="compiled")
-        expected, _ = econmt_ops.lstm(**tensors, lengths=lengths, implementation="reference")
-    assert_close([alone], [expected], tolerance)
-
-
 class _Shapes(TorchDispatchMode):
     """The shapes of everything that is made."""
 
@@ -252,6 +226,38 @@ class _Shapes(TorchDispatchMode):
             if isinstance(made, Tensor):
                 self.seen.add(tuple(made.shape))
         return result
+
+
+@pytest.mark.parametrize(
+    "mode", [_Shapes, pytest.param(nullcontext, marks=[pytest.mark.thorough, pytest.mark.slow])]
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_compiled_equals_recompute(
+    dtype: torch.dtype, mode: Callable[[], AbstractContextManager[object]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two steps go into one function and the fifth is made in place; in a dispatch mode nothing is compiled."""
+    monkeypatch.setattr(unrolled, "_TOGETHER", 2)
+    tolerance = 1e-5 if dtype == torch.float32 else 3e-2
+    tensors = arguments(SimpleNamespace(B=3, T=5, I=4, H=6, L=1, R=2), Make("cpu", dtype))
+    lengths = torch.tensor([5, 1, 4])
+    with mode():
+        for stash, reverse in (("outputs", True), ("gates", False)):
+            options = {"lengths": lengths, "stash": stash, "reverse": reverse}
+            results = [
+                values_and_gradients(
+                    lambda way=way, options=options, **tensors: econmt_ops.lstm(
+                        **tensors, **options, implementation=way
+                    ),
+                    tensors,
+                )
+                for way in ("recompute", "compiled")
+            ]
+            assert_close(results[1][0], results[0][0], tolerance)
+            assert_close(results[1][1], results[0][1], tolerance)
+        with torch.no_grad():
+            alone, _ = econmt_ops.lstm(**tensors, lengths=lengths, implementation="compiled")
+            expected, _ = econmt_ops.lstm(**tensors, lengths=lengths, implementation="reference")
+        assert_close([alone], [expected], tolerance)
 
 
 @each_way

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from econmt_ops.core.precision import accumulate_dtype, compute_dtype, explicit_casts
+from econmt_ops.core import precision
+from econmt_ops.core.precision import accumulate_dtype, compute_dtype, explicit_casts, recurrent_tf32
 from econmt_ops.layers.op import OPS
 from tests.ops.every_op import calls, each_op
 from tests.ops.helpers import assert_close, to, values_and_gradients
@@ -116,3 +117,12 @@ def test_what_torch_compile_cannot_trace_is_not_asked(monkeypatch: pytest.Monkey
         assert compute_dtype(values) == torch.float16
         with explicit_casts(values):
             assert compute_dtype(values) == torch.float16
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+def test_versions_of_torch_without_a_setting_for_recurrent_layers(
+    monkeypatch: pytest.MonkeyPatch, allowed: bool
+) -> None:
+    monkeypatch.setattr(precision, "_get_precision", None)
+    with torch.backends.cudnn.flags(allow_tf32=allowed):
+        assert recurrent_tf32() is allowed

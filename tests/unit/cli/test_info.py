@@ -100,3 +100,13 @@ def test_metrics_without_an_update_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="not a table of metrics"):
         read_metrics(tmp_path / "metrics.tsv")
     assert read_metrics(tmp_path / "none.tsv") == []
+
+
+def test_metrics_that_cannot_be_read_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    (tmp_path / "metrics.tsv").write_text("update\n1\n")
+    monkeypatch.setattr(Path, "open", fail)
+    with pytest.raises(InputError, match=r"metrics\.tsv: cannot be read: Permission denied"):
+        read_metrics(tmp_path / "metrics.tsv")

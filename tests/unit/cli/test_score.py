@@ -131,6 +131,7 @@ def test_output_goes_to_a_file(call: Call, word_model: Path, tmp_path: Path) -> 
         (["--target-tokens"], "a\tA\nb\tA nothing\n", ["standard input:2", "'nothing' is not a token"]),
         (["--target-tokens"], "a\t</s>\n", ["'</s>' is not a token"]),
         (["-s", "x"], "", ["both --source and --target"]),
+        (["--total"], "a\tA\n", ["--total is for language models"]),
     ],
 )
 def test_what_cannot_be_scored_is_one_clear_line(

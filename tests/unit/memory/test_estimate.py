@@ -225,3 +225,13 @@ def test_every_shipped_recipe_can_be_estimated() -> None:
     # Those of language models: tests/unit/training/test_language_model.py.
     names = {name for name in recipe.shipped_recipes() if recipe.load_recipe(name).task == "translation"}
     assert names <= {case.name for case in CASES}
+
+
+@pytest.mark.parametrize("interval", [1, 2])
+def test_a_step_of_several_batches_adds_to_gradients_unless_told_otherwise(interval: int) -> None:
+    task = task_of(small("gnmt", f"training.update_interval={interval}"))
+    peaks = [
+        estimate_step(task, Shape(2, 3, 3), "cpu", accumulating=accumulating).peak
+        for accumulating in (None, interval > 1, interval == 1)
+    ]
+    assert peaks[0] == peaks[1] != peaks[2]

@@ -38,6 +38,14 @@ def test_recipes_and_models_know_the_same_cells() -> None:
 
 
 @each_cell
+def test_an_implementation_that_a_cell_lacks_is_replaced_by_recompute(cell: str) -> None:
+    options = {"implementation": "recompute", "stash": "gates"}
+    for name, expected in (("auto", "auto"), ("recompute", "recompute"), ("cudnn", "recompute")):
+        how = CELLS[cell].how({**options, "implementation": name})
+        assert how == {**options, "implementation": expected}
+
+
+@each_cell
 @pytest.mark.parametrize("layers", [1, 2])
 @pytest.mark.parametrize("state_init", ["last", "zero"])
 def test_search_steps_equal_teacher_forcing(cell: str, layers: int, state_init: str) -> None:

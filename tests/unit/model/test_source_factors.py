@@ -176,3 +176,9 @@ def test_what_is_copied_are_words() -> None:
     assert found[1] is not None
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other)
+
+
+def test_tables_of_factors_are_initialized() -> None:
+    tables = factored("concat", initialization={"weights": "uniform", "scale": 1e-6}).source_factor_embeddings
+    for table in tables:
+        assert 0.0 < float(table.weight.detach().abs().max()) <= 1e-6

@@ -301,6 +301,13 @@ def test_a_gate_and_normalisation_are_those_of_their_formula() -> None:
     torch.testing.assert_close(after.output, torch.tanh(normal), rtol=1e-8, atol=1e-8)
 
 
+def test_both_matrices_behind_a_gate_are_initialized() -> None:
+    init = {"weights": "uniform", "scale": 1e-6}
+    gate: Any = make_model(make_config(decoder__context_gating=True, initialization=init)).decoder.combine
+    for linear in (gate.of_state, gate.of_context):
+        assert 0.0 < float(linear.weight.detach().abs().max()) <= 1e-6
+
+
 def test_heads_are_those_of_torch() -> None:
     model = drawn({"attention__type": "mhdot", "attention__size": 8, "attention__mhdot_heads": 2})
     attention: Any = model.decoder.attention

@@ -28,6 +28,7 @@ def unused(file):
         return [file.read(), {"a": True, "b": 2}]
     finally:
         file.close()
+    return None
 '''
 C_CODE = """#define WIDE 4
 /* 1 < 2 */
