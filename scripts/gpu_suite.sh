@@ -9,9 +9,9 @@
 # FOLDER ($OUT, or results-gpu, if it is left out) gets seven files:
 #   environment.json   the GPU, versions and commit
 #   tests.txt          what pytest and compute-sanitizer say
-#   kernels.txt        scripts/gpu/bench_{lstm,attention,output}.py: right to float64, a thousand equal repetitions, times
-#   speed.txt          scripts/gpu/bench_{step,search}.py, econmt profile, train, bench select and layout, as tables
-#   steps.json         the rows of bench_step.py
+#   kernels.txt        scripts.bench gpu.lstm, gpu.attention, gpu.output: right to float64, a thousand equal runs, times
+#   speed.txt          scripts.bench gpu.step, gpu.search, econmt profile, train, bench select and layout, as tables
+#   steps.json         the rows of gpu.step
 #   choices.csv        the rows of econmt bench, of which the column "bench" says whose they are
 #   profile.html       the page of the profile
 # What an earlier call left there is written over. Every command has a limit, at which it is interrupted and tells what it

@@ -250,8 +250,7 @@ class GraphedStep:
         step = self.step
 
         def run() -> StepResult:
-            result = step.finish(self._total.clone())
-            step.update()
+            result = step.finish_and_update(self._total.clone())
             step.clear()
             self._total.zero_()
             return result

@@ -141,9 +141,7 @@ class TrainingStep:
         watch: Watch = _unwatched,
     ) -> StepResult:
         """Updates the parameters once; see :meth:`gradient`."""
-        result = self.gradient(batches, tokens, implementations, watch)
-        self.update()
-        return result
+        return self.finish_and_update(self._total_loss(batches, tokens, implementations, watch))
 
     def gradient(
         self,
@@ -162,6 +160,18 @@ class TrainingStep:
             implementations: Implementations of the ops for each batch; None: those of the step.
             adds: True to add to the existing gradients.
         """
+        return self.finish(self._total_loss(batches, tokens, implementations, watch, adds=adds))
+
+    def _total_loss(
+        self,
+        batches: Sequence[AnyBatch],
+        tokens: Tensor,
+        implementations: Sequence[Implementations] | None,
+        watch: Watch,
+        *,
+        adds: bool = False,
+    ) -> Tensor:
+        """Computes the gradients of :meth:`gradient` and returns the summed loss."""
         if not adds:
             self.clear()
         chosen = implementations or [self.implementations] * len(batches)
@@ -178,7 +188,7 @@ class TrainingStep:
             self._reduction.pack()
         self.agree()
         watch("optimizer", None)
-        return self.finish(total)
+        return total
 
     def accumulate(
         self, batch: AnyBatch, tokens: Tensor, implementations: Implementations, watch: Watch = _unwatched
@@ -231,6 +241,15 @@ class TrainingStep:
         if self._reduction is not None:
             self._reduction.finish(loss)
         return StepResult(loss, self.optimizer.clip(self.clipping.type, self.clipping.threshold))
+
+    def finish_and_update(self, loss: Tensor) -> StepResult:
+        """Does :meth:`finish`, then :meth:`update`; on a GPU the gradients may be read once for both."""
+        if self._reduction is not None:
+            self._reduction.finish(loss)
+        norm = self.optimizer.clip_and_step(self.clipping.type, self.clipping.threshold)
+        if self.shares is not None:
+            self.shares.spread()
+        return StepResult(loss, norm)
 
     def update(self) -> None:
         """Updates the parameters with the clipped gradients."""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+
+from econmt_ops.backends.cuda import adam
+from econmt_ops.backends.cuda.adam import AdamSettings, AdamTensors
 
 _NORM_EPSILON = 1e-6
 """Term that `torch.nn.utils.clip_grads_with_norm_` adds to the norm in its denominator."""
@@ -30,15 +34,16 @@ class Update(NamedTuple):
 class FusedOptimizer:
     """SGD, SGD with Nesterov momentum, Adam or AdamW (Kingma and Ba 2015; Loshchilov and Hutter 2019).
 
-    Results are those of `torch.optim` with ``fused=True``, by the same kernels. Constructing those classes imports
-    torch's compiler, which takes 70 MB and two seconds; this class does not.
+    Results are those of `torch.optim` with ``fused=True``, by the same kernels, or on a Hopper GPU by
+    `econmt_ops.backends.cuda.adam` up to rounding. Constructing those classes imports torch's compiler, which takes
+    70 MB and two seconds; this class does not.
 
     On the CPU the gradient of a matrix may be a sparse tensor (``torch.sparse_coo`` with sparse rows and dense
     columns), such as the gradient of an embedding. All other rows count as zero and are updated from their momentum, as
     with a dense gradient, but no dense gradient is created.
 
-    On a GPU no method waits for the device. `clip` and `step` may be captured in a CUDA graph if `prepare` was called
-    before; with a learning rate in a tensor on the device, every replay reads its current value.
+    On a GPU no method waits for the device. `clip`, `step` and `clip_and_step` may be captured in a CUDA graph if
+    `prepare` was called before; with a learning rate in a tensor on the device, every replay reads its current value.
 
     Args:
         parameters: Parameters, all on one device.
@@ -163,11 +168,39 @@ class FusedOptimizer:
         for parameter in self.param_groups[0]["params"]:
             if parameter.requires_grad and self.owns(parameter):
                 self._state(parameter)
+                if self._is_adam:
+                    adam.prepare(parameter.device)
 
     @torch.no_grad()
     def step(self) -> None:
-        """Updates every parameter that has a gradient; dense gradients hold the clipped values afterwards."""
+        """Updates every parameter that has a gradient; dense gradients may hold the clipped values afterwards."""
         divisor, self._divisor = self._divisor, None
+        dense, sparse = self._updates()
+        if dense:
+            self._run(dense, divisor)
+        for update, rows in sparse:
+            self._run_in_blocks(update, rows, divisor)
+
+    @torch.no_grad()
+    def clip_and_step(self, kind: str, threshold: float) -> Tensor:
+        """Does `clip`, then `step`; where a kernel can do both, it reads the gradients once.
+
+        Returns:
+            The norm of all gradients before clipping, a scalar on their device.
+        """
+        gradients = self._with_gradient()
+        if kind != "norm" and self._owned is None and self._have_kernel(gradients):
+            self._divisor = None
+            dense, _ = self._updates()
+            norm = self._run_kernel(dense, None, threshold if kind == "value" else math.inf, norm=True)
+            assert norm is not None
+            return norm
+        norm = self.clip(kind, threshold)
+        self.step()
+        return norm
+
+    def _updates(self) -> tuple[list[Update], list[tuple[Update, Tensor]]]:
+        """Counts a step; returns the updates with dense gradients, and those with sparse ones and their rows."""
         dense, sparse = [], []
         for parameter in filter(self.owns, self._with_gradient()):
             state = self._state(parameter)
@@ -183,10 +216,7 @@ class FusedOptimizer:
             else:
                 dense.append(update)
         self._advance([update.numbers for update in (*dense, *(part for part, _ in sparse))])
-        if dense:
-            self._run(dense, divisor)
-        for update, rows in sparse:
-            self._run_in_blocks(update, rows, divisor)
+        return dense, sparse
 
     def moments(self, parameter: Tensor) -> dict[str, torch.Size]:
         """Returns the shapes of a parameter's state tensors other than scalars, by name."""
@@ -265,6 +295,9 @@ class FusedOptimizer:
                 grad_scale=divisor,
             )
             return
+        if all(adam.serves(part.values, part.gradient, *part.moments) for part in updates):
+            self._run_kernel(updates, divisor)
+            return
         algorithm = torch._fused_adam_ if self._name == "adam" else torch._fused_adamw_
         algorithm(
             values,
@@ -282,6 +315,41 @@ class FusedOptimizer:
             maximize=False,
             grad_scale=divisor,
         )
+
+    @property
+    def _is_adam(self) -> bool:
+        return self._name in ("adam", "adamw")
+
+    def _have_kernel(self, parameters: list[Tensor]) -> bool:
+        """Returns True if `econmt_ops.backends.cuda.adam` updates these parameters from their gradients."""
+        return (
+            bool(parameters)
+            and self._is_adam
+            and all(
+                adam.serves(parameter, parameter.grad) and len(self.moments(parameter)) == 2
+                for parameter in parameters
+            )
+        )
+
+    def _run_kernel(
+        self,
+        updates: Sequence[Update],
+        divisor: Tensor | None,
+        bound: float = math.inf,
+        *,
+        norm: bool = False,
+    ) -> Tensor | None:
+        rate = self.param_groups[0]["lr"]
+        if not isinstance(rate, Tensor):
+            rate = torch.full((), rate, device=updates[0].values.device)
+        settings = AdamSettings(
+            self._betas, self._eps, self._weight_decay, self._name == "adamw", rate, divisor, bound
+        )
+        tensors = [
+            AdamTensors(part.values, part.gradient, part.moments[0], part.moments[1], part.numbers["step"])
+            for part in updates
+        ]
+        return adam.run(settings, tensors, norm=norm)
 
 
 def _values(parameter: Tensor) -> Tensor:

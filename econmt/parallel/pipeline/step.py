@@ -224,6 +224,12 @@ class PipelinedStep(TrainingStep):
         norm = torch.linalg.vector_norm(norms)
         return StepResult(loss, self.optimizer.clip(self.clipping.type, self.clipping.threshold, norm))
 
+    def finish_and_update(self, loss: Tensor) -> StepResult:
+        """See :meth:`econmt.engine.step.TrainingStep.finish_and_update`."""
+        result = self.finish(loss)
+        self.update()
+        return result
+
     def _norm_positions(self) -> tuple[Tensor, int]:
         """Returns the positions of this rank's gradient norms in the list of all norms, and the length of that list.
 

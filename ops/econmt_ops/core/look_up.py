@@ -22,11 +22,12 @@ def look_up(table: Tensor, ids: Tensor, padding: int | None = None) -> Tensor:
         padding: Row that gets no gradient, or None.
 
     Returns:
-        The rows, (..., E).
+        The rows, (..., E); on a GPU under autocast in its type, which is what the layers that read them compute in.
     """
     if not triton.serves(table):
         return functional.embedding(ids, table, padding)
-    rows: Tensor = _look_up(table, ids, -1 if padding is None else padding)
+    dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else table.dtype
+    rows: Tensor = _look_up(table, ids, -1 if padding is None else padding, dtype)
     return rows
 
 
@@ -49,35 +50,40 @@ def add_look_up_gradient(table: Tensor, incoming: Tensor, ids: Tensor) -> None:
 
 
 @custom_op("econmt_ops::look_up")
-def _look_up(table: Tensor, ids: Tensor, _padding: int) -> Tensor:
-    return functional.embedding(ids, table)
+def _look_up(table: Tensor, ids: Tensor, _padding: int, dtype: torch.dtype) -> Tensor:
+    if dtype == table.dtype:
+        return functional.embedding(ids, table)
+    kernels = importlib.import_module("econmt_ops.backends.triton.embedding")
+    rows: Tensor = kernels.look_up(table.contiguous(), ids, dtype)
+    return rows
 
 
 @_look_up.register_fake
-def _(table: Tensor, ids: Tensor, _padding: int) -> Tensor:
-    return table.new_empty(*ids.shape, table.shape[1])
+def _(table: Tensor, ids: Tensor, _padding: int, dtype: torch.dtype) -> Tensor:
+    return table.new_empty(*ids.shape, table.shape[1], dtype=dtype)
 
 
 @custom_op("econmt_ops::look_up_backward")
-def _look_up_backward(incoming: Tensor, ids: Tensor, words: int, padding: int) -> Tensor:
+def _look_up_backward(incoming: Tensor, ids: Tensor, words: int, padding: int, dtype: torch.dtype) -> Tensor:
     kernels = importlib.import_module("econmt_ops.backends.triton.embedding")
-    gradient: Tensor = kernels.gradient(incoming, ids, words, padding)
+    gradient: Tensor = kernels.gradient(incoming, ids, words, padding, dtype)
     return gradient
 
 
 @_look_up_backward.register_fake
-def _(incoming: Tensor, _ids: Tensor, words: int, _padding: int) -> Tensor:
-    return incoming.new_empty(words, incoming.shape[-1])
+def _(incoming: Tensor, _ids: Tensor, words: int, _padding: int, dtype: torch.dtype) -> Tensor:
+    return incoming.new_empty(words, incoming.shape[-1], dtype=dtype)
 
 
-def _remember(ctx: Any, inputs: tuple[Tensor, Tensor, int], output: Tensor) -> None:  # noqa: ARG001 - torch names them
-    table, ids, ctx.padding = inputs
+def _remember(ctx: Any, inputs: tuple[Tensor, Tensor, int, torch.dtype], output: Tensor) -> None:  # noqa: ARG001 - torch names them
+    table, ids, ctx.padding, _ = inputs
     ctx.save_for_backward(ids)
-    ctx.words = len(table)
+    ctx.words, ctx.dtype = len(table), table.dtype
 
 
-def _backward(ctx: Any, incoming: Tensor) -> tuple[Tensor, None, None]:
-    return _look_up_backward(incoming, *ctx.saved_tensors, ctx.words, ctx.padding), None, None
+def _backward(ctx: Any, incoming: Tensor) -> tuple[Tensor, None, None, None]:
+    gradient = _look_up_backward(incoming, *ctx.saved_tensors, ctx.words, ctx.padding, ctx.dtype)
+    return gradient, None, None, None
 
 
 _look_up.register_autograd(_backward, setup_context=_remember)

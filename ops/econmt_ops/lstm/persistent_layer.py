@@ -298,15 +298,15 @@ class LayerPlan:
             return sums[:-batch], states[batch:]
         return sums[batch:], states[:-batch]
 
-    def _cleaned(self, tensors: LayerTensors) -> Tensor | None:
-        """Returns the inputs, zero in the padding, whose values may be anything."""
+    def _clean_operands(self, tensors: LayerTensors, rows: Tensor | None, bias: bool) -> LayerOperands:
+        """Makes the operands for the backward pass, with zeros in the padding, whose values may be anything."""
         inputs, lengths = tensors.inputs, tensors.lengths
-        if inputs is None or lengths is None:
-            return inputs
-        padding = padding_mask(lengths, self.steps, inputs.device).t()
-        if tensors.places is None:
-            return inputs.masked_fill(padding.unsqueeze(2), 0.0)
-        return clean_rows(inputs, tensors.places, padding)
+        if rows is not None or inputs is None:
+            inputs = lengths = None
+        elif lengths is not None and tensors.places is not None:
+            padding = padding_mask(lengths, self.steps, inputs.device).t()
+            inputs, lengths = clean_rows(inputs, tensors.places, padding), None
+        return self._operands_of(inputs, rows, tensors.weights, self._workspace_back, bias, lengths)
 
     def backward(
         self,
@@ -326,8 +326,7 @@ class LayerPlan:
             rows: Inputs as they were multiplied, if they were kept.
         """
         again = not self.keeps_sums  # the products that make the gates again need the biases
-        inputs = self._cleaned(tensors) if rows is None else None
-        operands = self._operands_of(inputs, rows, tensors.weights, self._workspace_back, bias=again)
+        operands = self._clean_operands(tensors, rows, again)
         sums, cells = results.sums, results.cells
         if again or not self.keeps_cells:
             sums, cells = self._recomputed(tensors, operands, results)

@@ -74,7 +74,7 @@ class OperandMaker:
         self._launch = functools.cache(self._launch_of)
 
     def _launch_of(
-        self, number: int, reads: bool, zeros: int, bias: bool
+        self, number: int, reads: bool, padded: bool, zeros: int, bias: bool
     ) -> tuple[Any, int, tuple[int, ...], tuple[int, int]]:
         """Returns the launch for a direction, its programs and integers, and the strides of the weights' rows."""
         from econmt_ops.backends.triton.layer_kernels import preparation
@@ -87,10 +87,12 @@ class OperandMaker:
             *((square, self._products) if self._copies_recurrents else (_INT32, _INT32)),
             *((biases[0], biases[-1], self._dtype) if copies_bias else (_INT32,) * 3),
             _INT32,
+            torch.int64 if padded else _INT32,
         )
         sized = reads or copies_matrix
         launch, programs, *ends = preparation(
             (*self._shape, self._size) if reads else None,
+            padded,
             self._size if sized else 0,
             self.width if sized else 0,
             self._hidden,
@@ -109,6 +111,7 @@ class OperandMaker:
         weights: Sequence[Tensor],
         workspace: tuple[int, int],
         bias: bool,
+        lengths: Tensor | None = None,
     ) -> LayerOperands:
         """Makes the operands of a layer.
 
@@ -119,6 +122,7 @@ class OperandMaker:
                 contiguous.
             workspace: How many integers the workspace has, and with how many zeros it begins.
             bias: True if biases are read, so that two are added up.
+            lengths: (B,) int64, if ``inputs`` (T, B, I) are read as zeros from there on; their values may be anything.
         """
         device, hidden, dtype = weights[0].device, self._hidden, self._dtype
         scratch = torch.empty(workspace[0], dtype=_INT32, device=device)
@@ -129,7 +133,7 @@ class OperandMaker:
         read: Tensor | None = None
         if rows is None:
             assert inputs is not None
-            if self._copies_inputs or not inputs.is_contiguous():
+            if self._copies_inputs or lengths is not None or not inputs.is_contiguous():
                 read = inputs if inputs.dim() == 3 else inputs.unsqueeze(1)
                 read = read if read.stride(2) == 1 else read.contiguous()
                 rows = torch.empty((read.shape[0] * read.shape[1], self.width), dtype=dtype, device=device)
@@ -138,11 +142,12 @@ class OperandMaker:
         matrices, biases, each = [], [], self._each
         for number in range(self._directions):
             matrix, square, *parts = weights[number * each : (number + 1) * each]
-            tensors = [scratch] * 10
+            tensors = [scratch] * 11
             step = row = 0
             if read is not None:
                 tensors[0], tensors[1] = read, rows
                 step, row, _ = read.stride()
+                tensors[10] = scratch if lengths is None else lengths
             if self._copies_matrix[number]:
                 copy = torch.empty((4 * hidden, self.width), dtype=dtype, device=device)
                 tensors[2], tensors[3] = matrix, copy
@@ -155,7 +160,8 @@ class OperandMaker:
                 total = torch.empty(4 * hidden, dtype=dtype, device=device)
                 tensors[6:9] = parts[0], parts[-1], total
             zeros = workspace[1] if number == 0 else 0
-            launch, programs, integers, strides = self._launch(number, read is not None, zeros, bias)
+            padded = read is not None and lengths is not None
+            launch, programs, integers, strides = self._launch(number, read is not None, padded, zeros, bias)
             launch(programs, tensors, integers, (step, row, *strides))
             matrices.append(matrix)
             biases.append(total)

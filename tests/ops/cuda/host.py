@@ -23,7 +23,7 @@ MEANING = {1: "its threads wait for each other for ever", 2: "it wrote beyond it
 
 
 @functools.cache
-def _library(name: str, macros: tuple[tuple[str, int], ...]) -> ctypes.CDLL:
+def _library(kernel: str, argument: str, macros: tuple[tuple[str, int], ...]) -> ctypes.CDLL:
     compiler = shutil.which("c++") or shutil.which("g++")
     if compiler is None:
         pytest.skip("no C++ compiler")
@@ -32,8 +32,6 @@ def _library(name: str, macros: tuple[tuple[str, int], ...]) -> ctypes.CDLL:
         for source in (*SOURCES.glob("*.cu"), *SOURCES.glob("*.cuh")):
             shutil.copy(source, folder)
         shutil.copy(Path(__file__).parent / "host" / "device.cuh", folder)
-        kernel = f"decoder_{name}"
-        argument = f"{name.capitalize()}Arguments"
         (folder / "main.cc").write_text(
             f'#include "{kernel}.cu"\n'
             f'extern "C" int launch(int blocks, int threads, int cluster, size_t shared, unsigned seed, {argument}* its) {{'
@@ -54,19 +52,21 @@ def _library(name: str, macros: tuple[tuple[str, int], ...]) -> ctypes.CDLL:
 
 
 class HostKernel(NamedTuple):
-    """A kernel on the CPU, launched as `econmt_ops.backends.cuda.library.Kernel` is; see `launches`."""
+    """A kernel on the CPU, launched as `econmt_ops.backends.cuda.library.Kernel` is; see `use_host`."""
 
-    name: str
-    sizes: decoder.DecoderSizes
+    kernel: str
+    argument: str
+    macros: dict[str, int]
+    threads: int
+    cluster: int
     seed: int
 
     def launch(self, blocks: int, shared_bytes: int, argument: ctypes.Structure) -> None:
         """Runs all blocks, their threads in an order drawn from the seed."""
-        macros = decoder.macros(self.name, self.sizes)
-        library = _library(self.name, tuple(macros.items()))
+        library = _library(self.kernel, self.argument, tuple(self.macros.items()))
         shared = ctypes.c_size_t(shared_bytes)
-        code = library.launch(blocks, 512, macros["CLUSTER"], shared, self.seed, ctypes.byref(argument))
-        assert not code, f"decoder_{self.name}: {MEANING[code]}"
+        code = library.launch(blocks, self.threads, self.cluster, shared, self.seed, ctypes.byref(argument))
+        assert not code, f"{self.kernel}: {MEANING[code]}"
 
 
 def use_host(monkeypatch: pytest.MonkeyPatch, seed: int) -> list[str]:
@@ -75,7 +75,9 @@ def use_host(monkeypatch: pytest.MonkeyPatch, seed: int) -> list[str]:
 
     def launch_of(name: str, sizes: decoder.DecoderSizes, _device: int) -> decoder._Launch:
         launches.append(name)
-        kernel = HostKernel(name, sizes, seed)
+        macros = decoder.macros(name, sizes)
+        argument = f"{name.capitalize()}Arguments"
+        kernel = HostKernel(f"decoder_{name}", argument, macros, 512, macros["CLUSTER"], seed)
         return decoder._Launch(kernel, sizes.shared_bytes(name, sizes.stages(name)))  # type: ignore[arg-type]
 
     monkeypatch.setattr(decoder, "serves", lambda sizes, _device: sizes.are_served())

@@ -60,7 +60,42 @@ def test_look_up(padding: int | None, device: str) -> None:
 def test_is_registered_with_torch(device: str) -> None:
     table = torch.randn(9, 6, device=device, requires_grad=True)
     ids = torch.tensor([[1, 2, 2], [8, 1, 2]], device=device)
-    torch.library.opcheck(torch.ops.econmt_ops.look_up.default, (table, ids, -1))
+    torch.library.opcheck(torch.ops.econmt_ops.look_up.default, (table, ids, -1, torch.float32))
+    torch.library.opcheck(torch.ops.econmt_ops.look_up.default, (table, ids, -1, torch.bfloat16))
+
+
+@pytest.mark.parametrize("width", [5, 1030])
+@pytest.mark.parametrize("swapped", [False, True], ids=["batch first", "time first"])
+def test_rows_of_another_type_have_a_gradient_of_the_tables(width: int, swapped: bool, device: str) -> None:
+    """The gradient lies in memory in either order of the ids' axes, with rows that are further apart than wide."""
+    draw = torch.Generator().manual_seed(3)
+    # Values that bfloat16 holds: the interpreter does not round as a GPU does.
+    table = torch.randn(9, width, generator=draw).bfloat16().float().to(device).requires_grad_()
+    ids = torch.randint(9, (3, 4), generator=draw).to(device)
+    rows = torch.ops.econmt_ops.look_up(table, ids, 2, torch.bfloat16)
+    assert rows.dtype == torch.bfloat16
+    assert rows.equal(table[ids].bfloat16())
+    wide = (
+        torch.randn(4, 3, width + 3, generator=draw)
+        if swapped
+        else torch.randn(3, 4, width + 3, generator=draw)
+    )
+    incoming = wide.bfloat16().to(device)[..., :width]
+    incoming = incoming.transpose(0, 1) if swapped else incoming
+    found = embedding.gradient(incoming, ids, 9, 2, torch.float32)
+    assert found.dtype == torch.float32
+    expected = by_torch(incoming.cpu(), ids.cpu(), 9, 2)
+    torch.testing.assert_close(found.cpu().double(), expected, rtol=1e-6, atol=1e-6)
+    (through,) = torch.autograd.grad(rows, table, incoming)
+    assert through.equal(found)
+
+
+@pytest.mark.cuda
+def test_under_autocast_rows_have_its_type() -> None:
+    table = torch.randn(9, 6, device="cuda", requires_grad=True)
+    with torch.autocast("cuda", torch.bfloat16):
+        rows = look_up(table, torch.tensor([1, 2], device="cuda"))
+    assert rows.equal(table[[1, 2]].bfloat16())
 
 
 @pytest.mark.cuda

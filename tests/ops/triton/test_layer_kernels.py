@@ -44,10 +44,16 @@ def test_the_largest_gradient(device: str, last: tuple[bool, bool]) -> None:
 
 @pytest.mark.parametrize("biases", [0, 1, 2])
 @pytest.mark.parametrize(("size", "wide"), [(6, 6), (6, 8)])
-def test_preparing_a_layer(device: str, biases: int, size: int, wide: int) -> None:
+@pytest.mark.parametrize("padded", [False, True])
+def test_preparing_a_layer(device: str, biases: int, size: int, wide: int, padded: bool) -> None:
     torch.manual_seed(0)
     steps, batch, hidden = 4, 3, 5
     inputs = torch.randn(batch, steps, size, device=device)
+    lengths = torch.tensor([2, 4, 0], device=device)
+    read = inputs.clone()
+    if padded:
+        inside = torch.arange(steps, device=device) < lengths.unsqueeze(1)
+        inputs[~inside], read[~inside] = float("nan"), 0.0
     weight, recurrent = torch.randn(20, size, device=device), torch.randn(20, hidden, device=device) * 1e5
     recurrent[0, 0] = float("inf")
     given = tuple(torch.randn(20, device=device) for _ in range(2))
@@ -56,9 +62,21 @@ def test_preparing_a_layer(device: str, biases: int, size: int, wide: int) -> No
     square = torch.full((20, hidden), float("nan"), dtype=torch.float16, device=device)
     bias = torch.empty(20, device=device)
     workspace = torch.full((9,), 7, dtype=torch.int32, device=device)
-    tensors = inputs.transpose(0, 1), rows, weight, matrix, recurrent, square, *given, bias, workspace
+    tensors = (
+        inputs.transpose(0, 1),
+        rows,
+        weight,
+        matrix,
+        recurrent,
+        square,
+        *given,
+        bias,
+        workspace,
+        lengths,
+    )
     launch, programs, *ends = preparation(
         (steps, batch, size),
+        padded,
         size,
         wide,
         hidden,
@@ -68,9 +86,7 @@ def test_preparing_a_layer(device: str, biases: int, size: int, wide: int) -> No
         tuple(part.dtype for part in tensors),
     )
     launch(programs, tensors, (steps, batch, 5, *ends), (size, steps * size, size, hidden))
-    torch.testing.assert_close(
-        rows[:, :size], inputs.transpose(0, 1).reshape(-1, size).half(), rtol=0, atol=0
-    )
+    torch.testing.assert_close(rows[:, :size], read.transpose(0, 1).reshape(-1, size).half(), rtol=0, atol=0)
     torch.testing.assert_close(matrix[:, :size], weight.half(), rtol=0, atol=0)
     assert not rows[:, size:].any()
     assert not matrix[:, size:].any()
@@ -86,6 +102,6 @@ def test_preparing_a_layer(device: str, biases: int, size: int, wide: int) -> No
 def test_only_zeros_are_made(device: str) -> None:
     workspace = torch.full((layer_kernels._TILE + 2,), 7, dtype=torch.int32, device=device)
     zeros = layer_kernels._TILE + 1
-    launch, programs, *ends = preparation(None, 0, 0, 8, (False, False), 0, zeros, (torch.int32,) * 10)
-    launch(programs, [workspace] * 10, (0, 0, zeros, *ends), (0, 0, 0, 0))
+    launch, programs, *ends = preparation(None, False, 0, 0, 8, (False, False), 0, zeros, (torch.int32,) * 11)
+    launch(programs, [workspace] * 11, (0, 0, zeros, *ends), (0, 0, 0, 0))
     assert workspace.sum() == 7

@@ -23,7 +23,12 @@ _MOST_SHARED = 8
 """CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES."""
 
 
-_SCALARS = {"float": ctypes.c_float, "int": ctypes.c_int, "long long": ctypes.c_longlong}
+_SCALARS = {
+    "float": ctypes.c_float,
+    "double": ctypes.c_double,
+    "int": ctypes.c_int,
+    "long long": ctypes.c_longlong,
+}
 """Types of ctypes by the names of those types of C that kernels take."""
 
 
@@ -126,14 +131,15 @@ def compiled(source: str, macros: Mapping[str, int]) -> bytes:
 
 
 @functools.cache
-def structure(source: str, name: str) -> type[ctypes.Structure]:
+def structure(source: str, name: str, most: int = 0) -> type[ctypes.Structure]:
     """Returns the structure of a kernel's arguments, as the kernel's source declares it.
 
     Args:
         source: File name of the source.
         name: Name of the structure; its fields are numbers and pointers, or arrays of them.
+        most: Value of the macro MOST, the length of arrays.
     """
-    text = re.sub("//.*", "", (_FOLDER / source).read_text(encoding="utf-8"))
+    text = re.sub("//.*", "", (_FOLDER / source).read_text(encoding="utf-8")).replace("[MOST]", f"[{most}]")
     (body,) = re.findall(rf"struct {name} \{{(.*?)\}};", text, re.DOTALL)
     fields: list[tuple[str, Any]] = []
     for kind, variables in re.findall(r"(?:const )?(\w[\w ]*?\*?) (\w+(?:\[\d+\])?(?:, \w+)*);", body):
@@ -152,10 +158,10 @@ class Kernel:
         name: name of the kernel.
         threads: threads of a block.
         shared_bytes: dynamic shared memory of a block, at most.
-        cluster: blocks of a cluster.
+        cluster: blocks of a cluster, all of which run at the same time; 0: blocks that run in any order.
     """
 
-    def __init__(self, code: bytes, name: str, threads: int, shared_bytes: int, cluster: int) -> None:
+    def __init__(self, code: bytes, name: str, threads: int, shared_bytes: int, cluster: int = 0) -> None:
         self._module, self._function = ctypes.c_void_p(), ctypes.c_void_p()
         driver = _driver()
         _check(driver.cuModuleLoadData(ctypes.byref(self._module), code), "cuModuleLoadData")
@@ -175,7 +181,7 @@ class Kernel:
             shared_bytes,
             stream,
             self._attributes,
-            len(self._attributes),
+            len(self._attributes) if self._cluster else 0,
         )
 
     def most_blocks(self, shared_bytes: int) -> int:
@@ -190,7 +196,7 @@ class Kernel:
         return clusters.value * self._cluster
 
     def launch(self, blocks: int, shared_bytes: int, argument: ctypes.Structure) -> None:
-        """Launches blocks that all run at the same time, on the current stream, with one argument."""
+        """Launches blocks on the current stream, with one argument."""
         stream = torch.cuda.current_stream().cuda_stream
         chosen = self._configuration(blocks, shared_bytes, stream)
         parameters = (ctypes.c_void_p * 1)(ctypes.addressof(argument))

@@ -40,27 +40,33 @@ def _fitted(values, kind: tl.constexpr):
 
 
 @triton.jit
-def _copy(tile, given, made, rows, batch, step, row, WIDTH: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr,
-          COLUMNS: tl.constexpr):  # fmt: skip
-    """Copies a tile of ROWS rows from (T, B, WIDTH) with these strides to (T B, WIDE), whose other columns are zero."""
+def _copy(tile, given, made, lengths, rows, batch, step, row, WIDTH: tl.constexpr, WIDE: tl.constexpr,
+          ROWS: tl.constexpr, COLUMNS: tl.constexpr, PADDED: tl.constexpr):  # fmt: skip
+    """Copies a tile of ROWS rows from (T, B, WIDTH) with these strides to (T B, WIDE), whose other columns are zero.
+
+    If PADDED, steps from lengths (B,) on are zero, too.
+    """
     at = tile * ROWS + tl.arange(0, ROWS)
     inside = (at < rows)[:, None]
+    read = inside
+    if PADDED:
+        read = inside & (at // batch < tl.load(lengths + at % batch, mask=at < rows, other=0))[:, None]
     source = given + ((at // batch).to(tl.int64) * step + (at % batch).to(tl.int64) * row)[:, None]
     target = made + at.to(tl.int64)[:, None] * WIDE
     for first in tl.static_range(0, WIDE, COLUMNS):
         column = first + tl.arange(0, COLUMNS)[None, :]
-        values = tl.load(source + column, mask=inside & (column < WIDTH), other=0.0)
+        values = tl.load(source + column, mask=read & (column < WIDTH), other=0.0)
         tl.store(target + column, _fitted(values, made.dtype.element_ty), mask=inside & (column < WIDE))
 
 
 @triton.jit(
     do_not_specialize=["steps", "batch", "zero_count", "weight_first", "recurrent_first", "rest_first"]
 )
-def _prepare(inputs, rows, weight, wide_weight, recurrent, cast_recurrent, bias, other_bias, made_bias, zeros, steps,
-             batch, zero_count, weight_first, recurrent_first, rest_first, step, row, weight_row, recurrent_row,
-             WIDTH: tl.constexpr, WIDE: tl.constexpr, H: tl.constexpr, READS: tl.constexpr, WEIGHT: tl.constexpr,
-             RECURRENT: tl.constexpr, BIASES: tl.constexpr, TILE: tl.constexpr, WIDE_BLOCK: tl.constexpr,
-             H_BLOCK: tl.constexpr):  # fmt: skip
+def _prepare(inputs, rows, weight, wide_weight, recurrent, cast_recurrent, bias, other_bias, made_bias, zeros, lengths,
+             steps, batch, zero_count, weight_first, recurrent_first, rest_first, step, row, weight_row, recurrent_row,
+             WIDTH: tl.constexpr, WIDE: tl.constexpr, H: tl.constexpr, READS: tl.constexpr, PADDED: tl.constexpr,
+             WEIGHT: tl.constexpr, RECURRENT: tl.constexpr, BIASES: tl.constexpr, TILE: tl.constexpr,
+             WIDE_BLOCK: tl.constexpr, H_BLOCK: tl.constexpr):  # fmt: skip
     """Does the work of `preparation`: each program a tile of inputs, of a matrix, or of the bias and the zeros."""
     program = tl.program_id(0)
     if READS:  # noqa: SIM102  a compile-time condition
@@ -69,6 +75,7 @@ def _prepare(inputs, rows, weight, wide_weight, recurrent, cast_recurrent, bias,
                 program,
                 inputs,
                 rows,
+                lengths,
                 steps * batch,
                 batch,
                 step,
@@ -77,15 +84,16 @@ def _prepare(inputs, rows, weight, wide_weight, recurrent, cast_recurrent, bias,
                 WIDE,
                 TILE // WIDE_BLOCK,
                 WIDE_BLOCK,
+                PADDED,
             )
     if WEIGHT:  # noqa: SIM102
         if (program >= weight_first) & (program < recurrent_first):
-            _copy(program - weight_first, weight, wide_weight, 4 * H, 4 * H, 0, weight_row, WIDTH, WIDE,
-                  TILE // WIDE_BLOCK, WIDE_BLOCK)  # fmt: skip
+            _copy(program - weight_first, weight, wide_weight, lengths, 4 * H, 4 * H, 0, weight_row, WIDTH, WIDE,
+                  TILE // WIDE_BLOCK, WIDE_BLOCK, False)  # fmt: skip
     if RECURRENT:  # noqa: SIM102
         if (program >= recurrent_first) & (program < rest_first):
-            _copy(program - recurrent_first, recurrent, cast_recurrent, 4 * H, 4 * H, 0, recurrent_row, H, H,
-                  TILE // H_BLOCK, H_BLOCK)  # fmt: skip
+            _copy(program - recurrent_first, recurrent, cast_recurrent, lengths, 4 * H, 4 * H, 0, recurrent_row,
+                  H, H, TILE // H_BLOCK, H_BLOCK, False)  # fmt: skip
     if program >= rest_first:
         at = (program - rest_first) * TILE + tl.arange(0, TILE)
         tl.store(zeros + at, tl.zeros((TILE,), tl.int32), mask=at < zero_count)
@@ -99,6 +107,7 @@ def _prepare(inputs, rows, weight, wide_weight, recurrent, cast_recurrent, bias,
 @functools.cache
 def preparation(
     shape: tuple[int, int, int] | None,
+    padded: bool,
     width: int,
     wide: int,
     hidden: int,
@@ -111,12 +120,13 @@ def preparation(
 
     The launch takes the tensors inputs (T, B, I) and rows (T B, I'), to which the inputs are copied with zeros in
     additional columns; input weights (4H, I) and (4H, I') likewise; recurrent weights (4H, H) and (4H, H); two biases
-    and their sum, (4H,) each; and an int32 workspace, whose beginning becomes zero. Any tensor stands for one that is
-    not copied. Its integers are T, B, the number of zeros and the last three results of this function; then come the
-    strides of step and row of the inputs, and of the rows of both weights.
+    and their sum, (4H,) each; an int32 workspace, whose beginning becomes zero; and lengths (B,). Any tensor stands for
+    one that is not read. Its integers are T, B, the number of zeros and the last three results of this function; then
+    come the strides of step and row of the inputs, and of the rows of both weights.
 
     Args:
         shape: T, B and I, or None to copy no inputs.
+        padded: True if inputs from the lengths on are replaced by zeros.
         width, wide: columns of inputs and input weights before and after they are widened.
         hidden: H.
         casts: True each if the input weights and the recurrent weights are copied.
@@ -134,7 +144,7 @@ def preparation(
     rest_first = recurrent_first + (triton.cdiv(4 * hidden, _TILE // hidden_block) if casts[1] else 0)
     programs = rest_first + triton.cdiv(max(zeros, 4 * hidden if biases else 0), _TILE)
     launch = launch_of(
-        _prepare, *types, WIDTH=width, WIDE=wide, H=hidden, READS=shape is not None, WEIGHT=casts[0],
+        _prepare, *types, WIDTH=width, WIDE=wide, H=hidden, READS=shape is not None, PADDED=padded, WEIGHT=casts[0],
         RECURRENT=casts[1], BIASES=biases, TILE=_TILE, WIDE_BLOCK=wide_block, H_BLOCK=hidden_block, num_warps=4,
     )  # fmt: skip
     return launch, programs, weight_first, recurrent_first, rest_first

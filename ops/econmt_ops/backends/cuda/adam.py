@@ -1,0 +1,127 @@
+"""Adam and AdamW for many float32 parameters on a GPU in one launch, clipping and the gradients' norm included.
+
+An update reads and writes each value once, as torch's fused kernel does; that one needs a pass more to clip by value, a
+pass more for the norm, and writes gradients that it divides.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+from econmt_ops.backends.cuda.library import Kernel, compiled, is_available, structure
+
+_THREADS = 256
+_TILE = 1024
+"""Values of a block."""
+_MOST = 64
+"""Tensors of a launch, a power of two; their arguments fill most of the 4 KB that a launch can have."""
+_SHARED_BYTES = 4 * _THREADS // 32
+MACROS = {"MOST": _MOST, "THREADS": _THREADS, "TILE": _TILE}
+
+
+class AdamSettings(NamedTuple):
+    """Settings of an update.
+
+    Attributes:
+        betas, eps, decay: as in `torch.optim.Adam`. decoupled: True for AdamW.
+        rate: learning rate, a scalar on the device.
+        divisor: divisor of the gradients, a scalar on the device; or None.
+        bound: largest absolute value of a gradient, to which others are clipped; infinity for none.
+    """
+
+    betas: tuple[float, float]
+    eps: float
+    decay: float
+    decoupled: bool
+    rate: Tensor
+    divisor: Tensor | None
+    bound: float
+
+
+class AdamTensors(NamedTuple):
+    """A parameter, its gradient, its moments and the number of its step, float32 on one device."""
+
+    values: Tensor
+    gradient: Tensor
+    first: Tensor
+    second: Tensor
+    step: Tensor
+
+
+def serves(*tensors: Tensor | None) -> bool:
+    """Returns True if `run` accepts these tensors of an update."""
+    return all(
+        tensor is not None
+        and not isinstance(tensor, FakeTensor)
+        and is_available(tensor.device)
+        and tensor.dtype == torch.float32
+        and tensor.layout == torch.strided
+        and tensor.is_contiguous()
+        for tensor in tensors
+    )
+
+
+@functools.cache
+def _kernel(device: int) -> Kernel:
+    with torch.cuda.device(device):
+        return Kernel(compiled("adam.cu", MACROS), "adam", _THREADS, _SHARED_BYTES)
+
+
+def prepare(device: torch.device) -> None:
+    """Compiles the kernel, which is not possible while a CUDA graph is captured."""
+    if is_available(device):
+        _kernel(device.index or 0)
+
+
+def run(settings: AdamSettings, updates: Sequence[AdamTensors], *, norm: bool) -> Tensor | None:
+    """Updates parameters whose tensors `serves` accepts, and their moments; the gradients are left as they are.
+
+    Returns:
+        With ``norm`` the norm of all gradients before they are divided and clipped, a float32 scalar; otherwise None.
+    """
+    updates = [update for update in updates if update.values.numel()]
+    blocks = [-(-update.values.numel() // _TILE) for update in updates]
+    device = settings.rate.device
+    squares = torch.empty(sum(blocks), dtype=torch.float32, device=device) if norm else None
+    begin = 0
+    for number in range(0, len(updates), _MOST):
+        part = slice(number, number + _MOST)
+        count = sum(blocks[part])
+        sums = None if squares is None else squares[begin:]
+        _kernel(device.index or 0).launch(
+            count, _SHARED_BYTES, _arguments(settings, updates[part], blocks[part], sums)
+        )
+        begin += count
+    return None if squares is None else squares.sum().sqrt()
+
+
+def _arguments(
+    settings: AdamSettings, updates: Sequence[AdamTensors], blocks: Sequence[int], squares: Tensor | None
+) -> Any:
+    argument: Any = structure("adam.cu", "AdamArguments", _MOST)()
+    end = 0
+    for number, (update, count) in enumerate(zip(updates, blocks, strict=True)):
+        argument.values[number] = update.values.data_ptr()
+        argument.gradients[number] = update.gradient.data_ptr()
+        argument.first[number], argument.second[number] = update.first.data_ptr(), update.second.data_ptr()
+        argument.steps[number], argument.sizes[number] = update.step.data_ptr(), update.values.numel()
+        end += count
+        argument.ends[number] = end
+    argument.count = len(updates)
+    argument.rate = settings.rate.data_ptr()
+    argument.divisor = None if settings.divisor is None else settings.divisor.data_ptr()
+    argument.squares = None if squares is None else squares.data_ptr()
+    argument.beta1, argument.beta2 = settings.betas
+    argument.log_beta1, argument.log_beta2 = (
+        math.log(beta) if beta else -math.inf for beta in settings.betas
+    )
+    argument.bound, argument.epsilon, argument.decay = settings.bound, settings.eps, settings.decay
+    argument.decoupled = int(settings.decoupled)
+    return argument

@@ -1,0 +1,131 @@
+"""The kernel of Adam on the CPU, see `host`, beside torch's Adam in float64."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from econmt_ops.backends.cuda import adam
+from econmt_ops.optimizer import FusedOptimizer
+from tests.ops.cuda.host import HostKernel
+
+MOST, THREADS, TILE = 4, 64, 512
+"""Smaller than on a GPU, so that few threads have to be played."""
+
+SHAPES = [(3,), (TILE,), (0, 7), (TILE + 4, 2), (1,), ()]
+"""Less than a tile, a whole one, nothing, several with an odd end, and scalars."""
+
+
+@pytest.fixture(autouse=True)
+def _on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    macros = {"MOST": MOST, "THREADS": THREADS, "TILE": TILE}
+    kernel = HostKernel("adam", "AdamArguments", macros, THREADS, 1, 0)
+    monkeypatch.setattr(adam, "_MOST", MOST)
+    monkeypatch.setattr(adam, "_TILE", TILE)
+    monkeypatch.setattr(adam, "is_available", lambda _device: True)
+    monkeypatch.setattr(adam, "_kernel", lambda _device: kernel)
+
+
+def draws(count: int, shapes: list[tuple[int, ...]] = SHAPES) -> list[list[Tensor]]:
+    draw = torch.Generator().manual_seed(7)
+    return [[torch.randn(shape, generator=draw) for shape in shapes] for _ in range(count)]
+
+
+@pytest.mark.parametrize(
+    "keys", [{"name": "adam"}, {"name": "adam", "weight_decay": 0.1}, {"name": "adamw"}], ids=str
+)
+@pytest.mark.parametrize("kind", ["none", "value", "norm"])
+def test_updates_are_those_of_torch(keys: dict[str, Any], kind: str) -> None:
+    decay = keys.setdefault("weight_decay", 0.01)
+    start, *gradients = draws(4)
+    ours = [nn.Parameter(part.clone()) for part in start]
+    theirs = [nn.Parameter(part.double()) for part in start]
+    rate = torch.tensor(0.05)
+    optimizer = FusedOptimizer(ours, learning_rate=rate, betas=(0.8, 0.95), eps=1e-4, **keys)
+    make = torch.optim.Adam if keys["name"] == "adam" else torch.optim.AdamW
+    other = make(theirs, lr=0.05, betas=(0.8, 0.95), eps=1e-4, weight_decay=decay)
+    for number, step in enumerate(gradients):
+        for mine, their, gradient in zip(ours, theirs, step, strict=True):
+            mine.grad, their.grad = gradient.clone(), gradient.double()
+        rate.fill_(0.05 / (1 + number))
+        other.param_groups[0]["lr"] = 0.05 / (1 + number)
+        expected = torch.nn.utils.get_total_norm([gradient.double() for gradient in step])
+        if kind == "value":
+            torch.nn.utils.clip_grad_value_(theirs, 0.5)
+        elif kind == "norm":
+            torch.nn.utils.clip_grad_norm_(theirs, 0.5)
+        norm = optimizer.clip_and_step(kind, 0.5)
+        torch.testing.assert_close(norm.double(), expected, rtol=1e-5, atol=0.0)
+        other.step()
+        for mine, their, gradient in zip(ours, theirs, step, strict=True):
+            torch.testing.assert_close(mine.double(), their, rtol=1e-5, atol=1e-6)
+            for name in ("exp_avg", "exp_avg_sq"):
+                state = optimizer.state[mine][name].double()
+                torch.testing.assert_close(state, other.state[their][name], rtol=1e-5, atol=1e-7)
+            assert mine.grad is not None
+            assert mine.grad.equal(gradient)
+
+
+def test_clipping_and_step_apart_give_the_same_bits() -> None:
+    start, gradients = draws(2)
+    runs = [[nn.Parameter(part.clone()) for part in start] for _ in range(2)]
+    optimizers = [FusedOptimizer(run, name="adam", learning_rate=0.05) for run in runs]
+    for run in runs:
+        for parameter, gradient in zip(run, gradients, strict=True):
+            parameter.grad = gradient.clone()
+    optimizers[0].clip_and_step("value", 0.5)
+    optimizers[1].clip("value", 0.5)
+    optimizers[1].step()
+    assert all(one.equal(other) for one, other in zip(*runs, strict=True))
+
+
+def test_more_tensors_than_a_launch_takes_at_addresses_that_are_not_aligned() -> None:
+    shapes = [(TILE + number % 3,) for number in range(2 * MOST + 1)]
+    start, gradients = draws(2, shapes)
+    memory = torch.zeros(sum(part.numel() for part in start))
+    views, begin = [], 0
+    for part in start:
+        views.append(memory[begin : begin + part.numel()].copy_(part))
+        begin += part.numel()
+    assert {view.data_ptr() % 16 for view in views} == {0, 4, 8, 12}
+    parameters = [nn.Parameter(view) for view in views]
+    optimizer = FusedOptimizer(parameters, name="adam", learning_rate=0.5)
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.grad = gradient
+    optimizer.clip_and_step("none", 0.0)
+    for parameter, before, gradient in zip(parameters, start, gradients, strict=True):
+        torch.testing.assert_close(parameter, before - 0.5 * gradient / (gradient.abs() + 1e-8))
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf])
+def test_what_is_no_number_is_handed_on(wrong: float) -> None:
+    parameter = nn.Parameter(torch.zeros(5))
+    parameter.grad = torch.tensor([1.0, wrong, 1.0, 1.0, 1.0])
+    optimizer = FusedOptimizer([parameter], name="adam", learning_rate=0.5)
+    norm = optimizer.clip_and_step("value", 2.0)
+    assert not math.isfinite(float(norm))
+    assert parameter.isfinite().tolist() == [True, math.isinf(wrong), True, True, True]
+
+
+def test_other_parameters_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of another type, in another order in memory, or with sparse gradients."""
+    monkeypatch.setattr(adam, "run", lambda *_arguments, **_options: pytest.fail("the kernel ran"))
+    double = nn.Parameter(torch.ones(4, dtype=torch.float64))
+    turned = nn.Parameter(torch.ones(3, 4).t())
+    sparse = nn.Parameter(torch.ones(4, 3))
+    double.grad, turned.grad = torch.ones(4, dtype=torch.float64), torch.ones(3, 4).t()
+    sparse.grad = torch.sparse_coo_tensor(
+        torch.tensor([[1]]), torch.ones(1, 3), (4, 3), is_coalesced=True, check_invariants=False
+    )
+    for parameter in (double, turned):
+        optimizer = FusedOptimizer([parameter], name="adam", learning_rate=0.5)
+        optimizer.clip_and_step("value", 2.0)
+        torch.testing.assert_close(parameter, torch.full_like(parameter, 0.5))
+    optimizer = FusedOptimizer([sparse], name="adam", learning_rate=0.5)
+    monkeypatch.undo()
+    optimizer.clip_and_step("value", 2.0)
+    torch.testing.assert_close(sparse[:, 0], torch.tensor([1.0, 0.5, 1.0, 1.0]))
