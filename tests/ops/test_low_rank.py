@@ -310,7 +310,6 @@ def test_opcheck(reverse: list[bool]) -> None:
         None,
         reverse,
         "gates",
-        "packed",
         "eager",
         None,
         True,

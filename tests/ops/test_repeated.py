@@ -136,20 +136,15 @@ def test_attentional_lstm(
     )
 
 
-@pytest.mark.parametrize(
-    "layout",
-    ["row", "packed"],
-)
 @RAGGED
-def test_layouts(layout: str, lengths: Tensor | None) -> None:
+def test_kept_gates(lengths: Tensor | None) -> None:
     make = Make("cpu")
     layers, state = make.layers(WIDTH, HIDDEN, 2), make.state(BATCH, HIDDEN, 2)
     both = [make.layer(WIDTH, HIDDEN) for _ in range(2)]
 
     def run(read: Any) -> list[Tensor]:
-        how = {"stash": "gates", "layout": layout}
-        outputs, _ = recompute.lstm(read, layers, state, StackOptions(lengths), **how)
-        others, _ = recompute.bidirectional_lstm(read, *both, lengths=lengths, **how)
+        outputs, _ = recompute.lstm(read, layers, state, StackOptions(lengths), stash="gates")
+        others, _ = recompute.bidirectional_lstm(read, *both, lengths=lengths, stash="gates")
         return [outputs, others]
 
     rows = make(ROWS, WIDTH).requires_grad_()
@@ -202,7 +197,6 @@ def test_opcheck(op: str) -> None:
             places.t(),
             [True],
             "gates",
-            "packed",
             "eager",
             None,
             True,

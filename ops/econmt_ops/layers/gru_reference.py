@@ -37,7 +37,7 @@ def _layer(
     if by_cudnn and torch.cudnn_is_acceptable(inputs):
         parts = []
         for part in torch.split(inputs, MOST_STEPS, 1):
-            parts.append(cudnn_gru(part, h, list(weights), training))
+            parts.append(cudnn_gru(part, h, None, list(weights), training)[0])
             h = parts[-1][:, -1].unsqueeze(0)
         outputs = torch.cat(parts, 1) if len(parts) > 1 else parts[0]
     else:

@@ -23,25 +23,7 @@ from econmt_ops.core.alignment import widened
 from econmt_ops.core.chunks import outer, reaches
 from econmt_ops.core.lengths import padding_mask
 from econmt_ops.core.repeated import clean_rows
-from econmt_ops.lstm.persistent_operands import LayerOperands, OperandMaker
-
-
-class LayerSettings(NamedTuple):
-    """Settings of a layer, which do not follow from its tensors.
-
-    Attributes:
-        dtype: Compute type.
-        products: Type of the products in the recurrence.
-        stash: Stash level.
-        reverse: For each direction True if it walks from the last step to the first.
-        together: "yes" or "no": both directions share a launch or not; "auto" decides by the partition.
-    """
-
-    dtype: torch.dtype
-    products: torch.dtype
-    stash: str
-    reverse: tuple[bool, ...]
-    together: str = "auto"
+from econmt_ops.lstm.persistent_operands import LayerOperands, LayerSettings, OperandMaker
 
 
 class LayerTensors(NamedTuple):
@@ -96,17 +78,7 @@ class LayerGradients(NamedTuple):
 
 
 class LayerPlan:
-    """Sizes and launches of a layer.
-
-    Args:
-        settings: Settings of the layer.
-        inputs: Shape and type of the inputs.
-        sizes: T, B and H.
-        types: Types of the weights.
-        device: Device of the tensors.
-        has_state: True if there is a first state.
-        has_lengths: True if there are lengths.
-        keep: True if a backward pass will follow.
+    """Sizes and launches of a layer, by its settings and what `plan_of` reads of its tensors.
 
     Attributes:
         types: Types of the weights.
@@ -135,7 +107,7 @@ class LayerPlan:
         self._inputs_shape = inputs[0]
         self.types = types
         self._each = len(types) // directions
-        self._operands_of = OperandMaker(inputs, types, directions, hidden, dtype, products)
+        self._operands_of = OperandMaker(settings, inputs, types, hidden)
         self._ring = products != dtype
         self.keeps_rows = self.inputs_type != dtype and not has_lengths
         self.keeps_cells = keep and reaches(settings.stash, "cells")
@@ -205,7 +177,7 @@ class LayerPlan:
         return self._direction(operands.recurrents, number)
 
     def _first_position(self, number: int, lengths: Tensor | None) -> tuple[Tensor, Tensor] | int:
-        """Returns the index, into (T, B), of the position of each row where a direction's walk begins."""
+        """Returns the index, into (T, B), of each row's position where a direction's walk begins."""
         if not self.settings.reverse[number]:
             return 0
         if lengths is None:
@@ -226,14 +198,9 @@ class LayerPlan:
                 gates[at] += h @ recurrent
 
     def forward(self, tensors: LayerTensors, outputs: Tensor) -> tuple[LayerResults, Tensor]:
-        """Runs the layer.
+        """Runs the layer; ``outputs`` (T, B, D H), in this order in memory, is written.
 
-        Args:
-            tensors: Arguments.
-            outputs: (T, B, D H) in this order in memory, is written.
-
-        Returns:
-            The results, and the inputs as they were multiplied.
+        Returns the results, and the inputs as they were multiplied.
         """
         # Padding may hold anything: no row's product is another's, and the walk does not look at it.
         operands = self._operands_of(tensors.inputs, None, tensors.weights, self._workspace, bias=True)
@@ -319,8 +286,7 @@ class LayerPlan:
         """Runs the backward pass.
 
         Args:
-            tensors: Arguments of the layer.
-            results: Results of `forward`; the last states are not read.
+            tensors, results: Arguments and results of `forward`; the last states are not read.
             incoming: Gradients of outputs (T, B, D H), last h and last c.
             needs: True for the inputs and for each weight that needs a gradient.
             rows: Inputs as they were multiplied, if they were kept.
@@ -447,12 +413,9 @@ _plan = functools.lru_cache(maxsize=4096)(LayerPlan)
 
 
 def plan_of(settings: LayerSettings, tensors: LayerTensors, keep: bool) -> LayerPlan:
-    """Returns the plan of a layer with such arguments.
+    """Returns the plan of a layer whose arguments have these shapes, types and devices.
 
-    Args:
-        settings: Settings of the layer.
-        tensors: Arguments; only their shapes, types and devices matter.
-        keep: True if a backward pass will follow.
+    ``keep``: a backward pass will follow.
     """
     inputs, weights = tensors.inputs, tensors.weights
     assert inputs is not None

@@ -11,7 +11,6 @@ Sizes: B batch, T steps, I input size, H hidden, D directions, K steps of a bloc
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,26 +25,9 @@ from econmt_ops.core.stack import StackOptions, last_of, run_stack
 from econmt_ops.core.weights import AnyLSTMWeights, LSTMState
 from econmt_ops.dispatch.registration import Gradients, Incoming, RecurrentOperator
 from econmt_ops.dispatch.traits import Traits
-from econmt_ops.lstm.direction import Direction, LSTMArguments
+from econmt_ops.lstm.direction import Direction, LSTMArguments, LSTMResults
 
 TRAITS = Traits(recomputes=True, loops=True, takes_stash=True, casts=True)
-
-
-class LSTMResults(NamedTuple):
-    """Results of a layer, including the tensors saved if a backward pass follows.
-
-    Attributes:
-        outputs: (T, B, D H).
-        cells: (D, T, B, H), c after each step of a walk, or (D, blocks, B, H) before each block.
-        gates: (D, T, B, 4H) in the order of the walks, if the stash level includes them.
-        last_h, last_c: (D, B, H), after each walk's last step.
-    """
-
-    outputs: Tensor
-    cells: Tensor
-    gates: Tensor
-    last_h: Tensor
-    last_c: Tensor
 
 
 def _directions(call: LSTMArguments) -> list[Direction]:
@@ -78,7 +60,6 @@ def _forward(call: LSTMArguments, keep: bool) -> LSTMResults:
     directions, results = _directions(call), _empty_results(call, keep)
     outputs = results.outputs.chunk(len(directions), 2)
     for number, (direction, part) in enumerate(zip(directions, outputs, strict=True)):
-        gates = None
         if results.gates.shape[1]:
             shares = direction.products(direction.read(0, direction.steps), 0, direction.steps)
             if len(directions) == 1:
@@ -86,10 +67,7 @@ def _forward(call: LSTMArguments, keep: bool) -> LSTMResults:
             else:
                 results.gates[number].copy_(shares)
             del shares
-            gates = results.gates[number]
-        direction.forward(
-            part, results.cells[number], gates, results.last_h[number], results.last_c[number], keep
-        )
+        direction.forward(LSTMResults(part, *(each[number] for each in results[1:])), keep)
     return results
 
 
@@ -113,9 +91,11 @@ def _backward(call: LSTMArguments, results: LSTMResults, incoming: Incoming) -> 
             None if doutputs is None else doutputs[..., part],
             dh[number],
             dc[number],
-            results.outputs[..., part],
-            results.cells[number],
-            results.gates[number] if results.gates.shape[1] else None,
+            results._replace(
+                outputs=results.outputs[..., part],
+                cells=results.cells[number],
+                gates=results.gates[number],
+            ),
             dinputs,
             add=number > 0,
             dgates=dgates,
@@ -155,7 +135,6 @@ def run_layer(
     gate_gradient: Tensor | None = None,
     *,
     stash: str,
-    layout: str,
     backend: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Runs one layer in D directions; returns outputs (B, T, D H), and h and c (D, B, H) after each walk's last step.
@@ -175,7 +154,6 @@ def run_layer(
             inputs.places.t() if isinstance(inputs, UniqueRows) else None,
             list(reverse),
             stash,
-            layout,
             backend,
             gate_gradient,
         )
@@ -190,7 +168,6 @@ def lstm(
     options: StackOptions,
     *,
     stash: str = "outputs",
-    layout: str = "packed",
     backend: str = "eager",
 ) -> tuple[Tensor, LSTMState]:
     """Implements `econmt_ops.lstm` for checked arguments, cast except for the weights.
@@ -200,13 +177,13 @@ def lstm(
         layers: Weights, bottom first.
         state: (h, c) of every layer before the first step, (B, H) each.
         options: Further arguments.
-        stash, layout, backend: See `LSTMArguments`.
+        stash, backend: See `LSTMArguments`.
     """
     lengths = options.lengths
     # Rows are reversed in memory only if an initial state has to pass the padding before it.
     in_memory = options.reverse and lengths is not None and not options.from_zero
     walks_back = options.reverse and not in_memory
-    how = {"stash": stash, "layout": layout, "backend": backend}
+    how = {"stash": stash, "backend": backend}
 
     def run(number: int, read: Inputs) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         h, c = state[number]
@@ -229,7 +206,6 @@ def bidirectional_lstm(
     *,
     lengths: Tensor | None,
     stash: str = "outputs",
-    layout: str = "packed",
     backend: str = "eager",
 ) -> tuple[Tensor, tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]]:
     """Implements `econmt_ops.bidirectional_lstm` for checked arguments, cast except for the weights."""
@@ -238,7 +214,7 @@ def bidirectional_lstm(
     h = values_of(inputs).new_zeros(batch, hidden)
     zero, ways = (h, h.to(accumulate_dtype(h.dtype))), [False, True]
     outputs, last_h, last_c = run_layer(
-        inputs, [forward, backward], [zero, zero], lengths, ways, stash=stash, layout=layout, backend=backend
+        inputs, [forward, backward], [zero, zero], lengths, ways, stash=stash, backend=backend
     )
     forward_h = last_h[0] if lengths is None else last_of(outputs[..., :hidden], h, lengths)
     return outputs, ((forward_h, last_c[0]), (last_h[1], last_c[1]))

@@ -23,7 +23,8 @@ from econmt_ops.core.weights import AnyLSTMWeights, LSTMState, LSTMWeights
 from econmt_ops.dispatch.registration import Gradients, Incoming, RecurrentOperator
 from econmt_ops.lstm import recompute
 from econmt_ops.lstm.eager_layer import is_plain, run_layer
-from econmt_ops.lstm.persistent_layer import LayerPlan, LayerResults, LayerSettings, LayerTensors, plan_of
+from econmt_ops.lstm.persistent_layer import LayerPlan, LayerResults, LayerTensors, plan_of
+from econmt_ops.lstm.persistent_operands import LayerSettings
 
 TRAITS = with_kernels(
     recompute.TRAITS, model_stash="attention", serves=lambda sizes, _: sizes["H"] <= MOST_UNITS
@@ -31,32 +32,31 @@ TRAITS = with_kernels(
 
 
 class PersistentArguments(NamedTuple):
-    """Arguments of the layer operator; lists have one entry per direction."""
+    """Arguments of the layer operator; lists have one entry per direction.
+
+    Attributes:
+        inputs: (T, B, I); with ``places`` the distinct rows (N, I).
+        weights, recurrents, biases: (4H, I), (4H, H) and (4H,), of any type; products are in the type of the inputs.
+        first_h, first_c: (B, H), or empty lists: the initial state is zero.
+        lengths: (B,), or None. places: (T, B), row index of each position; or None.
+        products: Type of the products in the recurrence: "bfloat16", "float16" or "float32".
+        together: See `LayerSettings`.
+        gate_gradient: (T, B, 4H), see `econmt_ops.lstm`; requires one direction and no ``places``.
+    """
 
     inputs: Tensor
-    """(T, B, I); with ``places`` the distinct rows (N, I)."""
     weights: list[Tensor]
-    """(4H, I), of any type; products are in the type of the inputs."""
     recurrents: list[Tensor]
-    """(4H, H)"""
     biases: list[Tensor]
-    """(4H,)"""
     first_h: list[Tensor]
-    """(B, H), or an empty list: the initial state is zero."""
     first_c: list[Tensor]
-    """(B, H) float32, or an empty list."""
     lengths: Tensor | None
-    """(B,)"""
     places: Tensor | None
-    """(T, B), row index of each position."""
     reverse: list[bool]
     stash: str
     products: str
-    """Type of the products in the recurrence: "bfloat16", "float16" or "float32"."""
     together: str
-    """See `LayerSettings`."""
     gate_gradient: Tensor | None = None
-    """(T, B, 4H), see `econmt_ops.lstm`; requires one direction and no ``places``."""
 
 
 def _tensors(call: PersistentArguments) -> LayerTensors:
