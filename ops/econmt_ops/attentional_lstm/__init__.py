@@ -70,13 +70,9 @@ def _check(
 
 
 def _cast(weights: AttentionalLSTMWeights, dtype: torch.dtype) -> AttentionalLSTMWeights:
-    return AttentionalLSTMWeights(
-        cast_layers(weights.layers, dtype),
-        None if weights.query is None else weights.query.to(dtype),
-        None if weights.score is None else weights.score.to(dtype),
-        weights.combine.to(dtype),
-        None if weights.combine_bias is None else weights.combine_bias.to(dtype),
-    )
+    layers, *tensors = weights
+    parts: list[Any] = [None if part is None else part.to(dtype) for part in tensors]
+    return AttentionalLSTMWeights(cast_layers(layers, dtype), *parts)
 
 
 def _check_kinds(weights: object, state: object) -> None:

@@ -18,7 +18,7 @@ from torch.nn import functional
 from econmt_ops.additive_attention.recompute import additive_attention, clean_keys
 from econmt_ops.additive_attention.reference import attend
 from econmt_ops.attentional_lstm.backward import Backward
-from econmt_ops.attentional_lstm.forward import Forward
+from econmt_ops.attentional_lstm.forward import forward
 from econmt_ops.attentional_lstm.options import DecoderOptions
 from econmt_ops.attentional_lstm.problem import (
     AttentionalArguments,
@@ -50,7 +50,7 @@ _operator = Operator(
     "econmt_ops::attentional_lstm",
     AttentionalArguments,
     Result,
-    forward=lambda call, keep: Forward(AttentionalProblem(call), keep).run(),
+    forward=lambda call, keep: forward(AttentionalProblem(call), keep),
     fake=empty_result,
     backward=lambda call, stash, incoming: Backward(AttentionalProblem(call), stash, incoming).run(),
     saves=_saves,
