@@ -317,66 +317,52 @@ def _scan_back(decay: Tensor, c: Tensor, initial: Tensor, dc: Tensor) -> list[Te
     return gradients
 
 
-class _BlockInputs(NamedTuple):
-    """Inputs of a block's backward pass.
+def _block_back(
+    blocks: _Blocks,
+    where: tuple[slice, slice],
+    inputs: ScanInputs,
+    cells: Tensor,
+    target: Tensor,
+    doutputs: Tensor | None,
+    dlast: Tensor | None,
+    after: Tensor | None,
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Returns the gradients of a block's products, of the first source (or None), and of c before the block.
 
-    Attributes:
-        rows, steps: Position of the block. read: First source, (n, t, .). products: (n, t, K H).
+    Args:
+        blocks: Call of the block. where: Its rows and steps.
+        inputs: Arguments of its forward pass without lengths. cells: c of its steps, (n, t, H).
         target: Output for the gradients of the products; may be the products themselves.
-        cells: (n, t, H). initial: c before the block, (n, H).
         doutputs: (n, t, H), or None. dlast: Gradient of c after each row's last step, (n, H), or None.
-        carried: Gradient of c after the block from the steps behind it, (n, H), or None.
+        after: Gradient of c after the block from the steps behind it, (n, H), or None.
     """
-
-    rows: slice
-    steps: slice
-    read: Tensor
-    products: Tensor
-    target: Tensor
-    cells: Tensor
-    initial: Tensor
-    doutputs: Tensor | None
-    dlast: Tensor | None
-    carried: Tensor | None
-
-
-def _block_back(blocks: _Blocks, block: _BlockInputs) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Returns the gradients of a block's products, of the first source (or None), and of c before the block."""
-    cell, c, exact = blocks.cell, block.cells, block.initial.dtype
-    where = block.rows, block.steps
-    parts, decay, _ = cell.start(block.products.to(exact), blocks.hidden)
-    if block.doutputs is None:
-        dh = torch.zeros_like(c)
-    else:
-        dh = blocks.mask(block.doutputs.to(exact), *where)
-    dc, dgate, dread = cell.finish_back(parts, c, block.read, dh)
+    cell, _, _, read, initial, _ = inputs
+    exact = initial.dtype
+    if native.serves(inputs.products):  # the C library carries the gradient of the state through padding
+        last = dlast if after is None else after
+        last = torch.zeros_like(initial) if last is None else last
+        inputs = inputs._replace(lengths=blocks.lengths(*where))
+        carried, dread = scan_cells.backward(inputs, cells, doutputs, last, target)
+        return target, dread, carried
+    parts, decay, _ = cell.start(inputs.products.to(exact), blocks.hidden)
+    dh = torch.zeros_like(cells) if doutputs is None else blocks.mask(doutputs.to(exact), *where)
+    dc, dgate, dread = cell.finish_back(parts, cells, read, dh)
     if dc is dh:
         dc = dh.clone()
-    if block.dlast is not None:
-        blocks.add_last(dc, block.dlast, *where)
-    if block.carried is not None:
-        dc[:, -1] += block.carried
-    ddecay, delta, carried = _scan_back(decay, c, block.initial, dc)
-    if block.dlast is not None and blocks.padding is not None and block.steps.start == 0:
+    if dlast is not None:
+        blocks.add_last(dc, dlast, *where)
+    if after is not None:
+        dc[:, -1] += after
+    ddecay, delta, carried = _scan_back(decay, cells, initial, dc)
+    if dlast is not None and blocks.padding is not None and where[1].start == 0:
         # A row without steps gives back the c that it was given.
-        carried = carried + torch.where(blocks.ends[block.rows] < 0, block.dlast, 0.0)
+        carried = carried + torch.where(blocks.ends[where[0]] < 0, dlast, 0.0)
     rest = [part for part in (dgate,) if part is not None]
     if dread is not None and len(parts) > cell.gates:
         rest.append(dread)
         dread = None
-    target = block.target if block.target.dtype == exact else torch.empty_like(block.target, dtype=exact)
+    target = target if target.dtype == exact else torch.empty_like(target, dtype=exact)
     return cell.start_back(parts, ddecay, delta, rest, target), dread, carried
-
-
-def _block_back_by_library(blocks: _Blocks, block: _BlockInputs) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Computes `_block_back` by the C library, which carries the gradient of the state through padding."""
-    after = block.dlast if block.carried is None else block.carried
-    if after is None:
-        after = torch.zeros_like(block.initial)
-    lengths = blocks.lengths(block.rows, block.steps)
-    inputs = ScanInputs(blocks.cell, block.products, None, block.read, block.initial, lengths)
-    carried, dread = scan_cells.backward(inputs, block.cells, block.doutputs, after, block.target)
-    return block.target, dread, carried
 
 
 def _backward(call: ScannedArguments, results: ScannedResults, incoming: Incoming) -> Gradients:
@@ -387,20 +373,17 @@ def _backward(call: ScannedArguments, results: ScannedResults, incoming: Incomin
         read = blocks.read(rows, steps)
         kept = results.products[rows, steps] if len(results.products) else None
         products = blocks.products(read) if kept is None else kept
-        block = _BlockInputs(
-            rows,
-            steps,
-            read[0],
-            products,
-            products if kept is None else torch.empty_like(kept),
+        initial = call.first[rows] if steps.start == 0 else results.cells[rows, steps.start - 1]
+        dproducts, dread, carried = _block_back(
+            blocks,
+            (rows, steps),
+            ScanInputs(blocks.cell, products, None, read[0], initial, None),
             results.cells[rows, steps],
-            call.first[rows] if steps.start == 0 else results.cells[rows, steps.start - 1],
+            products if kept is None else torch.empty_like(kept),
             None if doutputs is None else doutputs[rows, steps],
             None if dlast is None else dlast[rows],
             carried if steps.stop < blocks.steps else None,
         )
-        back = _block_back_by_library if native.serves(products) else _block_back
-        dproducts, dread, carried = back(blocks, block)
         if steps.start == 0:
             sums.first[rows] = carried
         sums.add(dproducts.to(blocks.dtype), dread, read, rows, steps)
