@@ -25,31 +25,28 @@ TRAITS = Traits(recomputes=True)
 
 
 class AttentionArguments(NamedTuple):
-    """Arguments of the additive attention operator."""
+    """Arguments of the additive attention operator.
+
+    Attributes:
+        query: (B, T, A). keys: (B, S, A), as returned by `clean_keys`. values: (B, S, E). score_weight: (A,).
+        gain, shift: (A,), gain and bias of the layer normalisation; or None. lengths: (B,) int64, or None.
+    """
 
     query: Tensor
-    """(B, T, A)"""
     keys: Tensor
-    """(B, S, A), as returned by `clean_keys`."""
     values: Tensor
-    """(B, S, E)"""
     score_weight: Tensor
-    """(A,)"""
     gain: Tensor | None
-    """(A,), gain of the layer normalisation; ``shift`` (A,) is its bias."""
     shift: Tensor | None
     lengths: Tensor | None
-    """(B,) int64"""
     backend: str
 
 
 class AttentionResults(NamedTuple):
-    """Results of the additive attention operator."""
+    """Context (B, T, E) and weights (T, B, S)."""
 
     context: Tensor
-    """(B, T, E)"""
     weights: Tensor
-    """(T, B, S)"""
 
 
 def clean_keys(keys: Tensor, lengths: Tensor | None) -> Tensor:
@@ -79,11 +76,9 @@ def _forward(arguments: AttentionArguments, keep: bool) -> AttentionResults:  # 
 
 
 def _empty(arguments: AttentionArguments, keep: bool) -> AttentionResults:  # noqa: ARG001
-    query, values = arguments.query, arguments.values
-    batch, steps, _ = query.shape
-    return AttentionResults(
-        query.new_empty(batch, steps, values.shape[2]), query.new_empty(steps, batch, values.shape[1])
-    )
+    (batch, steps, _), (_, positions, width) = arguments.query.shape, arguments.values.shape
+    new = arguments.query.new_empty
+    return AttentionResults(new(batch, steps, width), new(steps, batch, positions))
 
 
 def _backward(arguments: AttentionArguments, results: AttentionResults, incoming: Incoming) -> Gradients:
@@ -91,10 +86,8 @@ def _backward(arguments: AttentionArguments, results: AttentionResults, incoming
     (batch, steps, size), (_, positions, width) = arguments.query.shape, values.shape
     dcontext, dweights = incoming["context"], incoming["weights"]
     queries = rows_of(arguments.query).transpose(0, 1)
-    if dcontext is None:
-        dcontexts = values.new_zeros(steps, batch, width)
-    else:
-        dcontexts = rows_of(dcontext).transpose(0, 1)
+    dcontext = values.new_zeros(batch, steps, width) if dcontext is None else rows_of(dcontext)
+    dcontexts = dcontext.transpose(0, 1)
     dweights = None if dweights is None else rows_of(dweights)
     dquery = torch.empty_like(arguments.query, memory_format=torch.contiguous_format)
     dscores = values.new_empty(steps, batch, positions, dtype=accumulate_dtype(values.dtype))
@@ -149,9 +142,7 @@ def additive_attention(
     backend: str = "eager",
 ) -> tuple[Tensor, Tensor]:
     """Implements `econmt_ops.additive_attention` for checked and cast arguments."""
-    gain, shift = (None, None) if layer_norm is None else layer_norm
-    keys = clean_keys(keys, lengths)
-    context, weights = _operator(
-        AttentionArguments(query, keys, values, score_weight, gain, shift, lengths, backend)
-    )
+    keys, (gain, shift) = clean_keys(keys, lengths), layer_norm or (None, None)
+    call = AttentionArguments(query, keys, values, score_weight, gain, shift, lengths, backend)
+    context, weights = _operator(call)
     return context, weights.transpose(0, 1)

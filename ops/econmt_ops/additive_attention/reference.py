@@ -18,14 +18,7 @@ TRAITS = Traits()
 def additive_scores(
     query: Tensor, keys: Tensor, score_weight: Tensor, layer_norm: tuple[Tensor, Tensor] | None
 ) -> Tensor:
-    """Returns score_weight . tanh(query_t + keys_s), (B, T, S).
-
-    Args:
-        query: (B, T, A).
-        keys: (B, S, A), finite at padded positions.
-        score_weight: (A,).
-        layer_norm: (gain (A,), bias (A,)) or None.
-    """
+    """Returns score_weight . tanh(query_t + keys_s), (B, T, S), of keys that are finite at padded positions."""
     hidden = query.unsqueeze(2) + keys.unsqueeze(1)
     if layer_norm is not None:
         hidden = functional.layer_norm(hidden, hidden.shape[-1:], *layer_norm, eps=LAYER_NORM_EPSILON)
@@ -34,15 +27,9 @@ def additive_scores(
 
 
 def attend(scores: Tensor, values: Tensor, padding: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Converts scores to attention weights and the context.
+    """Returns context (B, T, E) and weights (B, T, S) of scores (B, T, S), in the type of the values (B, S, E).
 
-    Args:
-        scores: (B, T, S).
-        values: (B, S, E), finite at padded positions.
-        padding: (B, S), True at padded positions, or None.
-
-    Returns:
-        context (B, T, E) and weights (B, T, S) in the type of `values`; both are zero for rows of length 0.
+    Values are finite at padded positions, where ``padding`` (B, S) is True; rows of length 0 give zeros.
     """
     scores = scores.to(accumulate_dtype(values.dtype))
     if padding is not None:

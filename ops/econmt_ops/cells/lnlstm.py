@@ -72,16 +72,12 @@ class LayerNormLSTMCell(StepCell):
     def parameter_shapes(self, inputs: int, hidden: int) -> dict[str, tuple[int, ...]]:
         """See `Cell`."""
         rows = 4 * hidden
-        shapes: dict[str, tuple[int, ...]] = {"input": (rows, inputs), "hidden": (rows, hidden)}
-        vectors = {"bias": rows, "input_gain": rows, "hidden_gain": rows}
-        return (
-            shapes
-            | {name: (size,) for name, size in vectors.items()}
-            | {
-                "cell_gain": (hidden,),
-                "cell_bias": (hidden,),
-            }
-        )
+        return {
+            "input": (rows, inputs),
+            "hidden": (rows, hidden),
+            **dict.fromkeys(("bias", "input_gain", "hidden_gain"), (rows,)),
+            **dict.fromkeys(("cell_gain", "cell_bias"), (hidden,)),
+        }
 
     def split(self, weights: AnyLayerNormLSTMWeights) -> Split:
         """See `StepCell`; the bias of a per-gate layer is a part of its product."""

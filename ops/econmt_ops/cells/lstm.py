@@ -46,18 +46,9 @@ def update_state_backward(
     dc: Tensor,
     tanh: Pointwise = torch.tanh,
 ) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor], Tensor]:
-    """Computes the gradients of :func:`activate` and :func:`update_state`.
+    """Computes the gradients of the four quarters of the sums and of c before the step, (B, H) each.
 
-    Args:
-        gates: i, f, g and o, (B, H) each.
-        before: c before the step, (B, H).
-        after: c after the step, (B, H).
-        dh: Gradient of h after the step, (B, H).
-        dc: Gradient of c after the step, (B, H).
-        tanh: Function that computes tanh.
-
-    Returns:
-        The gradients of the four quarters of the sums and of ``before``, (B, H) each.
+    Takes the gates i, f, g and o, c before and after the step and the gradients of h and c after it, (B, H) each.
     """
     i, f, g, o = gates
     squashed = tanh(after)
@@ -72,15 +63,9 @@ def update_state_backward(
 
 
 def forward(sums: Tensor, c: Tensor, tanh: Pointwise = torch.tanh) -> tuple[Tensor, Tensor]:
-    """One step from its sums.
+    """Computes h in the compute type and c in the accumulate type, (B, H) each, after a step.
 
-    Args:
-        sums: (B, 4H) in the compute type.
-        c: (B, H) in the accumulate type, in which all is computed.
-        tanh: what computes tanh.
-
-    Returns:
-        h in the compute type and c in the accumulate type, (B, H) each.
+    Takes the sums (B, 4H) in the compute type and c before the step in the accumulate type, in which all is computed.
     """
     h, c = update_state(activate(sums.to(c.dtype), tanh), c, tanh)
     return h.to(sums.dtype), c

@@ -89,7 +89,7 @@ def _forward(plan: LayerPlan, tensors: LayerTensors) -> tuple[LayerResults, Tens
 def _tensors(
     plan: LayerPlan, inputs: Tensor | None, lengths: Tensor | None, parameters: Sequence[Tensor]
 ) -> LayerTensors:
-    """Returns the arguments of a layer from inputs (B, T, I), and from weights and first state one after another."""
+    """Returns a layer's arguments from inputs (B, T, I), and from weights and first state one after another."""
     read = None if inputs is None else inputs.transpose(0, 1)
     count = len(plan.types)
     if len(parameters) == count:
@@ -168,7 +168,7 @@ def run_layer(
         inputs: (B, T, I), of any floating point type; cast to the compute type.
         state: First h and c, (D, B, H) each, in any floating point type; None: zeros.
         lengths: (B,) on the device, contiguous, or None.
-        weights: Of each direction the input weights (4H, I), the recurrent weights (4H, H) and its biases (4H,).
+        weights: As in `LayerTensors`.
 
     Returns:
         Outputs (B, T, D H), and h and c after each row's last step, (D, B, H); c is float32.

@@ -18,7 +18,7 @@ from torch import Tensor
 from econmt_ops.backends import steps_for
 from econmt_ops.core.chunks import reaches, split_blocks
 from econmt_ops.core.lengths import padding_mask
-from econmt_ops.core.low_rank import layers_of_tensors, tensors_of_matrices
+from econmt_ops.core.low_rank import layers_of_tensors, tensors_of_layers
 from econmt_ops.core.precision import accumulate_dtype
 from econmt_ops.core.repeated import Inputs, UniqueRows, expanded, values_of
 from econmt_ops.core.stack import StackOptions, last_of, run_stack
@@ -145,9 +145,7 @@ def run_layer(
     results = _layer(
         LSTMArguments(
             inputs.rows if isinstance(inputs, UniqueRows) else inputs.transpose(0, 1),
-            tensors_of_matrices([layer.input for layer in weights]),
-            tensors_of_matrices([layer.hidden for layer in weights]),
-            [layer.bias for layer in weights],
+            *tensors_of_layers(weights),
             [h for h, _ in first],
             [c for _, c in first],
             lengths,
