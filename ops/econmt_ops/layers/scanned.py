@@ -26,7 +26,7 @@ from torch.nn import functional
 
 from econmt_ops.backends import c as native
 from econmt_ops.backends.c import scan_cells
-from econmt_ops.cells.scan import CELLS, ScanCell, ScanInputs, ScanLayer
+from econmt_ops.cells.scan import CELLS, ScanInputs, ScanLayer, ScannedArguments
 from econmt_ops.core.chunks import add_outer, reaches
 from econmt_ops.core.gemm import Product, add_rows
 from econmt_ops.core.lengths import padding_mask, zero_padding
@@ -67,7 +67,7 @@ def late(source: Tensor, before: Tensor) -> Tensor:
 
 
 def run_layers(
-    stage: Any,
+    stage: Callable[[Tensor | None, ScannedArguments], tuple[Tensor, Tensor]],
     layer: ScanLayer,
     inputs: Tensor,
     weights: Any,
@@ -81,52 +81,20 @@ def run_layers(
     return outputs, after
 
 
-def _reference_stage(
-    lengths: Tensor | None,
-    cell: ScanCell,
-    sources: Sequence[Tensor],
-    weights: Sequence[Tensor],
-    bias: Tensor,
-    first: Tensor,
-    before: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Runs one recurrence in plain PyTorch; see `econmt_ops.cells.scan.RunStage`."""
-    steps, hidden = sources[0].shape[1], first.shape[1]
-    padding = None if lengths is None else padding_mask(lengths, steps, first.device)
-    read = [zero_padding(source, padding) for source in sources]
-    if before is not None:
-        read[-1] = late(read[-1], before)
-    products = functional.linear(read[0], weights[0], bias)
-    for source, weight in zip(read[1:], weights[1:], strict=True):
+def _reference_stage(lengths: Tensor | None, call: ScannedArguments) -> tuple[Tensor, Tensor]:
+    """Runs one recurrence in plain PyTorch; see `econmt_ops.cells.scan.Stage`."""
+    cell, first = CELLS[call.cell], call.first
+    padding = None if lengths is None else padding_mask(lengths, call.sources[0].shape[1], first.device)
+    read = [zero_padding(source, padding) for source in call.sources]
+    if call.before is not None:
+        read[-1] = late(read[-1], call.before)
+    products = functional.linear(read[0], call.weights[0], call.bias)
+    for source, weight in zip(read[1:], call.weights[1:], strict=True):
         products = products + functional.linear(source, weight)
-    parts, decay, inputs = cell.start(products.to(first.dtype), hidden)
+    parts, decay, inputs = cell.start(products.to(first.dtype), first.shape[1])
     c = scan(decay, inputs, first)
-    outputs = zero_padding(cell.finish(parts, c, read[0]).to(bias.dtype), padding)
+    outputs = zero_padding(cell.finish(parts, c, read[0]).to(call.bias.dtype), padding)
     return outputs, last_of(c, first, lengths)
-
-
-class ScannedArguments(NamedTuple):
-    """Arguments of one recurrence of a layer.
-
-    All values are computed in the type of the sources, whatever the type of the weights, whose gradients have their own
-    type.
-
-    Attributes:
-        sources: Inputs of the products, (B, T, .). weights: (K H, .) for each source. bias: (K H,). first: Initial c,
-            (B, H).
-        before: Value before the first step of the last source, (B, .), if it is read one step late; or None.
-        lengths: (B,), or None.
-        cell: Name of the cell. stash: Stash level, see `econmt_ops.core.chunks.STASHES`.
-    """
-
-    sources: list[Tensor]
-    weights: list[Tensor]
-    bias: Tensor
-    first: Tensor
-    before: Tensor | None
-    lengths: Tensor | None
-    cell: str
-    stash: str
 
 
 class ScannedResults(NamedTuple):
@@ -410,20 +378,8 @@ _stage = RecurrentOperator(
 def staged(operator: Operator[ScannedArguments, ScannedResults]) -> Callable[..., tuple[Tensor, State]]:
     """Returns a function that runs a stack of layers with an operator for each recurrence."""
 
-    def stage(
-        stash: str,
-        lengths: Tensor | None,
-        cell: ScanCell,
-        sources: Sequence[Tensor],
-        weights: Sequence[Tensor],
-        bias: Tensor,
-        first: Tensor,
-        before: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """Runs one recurrence; see `econmt_ops.cells.scan.RunStage`."""
-        results = operator(
-            ScannedArguments([*sources], [*weights], bias, first, before, lengths, cell.name, stash)
-        )
+    def stage(stash: str, lengths: Tensor | None, call: ScannedArguments) -> tuple[Tensor, Tensor]:
+        results = operator(call._replace(lengths=lengths, stash=stash))
         return results.outputs, results.last
 
     def run(
