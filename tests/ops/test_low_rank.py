@@ -312,6 +312,8 @@ def test_opcheck(reverse: list[bool]) -> None:
         "gates",
         "eager",
         None,
+        "",
+        "auto",
         True,
     )
     torch.library.opcheck(torch.ops.econmt_ops.lstm_layer.default, arguments)

@@ -199,6 +199,8 @@ def test_opcheck(op: str) -> None:
             "gates",
             "eager",
             None,
+            "",
+            "auto",
             True,
         )
     else:

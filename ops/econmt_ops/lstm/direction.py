@@ -40,6 +40,9 @@ class LSTMArguments(NamedTuple):
         reverse: per direction, True to walk from the last step to the first.
         stash: the level, see `econmt_ops.core.chunks.STASHES`. backend: see `econmt_ops.backends.steps_for`.
         gate_gradient: (T, B, 4H), or None; see `econmt_ops.lstm`. It requires one direction and no ``places``.
+        products: type of the recurrence's products in a persistent kernel, "bfloat16", "float16" or "float32"; then
+            the lists of first states may be empty for zeros. "": the layer runs step by step.
+        together: for a persistent kernel, see `LayerSettings`.
     """
 
     inputs: Tensor
@@ -54,6 +57,8 @@ class LSTMArguments(NamedTuple):
     stash: str
     backend: str
     gate_gradient: Tensor | None = None
+    products: str = ""
+    together: str = "auto"
 
 
 class LSTMResults(NamedTuple):
@@ -71,6 +76,23 @@ class LSTMResults(NamedTuple):
     gates: Tensor
     last_h: Tensor
     last_c: Tensor
+
+
+def empty_results(call: LSTMArguments, keep: bool) -> LSTMResults:
+    """Allocates the results; tensors that are not kept have no steps."""
+    inputs, directions, hidden = call.inputs, len(call.biases), call.biases[0].shape[0] // 4
+    steps, batch = (inputs if call.places is None else call.places).shape[:2]
+    accumulate = accumulate_dtype(inputs.dtype)
+    blocks = 0 if call.products else len(split_blocks(steps, batch, hidden, accumulate))
+    cells = (steps if reaches(call.stash, "cells") else blocks) if keep else 0
+    gates = steps if keep and reaches(call.stash, "gates") else 0
+    return LSTMResults(
+        inputs.new_empty(steps, batch, directions * hidden),
+        inputs.new_empty(directions, cells, batch, hidden, dtype=accumulate),
+        inputs.new_empty(directions, gates, batch, 4 * hidden),
+        inputs.new_empty(directions, batch, hidden),
+        inputs.new_empty(directions, batch, hidden, dtype=accumulate),
+    )
 
 
 class Direction:

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from econmt_ops.core.precision import MatmulTF32
-from econmt_ops.lstm.persistent_layer import LayerPlan, LayerResults, LayerTensors
+from econmt_ops.lstm.direction import LSTMResults
+from econmt_ops.lstm.persistent_layer import LayerPlan, LayerTensors
 
 _PLAIN = (Tensor, nn.Parameter)
 
@@ -70,7 +71,7 @@ class _Float32Products(MatmulTF32):
             torch.set_autocast_enabled("cuda", True)
 
 
-def _forward(plan: LayerPlan, tensors: LayerTensors) -> tuple[LayerResults, Tensor, Tensor]:
+def _forward(plan: LayerPlan, tensors: LayerTensors) -> tuple[LSTMResults, Tensor, Tensor]:
     """Returns the results, the inputs as they were multiplied, and the outputs (B, T, D H)."""
     first = tensors.weights[0]
     width = plan.directions * plan.hidden
@@ -113,7 +114,7 @@ class _LayerFunction(torch.autograd.Function):
         ctx.plan = plan
         ctx.set_materialize_grads(False)
         read = rows if plan.keeps_rows else inputs
-        ctx.save_for_backward(lengths, read, outputs, results.cells, results.sums, *parameters)
+        ctx.save_for_backward(lengths, read, outputs, results.cells, results.gates, *parameters)
         return outputs, results.last_h, results.last_c
 
     @staticmethod
@@ -142,7 +143,7 @@ def _backward(
         return None, None, *(None for _ in needs)
     inputs, rows = (None, read) if plan.keeps_rows else (read, None)
     tensors = _tensors(plan, inputs, lengths, parameters)
-    results = LayerResults(outputs.transpose(0, 1), outputs, outputs, cells, sums)
+    results = LSTMResults(outputs.transpose(0, 1), cells, sums, outputs, outputs)
     incoming = None if doutputs is None else doutputs.transpose(0, 1), last_h, last_c
     with _plain_products(plan, outputs.device.type):
         gradients = plan.backward(tensors, results, incoming, needs, rows)

@@ -23,6 +23,8 @@ from econmt_ops.core.alignment import widened
 from econmt_ops.core.chunks import outer, reaches
 from econmt_ops.core.lengths import padding_mask
 from econmt_ops.core.repeated import clean_rows
+from econmt_ops.dispatch.registration import Gradients, Incoming
+from econmt_ops.lstm.direction import LSTMArguments, LSTMResults, empty_results
 from econmt_ops.lstm.persistent_operands import LayerOperands, LayerSettings, OperandMaker
 
 
@@ -43,22 +45,6 @@ class LayerTensors(NamedTuple):
     state: tuple[Tensor, Tensor] | None = None
     lengths: Tensor | None = None
     places: Tensor | None = None
-
-
-class LayerResults(NamedTuple):
-    """Results of a layer, and tensors for the backward pass; instead of one that is not kept stands any tensor.
-
-    Attributes:
-        outputs: (T, B, D H). last_h: (D, B, H). last_c: (D, B, H) float32.
-        cells: (D, T, B, H) float32, c before the step at each position.
-        sums: (D T B, 4H), the gates before their nonlinearities.
-    """
-
-    outputs: Tensor
-    last_h: Tensor
-    last_c: Tensor
-    cells: Tensor
-    sums: Tensor
 
 
 class LayerGradients(NamedTuple):
@@ -197,10 +183,11 @@ class LayerPlan:
             else:
                 gates[at] += h @ recurrent
 
-    def forward(self, tensors: LayerTensors, outputs: Tensor) -> tuple[LayerResults, Tensor]:
+    def forward(self, tensors: LayerTensors, outputs: Tensor) -> tuple[LSTMResults, Tensor]:
         """Runs the layer; ``outputs`` (T, B, D H), in this order in memory, is written.
 
-        Returns the results, and the inputs as they were multiplied.
+        Returns the results, and the inputs as they were multiplied. Cells (D, T, B, H) are c before the step at each
+        position, gates (D T B, 4H) the sums before the nonlinearities; instead of what is not kept stands any tensor.
         """
         # Padding may hold anything: no row's product is another's, and the walk does not look at it.
         operands = self._operands_of(tensors.inputs, None, tensors.weights, self._workspace, bias=True)
@@ -231,15 +218,15 @@ class LayerPlan:
         for programs, integers in self._parts:
             self._walk(programs, arguments, integers)
         kept = sums if self.keeps_sums else last_h
-        return LayerResults(outputs, last_h, last_c, cells, kept), operands.rows
+        return LSTMResults(outputs, cells, kept, last_h, last_c), operands.rows
 
     def _recomputed(
-        self, tensors: LayerTensors, operands: LayerOperands, results: LayerResults
+        self, tensors: LayerTensors, operands: LayerOperands, results: LSTMResults
     ) -> tuple[Tensor, Tensor]:
         """Returns the gates' sums and the cell states, as they were kept or made again."""
         from econmt_ops.backends.triton.persistent import walk_cells
 
-        sums, cells, reverse = results.sums, results.cells, self.settings.reverse
+        sums, cells, reverse = results.gates, results.cells, self.settings.reverse
         if not self.keeps_sums:
             sums = operands.rows.new_empty(self.directions * self.steps * self.batch, 4 * self.hidden)
             self._input_shares(operands, sums, tensors.places)
@@ -278,7 +265,7 @@ class LayerPlan:
     def backward(
         self,
         tensors: LayerTensors,
-        results: LayerResults,
+        results: LSTMResults,
         incoming: Sequence[Tensor | None],
         needs: Sequence[bool],
         rows: Tensor | None = None,
@@ -294,7 +281,7 @@ class LayerPlan:
         again = not self.keeps_sums  # the products that make the gates again need the biases
         inputs = self._cleaned(tensors) if rows is None else None
         operands = self._operands_of(inputs, rows, tensors.weights, self._workspace_back, bias=again)
-        sums, cells = results.sums, results.cells
+        sums, cells = results.gates, results.cells
         if again or not self.keeps_cells:
             sums, cells = self._recomputed(tensors, operands, results)
         directions, batch, hidden, device = self.directions, self.batch, self.hidden, sums.device
@@ -430,3 +417,46 @@ def plan_of(settings: LayerSettings, tensors: LayerTensors, keep: bool) -> Layer
         tensors.lengths is not None,
         keep,
     )
+
+
+def _tensors(call: LSTMArguments) -> LayerTensors:
+    layers = zip(call.weights, call.recurrents, call.biases, strict=True)
+    weights = [part.contiguous() for layer in layers for part in layer]
+    state = (torch.stack(call.first_h), torch.stack(call.first_c)) if call.first_h else None
+    return LayerTensors(call.inputs, weights, state, call.lengths, call.places)
+
+
+def _plan_of_call(call: LSTMArguments, tensors: LayerTensors, keep: bool) -> LayerPlan:
+    products = getattr(torch, call.products)
+    settings = LayerSettings(call.inputs.dtype, products, call.stash, tuple(call.reverse), call.together)
+    return plan_of(settings, tensors, keep)
+
+
+def run_forward(call: LSTMArguments, keep: bool) -> LSTMResults:
+    """Runs a call of the layer operator."""
+    tensors = _tensors(call)
+    plan, empty = _plan_of_call(call, tensors, keep), empty_results(call, False)
+    results, _ = plan.forward(tensors, empty.outputs)
+    gates = empty.gates
+    if plan.keeps_sums:
+        gates = results.gates.view(plan.directions, plan.steps, plan.batch, 4 * plan.hidden)
+    return results._replace(cells=results.cells if plan.keeps_cells else empty.cells, gates=gates)
+
+
+def run_backward(call: LSTMArguments, results: LSTMResults, incoming: Incoming) -> Gradients:
+    """Returns the gradients of a call of the layer operator by name."""
+    tensors = _tensors(call)
+    plan = _plan_of_call(call, tensors, True)
+    needs = True, *[call.gate_gradient is None] * len(tensors.weights)
+    dresults = [incoming[name] for name in ("outputs", "last_h", "last_c")]
+    results = results._replace(gates=results.gates.flatten(0, 2))
+    gradients = plan.backward(tensors, results, dresults, needs)
+    return {
+        "inputs": gradients.inputs,
+        "weights": gradients.weights[::3],
+        "recurrents": gradients.weights[1::3],
+        "biases": gradients.weights[2::3],
+        "first_h": gradients.first_h,
+        "first_c": gradients.first_c.unbind(0) if call.first_c else [],
+        "gate_gradient": None if call.gate_gradient is None else gradients.sums.view_as(call.gate_gradient),
+    }

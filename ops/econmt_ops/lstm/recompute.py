@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from econmt_ops.backends import steps_for
-from econmt_ops.core.chunks import reaches, split_blocks
 from econmt_ops.core.lengths import padding_mask
 from econmt_ops.core.low_rank import layers_of_tensors, tensors_of_layers
 from econmt_ops.core.precision import accumulate_dtype
@@ -25,7 +24,8 @@ from econmt_ops.core.stack import StackOptions, last_of, run_stack
 from econmt_ops.core.weights import AnyLSTMWeights, LSTMState
 from econmt_ops.dispatch.registration import Gradients, Incoming, RecurrentOperator
 from econmt_ops.dispatch.traits import Traits
-from econmt_ops.lstm.direction import Direction, LSTMArguments, LSTMResults
+from econmt_ops.lstm import persistent_layer
+from econmt_ops.lstm.direction import Direction, LSTMArguments, LSTMResults, empty_results
 
 TRAITS = Traits(recomputes=True, loops=True, takes_stash=True, casts=True)
 
@@ -40,24 +40,10 @@ def _directions(call: LSTMArguments) -> list[Direction]:
     return [Direction(call, number, layer, run, padding) for number, layer in enumerate(layers)]
 
 
-def _empty_results(call: LSTMArguments, keep: bool) -> LSTMResults:
-    inputs, directions, hidden = call.inputs, len(call.biases), call.biases[0].shape[0] // 4
-    steps, batch = (inputs if call.places is None else call.places).shape[:2]
-    accumulate = accumulate_dtype(inputs.dtype)
-    blocks = len(split_blocks(steps, batch, hidden, accumulate))
-    cells = (steps if reaches(call.stash, "cells") else blocks) if keep else 0
-    gates = steps if keep and reaches(call.stash, "gates") else 0
-    return LSTMResults(
-        inputs.new_empty(steps, batch, directions * hidden),
-        inputs.new_empty(directions, cells, batch, hidden, dtype=accumulate),
-        inputs.new_empty(directions, gates, batch, 4 * hidden),
-        inputs.new_empty(directions, batch, hidden),
-        inputs.new_empty(directions, batch, hidden, dtype=accumulate),
-    )
-
-
 def _forward(call: LSTMArguments, keep: bool) -> LSTMResults:
-    directions, results = _directions(call), _empty_results(call, keep)
+    if call.products:
+        return persistent_layer.run_forward(call, keep)
+    directions, results = _directions(call), empty_results(call, keep)
     outputs = results.outputs.chunk(len(directions), 2)
     for number, (direction, part) in enumerate(zip(directions, outputs, strict=True)):
         if results.gates.shape[1]:
@@ -72,6 +58,8 @@ def _forward(call: LSTMArguments, keep: bool) -> LSTMResults:
 
 
 def _backward(call: LSTMArguments, results: LSTMResults, incoming: Incoming) -> Gradients:
+    if call.products:
+        return persistent_layer.run_backward(call, results, incoming)
     directions = _directions(call)
     dinputs = torch.empty_like(directions[0].inputs, memory_format=torch.contiguous_format)
     doutputs, dh, dc = incoming["outputs"], incoming["last_h"], incoming["last_c"]
@@ -119,7 +107,7 @@ _layer = RecurrentOperator(
     LSTMArguments,
     LSTMResults,
     forward=_forward,
-    fake=_empty_results,
+    fake=empty_results,
     backward=_backward,
     saves=lambda _: (*LSTMArguments._fields, "outputs", "cells", "gates"),
     constants=lambda call: () if call.gate_gradient is None else ("weights", "recurrents", "biases"),
@@ -135,7 +123,9 @@ def run_layer(
     gate_gradient: Tensor | None = None,
     *,
     stash: str,
-    backend: str,
+    backend: str = "triton",
+    products: str = "",
+    together: str = "auto",
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Runs one layer in D directions; returns outputs (B, T, D H), and h and c (D, B, H) after each walk's last step.
 
@@ -154,6 +144,8 @@ def run_layer(
             stash,
             backend,
             gate_gradient,
+            products,
+            together,
         )
     )
     return results.outputs.transpose(0, 1), results.last_h, results.last_c

@@ -14,8 +14,9 @@ from econmt_ops.backends.triton import persistent
 from econmt_ops.backends.triton.persistent import Partition
 from econmt_ops.core.repeated import UniqueRows
 from econmt_ops.core.stack import StackOptions
-from econmt_ops.lstm import persistent_layer, reference, triton
+from econmt_ops.lstm import persistent_layer, recompute, reference, triton
 from econmt_ops.lstm.chunked import ChunkedLSTM
+from econmt_ops.lstm.direction import LSTMArguments
 
 
 @pytest.fixture(autouse=True)
@@ -220,10 +221,17 @@ def test_the_operator_is_registered_as_torch_expects(device: str) -> None:
     inputs = torch.randn(3, 2, 3, device=device, requires_grad=True)
     state = [torch.randn(2, 5, device=device, requires_grad=True) for _ in range(2)]
     lengths = torch.tensor([3, 1], device=device)
-    layer = triton.PersistentArguments(
-        inputs, *([part] for part in (*weights, *state)), lengths, None, [True], "cells", "float32", "auto"
+    layer = LSTMArguments(
+        inputs,
+        *([part] for part in (*weights, *state)),
+        lengths,
+        None,
+        [True],
+        "cells",
+        "triton",
+        products="float32",
     )
-    torch.library.opcheck(triton._operator.forward, (*layer, True))
+    torch.library.opcheck(recompute._layer.forward, (*layer, True))
 
 
 @pytest.mark.parametrize("full", [True, False], ids=["full", "ragged"])
