@@ -115,13 +115,7 @@ PLAIN, RELU, GATE, HIGHWAY = Output("plain", 0), Output("relu", 0), Output("gate
 
 
 class ScanCell(NamedTuple):
-    """Cell with one linear recurrence: the recurrence, its output formula and the candidate's nonlinearity.
-
-    Attributes:
-        name: Name of the cell.
-        recurrence, output: Formulas, see the module.
-        squashes: True if the candidate u passes through tanh.
-    """
+    """Cell with one linear recurrence: its formulas, and whether the candidate u passes through tanh (``squashes``)."""
 
     name: str
     recurrence: Recurrence
@@ -173,10 +167,7 @@ class ScanCell(NamedTuple):
     ) -> Tensor:
         """Writes the gradients of the products over ``products`` (..., K H).
 
-        Args:
-            parts: Activated parts. ddecay, delta: Gradients of a and b, which may be overwritten.
-            rest: Gradients from `finish_back` of the parts that follow the recurrence's, in order.
-            products: Tensor to overwrite.
+        Those of a and b may be overwritten; ``rest`` are the gradients from `finish_back` of the parts that follow.
         """
         gradients = self.recurrence.backward(parts, ddecay, delta)
         if self.squashes:
@@ -242,12 +233,7 @@ lengths and stash level to its arguments."""
 
 
 class ScanLayer(Cell):
-    """Layer of one recurrence, a `econmt_ops.cells.protocol.Cell` whose only state is c.
-
-    Args:
-        cell: Recurrence of the layer.
-        summary: See `Cell`.
-    """
+    """Layer of one recurrence, a `econmt_ops.cells.protocol.Cell` with that summary whose only state is c."""
 
     states: tuple[str, ...] = ("c",)
     weights: type[Any] = GateWeights

@@ -141,11 +141,7 @@ def _implementations_for(cells: tuple[Cell, ...]) -> dict[str, tuple[Callable[..
 
 
 def _check_layers(check: Shapes, layers: tuple[Any, ...], cells: tuple[Cell, ...]) -> Cell:
-    """Returns the cell to which the weights belong, and records H.
-
-    Raises:
-        ValueError: If the shape of a tensor does not fit the cell.
-    """
+    """Returns the cell to which the weights belong, and records H; raises ValueError if a shape does not fit."""
     inputs = check.sizes["I"]
     for field, tensor in zip(layers[0]._fields, layers[0], strict=True):
         check.is_number(f"layers[0].{field}", tensor)

@@ -246,16 +246,10 @@ def _backward(call: SteppedArguments, results: SteppedResults, incoming: Incomin
     sums = _SteppedSums(walk)
     to_h = Product(walk.hidden.t(), calls=walk.steps)
     doutputs, dlast = incoming["outputs"], incoming["last"]
-    dh = (
-        torch.zeros_like(call.first[0])
-        if incoming["last_h"] is None
-        else incoming["last_h"].clone(memory_format=torch.contiguous_format)
-    )
-    others = (
-        [torch.zeros_like(part) for part in call.first[1:]]
-        if dlast is None
-        else dlast.clone(memory_format=torch.contiguous_format).unbind(0)
-    )
+    dh, others = incoming["last_h"], [torch.zeros_like(part) for part in call.first[1:]]
+    dh = torch.zeros_like(call.first[0]) if dh is None else dh.clone(memory_format=torch.contiguous_format)
+    if dlast is not None:
+        others = [*dlast.clone(memory_format=torch.contiguous_format).unbind(0)]
     dstate = (dh, *others)
     for number in steps_of(range(len(walk.blocks))[::-1]):
         begin, end = walk.blocks[number]

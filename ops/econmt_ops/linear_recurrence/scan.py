@@ -44,7 +44,7 @@ class RecurrenceArguments(NamedTuple):
     lengths: Tensor | None
     reverse: bool
     stash: str
-    backend: str
+    backend: str = ""
 
 
 class RecurrenceResults(NamedTuple):
@@ -139,15 +139,6 @@ _operator = Operator(
 )
 
 
-def linear_recurrence(
-    decay: Tensor,
-    inputs: Tensor,
-    *,
-    initial: Tensor | None,
-    lengths: Tensor | None,
-    reverse: bool,
-    stash: str,
-    backend: str,
-) -> Tensor:
+def linear_recurrence(call: RecurrenceArguments, *, backend: str) -> Tensor:
     """Implements `econmt_ops.linear_recurrence` for checked and cast arguments."""
-    return _operator(RecurrenceArguments(decay, inputs, initial, lengths, reverse, stash, backend)).outputs
+    return _operator(call._replace(backend=backend)).outputs

@@ -54,9 +54,9 @@ class LSTMArguments(NamedTuple):
     lengths: Tensor | None
     places: Tensor | None
     reverse: list[bool]
+    gate_gradient: Tensor | None
     stash: str
-    backend: str
-    gate_gradient: Tensor | None = None
+    backend: str = "triton"
     products: str = ""
     together: str = "auto"
 

@@ -64,7 +64,7 @@ class LayerGradients(NamedTuple):
 
 
 class LayerPlan:
-    """Sizes and launches of a layer, by its settings and what `plan_of` reads of its tensors.
+    """Sizes and launches of a layer; of its tensors only shapes, types and devices matter.
 
     Attributes:
         types: Types of the weights.
@@ -72,34 +72,29 @@ class LayerPlan:
         keeps_cells, keeps_sums: True if it gets these tensors.
     """
 
-    def __init__(
-        self,
-        settings: LayerSettings,
-        inputs: tuple[torch.Size, torch.dtype],
-        sizes: tuple[int, int, int],
-        types: tuple[torch.dtype, ...],
-        device: torch.device,
-        has_state: bool,
-        has_lengths: bool,
-        keep: bool,
-    ) -> None:
+    def __init__(self, settings: LayerSettings, tensors: LayerTensors, keep: bool) -> None:
         from econmt_ops.backends.triton import layer_kernels, persistent
 
-        self.settings, self.keep, self.has_lengths = settings, keep, has_lengths
+        inputs, weights, state, lengths, places = tensors
+        assert inputs is not None
+        self.settings, self.keep, self.has_lengths = settings, keep, lengths is not None
         self.dtype, self.products = dtype, products = settings.dtype, settings.products
-        self.steps, self.batch, self.hidden = steps, batch, hidden = sizes
+        self.steps, self.batch = steps, batch = (inputs if places is None else places).shape[:2]
+        self.hidden = hidden = weights[1].shape[1]
         self.directions = directions = len(settings.reverse)
-        (*_, self.size), self.inputs_type = inputs
-        self._inputs_shape = inputs[0]
-        self.types = types
+        self._inputs_shape, self.inputs_type = shape, kind = inputs.shape, inputs.dtype
+        self.size = shape[-1]
+        self.types = types = tuple([weight.dtype for weight in weights])
         self._each = len(types) // directions
-        self._operands_of = OperandMaker(settings, inputs, types, hidden)
+        self._operands_of = OperandMaker(settings, (shape, kind), types, hidden)
         self._ring = products != dtype
-        self.keeps_rows = self.inputs_type != dtype and not has_lengths
+        self.keeps_rows = kind != dtype and lengths is None
         self.keeps_cells = keep and reaches(settings.stash, "cells")
         self.keeps_sums = keep and reaches(settings.stash, "gates")
         ahead, self._back = (
-            persistent.partition_of(batch, hidden, products, device, directions, settings.together, back)
+            persistent.partition_of(
+                batch, hidden, products, inputs.device, directions, settings.together, back
+            )
             for back in (False, True)
         )
         zeros = persistent.counters_of(ahead, directions, batch, hidden)[1]
@@ -119,7 +114,7 @@ class LayerPlan:
             (directions, steps, batch, 4 * hidden),
             (dtype, products, dtype),
             settings.reverse,
-            (has_state, has_lengths, self.keeps_cells, self.keeps_sums),
+            (state is not None, lengths is not None, self.keeps_cells, self.keeps_sums),
         )
         self._parts = [(programs, (steps, batch, *part)) for programs, *part in parts]
         self._walk_back = functools.cache(self._walk_back_of)
@@ -396,27 +391,24 @@ class LayerPlan:
         return gradient
 
 
-_plan = functools.lru_cache(maxsize=4096)(LayerPlan)
+_PLANS: dict[object, LayerPlan] = {}
+
+_MOST_PLANS = 4096
 
 
 def plan_of(settings: LayerSettings, tensors: LayerTensors, keep: bool) -> LayerPlan:
-    """Returns the plan of a layer whose arguments have these shapes, types and devices.
-
-    ``keep``: a backward pass will follow.
-    """
-    inputs, weights = tensors.inputs, tensors.weights
+    """Returns the plan of a layer whose arguments have these shapes; ``keep``: a backward pass will follow."""
+    inputs, weights, state, lengths, places = tensors
     assert inputs is not None
-    steps, batch = (inputs if tensors.places is None else tensors.places).shape[:2]
-    return _plan(
-        settings,
-        (inputs.shape, inputs.dtype),
-        (steps, batch, weights[1].shape[1]),
-        tuple([weight.dtype for weight in weights]),
-        inputs.device,
-        tensors.state is not None,
-        tensors.lengths is not None,
-        keep,
-    )
+    shapes = inputs.shape, weights[1].shape, None if places is None else places.shape
+    types = inputs.dtype, *[weight.dtype for weight in weights]
+    key = settings, shapes, types, inputs.device, state is None, lengths is None, keep
+    plan = _PLANS.get(key)
+    if plan is None:
+        if len(_PLANS) >= _MOST_PLANS:
+            _PLANS.clear()
+        plan = _PLANS[key] = LayerPlan(settings, tensors, keep)
+    return plan
 
 
 def _tensors(call: LSTMArguments) -> LayerTensors:

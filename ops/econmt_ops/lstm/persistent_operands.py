@@ -21,9 +21,7 @@ class LayerSettings(NamedTuple):
     """Settings of a layer, which do not follow from its tensors.
 
     Attributes:
-        dtype: Compute type.
-        products: Type of the products in the recurrence.
-        stash: Stash level.
+        dtype, products: Type of the large products, and of those in the recurrence.
         reverse: For each direction True if it walks from the last step to the first.
         together: "yes" or "no": both directions share a launch or not; "auto" decides by the partition.
     """
@@ -56,11 +54,7 @@ class LayerOperands(NamedTuple):
 class OperandMaker:
     """Makes the operands of layers of one kind; what has the right type and layout already is not copied.
 
-    Args:
-        settings: Settings of the layers.
-        inputs: Shape and type of the inputs, (T, B, I) or (N, I).
-        types: Types of the weights, direction by direction.
-        hidden: H.
+    Takes shape and type of the inputs, (T, B, I) or (N, I), types of the weights, direction by direction, and H.
 
     Attributes:
         width: I'.

@@ -67,11 +67,9 @@ def _backward(call: LSTMArguments, results: LSTMResults, incoming: Incoming) -> 
     dc = torch.zeros_like(torch.stack(call.first_c)) if dc is None else dc
     # With a gate-gradient tensor, the gates' gradients are returned instead of the weights' gradients, which the caller
     # derives from them.
-    dgates = (
-        None
-        if call.gate_gradient is None
-        else torch.empty_like(call.gate_gradient, memory_format=torch.contiguous_format)
-    )
+    dgates = None
+    if call.gate_gradient is not None:
+        dgates = torch.empty_like(call.gate_gradient, memory_format=torch.contiguous_format)
     gradients, matrices = [], []
     for number, direction in enumerate(directions):
         part = slice(number * direction.hidden, (number + 1) * direction.hidden)
@@ -121,31 +119,27 @@ def run_layer(
     lengths: Tensor | None,
     reverse: Sequence[bool],
     gate_gradient: Tensor | None = None,
-    *,
-    stash: str,
-    backend: str = "triton",
-    products: str = "",
-    together: str = "auto",
+    **how: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Runs one layer in D directions; returns outputs (B, T, D H), and h and c (D, B, H) after each walk's last step.
 
     At padded positions h is 0: a reversed direction with lengths must start from zero, and the last h of a forward
-    direction has to be taken from the outputs.
+    direction has to be taken from the outputs. ``how`` are the last arguments of the operator.
     """
+    matrices, recurrents, biases = tensors_of_layers(weights)
     results = _layer(
         LSTMArguments(
             inputs.rows if isinstance(inputs, UniqueRows) else inputs.transpose(0, 1),
-            *tensors_of_layers(weights),
+            matrices,
+            recurrents,
+            biases,
             [h for h, _ in first],
             [c for _, c in first],
             lengths,
             inputs.places.t() if isinstance(inputs, UniqueRows) else None,
             list(reverse),
-            stash,
-            backend,
             gate_gradient,
-            products,
-            together,
+            **how,
         )
     )
     return results.outputs.transpose(0, 1), results.last_h, results.last_c
@@ -160,15 +154,7 @@ def lstm(
     stash: str = "outputs",
     backend: str = "eager",
 ) -> tuple[Tensor, LSTMState]:
-    """Implements `econmt_ops.lstm` for checked arguments, cast except for the weights.
-
-    Args:
-        inputs: (B, T, I), or its distinct rows.
-        layers: Weights, bottom first.
-        state: (h, c) of every layer before the first step, (B, H) each.
-        options: Further arguments.
-        stash, backend: See `LSTMArguments`.
-    """
+    """Implements `econmt_ops.lstm` for checked arguments, cast except for the weights; see also `LSTMArguments`."""
     lengths = options.lengths
     # Rows are reversed in memory only if an initial state has to pass the padding before it.
     in_memory = options.reverse and lengths is not None and not options.from_zero

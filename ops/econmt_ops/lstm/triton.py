@@ -58,8 +58,7 @@ def products_of(inputs: Inputs, layers: Sequence[AnyLSTMWeights]) -> torch.dtype
     return products if all(partition is not None for partition in fits) else None
 
 
-def _steps(inputs: Inputs) -> str:
-    """Returns the backend of layers that run step by step."""
+def _stepwise_backend(inputs: Inputs) -> str:
     return "triton" if serves(values_of(inputs)) else "eager"
 
 
@@ -111,7 +110,7 @@ def lstm(
     """Implements `econmt_ops.lstm` for checked arguments, cast except for the weights."""
     products = products_of(inputs, layers)
     if products is None:
-        return recompute.lstm(inputs, layers, state, options, stash=stash, backend=_steps(inputs))
+        return recompute.lstm(inputs, layers, state, options, stash=stash, backend=_stepwise_backend(inputs))
 
     def run(number: int, read: Inputs) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         first = [] if options.from_zero else [state[number]]
@@ -148,7 +147,7 @@ def bidirectional_lstm(
     products = products_of(inputs, layers)
     if products is None:
         return recompute.bidirectional_lstm(
-            inputs, forward, backward, lengths=lengths, stash=stash, backend=_steps(inputs)
+            inputs, forward, backward, lengths=lengths, stash=stash, backend=_stepwise_backend(inputs)
         )
     outputs, h, c = _run_layer(inputs, layers, [], lengths, [False, True], stash, products, together)
     return outputs, ((h[0], c[0]), (h[1], c[1]))
