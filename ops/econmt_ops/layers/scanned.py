@@ -146,13 +146,12 @@ class _Blocks:
             for begin in range(0, max(1, self.batch), rows)  # at least one, so that all gradients are written
             for start in range(0, self.steps, size)
         ]
-        weights = [weight.to(self.dtype) for weight in call.weights]
-        block_count = len(self.places)
-        biases = [call.bias.to(self.dtype), *(None for _ in weights[1:])]
+        self.weights = [weight.to(self.dtype) for weight in call.weights]
+        biases = [call.bias.to(self.dtype), *(None for _ in self.weights[1:])]
         self._products = [
-            Product(weight, bias, calls=block_count) for weight, bias in zip(weights, biases, strict=True)
+            Product(weight, bias, calls=len(self.places))
+            for weight, bias in zip(self.weights, biases, strict=True)
         ]
-        self.weights = weights
 
     def mask(self, values: Tensor, rows: slice, steps: slice) -> Tensor:
         """Returns values (n, t, .) of a block with zeros at padded positions."""
@@ -184,28 +183,15 @@ class _Blocks:
         remaining: Tensor = self.ends[rows, 0] + 1 - steps.start
         return remaining.clamp(0, steps.stop - steps.start)
 
-    def at_ends(self, rows: slice, steps: slice) -> tuple[Tensor, Tensor]:
-        """Returns a mask (n, 1) of the rows that end in a block, and their last steps in it (n, 1)."""
-        ends = self.ends[rows]
-        inside = (ends >= steps.start) & (ends < steps.stop)
-        return inside, (ends - steps.start).clamp(0, steps.stop - steps.start - 1)
-
-    def put_last(self, last: Tensor, c: Tensor, rows: slice, steps: slice) -> None:
-        """Copies c (n, t, H) at the last steps of rows to ``last`` (B, H)."""
-        if self.padding is None:
-            last[rows] = c[:, -1]
-            return
-        inside, index = self.at_ends(rows, steps)
-        ending = c.gather(1, index.unsqueeze(2).expand(-1, 1, self.hidden)).squeeze(1)
-        last[rows] = torch.where(inside, ending, last[rows])
-
     def add_last(self, dc: Tensor, dlast: Tensor, rows: slice, steps: slice) -> None:
         """Adds the gradient of the last c (n, H) to the gradient of c (n, t, H) at the last steps of rows."""
         if self.padding is None:
             if steps.stop == self.steps:
                 dc[:, -1] += dlast
             return
-        inside, index = self.at_ends(rows, steps)
+        ends = self.ends[rows]
+        inside = (ends >= steps.start) & (ends < steps.stop)
+        index = (ends - steps.start).clamp(0, steps.stop - steps.start - 1)
         gradient = torch.where(inside, dlast, 0.0).unsqueeze(1)
         dc.scatter_add_(1, index.unsqueeze(2).expand(-1, 1, self.hidden), gradient)
 
@@ -216,25 +202,23 @@ def _forward(call: ScannedArguments, keep: bool) -> ScannedResults:
         everything = slice(0, blocks.batch), slice(0, blocks.steps)
         results = results._replace(products=blocks.products(blocks.read(*everything)))
     carried = call.first
-    results.last.copy_(call.first)
     for rows, steps in blocks.places:
         read = blocks.read(rows, steps)
         products = results.products[rows, steps] if len(results.products) else blocks.products(read)
         initial = call.first[rows] if steps.start == 0 else carried
+        lengths = blocks.lengths(rows, steps)
         if native.serves(products):
-            lengths = blocks.lengths(rows, steps)
             arguments = ScanInputs(blocks.cell, products.contiguous(), None, read[0], initial, lengths)
             cells = results.cells[rows, steps] if keep else None
             carried = scan_cells.forward(arguments, results.outputs[rows, steps], cells)
-            results.last[rows] = carried
-            continue
-        parts, decay, inputs = blocks.cell.start(products.to(call.first.dtype), blocks.hidden)
-        c = blocks.mask(scan(decay, inputs, initial), rows, steps)
-        carried = c[:, -1]
-        blocks.put_last(results.last, c, rows, steps)
-        results.outputs[rows, steps] = blocks.mask(blocks.cell.finish(parts, c, read[0]), rows, steps)
-        if keep:
-            results.cells[rows, steps] = c
+        else:
+            parts, decay, inputs = blocks.cell.start(products.to(call.first.dtype), blocks.hidden)
+            c = blocks.mask(scan(decay, inputs, initial), rows, steps)
+            carried = last_of(c, initial, lengths)
+            results.outputs[rows, steps] = blocks.mask(blocks.cell.finish(parts, c, read[0]), rows, steps)
+            if keep:
+                results.cells[rows, steps] = c
+        results.last[rows] = carried
     return results
 
 

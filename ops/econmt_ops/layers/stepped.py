@@ -246,11 +246,11 @@ def _backward(call: SteppedArguments, results: SteppedResults, incoming: Incomin
     sums = _SteppedSums(walk)
     to_h = Product(walk.hidden.t(), calls=walk.steps)
     doutputs, dlast = incoming["outputs"], incoming["last"]
-    dh, others = incoming["last_h"], [torch.zeros_like(part) for part in call.first[1:]]
-    dh = torch.zeros_like(call.first[0]) if dh is None else dh.clone(memory_format=torch.contiguous_format)
-    if dlast is not None:
-        others = [*dlast.clone(memory_format=torch.contiguous_format).unbind(0)]
-    dstate = (dh, *others)
+    gradients = incoming["last_h"], *([None] * (len(call.first) - 1) if dlast is None else dlast.unbind(0))
+    dstate = tuple(
+        torch.zeros_like(part) if gradient is None else gradient.clone(memory_format=torch.contiguous_format)
+        for part, gradient in zip(call.first, gradients, strict=True)
+    )
     for number in steps_of(range(len(walk.blocks))[::-1]):
         begin, end = walk.blocks[number]
         read, before = walk.read(begin, end), previous(results.outputs, call.first[0], begin, end)

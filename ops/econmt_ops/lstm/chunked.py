@@ -24,7 +24,7 @@ from econmt_ops.core.chunks import add_outer
 from econmt_ops.core.gemm import Layouts, add_rows
 from econmt_ops.core.lengths import reverse_rows
 from econmt_ops.core.precision import compute_dtype
-from econmt_ops.core.weights import AnyLSTMWeights, LowRankLSTMWeights, LSTMWeights
+from econmt_ops.core.weights import AnyLSTMWeights, LowRankLSTMWeights, LSTMWeights, cast_weights
 from econmt_ops.dispatch.rule import MODE, device_of
 from econmt_ops.lstm import lstm
 from econmt_ops.lstm.reference import is_light
@@ -122,7 +122,8 @@ class ChunkedLSTM:
         """Returns the weights in the type of the products, without gradients, and a scalar zero."""
         if dtype not in self._cast:
             assert isinstance(self._leaves, LSTMWeights)
-            cast = LSTMWeights(*(part.detach().to(dtype) for part in self._leaves))
+            cast = cast_weights(LSTMWeights(*(part.detach() for part in self._leaves)), dtype)
+            assert isinstance(cast, LSTMWeights)
             self._cast[dtype] = cast, like.new_zeros(())
             self._layouts = Layouts([cast.input, cast.hidden])
         return self._cast[dtype]
