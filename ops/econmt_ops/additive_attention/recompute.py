@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from econmt_ops.additive_attention.reference import AttentionArguments
 from econmt_ops.backends import steps_for
 from econmt_ops.backends.protocol import AttentionInputs, AttentionKernels
 from econmt_ops.core.chunks import rows_of, split_blocks
@@ -22,24 +23,6 @@ from econmt_ops.dispatch.registration import Gradients, Incoming, Operator
 from econmt_ops.dispatch.traits import Traits
 
 TRAITS = Traits(recomputes=True)
-
-
-class AttentionArguments(NamedTuple):
-    """Arguments of the additive attention operator.
-
-    Attributes:
-        query: (B, T, A). keys: (B, S, A), as returned by `clean_keys`. values: (B, S, E). score_weight: (A,).
-        gain, shift: (A,), gain and bias of the layer normalisation; or None. lengths: (B,) int64, or None.
-    """
-
-    query: Tensor
-    keys: Tensor
-    values: Tensor
-    score_weight: Tensor
-    gain: Tensor | None
-    shift: Tensor | None
-    lengths: Tensor | None
-    backend: str
 
 
 class AttentionResults(NamedTuple):
@@ -63,8 +46,7 @@ def _attention(arguments: AttentionArguments) -> tuple[AttentionKernels, Tensor]
     values, lengths = arguments.values, arguments.lengths
     padding = None if lengths is None else padding_mask(lengths, values.shape[1], values.device)
     values = zero_padding(values, padding).contiguous()
-    norm = None if arguments.gain is None or arguments.shift is None else (arguments.gain, arguments.shift)
-    steps = steps_for(arguments.query, arguments.backend)
+    steps, norm = steps_for(arguments.query, arguments.backend), arguments.layer_norm
     inputs = AttentionInputs(arguments.keys, values, arguments.score_weight, norm, 1.0, lengths)
     return steps.attention(inputs), values
 
@@ -131,18 +113,8 @@ _operator = Operator(
 )
 
 
-def additive_attention(
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    score_weight: Tensor,
-    *,
-    lengths: Tensor | None,
-    layer_norm: tuple[Tensor, Tensor] | None,
-    backend: str = "eager",
-) -> tuple[Tensor, Tensor]:
-    """Implements `econmt_ops.additive_attention` for checked and cast arguments."""
-    keys, (gain, shift) = clean_keys(keys, lengths), layer_norm or (None, None)
-    call = AttentionArguments(query, keys, values, score_weight, gain, shift, lengths, backend)
+def additive_attention(call: AttentionArguments, *, backend: str = "eager") -> tuple[Tensor, Tensor]:
+    """Implements `econmt_ops.additive_attention`."""
+    call = call._replace(keys=clean_keys(call.keys, call.lengths), backend=backend)
     context, weights = _operator(call)
     return context, weights.transpose(0, 1)

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from econmt_ops.additive_attention.recompute import additive_attention, clean_keys
-from econmt_ops.additive_attention.reference import attend
+from econmt_ops.additive_attention.reference import AttentionArguments, attend
 from econmt_ops.attentional_lstm.backward import Backward
 from econmt_ops.attentional_lstm.forward import forward
 from econmt_ops.attentional_lstm.options import DecoderOptions
@@ -132,15 +132,9 @@ def _attend_at_once(
             scores = scores.to(accumulate_dtype(h.dtype)) * options.scale
             context, attention = attend(scores, zero_padding(values, padding), padding)
         else:
-            context, attention = additive_attention(
-                query,
-                keys,
-                values,
-                weights.score.to(h.dtype),
-                lengths=lengths,
-                layer_norm=options.layer_norm,
-                backend=backend,
-            )
+            gain, shift = options.layer_norm or (None, None)
+            call = AttentionArguments(query, keys, values, weights.score.to(h.dtype), gain, shift, lengths)
+            context, attention = additive_attention(call, backend=backend)
     bias = None if weights.combine_bias is None else weights.combine_bias.to(h.dtype)
     combined = functional.linear(torch.cat([h, context], 2), weights.combine.to(h.dtype), bias)
     outputs = combined.tanh()

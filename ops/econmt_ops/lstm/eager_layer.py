@@ -87,17 +87,6 @@ def _forward(plan: LayerPlan, tensors: LayerTensors) -> tuple[LSTMResults, Tenso
     return results, rows, outputs
 
 
-def _tensors(
-    plan: LayerPlan, inputs: Tensor | None, lengths: Tensor | None, parameters: Sequence[Tensor]
-) -> LayerTensors:
-    """Returns a layer's arguments from inputs (B, T, I), and from weights and first state one after another."""
-    read = None if inputs is None else inputs.transpose(0, 1)
-    count = len(plan.types)
-    if len(parameters) == count:
-        return LayerTensors(read, parameters, None, lengths)
-    return LayerTensors(read, parameters[:count], (parameters[count], parameters[count + 1]), lengths)
-
-
 class _LayerFunction(torch.autograd.Function):
     """One layer in one or both directions: outputs (B, T, D H), last h and last c (D, B, H)."""
 
@@ -107,14 +96,18 @@ class _LayerFunction(torch.autograd.Function):
         plan: LayerPlan,
         lengths: Tensor | None,
         inputs: Tensor,
-        *parameters: Tensor,
+        h: Tensor | None,
+        c: Tensor | None,
+        *weights: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Runs a layer; ``parameters`` are its weights, then its first h and c, if it has any."""
-        results, rows, outputs = _forward(plan, _tensors(plan, inputs, lengths, parameters))
+        """Runs a layer from its first h and c; None: zeros."""
+        state = None if h is None or c is None else (h, c)
+        tensors = LayerTensors(inputs.transpose(0, 1), weights, state, lengths)
+        results, rows, outputs = _forward(plan, tensors)
         ctx.plan = plan
         ctx.set_materialize_grads(False)
         read = rows if plan.keeps_rows else inputs
-        ctx.save_for_backward(lengths, read, outputs, results.cells, results.gates, *parameters)
+        ctx.save_for_backward(lengths, read, outputs, results.cells, results.gates, h, c, *weights)
         return outputs, results.last_h, results.last_c
 
     @staticmethod
@@ -137,22 +130,21 @@ def _backward(
 ) -> tuple[Any, ...]:
     """Returns the gradients of all arguments of `_LayerFunction.forward`."""
     plan: LayerPlan = ctx.plan
-    lengths, read, outputs, cells, sums, *parameters = ctx.saved_tensors
-    needs = ctx.needs_input_grad[2:]
+    lengths, read, outputs, cells, sums, h, c, *weights = ctx.saved_tensors
     if doutputs is None and last_h is None and last_c is None:
-        return None, None, *(None for _ in needs)
-    inputs, rows = (None, read) if plan.keeps_rows else (read, None)
-    tensors = _tensors(plan, inputs, lengths, parameters)
+        return (None,) * len(ctx.needs_input_grad)
+    needs = ctx.needs_input_grad[2], *ctx.needs_input_grad[5:]
+    inputs, rows = (None, read) if plan.keeps_rows else (read.transpose(0, 1), None)
+    tensors = LayerTensors(inputs, weights, None if h is None else (h, c), lengths)
     results = LSTMResults(outputs.transpose(0, 1), cells, sums, outputs, outputs)
     incoming = None if doutputs is None else doutputs.transpose(0, 1), last_h, last_c
     with _plain_products(plan, outputs.device.type):
         gradients = plan.backward(tensors, results, incoming, needs, rows)
     dinputs = None if gradients.inputs is None else gradients.inputs.transpose(0, 1)
-    if tensors.state is None:
-        return None, None, dinputs, *gradients.weights
-    h, c = tensors.state
-    first = torch.stack(gradients.first_h).to(h.dtype), gradients.first_c.to(c.dtype)
-    return None, None, dinputs, *gradients.weights, *first
+    first: tuple[Any, Any] = (None, None)
+    if h is not None:
+        first = torch.stack(gradients.first_h).to(h.dtype), gradients.first_c.to(c.dtype)
+    return None, None, dinputs, *first, *gradients.weights
 
 
 def run_layer(
@@ -180,7 +172,7 @@ def run_layer(
             break
     if plan.keep:
         results: tuple[Tensor, Tensor, Tensor] = _LayerFunction.apply(  # type: ignore[no-untyped-call]
-            plan, lengths, inputs, *weights, *(state or ())
+            plan, lengths, inputs, *(state or (None, None)), *weights
         )
         return results
     made, _, outputs = _forward(plan, LayerTensors(inputs.transpose(0, 1), weights, state, lengths))
