@@ -50,16 +50,25 @@ def update_state_backward(
 
     Takes the gates i, f, g and o, c before and after the step and the gradients of h and c after it, (B, H) each.
     """
-    i, f, g, o = gates
     squashed = tanh(after)
-    total = dc + dh * o * (1.0 - squashed * squashed)
-    parts = (
-        total * g * i * (1.0 - i),
-        total * before * f * (1.0 - f),
-        total * i * (1.0 - g * g),
+    total = dc + dh * gates[3] * (1.0 - squashed * squashed)
+    return gate_gradients(gates, before, squashed, dh, total), total * gates[1]
+
+
+def gate_gradients(
+    gates: Sequence[Tensor], before: Tensor, squashed: Tensor, dh: Tensor, dc: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Computes the gradients of the four quarters of the sums, (B, H) each.
+
+    ``squashed`` is what the output gate multiplies, and ``dc`` the whole gradient of c after the step.
+    """
+    i, f, g, o = gates
+    return (
+        dc * g * i * (1.0 - i),
+        dc * before * f * (1.0 - f),
+        dc * i * (1.0 - g * g),
         dh * squashed * o * (1.0 - o),
     )
-    return parts, total * f
 
 
 def forward(sums: Tensor, c: Tensor, tanh: Pointwise = torch.tanh) -> tuple[Tensor, Tensor]:

@@ -116,9 +116,8 @@ def run_layer(
     inputs: Inputs,
     weights: Sequence[AnyLSTMWeights],
     first: Sequence[tuple[Tensor, Tensor]],
-    lengths: Tensor | None,
+    options: StackOptions,
     reverse: Sequence[bool],
-    gate_gradient: Tensor | None = None,
     **how: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Runs one layer in D directions; returns outputs (B, T, D H), and h and c (D, B, H) after each walk's last step.
@@ -135,10 +134,10 @@ def run_layer(
             biases,
             [h for h, _ in first],
             [c for _, c in first],
-            lengths,
+            options.lengths,
             inputs.places.t() if isinstance(inputs, UniqueRows) else None,
             list(reverse),
-            gate_gradient,
+            options.gate_gradient,
             **how,
         )
     )
@@ -163,9 +162,7 @@ def lstm(
 
     def run(number: int, read: Inputs) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         h, c = state[number]
-        outputs, last_h, last_c = run_layer(
-            read, [layers[number]], [(h, c)], lengths, [walks_back], options.gate_gradient, **how
-        )
+        outputs, last_h, last_c = run_layer(read, [layers[number]], [(h, c)], options, [walks_back], **how)
         if lengths is not None and not walks_back:
             return outputs, (last_of(outputs, h, lengths), last_c[0])
         return outputs, (last_h[0], last_c[0])
@@ -189,8 +186,9 @@ def bidirectional_lstm(
     batch = len(inputs.places) if isinstance(inputs, UniqueRows) else len(inputs)
     h = values_of(inputs).new_zeros(batch, hidden)
     zero, ways = (h, h.to(accumulate_dtype(h.dtype))), [False, True]
+    options, layers = StackOptions(lengths), [forward, backward]
     outputs, last_h, last_c = run_layer(
-        inputs, [forward, backward], [zero, zero], lengths, ways, stash=stash, backend=backend
+        inputs, layers, [zero, zero], options, ways, stash=stash, backend=backend
     )
     forward_h = last_h[0] if lengths is None else last_of(outputs[..., :hidden], h, lengths)
     return outputs, ((forward_h, last_c[0]), (last_h[1], last_c[1]))

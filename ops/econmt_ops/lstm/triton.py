@@ -66,37 +66,27 @@ def _run_layer(
     inputs: Inputs,
     layers: Sequence[AnyLSTMWeights],
     state: Sequence[tuple[Tensor, Tensor]],
-    lengths: Tensor | None,
+    options: StackOptions,
     reverse: Sequence[bool],
     stash: str,
     products: torch.dtype,
     together: str = "auto",
-    gate_gradient: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Runs one layer; returns outputs (B, T, D H), and h and c (D, B, H) after each row's last step."""
-    values = values_of(inputs)
+    lengths = options.lengths
     if lengths is not None:
-        lengths = lengths.to(values.device, non_blocking=True).contiguous()
+        lengths = lengths.to(values_of(inputs).device, non_blocking=True).contiguous()
     weights: list[Any] = [part for layer in layers for part in layer]
     parts = [part for pair in state for part in pair]
-    if isinstance(inputs, Tensor) and gate_gradient is None and is_plain([inputs, *weights, *parts]):
+    if isinstance(inputs, Tensor) and options.gate_gradient is None and is_plain([inputs, *weights, *parts]):
         settings = LayerSettings(inputs.dtype, products, stash, tuple(reverse), together)
         h, c = (torch.stack(part) for part in zip(*state, strict=True)) if state else (None, None)
         first = None if h is None or c is None else (h, c)
         keep = torch.is_grad_enabled() and any(part.requires_grad for part in (inputs, *weights, *parts))
         tensors = LayerTensors(inputs.transpose(0, 1), weights, first, lengths)
         return run_layer(plan_of(settings, tensors, keep), inputs, first, lengths, weights)
-    return recompute.run_layer(
-        inputs,
-        layers,
-        state,
-        lengths,
-        reverse,
-        gate_gradient,
-        stash=stash,
-        products=str(products).removeprefix("torch."),
-        together=together,
-    )
+    how = {"stash": stash, "products": str(products).removeprefix("torch."), "together": together}
+    return recompute.run_layer(inputs, layers, state, options._replace(lengths=lengths), reverse, **how)
 
 
 def lstm(
@@ -115,14 +105,7 @@ def lstm(
     def run(number: int, read: Inputs) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         first = [] if options.from_zero else [state[number]]
         outputs, last_h, last_c = _run_layer(
-            read,
-            [layers[number]],
-            first,
-            options.lengths,
-            [options.reverse],
-            stash,
-            products,
-            gate_gradient=options.gate_gradient,
+            read, [layers[number]], first, options, [options.reverse], stash, products
         )
         return outputs, (last_h.squeeze(0), last_c.squeeze(0))  # squeeze: its backward launches no kernel
 
@@ -149,5 +132,7 @@ def bidirectional_lstm(
         return recompute.bidirectional_lstm(
             inputs, forward, backward, lengths=lengths, stash=stash, backend=_stepwise_backend(inputs)
         )
-    outputs, h, c = _run_layer(inputs, layers, [], lengths, [False, True], stash, products, together)
+    outputs, h, c = _run_layer(
+        inputs, layers, [], StackOptions(lengths), [False, True], stash, products, together
+    )
     return outputs, ((h[0], c[0]), (h[1], c[1]))

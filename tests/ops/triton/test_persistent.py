@@ -194,7 +194,7 @@ def test_sixteen_bits(device: str, dtype: torch.dtype) -> None:
     exact = [_double(part) for part in (inputs, weights)]
     outputs, _ = econmt_ops.lstm(exact[0], (exact[1],), implementation="reference")  # type: ignore[arg-type]
     want = [outputs, *torch.autograd.grad(outputs.sum(), _leaves(*exact))]
-    outputs, state = triton._run_layer(inputs, [weights], [], None, [False], "gates", dtype)[:2]
+    outputs, state = triton._run_layer(inputs, [weights], [], StackOptions(), [False], "gates", dtype)[:2]
     assert outputs.dtype == state.dtype == dtype
     got = [outputs, *torch.autograd.grad(outputs.float().sum(), _leaves(inputs, weights))]
     assert got[2].dtype == torch.float32
@@ -210,7 +210,7 @@ def test_float16_products_of_float32(device: str) -> None:
     outputs, _ = econmt_ops.lstm(exact[0], (exact[1],), implementation="reference")  # type: ignore[arg-type]
     seed = torch.randn_like(outputs) * 1e-9
     want = [outputs, *(part * 1e9 for part in _gradients([outputs], _leaves(*exact), [seed]))]
-    outputs, _, _ = triton._run_layer(inputs, [weights], [], None, [False], "gates", torch.float16)
+    outputs, _, _ = triton._run_layer(inputs, [weights], [], StackOptions(), [False], "gates", torch.float16)
     got = [outputs, *(part * 1e9 for part in _gradients([outputs], _leaves(inputs, weights), [seed]))]
     _compare(got, want, 1e-3)
 
