@@ -32,7 +32,7 @@ from econmt_ops.core.gemm import Product, add_rows
 from econmt_ops.core.lengths import padding_mask, zero_padding
 from econmt_ops.core.stack import StackOptions, last_of, run_cells
 from econmt_ops.core.weights import State
-from econmt_ops.dispatch.registration import Gradients, Incoming, Operator, RecurrentOperator
+from econmt_ops.dispatch.registration import Gradients, Incoming, RecurrentOperator
 from econmt_ops.dispatch.rule import device_of, rule
 from econmt_ops.dispatch.traits import Traits
 from econmt_ops.linear_recurrence import linear_recurrence
@@ -66,24 +66,9 @@ def late(source: Tensor, before: Tensor) -> Tensor:
     return torch.cat([before.unsqueeze(1), source[:, :-1]], 1)
 
 
-def run_layers(
-    stage: Callable[[Tensor | None, ScannedArguments], tuple[Tensor, Tensor]],
-    layer: ScanLayer,
-    inputs: Tensor,
-    weights: Any,
-    state: Sequence[Tensor],
-    lengths: Tensor | None,
-) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Runs one layer with a given function for its recurrences; see `econmt_ops.core.stack.RunLayer`."""
-    outputs, after = layer.run(functools.partial(stage, lengths), inputs, weights, state)
-    if len(after) < len(state):  # a window's last input
-        after = (*after, last_of(inputs, state[-1], lengths))
-    return outputs, after
-
-
-def _reference_stage(lengths: Tensor | None, call: ScannedArguments) -> tuple[Tensor, Tensor]:
-    """Runs one recurrence in plain PyTorch; see `econmt_ops.cells.scan.Stage`."""
-    cell, first = CELLS[call.cell], call.first
+def _reference_stage(call: ScannedArguments) -> tuple[Tensor, Tensor]:
+    """Runs one recurrence in plain PyTorch."""
+    cell, first, lengths = CELLS[call.cell], call.first, call.lengths
     padding = None if lengths is None else padding_mask(lengths, call.sources[0].shape[1], first.device)
     read = [zero_padding(source, padding) for source in call.sources]
     if call.before is not None:
@@ -359,12 +344,28 @@ _stage = RecurrentOperator(
 )
 
 
-def staged(operator: Operator[ScannedArguments, ScannedResults]) -> Callable[..., tuple[Tensor, State]]:
-    """Returns a function that runs a stack of layers with an operator for each recurrence."""
+def staged(run_stage: Callable[[ScannedArguments], Sequence[Tensor]]) -> Callable[..., tuple[Tensor, State]]:
+    """Returns a function that runs a stack of layers.
 
-    def stage(stash: str, lengths: Tensor | None, call: ScannedArguments) -> tuple[Tensor, Tensor]:
-        results = operator(call._replace(lengths=lengths, stash=stash))
-        return results.outputs, results.last
+    ``run_stage`` runs one recurrence; its first results are those of `econmt_ops.cells.scan.Stage`.
+    """
+
+    def run_layer(
+        layer: ScanLayer,
+        stash: str,
+        inputs: Tensor,
+        weights: Any,
+        state: Sequence[Tensor],
+        lengths: Tensor | None,
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        def stage(call: ScannedArguments) -> tuple[Tensor, Tensor]:
+            outputs, last, *_ = run_stage(call._replace(lengths=lengths, stash=stash))
+            return outputs, last
+
+        outputs, after = layer.run(stage, inputs, weights, state)
+        if len(after) < len(state):  # a window's last input
+            after = (*after, last_of(inputs, state[-1], lengths))
+        return outputs, after
 
     def run(
         layer: ScanLayer,
@@ -375,18 +376,13 @@ def staged(operator: Operator[ScannedArguments, ScannedResults]) -> Callable[...
         *,
         stash: str = "outputs",
     ) -> tuple[Tensor, State]:
-        run_layer = functools.partial(run_layers, functools.partial(stage, stash), layer)
-        return run_cells(run_layer, inputs, layers, state, options)
+        return run_cells(functools.partial(run_layer, layer, stash), inputs, layers, state, options)
 
     return run
 
 
+reference = staged(_reference_stage)
+"""Runs a stack of layers in plain PyTorch under autograd."""
+
 recompute = staged(_stage)
 """Runs a stack of layers that keeps less than `reference`; see the module."""
-
-
-def reference(
-    layer: ScanLayer, inputs: Tensor, layers: tuple[Any, ...], state: State, options: StackOptions
-) -> tuple[Tensor, State]:
-    """Runs a stack of layers in plain PyTorch under autograd."""
-    return run_cells(functools.partial(run_layers, _reference_stage, layer), inputs, layers, state, options)
