@@ -7,13 +7,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
-import econmt_ops
 from econmt_ops.core import gemm
 from econmt_ops.core.gemm import LAYOUTS, Layouts, Product, add_rows
-from econmt_ops.core.stack import StackOptions
-from econmt_ops.lstm import recompute
-from tests.ops.helpers import Make, assert_close, to, values_and_gradients
-from tests.ops.test_recompute import lstm_arguments
+from tests.ops.helpers import Make, assert_close
 
 TOLERANCES = {torch.float64: 1e-13, torch.float32: 1e-5, torch.bfloat16: 1e-2}
 
@@ -56,28 +52,6 @@ def test_columns_of_a_larger_matrix_are_laid_out_first(dtype: torch.dtype, calls
     assert prepacked.is_mkldnn or prepacked.is_contiguous() or prepacked.t().is_contiguous()
     expected = left.double() @ weight.double().t() + bias.double()
     assert_close([product(left)], [expected], 1e-5 if dtype == torch.float32 else 2e-2)
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
-def test_a_layer_does_not_depend_on_the_layout(layout: str, dtype: torch.dtype) -> None:
-    tensors = to(dtype, lstm_arguments(Make("cpu")))
-    exact = torch.float64 if dtype == torch.float64 else torch.float32
-    lengths = torch.tensor([4, 1, 2])
-    options = StackOptions(lengths, residual=True)
-
-    def run(**given: object) -> object:
-        state = tuple((h, c.to(exact)) for h, c in given.pop("state"))  # type: ignore[attr-defined]
-        return recompute.lstm(**given, state=state, options=options, stash="gates", layout=layout)  # type: ignore[arg-type]
-
-    values, gradients = values_and_gradients(
-        lambda **given: econmt_ops.lstm(**given, lengths=lengths, residual=True, implementation="reference"),
-        tensors,
-    )
-    found, found_gradients = values_and_gradients(run, tensors)
-    tolerance = {torch.float64: 1e-11, torch.float32: 2e-5, torch.bfloat16: 8e-2}[dtype]
-    assert_close(found, values, tolerance)
-    assert_close(found_gradients, gradients, tolerance)
 
 
 @pytest.mark.skipif(not gemm.is_available(torch.zeros(8, 8)), reason="oneDNN packs no float32 weights here")

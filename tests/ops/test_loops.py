@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from econmt_ops import AttentionalLSTMState, AttentionalLSTMWeights
 from econmt_ops.attentional_lstm import recompute
 from econmt_ops.attentional_lstm.backward import Backward
-from econmt_ops.attentional_lstm.forward import Forward
+from econmt_ops.attentional_lstm.forward import forward
 from econmt_ops.attentional_lstm.options import DecoderOptions
 from econmt_ops.attentional_lstm.problem import AttentionalArguments, AttentionalProblem, Result
 from econmt_ops.backends import BACKENDS
@@ -186,7 +186,7 @@ def both_passes(
     given = arguments(steps, stash, query, dropout)
     calls.clear()
     with torch.no_grad(), Operators() as operators:
-        result = Forward(AttentionalProblem(given), True).run()
+        result = forward(AttentionalProblem(given), True)
         incoming = dict.fromkeys(Result._fields, None) | {"outputs": torch.zeros_like(result.outputs)}
         kept = result if stash != "outputs" else result._replace(attention=None)
         Backward(AttentionalProblem(given), kept, incoming).run()

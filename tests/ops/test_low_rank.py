@@ -309,10 +309,11 @@ def test_opcheck(reverse: list[bool]) -> None:
         torch.tensor([3, 2]),
         None,
         reverse,
-        "gates",
-        "packed",
-        "eager",
         None,
+        "gates",
+        "eager",
+        "",
+        "auto",
         True,
     )
     torch.library.opcheck(torch.ops.econmt_ops.lstm_layer.default, arguments)

@@ -136,20 +136,15 @@ def test_attentional_lstm(
     )
 
 
-@pytest.mark.parametrize(
-    "layout",
-    ["row", "packed"],
-)
 @RAGGED
-def test_layouts(layout: str, lengths: Tensor | None) -> None:
+def test_kept_gates(lengths: Tensor | None) -> None:
     make = Make("cpu")
     layers, state = make.layers(WIDTH, HIDDEN, 2), make.state(BATCH, HIDDEN, 2)
     both = [make.layer(WIDTH, HIDDEN) for _ in range(2)]
 
     def run(read: Any) -> list[Tensor]:
-        how = {"stash": "gates", "layout": layout}
-        outputs, _ = recompute.lstm(read, layers, state, StackOptions(lengths), **how)
-        others, _ = recompute.bidirectional_lstm(read, *both, lengths=lengths, **how)
+        outputs, _ = recompute.lstm(read, layers, state, StackOptions(lengths), stash="gates")
+        others, _ = recompute.bidirectional_lstm(read, *both, lengths=lengths, stash="gates")
         return [outputs, others]
 
     rows = make(ROWS, WIDTH).requires_grad_()
@@ -201,16 +196,17 @@ def test_opcheck(op: str) -> None:
             LENGTHS,
             places.t(),
             [True],
-            "gates",
-            "packed",
-            "eager",
             None,
+            "gates",
+            "eager",
+            "",
+            "auto",
             True,
         )
     else:
         attention = [leaf(make(BATCH, 4, 9)), leaf(make(BATCH, 4, 8))]
         others = [leaf(make(9, HIDDEN)), leaf(make(9)), leaf(make(HIDDEN, HIDDEN + 8)), leaf(make(HIDDEN))]
-        options = (False, 0.0, 0, None, 0, False, 1.0, "gates", "eager", True)
+        options = (False, 0.0, 0, None, 0, False, 1.0, False, "gates", "eager", True)
         end = (None, None, LENGTHS, places, *state, leaf(make(BATCH, HIDDEN)), *options)
         rest = (*attention, *weights, *others, *end)
     torch.library.opcheck(getattr(torch.ops.econmt_ops, op).default, (rows, *rest))

@@ -194,7 +194,7 @@ def test_the_rule_of_a_recurrent_op(op: str) -> None:
 
 def test_on_a_gpu_ieee_float32_is_cudnns(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = torch.device("cuda")
-    monkeypatch.setattr(reference, "_has_cudnn", lambda: True)
+    monkeypatch.setattr(torch.backends.cudnn, "is_available", lambda: True)
     monkeypatch.setattr(reference, "recurrent_tf32", lambda: False)
     assert is_light(128, 100, 512, torch.float32, cuda)
     assert not is_light(128, 100, 512, torch.bfloat16, cuda)
@@ -205,7 +205,7 @@ def test_on_a_gpu_ieee_float32_is_cudnns(monkeypatch: pytest.MonkeyPatch) -> Non
     assert is_light(128, 100, 64, torch.float32, cuda)
     assert not is_light(512, 100, 64, torch.float32, cuda)
     monkeypatch.setattr(reference, "recurrent_tf32", lambda: False)
-    monkeypatch.setattr(reference, "_has_cudnn", lambda: False)
+    monkeypatch.setattr(torch.backends.cudnn, "is_available", lambda: False)
     assert not is_light(128, 100, 512, torch.float32, cuda)
     # What is light goes before kernels.
     available = made(triton=replace(LOOPS, has_kernels=True))

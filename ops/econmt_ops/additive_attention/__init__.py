@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from econmt_ops.additive_attention.reference import AttentionArguments
 from econmt_ops.core.precision import compute_dtype, explicit_casts
 from econmt_ops.core.shapes import Shapes
 from econmt_ops.dispatch.select import Candidate, Problem, implementations, run
@@ -63,14 +64,18 @@ def additive_attention(
         score_weight: Tensor,
         norm: tuple[Tensor, Tensor] | None,
     ) -> tuple[Tensor, Tensor]:
+        gain, shift = (None, None) if norm is None else (part.to(dtype) for part in norm)
         with explicit_casts(query):
             result: tuple[Tensor, Tensor] = candidate.function(
-                query.to(dtype),
-                keys.to(dtype),
-                values.to(dtype),
-                score_weight.to(dtype),
-                lengths=lengths,
-                layer_norm=None if norm is None else (norm[0].to(dtype), norm[1].to(dtype)),
+                AttentionArguments(
+                    query.to(dtype),
+                    keys.to(dtype),
+                    values.to(dtype),
+                    score_weight.to(dtype),
+                    gain,
+                    shift,
+                    lengths,
+                )
             )
         return result
 

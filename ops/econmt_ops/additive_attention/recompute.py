@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from econmt_ops.additive_attention.reference import AttentionArguments
 from econmt_ops.backends import steps_for
 from econmt_ops.backends.protocol import AttentionInputs, AttentionKernels
 from econmt_ops.core.chunks import rows_of, split_blocks
@@ -24,32 +25,11 @@ from econmt_ops.dispatch.traits import Traits
 TRAITS = Traits(recomputes=True)
 
 
-class AttentionArguments(NamedTuple):
-    """Arguments of the additive attention operator."""
-
-    query: Tensor
-    """(B, T, A)"""
-    keys: Tensor
-    """(B, S, A), as returned by `clean_keys`."""
-    values: Tensor
-    """(B, S, E)"""
-    score_weight: Tensor
-    """(A,)"""
-    gain: Tensor | None
-    """(A,), gain of the layer normalisation; ``shift`` (A,) is its bias."""
-    shift: Tensor | None
-    lengths: Tensor | None
-    """(B,) int64"""
-    backend: str
-
-
 class AttentionResults(NamedTuple):
-    """Results of the additive attention operator."""
+    """Context (B, T, E) and weights (T, B, S)."""
 
     context: Tensor
-    """(B, T, E)"""
     weights: Tensor
-    """(T, B, S)"""
 
 
 def clean_keys(keys: Tensor, lengths: Tensor | None) -> Tensor:
@@ -66,8 +46,7 @@ def _attention(arguments: AttentionArguments) -> tuple[AttentionKernels, Tensor]
     values, lengths = arguments.values, arguments.lengths
     padding = None if lengths is None else padding_mask(lengths, values.shape[1], values.device)
     values = zero_padding(values, padding).contiguous()
-    norm = None if arguments.gain is None or arguments.shift is None else (arguments.gain, arguments.shift)
-    steps = steps_for(arguments.query, arguments.backend)
+    steps, norm = steps_for(arguments.query, arguments.backend), arguments.layer_norm
     inputs = AttentionInputs(arguments.keys, values, arguments.score_weight, norm, 1.0, lengths)
     return steps.attention(inputs), values
 
@@ -79,11 +58,9 @@ def _forward(arguments: AttentionArguments, keep: bool) -> AttentionResults:  # 
 
 
 def _empty(arguments: AttentionArguments, keep: bool) -> AttentionResults:  # noqa: ARG001
-    query, values = arguments.query, arguments.values
-    batch, steps, _ = query.shape
-    return AttentionResults(
-        query.new_empty(batch, steps, values.shape[2]), query.new_empty(steps, batch, values.shape[1])
-    )
+    (batch, steps, _), (_, positions, width) = arguments.query.shape, arguments.values.shape
+    new = arguments.query.new_empty
+    return AttentionResults(new(batch, steps, width), new(steps, batch, positions))
 
 
 def _backward(arguments: AttentionArguments, results: AttentionResults, incoming: Incoming) -> Gradients:
@@ -91,10 +68,8 @@ def _backward(arguments: AttentionArguments, results: AttentionResults, incoming
     (batch, steps, size), (_, positions, width) = arguments.query.shape, values.shape
     dcontext, dweights = incoming["context"], incoming["weights"]
     queries = rows_of(arguments.query).transpose(0, 1)
-    if dcontext is None:
-        dcontexts = values.new_zeros(steps, batch, width)
-    else:
-        dcontexts = rows_of(dcontext).transpose(0, 1)
+    dcontext = values.new_zeros(batch, steps, width) if dcontext is None else rows_of(dcontext)
+    dcontexts = dcontext.transpose(0, 1)
     dweights = None if dweights is None else rows_of(dweights)
     dquery = torch.empty_like(arguments.query, memory_format=torch.contiguous_format)
     dscores = values.new_empty(steps, batch, positions, dtype=accumulate_dtype(values.dtype))
@@ -138,20 +113,8 @@ _operator = Operator(
 )
 
 
-def additive_attention(
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    score_weight: Tensor,
-    *,
-    lengths: Tensor | None,
-    layer_norm: tuple[Tensor, Tensor] | None,
-    backend: str = "eager",
-) -> tuple[Tensor, Tensor]:
-    """Implements `econmt_ops.additive_attention` for checked and cast arguments."""
-    gain, shift = (None, None) if layer_norm is None else layer_norm
-    keys = clean_keys(keys, lengths)
-    context, weights = _operator(
-        AttentionArguments(query, keys, values, score_weight, gain, shift, lengths, backend)
-    )
+def additive_attention(call: AttentionArguments, *, backend: str = "eager") -> tuple[Tensor, Tensor]:
+    """Implements `econmt_ops.additive_attention`."""
+    call = call._replace(keys=clean_keys(call.keys, call.lengths), backend=backend)
+    context, weights = _operator(call)
     return context, weights.transpose(0, 1)

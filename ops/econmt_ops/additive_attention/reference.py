@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -15,17 +17,34 @@ TRAITS = Traits()
 """Plain PyTorch under autograd."""
 
 
+class AttentionArguments(NamedTuple):
+    """Arguments of `econmt_ops.additive_attention`, checked and cast.
+
+    Attributes:
+        query: (B, T, A). keys: (B, S, A). values: (B, S, E). score_weight: (A,).
+        gain, shift: (A,), gain and bias of the layer normalisation; or None. lengths: (B,) int64, or None.
+        backend: See `econmt_ops.backends.steps_for`.
+    """
+
+    query: Tensor
+    keys: Tensor
+    values: Tensor
+    score_weight: Tensor
+    gain: Tensor | None
+    shift: Tensor | None
+    lengths: Tensor | None
+    backend: str = ""
+
+    @property
+    def layer_norm(self) -> tuple[Tensor, Tensor] | None:
+        """(gain, shift) of the layer normalisation, or None."""
+        return None if self.gain is None or self.shift is None else (self.gain, self.shift)
+
+
 def additive_scores(
     query: Tensor, keys: Tensor, score_weight: Tensor, layer_norm: tuple[Tensor, Tensor] | None
 ) -> Tensor:
-    """Returns score_weight . tanh(query_t + keys_s), (B, T, S).
-
-    Args:
-        query: (B, T, A).
-        keys: (B, S, A), finite at padded positions.
-        score_weight: (A,).
-        layer_norm: (gain (A,), bias (A,)) or None.
-    """
+    """Returns score_weight . tanh(query_t + keys_s), (B, T, S), of keys that are finite at padded positions."""
     hidden = query.unsqueeze(2) + keys.unsqueeze(1)
     if layer_norm is not None:
         hidden = functional.layer_norm(hidden, hidden.shape[-1:], *layer_norm, eps=LAYER_NORM_EPSILON)
@@ -34,15 +53,9 @@ def additive_scores(
 
 
 def attend(scores: Tensor, values: Tensor, padding: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Converts scores to attention weights and the context.
+    """Returns context (B, T, E) and weights (B, T, S) of scores (B, T, S), in the type of the values (B, S, E).
 
-    Args:
-        scores: (B, T, S).
-        values: (B, S, E), finite at padded positions.
-        padding: (B, S), True at padded positions, or None.
-
-    Returns:
-        context (B, T, E) and weights (B, T, S) in the type of `values`; both are zero for rows of length 0.
+    Values are finite at padded positions, where ``padding`` (B, S) is True; rows of length 0 give zeros.
     """
     scores = scores.to(accumulate_dtype(values.dtype))
     if padding is not None:
@@ -55,16 +68,9 @@ def attend(scores: Tensor, values: Tensor, padding: Tensor | None) -> tuple[Tens
     return torch.bmm(weights, values), weights
 
 
-def additive_attention(
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    score_weight: Tensor,
-    *,
-    lengths: Tensor | None,
-    layer_norm: tuple[Tensor, Tensor] | None,
-) -> tuple[Tensor, Tensor]:
-    """Implements `econmt_ops.additive_attention` for checked and cast arguments."""
+def additive_attention(call: AttentionArguments) -> tuple[Tensor, Tensor]:
+    """Implements `econmt_ops.additive_attention`."""
+    lengths, keys = call.lengths, call.keys
     padding = None if lengths is None else padding_mask(lengths, keys.shape[1], keys.device)
-    scores = additive_scores(query, zero_padding(keys, padding), score_weight, layer_norm)
-    return attend(scores, zero_padding(values, padding), padding)
+    scores = additive_scores(call.query, zero_padding(keys, padding), call.score_weight, call.layer_norm)
+    return attend(scores, zero_padding(call.values, padding), padding)

@@ -23,11 +23,7 @@ _IMPLEMENTATIONS = implementations(__name__, "attentional_lstm")
 def _check(
     inputs: Inputs, keys: Tensor, values: Tensor, weights: AttentionalLSTMWeights, options: DecoderOptions
 ) -> Shapes:
-    """Checks the arguments; returns the sizes.
-
-    Raises:
-        ValueError: A shape or a type does not fit, or options contradict each other.
-    """
+    """Checks the arguments; returns the sizes, or raises ValueError."""
     layer_norm = options.layer_norm
     check = Shapes("attentional_lstm")
     check_inputs(check, inputs)
@@ -49,18 +45,13 @@ def _check(
     check("weights.combine", weights.combine, "H H+E")
     if weights.combine_bias is not None:
         check("weights.combine_bias", weights.combine_bias, "H")
-    if weights.score is None:
-        if layer_norm is not None:
-            raise ValueError(
-                "attentional_lstm: layer_norm requires additive attention, but weights.score is None"
-            )
-    else:
+    if weights.score is not None:
         check("weights.score", weights.score, "A")
         if options.scale != 1.0:
-            raise ValueError(
-                "attentional_lstm: scale applies to dot attention only; with weights.score it must be 1, "
-                f"got {options.scale}"
-            )
+            wanted = "scale applies to dot attention only; with weights.score it must be 1"
+            raise ValueError(f"{check.op}: {wanted}, got {options.scale}")
+    elif layer_norm is not None:
+        raise ValueError(f"{check.op}: layer_norm requires additive attention, but weights.score is None")
     if layer_norm is not None:
         check.norm(layer_norm)
     if options.lengths is not None:
@@ -70,13 +61,9 @@ def _check(
 
 
 def _cast(weights: AttentionalLSTMWeights, dtype: torch.dtype) -> AttentionalLSTMWeights:
-    return AttentionalLSTMWeights(
-        cast_layers(weights.layers, dtype),
-        None if weights.query is None else weights.query.to(dtype),
-        None if weights.score is None else weights.score.to(dtype),
-        weights.combine.to(dtype),
-        None if weights.combine_bias is None else weights.combine_bias.to(dtype),
-    )
+    layers, *tensors = weights
+    parts: list[Any] = [None if part is None else part.to(dtype) for part in tensors]
+    return AttentionalLSTMWeights(cast_layers(layers, dtype), *parts)
 
 
 def _check_kinds(weights: object, state: object) -> None:

@@ -2,11 +2,37 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from torch import Tensor
 
 from econmt_ops.attentional_lstm.problem import AttentionalProblem, Result
+from econmt_ops.backends.protocol import AttentionKernels
 from econmt_ops.core.chunks import previous
 from econmt_ops.core.low_rank import add_linear, linear_into
+
+
+class BackwardTensors(NamedTuple):
+    """Tensors of a backward pass that its steps read and write.
+
+    Attributes:
+        projected: (B, S, H). attention: the kernels of the call.
+        weights: (T, B, S), attention weights, filled block by block unless they are stashed.
+        dscores: (T, B, S), gradients of the scores; written.
+        doutputs: (T, B, H), dweights: (T, B, S), last_dh: (L, B, H), gradients of the forward pass's results; or None.
+        dc: (L, B, H), gradients of the last c; overwritten by those of the c before the steps that have run.
+    """
+
+    problem: AttentionalProblem
+    stash: Result
+    projected: Tensor
+    attention: AttentionKernels
+    weights: Tensor
+    dscores: Tensor
+    doutputs: Tensor | None
+    dweights: Tensor | None
+    last_dh: Tensor | None
+    dc: Tensor
 
 
 class Block:

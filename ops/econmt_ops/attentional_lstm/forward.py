@@ -16,42 +16,29 @@ from econmt_ops.backends.protocol import Read
 from econmt_ops.core.loops import steps_of
 
 
-class Forward:
-    """Forward pass of one call.
-
-    Args:
-        problem: tensors of the call.
-        keep: True if a backward pass will follow.
-    """
-
-    def __init__(self, problem: AttentionalProblem, keep: bool) -> None:
-        self.problem, self.keep = problem, keep
-        self.result = result = empty_result(problem.call, keep)
-        sizes = persistent.sizes_of(problem)
-        self.steps: ForwardSteps | persistent.ForwardBlocks
-        if sizes is None:
-            self.steps = ForwardSteps(problem, result, keep)
-        else:
-            self.steps = persistent.ForwardBlocks(problem, sizes, result)
-
-    def run(self) -> Result:
-        """Runs all steps."""
-        problem, result = self.problem, self.result
+def forward(problem: AttentionalProblem, keep: bool) -> Result:
+    """Runs all steps of a call; ``keep``: a backward pass will follow."""
+    result = empty_result(problem.call, keep)
+    sizes = persistent.sizes_of(problem)
+    steps: ForwardSteps | persistent.ForwardBlocks
+    if sizes is None:
+        steps = ForwardSteps(problem, result, keep)
+    else:
+        steps = persistent.ForwardBlocks(problem, sizes, result)
+    workspace = None
+    if not (keep and problem.keeps("gates")):
         longest = max(end - begin for begin, end in problem.blocks)
-        every_gate = self.keep and problem.keeps("gates")
-        workspace = None
-        if not every_gate:
-            workspace = problem.inputs.new_empty(longest, problem.batch, 4 * problem.hidden)
-        for number in steps_of(range(len(problem.blocks))):
-            begin, end = problem.blocks[number]
-            gates = result.gates[0, begin:end] if workspace is None else workspace[: end - begin]
-            problem.bottom_gates(problem.read(begin, end), gates)
-            if self.keep and not problem.keeps("cells"):
-                for layer, c in enumerate(self.steps.c):
-                    result.c[layer, number] = c
-            self.steps.run(begin, end, gates)
-        self.steps.finish()
-        return result
+        workspace = problem.inputs.new_empty(longest, problem.batch, 4 * problem.hidden)
+    for number in steps_of(range(len(problem.blocks))):
+        begin, end = problem.blocks[number]
+        gates = result.gates[0, begin:end] if workspace is None else workspace[: end - begin]
+        problem.bottom_gates(problem.read(begin, end), gates)
+        if keep and not problem.keeps("cells"):
+            for layer, c in enumerate(steps.c):
+                result.c[layer, number] = c
+        steps.run(begin, end, gates)
+    steps.finish()
+    return result
 
 
 class ForwardSteps:
@@ -65,31 +52,27 @@ class ForwardSteps:
         self.problem, self.result, self.keep = problem, result, keep
         self.every_cell = keep and problem.keeps("cells")
         self.every_gate = keep and problem.keeps("gates")
-        call, hidden, count = problem.call, problem.hidden, len(problem.layers)
+        call, hidden, space = problem.call, problem.hidden, problem.inputs.new_empty
         self.attention = problem.attention(problem.projected())
         self.products = [
             problem.product(problem.joint(layer), weights.bias if layer else None)
             for layer, weights in enumerate(problem.layers)
         ]
         # Input rows of the layers' products: [layer input ; h of the previous step].
-        self.rows = [problem.inputs.new_empty(problem.batch, 2 * hidden) for _ in range(count)]
+        self.rows = [space(problem.batch, 2 * hidden) for _ in problem.layers]
         self.c = list(result.last_c.unbind(0))
         self.rows[0][:, :hidden] = call.first_output
-        for layer in range(count):
-            self.rows[layer][:, hidden:] = call.first_h[layer]
-            self.c[layer].copy_(call.first_c[layer])
-        self.gates = problem.inputs.new_empty(problem.batch, 4 * hidden)
-        self._prepare_combination()
-
-    def _prepare_combination(self) -> None:
-        """Prepares the product for query and stack's share of o; without query weights, for that share alone."""
-        problem = self.problem
+        for row, c, first_h, first_c in zip(self.rows, self.c, call.first_h, call.first_c, strict=True):
+            row[:, hidden:] = first_h
+            c.copy_(first_c)
+        self.gates = space(problem.batch, 4 * hidden)
+        # One product gives query and stack's share of o; without query weights, that share alone.
         bias, size = problem.combine_bias, problem.size
-        self.both = problem.inputs.new_empty(problem.batch, size + problem.hidden)
+        self.both = space(problem.batch, size + hidden)
         if problem.query is None:
             self.top, self.combined = self.both[:, :size], self.both[:, size:]
         else:
-            self.top, self.combined = problem.inputs.new_empty(problem.batch, problem.hidden), self.both
+            self.top, self.combined = space(problem.batch, hidden), self.both
             bias = None if bias is None else torch.cat([bias.new_zeros(size), bias])
         self.combination = problem.product(problem.both(), bias)
 
@@ -130,8 +113,7 @@ class ForwardSteps:
         if mask is None and residual is None:
             h.append(destination)
         else:
-            kept = None if mask is None else mask[0]
-            read = Read((destination,), residual, kept, 1.0 / (1.0 - problem.call.dropout))
+            read = Read((destination,), residual, None if mask is None else mask[0], problem.scale)
         before = self.c[layer]
         if self.every_cell:
             self.c[layer] = result.c[layer, step]

@@ -11,12 +11,7 @@ from econmt_ops.core.stack import StackOptions
 
 
 class DecoderOptions(NamedTuple):
-    """Options of a decoder, complete and checked; `econmt_ops.attentional_lstm` describes them.
-
-    Attributes:
-        lengths: Lengths of the keys, (B,), or None.
-        seed: Seed of the dropout masks, or None without dropout.
-    """
+    """Options of a decoder, complete and checked, as `econmt_ops.attentional_lstm` describes them."""
 
     lengths: Tensor | None
     input_feeding: bool = True

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from econmt_ops.attentional_lstm.block import Block
+from econmt_ops.attentional_lstm.block import BackwardTensors, Block
 from econmt_ops.attentional_lstm.problem import AttentionalProblem, Result
 from econmt_ops.backends.cuda import decoder
 from econmt_ops.core.chunks import reaches
@@ -69,19 +69,9 @@ class _DecoderBlocks:
         """Returns the mask (K, B, H) of the upper layer's input."""
         return self.problem.mask(self.sizes.layers - 1, begin, end) if self.sizes.masked else None
 
-    @property
-    def scale(self) -> float:
-        """Factor of what dropout keeps."""
-        return 1.0 / (1.0 - self.problem.call.dropout)
-
 
 class ForwardBlocks(_DecoderBlocks):
-    """Steps of a forward pass.
-
-    Args:
-        problem: tensors of the call. sizes: as returned by `sizes_of`.
-        result: is written; its last states are those after the steps that have run.
-    """
+    """Steps of a forward pass; ``last_h`` and ``last_c`` of the result are those after the steps that have run."""
 
     def __init__(self, problem: AttentionalProblem, sizes: decoder.DecoderSizes, result: Result) -> None:
         super().__init__(problem, sizes, problem.projected())
@@ -107,7 +97,7 @@ class ForwardBlocks(_DecoderBlocks):
             result.last_h,
             self.c,
             self.mask(begin, end),
-            self.scale,
+            problem.scale,
         )
         decoder.run_forward(self.sizes, self.tensors, block)
 
@@ -118,71 +108,42 @@ class ForwardBlocks(_DecoderBlocks):
 class BackwardBlocks(_DecoderBlocks):
     """Steps of a backward pass.
 
-    Args:
-        problem: tensors of the call. sizes: as returned by `sizes_of`.
-        projected: (B, S, H).
-        outputs: (T, B, H), of the forward pass. attention: (T, B, S).
-        doutputs: (T, B, H), or None.
-        dscores: (T, B, S) float32 is written.
-        dh: (L, B, H), gradients of the last h; or None. dc: (L, B, H) float32, of the last c.
-
     Attributes:
         dh: (L, B, H), do: (B, H), gradients of h and o before the last step that has run.
         dbias: (groups of rows, L, 4H) float32, sums of the gates' gradients.
     """
 
-    def __init__(
-        self,
-        problem: AttentionalProblem,
-        sizes: decoder.DecoderSizes,
-        projected: Tensor,
-        outputs: Tensor,
-        attention: Tensor,
-        doutputs: Tensor | None,
-        dscores: Tensor,
-        dh: Tensor | None,
-        dc: Tensor,
-    ) -> None:
-        super().__init__(problem, sizes, projected)
-        self._outputs, self._attention, self._doutputs = outputs, attention, doutputs
-        self._dscores, self._dc = dscores, dc
-        space = outputs.new_zeros
-        self.dh, self.do = space(sizes.layers, *outputs.shape[1:]), space(*outputs.shape[1:])
+    def __init__(self, tensors: BackwardTensors, sizes: decoder.DecoderSizes) -> None:
+        super().__init__(tensors.problem, sizes, tensors.projected)
+        self._pass = tensors
+        space, shape = tensors.stash.outputs.new_zeros, tensors.stash.outputs.shape[1:]
+        self.dh, self.do = space(sizes.layers, *shape), space(*shape)
         self.dbias = space(sizes.groups, sizes.layers, 4 * sizes.hidden, dtype=torch.float32)
-        if dh is not None:
-            self.dh.copy_(dh)
+        if tensors.last_dh is not None:
+            self.dh.copy_(tensors.last_dh)
 
     def run(self, block: Block, contexts: Tensor, da: Tensor) -> Tensor:
-        """Runs the steps of a block.
-
-        Args:
-            block: its ``dgates`` are written.
-            contexts: (K, B, H).
-            da: (K, B, H) is written, the gradient of the input of the output's tanh.
-
-        Returns:
-            The gradients of the queries, (K, B, A).
-        """
+        """Runs the steps of a block as `BackwardSteps.run` does."""
         steps = slice(block.begin, block.end)
-        queries = torch.empty_like(block.query)
+        queries, doutputs = torch.empty_like(block.query), self._pass.doutputs
         tensors = decoder.BackwardBlock(
             block.query,
             contexts,
-            self._outputs[steps],
-            self._attention[steps],
-            None if self._doutputs is None else decoder.aligned(self._doutputs[steps]),
+            self._pass.stash.outputs[steps],
+            self._pass.weights[steps],
+            None if doutputs is None else decoder.aligned(doutputs[steps]),
             block.gates,
             [cells for cells in block.cells if isinstance(cells, Tensor)],
             block.dgates,
             queries,
             da,
-            self._dscores[steps],
+            self._pass.dscores[steps],
             self.do,
             self.dh,
-            self._dc,
+            self._pass.dc,
             self.dbias,
             self.mask(block.begin, block.end),
-            self.scale,
+            self.problem.scale,
         )
         decoder.run_backward(self.sizes, self.tensors, tensors)
         return queries

@@ -111,28 +111,20 @@ class Result(NamedTuple):
     last_c: Tensor
 
 
-def _empty_weights(like: Tensor, steps: int, batch: int, positions: int) -> Tensor:
-    """Allocates attention weights (T, B, S); on a GPU their rows begin where products read them fast."""
-    width = even(positions, like.dtype) if device_of(like) == "cuda" else positions
-    return like.new_empty(steps, batch, width)[..., :positions]
-
-
 def empty_result(call: AttentionalArguments, keep: bool) -> Result:
-    """Allocates the tensors of the result.
-
-    Args:
-        call: arguments of the operator.
-        keep: True if a backward pass will follow.
-    """
+    """Allocates the tensors of the result; ``keep``: a backward pass will follow."""
     inputs, layers = call.inputs, len(call.biases)
     batch, steps = (inputs if call.places is None else call.places).shape[:2]
     hidden = len(call.biases[0]) // 4
     accumulate = accumulate_dtype(inputs.dtype)
     cells = (steps if reaches(call.stash, "cells") else len(call.blocks())) if keep else 0
     gates = steps if keep and reaches(call.stash, "gates") else 0
+    # On a GPU the rows of attention weights begin where products read them fast.
+    positions = call.keys.shape[1]
+    width = even(positions, inputs.dtype) if device_of(inputs) == "cuda" else positions
     return Result(
         inputs.new_empty(steps, batch, hidden),
-        _empty_weights(inputs, steps, batch, call.keys.shape[1]),
+        inputs.new_empty(steps, batch, width)[..., :positions],
         inputs.new_empty(layers, steps if keep else 0, batch, hidden),
         inputs.new_empty(layers, cells, batch, hidden, dtype=accumulate),
         inputs.new_empty(layers, gates, batch, 4 * hidden),
@@ -154,6 +146,7 @@ class AttentionalProblem:
         from_top, from_values: columns (H, H) and (H, E) of the combination weight that multiply the stack's output and
             the context.
         masks: dropout masks of the inputs of the layers, (B, T, H) or (B, 1, H) bool, True where kept; or None.
+        scale: factor of what dropout keeps.
     """
 
     def __init__(self, call: AttentionalArguments) -> None:
@@ -190,6 +183,7 @@ class AttentionalProblem:
             call.variational,
             inputs.device,
         )
+        self.scale = 1.0 / (1.0 - call.dropout)
         self.blocks = call.blocks()
 
     def keeps(self, level: str) -> bool:
@@ -264,19 +258,15 @@ class AttentionalProblem:
 
     def drop(self, layer: int, values: Tensor, begin: int, end: int) -> Tensor:
         """Applies dropout to a layer's input (K, B, H) in steps begin to end; also the transpose of this operation."""
-        keep, p = self.mask(layer, begin, end), self.call.dropout
+        keep = self.mask(layer, begin, end)
         if keep is None or not values.is_cuda:
-            return apply_dropout(values, keep, p)
+            return apply_dropout(values, keep, self.call.dropout)
         # One kernel instead of three.
-        dropped: Tensor = torch.ops.aten.native_dropout_backward(values, keep, 1.0 / (1.0 - p))
+        dropped: Tensor = torch.ops.aten.native_dropout_backward(values, keep, self.scale)
         return dropped
 
     def stack(self, h: Tensor, begin: int, end: int) -> tuple[list[Tensor], Tensor]:
-        """Returns the inputs of the upper layers in steps begin to end, and the stack's output, (K, B, H) each.
-
-        Args:
-            h: (L, T, B, H). begin, end: the steps.
-        """
+        """Returns inputs of the upper layers and output of the stack in some steps, (K, B, H), for h (L, T, B, H)."""
         reads, top = [], h[0, begin:end]
         for layer in range(1, len(self.layers)):
             reads.append(self.drop(layer, top, begin, end))

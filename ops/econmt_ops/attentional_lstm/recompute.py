@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from econmt_ops.additive_attention.recompute import additive_attention, clean_keys
-from econmt_ops.additive_attention.reference import attend
+from econmt_ops.additive_attention.reference import AttentionArguments, attend
 from econmt_ops.attentional_lstm.backward import Backward
-from econmt_ops.attentional_lstm.forward import Forward
+from econmt_ops.attentional_lstm.forward import forward
 from econmt_ops.attentional_lstm.options import DecoderOptions
 from econmt_ops.attentional_lstm.problem import (
     AttentionalArguments,
@@ -29,7 +29,7 @@ from econmt_ops.attentional_lstm.problem import (
 from econmt_ops.core.chunks import reaches
 from econmt_ops.core.dropout import split_seed
 from econmt_ops.core.lengths import padding_mask, zero_padding
-from econmt_ops.core.low_rank import tensors_of_matrices
+from econmt_ops.core.low_rank import tensors_of_layers
 from econmt_ops.core.precision import accumulate_dtype
 from econmt_ops.core.repeated import Inputs, UniqueRows, values_of
 from econmt_ops.core.scopes import layer
@@ -41,19 +41,18 @@ from econmt_ops.lstm.recompute import lstm
 TRAITS = Traits(recomputes=True, loops=True, takes_stash=True, casts=True)
 
 
-def _saves(arguments: AttentionalArguments) -> list[str]:
-    attention = ["attention"] if reaches(arguments.stash, "attention") else []
-    return [*AttentionalArguments._fields, "outputs", "h", "c", "gates", *attention]
-
-
 _operator = Operator(
     "econmt_ops::attentional_lstm",
     AttentionalArguments,
     Result,
-    forward=lambda call, keep: Forward(AttentionalProblem(call), keep).run(),
+    forward=lambda call, keep: forward(AttentionalProblem(call), keep),
     fake=empty_result,
     backward=lambda call, stash, incoming: Backward(AttentionalProblem(call), stash, incoming).run(),
-    saves=_saves,
+    saves=lambda call: [
+        *AttentionalArguments._fields,
+        *("outputs", "h", "c", "gates"),
+        *(["attention"] if reaches(call.stash, "attention") else []),
+    ],
 )
 
 
@@ -78,35 +77,29 @@ def attentional_lstm(
         run_stack = run_stack or functools.partial(lstm, backend=backend)
         stack = run_stack(inputs, weights.layers, state.layers, options.stack(), stash=stash)
         return _attend_at_once(stack, keys, values, weights, options, backend)
-    layer_norm, lengths = options.layer_norm, options.lengths
-    gain, shift = (None, None) if layer_norm is None else layer_norm
     if weights.score is not None:
-        keys = keys.contiguous() if options.clean else clean_keys(keys, lengths)
-    seed, device_seed, first_row = split_seed(options.seed)
+        keys = keys.contiguous() if options.clean else clean_keys(keys, options.lengths)
+    gain, shift = options.layer_norm or (None, None)
     result = _operator(
         AttentionalArguments(
             values_of(inputs),
             keys,
             values,
-            tensors_of_matrices([part.input for part in weights.layers]),
-            tensors_of_matrices([part.hidden for part in weights.layers]),
-            [part.bias for part in weights.layers],
+            *tensors_of_layers(weights.layers),
             weights.query,
             weights.score,
             weights.combine,
             weights.combine_bias,
             gain,
             shift,
-            lengths,
+            options.lengths,
             inputs.places if isinstance(inputs, UniqueRows) else None,
             [h for h, _ in state.layers],
             [c for _, c in state.layers],
             state.output,
             options.residual,
             options.dropout,
-            seed,
-            device_seed,
-            first_row,
+            *split_seed(options.seed),
             options.variational,
             options.scale,
             options.clean,
@@ -128,8 +121,7 @@ def _attend_at_once(
     backend: str,
 ) -> tuple[Tensor, Tensor, AttentionalLSTMState]:
     """Attends for all steps at once after the stack: without input feeding no attention is recurrent."""
-    (h, layers), lengths = stack, options.lengths
-    query = h
+    (h, layers), lengths, query = stack, options.lengths, stack[0]
     if weights.query is not None:
         # h is stored time-first, and the attention runs step by step.
         query = functional.linear(h.transpose(0, 1), weights.query.to(h.dtype)).transpose(0, 1)
@@ -140,15 +132,9 @@ def _attend_at_once(
             scores = scores.to(accumulate_dtype(h.dtype)) * options.scale
             context, attention = attend(scores, zero_padding(values, padding), padding)
         else:
-            context, attention = additive_attention(
-                query,
-                keys,
-                values,
-                weights.score.to(h.dtype),
-                lengths=lengths,
-                layer_norm=options.layer_norm,
-                backend=backend,
-            )
+            gain, shift = options.layer_norm or (None, None)
+            call = AttentionArguments(query, keys, values, weights.score.to(h.dtype), gain, shift, lengths)
+            context, attention = additive_attention(call, backend=backend)
     bias = None if weights.combine_bias is None else weights.combine_bias.to(h.dtype)
     combined = functional.linear(torch.cat([h, context], 2), weights.combine.to(h.dtype), bias)
     outputs = combined.tanh()

@@ -15,6 +15,7 @@ from econmt_ops.cells import lstm as cell
 from econmt_ops.core import scopes as accounting
 from econmt_ops.core.dropout import apply_dropout, layer_keep_masks
 from econmt_ops.core.lengths import padding_mask, zero_padding
+from econmt_ops.core.low_rank import columns
 from econmt_ops.core.precision import accumulate_dtype
 from econmt_ops.core.weights import (
     AnyLSTMWeights,
@@ -73,45 +74,37 @@ class _Recurrence:
     """Recurrent product of a layer's gates, from its input and its own previous h.
 
     Several steps use one product per step with a concatenated copy of both weights. A single step without gradients, as
-    in a search, uses two products: the copy would take longer than it saves.
+    in a search, uses two products: the copy would take longer than it saves. Factorised weights use one product per
+    right factor, then those with the left factors.
     """
 
-    def __init__(self, fed: Tensor, hidden: Tensor, bias: Tensor, steps: int) -> None:
-        self.fed, self.hidden, self.bias = fed.t(), hidden.t(), bias
+    def __init__(self, layer: AnyLSTMWeights, begin: int, steps: int) -> None:
+        """Takes a layer, the first column of its input weight that the recurrence reads, and the number of steps."""
+        fed, hidden = columns(layer.input, begin, layer.input.shape[1]), layer.hidden
+        self.bias, self.right = layer.bias, None
+        if isinstance(fed, LowRank) and isinstance(hidden, LowRank):
+            self.right = fed.right.t(), hidden.right.t()
+            fed, hidden = fed.left, hidden.left
+        assert isinstance(fed, Tensor)
+        assert isinstance(hidden, Tensor)
+        self.fed, self.hidden = fed.t(), hidden.t()
         concatenates = steps > 1 or torch.is_grad_enabled()
         self.joined = torch.cat([fed, hidden], 1).t() if concatenates else None
 
     def __call__(self, start: Tensor | None, fed: Tensor, h: Tensor) -> Tensor:
-        """Returns the gates (B, 4H): ``start`` (B, 4H) or the bias, plus the products of ``fed`` and h (B, H)."""
+        """Returns the gates (B, 4H) from ``fed`` and h (B, H).
+
+        ``start`` is the other inputs' share of the gates with the bias, (B, 4H), or of the right factor's product,
+        (B, r); None: there is none.
+        """
+        if self.right is not None:
+            right, right_h = self.right
+            fed = fed @ right if start is None else torch.addmm(start, fed, right)
+            h, start = h @ right_h, None
         start = self.bias if start is None else start
         if self.joined is None:
             return torch.addmm(start, fed, self.fed).addmm_(h, self.hidden)
         return torch.addmm(start, torch.cat([fed, h], 1), self.joined)
-
-
-class _LowRankRecurrence:
-    """Recurrent product of factorised weights: one product per right factor, then one with both left factors."""
-
-    def __init__(self, fed: LowRank, hidden: LowRank, bias: Tensor, steps: int) -> None:
-        self.fed, self.hidden, self.bias = fed.t(), hidden.t(), bias
-        concatenates = steps > 1 or torch.is_grad_enabled()
-        self.joined = torch.cat([fed.left, hidden.left], 1).t() if concatenates else None
-
-    def __call__(self, start: Tensor | None, fed: Tensor, h: Tensor) -> Tensor:
-        """Returns the gates (B, 4H); ``start`` (B, r) is the other inputs' share of the right factor's product."""
-        thin = fed @ self.fed.left if start is None else torch.addmm(start, fed, self.fed.left)
-        thin_h = h @ self.hidden.left
-        if self.joined is None:
-            return torch.addmm(self.bias, thin, self.fed.right).addmm_(thin_h, self.hidden.right)
-        return torch.addmm(self.bias, torch.cat([thin, thin_h], 1), self.joined)
-
-
-def _recurrence(layer: AnyLSTMWeights, begin: int, steps: int) -> _Recurrence | _LowRankRecurrence:
-    """Returns the recurrent product of a layer, for the columns of its input weight from ``begin`` on."""
-    if isinstance(layer, LowRankLSTMWeights):
-        fed = layer.input.columns(begin, layer.input.shape[1])
-        return _LowRankRecurrence(fed, layer.hidden, layer.bias, steps)
-    return _Recurrence(layer.input[:, begin:], layer.hidden, layer.bias, steps)
 
 
 def _run_input_feeding(
@@ -135,8 +128,8 @@ def _run_input_feeding(
         products = functional.linear(inputs, bottom.input.right[:, :size])
     else:
         products = functional.linear(inputs, bottom.input[:, :size], bottom.bias)
-    bottom_gates = _recurrence(bottom, size, steps)
-    upper_gates = [_recurrence(layer, 0, steps) for layer in upper]
+    bottom_gates = _Recurrence(bottom, size, steps)
+    upper_gates = [_Recurrence(layer, 0, steps) for layer in upper]
     outputs, attentions = [], []
     for step, product in enumerate(products.unbind(1)):
         h, c = layers[0]

@@ -12,15 +12,10 @@ LAYER_NORM_EPSILON = 1e-5
 
 
 def additive_forward(query: Tensor, keys: Tensor, score: Tensor) -> Tensor:
-    """Computes score . tanh(query + keys_s), up to a constant that cancels in the softmax over s.
+    """Computes score . tanh(query + keys_s), (B, S), up to a constant that cancels in the softmax over s.
 
-    Since tanh x = 2 sigmoid(2 x) - 1, that constant is the sum of -score; sigmoid is the cheaper function.
-
-    Args:
-        query: (B, A). keys: (B, S, A). score: (A,) in the accumulate type, in which everything is computed.
-
-    Returns:
-        Scores (B, S) in the accumulate type.
+    Since tanh x = 2 sigmoid(2 x) - 1, that constant is the sum of -score; sigmoid is the cheaper function. Queries are
+    (B, A), keys (B, S, A); ``score`` (A,) has the accumulate type, in which everything is computed.
     """
     return torch.matmul(_halves(query, keys, score.dtype), score * 2)
 
@@ -35,17 +30,11 @@ def additive_backward(
 ) -> Tensor:
     """Computes the gradients of :func:`additive_forward`, recomputing tanh in one workspace (B, S, A).
 
-    With s = sigmoid(2 x), 1 - tanh^2 x = 4 (s - s^2). Rows of ``de`` sum to zero, as gradients of a softmax's inputs
-    do, so that sum de tanh x = 2 sum de s.
+    With s = sigmoid(2 x), 1 - tanh^2 x = 4 (s - s^2). Rows of ``de`` (B, S) sum to zero, as gradients of a softmax's
+    inputs do, so that sum de tanh x = 2 sum de s.
 
-    Args:
-        query: (B, A). keys: (B, S, A). score: (A,) in the accumulate type.
-        de: (B, S) gradient of the scores, in the accumulate type.
-        dkeys: (B, S, A) accumulates de_s (s - s^2), in place; the caller multiplies by 4 score, once for all steps.
-        dscore: (A,) accumulates sum de_s tanh, in place.
-
-    Returns:
-        The gradient of the query (B, A), in the accumulate type.
+    Added in place are de_s (s - s^2) to ``dkeys`` (B, S, A), which the caller multiplies by 4 score, once for all
+    steps, and sum de_s tanh to ``dscore`` (A,). Returns the gradient of the query (B, A). All in the accumulate type.
     """
     hidden = _halves(query, keys, score.dtype)
     dscore.addmv_(hidden.view(-1, hidden.shape[2]).t(), de.reshape(-1), alpha=2)

@@ -72,16 +72,12 @@ class LayerNormLSTMCell(StepCell):
     def parameter_shapes(self, inputs: int, hidden: int) -> dict[str, tuple[int, ...]]:
         """See `Cell`."""
         rows = 4 * hidden
-        shapes: dict[str, tuple[int, ...]] = {"input": (rows, inputs), "hidden": (rows, hidden)}
-        vectors = {"bias": rows, "input_gain": rows, "hidden_gain": rows}
-        return (
-            shapes
-            | {name: (size,) for name, size in vectors.items()}
-            | {
-                "cell_gain": (hidden,),
-                "cell_bias": (hidden,),
-            }
-        )
+        return {
+            "input": (rows, inputs),
+            "hidden": (rows, hidden),
+            **dict.fromkeys(("bias", "input_gain", "hidden_gain"), (rows,)),
+            **dict.fromkeys(("cell_gain", "cell_bias"), (hidden,)),
+        }
 
     def split(self, weights: AnyLayerNormLSTMWeights) -> Split:
         """See `StepCell`; the bias of a per-gate layer is a part of its product."""
@@ -113,20 +109,12 @@ class LayerNormLSTMCell(StepCell):
         before, c = state[1], after[1]
         dh, dc = dafter[0].to(c.dtype), dafter[1]
         sums, *normalization = _sums(read.to(c.dtype), recurrent.to(c.dtype), extra)
-        i, f, g, o = lstm.activate(sums)
+        gates = lstm.activate(sums)
         normal, factors = _standardized(c, 1)
         squashed = torch.tanh(normal * extra[-2] + extra[-1])
-        dshown = dh * o * (1.0 - squashed * squashed)
+        dshown = dh * gates[3] * (1.0 - squashed * squashed)
         total = dc + _standardized_back(dshown * extra[-2], normal, factors)
-        dsums = torch.cat(
-            [
-                total * g * i * (1.0 - i),
-                total * before * f * (1.0 - f),
-                total * i * (1.0 - g * g),
-                dh * squashed * o * (1.0 - o),
-            ],
-            -1,
-        )
+        dsums = torch.cat(lstm.gate_gradients(gates, before, squashed, dh, total), -1)
         of_cell = ((dshown * normal).sum(0), dshown.sum(0))
         if len(extra) == 4:
             y, scale = normalization
@@ -137,7 +125,7 @@ class LayerNormLSTMCell(StepCell):
             dread = _standardized_back(dsums * extra[1], y, scale).to(read.dtype)
             drecurrent = _standardized_back(dsums * extra[2], other, other_scale).to(read.dtype)
             of_sums = dsums.sum(0), (dsums * y).sum(0), (dsums * other).sum(0)
-        return dread, drecurrent, (torch.zeros_like(dafter[0]), total * f), (*of_sums, *of_cell)
+        return dread, drecurrent, (torch.zeros_like(dafter[0]), total * gates[1]), (*of_sums, *of_cell)
 
 
 def _sums(read: Tensor, recurrent: Tensor, extra: Sequence[Tensor]) -> tuple[Tensor, ...]:

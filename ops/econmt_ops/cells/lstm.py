@@ -46,41 +46,35 @@ def update_state_backward(
     dc: Tensor,
     tanh: Pointwise = torch.tanh,
 ) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor], Tensor]:
-    """Computes the gradients of :func:`activate` and :func:`update_state`.
+    """Computes the gradients of the four quarters of the sums and of c before the step, (B, H) each.
 
-    Args:
-        gates: i, f, g and o, (B, H) each.
-        before: c before the step, (B, H).
-        after: c after the step, (B, H).
-        dh: Gradient of h after the step, (B, H).
-        dc: Gradient of c after the step, (B, H).
-        tanh: Function that computes tanh.
+    Takes the gates i, f, g and o, c before and after the step and the gradients of h and c after it, (B, H) each.
+    """
+    squashed = tanh(after)
+    total = dc + dh * gates[3] * (1.0 - squashed * squashed)
+    return gate_gradients(gates, before, squashed, dh, total), total * gates[1]
 
-    Returns:
-        The gradients of the four quarters of the sums and of ``before``, (B, H) each.
+
+def gate_gradients(
+    gates: Sequence[Tensor], before: Tensor, squashed: Tensor, dh: Tensor, dc: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Computes the gradients of the four quarters of the sums, (B, H) each.
+
+    ``squashed`` is what the output gate multiplies, and ``dc`` the whole gradient of c after the step.
     """
     i, f, g, o = gates
-    squashed = tanh(after)
-    total = dc + dh * o * (1.0 - squashed * squashed)
-    parts = (
-        total * g * i * (1.0 - i),
-        total * before * f * (1.0 - f),
-        total * i * (1.0 - g * g),
+    return (
+        dc * g * i * (1.0 - i),
+        dc * before * f * (1.0 - f),
+        dc * i * (1.0 - g * g),
         dh * squashed * o * (1.0 - o),
     )
-    return parts, total * f
 
 
 def forward(sums: Tensor, c: Tensor, tanh: Pointwise = torch.tanh) -> tuple[Tensor, Tensor]:
-    """One step from its sums.
+    """Computes h in the compute type and c in the accumulate type, (B, H) each, after a step.
 
-    Args:
-        sums: (B, 4H) in the compute type.
-        c: (B, H) in the accumulate type, in which all is computed.
-        tanh: what computes tanh.
-
-    Returns:
-        h in the compute type and c in the accumulate type, (B, H) each.
+    Takes the sums (B, 4H) in the compute type and c before the step in the accumulate type, in which all is computed.
     """
     h, c = update_state(activate(sums.to(c.dtype), tanh), c, tanh)
     return h.to(sums.dtype), c

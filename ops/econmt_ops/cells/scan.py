@@ -29,8 +29,8 @@ Shapes: each part is (..., H), in the accumulate type.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -115,13 +115,7 @@ PLAIN, RELU, GATE, HIGHWAY = Output("plain", 0), Output("relu", 0), Output("gate
 
 
 class ScanCell(NamedTuple):
-    """Cell with one linear recurrence: the recurrence, its output formula and the candidate's nonlinearity.
-
-    Attributes:
-        name: Name of the cell.
-        recurrence, output: Formulas, see the module.
-        squashes: True if the candidate u passes through tanh.
-    """
+    """Cell with one linear recurrence: its formulas, and whether the candidate u passes through tanh (``squashes``)."""
 
     name: str
     recurrence: Recurrence
@@ -173,10 +167,7 @@ class ScanCell(NamedTuple):
     ) -> Tensor:
         """Writes the gradients of the products over ``products`` (..., K H).
 
-        Args:
-            parts: Activated parts. ddecay, delta: Gradients of a and b, which may be overwritten.
-            rest: Gradients from `finish_back` of the parts that follow the recurrence's, in order.
-            products: Tensor to overwrite.
+        Those of a and b may be overwritten; ``rest`` are the gradients from `finish_back` of the parts that follow.
         """
         gradients = self.recurrence.backward(parts, ddecay, delta)
         if self.squashes:
@@ -212,36 +203,37 @@ class ScanInputs(NamedTuple):
     lengths: Tensor | None
 
 
-class RunStage(Protocol):
-    """Function that runs one recurrence over whole sequences, in forward direction."""
+class ScannedArguments(NamedTuple):
+    """Arguments of one recurrence of a layer over whole sequences, in forward direction.
 
-    def __call__(
-        self,
-        cell: ScanCell,
-        sources: Sequence[Tensor],
-        weights: Sequence[Tensor],
-        bias: Tensor,
-        first: Tensor,
-        before: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """Returns the outputs (B, T, H) and the c (B, H) after each row's last step.
+    All values are computed in the type of the sources, whatever the type of the weights, whose gradients have their own
+    type.
 
-        Args:
-            cell: Recurrence to run.
-            sources: Inputs of the products, (B, T, .) each; a highway reads the first.
-            weights: Weights of the products, (K H, .) for each source. bias: (K H,).
-            first: c before the first step, (B, H).
-            before: Value before the first step of the last source, (B, .), which is then read one step late; or None.
-        """
+    Attributes:
+        sources: Inputs of the products, (B, T, .) each; a highway reads the first.
+        weights: (K H, .) for each source. bias: (K H,). first: c before the first step, (B, H).
+        cell: Name of the recurrence, as in `CELLS`.
+        before: Value before the first step of the last source, (B, .), if it is read one step late; or None.
+        lengths: (B,), or None. stash: Stash level, see `econmt_ops.core.chunks.STASHES`.
+    """
+
+    sources: list[Tensor]
+    weights: list[Tensor]
+    bias: Tensor
+    first: Tensor
+    cell: str
+    before: Tensor | None = None
+    lengths: Tensor | None = None
+    stash: str = "outputs"
+
+
+Stage = Callable[[ScannedArguments], tuple[Tensor, Tensor]]
+"""Function that runs one recurrence: returns outputs (B, T, H) and the c (B, H) after each row's last step. It adds
+lengths and stash level to its arguments."""
 
 
 class ScanLayer(Cell):
-    """Layer of one recurrence, a `econmt_ops.cells.protocol.Cell` whose only state is c.
-
-    Args:
-        cell: Recurrence of the layer.
-        summary: See `Cell`.
-    """
+    """Layer of one recurrence, a `econmt_ops.cells.protocol.Cell` with that summary whose only state is c."""
 
     states: tuple[str, ...] = ("c",)
     weights: type[Any] = GateWeights
@@ -267,10 +259,12 @@ class ScanLayer(Cell):
         return rows // self.gates(inputs, -1)
 
     def run(
-        self, stage: RunStage, inputs: Tensor, weights: Any, state: Sequence[Tensor]
+        self, stage: Stage, inputs: Tensor, weights: Any, state: Sequence[Tensor]
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Returns the outputs (B, T, H) and the c after each row's last step."""
-        outputs, c = stage(self.cell, [inputs], [weights.input], weights.bias, state[0])
+        outputs, c = stage(
+            ScannedArguments([inputs], [weights.input], weights.bias, state[0], self.cell.name)
+        )
         return outputs, (c,)
 
 
@@ -285,14 +279,17 @@ class WindowLayer(ScanLayer):
         return {"input": (rows, 2 * inputs), "bias": (rows,)}
 
     def run(
-        self, stage: RunStage, inputs: Tensor, weights: Any, state: Sequence[Tensor]
+        self, stage: Stage, inputs: Tensor, weights: Any, state: Sequence[Tensor]
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Returns outputs and c as `ScanLayer` does, also for a window of one step; the caller adds the last input."""
         size = inputs.shape[-1]
         if weights.input.shape[1] == size:
             return super().run(stage, inputs, weights, state)
         matrices = [weights.input[:, :size], weights.input[:, size:]]
-        outputs, c = stage(self.cell, [inputs, inputs], matrices, weights.bias, *state)
+        c, before = state
+        outputs, c = stage(
+            ScannedArguments([inputs, inputs], matrices, weights.bias, c, self.cell.name, before)
+        )
         return outputs, (c,)
 
 
@@ -318,13 +315,16 @@ class SurrogateLayer(ScanLayer):
         }
 
     def run(
-        self, stage: RunStage, inputs: Tensor, weights: Any, state: Sequence[Tensor]
+        self, stage: Stage, inputs: Tensor, weights: Any, state: Sequence[Tensor]
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """See `ScanLayer`."""
-        first = state[0].to(inputs.dtype)
-        seen, s = stage(self.surrogate, [inputs], [weights.surrogate], weights.surrogate_bias, state[0])
-        matrices = [weights.input, weights.hidden]
-        outputs, c = stage(self.cell, [inputs, seen], matrices, weights.bias, state[1], first)
+        s, c = state
+        before, matrices = s.to(inputs.dtype), [weights.input, weights.hidden]
+        below = [weights.surrogate], weights.surrogate_bias
+        seen, s = stage(ScannedArguments([inputs], *below, s, self.surrogate.name))
+        outputs, c = stage(
+            ScannedArguments([inputs, seen], matrices, weights.bias, c, self.cell.name, before)
+        )
         return outputs, (s, c)
 
 

@@ -255,6 +255,14 @@ def tensors_of_matrices(weights: Sequence[Matrix]) -> list[Tensor]:
     return [part for weight in weights for part in (weight if isinstance(weight, LowRank) else (weight,))]
 
 
+def tensors_of_layers(
+    layers: Sequence[AnyLSTMWeights],
+) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    """Flattens layers to an operator's three lists of input weights, recurrent weights and biases."""
+    inputs, hiddens = (tensors_of_matrices([layer[part] for layer in layers]) for part in range(2))
+    return inputs, hiddens, [layer.bias for layer in layers]
+
+
 def matrices_of_tensors(tensors: Sequence[Tensor], count: int) -> list[Matrix]:
     """Restores ``count`` matrices from an operator's tensors; the inverse of :func:`tensors_of_matrices`."""
     if len(tensors) == count:

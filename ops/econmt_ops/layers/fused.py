@@ -9,26 +9,20 @@ B batch, T steps, H hidden, K parts of the products.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from econmt_ops.backends.triton import with_kernels
-from econmt_ops.cells.scan import CELLS, ScanInputs
+from econmt_ops.cells.scan import CELLS, ScanInputs, ScannedArguments
 from econmt_ops.core.chunks import outer, reaches
 from econmt_ops.core.lengths import padding_mask, zero_padding
 from econmt_ops.dispatch.registration import Gradients, Incoming, RecurrentOperator
 from econmt_ops.dispatch.traits import FLOATS
-from econmt_ops.layers.scanned import RECOMPUTE, ScannedArguments, ScannedResults, empty_results, staged
+from econmt_ops.layers.scanned import RECOMPUTE, ScannedResults, empty_results, staged
 
 TRITON = with_kernels(RECOMPUTE, dtypes=FLOATS)
-
-
-def _kernels() -> Any:
-    return importlib.import_module("econmt_ops.backends.triton.scan_cells")
 
 
 class _Call:
@@ -78,23 +72,26 @@ def _forward(call: ScannedArguments, keep: bool) -> ScannedResults:
     if keep and reaches(call.stash, "gates"):
         results = results._replace(products=products)
     if results.outputs.numel():
+        from econmt_ops.backends.triton import scan_cells
+
         cells = results.cells if keep else None
-        _kernels().forward(problem.inputs(products), results.outputs, results.last, cells)
+        scan_cells.forward(problem.inputs(products), results.outputs, results.last, cells)
     return results
 
 
 def _backward(call: ScannedArguments, results: ScannedResults, incoming: Incoming) -> Gradients:
+    from econmt_ops.backends.triton import scan_cells
+
     problem = _Call(call)
     read = problem.read(clean=True)
     kept = len(results.products) > 0
     products = results.products if kept else problem.products(read)
     dproducts = torch.empty_like(products) if kept else products
-    highway = (
-        problem.cell.output.name == "highway"
-        and len(problem.bias) == problem.cell.gates * call.first.shape[1]
-    )
-    dread = torch.empty_like(read[0], memory_format=torch.contiguous_format) if highway else None
-    dfirst, dbias = _kernels().backward(
+    dread = None
+    is_highway = problem.cell.output.name == "highway"
+    if is_highway and len(problem.bias) == problem.cell.gates * call.first.shape[1]:
+        dread = torch.empty_like(read[0], memory_format=torch.contiguous_format)
+    dfirst, dbias = scan_cells.backward(
         problem.inputs(products),
         results.cells,
         incoming["outputs"],

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+from collections.abc import Callable
+from typing import Any, cast
 
 from torch import Tensor
 
-from econmt_ops.cells.protocol import Cell
+from econmt_ops.backends.triton import STEP_CELLS, with_kernels
+from econmt_ops.cells.protocol import Cell, StepCell
+from econmt_ops.cells.scan import ScanLayer
 from econmt_ops.cells.table import CELLS
 from econmt_ops.core.dropout import Seed
 from econmt_ops.core.precision import compute_dtype, explicit_casts
@@ -16,8 +20,8 @@ from econmt_ops.core.stack import StackOptions
 from econmt_ops.core.stack_checks import as_layers, prepare_state
 from econmt_ops.core.weights import State
 from econmt_ops.dispatch.select import Candidate, Problem, run
-from econmt_ops.dispatch.traits import add_op
-from econmt_ops.layers.implementations import implementations_for
+from econmt_ops.dispatch.traits import Traits, add_op, compiled
+from econmt_ops.layers import fused, scanned, stepped
 
 OPS: dict[str, LayerOp] = {}
 """Operations by the names of their cells; `econmt_ops` makes all of them."""
@@ -35,7 +39,7 @@ class LayerOp:
         self.cells, self.__name__ = cells, cell.name
         states = f"States of a layer: {', '.join(cell.states)}."
         self.__doc__ = f"{cell.summary}\n\n    {states} `LayerOp.__call__` describes the arguments."
-        self._implementations = add_op(cell.name, implementations_for(cells))
+        self._implementations = add_op(cell.name, _implementations_for(cells))
         CELLS[cell.name], OPS[cell.name] = cell, self
 
     def __call__(
@@ -110,12 +114,34 @@ class LayerOp:
         return run(problem, call, self._implementations, implementation, stash=stash)
 
 
-def _check_layers(check: Shapes, layers: tuple[Any, ...], cells: tuple[Cell, ...]) -> Cell:
-    """Returns the cell to which the weights belong, and records H.
+def _implementations_for(cells: tuple[Cell, ...]) -> dict[str, tuple[Callable[..., Any], Traits]]:
+    """Returns the implementations of the operation of some cells with their traits, by name.
 
-    Raises:
-        ValueError: If the shape of a tensor does not fit the cell.
+    Linear recurrences run as the last of the cells (the widest window), which serves the others; step-by-step cells as
+    the first, which knows the kind of weights.
     """
+    last = cells[-1]
+    if isinstance(last, ScanLayer):
+        return {
+            "reference": (functools.partial(scanned.reference, last), scanned.REFERENCE),
+            "recompute": (functools.partial(scanned.recompute, last), scanned.RECOMPUTE),
+            "triton": (functools.partial(fused.fused, last), fused.TRITON),
+        }
+    cell = cast(StepCell, cells[0])
+    recompute: Callable[..., Any] = functools.partial(stepped.recompute, cell)
+    functions: dict[str, tuple[Callable[..., Any], Traits]] = {
+        "reference": (functools.partial(stepped.reference, cell), stepped.REFERENCE),
+        "recompute": (recompute, stepped.RECOMPUTE),
+        "compiled": compiled(recompute, stepped.RECOMPUTE),
+    }
+    if cell.name in STEP_CELLS:
+        kernels = functools.partial(recompute, backend="triton")
+        functions["triton"] = kernels, with_kernels(stepped.RECOMPUTE)
+    return functions
+
+
+def _check_layers(check: Shapes, layers: tuple[Any, ...], cells: tuple[Cell, ...]) -> Cell:
+    """Returns the cell to which the weights belong, and records H; raises ValueError if a shape does not fit."""
     inputs = check.sizes["I"]
     for field, tensor in zip(layers[0]._fields, layers[0], strict=True):
         check.is_number(f"layers[0].{field}", tensor)

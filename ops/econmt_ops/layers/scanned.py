@@ -26,13 +26,13 @@ from torch.nn import functional
 
 from econmt_ops.backends import c as native
 from econmt_ops.backends.c import scan_cells
-from econmt_ops.cells.scan import CELLS, ScanCell, ScanInputs, ScanLayer
+from econmt_ops.cells.scan import CELLS, ScanInputs, ScanLayer, ScannedArguments
 from econmt_ops.core.chunks import add_outer, reaches
 from econmt_ops.core.gemm import Product, add_rows
 from econmt_ops.core.lengths import padding_mask, zero_padding
 from econmt_ops.core.stack import StackOptions, last_of, run_cells
 from econmt_ops.core.weights import State
-from econmt_ops.dispatch.registration import Gradients, Incoming, Operator, RecurrentOperator
+from econmt_ops.dispatch.registration import Gradients, Incoming, RecurrentOperator
 from econmt_ops.dispatch.rule import device_of, rule
 from econmt_ops.dispatch.traits import Traits
 from econmt_ops.linear_recurrence import linear_recurrence
@@ -66,67 +66,20 @@ def late(source: Tensor, before: Tensor) -> Tensor:
     return torch.cat([before.unsqueeze(1), source[:, :-1]], 1)
 
 
-def run_layers(
-    stage: Any,
-    layer: ScanLayer,
-    inputs: Tensor,
-    weights: Any,
-    state: Sequence[Tensor],
-    lengths: Tensor | None,
-) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Runs one layer with a given function for its recurrences; see `econmt_ops.core.stack.RunLayer`."""
-    outputs, after = layer.run(functools.partial(stage, lengths), inputs, weights, state)
-    if len(after) < len(state):  # a window's last input
-        after = (*after, last_of(inputs, state[-1], lengths))
-    return outputs, after
-
-
-def _reference_stage(
-    lengths: Tensor | None,
-    cell: ScanCell,
-    sources: Sequence[Tensor],
-    weights: Sequence[Tensor],
-    bias: Tensor,
-    first: Tensor,
-    before: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Runs one recurrence in plain PyTorch; see `econmt_ops.cells.scan.RunStage`."""
-    steps, hidden = sources[0].shape[1], first.shape[1]
-    padding = None if lengths is None else padding_mask(lengths, steps, first.device)
-    read = [zero_padding(source, padding) for source in sources]
-    if before is not None:
-        read[-1] = late(read[-1], before)
-    products = functional.linear(read[0], weights[0], bias)
-    for source, weight in zip(read[1:], weights[1:], strict=True):
+def _reference_stage(call: ScannedArguments) -> tuple[Tensor, Tensor]:
+    """Runs one recurrence in plain PyTorch."""
+    cell, first, lengths = CELLS[call.cell], call.first, call.lengths
+    padding = None if lengths is None else padding_mask(lengths, call.sources[0].shape[1], first.device)
+    read = [zero_padding(source, padding) for source in call.sources]
+    if call.before is not None:
+        read[-1] = late(read[-1], call.before)
+    products = functional.linear(read[0], call.weights[0], call.bias)
+    for source, weight in zip(read[1:], call.weights[1:], strict=True):
         products = products + functional.linear(source, weight)
-    parts, decay, inputs = cell.start(products.to(first.dtype), hidden)
+    parts, decay, inputs = cell.start(products.to(first.dtype), first.shape[1])
     c = scan(decay, inputs, first)
-    outputs = zero_padding(cell.finish(parts, c, read[0]).to(bias.dtype), padding)
+    outputs = zero_padding(cell.finish(parts, c, read[0]).to(call.bias.dtype), padding)
     return outputs, last_of(c, first, lengths)
-
-
-class ScannedArguments(NamedTuple):
-    """Arguments of one recurrence of a layer.
-
-    All values are computed in the type of the sources, whatever the type of the weights, whose gradients have their own
-    type.
-
-    Attributes:
-        sources: Inputs of the products, (B, T, .). weights: (K H, .) for each source. bias: (K H,). first: Initial c,
-            (B, H).
-        before: Value before the first step of the last source, (B, .), if it is read one step late; or None.
-        lengths: (B,), or None.
-        cell: Name of the cell. stash: Stash level, see `econmt_ops.core.chunks.STASHES`.
-    """
-
-    sources: list[Tensor]
-    weights: list[Tensor]
-    bias: Tensor
-    first: Tensor
-    before: Tensor | None
-    lengths: Tensor | None
-    cell: str
-    stash: str
 
 
 class ScannedResults(NamedTuple):
@@ -178,13 +131,12 @@ class _Blocks:
             for begin in range(0, max(1, self.batch), rows)  # at least one, so that all gradients are written
             for start in range(0, self.steps, size)
         ]
-        weights = [weight.to(self.dtype) for weight in call.weights]
-        block_count = len(self.places)
-        biases = [call.bias.to(self.dtype), *(None for _ in weights[1:])]
+        self.weights = [weight.to(self.dtype) for weight in call.weights]
+        biases = [call.bias.to(self.dtype), *(None for _ in self.weights[1:])]
         self._products = [
-            Product(weight, bias, calls=block_count) for weight, bias in zip(weights, biases, strict=True)
+            Product(weight, bias, calls=len(self.places))
+            for weight, bias in zip(self.weights, biases, strict=True)
         ]
-        self.weights = weights
 
     def mask(self, values: Tensor, rows: slice, steps: slice) -> Tensor:
         """Returns values (n, t, .) of a block with zeros at padded positions."""
@@ -216,28 +168,15 @@ class _Blocks:
         remaining: Tensor = self.ends[rows, 0] + 1 - steps.start
         return remaining.clamp(0, steps.stop - steps.start)
 
-    def at_ends(self, rows: slice, steps: slice) -> tuple[Tensor, Tensor]:
-        """Returns a mask (n, 1) of the rows that end in a block, and their last steps in it (n, 1)."""
-        ends = self.ends[rows]
-        inside = (ends >= steps.start) & (ends < steps.stop)
-        return inside, (ends - steps.start).clamp(0, steps.stop - steps.start - 1)
-
-    def put_last(self, last: Tensor, c: Tensor, rows: slice, steps: slice) -> None:
-        """Copies c (n, t, H) at the last steps of rows to ``last`` (B, H)."""
-        if self.padding is None:
-            last[rows] = c[:, -1]
-            return
-        inside, index = self.at_ends(rows, steps)
-        ending = c.gather(1, index.unsqueeze(2).expand(-1, 1, self.hidden)).squeeze(1)
-        last[rows] = torch.where(inside, ending, last[rows])
-
     def add_last(self, dc: Tensor, dlast: Tensor, rows: slice, steps: slice) -> None:
         """Adds the gradient of the last c (n, H) to the gradient of c (n, t, H) at the last steps of rows."""
         if self.padding is None:
             if steps.stop == self.steps:
                 dc[:, -1] += dlast
             return
-        inside, index = self.at_ends(rows, steps)
+        ends = self.ends[rows]
+        inside = (ends >= steps.start) & (ends < steps.stop)
+        index = (ends - steps.start).clamp(0, steps.stop - steps.start - 1)
         gradient = torch.where(inside, dlast, 0.0).unsqueeze(1)
         dc.scatter_add_(1, index.unsqueeze(2).expand(-1, 1, self.hidden), gradient)
 
@@ -248,25 +187,23 @@ def _forward(call: ScannedArguments, keep: bool) -> ScannedResults:
         everything = slice(0, blocks.batch), slice(0, blocks.steps)
         results = results._replace(products=blocks.products(blocks.read(*everything)))
     carried = call.first
-    results.last.copy_(call.first)
     for rows, steps in blocks.places:
         read = blocks.read(rows, steps)
         products = results.products[rows, steps] if len(results.products) else blocks.products(read)
         initial = call.first[rows] if steps.start == 0 else carried
+        lengths = blocks.lengths(rows, steps)
         if native.serves(products):
-            lengths = blocks.lengths(rows, steps)
             arguments = ScanInputs(blocks.cell, products.contiguous(), None, read[0], initial, lengths)
             cells = results.cells[rows, steps] if keep else None
             carried = scan_cells.forward(arguments, results.outputs[rows, steps], cells)
-            results.last[rows] = carried
-            continue
-        parts, decay, inputs = blocks.cell.start(products.to(call.first.dtype), blocks.hidden)
-        c = blocks.mask(scan(decay, inputs, initial), rows, steps)
-        carried = c[:, -1]
-        blocks.put_last(results.last, c, rows, steps)
-        results.outputs[rows, steps] = blocks.mask(blocks.cell.finish(parts, c, read[0]), rows, steps)
-        if keep:
-            results.cells[rows, steps] = c
+        else:
+            parts, decay, inputs = blocks.cell.start(products.to(call.first.dtype), blocks.hidden)
+            c = blocks.mask(scan(decay, inputs, initial), rows, steps)
+            carried = last_of(c, initial, lengths)
+            results.outputs[rows, steps] = blocks.mask(blocks.cell.finish(parts, c, read[0]), rows, steps)
+            if keep:
+                results.cells[rows, steps] = c
+        results.last[rows] = carried
     return results
 
 
@@ -317,66 +254,52 @@ def _scan_back(decay: Tensor, c: Tensor, initial: Tensor, dc: Tensor) -> list[Te
     return gradients
 
 
-class _BlockInputs(NamedTuple):
-    """Inputs of a block's backward pass.
+def _block_back(
+    blocks: _Blocks,
+    where: tuple[slice, slice],
+    inputs: ScanInputs,
+    cells: Tensor,
+    target: Tensor,
+    doutputs: Tensor | None,
+    dlast: Tensor | None,
+    after: Tensor | None,
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Returns the gradients of a block's products, of the first source (or None), and of c before the block.
 
-    Attributes:
-        rows, steps: Position of the block. read: First source, (n, t, .). products: (n, t, K H).
+    Args:
+        blocks: Call of the block. where: Its rows and steps.
+        inputs: Arguments of its forward pass without lengths. cells: c of its steps, (n, t, H).
         target: Output for the gradients of the products; may be the products themselves.
-        cells: (n, t, H). initial: c before the block, (n, H).
         doutputs: (n, t, H), or None. dlast: Gradient of c after each row's last step, (n, H), or None.
-        carried: Gradient of c after the block from the steps behind it, (n, H), or None.
+        after: Gradient of c after the block from the steps behind it, (n, H), or None.
     """
-
-    rows: slice
-    steps: slice
-    read: Tensor
-    products: Tensor
-    target: Tensor
-    cells: Tensor
-    initial: Tensor
-    doutputs: Tensor | None
-    dlast: Tensor | None
-    carried: Tensor | None
-
-
-def _block_back(blocks: _Blocks, block: _BlockInputs) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Returns the gradients of a block's products, of the first source (or None), and of c before the block."""
-    cell, c, exact = blocks.cell, block.cells, block.initial.dtype
-    where = block.rows, block.steps
-    parts, decay, _ = cell.start(block.products.to(exact), blocks.hidden)
-    if block.doutputs is None:
-        dh = torch.zeros_like(c)
-    else:
-        dh = blocks.mask(block.doutputs.to(exact), *where)
-    dc, dgate, dread = cell.finish_back(parts, c, block.read, dh)
+    cell, _, _, read, initial, _ = inputs
+    exact = initial.dtype
+    if native.serves(inputs.products):  # the C library carries the gradient of the state through padding
+        last = dlast if after is None else after
+        last = torch.zeros_like(initial) if last is None else last
+        inputs = inputs._replace(lengths=blocks.lengths(*where))
+        carried, dread = scan_cells.backward(inputs, cells, doutputs, last, target)
+        return target, dread, carried
+    parts, decay, _ = cell.start(inputs.products.to(exact), blocks.hidden)
+    dh = torch.zeros_like(cells) if doutputs is None else blocks.mask(doutputs.to(exact), *where)
+    dc, dgate, dread = cell.finish_back(parts, cells, read, dh)
     if dc is dh:
         dc = dh.clone()
-    if block.dlast is not None:
-        blocks.add_last(dc, block.dlast, *where)
-    if block.carried is not None:
-        dc[:, -1] += block.carried
-    ddecay, delta, carried = _scan_back(decay, c, block.initial, dc)
-    if block.dlast is not None and blocks.padding is not None and block.steps.start == 0:
+    if dlast is not None:
+        blocks.add_last(dc, dlast, *where)
+    if after is not None:
+        dc[:, -1] += after
+    ddecay, delta, carried = _scan_back(decay, cells, initial, dc)
+    if dlast is not None and blocks.padding is not None and where[1].start == 0:
         # A row without steps gives back the c that it was given.
-        carried = carried + torch.where(blocks.ends[block.rows] < 0, block.dlast, 0.0)
+        carried = carried + torch.where(blocks.ends[where[0]] < 0, dlast, 0.0)
     rest = [part for part in (dgate,) if part is not None]
     if dread is not None and len(parts) > cell.gates:
         rest.append(dread)
         dread = None
-    target = block.target if block.target.dtype == exact else torch.empty_like(block.target, dtype=exact)
+    target = target if target.dtype == exact else torch.empty_like(target, dtype=exact)
     return cell.start_back(parts, ddecay, delta, rest, target), dread, carried
-
-
-def _block_back_by_library(blocks: _Blocks, block: _BlockInputs) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Computes `_block_back` by the C library, which carries the gradient of the state through padding."""
-    after = block.dlast if block.carried is None else block.carried
-    if after is None:
-        after = torch.zeros_like(block.initial)
-    lengths = blocks.lengths(block.rows, block.steps)
-    inputs = ScanInputs(blocks.cell, block.products, None, block.read, block.initial, lengths)
-    carried, dread = scan_cells.backward(inputs, block.cells, block.doutputs, after, block.target)
-    return block.target, dread, carried
 
 
 def _backward(call: ScannedArguments, results: ScannedResults, incoming: Incoming) -> Gradients:
@@ -387,20 +310,17 @@ def _backward(call: ScannedArguments, results: ScannedResults, incoming: Incomin
         read = blocks.read(rows, steps)
         kept = results.products[rows, steps] if len(results.products) else None
         products = blocks.products(read) if kept is None else kept
-        block = _BlockInputs(
-            rows,
-            steps,
-            read[0],
-            products,
-            products if kept is None else torch.empty_like(kept),
+        initial = call.first[rows] if steps.start == 0 else results.cells[rows, steps.start - 1]
+        dproducts, dread, carried = _block_back(
+            blocks,
+            (rows, steps),
+            ScanInputs(blocks.cell, products, None, read[0], initial, None),
             results.cells[rows, steps],
-            call.first[rows] if steps.start == 0 else results.cells[rows, steps.start - 1],
+            products if kept is None else torch.empty_like(kept),
             None if doutputs is None else doutputs[rows, steps],
             None if dlast is None else dlast[rows],
             carried if steps.stop < blocks.steps else None,
         )
-        back = _block_back_by_library if native.serves(products) else _block_back
-        dproducts, dread, carried = back(blocks, block)
         if steps.start == 0:
             sums.first[rows] = carried
         sums.add(dproducts.to(blocks.dtype), dread, read, rows, steps)
@@ -424,24 +344,28 @@ _stage = RecurrentOperator(
 )
 
 
-def staged(operator: Operator[ScannedArguments, ScannedResults]) -> Callable[..., tuple[Tensor, State]]:
-    """Returns a function that runs a stack of layers with an operator for each recurrence."""
+def staged(run_stage: Callable[[ScannedArguments], Sequence[Tensor]]) -> Callable[..., tuple[Tensor, State]]:
+    """Returns a function that runs a stack of layers.
 
-    def stage(
+    ``run_stage`` runs one recurrence; its first results are those of `econmt_ops.cells.scan.Stage`.
+    """
+
+    def run_layer(
+        layer: ScanLayer,
         stash: str,
+        inputs: Tensor,
+        weights: Any,
+        state: Sequence[Tensor],
         lengths: Tensor | None,
-        cell: ScanCell,
-        sources: Sequence[Tensor],
-        weights: Sequence[Tensor],
-        bias: Tensor,
-        first: Tensor,
-        before: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """Runs one recurrence; see `econmt_ops.cells.scan.RunStage`."""
-        results = operator(
-            ScannedArguments([*sources], [*weights], bias, first, before, lengths, cell.name, stash)
-        )
-        return results.outputs, results.last
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        def stage(call: ScannedArguments) -> tuple[Tensor, Tensor]:
+            outputs, last, *_ = run_stage(call._replace(lengths=lengths, stash=stash))
+            return outputs, last
+
+        outputs, after = layer.run(stage, inputs, weights, state)
+        if len(after) < len(state):  # a window's last input
+            after = (*after, last_of(inputs, state[-1], lengths))
+        return outputs, after
 
     def run(
         layer: ScanLayer,
@@ -452,18 +376,13 @@ def staged(operator: Operator[ScannedArguments, ScannedResults]) -> Callable[...
         *,
         stash: str = "outputs",
     ) -> tuple[Tensor, State]:
-        run_layer = functools.partial(run_layers, functools.partial(stage, stash), layer)
-        return run_cells(run_layer, inputs, layers, state, options)
+        return run_cells(functools.partial(run_layer, layer, stash), inputs, layers, state, options)
 
     return run
 
 
+reference = staged(_reference_stage)
+"""Runs a stack of layers in plain PyTorch under autograd."""
+
 recompute = staged(_stage)
 """Runs a stack of layers that keeps less than `reference`; see the module."""
-
-
-def reference(
-    layer: ScanLayer, inputs: Tensor, layers: tuple[Any, ...], state: State, options: StackOptions
-) -> tuple[Tensor, State]:
-    """Runs a stack of layers in plain PyTorch under autograd."""
-    return run_cells(functools.partial(run_layers, _reference_stage, layer), inputs, layers, state, options)

@@ -1,9 +1,9 @@
 """Layers of cells whose gates read the h of the step before: one product for all inputs, then a loop over the steps.
 
-`reference` is a loop of `StepCell.forward` under autograd. `recompute` keeps the inputs, the outputs and, of the states
-other than h, those before each block of steps. Its backward pass recomputes a block's products at once and the other
-states by the cell alone; only the gradients of the states are computed step by step, those of the weights by large
-products.
+`reference` is a loop of `StepCell.forward` under autograd, or torch's own GRU. `recompute` keeps inputs, outputs
+and, of the states other than h, those before each block of steps. Its backward pass recomputes a block's products at
+once and the other states by the cell alone; only the gradients of the states are computed step by step, those of the
+weights by large products.
 
 At and after a row's length its states are carried through; rows begin at position 0. Inside the operator time comes
 first. B batch, T steps, H hidden, G gates, K steps of a block.
@@ -17,10 +17,12 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
 
 from econmt_ops.backends import steps_for
 from econmt_ops.backends.protocol import CellStep, StepGradients
+from econmt_ops.cells.gru import GRU
 from econmt_ops.cells.protocol import StepCell
 from econmt_ops.cells.table import CELLS
 from econmt_ops.core.chunks import add_outer, previous, rows_of, split_blocks
@@ -28,10 +30,12 @@ from econmt_ops.core.gemm import Product, add_rows
 from econmt_ops.core.lengths import padding_mask, zero_padding
 from econmt_ops.core.loops import steps_of
 from econmt_ops.core.precision import accumulate_dtype
-from econmt_ops.core.stack import StackOptions, run_cells
-from econmt_ops.core.weights import State
+from econmt_ops.core.stack import StackOptions, last_of, run_cells
+from econmt_ops.core.weights import GRUWeights, State
 from econmt_ops.dispatch.registration import Gradients, Incoming, RecurrentOperator
 from econmt_ops.dispatch.traits import Traits
+from econmt_ops.lstm.cudnn import MOST_STEPS, cudnn_gru
+from econmt_ops.lstm.reference import STEPWISE
 
 REFERENCE = Traits()
 RECOMPUTE = Traits(recomputes=True, loops=True, casts=True)
@@ -60,6 +64,31 @@ def reference_layer(
         outputs.append(after[0])
         state = carried(None if padding is None else padding[:, step], state, after)
     return zero_padding(torch.stack(outputs, 1), padding), tuple(state)
+
+
+def _gru_layer(
+    inputs: Tensor, weights: GRUWeights, state: Sequence[Tensor], lengths: Tensor | None
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Runs one GRU layer by torch (cuDNN's on a GPU); in 16-bit types, which would be accumulated, by a loop of steps.
+
+    Lengths cost nothing: rows begin at position 0, h is the only state, and values after a row's end become zeros.
+    """
+    by_cudnn = inputs.is_cuda and not torch.compiler.is_compiling()
+    if inputs.dtype in STEPWISE or (by_cudnn and isinstance(inputs, FakeTensor)):
+        return reference_layer(GRU, inputs, weights, state, lengths)
+    padding = None if lengths is None else padding_mask(lengths, inputs.shape[1], inputs.device)
+    inputs, training = zero_padding(inputs, padding), torch.is_grad_enabled()
+    h = state[0].unsqueeze(0).contiguous()
+    if by_cudnn and torch.cudnn_is_acceptable(inputs):
+        parts = []
+        for part in torch.split(inputs, MOST_STEPS, 1):
+            parts.append(cudnn_gru(part, h, None, list(weights), training)[0])
+            h = parts[-1][:, -1].unsqueeze(0)
+        outputs = torch.cat(parts, 1) if len(parts) > 1 else parts[0]
+    else:
+        outputs, _ = torch.gru(inputs, h, list(weights), True, 1, 0.0, training, False, True)
+    outputs = zero_padding(outputs, padding)
+    return outputs, (last_of(outputs, state[0], lengths),)
 
 
 class SteppedArguments(NamedTuple):
@@ -217,17 +246,11 @@ def _backward(call: SteppedArguments, results: SteppedResults, incoming: Incomin
     sums = _SteppedSums(walk)
     to_h = Product(walk.hidden.t(), calls=walk.steps)
     doutputs, dlast = incoming["outputs"], incoming["last"]
-    dh = (
-        torch.zeros_like(call.first[0])
-        if incoming["last_h"] is None
-        else incoming["last_h"].clone(memory_format=torch.contiguous_format)
+    gradients = incoming["last_h"], *([None] * (len(call.first) - 1) if dlast is None else dlast.unbind(0))
+    dstate = tuple(
+        torch.zeros_like(part) if gradient is None else gradient.clone(memory_format=torch.contiguous_format)
+        for part, gradient in zip(call.first, gradients, strict=True)
     )
-    others = (
-        [torch.zeros_like(part) for part in call.first[1:]]
-        if dlast is None
-        else dlast.clone(memory_format=torch.contiguous_format).unbind(0)
-    )
-    dstate = (dh, *others)
     for number in steps_of(range(len(walk.blocks))[::-1]):
         begin, end = walk.blocks[number]
         read, before = walk.read(begin, end), previous(results.outputs, call.first[0], begin, end)
@@ -299,7 +322,8 @@ def reference(
     cell: StepCell, inputs: Tensor, layers: tuple[Any, ...], state: State, options: StackOptions
 ) -> tuple[Tensor, State]:
     """Runs a stack of layers in plain PyTorch under autograd."""
-    return run_cells(functools.partial(reference_layer, cell), inputs, layers, state, options)
+    layer = _gru_layer if cell is GRU else functools.partial(reference_layer, cell)
+    return run_cells(layer, inputs, layers, state, options)
 
 
 def recompute(

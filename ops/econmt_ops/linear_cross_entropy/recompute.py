@@ -93,18 +93,6 @@ def _chunks(
         yield part, hidden[part], targets[part].where(counts, 0), counts
 
 
-class _Layer:
-    """Products with the weight (V, H), which is cast to the type of ``hidden`` once."""
-
-    def __init__(self, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-        weight = weight.to(hidden.dtype)
-        bias = None if bias is None else bias.to(hidden.dtype)
-        self.logits = Product(weight, bias, "packed", calls=1)
-        """Maps hidden (C, H) to logits (C, V)."""
-        self.to_hidden = Product(weight.t(), None, "packed", calls=1)
-        """Maps gradients of logits (C, V) to gradients of hidden (C, H)."""
-
-
 class _CrossEntropySums:
     """Gradients of hidden, weight and bias, summed in the accumulate type."""
 
@@ -122,9 +110,9 @@ class _CrossEntropySums:
         self._fresh = False
         return self.hidden, self.weight, self.bias
 
-    def add(self, rows: Tensor | slice, hidden: Tensor, layer: _Layer, gradient: Tensor) -> None:
-        """Adds the gradients of a chunk, given the gradient (C, V) of its logits in the compute type."""
-        self.hidden[rows] = layer.to_hidden(gradient)
+    def add(self, rows: Tensor | slice, hidden: Tensor, dhidden: Tensor, gradient: Tensor) -> None:
+        """Adds the gradients of a chunk, given those of its hidden (C, H) and logits (C, V) in the compute type."""
+        self.hidden[rows] = dhidden
         add_outer(self.weight, gradient.unsqueeze(0), hidden.unsqueeze(0), self._fresh)
         self._fresh = False
 
@@ -152,13 +140,15 @@ def _walk(call: CrossEntropyArguments, factors: Tensor | None, sums: _CrossEntro
     if call.backend == "triton" and triton.serves(hidden):
         name = "words_cross_entropy" if _slices_vocabulary(call) else "cross_entropy"
         kernels = importlib.import_module(f"econmt_ops.backends.triton.{name}")
-        losses_by_kernels: Tensor = kernels.walk(call, factors, None if sums is None else sums.take())
-        return losses_by_kernels
+        losses: Tensor = kernels.walk(call, factors, None if sums is None else sums.take())
+        return losses
     kernel = losses_for(hidden, call.backend)
     losses = hidden.new_zeros(len(call.targets), dtype=accumulate_dtype(hidden.dtype))
-    layer = _Layer(hidden, weight, call.bias)
+    cast = weight.to(hidden.dtype)
+    to_logits = Product(cast, None if call.bias is None else call.bias.to(hidden.dtype), calls=1)
+    to_hidden = Product(cast.t(), calls=1)
     for rows, part, chunk_targets, counts in _chunks(hidden, call.targets, call.ignore_index, len(weight)):
-        logits = layer.logits(part)
+        logits = to_logits(part)
         scales = counts if factors is None else factors[rows]
         if factors is not None and counts is not None:
             scales = factors[rows] * counts
@@ -166,7 +156,7 @@ def _walk(call: CrossEntropyArguments, factors: Tensor | None, sums: _CrossEntro
         loss = kernel(logits, chunk_targets, call.smoothing, scales, sums is not None, dbias)
         losses[rows] = loss if counts is None else loss * counts
         if sums is not None:
-            sums.add(rows, part, layer, logits)
+            sums.add(rows, part, to_hidden(logits), logits)
         del logits  # otherwise it would coexist with the logits of the next chunk
     return losses
 
@@ -199,12 +189,6 @@ def _results(
         return CrossEntropyResults(loss, call.hidden.new_empty(0), empty, empty.clone(), counted)
     dhidden, dweight, dbias = sums.results()
     return CrossEntropyResults(loss, dhidden, dweight, empty if dbias is None else dbias, counted)
-
-
-def _saves(call: CrossEntropyArguments) -> tuple[str, ...]:
-    if call.reduction == "none":
-        return ("hidden", "weight", "targets", "bias")
-    return ("dhidden", "dweight", "dbias", "counted")
 
 
 def _backward_by_row(
@@ -246,7 +230,11 @@ _operator = Operator(
     forward=_forward,
     fake=_empty_results,
     backward=_backward_by_row,
-    saves=_saves,
+    saves=lambda call: (
+        ("hidden", "weight", "targets", "bias")
+        if call.reduction == "none"
+        else ("dhidden", "dweight", "dbias", "counted")
+    ),
     in_place=_scaled,
 )
 

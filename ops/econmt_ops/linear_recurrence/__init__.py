@@ -8,7 +8,7 @@ from torch import Tensor
 from econmt_ops.core.precision import accumulate_dtype, explicit_casts
 from econmt_ops.core.shapes import Shapes
 from econmt_ops.dispatch.select import Candidate, Problem, implementations, run
-from econmt_ops.linear_recurrence.scan import STASHES
+from econmt_ops.linear_recurrence.scan import STASHES, RecurrenceArguments
 
 _IMPLEMENTATIONS = implementations(__name__, "linear_recurrence")
 
@@ -60,12 +60,14 @@ def linear_recurrence(
     def call(candidate: Candidate, inputs: Tensor, decay: Tensor, initial: Tensor | None) -> Tensor:
         with explicit_casts(inputs):
             outputs: Tensor = candidate.function(
-                spread_decay(decay.to(inputs.dtype), inputs),
-                inputs,
-                initial=None if initial is None else initial.to(exact),
-                lengths=None if lengths is None else lengths.to(inputs.device, non_blocking=True),
-                reverse=reverse,
-                stash=stash,
+                RecurrenceArguments(
+                    spread_decay(decay.to(inputs.dtype), inputs),
+                    inputs,
+                    None if initial is None else initial.to(exact),
+                    None if lengths is None else lengths.to(inputs.device, non_blocking=True),
+                    reverse,
+                    stash,
+                )
             )
         return outputs
 

@@ -100,7 +100,7 @@ def _padding(like: Tensor, lengths: Tensor | None) -> Tensor | None:
 
 
 def forward(call: RecurrenceArguments, block: int, keep: bool) -> tuple[Tensor, Tensor]:  # noqa: ARG001 - computed anyway
-    """Returns the outputs and the carries; see `scan.Backend.forward`."""
+    """Returns the outputs and the carries; see `scan.backend_of`."""
     padding = _padding(call.inputs, call.lengths)
     decay, inputs = standing_still(call.decay, call.inputs, padding)
     outputs = torch.empty_like(inputs, memory_format=torch.contiguous_format)
@@ -111,7 +111,7 @@ def forward(call: RecurrenceArguments, block: int, keep: bool) -> tuple[Tensor, 
 def backward(
     call: RecurrenceArguments, carries: Tensor | None, block: int, doutputs: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the gradients of decay, inputs and initial; see `scan.Backend.backward`."""
+    """Returns the gradients of decay, inputs and initial; see `scan.backend_of`."""
     padding, reverse = _padding(call.decay, call.lengths), call.reverse
     decay, kept = standing_still(call.decay, call.inputs, padding)
     doutputs = zero_padding(doutputs, padding)

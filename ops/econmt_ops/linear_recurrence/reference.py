@@ -8,6 +8,7 @@ from torch import Tensor
 from econmt_ops.core.lengths import padding_mask, zero_padding
 from econmt_ops.core.precision import accumulate_dtype
 from econmt_ops.dispatch.traits import Traits
+from econmt_ops.linear_recurrence.scan import RecurrenceArguments
 
 TRAITS = Traits(is_last=True)
 """Plain PyTorch under autograd, with a Python loop over the steps."""
@@ -20,20 +21,13 @@ def standing_still(decay: Tensor, inputs: Tensor, padding: Tensor | None) -> tup
     return decay.masked_fill(padding.unsqueeze(2), 1.0), zero_padding(inputs, padding)
 
 
-def linear_recurrence(
-    decay: Tensor,
-    inputs: Tensor,
-    *,
-    initial: Tensor | None,
-    lengths: Tensor | None,
-    reverse: bool,
-    stash: str,  # noqa: ARG001 - autograd decides what is saved
-) -> Tensor:
+def linear_recurrence(call: RecurrenceArguments) -> Tensor:
     """Implements `econmt_ops.linear_recurrence` for checked and cast arguments."""
+    lengths, inputs, reverse = call.lengths, call.inputs, call.reverse
     padding = None if lengths is None else padding_mask(lengths, inputs.shape[1], inputs.device)
-    decay, inputs = standing_still(decay, inputs, padding)
-    exact = accumulate_dtype(inputs.dtype)
-    h = inputs.new_zeros(inputs[:, 0].shape, dtype=exact) if initial is None else initial
+    decay, inputs = standing_still(call.decay, inputs, padding)
+    exact, h = accumulate_dtype(inputs.dtype), call.initial
+    h = inputs.new_zeros(inputs[:, 0].shape, dtype=exact) if h is None else h
     outputs = []
     # h stays in the accumulate type: its product with a narrower type has the wider one.
     steps = list(zip(decay.unbind(1), inputs.unbind(1), strict=True))

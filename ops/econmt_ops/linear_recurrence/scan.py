@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 import math
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -44,7 +44,7 @@ class RecurrenceArguments(NamedTuple):
     lengths: Tensor | None
     reverse: bool
     stash: str
-    backend: str
+    backend: str = ""
 
 
 class RecurrenceResults(NamedTuple):
@@ -54,34 +54,25 @@ class RecurrenceResults(NamedTuple):
     carries: Tensor
 
 
-class Backend(Protocol):
-    """Functions that the module of a backend provides: `chunk`, or the module of the kernels.
-
-    Tensors (B, T, H) of a call have one type and any strides. ``block`` is the number of steps that `block_of` returns.
-    The content of the carries (B, ceil(T / block), H), in the accumulate type, is private to each backend.
-    """
-
-    def forward(self, call: RecurrenceArguments, block: int, keep: bool) -> tuple[Tensor, Tensor | None]:
-        """Returns contiguous outputs, zero at and past a row's length, and the carries if ``keep``."""
-
-    def backward(
-        self, call: RecurrenceArguments, carries: Tensor | None, block: int, doutputs: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns the gradients of decay, inputs and initial; without carries ``call.inputs`` are the outputs."""
-
-
 def block_of(steps: int, backend: str) -> int:
     """Returns the number of steps of a block; one state per block is saved."""
     return _BLOCK[backend] if backend in _BLOCK else max(16, math.isqrt(steps))
 
 
-def _backend(call: RecurrenceArguments) -> Backend:
+def backend_of(call: RecurrenceArguments) -> Any:
+    """Returns the module of a backend: `chunk`, or that of the kernels.
+
+    Its ``forward(call, block, keep)`` returns contiguous outputs, zero at and past a row's length, and the carries if
+    ``keep``; its ``backward(call, carries, block, doutputs)`` the gradients of decay, inputs and initial, where without
+    carries ``call.inputs`` are the outputs. Tensors (B, T, H) have one type and any strides; ``block`` is what
+    `block_of` returns. The content of the carries (B, ceil(T / block), H), in the accumulate type, is private to each.
+    """
     name = "econmt_ops.linear_recurrence.chunk"
     if call.backend == "c" and native.serves(call.decay):
         name = "econmt_ops.backends.c.recurrence"
     elif call.backend == "triton" and triton.runs_on(call.decay.device):
         name = "econmt_ops.backends.triton.recurrence"
-    return cast(Backend, cast(Any, importlib.import_module(name)))
+    return importlib.import_module(name)
 
 
 def _keeps_carries(call: RecurrenceArguments, keep: bool) -> bool:
@@ -90,7 +81,7 @@ def _keeps_carries(call: RecurrenceArguments, keep: bool) -> bool:
 
 def _forward(call: RecurrenceArguments, keep: bool) -> RecurrenceResults:
     block, keeps = block_of(call.inputs.shape[1], call.backend), _keeps_carries(call, keep)
-    outputs, carries = _backend(call).forward(call, block, keeps)
+    outputs, carries = backend_of(call).forward(call, block, keeps)
     if carries is None or not keeps:
         carries = outputs.new_empty(0, dtype=accumulate_dtype(outputs.dtype))
     return RecurrenceResults(outputs, carries)
@@ -104,18 +95,13 @@ def _empty(call: RecurrenceArguments, keep: bool) -> RecurrenceResults:
     return RecurrenceResults(torch.empty_like(call.inputs, memory_format=torch.contiguous_format), carries)
 
 
-def _saves(call: RecurrenceArguments) -> tuple[str, ...]:
-    kept = ("inputs", "carries") if call.stash == "carries" else ("outputs",)
-    return ("decay", *kept, "initial", "lengths")
-
-
 def _backward(call: RecurrenceArguments, results: RecurrenceResults, incoming: Incoming) -> Gradients:
     doutputs = incoming["outputs"]
     assert doutputs is not None
     # Unless the stash is "carries", the outputs stand in for the inputs, which are not saved.
     carries = results.carries if call.stash == "carries" else None
     block = block_of(call.decay.shape[1], call.backend)
-    ddecay, dinputs, dinitial = _backend(call).backward(call, carries, block, doutputs)
+    ddecay, dinputs, dinitial = backend_of(call).backward(call, carries, block, doutputs)
     return {"decay": ddecay, "inputs": dinputs, "initial": dinitial}
 
 
@@ -130,17 +116,11 @@ def _cost(call: RecurrenceArguments, tensors: int, products: int) -> Cost:
     return Cost(copies * values * accumulate_dtype(call.decay.dtype).itemsize, 2 * products * values)
 
 
-def _cost_forward(*arguments: Any) -> Cost:
-    return _cost(RecurrenceArguments(*arguments[:-1]), 0, 1)
-
-
-def _cost_backward(*arguments: Any) -> Cost:
-    return _cost(RecurrenceArguments(*arguments[2 * len(RecurrenceResults._fields) :]), 2, 2)
-
-
 COSTS = {
-    "econmt_ops::linear_recurrence": _cost_forward,
-    "econmt_ops::linear_recurrence_backward": _cost_backward,
+    "econmt_ops::linear_recurrence": lambda *arguments: _cost(RecurrenceArguments(*arguments[:-1]), 0, 1),
+    "econmt_ops::linear_recurrence_backward": lambda *arguments: _cost(
+        RecurrenceArguments(*arguments[2 * len(RecurrenceResults._fields) :]), 2, 2
+    ),
 }
 """Costs of the operator's two passes, for the traits of its implementations."""
 
@@ -151,20 +131,14 @@ _operator = Operator(
     forward=_forward,
     fake=_empty,
     backward=_backward,
-    saves=_saves,
+    saves=lambda call: (
+        *("decay", "initial", "lengths"),
+        *(("inputs", "carries") if call.stash == "carries" else ("outputs",)),
+    ),
     stand_ins={"inputs": "outputs"},
 )
 
 
-def linear_recurrence(
-    decay: Tensor,
-    inputs: Tensor,
-    *,
-    initial: Tensor | None,
-    lengths: Tensor | None,
-    reverse: bool,
-    stash: str,
-    backend: str,
-) -> Tensor:
+def linear_recurrence(call: RecurrenceArguments, *, backend: str) -> Tensor:
     """Implements `econmt_ops.linear_recurrence` for checked and cast arguments."""
-    return _operator(RecurrenceArguments(decay, inputs, initial, lengths, reverse, stash, backend)).outputs
+    return _operator(call._replace(backend=backend)).outputs

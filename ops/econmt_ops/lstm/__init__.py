@@ -39,15 +39,9 @@ def hidden_size(layer: AnyLSTMWeights) -> int | None:
 
 
 def check_layers(check: Shapes, layers: tuple[AnyLSTMWeights, ...], bottom: str) -> None:
-    """Checks the weights of a stack of layers.
+    """Checks the weights of a stack of layers, bottom first, and adds H to the sizes; raises ValueError.
 
-    Args:
-        check: must know the size of the bottom layer's input; H is added to it.
-        layers: bottom first.
-        bottom: name of the size of the bottom layer's input, as in `Shapes`.
-
-    Raises:
-        ValueError: a weight does not fit.
+    ``check`` knows the size of the bottom layer's input, whose name is ``bottom``, as in `Shapes`.
     """
     for number, layer in enumerate(layers):
         _check_layer(check, f"layers[{number}]", layer, bottom if number == 0 else "H")
@@ -79,34 +73,11 @@ def cast_layers(layers: tuple[AnyLSTMWeights, ...], dtype: torch.dtype) -> tuple
     return tuple(cast_weights(layer, dtype) for layer in layers)
 
 
-def _check_gate_gradient(
-    check: Shapes, gate_gradient: Tensor, inputs: Inputs, layers: tuple[AnyLSTMWeights, ...], reverse: bool
-) -> None:
-    """Checks the gate-gradient tensor.
-
-    Raises:
-        ValueError: its shape is wrong, or it is combined with several layers, low-rank weights, unique rows or
-            `reverse`.
-    """
-    check("gate_gradient", gate_gradient, "T B 4H")
-    if (
-        len(layers) > 1
-        or reverse
-        or isinstance(inputs, UniqueRows)
-        or isinstance(layers[0], LowRankLSTMWeights)
-    ):
-        raise ValueError(
-            f"{check.op}: gate_gradient requires one layer of LSTMWeights, a tensor as inputs, and reverse=False"
-        )
-
-
-def _runs_by_torch(
-    layers: tuple[AnyLSTMWeights, ...], check: Shapes, dtype: torch.dtype, device: torch.device
-) -> bool:
+def _runs_by_torch(layers: tuple[AnyLSTMWeights, ...], sizes: dict[str, int], like: Tensor) -> bool:
     """True if the reference is known to be faster; never for factorised layers, which torch.lstm does not support."""
     if isinstance(layers[0], LowRankLSTMWeights):
         return False
-    return is_light(check.sizes["B"], check.sizes["T"], check.sizes["H"], dtype, device)
+    return is_light(sizes["B"], sizes["T"], sizes["H"], compute_dtype(like), like.device)
 
 
 def _prepared(
@@ -198,7 +169,10 @@ def lstm(
     like = values_of(inputs)
     dtype = compute_dtype(like)
     if gate_gradient is not None:
-        _check_gate_gradient(check, gate_gradient, inputs, layers, reverse)
+        check("gate_gradient", gate_gradient, "T B 4H")
+        if len(layers) > 1 or reverse or like is not inputs or isinstance(layers[0], LowRankLSTMWeights):
+            wanted = "one layer of LSTMWeights, a tensor as inputs, and reverse=False"
+            raise ValueError(f"{check.op}: gate_gradient requires {wanted}")
     start: Any = prepare_state(check, ("h", "c"), state, len(layers), like, dtype)
 
     def call(
@@ -213,7 +187,7 @@ def lstm(
 
     detail = f"layers={len(layers)} {_kind(inputs, lengths)}{'' if gate_gradient is None else ' probe'}"
     # torch.lstm does not expose the gradient of its gates.
-    light = gate_gradient is None and _runs_by_torch(layers, check, dtype, like.device)
+    light = gate_gradient is None and _runs_by_torch(layers, check.sizes, like)
     problem = Problem("lstm", (inputs, layers, start), dtype, check.sizes, detail, light)
     return run(problem, call, _IMPLEMENTATIONS, implementation, stash=stash)
 
@@ -273,7 +247,7 @@ def bidirectional_lstm(
             )
         return result
 
-    light = _runs_by_torch((forward, backward), check, dtype, like.device)
+    light = _runs_by_torch((forward, backward), check.sizes, like)
     arguments = (inputs, forward, backward)
     problem = Problem("bidirectional_lstm", arguments, dtype, check.sizes, _kind(inputs, lengths), light)
     return run(problem, call, _BIDIRECTIONAL, implementation, stash=stash)

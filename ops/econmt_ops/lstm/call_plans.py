@@ -25,20 +25,17 @@ from econmt_ops.dispatch.session import current_session
 from econmt_ops.dispatch.traits import Implementation
 from econmt_ops.lstm.cudnn import MOST_STEPS, cudnn_stack
 from econmt_ops.lstm.eager_layer import is_plain, run_layer
-from econmt_ops.lstm.persistent_layer import LayerPlan, LayerSettings, LayerTensors, plan_of
+from econmt_ops.lstm.persistent_layer import LayerPlan, LayerTensors, plan_of
+from econmt_ops.lstm.persistent_operands import LayerSettings
 
 
 class SplitLSTMWeights(NamedTuple):
-    """One LSTM layer with both biases of `torch.nn.LSTM`."""
+    """One LSTM layer with both biases of `torch.nn.LSTM`: (4H, I), (4H, H), (4H,) and (4H,)."""
 
     input: Tensor
-    """(4H, I)"""
     hidden: Tensor
-    """(4H, H)"""
     bias: Tensor
-    """(4H,)"""
     other_bias: Tensor
-    """(4H,)"""
 
     def merged(self) -> LSTMWeights:
         """Returns the layer with the sum of its biases."""
@@ -49,20 +46,15 @@ class StackPlan(NamedTuple):
     """Plan of a call over a stack.
 
     Attributes:
-        dtype: Compute type.
         settings: Settings of each layer; None: cuDNN runs the stack.
         keep: True if a backward pass will follow.
         layers: Plans of the layers by their number, filled as they are called first.
     """
 
-    dtype: torch.dtype
     settings: LayerSettings | None
     keep: bool
     layers: dict[int, LayerPlan]
 
-
-Key = tuple[Any, ...]
-"""Result of `key_of`."""
 
 PLANS: Plans[StackPlan] = Plans()
 
@@ -76,13 +68,10 @@ def key_of(
     state: object,
     lengths: object,
     options: tuple[Hashable, ...],
-) -> Key | None:
-    """Returns what the plan of a call depends on, or None if it can have none.
+) -> tuple[Any, ...] | None:
+    """Returns what the plan of a call of the op ``kind`` depends on, or None if it can have none.
 
-    Args:
-        kind: the op's name.
-        inputs, layers, state, lengths: as the caller gave them, checked or not.
-        options: other arguments on which the plan depends.
+    Tensors are as the caller gave them, checked or not; ``options`` are other arguments on which the plan depends.
     """
     if torch.compiler.is_compiling() or MODE.device is not None or not isinstance(inputs, Tensor):
         return None
@@ -128,21 +117,16 @@ def merged(layers: Any) -> Any:
 
 
 def add_plan(
-    key: Key | None,
+    key: tuple[Any, ...] | None,
     candidate: Candidate,
     available: Mapping[str, Implementation],
     dtype: torch.dtype,
     inputs: Any,
     layers: Sequence[Any],
 ) -> None:
-    """Remembers how a call runs, where a launch of ours or, for layers of `econmt_ops.LSTM`, cuDNN runs it.
+    """Remembers how a call runs by the chosen candidate, where a launch of ours or, for `econmt_ops.LSTM`, cuDNN does.
 
-    Args:
-        key: what `key_of` returned.
-        candidate: what was chosen.
-        available: implementations by name.
-        dtype: compute type.
-        inputs, layers: arguments of the call.
+    ``key`` is what `key_of` returned, ``available`` the implementations by name, ``dtype`` the compute type.
     """
     if key is None:
         return
@@ -154,18 +138,14 @@ def add_plan(
         if products is not None:
             reverse = (options[2],) if kind == "lstm" else (False, True)
             settings = LayerSettings(dtype, products, candidate.options.get("stash", "gates"), reverse)
-            PLANS.add(key, StackPlan(dtype, settings, keep, {}))
+            PLANS.add(key, StackPlan(settings, keep, {}))
         return
     is_forward = kind == "lstm" and is_full and options[2:] == (False, False, False)
-    if (
-        candidate.name == "reference"
-        and is_forward
-        and dtype == inputs.dtype == torch.float32
-        and inputs.is_cuda
-    ):
+    is_float32 = dtype == inputs.dtype == torch.float32 and inputs.is_cuda
+    if candidate.name == "reference" and is_forward and is_float32:
         same = all(part.dtype == dtype for layer in layers for part in layer)
         if same and torch.cudnn_is_acceptable(inputs) and inputs.shape[1] <= MOST_STEPS:
-            PLANS.add(key, StackPlan(dtype, None, keep, {}))
+            PLANS.add(key, StackPlan(None, keep, {}))
 
 
 def run_planned(
@@ -178,8 +158,7 @@ def run_planned(
     """Runs a stack by its plan.
 
     Args:
-        plan: Plan of this call.
-        inputs: (B, T, I).
+        plan: Plan of this call. inputs: (B, T, I).
         layers: Weights of each layer's directions, each as `SplitLSTMWeights` or `LSTMWeights`.
         state: (h, c) of each layer, (D, B, H) each; empty for zeros.
         options: Lengths, dropout and residual sums.
@@ -223,15 +202,8 @@ def run_again(
 ) -> tuple[Tensor, tuple[Tensor, Tensor]] | None:
     """Runs a call of `econmt_ops.LSTM` in one direction by its plan; returns None if it has none yet.
 
-    Args:
-        inputs: (B, T, I).
-        layers: Weights, bottom first.
-        state: (h, c), (L, B, H) each; None: zeros.
-        options: Lengths, dropout and residual sums.
-        implementation: As that of `econmt_ops.lstm`.
-
-    Returns:
-        Outputs (B, T, H) and (h, c) after the last step, (L, B, H) each.
+    Takes inputs (B, T, I), weights, bottom first, and the first (h, c), (L, B, H) each, or None for zeros; returns
+    outputs (B, T, H) and the last (h, c), (L, B, H) each.
     """
     facts = implementation, "auto", False, options.residual, options.dropout != 0.0
     start = None if state is None else tuple(zip(*state, strict=True))

@@ -15,7 +15,7 @@ Sizes: B batch, C steps of a chunk, T steps of all chunks, I input size, H hidde
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -89,16 +89,10 @@ class ChunkedLSTM:
             lengths, reverse, stash, implementation: see :func:`econmt_ops.lstm`.
         """
         leaves = self._leaves
+        how: dict[str, Any] = {"lengths": lengths, "stash": stash, "implementation": implementation}
+        how["state"] = None if state is None else (state,)
         if not self._waits(inputs, stash, implementation):
-            outputs, (last,) = lstm(
-                inputs,
-                (leaves,),
-                state=None if state is None else (state,),
-                lengths=lengths,
-                reverse=reverse,
-                stash=stash,
-                implementation=implementation,
-            )
+            outputs, (last,) = lstm(inputs, (leaves,), reverse=reverse, **how)
             return outputs, last
         dtype = compute_dtype(inputs)
         read = inputs.to(dtype)
@@ -106,15 +100,7 @@ class ChunkedLSTM:
             read = reverse_rows(read, lengths)
         weights, zero = self._prepared(dtype, read)
         gate_gradient = zero.expand(read.shape[1], read.shape[0], len(leaves.bias)).requires_grad_()
-        outputs, (last,) = lstm(
-            read,
-            (weights,),
-            state=None if state is None else (state,),
-            lengths=lengths,
-            gate_gradient=gate_gradient,
-            stash=stash,
-            implementation=implementation,
-        )
+        outputs, (last,) = lstm(read, (weights,), gate_gradient=gate_gradient, **how)
         hidden = leaves.hidden.shape[1]
         first_h = zero.expand(len(read), hidden) if state is None else state[0].detach().to(dtype)
         saved = read.detach().transpose(0, 1), first_h, outputs.detach().transpose(0, 1)
@@ -136,8 +122,7 @@ class ChunkedLSTM:
         """Returns the weights in the type of the products, without gradients, and a scalar zero."""
         if dtype not in self._cast:
             assert isinstance(self._leaves, LSTMWeights)
-            detached = LSTMWeights(*(part.detach() for part in self._leaves))
-            cast = cast_weights(detached, dtype)
+            cast = cast_weights(LSTMWeights(*(part.detach() for part in self._leaves)), dtype)
             assert isinstance(cast, LSTMWeights)
             self._cast[dtype] = cast, like.new_zeros(())
             self._layouts = Layouts([cast.input, cast.hidden])
@@ -166,9 +151,8 @@ class ChunkedLSTM:
         """Computes the three sums over all chunks."""
         leaves = self._leaves
         assert isinstance(leaves, LSTMWeights)
-        dgates = _joined(
-            [chunk.gate_gradient.grad for chunk in chunks if chunk.gate_gradient.grad is not None]
-        )
+        gradients = [chunk.gate_gradient.grad for chunk in chunks]
+        dgates = _joined([part for part in gradients if part is not None])
         for chunk in chunks:
             chunk.gate_gradient.grad = None
         _add(leaves.input, dgates, _joined([chunk.inputs for chunk in chunks]))

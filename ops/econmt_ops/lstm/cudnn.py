@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 
 import torch
@@ -26,11 +27,7 @@ def in_parts(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Runs `cudnn_lstm` for any number of steps: each direction separately, at most ``most`` steps per call.
 
-    Args:
-        run: function of one direction, for at most ``most`` steps.
-        inputs: (B, T, I). h, c: (D, B, H).
-        weights: as in `flatten`.
-        most: maximum number of steps per call.
+    Inputs are (B, T, I), h and c (D, B, H), ``weights`` as in `flatten`; ``run`` runs one direction.
     """
     outputs, hidden, cells = [], [], []
     for direction in range(len(h)):
@@ -48,19 +45,13 @@ def in_parts(
 
 
 def flatten(weights: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-    """Copies the weights of a layer into one buffer: the matrices of every direction, then the biases of every one.
+    """Copies weights, given as in `cudnn_lstm`, into one buffer: the matrices of all directions, then all biases.
 
     For weights that are separate in memory, PyTorch creates this buffer at every call too, warns about it, and
-    additionally saves the weights for the backward pass.
-
-    Args:
-        weights: for each direction input (G H, I), hidden (G H, H) and two biases (G H,).
-
-    Returns:
-        The buffer, and the weights as views of it, through which gradients flow back to the arguments.
+    additionally saves the weights for the backward pass. Also returns the weights as views of the buffer, through which
+    gradients flow back to the arguments.
     """
-    order = [number for number in range(len(weights)) if number % _PARTS < 2]
-    order += [number for number in range(len(weights)) if number % _PARTS >= 2]
+    order = sorted(range(len(weights)), key=lambda number: number % _PARTS >= 2)
     buffer = torch.cat([weights[number].reshape(-1) for number in order])
     # One split instead of a slice per weight: its backward pass is one concatenation.
     parts = torch.split_with_sizes(buffer, [weights[number].numel() for number in order])
@@ -110,7 +101,7 @@ def cudnn_stack(
 
     Args:
         inputs: (B, T, I).
-        weights: of each layer input weights (4H, I), hidden weights (4H, H) and one or two biases (4H,), bottom first.
+        weights: of each layer (4H, I), (4H, H) and one or two biases (4H,), bottom first.
         state: (h, c) of each layer, (1, B, H) each; empty for zeros.
 
     Returns:
@@ -147,22 +138,23 @@ def cudnn_stack(
     return outputs, last_h, last_c
 
 
-def cudnn_lstm(
+def _layer(
+    mode: int,
     inputs: Tensor,
     h: Tensor,
-    c: Tensor,
+    c: Tensor | None,
     weights: list[Tensor],
     training: bool,
-    bidirectional: bool,
-    batch_first: bool,
+    bidirectional: bool = False,
+    batch_first: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Computes `torch.lstm` for one layer with biases, without saving the weights in addition to the buffer.
+    """Computes `torch.lstm` or `torch.gru` for one layer, without saving the weights in addition to the buffer.
 
     Args:
+        mode: PyTorch's number of the cell.
         inputs: (B, T, I), or (T, B, I) unless ``batch_first``.
-        h: (D, B, H) with D directions.
-        c: (D, B, H).
-        weights: as in `flatten`.
+        h, c: (D, B, H) with D directions; a GRU has no c.
+        weights: for each direction input (G H, I), hidden (G H, H) and two biases (G H,).
         training: True if a backward pass may follow.
         bidirectional: True for two directions.
         batch_first: see ``inputs``.
@@ -170,31 +162,6 @@ def cudnn_lstm(
     Returns:
         outputs, shaped like the inputs with D H values per position, and h and c after the last step, each (D, B, H).
     """
-    return _rnn(_LSTM, inputs, h, c.contiguous(), weights, training, bidirectional, batch_first)
-
-
-def cudnn_gru(inputs: Tensor, h: Tensor, weights: list[Tensor], training: bool) -> Tensor:
-    """Computes the outputs (B, T, H) of `torch.gru` for one layer in one direction, like `cudnn_lstm`.
-
-    Args:
-        inputs: (B, T, I). h: (1, B, H).
-        weights: as in `flatten`.
-        training: True if a backward pass may follow.
-    """
-    return _rnn(_GRU, inputs, h, None, weights, training, False, True)[0]
-
-
-def _rnn(
-    mode: int,
-    inputs: Tensor,
-    h: Tensor,
-    c: Tensor | None,
-    weights: list[Tensor],
-    training: bool,
-    bidirectional: bool,
-    batch_first: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the outputs, and h and c after the last step."""
     buffer, views = flatten(weights)
     # cuDNN reads only the buffer; the views receive the gradients.
     outputs, last_h, last_c, _, _ = torch._cudnn_rnn(
@@ -203,7 +170,7 @@ def _rnn(
         _PARTS,
         buffer.detach(),
         h.contiguous(),
-        c,
+        None if c is None else c.contiguous(),
         mode,
         h.shape[2],
         0,
@@ -216,3 +183,7 @@ def _rnn(
         None,
     )
     return outputs, last_h, last_c
+
+
+cudnn_lstm = functools.partial(_layer, _LSTM)
+cudnn_gru = functools.partial(_layer, _GRU)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from econmt_ops.backends.compiled import CompiledSteps
 from econmt_ops.backends.protocol import StepKernels
 from econmt_ops.core.chunks import reaches, split_blocks
 from econmt_ops.core.gemm import add_rows
@@ -22,7 +23,7 @@ from econmt_ops.core.precision import accumulate_dtype
 from econmt_ops.core.repeated import add_repeated, clean_rows, look_up
 from econmt_ops.core.weights import AnyLSTMWeights, LowRank, LSTMWeights, cast_weights
 from econmt_ops.lstm.reference import STEPWISE, closed_gates, layer_by_torch
-from econmt_ops.lstm.unrolled import UnrolledSteps
+from econmt_ops.lstm.unrolled import UnrolledSteps, grouped_steps
 
 
 class LSTMArguments(NamedTuple):
@@ -37,9 +38,11 @@ class LSTMArguments(NamedTuple):
         biases: (4H,) each. first_h, first_c: (B, H) each, before the walk of each direction.
         lengths: (B,), or None. places: (T, B), row index of each position; or None.
         reverse: per direction, True to walk from the last step to the first.
-        stash: the level, see `econmt_ops.core.chunks.STASHES`. layout: of the weights, see `econmt_ops.core.gemm`.
-        backend: see `econmt_ops.backends.steps_for`.
+        stash: the level, see `econmt_ops.core.chunks.STASHES`. backend: see `econmt_ops.backends.steps_for`.
         gate_gradient: (T, B, 4H), or None; see `econmt_ops.lstm`. It requires one direction and no ``places``.
+        products: type of the recurrence's products in a persistent kernel, "bfloat16", "float16" or "float32"; then
+            the lists of first states may be empty for zeros. "": the layer runs step by step.
+        together: for a persistent kernel, see `LayerSettings`.
     """
 
     inputs: Tensor
@@ -51,10 +54,45 @@ class LSTMArguments(NamedTuple):
     lengths: Tensor | None
     places: Tensor | None
     reverse: list[bool]
+    gate_gradient: Tensor | None
     stash: str
-    layout: str
-    backend: str
-    gate_gradient: Tensor | None = None
+    backend: str = "triton"
+    products: str = ""
+    together: str = "auto"
+
+
+class LSTMResults(NamedTuple):
+    """Results of a layer, including the tensors saved if a backward pass follows; or those of one of its directions.
+
+    Attributes:
+        outputs: (T, B, D H).
+        cells: (D, T, B, H), c after each step of a walk, or (D, blocks, B, H) before each block.
+        gates: (D, T, B, 4H) in the order of the walks, if the stash level includes them; else no steps.
+        last_h, last_c: (D, B, H), after each walk's last step.
+    """
+
+    outputs: Tensor
+    cells: Tensor
+    gates: Tensor
+    last_h: Tensor
+    last_c: Tensor
+
+
+def empty_results(call: LSTMArguments, keep: bool) -> LSTMResults:
+    """Allocates the results; tensors that are not kept have no steps."""
+    inputs, directions, hidden = call.inputs, len(call.biases), call.biases[0].shape[0] // 4
+    steps, batch = (inputs if call.places is None else call.places).shape[:2]
+    accumulate = accumulate_dtype(inputs.dtype)
+    blocks = 0 if call.products else len(split_blocks(steps, batch, hidden, accumulate))
+    cells = (steps if reaches(call.stash, "cells") else blocks) if keep else 0
+    gates = steps if keep and reaches(call.stash, "gates") else 0
+    return LSTMResults(
+        inputs.new_empty(steps, batch, directions * hidden),
+        inputs.new_empty(directions, cells, batch, hidden, dtype=accumulate),
+        inputs.new_empty(directions, gates, batch, 4 * hidden),
+        inputs.new_empty(directions, batch, hidden),
+        inputs.new_empty(directions, batch, hidden, dtype=accumulate),
+    )
 
 
 class Direction:
@@ -74,14 +112,9 @@ class Direction:
         run: StepKernels,
         padding: Tensor | None,
     ) -> None:
-        """Prepares the tensors of a direction.
+        """Prepares the tensors of a direction by its number; ``padding`` is (T, B) bool, or None.
 
-        Args:
-            call: Arguments of the layer.
-            number: Number of the direction.
-            weights: Its weights in any type; they are cast here, so that no copy is kept between the two passes.
-            run: Backend of the pointwise work of a step.
-            padding: (T, B) bool, or None.
+        The weights may have any type; they are cast here, so that no copy is kept between the two passes.
         """
         self.places = None
         self.inputs = inputs = call.inputs
@@ -95,11 +128,11 @@ class Direction:
         self.weights = weights = cast_weights(weights, inputs.dtype)
         self.first_h, self.first_c = call.first_h[number], call.first_c[number]
         self.run, self.padding, self.reverse = run, padding, call.reverse[number]
-        self.stash, self.layout = call.stash, call.layout
+        self.stash = call.stash
         self.accumulate = accumulate_dtype(inputs.dtype)
         self.blocks = split_blocks(self.steps, self.batch, self.hidden, self.accumulate)
         self.unrolled = None
-        if isinstance(weights.hidden, LowRank) and UnrolledSteps.serves(run):
+        if isinstance(weights.hidden, LowRank) and isinstance(run, CompiledSteps):
             self.unrolled = UnrolledSteps(weights.hidden)
 
     def walk(self, sequence: Tensor, begin: int, end: int) -> Tensor:
@@ -129,8 +162,7 @@ class Direction:
     def products(self, inputs: Tensor, begin: int, end: int) -> Tensor:
         """Returns the inputs' share of a block's gates, a new tensor (K, B, 4H), with closed gates at padded positions.
 
-        Args:
-            inputs: as returned by :meth:`read`. begin, end: the block.
+        ``inputs`` are what :meth:`read` returned.
         """
         if self.places is not None:
             return look_up(self.table, inputs)
@@ -143,7 +175,7 @@ class Direction:
     @functools.cached_property
     def read_product(self) -> AnyProduct:
         """Product x W^T + b."""
-        return product_of(self.weights.input, self.weights.bias, self.layout, len(self.blocks))
+        return product_of(self.weights.input, self.weights.bias, calls=len(self.blocks))
 
     @functools.cached_property
     def table(self) -> Tensor:
@@ -156,12 +188,12 @@ class Direction:
     @functools.cached_property
     def recurrent_product(self) -> AnyProduct:
         """Product h U^T."""
-        return product_of(self.weights.hidden, None, self.layout, self.steps)
+        return product_of(self.weights.hidden, None, calls=self.steps)
 
     @functools.cached_property
     def to_h(self) -> AnyProduct:
         """Product dz U."""
-        return product_of(self.weights.hidden.t(), None, self.layout, self.steps)
+        return product_of(self.weights.hidden.t(), None, calls=self.steps)
 
     def previous(self, outputs: Tensor, begin: int, end: int) -> Tensor:
         """Returns h of the previous step for steps begin to end of the walk, (K, B, H)."""
@@ -169,25 +201,13 @@ class Direction:
             return self.walk(outputs, begin - 1, end - 1)
         return torch.cat([self.first_h.unsqueeze(0), self.walk(outputs, 0, end - 1)], 0)
 
-    def forward(
-        self,
-        outputs: Tensor,
-        cells: Tensor,
-        gates: Tensor | None,
-        last_h: Tensor,
-        last_c: Tensor,
-        keep: bool,
-    ) -> None:
-        """Runs the forward loop.
+    def forward(self, results: LSTMResults, keep: bool) -> None:
+        """Runs the forward loop and fills the results of this direction; ``keep``: a backward pass will follow.
 
-        Args:
-            outputs: (T, B, H), is filled.
-            cells: is filled if ``keep``: (T, B, H) c after each step of the walk, or (blocks, B, H) before each block.
-            gates: (T, B, 4H), the inputs' share in the order of the walk, overwritten by what the backward pass reads;
-                or None.
-            last_h, last_c: (B, H), are filled with the state after the walk.
-            keep: True if a backward pass will follow.
+        Gates, if there are any, hold the inputs' share and are overwritten by what the backward pass reads.
         """
+        outputs, cells, gates, last_h, last_c = results
+        keeps_gates = len(gates) > 0
         h, c = self.first_h, last_c.copy_(self.first_c)
         every_cell = keep and reaches(self.stash, "cells")
         # torch.lstm is the fastest forward pass, but it keeps c in the type of the inputs and returns only the last c.
@@ -200,12 +220,8 @@ class Direction:
             if by_torch and isinstance(weights, LSTMWeights):
                 h = self._walk_by_torch(weights, begin, end, h, c, outputs)
                 continue
-            block_gates = (
-                self.products(self.read(begin, end), begin, end) if gates is None else gates[begin:end]
-            )
-            h = self._walk_cells(
-                block_gates, begin, h, c, outputs, cells if every_cell else None, gates is not None
-            )
+            shares = gates[begin:end] if keeps_gates else self.products(self.read(begin, end), begin, end)
+            h = self._walk_cells(shares, begin, h, c, outputs, cells if every_cell else None, keeps_gates)
         last_h.copy_(h)
         if every_cell:
             last_c.copy_(cells[-1])
@@ -263,9 +279,7 @@ class Direction:
         doutputs: Tensor | None,
         dh: Tensor,
         dc: Tensor,
-        outputs: Tensor,
-        cells: Tensor,
-        gates: Tensor | None,
+        results: LSTMResults,
         dinputs: Tensor,
         add: bool,
         dgates: Tensor | None = None,
@@ -274,23 +288,23 @@ class Direction:
 
         Args:
             doutputs: (T, B, H), or None. dh, dc: (B, H), the gradients of the last state.
-            outputs, cells, gates: as filled by :meth:`forward`.
+            results: as filled by :meth:`forward`.
             dinputs: shaped like the inputs, is written, or added to if ``add``.
-            add: see ``dinputs``.
             dgates: (T, B, 4H), is filled with the gradients of the gates' sums, and the weights get no gradients; or
                 None.
         """
+        outputs, cells, gates, _, _ = results
         gradients = Gradients(self, dinputs, add, with_weights=dgates is None)
         dc = dc.to(self.accumulate, copy=True)
         for number in steps_of(range(len(self.blocks))[::-1]):
             begin, end = self.blocks[number]
             inputs, before = self.read(begin, end), self.previous(outputs, begin, end)
-            if gates is None:
+            if len(gates):
+                block_gates, sums = gates[begin:end], torch.empty_like(gates[begin:end])
+            else:
                 sums = self.products(inputs, begin, end)
                 sums += self.recurrent_product(before)
                 block_gates = self.run.prepare_gates(sums)
-            else:
-                block_gates, sums = gates[begin:end], torch.empty_like(gates[begin:end])
             block_dgates = sums if dgates is None else dgates[begin:end]
             states = self._states(cells, number, block_gates)
             incoming = None if doutputs is None else self.walk(doutputs, begin, end)
@@ -317,13 +331,12 @@ class Direction:
     ) -> tuple[Tensor, Tensor | None]:
         """Runs a block backward, given its gates (K, B, 4H); writes their gradients and ``dc``.
 
-        Returns:
-            The gradient of h before the block and, if U is factorised, the products of the gates' gradients with its
-            left factor, (K, B, r).
+        Returns the gradient of h before the block and, if U is factorised, the products of the gates' gradients with
+        its left factor, (K, B, r).
         """
         hidden = self.weights.hidden
         thin = dgates.new_empty(*dgates.shape[:2], hidden.rank) if isinstance(hidden, LowRank) else None
-        done = 0 if self.unrolled is None else self.unrolled.grouped_steps(len(gates))
+        done = 0 if self.unrolled is None else grouped_steps(len(gates))
         for step in steps_of(range(done, len(gates))[::-1]):
             step_dh = [dh] if incoming is None else [incoming[step], dh]
             self.run.cell_backward(gates[step], states[step], states[step + 1], step_dh, dc, dgates[step])
@@ -344,17 +357,10 @@ class Gradients:
     first_c: Tensor
 
     def __init__(self, direction: Direction, dinputs: Tensor, add: bool, with_weights: bool = True) -> None:
-        """Allocates the sums.
-
-        Args:
-            direction: direction of the layer. dinputs: (T, B, I), or (N, I) for distinct rows; is written, or added to
-                if ``add``.
-            add: see ``dinputs``.
-            with_weights: True if weights get gradients, too.
-        """
+        """Allocates the sums; ``dinputs`` (T, B, I), or distinct rows (N, I), is written, or added to if ``add``."""
         self._direction, self._dinputs, self._add, self._with_weights = direction, dinputs, add, with_weights
         weights, blocks = direction.weights, len(direction.blocks)
-        self._to_inputs = product_of(weights.input.t(), None, direction.layout, blocks)
+        self._to_inputs = product_of(weights.input.t(), None, calls=blocks)
         self._table = None
         if not with_weights:
             return
@@ -372,13 +378,9 @@ class Gradients:
     def add(
         self, begin: int, end: int, dgates: Tensor, inputs: Tensor, before: Tensor, thin: Tensor | None
     ) -> None:
-        """Adds the gradients of a block.
+        """Adds the gradients of a block: dgates (K, B, 4H), the inputs as read, and h of the previous step (K, B, H).
 
-        Args:
-            begin, end: the block, in steps of the walk.
-            dgates: (K, B, 4H).
-            inputs: as returned by `Direction.read`. before: (K, B, H), h of the previous step.
-            thin: (K, B, r), the product of ``dgates`` with the left factor of U; or None.
+        ``thin`` (K, B, r) is the product of ``dgates`` with the left factor of U; or None.
         """
         weights = self._direction.weights
         if not self._with_weights:

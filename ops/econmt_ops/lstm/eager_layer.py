@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from econmt_ops.core.precision import MatmulTF32
-from econmt_ops.lstm.persistent_layer import LayerPlan, LayerResults, LayerTensors
+from econmt_ops.lstm.direction import LSTMResults
+from econmt_ops.lstm.persistent_layer import LayerPlan, LayerTensors
 
 _PLAIN = (Tensor, nn.Parameter)
 
@@ -70,7 +71,7 @@ class _Float32Products(MatmulTF32):
             torch.set_autocast_enabled("cuda", True)
 
 
-def _forward(plan: LayerPlan, tensors: LayerTensors) -> tuple[LayerResults, Tensor, Tensor]:
+def _forward(plan: LayerPlan, tensors: LayerTensors) -> tuple[LSTMResults, Tensor, Tensor]:
     """Returns the results, the inputs as they were multiplied, and the outputs (B, T, D H)."""
     first = tensors.weights[0]
     width = plan.directions * plan.hidden
@@ -86,17 +87,6 @@ def _forward(plan: LayerPlan, tensors: LayerTensors) -> tuple[LayerResults, Tens
     return results, rows, outputs
 
 
-def _tensors(
-    plan: LayerPlan, inputs: Tensor | None, lengths: Tensor | None, parameters: Sequence[Tensor]
-) -> LayerTensors:
-    """Returns the arguments of a layer from inputs (B, T, I), and from weights and first state one after another."""
-    read = None if inputs is None else inputs.transpose(0, 1)
-    count = len(plan.types)
-    if len(parameters) == count:
-        return LayerTensors(read, parameters, None, lengths)
-    return LayerTensors(read, parameters[:count], (parameters[count], parameters[count + 1]), lengths)
-
-
 class _LayerFunction(torch.autograd.Function):
     """One layer in one or both directions: outputs (B, T, D H), last h and last c (D, B, H)."""
 
@@ -106,14 +96,18 @@ class _LayerFunction(torch.autograd.Function):
         plan: LayerPlan,
         lengths: Tensor | None,
         inputs: Tensor,
-        *parameters: Tensor,
+        h: Tensor | None,
+        c: Tensor | None,
+        *weights: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Runs a layer; ``parameters`` are its weights, then its first h and c, if it has any."""
-        results, rows, outputs = _forward(plan, _tensors(plan, inputs, lengths, parameters))
+        """Runs a layer from its first h and c; None: zeros."""
+        state = None if h is None or c is None else (h, c)
+        tensors = LayerTensors(inputs.transpose(0, 1), weights, state, lengths)
+        results, rows, outputs = _forward(plan, tensors)
         ctx.plan = plan
         ctx.set_materialize_grads(False)
         read = rows if plan.keeps_rows else inputs
-        ctx.save_for_backward(lengths, read, outputs, results.cells, results.sums, *parameters)
+        ctx.save_for_backward(lengths, read, outputs, results.cells, results.gates, h, c, *weights)
         return outputs, results.last_h, results.last_c
 
     @staticmethod
@@ -136,22 +130,21 @@ def _backward(
 ) -> tuple[Any, ...]:
     """Returns the gradients of all arguments of `_LayerFunction.forward`."""
     plan: LayerPlan = ctx.plan
-    lengths, read, outputs, cells, sums, *parameters = ctx.saved_tensors
-    needs = ctx.needs_input_grad[2:]
+    lengths, read, outputs, cells, sums, h, c, *weights = ctx.saved_tensors
     if doutputs is None and last_h is None and last_c is None:
-        return None, None, *(None for _ in needs)
-    inputs, rows = (None, read) if plan.keeps_rows else (read, None)
-    tensors = _tensors(plan, inputs, lengths, parameters)
-    results = LayerResults(outputs.transpose(0, 1), outputs, outputs, cells, sums)
+        return (None,) * len(ctx.needs_input_grad)
+    needs = ctx.needs_input_grad[2], *ctx.needs_input_grad[5:]
+    inputs, rows = (None, read) if plan.keeps_rows else (read.transpose(0, 1), None)
+    tensors = LayerTensors(inputs, weights, None if h is None else (h, c), lengths)
+    results = LSTMResults(outputs.transpose(0, 1), cells, sums, outputs, outputs)
     incoming = None if doutputs is None else doutputs.transpose(0, 1), last_h, last_c
     with _plain_products(plan, outputs.device.type):
         gradients = plan.backward(tensors, results, incoming, needs, rows)
     dinputs = None if gradients.inputs is None else gradients.inputs.transpose(0, 1)
-    if tensors.state is None:
-        return None, None, dinputs, *gradients.weights
-    h, c = tensors.state
-    first = torch.stack(gradients.first_h).to(h.dtype), gradients.first_c.to(c.dtype)
-    return None, None, dinputs, *gradients.weights, *first
+    first: tuple[Any, Any] = (None, None)
+    if h is not None:
+        first = torch.stack(gradients.first_h).to(h.dtype), gradients.first_c.to(c.dtype)
+    return None, None, dinputs, *first, *gradients.weights
 
 
 def run_layer(
@@ -168,7 +161,7 @@ def run_layer(
         inputs: (B, T, I), of any floating point type; cast to the compute type.
         state: First h and c, (D, B, H) each, in any floating point type; None: zeros.
         lengths: (B,) on the device, contiguous, or None.
-        weights: Of each direction the input weights (4H, I), the recurrent weights (4H, H) and its biases (4H,).
+        weights: As in `LayerTensors`.
 
     Returns:
         Outputs (B, T, D H), and h and c after each row's last step, (D, B, H); c is float32.
@@ -179,7 +172,7 @@ def run_layer(
             break
     if plan.keep:
         results: tuple[Tensor, Tensor, Tensor] = _LayerFunction.apply(  # type: ignore[no-untyped-call]
-            plan, lengths, inputs, *weights, *(state or ())
+            plan, lengths, inputs, *(state or (None, None)), *weights
         )
         return results
     made, _, outputs = _forward(plan, LayerTensors(inputs.transpose(0, 1), weights, state, lengths))

@@ -23,25 +23,9 @@ from econmt_ops.core.alignment import widened
 from econmt_ops.core.chunks import outer, reaches
 from econmt_ops.core.lengths import padding_mask
 from econmt_ops.core.repeated import clean_rows
-from econmt_ops.lstm.persistent_operands import LayerOperands, OperandMaker
-
-
-class LayerSettings(NamedTuple):
-    """Settings of a layer, which do not follow from its tensors.
-
-    Attributes:
-        dtype: Compute type.
-        products: Type of the products in the recurrence.
-        stash: Stash level.
-        reverse: For each direction True if it walks from the last step to the first.
-        together: "yes" or "no": both directions share a launch or not; "auto" decides by the partition.
-    """
-
-    dtype: torch.dtype
-    products: torch.dtype
-    stash: str
-    reverse: tuple[bool, ...]
-    together: str = "auto"
+from econmt_ops.dispatch.registration import Gradients, Incoming
+from econmt_ops.lstm.direction import LSTMArguments, LSTMResults, empty_results
+from econmt_ops.lstm.persistent_operands import LayerOperands, LayerSettings, OperandMaker
 
 
 class LayerTensors(NamedTuple):
@@ -63,22 +47,6 @@ class LayerTensors(NamedTuple):
     places: Tensor | None = None
 
 
-class LayerResults(NamedTuple):
-    """Results of a layer, and tensors for the backward pass; instead of one that is not kept stands any tensor.
-
-    Attributes:
-        outputs: (T, B, D H). last_h: (D, B, H). last_c: (D, B, H) float32.
-        cells: (D, T, B, H) float32, c before the step at each position.
-        sums: (D T B, 4H), the gates before their nonlinearities.
-    """
-
-    outputs: Tensor
-    last_h: Tensor
-    last_c: Tensor
-    cells: Tensor
-    sums: Tensor
-
-
 class LayerGradients(NamedTuple):
     """Gradients of a layer; None where none is needed.
 
@@ -96,17 +64,7 @@ class LayerGradients(NamedTuple):
 
 
 class LayerPlan:
-    """Sizes and launches of a layer.
-
-    Args:
-        settings: Settings of the layer.
-        inputs: Shape and type of the inputs.
-        sizes: T, B and H.
-        types: Types of the weights.
-        device: Device of the tensors.
-        has_state: True if there is a first state.
-        has_lengths: True if there are lengths.
-        keep: True if a backward pass will follow.
+    """Sizes and launches of a layer; of its tensors only shapes, types and devices matter.
 
     Attributes:
         types: Types of the weights.
@@ -114,34 +72,29 @@ class LayerPlan:
         keeps_cells, keeps_sums: True if it gets these tensors.
     """
 
-    def __init__(
-        self,
-        settings: LayerSettings,
-        inputs: tuple[torch.Size, torch.dtype],
-        sizes: tuple[int, int, int],
-        types: tuple[torch.dtype, ...],
-        device: torch.device,
-        has_state: bool,
-        has_lengths: bool,
-        keep: bool,
-    ) -> None:
+    def __init__(self, settings: LayerSettings, tensors: LayerTensors, keep: bool) -> None:
         from econmt_ops.backends.triton import layer_kernels, persistent
 
-        self.settings, self.keep, self.has_lengths = settings, keep, has_lengths
+        inputs, weights, state, lengths, places = tensors
+        assert inputs is not None
+        self.settings, self.keep, self.has_lengths = settings, keep, lengths is not None
         self.dtype, self.products = dtype, products = settings.dtype, settings.products
-        self.steps, self.batch, self.hidden = steps, batch, hidden = sizes
+        self.steps, self.batch = steps, batch = (inputs if places is None else places).shape[:2]
+        self.hidden = hidden = weights[1].shape[1]
         self.directions = directions = len(settings.reverse)
-        (*_, self.size), self.inputs_type = inputs
-        self._inputs_shape = inputs[0]
-        self.types = types
+        self._inputs_shape, self.inputs_type = shape, kind = inputs.shape, inputs.dtype
+        self.size = shape[-1]
+        self.types = types = tuple([weight.dtype for weight in weights])
         self._each = len(types) // directions
-        self._operands_of = OperandMaker(inputs, types, directions, hidden, dtype, products)
+        self._operands_of = OperandMaker(settings, (shape, kind), types, hidden)
         self._ring = products != dtype
-        self.keeps_rows = self.inputs_type != dtype and not has_lengths
+        self.keeps_rows = kind != dtype and lengths is None
         self.keeps_cells = keep and reaches(settings.stash, "cells")
         self.keeps_sums = keep and reaches(settings.stash, "gates")
         ahead, self._back = (
-            persistent.partition_of(batch, hidden, products, device, directions, settings.together, back)
+            persistent.partition_of(
+                batch, hidden, products, inputs.device, directions, settings.together, back
+            )
             for back in (False, True)
         )
         zeros = persistent.counters_of(ahead, directions, batch, hidden)[1]
@@ -161,7 +114,7 @@ class LayerPlan:
             (directions, steps, batch, 4 * hidden),
             (dtype, products, dtype),
             settings.reverse,
-            (has_state, has_lengths, self.keeps_cells, self.keeps_sums),
+            (state is not None, lengths is not None, self.keeps_cells, self.keeps_sums),
         )
         self._parts = [(programs, (steps, batch, *part)) for programs, *part in parts]
         self._walk_back = functools.cache(self._walk_back_of)
@@ -205,7 +158,7 @@ class LayerPlan:
         return self._direction(operands.recurrents, number)
 
     def _first_position(self, number: int, lengths: Tensor | None) -> tuple[Tensor, Tensor] | int:
-        """Returns the index, into (T, B), of the position of each row where a direction's walk begins."""
+        """Returns the index, into (T, B), of each row's position where a direction's walk begins."""
         if not self.settings.reverse[number]:
             return 0
         if lengths is None:
@@ -225,15 +178,11 @@ class LayerPlan:
             else:
                 gates[at] += h @ recurrent
 
-    def forward(self, tensors: LayerTensors, outputs: Tensor) -> tuple[LayerResults, Tensor]:
-        """Runs the layer.
+    def forward(self, tensors: LayerTensors, outputs: Tensor) -> tuple[LSTMResults, Tensor]:
+        """Runs the layer; ``outputs`` (T, B, D H), in this order in memory, is written.
 
-        Args:
-            tensors: Arguments.
-            outputs: (T, B, D H) in this order in memory, is written.
-
-        Returns:
-            The results, and the inputs as they were multiplied.
+        Returns the results, and the inputs as they were multiplied. Cells (D, T, B, H) are c before the step at each
+        position, gates (D T B, 4H) the sums before the nonlinearities; instead of what is not kept stands any tensor.
         """
         # Padding may hold anything: no row's product is another's, and the walk does not look at it.
         operands = self._operands_of(tensors.inputs, None, tensors.weights, self._workspace, bias=True)
@@ -264,15 +213,15 @@ class LayerPlan:
         for programs, integers in self._parts:
             self._walk(programs, arguments, integers)
         kept = sums if self.keeps_sums else last_h
-        return LayerResults(outputs, last_h, last_c, cells, kept), operands.rows
+        return LSTMResults(outputs, cells, kept, last_h, last_c), operands.rows
 
     def _recomputed(
-        self, tensors: LayerTensors, operands: LayerOperands, results: LayerResults
+        self, tensors: LayerTensors, operands: LayerOperands, results: LSTMResults
     ) -> tuple[Tensor, Tensor]:
         """Returns the gates' sums and the cell states, as they were kept or made again."""
         from econmt_ops.backends.triton.persistent import walk_cells
 
-        sums, cells, reverse = results.sums, results.cells, self.settings.reverse
+        sums, cells, reverse = results.gates, results.cells, self.settings.reverse
         if not self.keeps_sums:
             sums = operands.rows.new_empty(self.directions * self.steps * self.batch, 4 * self.hidden)
             self._input_shares(operands, sums, tensors.places)
@@ -311,7 +260,7 @@ class LayerPlan:
     def backward(
         self,
         tensors: LayerTensors,
-        results: LayerResults,
+        results: LSTMResults,
         incoming: Sequence[Tensor | None],
         needs: Sequence[bool],
         rows: Tensor | None = None,
@@ -319,15 +268,14 @@ class LayerPlan:
         """Runs the backward pass.
 
         Args:
-            tensors: Arguments of the layer.
-            results: Results of `forward`; the last states are not read.
+            tensors, results: Arguments and results of `forward`; the last states are not read.
             incoming: Gradients of outputs (T, B, D H), last h and last c.
             needs: True for the inputs and for each weight that needs a gradient.
             rows: Inputs as they were multiplied, if they were kept.
         """
         again = not self.keeps_sums  # the products that make the gates again need the biases
         operands = self._clean_operands(tensors, rows, again)
-        sums, cells = results.sums, results.cells
+        sums, cells = results.gates, results.cells
         if again or not self.keeps_cells:
             sums, cells = self._recomputed(tensors, operands, results)
         directions, batch, hidden, device = self.directions, self.batch, self.hidden, sums.device
@@ -442,27 +390,64 @@ class LayerPlan:
         return gradient
 
 
-_plan = functools.lru_cache(maxsize=4096)(LayerPlan)
+_PLANS: dict[object, LayerPlan] = {}
+
+_MOST_PLANS = 4096
 
 
 def plan_of(settings: LayerSettings, tensors: LayerTensors, keep: bool) -> LayerPlan:
-    """Returns the plan of a layer with such arguments.
-
-    Args:
-        settings: Settings of the layer.
-        tensors: Arguments; only their shapes, types and devices matter.
-        keep: True if a backward pass will follow.
-    """
-    inputs, weights = tensors.inputs, tensors.weights
+    """Returns the plan of a layer whose arguments have these shapes; ``keep``: a backward pass will follow."""
+    inputs, weights, state, lengths, places = tensors
     assert inputs is not None
-    steps, batch = (inputs if tensors.places is None else tensors.places).shape[:2]
-    return _plan(
-        settings,
-        (inputs.shape, inputs.dtype),
-        (steps, batch, weights[1].shape[1]),
-        tuple([weight.dtype for weight in weights]),
-        inputs.device,
-        tensors.state is not None,
-        tensors.lengths is not None,
-        keep,
-    )
+    shapes = inputs.shape, weights[1].shape, None if places is None else places.shape
+    types = inputs.dtype, *[weight.dtype for weight in weights]
+    key = settings, shapes, types, inputs.device, state is None, lengths is None, keep
+    plan = _PLANS.get(key)
+    if plan is None:
+        if len(_PLANS) >= _MOST_PLANS:
+            _PLANS.clear()
+        plan = _PLANS[key] = LayerPlan(settings, tensors, keep)
+    return plan
+
+
+def _tensors(call: LSTMArguments) -> LayerTensors:
+    layers = zip(call.weights, call.recurrents, call.biases, strict=True)
+    weights = [part.contiguous() for layer in layers for part in layer]
+    state = (torch.stack(call.first_h), torch.stack(call.first_c)) if call.first_h else None
+    return LayerTensors(call.inputs, weights, state, call.lengths, call.places)
+
+
+def _plan_of_call(call: LSTMArguments, tensors: LayerTensors, keep: bool) -> LayerPlan:
+    products = getattr(torch, call.products)
+    settings = LayerSettings(call.inputs.dtype, products, call.stash, tuple(call.reverse), call.together)
+    return plan_of(settings, tensors, keep)
+
+
+def run_forward(call: LSTMArguments, keep: bool) -> LSTMResults:
+    """Runs a call of the layer operator."""
+    tensors = _tensors(call)
+    plan, empty = _plan_of_call(call, tensors, keep), empty_results(call, False)
+    results, _ = plan.forward(tensors, empty.outputs)
+    gates = empty.gates
+    if plan.keeps_sums:
+        gates = results.gates.view(plan.directions, plan.steps, plan.batch, 4 * plan.hidden)
+    return results._replace(cells=results.cells if plan.keeps_cells else empty.cells, gates=gates)
+
+
+def run_backward(call: LSTMArguments, results: LSTMResults, incoming: Incoming) -> Gradients:
+    """Returns the gradients of a call of the layer operator by name."""
+    tensors = _tensors(call)
+    plan = _plan_of_call(call, tensors, True)
+    needs = True, *[call.gate_gradient is None] * len(tensors.weights)
+    dresults = [incoming[name] for name in ("outputs", "last_h", "last_c")]
+    results = results._replace(gates=results.gates.flatten(0, 2))
+    gradients = plan.backward(tensors, results, dresults, needs)
+    return {
+        "inputs": gradients.inputs,
+        "weights": gradients.weights[::3],
+        "recurrents": gradients.weights[1::3],
+        "biases": gradients.weights[2::3],
+        "first_h": gradients.first_h,
+        "first_c": gradients.first_c.unbind(0) if call.first_c else [],
+        "gate_gradient": None if call.gate_gradient is None else gradients.sums.view_as(call.gate_gradient),
+    }

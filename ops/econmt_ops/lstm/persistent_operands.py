@@ -17,6 +17,22 @@ from econmt_ops.core.alignment import even
 _INT32 = torch.int32
 
 
+class LayerSettings(NamedTuple):
+    """Settings of a layer, which do not follow from its tensors.
+
+    Attributes:
+        dtype, products: Type of the large products, and of those in the recurrence.
+        reverse: For each direction True if it walks from the last step to the first.
+        together: "yes" or "no": both directions share a launch or not; "auto" decides by the partition.
+    """
+
+    dtype: torch.dtype
+    products: torch.dtype
+    stash: str
+    reverse: tuple[bool, ...]
+    together: str = "auto"
+
+
 class LayerOperands(NamedTuple):
     """Tensors that the products and the recurrence read.
 
@@ -38,13 +54,7 @@ class LayerOperands(NamedTuple):
 class OperandMaker:
     """Makes the operands of layers of one kind; what has the right type and layout already is not copied.
 
-    Args:
-        inputs: Shape and type of the inputs, (T, B, I) or (N, I).
-        types: Types of the weights, direction by direction.
-        directions: D.
-        hidden: H.
-        dtype: Compute type.
-        products: Type of the recurrence's products.
+    Takes shape and type of the inputs, (T, B, I) or (N, I), types of the weights, direction by direction, and H.
 
     Attributes:
         width: I'.
@@ -52,16 +62,15 @@ class OperandMaker:
 
     def __init__(
         self,
+        settings: LayerSettings,
         inputs: tuple[torch.Size, torch.dtype],
         types: tuple[torch.dtype, ...],
-        directions: int,
         hidden: int,
-        dtype: torch.dtype,
-        products: torch.dtype,
     ) -> None:
+        self._dtype, self._products = dtype, products = settings.dtype, settings.products
+        self._directions = directions = len(settings.reverse)
         shape, self._inputs_type = inputs
-        self._types, self._directions, self._hidden = types, directions, hidden
-        self._dtype, self._products = dtype, products
+        self._types, self._hidden = types, hidden
         self._size = size = shape[-1]
         self._shape = (*shape[:-1], 1)[:2]
         self.width = even(size, dtype)
@@ -116,10 +125,8 @@ class OperandMaker:
         """Makes the operands of a layer.
 
         Args:
-            inputs: (T, B, I) or (N, I); not read if there are ``rows``.
-            rows: Inputs as they are multiplied, if they are known.
-            weights: For each direction input weights (4H, I), recurrent weights (4H, H) and one or two biases (4H,),
-                contiguous.
+            inputs: (T, B, I) or (N, I); not read if there are ``rows``, the inputs as they are multiplied.
+            weights: As in `LayerTensors`.
             workspace: How many integers the workspace has, and with how many zeros it begins.
             bias: True if biases are read, so that two are added up.
             lengths: (B,) int64, if ``inputs`` (T, B, I) are read as zeros from there on; their values may be anything.

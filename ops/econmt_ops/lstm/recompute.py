@@ -11,41 +11,23 @@ Sizes: B batch, T steps, I input size, H hidden, D directions, K steps of a bloc
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from econmt_ops.backends import steps_for
-from econmt_ops.core.chunks import reaches, split_blocks
 from econmt_ops.core.lengths import padding_mask
-from econmt_ops.core.low_rank import layers_of_tensors, tensors_of_matrices
+from econmt_ops.core.low_rank import layers_of_tensors, tensors_of_layers
 from econmt_ops.core.precision import accumulate_dtype
 from econmt_ops.core.repeated import Inputs, UniqueRows, expanded, values_of
 from econmt_ops.core.stack import StackOptions, last_of, run_stack
 from econmt_ops.core.weights import AnyLSTMWeights, LSTMState
 from econmt_ops.dispatch.registration import Gradients, Incoming, RecurrentOperator
 from econmt_ops.dispatch.traits import Traits
-from econmt_ops.lstm.direction import Direction, LSTMArguments
+from econmt_ops.lstm import persistent_layer
+from econmt_ops.lstm.direction import Direction, LSTMArguments, LSTMResults, empty_results
 
 TRAITS = Traits(recomputes=True, loops=True, takes_stash=True, casts=True)
-
-
-class LSTMResults(NamedTuple):
-    """Results of a layer, including the tensors saved if a backward pass follows.
-
-    Attributes:
-        outputs: (T, B, D H).
-        cells: (D, T, B, H), c after each step of a walk, or (D, blocks, B, H) before each block.
-        gates: (D, T, B, 4H) in the order of the walks, if the stash level includes them.
-        last_h, last_c: (D, B, H), after each walk's last step.
-    """
-
-    outputs: Tensor
-    cells: Tensor
-    gates: Tensor
-    last_h: Tensor
-    last_c: Tensor
 
 
 def _directions(call: LSTMArguments) -> list[Direction]:
@@ -58,27 +40,12 @@ def _directions(call: LSTMArguments) -> list[Direction]:
     return [Direction(call, number, layer, run, padding) for number, layer in enumerate(layers)]
 
 
-def _empty_results(call: LSTMArguments, keep: bool) -> LSTMResults:
-    inputs, directions, hidden = call.inputs, len(call.biases), call.biases[0].shape[0] // 4
-    steps, batch = (inputs if call.places is None else call.places).shape[:2]
-    accumulate = accumulate_dtype(inputs.dtype)
-    blocks = len(split_blocks(steps, batch, hidden, accumulate))
-    cells = (steps if reaches(call.stash, "cells") else blocks) if keep else 0
-    gates = steps if keep and reaches(call.stash, "gates") else 0
-    return LSTMResults(
-        inputs.new_empty(steps, batch, directions * hidden),
-        inputs.new_empty(directions, cells, batch, hidden, dtype=accumulate),
-        inputs.new_empty(directions, gates, batch, 4 * hidden),
-        inputs.new_empty(directions, batch, hidden),
-        inputs.new_empty(directions, batch, hidden, dtype=accumulate),
-    )
-
-
 def _forward(call: LSTMArguments, keep: bool) -> LSTMResults:
-    directions, results = _directions(call), _empty_results(call, keep)
+    if call.products:
+        return persistent_layer.run_forward(call, keep)
+    directions, results = _directions(call), empty_results(call, keep)
     outputs = results.outputs.chunk(len(directions), 2)
     for number, (direction, part) in enumerate(zip(directions, outputs, strict=True)):
-        gates = None
         if results.gates.shape[1]:
             shares = direction.products(direction.read(0, direction.steps), 0, direction.steps)
             if len(directions) == 1:
@@ -86,14 +53,13 @@ def _forward(call: LSTMArguments, keep: bool) -> LSTMResults:
             else:
                 results.gates[number].copy_(shares)
             del shares
-            gates = results.gates[number]
-        direction.forward(
-            part, results.cells[number], gates, results.last_h[number], results.last_c[number], keep
-        )
+        direction.forward(LSTMResults(part, *(each[number] for each in results[1:])), keep)
     return results
 
 
 def _backward(call: LSTMArguments, results: LSTMResults, incoming: Incoming) -> Gradients:
+    if call.products:
+        return persistent_layer.run_backward(call, results, incoming)
     directions = _directions(call)
     dinputs = torch.empty_like(directions[0].inputs, memory_format=torch.contiguous_format)
     doutputs, dh, dc = incoming["outputs"], incoming["last_h"], incoming["last_c"]
@@ -101,11 +67,9 @@ def _backward(call: LSTMArguments, results: LSTMResults, incoming: Incoming) -> 
     dc = torch.zeros_like(torch.stack(call.first_c)) if dc is None else dc
     # With a gate-gradient tensor, the gates' gradients are returned instead of the weights' gradients, which the caller
     # derives from them.
-    dgates = (
-        None
-        if call.gate_gradient is None
-        else torch.empty_like(call.gate_gradient, memory_format=torch.contiguous_format)
-    )
+    dgates = None
+    if call.gate_gradient is not None:
+        dgates = torch.empty_like(call.gate_gradient, memory_format=torch.contiguous_format)
     gradients, matrices = [], []
     for number, direction in enumerate(directions):
         part = slice(number * direction.hidden, (number + 1) * direction.hidden)
@@ -113,9 +77,11 @@ def _backward(call: LSTMArguments, results: LSTMResults, incoming: Incoming) -> 
             None if doutputs is None else doutputs[..., part],
             dh[number],
             dc[number],
-            results.outputs[..., part],
-            results.cells[number],
-            results.gates[number] if results.gates.shape[1] else None,
+            results._replace(
+                outputs=results.outputs[..., part],
+                cells=results.cells[number],
+                gates=results.gates[number],
+            ),
             dinputs,
             add=number > 0,
             dgates=dgates,
@@ -139,7 +105,7 @@ _layer = RecurrentOperator(
     LSTMArguments,
     LSTMResults,
     forward=_forward,
-    fake=_empty_results,
+    fake=empty_results,
     backward=_backward,
     saves=lambda _: (*LSTMArguments._fields, "outputs", "cells", "gates"),
     constants=lambda call: () if call.gate_gradient is None else ("weights", "recurrents", "biases"),
@@ -150,34 +116,29 @@ def run_layer(
     inputs: Inputs,
     weights: Sequence[AnyLSTMWeights],
     first: Sequence[tuple[Tensor, Tensor]],
-    lengths: Tensor | None,
+    options: StackOptions,
     reverse: Sequence[bool],
-    gate_gradient: Tensor | None = None,
-    *,
-    stash: str,
-    layout: str,
-    backend: str,
+    **how: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Runs one layer in D directions; returns outputs (B, T, D H), and h and c (D, B, H) after each walk's last step.
 
     At padded positions h is 0: a reversed direction with lengths must start from zero, and the last h of a forward
-    direction has to be taken from the outputs.
+    direction has to be taken from the outputs. ``how`` are the last arguments of the operator.
     """
+    matrices, recurrents, biases = tensors_of_layers(weights)
     results = _layer(
         LSTMArguments(
             inputs.rows if isinstance(inputs, UniqueRows) else inputs.transpose(0, 1),
-            tensors_of_matrices([layer.input for layer in weights]),
-            tensors_of_matrices([layer.hidden for layer in weights]),
-            [layer.bias for layer in weights],
+            matrices,
+            recurrents,
+            biases,
             [h for h, _ in first],
             [c for _, c in first],
-            lengths,
+            options.lengths,
             inputs.places.t() if isinstance(inputs, UniqueRows) else None,
             list(reverse),
-            stash,
-            layout,
-            backend,
-            gate_gradient,
+            options.gate_gradient,
+            **how,
         )
     )
     return results.outputs.transpose(0, 1), results.last_h, results.last_c
@@ -190,29 +151,18 @@ def lstm(
     options: StackOptions,
     *,
     stash: str = "outputs",
-    layout: str = "packed",
     backend: str = "eager",
 ) -> tuple[Tensor, LSTMState]:
-    """Implements `econmt_ops.lstm` for checked arguments, cast except for the weights.
-
-    Args:
-        inputs: (B, T, I), or its distinct rows.
-        layers: Weights, bottom first.
-        state: (h, c) of every layer before the first step, (B, H) each.
-        options: Further arguments.
-        stash, layout, backend: See `LSTMArguments`.
-    """
+    """Implements `econmt_ops.lstm` for checked arguments, cast except for the weights; see also `LSTMArguments`."""
     lengths = options.lengths
     # Rows are reversed in memory only if an initial state has to pass the padding before it.
     in_memory = options.reverse and lengths is not None and not options.from_zero
     walks_back = options.reverse and not in_memory
-    how = {"stash": stash, "layout": layout, "backend": backend}
+    how = {"stash": stash, "backend": backend}
 
     def run(number: int, read: Inputs) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         h, c = state[number]
-        outputs, last_h, last_c = run_layer(
-            read, [layers[number]], [(h, c)], lengths, [walks_back], options.gate_gradient, **how
-        )
+        outputs, last_h, last_c = run_layer(read, [layers[number]], [(h, c)], options, [walks_back], **how)
         if lengths is not None and not walks_back:
             return outputs, (last_of(outputs, h, lengths), last_c[0])
         return outputs, (last_h[0], last_c[0])
@@ -229,7 +179,6 @@ def bidirectional_lstm(
     *,
     lengths: Tensor | None,
     stash: str = "outputs",
-    layout: str = "packed",
     backend: str = "eager",
 ) -> tuple[Tensor, tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]]:
     """Implements `econmt_ops.bidirectional_lstm` for checked arguments, cast except for the weights."""
@@ -237,8 +186,9 @@ def bidirectional_lstm(
     batch = len(inputs.places) if isinstance(inputs, UniqueRows) else len(inputs)
     h = values_of(inputs).new_zeros(batch, hidden)
     zero, ways = (h, h.to(accumulate_dtype(h.dtype))), [False, True]
+    options, layers = StackOptions(lengths), [forward, backward]
     outputs, last_h, last_c = run_layer(
-        inputs, [forward, backward], [zero, zero], lengths, ways, stash=stash, layout=layout, backend=backend
+        inputs, layers, [zero, zero], options, ways, stash=stash, backend=backend
     )
     forward_h = last_h[0] if lengths is None else last_of(outputs[..., :hidden], h, lengths)
     return outputs, ((forward_h, last_c[0]), (last_h[1], last_c[1]))

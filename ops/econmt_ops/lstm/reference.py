@@ -57,25 +57,17 @@ _FEW_STEPS = 16
 """Steps up to which a loop in 16-bit types does not profit from packed weights."""
 
 
-def _has_cudnn() -> bool:
-    return bool(torch.backends.cudnn.is_available())  # type: ignore[no-untyped-call]
-
-
 def is_light(batch: int, steps: int, hidden: int, dtype: torch.dtype, device: torch.device) -> bool:
     """Returns True if the reference is faster than recomputing and, on a CPU, saves little memory for backward.
 
     On a GPU in IEEE float32 it is cuDNN's layer, which holds its weights in registers for all steps; no launch of ours
-    has room for them in that type. With TF32 it is cuDNN's layer for few units.
-
-    Args:
-        batch, steps, hidden: B, T and H.
-        dtype: compute type.
-        device: device of the call.
+    has room for them in that type. With TF32 it is cuDNN's layer for few units. ``dtype`` is the compute type.
     """
     if torch.compiler.is_compiling():
         return False
     if device.type == "cuda":
-        served = dtype == torch.float32 and torch.backends.cudnn.enabled and _has_cudnn()
+        cudnn = torch.backends.cudnn
+        served = dtype == torch.float32 and cudnn.enabled and cudnn.is_available()  # type: ignore[no-untyped-call]
         return served and (not recurrent_tf32() or (hidden <= _SMALL and batch < _MANY_ROWS))
     if device.type != "cpu":
         return False
@@ -95,12 +87,7 @@ def closed_gates(layer: AnyLSTMWeights) -> Tensor:
 
 
 def _padding_columns(inputs: Tensor, padding: Tensor) -> Tensor:
-    """Returns inputs (B, T, I + 8) whose extra columns mark the padding (B, T) for torch.lstm.
-
-    Args:
-        inputs: (B, T, I), finite at padded positions.
-        padding: (B, T), True at padded positions.
-    """
+    """Returns inputs (B, T, I + 8), finite in the padding (B, T), whose extra columns mark it for torch.lstm."""
     return torch.cat([inputs, functional.pad(padding.unsqueeze(2).to(inputs.dtype), (0, _COLUMNS - 1))], 2)
 
 
@@ -112,14 +99,12 @@ def _closing_weight(layer: LSTMWeights) -> Tensor:
 def torch_lstm(
     inputs: Tensor, weights: list[Tensor], h: Tensor, c: Tensor, bidirectional: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Calls torch.lstm for one layer.
+    """Calls torch.lstm for one layer, in both directions if ``bidirectional``.
 
     Args:
         inputs: (B, T, I).
-        weights: input (4H, I), hidden (4H, H) and bias (4H,), then those of the other direction if bidirectional.
-        h: (D, B, H) with D directions.
-        c: (D, B, H).
-        bidirectional: True for two directions.
+        weights: for each direction input (4H, I), hidden (4H, H) and bias (4H,).
+        h, c: (D, B, H) with D directions.
 
     Returns:
         outputs (B, T, D H), and h and c after the last step, each (D, B, H).
@@ -133,9 +118,9 @@ def torch_lstm(
             return _by_steps(inputs, flat, h, c)
         if torch.cudnn_is_acceptable(inputs):
             if inputs.shape[1] > MOST_STEPS:
-                one = functools.partial(cudnn_lstm, training=training, bidirectional=False, batch_first=True)
+                one = functools.partial(cudnn_lstm, training=training)
                 return in_parts(one, inputs, h, c, flat)
-            return cudnn_lstm(inputs, h, c, flat, training, bidirectional, True)
+            return cudnn_lstm(inputs, h, c, flat, training, bidirectional)
     state = (h.contiguous(), c.contiguous())  # cuDNN requires it, in a compiled graph too
     outputs, last_h, last_c = torch.lstm(inputs, state, flat, True, 1, 0.0, training, bidirectional, True)
     # The decomposition that torch.compile traces returns states with an extra axis in torch 2.11.
@@ -162,17 +147,9 @@ def _by_steps(inputs: Tensor, weights: list[Tensor], h: Tensor, c: Tensor) -> tu
 def layer_by_torch(
     inputs: Tensor, layer: LSTMWeights, h: Tensor, c: Tensor, padding: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Runs one layer by torch.lstm.
+    """Runs one layer by torch.lstm; returns outputs (B, T, H), and h and c (B, H) after step T.
 
-    Args:
-        inputs: (B, T, I), finite at padded positions.
-        layer: the weights.
-        h: (B, H).
-        c: (B, H).
-        padding: (B, T), True at padded positions, where the gates are closed; or None.
-
-    Returns:
-        outputs (B, T, H), and h and c (B, H) after step T.
+    Inputs (B, T, I) are finite at padded positions, where ``padding`` (B, T) closes the gates.
     """
     weight = layer.input
     if padding is not None:
@@ -206,19 +183,6 @@ def _layer_by_steps(
     return torch.stack(outputs, 1), h, c
 
 
-def _run_layer(
-    inputs: Tensor,
-    layer: AnyLSTMWeights,
-    h: Tensor,
-    c: Tensor,
-    padding: Tensor | None,
-    gate_gradient: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    if gate_gradient is not None or isinstance(layer, LowRankLSTMWeights) or inputs.dtype in STEPWISE:
-        return _layer_by_steps(inputs, layer, h, c, padding, gate_gradient)
-    return layer_by_torch(inputs, layer, h, c, padding)
-
-
 def lstm(
     inputs: Tensor, layers: tuple[AnyLSTMWeights, ...], state: LSTMState, options: StackOptions
 ) -> tuple[Tensor, LSTMState]:
@@ -235,7 +199,11 @@ def lstm(
 
     def run(number: int, read: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         h, c = state[number]
-        outputs, last_h, last_c = _run_layer(read, layers[number], h, c, padding, options.gate_gradient)
+        layer, gate_gradient = layers[number], options.gate_gradient
+        if gate_gradient is not None or isinstance(layer, LowRankLSTMWeights) or read.dtype in STEPWISE:
+            outputs, last_h, last_c = _layer_by_steps(read, layer, h, c, padding, gate_gradient)
+        else:
+            outputs, last_h, last_c = layer_by_torch(read, layer, h, c, padding)
         return outputs, (last_h if lengths is None else last_of(outputs, h, lengths), last_c)
 
     outputs, last = run_stack(run, inputs, len(layers), options, reverses=options.reverse, drop=drop)
@@ -249,8 +217,7 @@ def bidirectional_lstm(
     batch, steps, _ = inputs.shape
     hidden = forward.hidden.shape[1]
     if (
-        isinstance(forward, LowRankLSTMWeights)
-        or isinstance(backward, LowRankLSTMWeights)
+        not (isinstance(forward, LSTMWeights) and isinstance(backward, LSTMWeights))
         or inputs.dtype in STEPWISE
     ):
         h = inputs.new_zeros(batch, hidden)

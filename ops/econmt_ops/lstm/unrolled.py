@@ -13,8 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from econmt_ops.backends.compiled import CompiledSteps, compile_step, fill_quarters, tanh
-from econmt_ops.backends.protocol import StepKernels
+from econmt_ops.backends.compiled import compile_step, fill_quarters, tanh
 from econmt_ops.cells import lstm
 from econmt_ops.core.low_rank import few_rows_type
 from econmt_ops.core.weights import LowRank
@@ -26,17 +25,10 @@ _TOGETHER = 8
 def _forward(
     gates: Tensor, h: Tensor, c: Tensor, right: Tensor, left: Tensor, keep: bool, every_cell: bool
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Runs k steps.
+    """Runs k steps; returns h after each step, and c after each or (unless ``every_cell``) after the last, (B, H) each.
 
-    Args:
-        gates: (k, B, 4H), the share of the inputs and the bias; with ``keep`` overwritten by what the backward pass
-            reads.
-        h: (B, H). c: (B, H), in the accumulate type.
-        right: (H, r) and left: (r, 4H), the transposed factors, in the type of the products.
-        keep: see ``gates``. every_cell: True if each c is returned.
-
-    Returns:
-        h after each step, and c after each step or only after the last, (B, H) each.
+    ``gates`` (k, B, 4H) are the share of the inputs and the bias; with ``keep`` they are overwritten by what the
+    backward pass reads. h and c are (B, H); the transposed factors are right (H, r) and left (r, 4H).
     """
     outputs, cells = [], []
     for step_gates in gates.unbind(0):
@@ -62,15 +54,10 @@ def _backward(
 ) -> tuple[list[Tensor], list[Tensor], Tensor, Tensor]:
     """Runs k steps backward.
 
-    Args:
-        gates: (k, B, 4H), as returned by the forward pass or `prepare_gates`.
-        cells: (k + 1, B, H), from before the first step on.
-        incoming: (k, B, H), the gradients of the outputs; or None. dh, dc: (B, H), gradients of the last h and c.
-        left: (4H, r) and right: (r, H), the factors, in the type of the products.
-
-    Returns:
-        The gradients of the sums of each step (B, 4H), their products with ``left`` (B, r), and the gradients of h and
-        c before the first step.
+    Takes the gates (k, B, 4H) as left by the forward pass or `prepare_gates`, the cells (k + 1, B, H) from before the
+    first step on, the gradients of the outputs (k, B, H), if any, and of the last h and c (B, H), and the factors.
+    Returns the gradients of the sums of each step (B, 4H), their products with ``left`` (B, r), and the gradients of h
+    and c before the first step.
     """
     dgates, thin, exact = [], [], dc.dtype
     for step in reversed(range(len(gates))):
@@ -87,21 +74,16 @@ def _backward(
     return dgates[::-1], thin[::-1], dh, dc
 
 
+def grouped_steps(steps: int) -> int:
+    """Returns the number of leading steps of a block that compiled functions run."""
+    return steps - steps % _TOGETHER
+
+
 class UnrolledSteps:
-    """Compiled groups of steps of one call."""
+    """Compiled groups of steps of one call, whose recurrent matrix U (4H, H) is given as factors."""
 
     def __init__(self, hidden: LowRank) -> None:
-        """Takes the recurrent matrix U, (4H, H), as factors."""
         self._hidden = hidden
-
-    @staticmethod
-    def serves(run: StepKernels) -> bool:
-        """Returns True if the backend of this call compiles its steps."""
-        return isinstance(run, CompiledSteps)
-
-    def grouped_steps(self, steps: int) -> int:
-        """Returns the number of leading steps of a block that compiled functions run."""
-        return steps - steps % _TOGETHER
 
     def _factors(self, rows: int) -> LowRank:
         factors = self._hidden.to(few_rows_type(self._hidden.left, rows))
@@ -120,19 +102,16 @@ class UnrolledSteps:
         """Runs the leading steps of a block that fill whole groups, and returns their number.
 
         Args:
-            gates: (K, B, 4H), the inputs' share; overwritten if ``keep``.
+            gates: (K, B, 4H), the inputs' share; overwritten if ``keep``, for a backward pass.
             h, c: (B, H) before the block.
             outputs: (K, B, H), is filled.
             cells: (K, B, H), is filled with c after each step; or None: ``last_c`` (B, H) is overwritten.
-            last_c: see ``cells``.
-            keep: True if the backward pass will read the gates.
         """
-        done = self.grouped_steps(len(gates))
+        done = grouped_steps(len(gates))
         left, right = (part.t().contiguous() for part in self._factors(gates.shape[1]))
         for begin in range(0, done, _TOGETHER):
             part = slice(begin, begin + _TOGETHER)
-            results = compile_step(_forward)(gates[part], h, c, right, left, keep, cells is not None)
-            hs, states = results
+            hs, states = compile_step(_forward)(gates[part], h, c, right, left, keep, cells is not None)
             torch.stack(hs, out=outputs[part])
             if cells is not None:
                 torch.stack(states, out=cells[part])
@@ -151,16 +130,11 @@ class UnrolledSteps:
         dgates: Tensor,
         thin: Tensor,
     ) -> Tensor:
-        """Runs these steps backward.
+        """Runs these steps backward and returns the gradient of h before them.
 
-        Args:
-            gates: (k, B, 4H), k a multiple of the steps in a function. states: c before them and after each.
-            incoming: (K, B, H), the gradients of the outputs, or None. dh: (B, H), gradient of the last h.
-            dc: (B, H), gradient of the last c; overwritten by that of the c before them.
-            dgates: (K, B, 4H) and thin: (K, B, r), see `Direction`; their first k are filled.
-
-        Returns:
-            The gradient of h before them.
+        Takes the gates (k, B, 4H) of whole groups, c before them and after each, and the gradients of the outputs
+        (K, B, H), if any, and of the last h and c (B, H). ``dc`` is overwritten by the gradient of the c before them;
+        the first k of ``dgates`` (K, B, 4H) and ``thin`` (K, B, r) are filled, see `Direction`.
         """
         left, right = self._factors(gates.shape[1])
         state = dc

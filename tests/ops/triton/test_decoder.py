@@ -10,6 +10,7 @@ import torch
 
 from econmt_ops import AttentionalLSTMState, AttentionalLSTMWeights, UniqueRows
 from econmt_ops.additive_attention import triton as attention_module
+from econmt_ops.additive_attention.reference import AttentionArguments
 from econmt_ops.attentional_lstm import reference
 from econmt_ops.attentional_lstm import triton as decoder_module
 from econmt_ops.attentional_lstm.options import DecoderOptions
@@ -132,7 +133,9 @@ def test_attention_of_all_steps(normed: bool, device: str) -> None:
     }
 
     def function(**tensors: Any) -> Any:
-        return attention_module.additive_attention(**tensors, lengths=LENGTHS.to(device))
+        gain, shift = tensors.pop("layer_norm") or (None, None)
+        call = AttentionArguments(**tensors, gain=gain, shift=shift, lengths=LENGTHS.to(device))
+        return attention_module.additive_attention(call)
 
     def definition(**tensors: Any) -> Any:
         return naive_additive_attention(**tensors, lengths=LENGTHS)

@@ -14,14 +14,15 @@ from econmt_ops.backends.triton import persistent
 from econmt_ops.backends.triton.persistent import Partition
 from econmt_ops.core.repeated import UniqueRows
 from econmt_ops.core.stack import StackOptions
-from econmt_ops.lstm import persistent_layer, reference, triton
+from econmt_ops.lstm import persistent_layer, recompute, reference, triton
 from econmt_ops.lstm.chunked import ChunkedLSTM
+from econmt_ops.lstm.direction import LSTMArguments
 
 
 @pytest.fixture(autouse=True)
 def _poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
     """New memory holds NaN, so that what nobody has written is seen; plans of other tests are forgotten."""
-    persistent_layer._plan.cache_clear()
+    persistent_layer._PLANS.clear()
     for name in ("empty", "empty_like"):
         made = getattr(torch, name)
         monkeypatch.setattr(torch, name, lambda *a, made=made, **k: _poison(made(*a, **k)))
@@ -193,7 +194,7 @@ def test_sixteen_bits(device: str, dtype: torch.dtype) -> None:
     exact = [_double(part) for part in (inputs, weights)]
     outputs, _ = econmt_ops.lstm(exact[0], (exact[1],), implementation="reference")  # type: ignore[arg-type]
     want = [outputs, *torch.autograd.grad(outputs.sum(), _leaves(*exact))]
-    outputs, state = triton._run_layer(inputs, [weights], [], None, [False], "gates", dtype)[:2]
+    outputs, state = triton._run_layer(inputs, [weights], [], StackOptions(), [False], "gates", dtype)[:2]
     assert outputs.dtype == state.dtype == dtype
     got = [outputs, *torch.autograd.grad(outputs.float().sum(), _leaves(inputs, weights))]
     assert got[2].dtype == torch.float32
@@ -209,7 +210,7 @@ def test_float16_products_of_float32(device: str) -> None:
     outputs, _ = econmt_ops.lstm(exact[0], (exact[1],), implementation="reference")  # type: ignore[arg-type]
     seed = torch.randn_like(outputs) * 1e-9
     want = [outputs, *(part * 1e9 for part in _gradients([outputs], _leaves(*exact), [seed]))]
-    outputs, _, _ = triton._run_layer(inputs, [weights], [], None, [False], "gates", torch.float16)
+    outputs, _, _ = triton._run_layer(inputs, [weights], [], StackOptions(), [False], "gates", torch.float16)
     got = [outputs, *(part * 1e9 for part in _gradients([outputs], _leaves(inputs, weights), [seed]))]
     _compare(got, want, 1e-3)
 
@@ -220,10 +221,17 @@ def test_the_operator_is_registered_as_torch_expects(device: str) -> None:
     inputs = torch.randn(3, 2, 3, device=device, requires_grad=True)
     state = [torch.randn(2, 5, device=device, requires_grad=True) for _ in range(2)]
     lengths = torch.tensor([3, 1], device=device)
-    layer = triton.PersistentArguments(
-        inputs, *([part] for part in (*weights, *state)), lengths, None, [True], "cells", "float32", "auto"
+    layer = LSTMArguments(
+        inputs,
+        *([part] for part in (*weights, *state)),
+        lengths,
+        None,
+        [True],
+        None,
+        "cells",
+        products="float32",
     )
-    torch.library.opcheck(triton._operator.forward, (*layer, True))
+    torch.library.opcheck(recompute._layer.forward, (*layer, True))
 
 
 @pytest.mark.parametrize("full", [True, False], ids=["full", "ragged"])

@@ -197,7 +197,7 @@ def forward(step: RecurrenceArguments, block: int, keep: bool) -> tuple[Tensor, 
 def backward(
     step: RecurrenceArguments, carries: Tensor | None, block: int, doutputs: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the gradients of decay, inputs and initial; see `econmt_ops.linear_recurrence.scan.Backend.backward`."""
+    """Returns the gradients of decay, inputs and initial; see `econmt_ops.linear_recurrence.scan.backend_of`."""
     rows, steps, hidden = step.decay.shape
     ddecay, dinputs = (torch.empty(rows, steps, hidden, dtype=step.decay.dtype) for _ in range(2))
     if not _has_few_tasks(rows, steps, hidden, block):

@@ -109,7 +109,7 @@ class TileCut:
 def forward(
     call: RecurrenceArguments, block: int, keep: bool, tiled: bool | None = None
 ) -> tuple[Tensor, Tensor | None]:
-    """Returns the outputs, and the states before the blocks in the order of the walk; see `scan.Backend.forward`.
+    """Returns the outputs, and the states before the blocks in the order of the walk; see `scan.backend_of`.
 
     Args:
         call, block, keep: see there.
@@ -141,7 +141,7 @@ def backward(
     doutputs: Tensor,
     tiled: bool | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the gradients of decay, inputs and initial; see `scan.Backend.backward`, and `forward` for ``tiled``."""
+    """Returns the gradients of decay, inputs and initial; see `scan.backend_of`, and `forward` for ``tiled``."""
     decay, kept, doutputs = rows_of(call.decay), rows_of(call.inputs), rows_of(doutputs)
     initial, lengths = call.initial, call.lengths
     if tiled is None and carries is None and recurrence_gluon.serves(decay, kept, doutputs):
