@@ -70,8 +70,9 @@ class Measurement(NamedTuple):
         return decide(self.records, self.rule, byte_limit)
 
     def regret(self, candidate: str) -> float:
-        """Returns the share by which a candidate is slower than the fastest."""
-        return regret(self.records, candidate)
+        """Returns the share by which a candidate is slower than the fastest; 0 for the fastest itself."""
+        fastest = min(record.milliseconds for record in self.records.values())
+        return self.records[candidate].milliseconds / fastest - 1
 
 
 def decide(records: Mapping[str, MeasurementRecord], rule: str, byte_limit: int | None = None) -> str:
@@ -91,11 +92,6 @@ def decide(records: Mapping[str, MeasurementRecord], rule: str, byte_limit: int 
     if rule in fitting and fitting[best].milliseconds >= (1 - MARGIN) * fitting[rule].milliseconds:
         return rule
     return best
-
-
-def regret(records: Mapping[str, MeasurementRecord], candidate: str) -> float:
-    """Returns the share by which a candidate is slower than the fastest; 0 for the fastest itself."""
-    return records[candidate].milliseconds / min(record.milliseconds for record in records.values()) - 1
 
 
 def cache_folder() -> Path:

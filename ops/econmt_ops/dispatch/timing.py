@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 _SAMPLE_SECONDS = 1e-3
@@ -38,11 +40,7 @@ class Timing(NamedTuple):
 
 def quantile(values: list[float], share: float) -> float:
     """Returns a quantile of ``values``, interpolated between neighbours."""
-    ordered = sorted(values)
-    place = share * (len(ordered) - 1)
-    low = int(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (place - low) * (ordered[high] - ordered[low])
+    return float(np.quantile(values, share))
 
 
 def synchronizer(device: torch.device) -> Callable[[], None]:
@@ -121,7 +119,10 @@ def alternate(
         rivals = [samples[name] for name in alive if fits(name)]
         if drop and rivals:
             alive = [name for name in alive if _is_promising(samples[name], first[name], rivals)]
-    return {name: _timing(samples[name], first[name]) for name in functions}
+    return {
+        name: Timing(quantile(each, 0.5), quantile(each, 0.1), quantile(each, 0.9), tuple(each), first[name])
+        for name, each in samples.items()
+    }
 
 
 def _has_more(samples: Mapping[str, Sequence[float]], alive: Sequence[str], most: int) -> bool:
@@ -143,7 +144,7 @@ def _is_promising(own: Sequence[float], first: float, rivals: Sequence[Sequence[
     quick = any(mine <= _HOPELESS * other for mine, other in zip(own, best, strict=True))
     if not (quick or first <= _HOPELESS * min(best)):
         return False
-    return len(own) != _ROUNDS or ratio(own, min(rivals, key=_median)) <= _NEAR
+    return len(own) != _ROUNDS or ratio(own, min(rivals, key=statistics.median)) <= _NEAR
 
 
 def ratio(own: Sequence[float], other: Sequence[float]) -> float:
@@ -152,7 +153,7 @@ def ratio(own: Sequence[float], other: Sequence[float]) -> float:
     A slow phase of the machine affects both samples of a round. Over twenty rounds this ratio varied by 3 to 4 %
     between measurements, the ratio of the medians by 3 to 6 %, that of the shortest samples by 3 to 8 %.
     """
-    return _median([mine / its for mine, its in zip(own, other, strict=False)])
+    return statistics.median([mine / its for mine, its in zip(own, other, strict=False)])
 
 
 def compared(samples: Mapping[str, Sequence[float]]) -> dict[str, float]:
@@ -168,19 +169,9 @@ def compared(samples: Mapping[str, Sequence[float]]) -> dict[str, float]:
     if longest - alone < _ROUNDS:
         alone = 0
     last = {name: own[alone:] for name, own in samples.items() if len(own) == longest}
-    fastest = min(last, key=lambda name: _median(last[name]))
-    seconds = _median(samples[fastest])
+    fastest = min(last, key=lambda name: statistics.median(last[name]))
+    seconds = statistics.median(samples[fastest])
     return {
         name: seconds * ratio(last.get(name, own), last[fastest] if name in last else samples[fastest])
         for name, own in samples.items()
     }
-
-
-def _median(values: Sequence[float]) -> float:
-    return quantile([*values], 0.5)
-
-
-def _timing(samples: list[float], first: float) -> Timing:
-    return Timing(
-        quantile(samples, 0.5), quantile(samples, 0.1), quantile(samples, 0.9), tuple(samples), first
-    )

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from econmt_ops.backends.compiled import CompiledSteps, compile_step, fill_quarters, tanh
-from econmt_ops.backends.protocol import StepKernels
+from econmt_ops.backends.eager import EagerSteps
 from econmt_ops.cells import lstm
 from econmt_ops.core.low_rank import few_rows_type
 from econmt_ops.core.weights import LowRank
@@ -95,7 +95,7 @@ class UnrolledSteps:
         self._hidden = hidden
 
     @staticmethod
-    def serves(run: StepKernels) -> bool:
+    def serves(run: EagerSteps) -> bool:
         """Returns True if the backend of this call compiles its steps."""
         return isinstance(run, CompiledSteps)
 

@@ -128,14 +128,6 @@ def slice_gradient(
     )  # fmt: skip
 
 
-class _SliceChunk(NamedTuple):
-    """Logits (C, W) of a chunk whose numbers are being exchanged."""
-
-    part: slice
-    logits: Tensor
-    numbers: Gathered
-
-
 def walk_slice(
     hidden: Tensor,
     weight: Tensor,
@@ -158,22 +150,26 @@ def walk_slice(
     targets = labels.targets.contiguous()
     products = Products(hidden, weight, bias, CHUNK_BYTES, labels.widest)
     buffers = [products.buffer() for _ in products.chunks[:2]]
-    before: _SliceChunk | None = None
+
+    def end(part: slice, logits: Tensor, numbers: Gathered) -> None:
+        told = numbers.wait()
+        put_slice_gradient(logits, len(weight), targets[part], told, labels, scale, losses[part])
+        products.add(part, logits, gradients)
+
+    before: tuple[slice, Tensor, Gathered] | None = None
     for number, part in enumerate(products.chunks):
         logits = products.logits(part, buffers[number % 2])
-        began = _SliceChunk(part, logits, gather(_numbers(logits, len(weight), targets[part], labels)))
+        began = part, logits, gather(slice_numbers_of(logits, len(weight), targets[part], labels))
         if before is not None:
-            _end(before, len(weight), targets[before.part], labels, scale, losses[before.part])
-            products.add(before.part, before.logits, gradients)
+            end(*before)
         before = began
     assert before is not None
-    _end(before, len(weight), targets[before.part], labels, scale, losses[before.part])
-    products.add(before.part, before.logits, gradients)
+    end(*before)
     return losses
 
 
-def _numbers(logits: Tensor, own: int, targets: Tensor, labels: Labels) -> Tensor:
-    """Returns the numbers sent to the other ranks, (3, C)."""
+def slice_numbers_of(logits: Tensor, own: int, targets: Tensor, labels: Labels) -> Tensor:
+    """Returns the numbers (3, C) of a slice of ``own`` words, from its logits (C, W); see `slice_numbers`."""
     rows = len(logits)
     numbers = logits.new_empty(3, rows, dtype=torch.float32)
     slice_numbers[(rows,)](
@@ -191,14 +187,24 @@ def _numbers(logits: Tensor, own: int, targets: Tensor, labels: Labels) -> Tenso
     return numbers
 
 
-def _end(
-    chunk: _SliceChunk, own: int, targets: Tensor, labels: Labels, scale: Tensor, losses: Tensor
+def put_slice_gradient(
+    logits: Tensor,
+    own: int,
+    targets: Tensor,
+    numbers: Tensor,
+    labels: Labels,
+    scale: Tensor,
+    losses: Tensor,
 ) -> None:
-    """Computes the losses of a chunk, and the gradient of its logits in place."""
-    numbers = chunk.numbers.wait()
+    """Writes the losses (C,) of rows, and overwrites their logits (C, W) of a slice of ``own`` words by the gradient.
+
+    Args:
+        numbers: (R, 3, C), from `slice_numbers` of each slice, or of slices together.
+        scale: factor of the gradient: a scalar, or (C,).
+    """
     slice_gradient[(len(losses),)](
-        chunk.logits,
-        chunk.logits.stride(0),
+        logits,
+        logits.stride(0),
         targets,
         numbers,
         len(numbers),
@@ -211,6 +217,6 @@ def _end(
         labels.smoothing,
         labels.ignore_index,
         RANKS=triton.next_power_of_2(len(numbers)),
-        BY_ROW=False,
-        **row_constants(chunk.logits, own),
+        BY_ROW=scale.dim() == 1,
+        **row_constants(logits, own),
     )
