@@ -32,15 +32,11 @@ off = False
 """True if the library is disabled, set by :func:`without`."""
 
 
-def _path() -> Path | None:
-    """Returns the path of the library, if the package was installed with it."""
-    candidates = [
-        Path(__file__).parent / f"_kernels{suffix}" for suffix in importlib.machinery.EXTENSION_SUFFIXES
-    ]
-    return next((candidate for candidate in candidates if candidate.is_file()), None)
-
-
-_PATH = _path()
+_CANDIDATES = [
+    Path(__file__).with_name(f"_kernels{suffix}") for suffix in importlib.machinery.EXTENSION_SUFFIXES
+]
+_PATH = next((candidate for candidate in _CANDIDATES if candidate.is_file()), None)
+"""Path of the library, if the package was installed with it."""
 
 
 @functools.cache

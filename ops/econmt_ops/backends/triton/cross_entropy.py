@@ -144,37 +144,6 @@ def put_gradient(
             tl.store(logits + begin + place, tl.zeros((PARTS, LANES), logits.dtype.element_ty))
 
 
-@triton.jit
-def _whole_row(
-    logits,
-    stride,
-    target,
-    counts,
-    factor,
-    vocabulary,
-    smoothing,
-    GRADIENT: tl.constexpr,
-    SMOOTH: tl.constexpr,
-    PRECISE: tl.constexpr,
-    LANES: tl.constexpr,
-):
-    """Returns maximum, normalizer and sum of a row that is held in registers, and overwrites it with its gradient."""
-    column = tl.arange(0, LANES)
-    inside = column < vocabulary
-    value = tl.load(logits + column, mask=(column < stride) & counts, other=0.0).to(tl.float32)
-    plain = tl.sum(tl.where(inside, value, 0.0), 0) if SMOOTH else 0.0
-    value = tl.where(inside, value, float("-inf"))
-    maximum = tl.max(value, 0)
-    power = _exponential(value, tl.where(maximum == float("-inf"), 0.0, maximum), PRECISE)
-    normalizer = tl.sum(power, 0)
-    if GRADIENT:
-        gradient = power * (factor / normalizer) - factor * smoothing / vocabulary
-        gradient -= tl.where(column == target, (1.0 - smoothing) * factor, 0.0)
-        gradient = tl.where(inside & counts, gradient, 0.0)
-        tl.store(logits + column, gradient.to(logits.dtype.element_ty), mask=column < stride)
-    return maximum, normalizer, plain
-
-
 @triton.jit(do_not_specialize=["ignore_index"])
 def loss_rows(
     logits,
@@ -207,9 +176,19 @@ def loss_rows(
     if HAS_FACTORS:
         factor *= tl.load(factors + row).to(tl.float32)
     if PARTS == 0:
-        maximum, normalizer, plain = _whole_row(
-            logits, stride, target, counts, factor, vocabulary, smoothing, GRADIENT, SMOOTH, PRECISE, LANES
-        )
+        column = tl.arange(0, LANES)
+        inside = column < vocabulary
+        value = tl.load(logits + column, mask=(column < stride) & counts, other=0.0).to(tl.float32)
+        plain = tl.sum(tl.where(inside, value, 0.0), 0) if SMOOTH else 0.0
+        value = tl.where(inside, value, float("-inf"))
+        maximum = tl.max(value, 0)
+        power = _exponential(value, tl.where(maximum == float("-inf"), 0.0, maximum), PRECISE)
+        normalizer = tl.sum(power, 0)
+        if GRADIENT:
+            gradient = power * (factor / normalizer) - factor * smoothing / vocabulary
+            gradient -= tl.where(column == target, (1.0 - smoothing) * factor, 0.0)
+            gradient = tl.where(inside & counts, gradient, 0.0)
+            tl.store(logits + column, gradient.to(logits.dtype.element_ty), mask=column < stride)
     else:
         maximum, normalizer, plain = sums_of_row(
             logits, stride, counts, vocabulary, SMOOTH, PRECISE, PARTS, LANES

@@ -275,34 +275,6 @@ def scan_forward(
             _store(made_at, hidden, state, step + base + k, length, steps, REVERSE)
 
 
-@gluon.jit
-def _go_back(
-    a: tl.tensor, d: tl.tensor, h: tl.tensor, delta: tl.tensor, begin: tl.tensor, first: tl.tensor,
-    ddecay_at: tl.tensor, dinputs_at: tl.tensor, hidden: tl.tensor, length: tl.tensor, steps: tl.tensor,
-    REVERSE: tl.constexpr, SPAN: tl.constexpr, GRID: tl.constexpr,
-) -> tl.tensor:  # fmt: skip
-    """Writes the gradients of a tile's steps, last step first; returns those of the inputs of each warp's first step.
-
-    Args:
-        a, d, h: shared memory (SPAN, WARPS, UNITS): decays of the following steps, gradients of the outputs, and
-            outputs before the steps, of which ``begin`` (1, UNITS) is the one before step 0.
-        delta: (WARPS, UNITS), gradients of the inputs of the steps after those of each warp.
-        first: (WARPS, 1), first step of each warp.
-    """
-    for turn in range(0, SPAN, _UNROLL):
-        base = SPAN - _UNROLL - turn
-        decays, incoming, before = _values(a, base, GRID), _values(d, base, GRID), _values(h, base, GRID)
-        for i in gl.static_range(_UNROLL):
-            step = first + base + (_UNROLL - 1 - i)
-            delta = decays[_UNROLL - 1 - i] * delta + incoming[_UNROLL - 1 - i]
-            state = before[_UNROLL - 1 - i]
-            if i == _UNROLL - 1:
-                state = gl.where(step == 0, begin, state)
-            _store(dinputs_at, hidden, delta, step, length, steps, REVERSE)
-            _store(ddecay_at, hidden, delta * state, step, length, steps, REVERSE)
-    return delta
-
-
 @gluon.jit(do_not_specialize=["steps", "tiles"])
 def scan_backward(
     decay: tl.tensor, outputs: tl.tensor, doutputs: tl.tensor, initial: tl.tensor, lengths: tl.tensor,
@@ -335,10 +307,19 @@ def scan_backward(
     warp = gl.expand_dims(gl.arange(0, WARPS, layout=gl.SliceLayout(1, GRID)), 1)
     unit = gl.expand_dims(unit, 0)
     made = row * steps * hidden + column + unit
-    delta = _go_back(
-        a, d, h, delta, gl.expand_dims(begin, 0), first + SPAN * warp, ddecay + made, dinputs + made, hidden, length,
-        steps, REVERSE, SPAN, GRID,
-    )  # fmt: skip
+    begin, warp_first = gl.expand_dims(begin, 0), first + SPAN * warp
+    ddecay, dinputs = ddecay + made, dinputs + made
+    for turn in range(0, SPAN, _UNROLL):
+        base = SPAN - _UNROLL - turn
+        decays, incoming, before = _values(a, base, GRID), _values(d, base, GRID), _values(h, base, GRID)
+        for i in gl.static_range(_UNROLL):
+            step = warp_first + base + (_UNROLL - 1 - i)
+            delta = decays[_UNROLL - 1 - i] * delta + incoming[_UNROLL - 1 - i]
+            state = before[_UNROLL - 1 - i]
+            if i == _UNROLL - 1:
+                state = gl.where(step == 0, begin, state)
+            _store(dinputs, hidden, delta, step, length, steps, REVERSE)
+            _store(ddecay, hidden, delta * state, step, length, steps, REVERSE)
     if first == 0:
         position = length - 1 if REVERSE else length * 0
         at_start = a_at + position.to(gl.int64) * decay_step + unit
