@@ -251,6 +251,13 @@ def definition_of_attention(query: Tensor, keys: Tensor, score: Tensor, padding:
     return torch.stack(rows)
 
 
+def backward_of_attention(query: Tensor, keys: Tensor, *others: Tensor | None) -> None:
+    names = ("score", "padding", "weights", "dweights", "dkeys", "dscore", "dquery")
+    sizes = dict(zip(("rows", "positions", "size"), keys.shape, strict=True))
+    tensors = dict(zip(names, others, strict=True))
+    native.call("attention_backward", keys.numel(), **sizes, query=query, keys=keys, **tensors)
+
+
 def for_attention(
     make: Random, rows: int, positions: int, size: int, padded: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
@@ -295,7 +302,7 @@ def test_attention_backward(size: int, dtype: torch.dtype, use: Use) -> None:
             scattered = scatter_strides(score) if lay is columns else score
             dkeys, dscore = torch.full((rows, positions, size), 7.0), torch.full((size,), 5.0)
             dquery = poison(dtype, rows, size)
-            native.attention_backward(
+            backward_of_attention(
                 lay(query), keys, scattered, padding, lay(weights), lay(dweights), dkeys, dscore, dquery
             )
             assert_near(dquery, expected[0], dtype)
@@ -506,7 +513,7 @@ def everything(dtype: torch.dtype, rows: int) -> tuple[list[Tensor], list[Tensor
     weights = native.attention_forward(query, keys, score, padding)
     dweights = native.weight_gradient(keys, h, None, padding)
     dkeys, dscore, dquery = torch.zeros(rows, positions, size), torch.zeros(size), make(rows, size)
-    native.attention_backward(query, keys, score, padding, weights, dweights, dkeys, dscore, dquery)
+    backward_of_attention(query, keys, score, padding, weights, dweights, dkeys, dscore, dquery)
     output, logits, dbias = make(rows, size), make(rows, size), torch.zeros(size)
     native.combine_forward(h, weights.to(dtype), make(rows, positions, size), output)
     targets = torch.arange(rows) % size

@@ -47,9 +47,9 @@ _ROW = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, order=[0]))
 
 @gluon.jit
 def _copy(
-    at: tl.tensor, stride: tl.tensor, first: tl.tensor, end: tl.tensor, length: tl.tensor,
-    REVERSE: tl.constexpr, SPAN: tl.constexpr, WARPS: tl.constexpr, UNITS: tl.constexpr, COPY: tl.constexpr,
-) -> tl.tensor:  # fmt: skip
+    at, stride, first, end, length, REVERSE: tl.constexpr, SPAN: tl.constexpr, WARPS: tl.constexpr, UNITS: tl.constexpr,
+    COPY: tl.constexpr,
+):  # fmt: skip
     """Starts copying a tile's steps from ``first`` on; zeros before step 0 and from ``end`` on.
 
     ``at`` points to the units of the row's first position.
@@ -70,7 +70,7 @@ def _copy(
 
 
 @gluon.jit
-def _values(buffer: tl.tensor, first: tl.tensor, GRID: tl.constexpr) -> tuple[tl.tensor, ...]:
+def _values(buffer, first, GRID: tl.constexpr):
     """Returns steps (WARPS, UNITS) from ``first`` on in float32, all loaded before any is used."""
     values = ()
     for k in gl.static_range(_UNROLL):
@@ -79,10 +79,7 @@ def _values(buffer: tl.tensor, first: tl.tensor, GRID: tl.constexpr) -> tuple[tl
 
 
 @gluon.jit
-def _store(
-    at: tl.tensor, stride: tl.tensor, value: tl.tensor, step: tl.tensor, length: tl.tensor, steps: tl.tensor,
-    REVERSE: tl.constexpr,
-) -> None:  # fmt: skip
+def _store(at, stride, value, step, length, steps, REVERSE: tl.constexpr):
     """Stores the units of steps (WARPS, 1), zeros beyond the row's length."""
     value = gl.where(step < length, value, 0.0)
     position = gl.where(step < length, length - 1 - step, step) if REVERSE else step
@@ -90,26 +87,26 @@ def _store(
 
 
 @gluon.jit
-def _join(p: tl.tensor, e: tl.tensor, q: tl.tensor, f: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
+def _join(p, e, q, f):
     """Composes two maps, the earlier first: h -> q (p h + e) + f; if e is 0, q e is 0 even for an infinite q."""
     return p * q, gl.where(e == 0, f, q * e + f)
 
 
 @gluon.jit
-def _after(p: tl.tensor, e: tl.tensor, state: tl.tensor) -> tl.tensor:
+def _after(p, e, state):
     """Returns p state + e; if the state is 0, p state is 0 even for an infinite p."""
     return gl.where(state == 0, e, p * state + e)
 
 
 @gluon.jit
-def _publish(at: tl.tensor, p: tl.tensor, e: tl.tensor) -> None:
+def _publish(at, p, e):
     """Stores a map or, with p = 0, a state (UNITS,) where later programs can read it: 64 bits at once."""
     low, high = p.to(gl.uint32, bitcast=True).to(gl.uint64), e.to(gl.uint32, bitcast=True).to(gl.uint64)
     gl.store(at, (low | (high << 32)).to(gl.int64, bitcast=True))
 
 
 @gluon.jit
-def _map_at(at: tl.tensor, mask: tl.tensor) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+def _map_at(at, mask):
     """Returns P and e (UNITS,) of a word, those of the identity where not ``mask``; and 1 where it is absent."""
     word = gl.load(at, mask=mask, other=_IDENTITY, volatile=True)
     p, e = word.to(gl.int32), (word >> 32).to(gl.int32)
@@ -118,9 +115,9 @@ def _map_at(at: tl.tensor, mask: tl.tensor) -> tuple[tl.tensor, tl.tensor, tl.te
 
 @gluon.jit
 def _wait(
-    tiles_at: tl.tensor, rank: tl.tensor, groups_at: tl.tensor, group_rank: tl.tensor, states_at: tl.tensor,
-    block: tl.tensor, start: tl.tensor, UNITS: tl.constexpr, RADIX: tl.constexpr, LINE: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor, tl.tensor]:  # fmt: skip
+    tiles_at, rank, groups_at, group_rank, states_at, block, start, UNITS: tl.constexpr, RADIX: tl.constexpr,
+    LINE: tl.constexpr,
+):  # fmt: skip
     """Waits for ``rank`` maps of tiles, ``group_rank`` maps of groups and the state after ``block`` blocks.
 
     Returns:
@@ -154,9 +151,8 @@ def _wait(
 
 @gluon.jit
 def _state_before(
-    p: tl.tensor, e: tl.tensor, start: tl.tensor, number: tl.tensor, tiles: tl.tensor, words: tl.tensor,
-    UNITS: tl.constexpr, RADIX: tl.constexpr, LINE: tl.constexpr,
-) -> tl.tensor:  # fmt: skip
+    p, e, start, number, tiles, words, UNITS: tl.constexpr, RADIX: tl.constexpr, LINE: tl.constexpr,
+):  # fmt: skip
     """Returns the state (UNITS,) before a tile.
 
     Args:
@@ -189,10 +185,9 @@ def _state_before(
 
 @gluon.jit
 def _states(
-    a: tl.tensor, b: tl.tensor, start: tl.tensor, line: tl.tensor, number: tl.tensor, tiles: tl.tensor,
-    words: tl.tensor, BACK: tl.constexpr, SPAN: tl.constexpr, WARPS: tl.constexpr, UNITS: tl.constexpr,
-    RADIX: tl.constexpr, GRID: tl.constexpr, LINE: tl.constexpr,
-) -> tl.tensor:  # fmt: skip
+    a, b, start, line, number, tiles, words, BACK: tl.constexpr, SPAN: tl.constexpr, WARPS: tl.constexpr,
+    UNITS: tl.constexpr, RADIX: tl.constexpr, GRID: tl.constexpr, LINE: tl.constexpr,
+):  # fmt: skip
     """Returns the states (WARPS, UNITS) before the steps of each warp; with BACK from the last step to the first.
 
     Args:
@@ -231,9 +226,7 @@ def _states(
 
 
 @gluon.jit
-def _tile_of(
-    hidden: tl.tensor, tiles: tl.tensor, UNITS: tl.constexpr
-) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+def _tile_of(hidden, tiles, UNITS: tl.constexpr):
     """Returns the program's row, its first unit, the number of its tile in the order of the walk, and of its line."""
     lines = gl.num_programs(0) // tiles
     line, number = gl.program_id(0) % lines, gl.program_id(0) // lines
@@ -243,12 +236,10 @@ def _tile_of(
 
 @gluon.jit(do_not_specialize=["steps", "tiles"])
 def scan_forward(
-    decay: tl.tensor, inputs: tl.tensor, initial: tl.tensor, lengths: tl.tensor, outputs: tl.tensor, words: tl.tensor,
-    decay_batch: tl.tensor, decay_step: tl.tensor, inputs_batch: tl.tensor, inputs_step: tl.tensor, hidden: tl.tensor,
-    steps: tl.tensor, tiles: tl.tensor,
-    SPAN: tl.constexpr, WARPS: tl.constexpr, UNITS: tl.constexpr, RADIX: tl.constexpr, REVERSE: tl.constexpr,
+    decay, inputs, initial, lengths, outputs, words, decay_batch, decay_step, inputs_batch, inputs_step, hidden, steps,
+    tiles, SPAN: tl.constexpr, WARPS: tl.constexpr, UNITS: tl.constexpr, RADIX: tl.constexpr, REVERSE: tl.constexpr,
     COPY: tl.constexpr, GRID: tl.constexpr, LINE: tl.constexpr,
-) -> None:  # fmt: skip
+):  # fmt: skip
     """Computes outputs (B, T, H); ``initial`` and ``lengths`` may be None, ``words`` too if a row has one tile."""
     steps, tiles = steps.to(gl.int32), tiles.to(gl.int32)
     row, column, number, line = _tile_of(hidden, tiles, UNITS)
@@ -277,13 +268,11 @@ def scan_forward(
 
 @gluon.jit(do_not_specialize=["steps", "tiles"])
 def scan_backward(
-    decay: tl.tensor, outputs: tl.tensor, doutputs: tl.tensor, initial: tl.tensor, lengths: tl.tensor,
-    ddecay: tl.tensor, dinputs: tl.tensor, dinitial: tl.tensor, words: tl.tensor,
-    decay_batch: tl.tensor, decay_step: tl.tensor, outputs_batch: tl.tensor, outputs_step: tl.tensor,
-    doutputs_batch: tl.tensor, doutputs_step: tl.tensor, hidden: tl.tensor, steps: tl.tensor, tiles: tl.tensor,
-    SPAN: tl.constexpr, WARPS: tl.constexpr, UNITS: tl.constexpr, RADIX: tl.constexpr, REVERSE: tl.constexpr,
-    COPY: tl.constexpr, GRID: tl.constexpr, LINE: tl.constexpr,
-) -> None:  # fmt: skip
+    decay, outputs, doutputs, initial, lengths, ddecay, dinputs, dinitial, words, decay_batch, decay_step,
+    outputs_batch, outputs_step, doutputs_batch, doutputs_step, hidden, steps, tiles, SPAN: tl.constexpr,
+    WARPS: tl.constexpr, UNITS: tl.constexpr, RADIX: tl.constexpr, REVERSE: tl.constexpr, COPY: tl.constexpr,
+    GRID: tl.constexpr, LINE: tl.constexpr,
+):  # fmt: skip
     """Computes the gradients: delta_i = dh_i + a_{i+1} delta_{i+1}, from the last step to the first."""
     steps, tiles = steps.to(gl.int32), tiles.to(gl.int32)
     row, column, number, line = _tile_of(hidden, tiles, UNITS)
