@@ -31,7 +31,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.runtime.driver import driver
 
-from econmt_ops.backends.triton import interpreted
+from econmt_ops.backends.triton import interpreted, recurrence_kernels
 from econmt_ops.backends.triton.exchange import SPINS as _SPINS
 from econmt_ops.linear_recurrence.scan import RecurrenceArguments
 
@@ -86,16 +86,7 @@ def _store(at, stride, value, step, length, steps, REVERSE: tl.constexpr):
     gl.store(at + position.to(gl.int64) * stride, value.to(at.dtype.element_ty), mask=step < steps)
 
 
-@gluon.jit
-def _join(p, e, q, f):
-    """Composes two maps, the earlier first: h -> q (p h + e) + f; if e is 0, q e is 0 even for an infinite q."""
-    return p * q, gl.where(e == 0, f, q * e + f)
-
-
-@gluon.jit
-def _after(p, e, state):
-    """Returns p state + e; if the state is 0, p state is 0 even for an infinite p."""
-    return gl.where(state == 0, e, p * state + e)
+_join, _after = gluon.jit(recurrence_kernels.join.fn), gluon.jit(recurrence_kernels.after.fn)
 
 
 @gluon.jit
