@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -38,7 +37,7 @@ class Timing(NamedTuple):
     first: float
 
 
-def quantile(values: list[float], share: float) -> float:
+def quantile(values: Sequence[float], share: float) -> float:
     """Returns a quantile of ``values``, interpolated between neighbours."""
     return float(np.quantile(values, share))
 
@@ -144,7 +143,7 @@ def _is_promising(own: Sequence[float], first: float, rivals: Sequence[Sequence[
     quick = any(mine <= _HOPELESS * other for mine, other in zip(own, best, strict=True))
     if not (quick or first <= _HOPELESS * min(best)):
         return False
-    return len(own) != _ROUNDS or ratio(own, min(rivals, key=statistics.median)) <= _NEAR
+    return len(own) != _ROUNDS or ratio(own, min(rivals, key=_median)) <= _NEAR
 
 
 def ratio(own: Sequence[float], other: Sequence[float]) -> float:
@@ -153,7 +152,7 @@ def ratio(own: Sequence[float], other: Sequence[float]) -> float:
     A slow phase of the machine affects both samples of a round. Over twenty rounds this ratio varied by 3 to 4 %
     between measurements, the ratio of the medians by 3 to 6 %, that of the shortest samples by 3 to 8 %.
     """
-    return statistics.median([mine / its for mine, its in zip(own, other, strict=False)])
+    return _median([mine / its for mine, its in zip(own, other, strict=False)])
 
 
 def compared(samples: Mapping[str, Sequence[float]]) -> dict[str, float]:
@@ -169,9 +168,13 @@ def compared(samples: Mapping[str, Sequence[float]]) -> dict[str, float]:
     if longest - alone < _ROUNDS:
         alone = 0
     last = {name: own[alone:] for name, own in samples.items() if len(own) == longest}
-    fastest = min(last, key=lambda name: statistics.median(last[name]))
-    seconds = statistics.median(samples[fastest])
+    fastest = min(last, key=lambda name: _median(last[name]))
+    seconds = _median(samples[fastest])
     return {
         name: seconds * ratio(last.get(name, own), last[fastest] if name in last else samples[fastest])
         for name, own in samples.items()
     }
+
+
+def _median(values: Sequence[float]) -> float:
+    return quantile(values, 0.5)
