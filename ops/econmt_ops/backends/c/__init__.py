@@ -180,8 +180,7 @@ def lstm_backward(
     dh: Tensor,
     dc: Tensor,
     dgates: Tensor,
-    dbefore: Tensor | None = None,
-) -> Tensor:
+) -> None:
     """Runs one step of an LSTM backward.
 
     Args:
@@ -189,15 +188,10 @@ def lstm_backward(
             float32.
         sums: see ``gates``.
         before, after: (B, H) float32, the cell states around the step.
-        incoming, dh: (B, H), two gradients of h, of the type of ``dgates``. dc: (B, H) float32.
+        incoming, dh: (B, H), two gradients of h, of the type of ``dgates``.
+        dc: (B, H) float32, the gradient of ``after``; overwritten by that of ``before``.
         dgates: (B, 4H), is written; may be ``gates``.
-        dbefore: (B, H) float32, receives the result; may be ``dc``; None: a new tensor.
-
-    Returns:
-        The gradient of ``before``, (B, H).
     """
-    if dbefore is None:
-        dbefore = torch.empty_like(dc, memory_format=torch.contiguous_format)
     gates = rows_of(gates)
     assert gates.dtype == (dgates.dtype if sums else torch.float32)
     call(
@@ -213,9 +207,8 @@ def lstm_backward(
         dh=dh,
         dc=dc,
         dgates=dgates,
-        dbefore=dbefore,
+        dbefore=dc,
     )
-    return dbefore
 
 
 def attention_forward(query: Tensor, keys: Tensor, score: Tensor, padding: Tensor | None) -> Tensor:

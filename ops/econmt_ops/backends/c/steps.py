@@ -49,7 +49,7 @@ class CSteps(EagerSteps):
     ) -> None:
         first, second = dh if len(dh) == 2 else (dh[0], self._zeros_like(dc))
         sums = gates.dtype != torch.float32
-        library.lstm_backward(gates, sums, before, after, first, second, dc, dgates, dbefore=dc)
+        library.lstm_backward(gates, sums, before, after, first, second, dc, dgates)
 
     def _zeros_like(self, like: Tensor) -> Tensor:
         """Returns zeros (B, H), expanded from one row."""
