@@ -54,34 +54,27 @@ def beam_candidates(
 
 
 @triton.jit
-def _continuations(
-    scores: tl.tensor,
-    keys: tl.tensor,
-    maxima: tl.tensor,
-    sums: tl.tensor,
-    totals: tl.tensor,
-    scores_row: tl.tensor,
-    first_row: tl.tensor,
-    last: tl.tensor,
-    END: tl.constexpr,
-    PLACES: tl.constexpr,
-    WIDTH: tl.constexpr,
-    CHUNKS: tl.constexpr,
-    SIZE: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor]:
-    """Returns float64 totals (SIZE,) of a sentence's continuations, and their tokens, CHUNKS WIDTH per row."""
+def _continuations(found, totals, first_row, last, END: tl.constexpr, PLACES: tl.constexpr, WIDTH: tl.constexpr,
+                   CHUNKS: tl.constexpr, SIZE: tl.constexpr):  # fmt: skip
+    """Returns float64 totals (SIZE,) of a sentence's continuations, and their tokens, CHUNKS WIDTH per row.
+
+    Args:
+        found: pointer to the scores, their row stride, and what `beam_candidates` wrote.
+        last: True if a hypothesis may only end.
+    """
+    scores, scores_row, keys, maxima, sums = found
     index = tl.arange(0, SIZE)
     own = index // (CHUNKS * WIDTH)
     inside = own < PLACES
     row = first_row + own
     highest = tl.full([SIZE], -float("inf"), tl.float32)
     for chunk in tl.static_range(CHUNKS):
-        found = tl.load(maxima + row * CHUNKS + chunk, mask=inside, other=-float("inf"))
-        highest = tl.maximum(highest, found)
+        own_highest = tl.load(maxima + row * CHUNKS + chunk, mask=inside, other=-float("inf"))
+        highest = tl.maximum(highest, own_highest)
     total = tl.zeros([SIZE], tl.float32)
     for chunk in tl.static_range(CHUNKS):
-        found = tl.load(maxima + row * CHUNKS + chunk, mask=inside, other=0.0)
-        total += tl.load(sums + row * CHUNKS + chunk, mask=inside, other=1.0) * tl.exp(found - highest)
+        own_highest = tl.load(maxima + row * CHUNKS + chunk, mask=inside, other=0.0)
+        total += tl.load(sums + row * CHUNKS + chunk, mask=inside, other=1.0) * tl.exp(own_highest - highest)
     key = tl.load(keys + first_row * (CHUNKS * WIDTH) + index, mask=inside, other=_LOWEST)
     token = (key & _ALL_BITS) ^ _ALL_BITS
     value = _ordered((key >> 32).to(tl.int32)).to(tl.float32, bitcast=True)
@@ -153,20 +146,9 @@ def beam_advance(
     own = sentence * PLACES + place
     before = tl.load(totals + own, mask=place < PLACES, other=-float("inf"))
     grew = tl.max(before, 0) > -float("inf")
+    found = scores, scores_row, keys, maxima, sums
     after, token = _continuations(
-        scores,
-        keys,
-        maxima,
-        sums,
-        totals,
-        scores_row,
-        sentence * PLACES,
-        done + 1 > limit,
-        END,
-        PLACES,
-        WIDTH,
-        CHUNKS,
-        SIZE,
+        found, totals, sentence * PLACES, done + 1 > limit, END, PLACES, WIDTH, CHUNKS, SIZE
     )
     rank = tl.arange(0, BEST_PADDED)
     to_beat = tl.load(best_scores + sentence * BEST + rank, mask=rank < BEST, other=float("inf"))

@@ -40,9 +40,12 @@ def _fitted(values, kind: tl.constexpr):
 
 
 @triton.jit
-def _copy(tile, given, made, rows, batch, step, row, WIDTH: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr,
-          COLUMNS: tl.constexpr):  # fmt: skip
-    """Copies a tile of ROWS rows from (T, B, WIDTH) with these strides to (T B, WIDE), whose other columns are zero."""
+def _copy(tile, matrix, WIDTH: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Copies a tile of ROWS rows from (T, B, WIDTH) to (T B, WIDE), whose other columns are zero.
+
+    ``matrix``: pointers to both, T B, B, and the strides of T and B in the first.
+    """
+    given, made, rows, batch, step, row = matrix
     at = tile * ROWS + tl.arange(0, ROWS)
     inside = (at < rows)[:, None]
     source = given + ((at // batch).to(tl.int64) * step + (at % batch).to(tl.int64) * row)[:, None]
@@ -65,27 +68,16 @@ def _prepare(inputs, rows, weight, wide_weight, recurrent, cast_recurrent, bias,
     program = tl.program_id(0)
     if READS:  # noqa: SIM102  a compile-time condition
         if program < weight_first:
-            _copy(
-                program,
-                inputs,
-                rows,
-                steps * batch,
-                batch,
-                step,
-                row,
-                WIDTH,
-                WIDE,
-                TILE // WIDE_BLOCK,
-                WIDE_BLOCK,
-            )
+            matrix = inputs, rows, steps * batch, batch, step, row
+            _copy(program, matrix, WIDTH, WIDE, TILE // WIDE_BLOCK, WIDE_BLOCK)
     if WEIGHT:  # noqa: SIM102
         if (program >= weight_first) & (program < recurrent_first):
-            _copy(program - weight_first, weight, wide_weight, 4 * H, 4 * H, 0, weight_row, WIDTH, WIDE,
-                  TILE // WIDE_BLOCK, WIDE_BLOCK)  # fmt: skip
+            matrix = weight, wide_weight, 4 * H, 4 * H, 0, weight_row
+            _copy(program - weight_first, matrix, WIDTH, WIDE, TILE // WIDE_BLOCK, WIDE_BLOCK)
     if RECURRENT:  # noqa: SIM102
         if (program >= recurrent_first) & (program < rest_first):
-            _copy(program - recurrent_first, recurrent, cast_recurrent, 4 * H, 4 * H, 0, recurrent_row, H, H,
-                  TILE // H_BLOCK, H_BLOCK)  # fmt: skip
+            matrix = recurrent, cast_recurrent, 4 * H, 4 * H, 0, recurrent_row
+            _copy(program - recurrent_first, matrix, H, H, TILE // H_BLOCK, H_BLOCK)
     if program >= rest_first:
         at = (program - rest_first) * TILE + tl.arange(0, TILE)
         tl.store(zeros + at, tl.zeros((TILE,), tl.int32), mask=at < zero_count)

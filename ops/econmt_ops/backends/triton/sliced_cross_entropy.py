@@ -73,7 +73,7 @@ def slice_numbers(
     place = target - first
     here = counts & (place >= 0) & (place < own)
     wanted = tl.load(logits + place, mask=here, other=0.0).to(tl.float32)
-    maximum, normalizer, plain = sums_of_row(logits, stride, counts, own, SMOOTH, PRECISE, PARTS, LANES)
+    maximum, normalizer, plain = sums_of_row((logits, stride, counts, own), SMOOTH, PRECISE, PARTS, LANES)
     tl.store(numbers + row, tl.where(counts, maximum + tl.log(normalizer), 0.0))
     tl.store(numbers + rows + row, wanted)
     tl.store(numbers + 2 * rows + row, tl.where(counts, plain, 0.0))
@@ -122,10 +122,8 @@ def slice_gradient(
     tl.store(losses + row, tl.where(counts, loss, 0.0))
     factor = tl.where(counts, tl.load(scale + row if BY_ROW else scale).to(tl.float32), 0.0)
     share, at_target = factor * smoothing / vocabulary, (1.0 - smoothing) * factor
-    put_gradient(
-        logits, stride, tl.where(here, place, -1), wanted, counts, normalizer, factor, share, at_target, own, True,
-        PRECISE, PARTS, LANES,
-    )  # fmt: skip
+    label, factors = (tl.where(here, place, -1), wanted), (normalizer, factor, share, at_target)
+    put_gradient((logits, stride, counts, own), label, factors, True, PRECISE, PARTS, LANES)
 
 
 def walk_slice(
