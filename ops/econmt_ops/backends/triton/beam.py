@@ -89,27 +89,6 @@ def _continuations(found, totals, first_row, last, END: tl.constexpr, PLACES: tl
 
 
 @triton.jit
-def _take_best(
-    totals: tl.tensor, tokens: tl.tensor, SIZE: tl.constexpr
-) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """Returns the highest of totals (SIZE,), its index, its token, and the totals without it."""
-    index = tl.arange(0, SIZE)
-    best = tl.max(totals, 0)
-    at = tl.min(tl.where(totals == best, index, SIZE), 0)
-    token = tl.sum(tl.where(index == at, tokens, 0), 0)
-    return best, at, token, tl.where(index == at, -float("inf"), totals)
-
-
-@triton.jit
-def _beat(to_beat: tl.tensor, score: tl.tensor, SIZE: tl.constexpr) -> tl.tensor:
-    """Inserts a score into the best scores (SIZE,): it replaces the lowest one if it is higher."""
-    rank = tl.arange(0, SIZE)
-    lowest = tl.min(to_beat, 0)
-    beaten = tl.min(tl.where(to_beat == lowest, rank, SIZE), 0)
-    return tl.where(rank == beaten, tl.maximum(score, lowest), to_beat)
-
-
-@triton.jit
 def beam_advance(
     scores: tl.tensor,
     keys: tl.tensor,
@@ -150,13 +129,16 @@ def beam_advance(
     after, token = _continuations(
         found, totals, sentence * PLACES, done + 1 > limit, END, PLACES, WIDTH, CHUNKS, SIZE
     )
-    rank = tl.arange(0, BEST_PADDED)
+    index, rank = tl.arange(0, SIZE), tl.arange(0, BEST_PADDED)
     to_beat = tl.load(best_scores + sentence * BEST + rank, mask=rank < BEST, other=float("inf"))
     penalty = tl.load(penalties + done + 1)
     growing = tl.full([PLACES_PADDED], -float("inf"), tl.float64)
     made = tl.zeros([PLACES_PADDED], tl.int64)
     for chosen in tl.static_range(PLACES):
-        best, at, word, after = _take_best(after, token, SIZE)
+        best = tl.max(after, 0)
+        at = tl.min(tl.where(after == best, index, SIZE), 0)
+        word = tl.sum(tl.where(index == at, token, 0), 0)
+        after = tl.where(index == at, -float("inf"), after)
         parent = at // (CHUNKS * WIDTH)
         kept = (free > chosen) & (best > -float("inf"))
         ends = kept & (word == END)
@@ -164,7 +146,11 @@ def beam_advance(
         tl.store(ended + column, best)
         tl.store(ended + column + 1, ((done + 1) * PLACES + parent).to(tl.float64))
         number += ends.to(tl.int64)
-        to_beat = _beat(to_beat, tl.where(ends, best / penalty, -float("inf")), BEST_PADDED)
+        score = tl.where(ends, best / penalty, -float("inf"))
+        # A score that is higher than the lowest of the best ones replaces it.
+        lowest = tl.min(to_beat, 0)
+        beaten = tl.min(tl.where(to_beat == lowest, rank, BEST_PADDED), 0)
+        to_beat = tl.where(rank == beaten, tl.maximum(score, lowest), to_beat)
         growing = tl.where((place == chosen) & kept & (word != END), best, growing)
         made = tl.where(place == chosen, word * PLACES + parent, made)
     # Stops when no growing hypothesis can still exceed the lowest of the best finished scores.
