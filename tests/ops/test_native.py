@@ -217,7 +217,8 @@ def test_lstm_backward(size: int, dtype: torch.dtype, from_sums: bool, use: Use)
             given = framed(gates) if in_place else lay(gates)
             dgates = given if in_place else poison(dtype, rows, 4 * size)
             states, gradient = (lay(before), lay(after.float())), incoming if expand else lay(incoming)
-            dbefore = native.lstm_backward(given, from_sums, *states, gradient, lay(dh), lay(dc), dgates)
+            dbefore = dc.clone()
+            native.lstm_backward(given, from_sums, *states, gradient, lay(dh), dbefore, dgates)
             assert_near(dgates, expected, dtype, sums=4.0)
             assert_near(dbefore, expected_before, torch.float32, sums=4.0)
             assert_frame_untouched(dgates)
@@ -249,6 +250,13 @@ def definition_of_attention(query: Tensor, keys: Tensor, score: Tensor, padding:
         scores = torch.tanh(query[b] + keys[b, there]) @ score
         rows.append(keys.new_zeros(keys.shape[1]).masked_scatter(there, torch.softmax(scores, 0)))
     return torch.stack(rows)
+
+
+def backward_of_attention(query: Tensor, keys: Tensor, *others: Tensor | None) -> None:
+    names = ("score", "padding", "weights", "dweights", "dkeys", "dscore", "dquery")
+    sizes = dict(zip(("rows", "positions", "size"), keys.shape, strict=True))
+    tensors = dict(zip(names, others, strict=True))
+    native.call("attention_backward", keys.numel(), **sizes, query=query, keys=keys, **tensors)
 
 
 def for_attention(
@@ -295,7 +303,7 @@ def test_attention_backward(size: int, dtype: torch.dtype, use: Use) -> None:
             scattered = scatter_strides(score) if lay is columns else score
             dkeys, dscore = torch.full((rows, positions, size), 7.0), torch.full((size,), 5.0)
             dquery = poison(dtype, rows, size)
-            native.attention_backward(
+            backward_of_attention(
                 lay(query), keys, scattered, padding, lay(weights), lay(dweights), dkeys, dscore, dquery
             )
             assert_near(dquery, expected[0], dtype)
@@ -468,7 +476,8 @@ def test_nan_reaches_what_it_concerns_and_nothing_else(dtype: torch.dtype, level
         assert kept.isnan().nonzero().tolist() == [[1, quarter * 20 + 7]]
         dgates = make(3, 80)
         zero, none = make.full(3, 20, scale=0.0), make(3, 20, scale=0.0)
-        dbefore = native.lstm_backward(gates, True, before, zero, none, make(3, 20), zero, dgates)
+        dbefore = zero.clone()
+        native.lstm_backward(gates, True, before, zero, none, make(3, 20), dbefore, dgates)
         assert dgates.isnan().nonzero()[:, 0].unique().tolist() == [1]
         assert dgates.isnan().nonzero()[:, 1].remainder(20).unique().tolist() == [7]
         assert dbefore.isnan().nonzero().tolist() == ([] if quarter in (0, 2) else [[1, 7]])
@@ -500,13 +509,13 @@ def everything(dtype: torch.dtype, rows: int) -> tuple[list[Tensor], list[Tensor
     gates, before = make(rows, 4 * size), make.full(rows, size)
     native.lstm_forward(gates, make(rows, 4 * size), before, h, after, kept)
     dgates = make(rows, 4 * size)
-    dstate = make(rows, size), make(rows, size), make.full(rows, size)
-    dbefore = native.lstm_backward(kept, False, before, after, *dstate, dgates)
+    incoming, dh, dbefore = make(rows, size), make(rows, size), make.full(rows, size)
+    native.lstm_backward(kept, False, before, after, incoming, dh, dbefore, dgates)
     query, keys, score, padding = for_attention(make, rows, positions, size, True)
     weights = native.attention_forward(query, keys, score, padding)
     dweights = native.weight_gradient(keys, h, None, padding)
     dkeys, dscore, dquery = torch.zeros(rows, positions, size), torch.zeros(size), make(rows, size)
-    native.attention_backward(query, keys, score, padding, weights, dweights, dkeys, dscore, dquery)
+    backward_of_attention(query, keys, score, padding, weights, dweights, dkeys, dscore, dquery)
     output, logits, dbias = make(rows, size), make(rows, size), torch.zeros(size)
     native.combine_forward(h, weights.to(dtype), make(rows, positions, size), output)
     targets = torch.arange(rows) % size

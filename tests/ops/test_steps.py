@@ -13,7 +13,7 @@ from econmt_ops.backends import steps_for
 from econmt_ops.backends.c.steps import CSteps
 from econmt_ops.backends.compiled import CompiledSteps
 from econmt_ops.backends.eager import EagerSteps
-from econmt_ops.backends.protocol import Read, StepKernels
+from econmt_ops.backends.protocol import Read
 from econmt_ops.cells import lstm
 from econmt_ops.core.precision import accumulate_dtype
 
@@ -29,7 +29,7 @@ BACKENDS = [
 ROWS, HIDDEN = 3, 5
 
 
-def make(backend: str, dtype: torch.dtype) -> StepKernels:
+def make(backend: str, dtype: torch.dtype) -> EagerSteps:
     like = torch.empty(0, dtype=dtype)
     if backend == "eager":
         return EagerSteps(like)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from econmt_ops.backends import c as library
-from econmt_ops.backends.protocol import StepKernels
+from econmt_ops.backends.eager import EagerSteps
 
 BACKENDS = {
     "eager": "econmt_ops.backends.eager:EagerSteps",
@@ -19,7 +19,7 @@ BACKENDS = {
 """Classes by backend name, as "module:class", imported at first use; the constructor takes a tensor of the call."""
 
 
-def steps_for(like: Tensor, backend: str = "eager") -> StepKernels:
+def steps_for(like: Tensor, backend: str = "eager") -> EagerSteps:
     """Returns the backend of one call.
 
     Args:
@@ -36,5 +36,5 @@ def steps_for(like: Tensor, backend: str = "eager") -> StepKernels:
     if backend == "eager" and library.serves(like):
         backend = "c"
     module, name = BACKENDS[backend].split(":")
-    steps: StepKernels = getattr(importlib.import_module(module), name)(like)
+    steps: EagerSteps = getattr(importlib.import_module(module), name)(like)
     return steps

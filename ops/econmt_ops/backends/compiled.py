@@ -167,6 +167,6 @@ class CompiledSteps(EagerSteps):
         return compile_step(_grouped)(function, sizes, read, recurrent, *tensors)
 
     def attention(self, inputs: AttentionInputs) -> AttentionKernels:
-        """Implements `StepKernels.attention`; where the C library serves, only the scores are compiled."""
+        """Implements `EagerSteps.attention`; where the C library serves, only the scores are compiled."""
         kernels = CAttention if library.serves(inputs.keys) else EagerAttention
         return kernels(inputs, compile_step(additive_forward), compile_step(additive_backward))

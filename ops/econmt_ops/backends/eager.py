@@ -109,54 +109,8 @@ class _Workspace:
         return torch.add(first, others[0], out=self.dh) if others else first
 
 
-class CellSteps:
-    """Steps of cells for which a backend uses the functions of the `StepCell` itself."""
-
-    def _run_cell(
-        self, function: Callable[..., Any], read: Tensor, recurrent: Tensor, *groups: Sequence[Tensor]
-    ) -> Any:
-        """Calls a method of a `StepCell` with the products of a step and its further arguments."""
-        return function(read, recurrent, *groups)
-
-    def step_forward_into(self, step: CellStep, after: Sequence[Tensor], output: Tensor) -> None:
-        """Implements `StepKernels.step_forward_into`."""
-        before = step.before
-        states = self._run_cell(step.cell.forward, step.read, step.recurrent, before, step.extra)
-        mask = None if step.padding is None else step.padding.unsqueeze(1)
-        output.copy_(states[0] if mask is None else torch.where(mask, 0.0, states[0]))
-        for destination, old, new in zip(after, before, states, strict=True):
-            destination.copy_(new if mask is None else torch.where(mask, old, new))
-
-    def rows_of_sums(self, batch: int) -> int:  # noqa: ARG002 - gradients are summed over the batch
-        """Implements `StepKernels.rows_of_sums`."""
-        return 1
-
-    def step_backward_into(
-        self,
-        step: CellStep,
-        after: Sequence[Tensor],
-        dstate: Sequence[Tensor],
-        doutput: Tensor | None,
-        gradients: StepGradients,
-    ) -> None:
-        """Implements `StepKernels.step_backward_into`."""
-        mask = None if step.padding is None else step.padding.unsqueeze(1)
-        dafter = tuple(dstate) if doutput is None else (dstate[0] + doutput, *dstate[1:])
-        if mask is not None:  # a padded row's state bypasses the step
-            dafter = tuple(torch.where(mask, 0.0, part) for part in dafter)
-        dread, drecurrent, dbefore, parts = self._run_cell(
-            step.cell.backward, step.read, step.recurrent, step.before, after, dafter, step.extra
-        )
-        gradients.read.copy_(dread)
-        gradients.recurrent.copy_(drecurrent)
-        for destination, new in zip(dstate, dbefore, strict=True):
-            destination.copy_(new if mask is None else torch.where(mask, destination, new))
-        for total, part in zip(gradients.extra, parts, strict=True):
-            total += part
-
-
-class EagerSteps(CellSteps):
-    """`econmt_ops.backends.protocol.StepKernels` in PyTorch operators."""
+class EagerSteps:
+    """Pointwise work and reductions of a call's steps in PyTorch operators; other backends override its methods."""
 
     _attention: Callable[..., AttentionKernels] = EagerAttention
     """Class of the attention kernels."""
@@ -182,7 +136,18 @@ class EagerSteps(CellSteps):
         recurrent: Tensor | None = None,
         read: Read | None = None,
     ) -> None:
-        """Implements `StepKernels.cell_forward`."""
+        """Runs one step of an LSTM cell.
+
+        Args:
+            gates: (B, 4H), the sums before their nonlinearities, in the compute type and the order i, f, g, o. May be
+                overwritten; with ``keep`` they are left in the form that `cell_backward` reads.
+            before: (B, H), the cell state, in the accumulate type. after: (B, H) is written, may be ``before``.
+            h: (B, H) tensors, at least one, that receive the new h in the compute type.
+            keep: True if a backward pass will read these gates.
+            recurrent: (B, 4H) in the compute type, to be added to ``gates``; or None.
+                `econmt_ops.core.gemm.Product.share` returns it where a library cannot add to ``gates`` itself.
+            read: input of the next layer at this step; or None.
+        """
         self._cell_forward(gates, recurrent, before, after, h[0], keep)
         for other in h[1:]:
             other.copy_(h[0])
@@ -197,7 +162,7 @@ class EagerSteps(CellSteps):
         h: Tensor,
         keep: bool,  # noqa: ARG002 - kept in either case
     ) -> None:
-        """Runs the step; the arguments are those of `StepKernels.cell_forward`."""
+        """Runs the step; the arguments are those of `cell_forward`."""
         if recurrent is not None:
             gates.add_(recurrent)
         buffers = self._workspace(before)
@@ -211,12 +176,73 @@ class EagerSteps(CellSteps):
         after.addcmul_(i, g)
         torch.mul(buffers.squash(after), o, out=h)
 
+    def _run_cell(
+        self, function: Callable[..., Any], read: Tensor, recurrent: Tensor, *groups: Sequence[Tensor]
+    ) -> Any:
+        """Calls a method of a `StepCell` with the products of a step and its further arguments."""
+        return function(read, recurrent, *groups)
+
+    def step_forward_into(self, step: CellStep, after: Sequence[Tensor], output: Tensor) -> None:
+        """Runs one step of any cell.
+
+        Args:
+            step: Arguments of the step.
+            after: (B, H) each, receive the states after the step; may be the states before it.
+            output: (B, H) is written: h, zero at padded rows.
+        """
+        before = step.before
+        states = self._run_cell(step.cell.forward, step.read, step.recurrent, before, step.extra)
+        mask = None if step.padding is None else step.padding.unsqueeze(1)
+        output.copy_(states[0] if mask is None else torch.where(mask, 0.0, states[0]))
+        for destination, old, new in zip(after, before, states, strict=True):
+            destination.copy_(new if mask is None else torch.where(mask, old, new))
+
+    def rows_of_sums(self, batch: int) -> int:  # noqa: ARG002 - gradients are summed over the batch
+        """Returns R, the number of rows over which `step_backward_into` spreads the gradients of a cell's vectors."""
+        return 1
+
+    def step_backward_into(
+        self,
+        step: CellStep,
+        after: Sequence[Tensor],
+        dstate: Sequence[Tensor],
+        doutput: Tensor | None,
+        gradients: StepGradients,
+    ) -> None:
+        """Runs the backward pass of one step of any cell, see `StepCell.backward`.
+
+        Args:
+            step: Arguments of the step.
+            after: States as written by `step_forward_into`.
+            dstate: Gradients of ``after``; overwritten by those of the states before the step, without the part that
+                flows through the recurrent product.
+            doutput: (B, H), the gradient of the step's output; or None.
+            gradients: Tensors that receive the gradients.
+        """
+        mask = None if step.padding is None else step.padding.unsqueeze(1)
+        dafter = tuple(dstate) if doutput is None else (dstate[0] + doutput, *dstate[1:])
+        if mask is not None:  # a padded row's state bypasses the step
+            dafter = tuple(torch.where(mask, 0.0, part) for part in dafter)
+        dread, drecurrent, dbefore, parts = self._run_cell(
+            step.cell.backward, step.read, step.recurrent, step.before, after, dafter, step.extra
+        )
+        gradients.read.copy_(dread)
+        gradients.recurrent.copy_(drecurrent)
+        for destination, new in zip(dstate, dbefore, strict=True):
+            destination.copy_(new if mask is None else torch.where(mask, destination, new))
+        for total, part in zip(gradients.extra, parts, strict=True):
+            total += part
+
     def prepare_gates(self, gates: Tensor) -> Tensor:
-        """Implements `StepKernels.prepare_gates`."""
+        """Converts a block's recomputed sums (K, B, 4H) to the form that `cell_backward` reads; may overwrite them."""
         return activate_(gates if gates.dtype == self.accumulate else gates.to(self.accumulate))
 
     def scan_cells(self, gates: Tensor, first: Tensor) -> Tensor:
-        """Implements `StepKernels.scan_cells`."""
+        """Returns the cell states (K + 1, B, H) of a block, ``first`` (B, H) and one per step, in the accumulate type.
+
+        Args:
+            gates: (K, B, 4H) as returned by `prepare_gates`, or as left by `cell_forward`.
+        """
         if gates.dtype != first.dtype:
             gates = activate_(gates.to(first.dtype))
         i, f, g, _ = gates.chunk(4, 2)
@@ -239,7 +265,15 @@ class EagerSteps(CellSteps):
         keep: Tensor | None = None,
         scale: float = 1.0,
     ) -> None:
-        """Implements `StepKernels.cell_backward`."""
+        """Runs the backward pass of one step of an LSTM cell.
+
+        Args:
+            gates: (B, 4H) as left by `cell_forward`. before, after: (B, H), the cell states around the step.
+            dh: (B, H), one or two gradients of h in the compute type, which are added.
+            dc: (B, H) in the accumulate type, the gradient of ``after``; overwritten by that of ``before``.
+            dgates: (B, 4H) is written in the compute type: the gradient of the sums; may be ``gates``.
+            keep, scale: as in `Read`, applied to the first of ``dh``, a gradient of h after dropout.
+        """
         if keep is not None:
             dh = torch.where(keep, dh[0] * scale, 0.0), *dh[1:]
         self._cell_backward(gates, before, after, dh, dc, dgates)
@@ -253,7 +287,7 @@ class EagerSteps(CellSteps):
         dc: Tensor,
         dgates: Tensor,
     ) -> None:
-        """Runs the step backward; the arguments are those of `StepKernels.cell_backward`, dropout applied."""
+        """Runs the step backward; the arguments are those of `cell_backward`, dropout applied."""
         buffers = self._workspace(dc)
         if gates.dtype == dc.dtype:
             i, f, g, o = gates.chunk(4, 1)
@@ -280,5 +314,5 @@ class EagerSteps(CellSteps):
             dgates.copy_(gradients)
 
     def attention(self, inputs: AttentionInputs) -> AttentionKernels:
-        """Implements `StepKernels.attention`."""
+        """Returns the attention kernels of this call."""
         return self._attention(inputs)

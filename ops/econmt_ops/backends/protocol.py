@@ -1,8 +1,8 @@
 """Interfaces between the loops of recurrent ops, which compute the matrix products, and the backends.
 
-All pointwise work and all reductions of a step belong to one `StepKernels`, chosen when a call begins: `eager` uses
-PyTorch operators on any device, `compiled` fuses them by torch.compile, `c` is the C library for the CPU, `triton` the
-Triton kernels for a GPU.
+All pointwise work and all reductions of a step belong to one `econmt_ops.backends.eager.EagerSteps`, chosen when a call
+begins: `eager` uses PyTorch operators on any device; in subclasses `compiled` fuses them by torch.compile, `c` is the C
+library for the CPU, `triton` the Triton kernels for a GPU.
 
 Sizes: B batch, S source positions, H hidden size, A attention size, K steps of a block, T steps. The *compute type* is
 the type of the products, the *accumulate type* float32, or float64 for float64; see `econmt_ops.core.precision`.
@@ -148,97 +148,3 @@ class StepGradients(NamedTuple):
     read: Tensor
     recurrent: Tensor
     extra: Sequence[Tensor]
-
-
-class StepKernels(Protocol):
-    """Backend of one call."""
-
-    def cell_forward(
-        self,
-        gates: Tensor,
-        before: Tensor,
-        after: Tensor,
-        h: Sequence[Tensor],
-        *,
-        keep: bool,
-        recurrent: Tensor | None = None,
-        read: Read | None = None,
-    ) -> None:
-        """Runs one step of an LSTM cell.
-
-        Args:
-            gates: (B, 4H), the sums before their nonlinearities, in the compute type and the order i, f, g, o. May be
-                overwritten; with ``keep`` they are left in the form that `cell_backward` reads.
-            before: (B, H), the cell state, in the accumulate type. after: (B, H) is written, may be ``before``.
-            h: (B, H) tensors, at least one, that receive the new h in the compute type.
-            keep: True if a backward pass will read these gates.
-            recurrent: (B, 4H) in the compute type, to be added to ``gates``; or None.
-                `econmt_ops.core.gemm.Product.share` returns it where a library cannot add to ``gates`` itself.
-            read: input of the next layer at this step; or None.
-        """
-
-    def step_forward_into(self, step: CellStep, after: Sequence[Tensor], output: Tensor) -> None:
-        """Runs one step of any cell.
-
-        Args:
-            step: Arguments of the step.
-            after: (B, H) each, receive the states after the step; may be the states before it.
-            output: (B, H) is written: h, zero at padded rows.
-        """
-
-    def rows_of_sums(self, batch: int) -> int:
-        """Returns R, the number of rows over which `step_backward_into` spreads the gradients of a cell's vectors."""
-
-    def step_backward_into(
-        self,
-        step: CellStep,
-        after: Sequence[Tensor],
-        dstate: Sequence[Tensor],
-        doutput: Tensor | None,
-        gradients: StepGradients,
-    ) -> None:
-        """Runs the backward pass of one step of any cell, see `StepCell.backward`.
-
-        Args:
-            step: Arguments of the step.
-            after: States as written by `step_forward_into`.
-            dstate: Gradients of ``after``; overwritten by those of the states before the step, without the part that
-                flows through the recurrent product.
-            doutput: (B, H), the gradient of the step's output; or None.
-            gradients: Tensors that receive the gradients.
-        """
-
-    def prepare_gates(self, gates: Tensor) -> Tensor:
-        """Converts a block's recomputed sums (K, B, 4H) to the form that `cell_backward` reads; may overwrite them."""
-
-    def scan_cells(self, gates: Tensor, first: Tensor) -> Tensor:
-        """Returns the cell states (K + 1, B, H) of a block, ``first`` (B, H) and one per step, in the accumulate type.
-
-        Args:
-            gates: (K, B, 4H) as returned by `prepare_gates`, or as left by `cell_forward`.
-        """
-
-    def cell_backward(
-        self,
-        gates: Tensor,
-        before: Tensor,
-        after: Tensor,
-        dh: Sequence[Tensor],
-        dc: Tensor,
-        dgates: Tensor,
-        *,
-        keep: Tensor | None = None,
-        scale: float = 1.0,
-    ) -> None:
-        """Runs the backward pass of one step of an LSTM cell.
-
-        Args:
-            gates: (B, 4H) as left by `cell_forward`. before, after: (B, H), the cell states around the step.
-            dh: (B, H), one or two gradients of h in the compute type, which are added.
-            dc: (B, H) in the accumulate type, the gradient of ``after``; overwritten by that of ``before``.
-            dgates: (B, 4H) is written in the compute type: the gradient of the sums; may be ``gates``.
-            keep, scale: as in `Read`, applied to the first of ``dh``, a gradient of h after dropout.
-        """
-
-    def attention(self, inputs: AttentionInputs) -> AttentionKernels:
-        """Returns the attention kernels of this call."""

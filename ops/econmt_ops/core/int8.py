@@ -80,7 +80,20 @@ class Int8Product:
             self._prepacked = in_groups(self._values)
         output = left.new_empty(len(left), len(self._steps)) if start is None else start
         weight, sums = self._prepacked
-        native.product_int8(left, weight, sums, self._steps, self._bias, start, output)
+        native.call(
+            "product_int8",
+            left.numel(),
+            rows=len(left),
+            inputs=left.shape[1],
+            outputs=len(self._steps),
+            left=left,
+            weight=weight,
+            sums=sums,
+            scales=self._steps,
+            bias=self._bias,
+            start=start,
+            output=output,
+        )
         return output
 
     def _by_tensors(self, left: Tensor, start: Tensor | None) -> Tensor:

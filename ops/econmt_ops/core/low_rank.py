@@ -162,11 +162,6 @@ class LowRankProduct:
         else:
             start += torch.mm(torch.mm(inputs.to(right.dtype), right), left)
 
-    def plus(self, start: Tensor, inputs: Tensor) -> Tensor:
-        """Returns ``start`` (M, N) after adding the product of inputs (M, K) in place. Needs a bias of None."""
-        self.share(start, inputs)
-        return start
-
     def into(self, out: Tensor, inputs: Tensor, start: Tensor | None = None) -> None:
         """Writes the product of inputs (M, K) to ``out`` (M, N); see `econmt_ops.core.gemm.Product.into`."""
         start = self._bias if start is None else start

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext, suppress
 from types import TracebackType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -51,8 +52,8 @@ def explicit_casts(first: Tensor) -> AbstractContextManager[None]:
     return nullcontext()
 
 
-_get_precision = getattr(torch._C, "_get_fp32_precision_getter", None)
-_set_precision = getattr(torch._C, "_set_fp32_precision_setter", None)
+_get_precision: Any = getattr(torch._C, "_get_fp32_precision_getter", None)
+_set_precision: Any = getattr(torch._C, "_set_fp32_precision_setter", None)
 """PyTorch's functions behind ``fp32_precision``, which torch 2.9 introduced; None in older versions."""
 
 
@@ -114,17 +115,8 @@ class MatmulTF32:
                 torch._C._set_float32_matmul_precision(str(value))
             elif name == "allow_tf32":
                 torch._C._set_cublas_allow_tf32(bool(value))
-            else:
-                _restore_precision(str(value))
+            elif not (_get_precision("cuda", "matmul") == value == "tf32"):
+                _set_precision("cuda", "matmul", "none")  # inherited, if that gives the same value
+                if _get_precision("cuda", "matmul") != value:
+                    _set_precision("cuda", "matmul", value)
         self._restore = None
-
-
-def _restore_precision(value: str) -> None:
-    """Sets the precision of matrix products as it was: inherited where that gives the same value."""
-    assert _get_precision is not None
-    assert _set_precision is not None
-    if _get_precision("cuda", "matmul") == value == "tf32":
-        return
-    _set_precision("cuda", "matmul", "none")
-    if _get_precision("cuda", "matmul") != value:
-        _set_precision("cuda", "matmul", value)

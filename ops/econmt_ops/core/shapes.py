@@ -14,6 +14,8 @@ _TYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 class Shapes:
     """Checker of one call's arguments, which learns each size from the first tensor that names it.
 
+    Each check raises ValueError if an argument does not fit; the message names the expected and the actual value.
+
     >>> check = Shapes("additive_attention")
     >>> check("query", query, "B T A")
     >>> check("keys", keys, "B S A")    # B and A must now agree with query
@@ -31,20 +33,13 @@ class Shapes:
             name: Name of the argument, for the message.
             tensor: The argument.
             shape: Names of the sizes, separated by blanks ("B T H"); a number before a known name multiplies it ("4H").
-
-        Raises:
-            ValueError: If the number of dimensions, a size, the type or the device does not fit.
         """
         self.is_number(name, tensor)
         self.check_size(name, tensor, shape)
         self._check_device(name, tensor)
 
     def is_number(self, name: str, tensor: Tensor) -> None:
-        """Checks that an argument is a floating point tensor.
-
-        Raises:
-            ValueError: If it is not.
-        """
+        """Checks that an argument is a floating point tensor."""
         check_tensor(self.op, name, tensor)
         if not tensor.is_floating_point():
             raise ValueError(f"{self.op}: {name} must be a floating point tensor, got {tensor.dtype}")
@@ -54,11 +49,7 @@ class Shapes:
             )
 
     def exactly(self, name: str, tensor: Tensor, sizes: tuple[int, ...], letters: Sequence[str]) -> None:
-        """Checks one floating point tensor against known sizes; ``letters`` are the sizes to name in the message.
-
-        Raises:
-            ValueError: If a size, the type or the device does not fit.
-        """
+        """Checks one floating point tensor against known sizes; ``letters`` are the sizes to name in the message."""
         self.is_number(name, tensor)
         if tuple(tensor.shape) != sizes:
             hint = ", ".join(f"{letter}={self.sizes[letter]}" for letter in letters)
@@ -88,42 +79,26 @@ class Shapes:
                 self.sizes[letter] = size
 
     def not_empty(self, name: str, tensor: Tensor) -> None:
-        """Checks that the second dimension, the positions, is not empty.
-
-        Raises:
-            ValueError: it is.
-        """
+        """Checks that the second dimension, the positions, is not empty."""
         if tensor.shape[1] == 0:
             raise ValueError(f"{self.op}: {name} must have at least one position, got {tuple(tensor.shape)}")
 
     def indices(self, name: str, tensor: Tensor, shape: str) -> None:
-        """Checks an int64 tensor, which may be on another device.
-
-        Raises:
-            ValueError: If the type or a size does not fit.
-        """
+        """Checks an int64 tensor, which may be on another device."""
         check_tensor(self.op, name, tensor)
         if tensor.dtype != int64:
             raise ValueError(f"{self.op}: {name} must be an int64 tensor, got {tensor.dtype}")
         self.check_size(name, tensor, shape)
 
     def norm(self, pair: object) -> None:
-        """Checks the gain and the bias of a layer normalization, each (A,).
-
-        Raises:
-            ValueError: If it is not a pair of tensors, or one of them does not fit.
-        """
+        """Checks that an argument is a pair of tensors, gain and bias of a layer normalization, each (A,)."""
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
             raise ValueError(f"{self.op}: layer_norm must be (gain, bias), got {kind_of(pair)}")
         self("layer_norm gain", pair[0], "A")
         self("layer_norm bias", pair[1], "A")
 
     def lengths(self, tensor: Tensor, positions: str) -> None:
-        """Checks the lengths of a batch's rows, (B,); on the CPU also that they are within the positions.
-
-        Raises:
-            ValueError: If the type, the size or the device does not fit, or a length is negative or too long.
-        """
+        """Checks the lengths of a batch's rows, (B,); on the CPU also that they are within the positions."""
         self.indices("lengths", tensor, "B")
         if tensor.device.type not in ("cpu", self._device.type if self._device is not None else "cpu"):
             raise ValueError(
@@ -132,11 +107,7 @@ class Shapes:
         self.bounded("lengths", tensor, 0, self.sizes[positions])
 
     def bounded(self, name: str, tensor: Tensor, least: int, most: int) -> None:
-        """Checks the values of an int64 tensor on the CPU; on other devices this would wait for the device.
-
-        Raises:
-            ValueError: If a value is less than ``least`` or more than ``most``.
-        """
+        """Checks that an int64 tensor has values from ``least`` to ``most``, on the CPU only: a GPU would wait."""
         if torch.compiler.is_compiling() or isinstance(tensor, FakeTensor) or tensor.device.type != "cpu":
             return
         if not tensor.numel():

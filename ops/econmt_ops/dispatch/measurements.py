@@ -70,8 +70,9 @@ class Measurement(NamedTuple):
         return decide(self.records, self.rule, byte_limit)
 
     def regret(self, candidate: str) -> float:
-        """Returns the share by which a candidate is slower than the fastest."""
-        return regret(self.records, candidate)
+        """Returns the share by which a candidate is slower than the fastest; 0 for the fastest itself."""
+        fastest = min(record.milliseconds for record in self.records.values())
+        return self.records[candidate].milliseconds / fastest - 1
 
 
 def decide(records: Mapping[str, MeasurementRecord], rule: str, byte_limit: int | None = None) -> str:
@@ -91,11 +92,6 @@ def decide(records: Mapping[str, MeasurementRecord], rule: str, byte_limit: int 
     if rule in fitting and fitting[best].milliseconds >= (1 - MARGIN) * fitting[rule].milliseconds:
         return rule
     return best
-
-
-def regret(records: Mapping[str, MeasurementRecord], candidate: str) -> float:
-    """Returns the share by which a candidate is slower than the fastest; 0 for the fastest itself."""
-    return records[candidate].milliseconds / min(record.milliseconds for record in records.values()) - 1
 
 
 def cache_folder() -> Path:
@@ -155,10 +151,7 @@ class Store:
 
     def load(self, where: str) -> dict[str, dict[str, MeasurementRecord]]:
         """Returns the records of the machine ``where`` by key; empty if the file is absent or broken."""
-        records_by_key: dict[str, dict[str, MeasurementRecord]] = {}
-        for key, records in self._read().get(where, {}).items():
-            records_by_key[key] = {name: MeasurementRecord(*values) for name, values in records.items()}
-        return records_by_key
+        return self._read().get(where, {})
 
     def add(self, where: str, records: Mapping[str, Mapping[str, MeasurementRecord]]) -> None:
         """Adds or replaces records by key; warns if the file cannot be written."""
@@ -170,7 +163,7 @@ class Store:
                 for old in list(content)[:-_MACHINES]:
                     del content[old]
                 for key, candidates in records.items():
-                    entries[key] = {name: list(record) for name, record in candidates.items()}
+                    entries[key] = {**candidates}
                 temporary = self.path.with_suffix(f".{os.getpid()}.tmp")
                 text = json.dumps({"format": _FORMAT, "machines": content}, indent=1)
                 temporary.write_text(text + "\n", encoding="utf-8")
@@ -182,13 +175,13 @@ class Store:
                 stacklevel=2,
             )
 
-    def _read(self) -> dict[str, dict[str, dict[str, list[Any]]]]:
-        """Returns the values of records by machine, key and candidate; empty, with a warning, if the file is broken."""
+    def _read(self) -> dict[str, dict[str, dict[str, MeasurementRecord]]]:
+        """Returns the records by machine, key and candidate; empty, with a warning, if the file is broken."""
         try:
             content = json.loads(self.path.read_text(encoding="utf-8"))
             if not isinstance(content, dict) or content.get("format") != _FORMAT:
                 raise ValueError("unknown format")
-            return _checked(content["machines"])
+            return {where: _records_of(entries) for where, entries in content["machines"].items()}
         except FileNotFoundError:
             return {}
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -200,22 +193,22 @@ class Store:
             return {}
 
 
-def _checked(machines: Any) -> dict[str, dict[str, dict[str, list[Any]]]]:
-    """Returns the content of a file after checking that it has the form that `Store` writes.
+def _records_of(entries: Any) -> dict[str, dict[str, MeasurementRecord]]:
+    """Returns a machine's records by key and candidate from the file's content.
 
     Raises:
-        ValueError, TypeError, AttributeError: If it does not.
+        ValueError, TypeError, AttributeError: If it does not have the form that `Store` writes.
     """
-    for entries in machines.values():
-        for candidates in entries.values():
-            for values in candidates.values():
-                record = MeasurementRecord(*values)
-                if not all(isinstance(value, int | float) and 0 <= value < math.inf for value in record):
-                    raise ValueError("a value is not a finite, nonnegative number")
-                if record.milliseconds <= 0:
-                    raise ValueError("a time is zero")
-    checked: dict[str, dict[str, dict[str, list[Any]]]] = machines
-    return checked
+    records = {
+        key: {name: MeasurementRecord(*values) for name, values in candidates.items()}
+        for key, candidates in entries.items()
+    }
+    for record in (record for candidates in records.values() for record in candidates.values()):
+        if not all(isinstance(value, int | float) and 0 <= value < math.inf for value in record):
+            raise ValueError("a value is not a finite, nonnegative number")
+        if record.milliseconds <= 0:
+            raise ValueError("a time is zero")
+    return records
 
 
 @contextmanager

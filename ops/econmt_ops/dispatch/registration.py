@@ -119,6 +119,7 @@ class OperatorSchema(Generic[Arguments]):
     Attributes:
         names: Names of the arguments, in order.
         text: Schema of the arguments, "Tensor inputs, Tensor[] weights, int seed".
+        make: Returns the NamedTuple of an operator's arguments, given in order.
     """
 
     def __init__(self, arguments: type[Arguments]) -> None:
@@ -127,7 +128,7 @@ class OperatorSchema(Generic[Arguments]):
         Raises:
             TypeError: If an operator cannot take a field's annotation.
         """
-        self._make = arguments
+        self.make: Callable[[Sequence[Any]], Arguments] = arguments._make  # type: ignore[attr-defined]
         hints = get_type_hints(arguments)
         unknown = [f"{name}: {hint}" for name, hint in hints.items() if hint not in _KINDS]
         if unknown:
@@ -135,10 +136,6 @@ class OperatorSchema(Generic[Arguments]):
         self.names = tuple(hints)
         self._kinds = [_KINDS[hint] for hint in hints.values()]
         self.text = ", ".join(f"{kind} {name}" for kind, name in zip(self._kinds, self.names, strict=True))
-
-    def make(self, values: Sequence[Any]) -> Arguments:
-        """Returns the NamedTuple of an operator's arguments, given in order."""
-        return self._make(*values)
 
     def tensors(self, arguments: Sequence[Any]) -> list[Any]:
         """Returns all tensors in order, lists flattened; None where an optional one is missing."""

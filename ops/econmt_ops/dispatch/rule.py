@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -14,25 +14,12 @@ from econmt_ops.dispatch.traits import Implementation, Traits, implementations_o
 
 
 class Candidate(NamedTuple):
-    """Implementation of an op together with options such as a stash level."""
+    """Implementation of an op, see `Implementation`, together with options such as a stash level."""
 
-    implementation: Implementation
+    name: str
+    function: Callable[..., Any]
+    traits: Traits
     options: dict[str, str]
-
-    @property
-    def name(self) -> str:
-        """Name of the implementation."""
-        return self.implementation.name
-
-    @property
-    def function(self) -> Any:
-        """Function of the implementation."""
-        return self.implementation.function
-
-    @property
-    def traits(self) -> Traits:
-        """Traits of the implementation."""
-        return self.implementation.traits
 
     @property
     def label(self) -> str:
@@ -212,8 +199,8 @@ class CallRequest(NamedTuple):
             # Only a model's training and its estimate use rules alone.
             level = chosen.traits.model_stash if MODE.rules_only else "gates"
         if not chosen.traits.takes_stash or level == "auto":
-            return Candidate(chosen, {**option})
-        return Candidate(chosen, {**option, "stash": level})
+            return Candidate(*chosen, {**option})
+        return Candidate(*chosen, {**option, "stash": level})
 
     def by_rule(self, problem: Problem) -> Candidate:
         """Returns the candidate that runs where no measurements exist."""

@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from econmt_ops.core.chunks import STASHES
 from econmt_ops.core.weights import tensors_of
 from econmt_ops.dispatch.measurements import decide, machine
-from econmt_ops.dispatch.rule import MODE, CallRequest, Candidate, Problem
+from econmt_ops.dispatch.rule import MODE, CallRequest, Candidate, Problem, can_run
 from econmt_ops.dispatch.session import current_session, remembered
 from econmt_ops.dispatch.traits import Implementation, implementations
 
@@ -93,7 +93,9 @@ def _measured(
     candidates: dict[str, Candidate] = {}
     for implementation in request.available.values():
         if request.implementation == implementation.name or (
-            request.implementation == "auto" and _serves(implementation, problem)
+            request.implementation == "auto"
+            and can_run(implementation.traits, problem.device.type, problem.dtype)
+            and implementation.traits.serves(problem.sizes, problem.detail)
         ):
             for candidate in _variants(implementation, problem, request):
                 candidates.setdefault(candidate.label, candidate)
@@ -103,17 +105,6 @@ def _measured(
         records = {name: record for name, record in known.items() if name in candidates}
         return candidates[decide(records, default.label)] if default.label in records else default
     return candidates[session.choose(problem, call, candidates, default.label, known, where)]
-
-
-def _serves(implementation: Implementation, problem: Problem) -> bool:
-    """Returns True if an implementation may be measured for a problem."""
-    traits = implementation.traits
-    return (
-        traits.runs_on(problem.device.type, problem.dtype)
-        and (traits.capturable or not MODE.captured)
-        and traits.is_available()
-        and traits.serves(problem.sizes, problem.detail)
-    )
 
 
 def _variants(implementation: Implementation, problem: Problem, request: CallRequest) -> list[Candidate]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import functools
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from econmt_ops.core.weights import tensors_of
-from econmt_ops.dispatch.isolation import counting_bytes, detached
 from econmt_ops.dispatch.measurements import Measurement, MeasurementRecord, Store
 from econmt_ops.dispatch.plans import forget_plans
 from econmt_ops.dispatch.rule import Candidate, Problem, rules_only
@@ -83,7 +83,11 @@ class Session:
             self.measurements[key] = before._replace(calls=before.calls + 1)
             return before.choice(self.byte_limit)
         records = {name: record for name, record in known.items() if name in candidates}
-        wanted = {name: each for name, each in candidates.items() if self._wants(name, each)}
+        wanted = {
+            name: each
+            for name, each in candidates.items()
+            if (self._compiled or not each.traits.warms_up) and (self._only is None or name in self._only)
+        }
         if self._store is None or not wanted.keys() <= records.keys():
             timed = self._measure(problem, call, wanted)
             if timed is None:
@@ -93,12 +97,6 @@ class Session:
                 self._fresh.setdefault(where, {})[key] = records
         self.measurements[key] = Measurement(problem.op, key, rule, records)
         return self.measurements[key].choice(self.byte_limit)
-
-    def _wants(self, label: str, candidate: Candidate) -> bool:
-        """Returns True if the session measures a candidate."""
-        return (self._compiled or not candidate.traits.warms_up) and (
-            self._only is None or label in self._only
-        )
 
     def _measure(
         self, problem: Problem, call: Callable[..., Any], candidates: Mapping[str, Candidate]
@@ -111,13 +109,13 @@ class Session:
         sizes: dict[str, int] = {}
         compiling: dict[str, float] = {}
         # Detached, so that the backward pass ends at the op's arguments.
-        alone = problem._replace(arguments=detached(problem.arguments))
+        alone = problem._replace(arguments=_detached(problem.arguments))
 
         def once(candidate: Candidate) -> None:
             if candidate.label in sizes:
                 _backward(alone, call(candidate, *alone.arguments))
                 return
-            with counting_bytes(tensors_of(alone.arguments)) as kept:
+            with _counting_bytes(tensors_of(alone.arguments)) as kept:
                 result = call(candidate, *alone.arguments)
             sizes[candidate.label] = sum(kept.values())
             _backward(alone, result)
@@ -138,7 +136,7 @@ class Session:
                 least=_LEAST_SAMPLES,
                 most=_SAMPLES,
                 drop=self._only is None,
-                fits=self._fits(sizes),
+                fits=lambda name: self.byte_limit is None or sizes[name] <= self.byte_limit,
                 enough=self._share * left,
             )
         self.seconds += time.perf_counter() - began
@@ -157,10 +155,6 @@ class Session:
             )
             for name, timing in timings.items()
         }
-
-    def _fits(self, sizes: Mapping[str, int]) -> Callable[[str], bool]:
-        """Returns a predicate that is True if a candidate, once called, keeps no more bytes than allowed."""
-        return lambda name: self.byte_limit is None or sizes[name] <= self.byte_limit
 
     def remember(self) -> None:
         """Adds what was measured to the file."""
@@ -182,6 +176,32 @@ def _backward(problem: Problem, result: Any) -> None:
     # A scalar, as in training: with explicit gradients PyTorch imports modules for a second.
     total = torch.stack([(tensor * torch.ones_like(tensor)).sum(dtype=torch.float64) for tensor in outputs])
     torch.autograd.grad(total.sum(), wanted, allow_unused=True)
+
+
+def _detached(arguments: Any) -> Any:
+    """Returns nested tuples with each tensor replaced by a leaf of the autograd graph with the same values."""
+    if isinstance(arguments, Tensor):
+        return arguments.detach().requires_grad_(arguments.requires_grad)
+    if not isinstance(arguments, tuple):
+        return arguments
+    parts = [_detached(part) for part in arguments]
+    return type(arguments)(*parts) if hasattr(arguments, "_fields") else tuple(parts)
+
+
+@contextmanager
+def _counting_bytes(tensors: Sequence[Tensor]) -> Iterator[dict[int, int]]:
+    """Records the bytes that autograd saves, by storage, without the storages of ``tensors``."""
+    storages = {tensor.untyped_storage().data_ptr() for tensor in tensors}
+    kept: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        memory = tensor.untyped_storage()
+        if memory.data_ptr() not in storages:
+            kept[memory.data_ptr()] = memory.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        yield kept
 
 
 class _Current(threading.local):

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 _SAMPLE_SECONDS = 1e-3
@@ -36,13 +37,9 @@ class Timing(NamedTuple):
     first: float
 
 
-def quantile(values: list[float], share: float) -> float:
+def quantile(values: Sequence[float], share: float) -> float:
     """Returns a quantile of ``values``, interpolated between neighbours."""
-    ordered = sorted(values)
-    place = share * (len(ordered) - 1)
-    low = int(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (place - low) * (ordered[high] - ordered[low])
+    return float(np.quantile(values, share))
 
 
 def synchronizer(device: torch.device) -> Callable[[], None]:
@@ -121,7 +118,10 @@ def alternate(
         rivals = [samples[name] for name in alive if fits(name)]
         if drop and rivals:
             alive = [name for name in alive if _is_promising(samples[name], first[name], rivals)]
-    return {name: _timing(samples[name], first[name]) for name in functions}
+    return {
+        name: Timing(quantile(each, 0.5), quantile(each, 0.1), quantile(each, 0.9), tuple(each), first[name])
+        for name, each in samples.items()
+    }
 
 
 def _has_more(samples: Mapping[str, Sequence[float]], alive: Sequence[str], most: int) -> bool:
@@ -177,10 +177,4 @@ def compared(samples: Mapping[str, Sequence[float]]) -> dict[str, float]:
 
 
 def _median(values: Sequence[float]) -> float:
-    return quantile([*values], 0.5)
-
-
-def _timing(samples: list[float], first: float) -> Timing:
-    return Timing(
-        quantile(samples, 0.5), quantile(samples, 0.1), quantile(samples, 0.9), tuple(samples), first
-    )
+    return quantile(values, 0.5)

@@ -61,8 +61,8 @@ class Traits:
         is_available: Returns True if this machine can run it.
         serves: Returns True if it supports a problem, by sizes (letters as in `Shapes`) and detail; not consulted if
             the call names the implementation.
-        stands_in: Implementation of the op that allocates the same bytes, to trace instead of this one on tensors
-            without values; "" if this one can be traced, as kernels can: their launches do nothing there.
+        fake_implementation: Implementation of the op that allocates the same bytes, to trace instead of this one on
+            tensors without values; "" if this one can be traced, as kernels can: their launches do nothing there.
         costs: Costs of operators of torch.library that cannot be traced, by name; called with the operator's arguments.
     """
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from econmt_ops.backends.compiled import CompiledSteps
-from econmt_ops.backends.protocol import StepKernels
+from econmt_ops.backends.eager import EagerSteps
 from econmt_ops.core.chunks import reaches, split_blocks
 from econmt_ops.core.gemm import add_rows
 from econmt_ops.core.loops import steps_of
@@ -109,7 +109,7 @@ class Direction:
         call: LSTMArguments,
         number: int,
         weights: AnyLSTMWeights,
-        run: StepKernels,
+        run: EagerSteps,
         padding: Tensor | None,
     ) -> None:
         """Prepares the tensors of a direction by its number; ``padding`` is (T, B) bool, or None.

@@ -28,23 +28,15 @@ def losses(dtype: torch.dtype, vocabulary: int) -> None:
     cross_entropy._make_losses(logits, vocabulary, targets, values, None, 0.1, -100, True)
 
 
-class _Told:
-    """Numbers of two ranks."""
-
-    def wait(self) -> torch.Tensor:
-        """See `econmt_ops.core.gathering.Gathered`."""
-        return torch.zeros(2, 3, 2)
-
-
 def slices(end: bool) -> None:
     """The first of its kernels, or the second."""
     logits, targets = torch.zeros(2, 16_640, dtype=torch.bfloat16), torch.zeros(2, dtype=torch.int64)
     labels = sliced_cross_entropy.Labels(targets, 0, 33_278, 16_639, 0.1, -100)
     if not end:
-        sliced_cross_entropy._numbers(logits, 16_639, targets, labels)
+        sliced_cross_entropy.slice_numbers_of(logits, 16_639, targets, labels)
         return
-    chunk = sliced_cross_entropy._SliceChunk(slice(0, 2), logits, _Told())
-    sliced_cross_entropy._end(chunk, 16_639, targets, labels, torch.ones(()), torch.zeros(2))
+    numbers, losses = torch.zeros(2, 3, 2), torch.zeros(2)
+    sliced_cross_entropy.put_slice_gradient(logits, 16_639, targets, numbers, labels, torch.ones(()), losses)
 
 
 def cell_states() -> None:

@@ -62,7 +62,7 @@ def step(name: str) -> None:
     arguments = CellStep(lstm.LSTM, products, products, state, extra, padding)  # whatever the cell
     step_cells.forward(arguments, state, h)
     gradients = StepGradients(products, products, sums)
-    step_cells.backward(arguments, state, h, gradients)
+    step_cells.backward(arguments, state, state, h, gradients)
 
 
 def in_chunks() -> None:

@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from econmt_ops.backends.triton import random
@@ -163,22 +161,6 @@ def test_gradient(variational: bool, device: str) -> None:
     (gradient,) = torch.autograd.grad(found.sum(), values)
     assert gradient.equal(found.detach())
     assert set(found.unique().tolist()) == {0.0, 2.0}
-
-
-def test_a_part_of_a_mask(device: str) -> None:
-    """What kernels that drop units as they write them call."""
-    shape = (4, 3, 10)
-
-    @triton.jit
-    def part(seed, index, begin, threshold, found):  # type: ignore[no-untyped-def]
-        place = tl.arange(0, 32)
-        kept = random.keep(random.derive(tl.load(seed), index), begin + place, threshold)
-        tl.store(found + place, kept.to(tl.int8))
-
-    whole = keep_mask(shape, 0.5, seed_of(11, device), torch.device(device), 2)
-    found = torch.full((32,), 7, dtype=torch.int8, device=device)
-    part[(1,)](seed_of(11, device), 2, 5, keep_threshold(0.5), found)
-    assert whole.view(-1)[5:37].equal(found.bool())
 
 
 def test_bits_are_even_and_unrelated(device: str) -> None:

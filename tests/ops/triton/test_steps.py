@@ -12,7 +12,6 @@ from econmt_ops.backends.protocol import (
     AttentionInputs,
     AttentionKernels,
     Read,
-    StepKernels,
 )
 from econmt_ops.backends.triton.steps import TritonSteps
 
@@ -33,7 +32,7 @@ def test_a_block_of_cells(kept: bool, device: str) -> None:
     dh = torch.randn(2, steps, rows, hidden, device=device)
     keep = torch.rand(rows, hidden, device=device) < 0.5
 
-    def run(kernels: StepKernels) -> list[Tensor]:
+    def run(kernels: EagerSteps) -> list[Tensor]:
         gates, c = sums.clone(), first.clone()
         h, other = torch.empty(2, steps, rows, hidden, device=device)
         read = torch.empty(2, steps, rows, hidden, device=device)

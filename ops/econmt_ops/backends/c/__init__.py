@@ -32,15 +32,11 @@ off = False
 """True if the library is disabled, set by :func:`without`."""
 
 
-def _path() -> Path | None:
-    """Returns the path of the library, if the package was installed with it."""
-    candidates = [
-        Path(__file__).parent / f"_kernels{suffix}" for suffix in importlib.machinery.EXTENSION_SUFFIXES
-    ]
-    return next((candidate for candidate in candidates if candidate.is_file()), None)
-
-
-_PATH = _path()
+_CANDIDATES = [
+    Path(__file__).with_name(f"_kernels{suffix}") for suffix in importlib.machinery.EXTENSION_SUFFIXES
+]
+_PATH = next((candidate for candidate in _CANDIDATES if candidate.is_file()), None)
+"""Path of the library, if the package was installed with it."""
 
 
 @functools.cache
@@ -184,8 +180,7 @@ def lstm_backward(
     dh: Tensor,
     dc: Tensor,
     dgates: Tensor,
-    dbefore: Tensor | None = None,
-) -> Tensor:
+) -> None:
     """Runs one step of an LSTM backward.
 
     Args:
@@ -193,15 +188,10 @@ def lstm_backward(
             float32.
         sums: see ``gates``.
         before, after: (B, H) float32, the cell states around the step.
-        incoming, dh: (B, H), two gradients of h, of the type of ``dgates``. dc: (B, H) float32.
+        incoming, dh: (B, H), two gradients of h, of the type of ``dgates``.
+        dc: (B, H) float32, the gradient of ``after``; overwritten by that of ``before``.
         dgates: (B, 4H), is written; may be ``gates``.
-        dbefore: (B, H) float32, receives the result; may be ``dc``; None: a new tensor.
-
-    Returns:
-        The gradient of ``before``, (B, H).
     """
-    if dbefore is None:
-        dbefore = torch.empty_like(dc, memory_format=torch.contiguous_format)
     gates = rows_of(gates)
     assert gates.dtype == (dgates.dtype if sums else torch.float32)
     call(
@@ -217,9 +207,8 @@ def lstm_backward(
         dh=dh,
         dc=dc,
         dgates=dgates,
-        dbefore=dbefore,
+        dbefore=dc,
     )
-    return dbefore
 
 
 def attention_forward(query: Tensor, keys: Tensor, score: Tensor, padding: Tensor | None) -> Tensor:
@@ -257,74 +246,6 @@ def combine_forward(share: Tensor, attention: Tensor, projected: Tensor, output:
         attention=attention,
         projected=projected,
         output=output,
-    )
-
-
-def product_int8(
-    left: Tensor,
-    weight: Tensor,
-    sums: Tensor,
-    scales: Tensor,
-    bias: Tensor | None,
-    start: Tensor | None,
-    output: Tensor,
-) -> None:
-    """Writes left weight^T + bias + start to ``output`` (R, N), with left rounded to 8 bits row by row.
-
-    Args:
-        left: (R, K) float32. weight: (N / 16, K / 4, 16, 4) int8. sums: (N / 16 * 16,) int32, sum of each output's
-            weights.
-        scales: (N,) float32, scale of each output's weights. bias: (N,). start: (R, N), may be ``output``. Both may be
-            None.
-    """
-    call(
-        "product_int8",
-        left.numel(),
-        **_sizes("rows inputs", left),
-        outputs=len(scales),
-        left=left,
-        weight=weight,
-        sums=sums,
-        scales=scales,
-        bias=bias,
-        start=start,
-        output=output,
-    )
-
-
-def attention_backward(
-    query: Tensor,
-    keys: Tensor,
-    score: Tensor,
-    padding: Tensor | None,
-    weights: Tensor,
-    dweights: Tensor,
-    dkeys: Tensor,
-    dscore: Tensor,
-    dquery: Tensor,
-) -> None:
-    """Computes the backward pass of :func:`attention_forward`.
-
-    Args:
-        query, keys, score, padding: as there.
-        weights, dweights: (B, S) float32.
-        dkeys: (B, S, A) float32, accumulates de_s (s - s^2); the caller multiplies by 4 score once.
-        dscore: (A,) float32, accumulates the gradient of ``score``.
-        dquery: (B, A), is written, of the type of ``query``.
-    """
-    call(
-        "attention_backward",
-        keys.numel(),
-        **_sizes("rows positions size", keys),
-        query=query,
-        keys=keys,
-        score=score,
-        padding=padding,
-        weights=weights,
-        dweights=dweights,
-        dkeys=dkeys,
-        dscore=dscore,
-        dquery=dquery,
     )
 
 

@@ -44,15 +44,21 @@ class CAttention(EagerAttention):
             return
         dkeys, dscore, _ = self._sums
         assert dscore is not None
-        weights = weights.to(torch.float32)
-        library.attention_backward(
-            query,
-            self._keys,
-            self._score,
-            self._padding,
-            weights,
-            dweights,
-            dkeys,
-            dscore,
-            dquery,
+        rows, positions, size = self._keys.shape
+        # The library adds de_s (s - s^2) to dkeys; `gradients` multiplies by 4 score once.
+        library.call(
+            "attention_backward",
+            self._keys.numel(),
+            rows=rows,
+            positions=positions,
+            size=size,
+            query=query,
+            keys=self._keys,
+            score=self._score,
+            padding=self._padding,
+            weights=weights.to(torch.float32),
+            dweights=dweights,
+            dkeys=dkeys,
+            dscore=dscore,
+            dquery=dquery,
         )

@@ -1,4 +1,4 @@
-"""`StepKernels` in the C library: one call per step, in float32, and in bfloat16 with float32 sums."""
+"""`EagerSteps` in the C library: one call per step, in float32, and in bfloat16 with float32 sums."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class CSteps(EagerSteps):
         library.lstm_forward(gates, recurrent, before, h, after, kept)
 
     def prepare_gates(self, gates: Tensor) -> Tensor:
-        """Implements `StepKernels.prepare_gates`; 16-bit gates remain sums until their step, when they are in cache."""
+        """Implements `EagerSteps.prepare_gates`; 16-bit gates remain sums until their step, when they are in cache."""
         return super().prepare_gates(gates) if gates.dtype == self.accumulate else gates
 
     def _cell_backward(
@@ -49,7 +49,7 @@ class CSteps(EagerSteps):
     ) -> None:
         first, second = dh if len(dh) == 2 else (dh[0], self._zeros_like(dc))
         sums = gates.dtype != torch.float32
-        library.lstm_backward(gates, sums, before, after, first, second, dc, dgates, dbefore=dc)
+        library.lstm_backward(gates, sums, before, after, first, second, dc, dgates)
 
     def _zeros_like(self, like: Tensor) -> Tensor:
         """Returns zeros (B, H), expanded from one row."""

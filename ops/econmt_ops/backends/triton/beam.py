@@ -54,34 +54,27 @@ def beam_candidates(
 
 
 @triton.jit
-def _continuations(
-    scores: tl.tensor,
-    keys: tl.tensor,
-    maxima: tl.tensor,
-    sums: tl.tensor,
-    totals: tl.tensor,
-    scores_row: tl.tensor,
-    first_row: tl.tensor,
-    last: tl.tensor,
-    END: tl.constexpr,
-    PLACES: tl.constexpr,
-    WIDTH: tl.constexpr,
-    CHUNKS: tl.constexpr,
-    SIZE: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor]:
-    """Returns float64 totals (SIZE,) of a sentence's continuations, and their tokens, CHUNKS WIDTH per row."""
+def _continuations(found, totals, first_row, last, END: tl.constexpr, PLACES: tl.constexpr, WIDTH: tl.constexpr,
+                   CHUNKS: tl.constexpr, SIZE: tl.constexpr):  # fmt: skip
+    """Returns float64 totals (SIZE,) of a sentence's continuations, and their tokens, CHUNKS WIDTH per row.
+
+    Args:
+        found: pointer to the scores, their row stride, and what `beam_candidates` wrote.
+        last: True if a hypothesis may only end.
+    """
+    scores, scores_row, keys, maxima, sums = found
     index = tl.arange(0, SIZE)
     own = index // (CHUNKS * WIDTH)
     inside = own < PLACES
     row = first_row + own
     highest = tl.full([SIZE], -float("inf"), tl.float32)
     for chunk in tl.static_range(CHUNKS):
-        found = tl.load(maxima + row * CHUNKS + chunk, mask=inside, other=-float("inf"))
-        highest = tl.maximum(highest, found)
+        own_highest = tl.load(maxima + row * CHUNKS + chunk, mask=inside, other=-float("inf"))
+        highest = tl.maximum(highest, own_highest)
     total = tl.zeros([SIZE], tl.float32)
     for chunk in tl.static_range(CHUNKS):
-        found = tl.load(maxima + row * CHUNKS + chunk, mask=inside, other=0.0)
-        total += tl.load(sums + row * CHUNKS + chunk, mask=inside, other=1.0) * tl.exp(found - highest)
+        own_highest = tl.load(maxima + row * CHUNKS + chunk, mask=inside, other=0.0)
+        total += tl.load(sums + row * CHUNKS + chunk, mask=inside, other=1.0) * tl.exp(own_highest - highest)
     key = tl.load(keys + first_row * (CHUNKS * WIDTH) + index, mask=inside, other=_LOWEST)
     token = (key & _ALL_BITS) ^ _ALL_BITS
     value = _ordered((key >> 32).to(tl.int32)).to(tl.float32, bitcast=True)
@@ -93,27 +86,6 @@ def _continuations(
     before = tl.load(totals + row, mask=inside, other=-float("inf"))
     after = before + ((value - highest) - tl.log(total)).to(tl.float64)
     return tl.where(inside & (after == after), after, -float("inf")), token
-
-
-@triton.jit
-def _take_best(
-    totals: tl.tensor, tokens: tl.tensor, SIZE: tl.constexpr
-) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """Returns the highest of totals (SIZE,), its index, its token, and the totals without it."""
-    index = tl.arange(0, SIZE)
-    best = tl.max(totals, 0)
-    at = tl.min(tl.where(totals == best, index, SIZE), 0)
-    token = tl.sum(tl.where(index == at, tokens, 0), 0)
-    return best, at, token, tl.where(index == at, -float("inf"), totals)
-
-
-@triton.jit
-def _beat(to_beat: tl.tensor, score: tl.tensor, SIZE: tl.constexpr) -> tl.tensor:
-    """Inserts a score into the best scores (SIZE,): it replaces the lowest one if it is higher."""
-    rank = tl.arange(0, SIZE)
-    lowest = tl.min(to_beat, 0)
-    beaten = tl.min(tl.where(to_beat == lowest, rank, SIZE), 0)
-    return tl.where(rank == beaten, tl.maximum(score, lowest), to_beat)
 
 
 @triton.jit
@@ -153,28 +125,20 @@ def beam_advance(
     own = sentence * PLACES + place
     before = tl.load(totals + own, mask=place < PLACES, other=-float("inf"))
     grew = tl.max(before, 0) > -float("inf")
+    found = scores, scores_row, keys, maxima, sums
     after, token = _continuations(
-        scores,
-        keys,
-        maxima,
-        sums,
-        totals,
-        scores_row,
-        sentence * PLACES,
-        done + 1 > limit,
-        END,
-        PLACES,
-        WIDTH,
-        CHUNKS,
-        SIZE,
+        found, totals, sentence * PLACES, done + 1 > limit, END, PLACES, WIDTH, CHUNKS, SIZE
     )
-    rank = tl.arange(0, BEST_PADDED)
+    index, rank = tl.arange(0, SIZE), tl.arange(0, BEST_PADDED)
     to_beat = tl.load(best_scores + sentence * BEST + rank, mask=rank < BEST, other=float("inf"))
     penalty = tl.load(penalties + done + 1)
     growing = tl.full([PLACES_PADDED], -float("inf"), tl.float64)
     made = tl.zeros([PLACES_PADDED], tl.int64)
     for chosen in tl.static_range(PLACES):
-        best, at, word, after = _take_best(after, token, SIZE)
+        best = tl.max(after, 0)
+        at = tl.min(tl.where(after == best, index, SIZE), 0)
+        word = tl.sum(tl.where(index == at, token, 0), 0)
+        after = tl.where(index == at, -float("inf"), after)
         parent = at // (CHUNKS * WIDTH)
         kept = (free > chosen) & (best > -float("inf"))
         ends = kept & (word == END)
@@ -182,7 +146,11 @@ def beam_advance(
         tl.store(ended + column, best)
         tl.store(ended + column + 1, ((done + 1) * PLACES + parent).to(tl.float64))
         number += ends.to(tl.int64)
-        to_beat = _beat(to_beat, tl.where(ends, best / penalty, -float("inf")), BEST_PADDED)
+        score = tl.where(ends, best / penalty, -float("inf"))
+        # A score that is higher than the lowest of the best ones replaces it.
+        lowest = tl.min(to_beat, 0)
+        beaten = tl.min(tl.where(to_beat == lowest, rank, BEST_PADDED), 0)
+        to_beat = tl.where(rank == beaten, tl.maximum(score, lowest), to_beat)
         growing = tl.where((place == chosen) & kept & (word != END), best, growing)
         made = tl.where(place == chosen, word * PLACES + parent, made)
     # Stops when no growing hypothesis can still exceed the lowest of the best finished scores.

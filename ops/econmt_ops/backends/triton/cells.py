@@ -185,9 +185,18 @@ def row_stride(rows: Tensor | None) -> int:
 
 
 def forward(
-    gates: Tensor, before: Tensor, after: Tensor, h: Sequence[Tensor], read: Read | None = None
+    gates: Tensor,
+    before: Tensor,
+    after: Tensor,
+    h: Sequence[Tensor],
+    read: Read | None = None,
+    *,
+    keep: bool = True,  # noqa: ARG001 - the gates remain sums in either case
+    recurrent: Tensor | None = None,
 ) -> None:
-    """Runs one step of an LSTM cell; see `protocol.StepKernels.cell_forward`. The gates remain sums."""
+    """Runs one step of an LSTM cell; see `EagerSteps.cell_forward`."""
+    if recurrent is not None:
+        gates.add_(recurrent)
     rows, hidden = before.shape
     assert gates.shape == (rows, 4 * hidden)
     second = h[1] if len(h) > 1 else None
@@ -195,9 +204,9 @@ def forward(
         # The next layer reads h unchanged: the same kernel writes it to one more destination.
         h, read = h[:2], Read(h[2:])
     shown = read.destinations[0] if read.destinations else None
-    keep = None if read.keep is None else read.keep.view(torch.int8)
+    kept = None if read.keep is None else read.keep.view(torch.int8)
     grid, compiled_with = division(rows, hidden)
-    tensors = (gates, before, after, h[0], second, shown, read.residual, keep)
+    tensors = (gates, before, after, h[0], second, shown, read.residual, kept)
     strides = [row_stride(tensor) for tensor in tensors]
     cell_forward[grid](*tensors, read.scale, hidden, *strides, **compiled_with)
     for place in h[2:]:
@@ -216,7 +225,7 @@ def backward(
     keep: Tensor | None = None,
     scale: float = 1.0,
 ) -> None:
-    """Runs one step backward; see `protocol.StepKernels.cell_backward`. The gates are sums."""
+    """Runs one step backward; see `EagerSteps.cell_backward`. The gates are sums."""
     rows, hidden = before.shape
     assert gates.shape == dgates.shape == (rows, 4 * hidden)
     assert 1 <= len(dh) <= 2
@@ -229,7 +238,7 @@ def backward(
 
 
 def scan(gates: Tensor, first: Tensor) -> Tensor:
-    """Returns the cell states of a block; see `protocol.StepKernels.scan_cells`. The gates are sums."""
+    """Returns the cell states of a block; see `EagerSteps.scan_cells`. The gates are sums."""
     steps, rows, _ = gates.shape
     hidden = first.shape[1]
     assert gates.stride(2) == 1

@@ -66,22 +66,17 @@ def _join(lanes, value, valid, PRECISE: tl.constexpr, SMOOTH: tl.constexpr, MASK
 
 
 @triton.jit
-def sums_of_row(
-    logits,
-    stride,
-    counts,
-    vocabulary,
-    SMOOTH: tl.constexpr,
-    PRECISE: tl.constexpr,
-    PARTS: tl.constexpr,
-    LANES: tl.constexpr,
-):
+def sums_of_row(row, SMOOTH: tl.constexpr, PRECISE: tl.constexpr, PARTS: tl.constexpr, LANES: tl.constexpr):
     """Returns the maximum of a row of logits, the sum of exp(logit - maximum) and, with SMOOTH, the sum of the logits.
 
     Each lane has a running maximum and sum; the lane of a value is its column modulo LANES, so that lanes are combined
     only at the end. The last values of a row are loaded up to the stride, because whole rows load faster. Ignored rows
     are mostly not read; their results are replaced by zeros.
+
+    Args:
+        row: pointer to the logits, their stride, False for a row that is ignored, and the number of logits.
     """
+    logits, stride, counts, vocabulary = row
     place = tl.arange(0, PARTS)[:, None] * LANES + tl.arange(0, LANES)[None, :]
     whole = vocabulary // (PARTS * LANES) * (PARTS * LANES)
     rest = whole + place
@@ -101,26 +96,18 @@ def sums_of_row(
 
 @triton.jit
 def put_gradient(
-    logits,
-    stride,
-    target,
-    wanted,
-    counts,
-    shift,
-    scale,
-    share,
-    at_target,
-    vocabulary,
-    SLICED: tl.constexpr,
-    PRECISE: tl.constexpr,
-    PARTS: tl.constexpr,
-    LANES: tl.constexpr,
+    row, label, factors, SLICED: tl.constexpr, PRECISE: tl.constexpr, PARTS: tl.constexpr, LANES: tl.constexpr
 ):
-    """Overwrites a row of logits with exp(logit - shift) scale - share, or zeros if the row is ignored.
+    """Overwrites a row of logits, see `sums_of_row`, by their gradient, or zeros if the row is ignored.
 
-    ``target``: column with logit ``wanted``, from which ``at_target`` is subtracted too; negative, with SLICED, if
-    another slice has it.
+    Args:
+        label: column of the target, negative, with SLICED, if another slice has it; and its logit.
+        factors: shift, scale, share and at_target: the gradient is exp(logit - shift) scale - share, and less by
+            at_target at the target.
     """
+    logits, stride, counts, vocabulary = row
+    target, wanted = label
+    shift, scale, share, at_target = factors
     place = tl.arange(0, PARTS)[:, None] * LANES + tl.arange(0, LANES)[None, :]
     whole = vocabulary // (PARTS * LANES) * (PARTS * LANES)
     rest = whole + place
@@ -142,37 +129,6 @@ def put_gradient(
     else:
         for begin in range(0, whole, PARTS * LANES):
             tl.store(logits + begin + place, tl.zeros((PARTS, LANES), logits.dtype.element_ty))
-
-
-@triton.jit
-def _whole_row(
-    logits,
-    stride,
-    target,
-    counts,
-    factor,
-    vocabulary,
-    smoothing,
-    GRADIENT: tl.constexpr,
-    SMOOTH: tl.constexpr,
-    PRECISE: tl.constexpr,
-    LANES: tl.constexpr,
-):
-    """Returns maximum, normalizer and sum of a row that is held in registers, and overwrites it with its gradient."""
-    column = tl.arange(0, LANES)
-    inside = column < vocabulary
-    value = tl.load(logits + column, mask=(column < stride) & counts, other=0.0).to(tl.float32)
-    plain = tl.sum(tl.where(inside, value, 0.0), 0) if SMOOTH else 0.0
-    value = tl.where(inside, value, float("-inf"))
-    maximum = tl.max(value, 0)
-    power = _exponential(value, tl.where(maximum == float("-inf"), 0.0, maximum), PRECISE)
-    normalizer = tl.sum(power, 0)
-    if GRADIENT:
-        gradient = power * (factor / normalizer) - factor * smoothing / vocabulary
-        gradient -= tl.where(column == target, (1.0 - smoothing) * factor, 0.0)
-        gradient = tl.where(inside & counts, gradient, 0.0)
-        tl.store(logits + column, gradient.to(logits.dtype.element_ty), mask=column < stride)
-    return maximum, normalizer, plain
 
 
 @triton.jit(do_not_specialize=["ignore_index"])
@@ -207,13 +163,22 @@ def loss_rows(
     if HAS_FACTORS:
         factor *= tl.load(factors + row).to(tl.float32)
     if PARTS == 0:
-        maximum, normalizer, plain = _whole_row(
-            logits, stride, target, counts, factor, vocabulary, smoothing, GRADIENT, SMOOTH, PRECISE, LANES
-        )
+        column = tl.arange(0, LANES)
+        inside = column < vocabulary
+        value = tl.load(logits + column, mask=(column < stride) & counts, other=0.0).to(tl.float32)
+        plain = tl.sum(tl.where(inside, value, 0.0), 0) if SMOOTH else 0.0
+        value = tl.where(inside, value, float("-inf"))
+        maximum = tl.max(value, 0)
+        power = _exponential(value, tl.where(maximum == float("-inf"), 0.0, maximum), PRECISE)
+        normalizer = tl.sum(power, 0)
+        if GRADIENT:
+            gradient = power * (factor / normalizer) - factor * smoothing / vocabulary
+            gradient -= tl.where(column == target, (1.0 - smoothing) * factor, 0.0)
+            gradient = tl.where(inside & counts, gradient, 0.0)
+            tl.store(logits + column, gradient.to(logits.dtype.element_ty), mask=column < stride)
     else:
-        maximum, normalizer, plain = sums_of_row(
-            logits, stride, counts, vocabulary, SMOOTH, PRECISE, PARTS, LANES
-        )
+        whole_row = logits, stride, counts, vocabulary
+        maximum, normalizer, plain = sums_of_row(whole_row, SMOOTH, PRECISE, PARTS, LANES)
     log_normalizer = tl.log(normalizer)
     loss = maximum - wanted + log_normalizer
     if SMOOTH:
@@ -222,10 +187,8 @@ def loss_rows(
     tl.store(losses + row, tl.where(counts, loss, 0.0))
     if GRADIENT and PARTS > 0:
         share, at_target = factor * smoothing / vocabulary, (1.0 - smoothing) * factor
-        put_gradient(
-            logits, stride, target, wanted, counts, maximum, factor / normalizer, share, at_target, vocabulary, False,
-            PRECISE, PARTS, LANES,
-        )  # fmt: skip
+        factors = maximum, factor / normalizer, share, at_target
+        put_gradient(whole_row, (target, wanted), factors, False, PRECISE, PARTS, LANES)
 
 
 @triton.jit

@@ -40,12 +40,14 @@ def _fitted(values, kind: tl.constexpr):
 
 
 @triton.jit
-def _copy(tile, given, made, lengths, rows, batch, step, row, WIDTH: tl.constexpr, WIDE: tl.constexpr,
-          ROWS: tl.constexpr, COLUMNS: tl.constexpr, PADDED: tl.constexpr):  # fmt: skip
-    """Copies a tile of ROWS rows from (T, B, WIDTH) with these strides to (T B, WIDE), whose other columns are zero.
+def _copy(tile, matrix, lengths, WIDTH: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+          PADDED: tl.constexpr):  # fmt: skip
+    """Copies a tile of ROWS rows from (T, B, WIDTH) to (T B, WIDE), whose other columns are zero.
 
-    If PADDED, steps from lengths (B,) on are zero, too.
+    ``matrix``: pointers to both, T B, B, and the strides of T and B in the first. If PADDED, steps from lengths (B,) on
+    are zero, too.
     """
+    given, made, rows, batch, step, row = matrix
     at = tile * ROWS + tl.arange(0, ROWS)
     inside = (at < rows)[:, None]
     read = inside
@@ -71,29 +73,16 @@ def _prepare(inputs, rows, weight, wide_weight, recurrent, cast_recurrent, bias,
     program = tl.program_id(0)
     if READS:  # noqa: SIM102  a compile-time condition
         if program < weight_first:
-            _copy(
-                program,
-                inputs,
-                rows,
-                lengths,
-                steps * batch,
-                batch,
-                step,
-                row,
-                WIDTH,
-                WIDE,
-                TILE // WIDE_BLOCK,
-                WIDE_BLOCK,
-                PADDED,
-            )
+            matrix = inputs, rows, steps * batch, batch, step, row
+            _copy(program, matrix, lengths, WIDTH, WIDE, TILE // WIDE_BLOCK, WIDE_BLOCK, PADDED)
     if WEIGHT:  # noqa: SIM102
         if (program >= weight_first) & (program < recurrent_first):
-            _copy(program - weight_first, weight, wide_weight, lengths, 4 * H, 4 * H, 0, weight_row, WIDTH, WIDE,
-                  TILE // WIDE_BLOCK, WIDE_BLOCK, False)  # fmt: skip
+            matrix = weight, wide_weight, 4 * H, 4 * H, 0, weight_row
+            _copy(program - weight_first, matrix, lengths, WIDTH, WIDE, TILE // WIDE_BLOCK, WIDE_BLOCK, False)
     if RECURRENT:  # noqa: SIM102
         if (program >= recurrent_first) & (program < rest_first):
-            _copy(program - recurrent_first, recurrent, cast_recurrent, lengths, 4 * H, 4 * H, 0, recurrent_row,
-                  H, H, TILE // H_BLOCK, H_BLOCK, False)  # fmt: skip
+            matrix = recurrent, cast_recurrent, 4 * H, 4 * H, 0, recurrent_row
+            _copy(program - recurrent_first, matrix, lengths, H, H, TILE // H_BLOCK, H_BLOCK, False)
     if program >= rest_first:
         at = (program - rest_first) * TILE + tl.arange(0, TILE)
         tl.store(zeros + at, tl.zeros((TILE,), tl.int32), mask=at < zero_count)

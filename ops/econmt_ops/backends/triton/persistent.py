@@ -340,10 +340,8 @@ def backward_launch(
     """Returns the launches of a step of the backward kernel, and the last arguments of each of a walk's launches.
 
     Args:
-        partition: how the walk is parted.
-        shape: D, T, B and 4H.
+        partition, shape, backwards: as in `forward_launch`.
         types: of sums, recurrent matrix, outputs' gradient and the last h's gradient.
-        backwards: for each direction True if it walks backwards.
         has: True each if there are lengths, a gradient of the last h, and one of the last c.
     """
     directions, steps, batch, width = shape

@@ -32,34 +32,13 @@ def derive(seed, index):
 
 
 @triton.jit
-def _words(seed, group):
-    """Returns the four random words of groups of eight elements, given int64 group indices."""
-    low = (group & 0xFFFFFFFF).to(tl.uint32)
-    high = (group >> 32).to(tl.uint32)
-    return tl.philox(seed, low, high, high * 0, high * 0)
-
-
-@triton.jit
-def keep(seed, element, threshold):
-    """Returns True for elements that are kept.
-
-    Args:
-        seed: 64-bit seed; for the index-th mask, the result of `derive`.
-        element: indices of elements, 32 or 64 bits, not negative, in a block of any shape.
-        threshold: number of the 65,536 values that mean "keep"; see `econmt_ops.core.dropout.keep_threshold`.
-    """
-    element = element.to(tl.int64)
-    first, second, third, fourth = _words(seed, element >> 3)
-    place = (element & 7).to(tl.int32)
-    word = tl.where(place < 4, tl.where(place < 2, first, second), tl.where(place < 6, third, fourth))
-    bits = (word >> ((place & 1) * 16).to(tl.uint32)) & 0xFFFF
-    return bits.to(tl.int32) < threshold
-
-
-@triton.jit
 def _keep_groups(seed, group, threshold):
-    """Returns `keep` for all elements (8 G,) of groups (G,), int64, in an eighth of the work."""
-    first, second, third, fourth = _words(seed, group)
+    """Returns True for the elements (8 G,) of groups (G,), int64, that are kept.
+
+    ``threshold`` of the 65,536 values of an element's bits mean "keep"; see `econmt_ops.core.dropout.keep_threshold`.
+    """
+    low, high = (group & 0xFFFFFFFF).to(tl.uint32), (group >> 32).to(tl.uint32)
+    first, second, third, fourth = tl.philox(seed, low, high, high * 0, high * 0)
     words = tl.join(tl.join(first, third), tl.join(second, fourth))
     halves = tl.join(words & 0xFFFF, words >> 16)
     return tl.reshape(halves, (group.shape[0] * 8,)).to(tl.int32) < threshold

@@ -31,7 +31,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.runtime.driver import driver
 
-from econmt_ops.backends.triton import interpreted
+from econmt_ops.backends.triton import interpreted, recurrence_kernels
 from econmt_ops.backends.triton.exchange import SPINS as _SPINS
 from econmt_ops.linear_recurrence.scan import RecurrenceArguments
 
@@ -47,9 +47,9 @@ _ROW = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, order=[0]))
 
 @gluon.jit
 def _copy(
-    at: tl.tensor, stride: tl.tensor, first: tl.tensor, end: tl.tensor, length: tl.tensor,
-    REVERSE: tl.constexpr, SPAN: tl.constexpr, WARPS: tl.constexpr, UNITS: tl.constexpr, COPY: tl.constexpr,
-) -> tl.tensor:  # fmt: skip
+    at, stride, first, end, length, REVERSE: tl.constexpr, SPAN: tl.constexpr, WARPS: tl.constexpr, UNITS: tl.constexpr,
+    COPY: tl.constexpr,
+):  # fmt: skip
     """Starts copying a tile's steps from ``first`` on; zeros before step 0 and from ``end`` on.
 
     ``at`` points to the units of the row's first position.
@@ -70,7 +70,7 @@ def _copy(
 
 
 @gluon.jit
-def _values(buffer: tl.tensor, first: tl.tensor, GRID: tl.constexpr) -> tuple[tl.tensor, ...]:
+def _values(buffer, first, GRID: tl.constexpr):
     """Returns steps (WARPS, UNITS) from ``first`` on in float32, all loaded before any is used."""
     values = ()
     for k in gl.static_range(_UNROLL):
@@ -79,37 +79,25 @@ def _values(buffer: tl.tensor, first: tl.tensor, GRID: tl.constexpr) -> tuple[tl
 
 
 @gluon.jit
-def _store(
-    at: tl.tensor, stride: tl.tensor, value: tl.tensor, step: tl.tensor, length: tl.tensor, steps: tl.tensor,
-    REVERSE: tl.constexpr,
-) -> None:  # fmt: skip
+def _store(at, stride, value, step, length, steps, REVERSE: tl.constexpr):
     """Stores the units of steps (WARPS, 1), zeros beyond the row's length."""
     value = gl.where(step < length, value, 0.0)
     position = gl.where(step < length, length - 1 - step, step) if REVERSE else step
     gl.store(at + position.to(gl.int64) * stride, value.to(at.dtype.element_ty), mask=step < steps)
 
 
-@gluon.jit
-def _join(p: tl.tensor, e: tl.tensor, q: tl.tensor, f: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
-    """Composes two maps, the earlier first: h -> q (p h + e) + f; if e is 0, q e is 0 even for an infinite q."""
-    return p * q, gl.where(e == 0, f, q * e + f)
+_join, _after = gluon.jit(recurrence_kernels.join.fn), gluon.jit(recurrence_kernels.after.fn)
 
 
 @gluon.jit
-def _after(p: tl.tensor, e: tl.tensor, state: tl.tensor) -> tl.tensor:
-    """Returns p state + e; if the state is 0, p state is 0 even for an infinite p."""
-    return gl.where(state == 0, e, p * state + e)
-
-
-@gluon.jit
-def _publish(at: tl.tensor, p: tl.tensor, e: tl.tensor) -> None:
+def _publish(at, p, e):
     """Stores a map or, with p = 0, a state (UNITS,) where later programs can read it: 64 bits at once."""
     low, high = p.to(gl.uint32, bitcast=True).to(gl.uint64), e.to(gl.uint32, bitcast=True).to(gl.uint64)
     gl.store(at, (low | (high << 32)).to(gl.int64, bitcast=True))
 
 
 @gluon.jit
-def _map_at(at: tl.tensor, mask: tl.tensor) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+def _map_at(at, mask):
     """Returns P and e (UNITS,) of a word, those of the identity where not ``mask``; and 1 where it is absent."""
     word = gl.load(at, mask=mask, other=_IDENTITY, volatile=True)
     p, e = word.to(gl.int32), (word >> 32).to(gl.int32)
@@ -118,9 +106,9 @@ def _map_at(at: tl.tensor, mask: tl.tensor) -> tuple[tl.tensor, tl.tensor, tl.te
 
 @gluon.jit
 def _wait(
-    tiles_at: tl.tensor, rank: tl.tensor, groups_at: tl.tensor, group_rank: tl.tensor, states_at: tl.tensor,
-    block: tl.tensor, start: tl.tensor, UNITS: tl.constexpr, RADIX: tl.constexpr, LINE: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor, tl.tensor]:  # fmt: skip
+    tiles_at, rank, groups_at, group_rank, states_at, block, start, UNITS: tl.constexpr, RADIX: tl.constexpr,
+    LINE: tl.constexpr,
+):  # fmt: skip
     """Waits for ``rank`` maps of tiles, ``group_rank`` maps of groups and the state after ``block`` blocks.
 
     Returns:
@@ -154,9 +142,8 @@ def _wait(
 
 @gluon.jit
 def _state_before(
-    p: tl.tensor, e: tl.tensor, start: tl.tensor, number: tl.tensor, tiles: tl.tensor, words: tl.tensor,
-    UNITS: tl.constexpr, RADIX: tl.constexpr, LINE: tl.constexpr,
-) -> tl.tensor:  # fmt: skip
+    p, e, start, number, tiles, words, UNITS: tl.constexpr, RADIX: tl.constexpr, LINE: tl.constexpr,
+):  # fmt: skip
     """Returns the state (UNITS,) before a tile.
 
     Args:
@@ -189,10 +176,9 @@ def _state_before(
 
 @gluon.jit
 def _states(
-    a: tl.tensor, b: tl.tensor, start: tl.tensor, line: tl.tensor, number: tl.tensor, tiles: tl.tensor,
-    words: tl.tensor, BACK: tl.constexpr, SPAN: tl.constexpr, WARPS: tl.constexpr, UNITS: tl.constexpr,
-    RADIX: tl.constexpr, GRID: tl.constexpr, LINE: tl.constexpr,
-) -> tl.tensor:  # fmt: skip
+    a, b, start, line, number, tiles, words, BACK: tl.constexpr, SPAN: tl.constexpr, WARPS: tl.constexpr,
+    UNITS: tl.constexpr, RADIX: tl.constexpr, GRID: tl.constexpr, LINE: tl.constexpr,
+):  # fmt: skip
     """Returns the states (WARPS, UNITS) before the steps of each warp; with BACK from the last step to the first.
 
     Args:
@@ -231,9 +217,7 @@ def _states(
 
 
 @gluon.jit
-def _tile_of(
-    hidden: tl.tensor, tiles: tl.tensor, UNITS: tl.constexpr
-) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+def _tile_of(hidden, tiles, UNITS: tl.constexpr):
     """Returns the program's row, its first unit, the number of its tile in the order of the walk, and of its line."""
     lines = gl.num_programs(0) // tiles
     line, number = gl.program_id(0) % lines, gl.program_id(0) // lines
@@ -243,12 +227,10 @@ def _tile_of(
 
 @gluon.jit(do_not_specialize=["steps", "tiles"])
 def scan_forward(
-    decay: tl.tensor, inputs: tl.tensor, initial: tl.tensor, lengths: tl.tensor, outputs: tl.tensor, words: tl.tensor,
-    decay_batch: tl.tensor, decay_step: tl.tensor, inputs_batch: tl.tensor, inputs_step: tl.tensor, hidden: tl.tensor,
-    steps: tl.tensor, tiles: tl.tensor,
-    SPAN: tl.constexpr, WARPS: tl.constexpr, UNITS: tl.constexpr, RADIX: tl.constexpr, REVERSE: tl.constexpr,
+    decay, inputs, initial, lengths, outputs, words, decay_batch, decay_step, inputs_batch, inputs_step, hidden, steps,
+    tiles, SPAN: tl.constexpr, WARPS: tl.constexpr, UNITS: tl.constexpr, RADIX: tl.constexpr, REVERSE: tl.constexpr,
     COPY: tl.constexpr, GRID: tl.constexpr, LINE: tl.constexpr,
-) -> None:  # fmt: skip
+):  # fmt: skip
     """Computes outputs (B, T, H); ``initial`` and ``lengths`` may be None, ``words`` too if a row has one tile."""
     steps, tiles = steps.to(gl.int32), tiles.to(gl.int32)
     row, column, number, line = _tile_of(hidden, tiles, UNITS)
@@ -275,43 +257,13 @@ def scan_forward(
             _store(made_at, hidden, state, step + base + k, length, steps, REVERSE)
 
 
-@gluon.jit
-def _go_back(
-    a: tl.tensor, d: tl.tensor, h: tl.tensor, delta: tl.tensor, begin: tl.tensor, first: tl.tensor,
-    ddecay_at: tl.tensor, dinputs_at: tl.tensor, hidden: tl.tensor, length: tl.tensor, steps: tl.tensor,
-    REVERSE: tl.constexpr, SPAN: tl.constexpr, GRID: tl.constexpr,
-) -> tl.tensor:  # fmt: skip
-    """Writes the gradients of a tile's steps, last step first; returns those of the inputs of each warp's first step.
-
-    Args:
-        a, d, h: shared memory (SPAN, WARPS, UNITS): decays of the following steps, gradients of the outputs, and
-            outputs before the steps, of which ``begin`` (1, UNITS) is the one before step 0.
-        delta: (WARPS, UNITS), gradients of the inputs of the steps after those of each warp.
-        first: (WARPS, 1), first step of each warp.
-    """
-    for turn in range(0, SPAN, _UNROLL):
-        base = SPAN - _UNROLL - turn
-        decays, incoming, before = _values(a, base, GRID), _values(d, base, GRID), _values(h, base, GRID)
-        for i in gl.static_range(_UNROLL):
-            step = first + base + (_UNROLL - 1 - i)
-            delta = decays[_UNROLL - 1 - i] * delta + incoming[_UNROLL - 1 - i]
-            state = before[_UNROLL - 1 - i]
-            if i == _UNROLL - 1:
-                state = gl.where(step == 0, begin, state)
-            _store(dinputs_at, hidden, delta, step, length, steps, REVERSE)
-            _store(ddecay_at, hidden, delta * state, step, length, steps, REVERSE)
-    return delta
-
-
 @gluon.jit(do_not_specialize=["steps", "tiles"])
 def scan_backward(
-    decay: tl.tensor, outputs: tl.tensor, doutputs: tl.tensor, initial: tl.tensor, lengths: tl.tensor,
-    ddecay: tl.tensor, dinputs: tl.tensor, dinitial: tl.tensor, words: tl.tensor,
-    decay_batch: tl.tensor, decay_step: tl.tensor, outputs_batch: tl.tensor, outputs_step: tl.tensor,
-    doutputs_batch: tl.tensor, doutputs_step: tl.tensor, hidden: tl.tensor, steps: tl.tensor, tiles: tl.tensor,
-    SPAN: tl.constexpr, WARPS: tl.constexpr, UNITS: tl.constexpr, RADIX: tl.constexpr, REVERSE: tl.constexpr,
-    COPY: tl.constexpr, GRID: tl.constexpr, LINE: tl.constexpr,
-) -> None:  # fmt: skip
+    decay, outputs, doutputs, initial, lengths, ddecay, dinputs, dinitial, words, decay_batch, decay_step,
+    outputs_batch, outputs_step, doutputs_batch, doutputs_step, hidden, steps, tiles, SPAN: tl.constexpr,
+    WARPS: tl.constexpr, UNITS: tl.constexpr, RADIX: tl.constexpr, REVERSE: tl.constexpr, COPY: tl.constexpr,
+    GRID: tl.constexpr, LINE: tl.constexpr,
+):  # fmt: skip
     """Computes the gradients: delta_i = dh_i + a_{i+1} delta_{i+1}, from the last step to the first."""
     steps, tiles = steps.to(gl.int32), tiles.to(gl.int32)
     row, column, number, line = _tile_of(hidden, tiles, UNITS)
@@ -335,10 +287,19 @@ def scan_backward(
     warp = gl.expand_dims(gl.arange(0, WARPS, layout=gl.SliceLayout(1, GRID)), 1)
     unit = gl.expand_dims(unit, 0)
     made = row * steps * hidden + column + unit
-    delta = _go_back(
-        a, d, h, delta, gl.expand_dims(begin, 0), first + SPAN * warp, ddecay + made, dinputs + made, hidden, length,
-        steps, REVERSE, SPAN, GRID,
-    )  # fmt: skip
+    begin, warp_first = gl.expand_dims(begin, 0), first + SPAN * warp
+    ddecay, dinputs = ddecay + made, dinputs + made
+    for turn in range(0, SPAN, _UNROLL):
+        base = SPAN - _UNROLL - turn
+        decays, incoming, before = _values(a, base, GRID), _values(d, base, GRID), _values(h, base, GRID)
+        for i in gl.static_range(_UNROLL):
+            step = warp_first + base + (_UNROLL - 1 - i)
+            delta = decays[_UNROLL - 1 - i] * delta + incoming[_UNROLL - 1 - i]
+            state = before[_UNROLL - 1 - i]
+            if i == _UNROLL - 1:
+                state = gl.where(step == 0, begin, state)
+            _store(dinputs, hidden, delta, step, length, steps, REVERSE)
+            _store(ddecay, hidden, delta * state, step, length, steps, REVERSE)
     if first == 0:
         position = length - 1 if REVERSE else length * 0
         at_start = a_at + position.to(gl.int64) * decay_step + unit

@@ -161,20 +161,6 @@ def states_around(p, e, start, number, tiles, units, parts, states, flags, UNITS
 
 
 @triton.jit
-def go_through(
-    a, b, state, next_state, first, at, stride, length, steps, inside, COUNT: tl.constexpr, TILED: tl.constexpr,
-    REVERSE: tl.constexpr, ACC: tl.constexpr,
-):  # fmt: skip
-    """Writes the states after COUNT steps and returns the last one, which with TILED is given."""
-    for k in tl.static_range(COUNT):
-        state = after(a[k].to(ACC), b[k].to(ACC), state)
-        if TILED and k == COUNT - 1:
-            state = next_state
-        put(at, stride, state, first + k, length, steps, inside, REVERSE)
-    return state
-
-
-@triton.jit
 def line_of(at, stride, length, last: tl.constexpr, REVERSE: tl.constexpr):
     """Returns pointers to a row's first step, or with ``last`` its last, and the stride to the next step.
 
@@ -313,22 +299,11 @@ def recurrence_forward(
         )
         if KEEPS:
             tl.store(carries + (row * blocks + tile) * hidden + unit, state, mask=inside)
-        go_through(
-            a,
-            b,
-            state,
-            next_state,
-            start,
-            outputs_at,
-            hidden,
-            length,
-            steps,
-            inside,
-            BLOCK,
-            TILED,
-            REVERSE,
-            ACC,
-        )
+        for k in tl.static_range(BLOCK):
+            state = after(a[k].to(ACC), b[k].to(ACC), state)
+            if k == BLOCK - 1:
+                state = next_state
+            put(outputs_at, hidden, state, start + k, length, steps, inside, REVERSE)
     else:
         walk(
             a_at, decay_step, b_at, inputs_step, outputs_at, carries + row * blocks * hidden + unit, state,
@@ -357,31 +332,6 @@ def go_back(
 
 
 @triton.jit
-def outputs_before(a, b, state, like, COUNT: tl.constexpr, ACC: tl.constexpr):
-    """Returns the outputs before each of COUNT steps, rounded like ``like``, given the state before the first."""
-    found = ()
-    for k in tl.static_range(COUNT):
-        found = found + (state.to(like.dtype.element_ty),)
-        state = after(a[k].to(ACC), b[k].to(ACC), state)
-    return found
-
-
-@triton.jit
-def outputs_again(
-    a_at, a_step, b_at, b_step, made_at, state, start, end, live, length, steps, hidden, inside, COUNT: tl.constexpr,
-    REVERSE: tl.constexpr, ACC: tl.constexpr,
-):  # fmt: skip
-    """Recomputes and writes the rounded outputs of the steps from ``start`` to ``end``, given the state before them."""
-    for first in range(start, end, COUNT):
-        a = fetch(a_at, a_step, first, live, length, inside, 1.0, COUNT, REVERSE)
-        b = fetch(b_at, b_step, first, live, length, inside, 0.0, COUNT, REVERSE)
-        for k in tl.static_range(COUNT):
-            state = after(a[k].to(ACC), b[k].to(ACC), state)
-            put(made_at, hidden, state, first + k, length, steps, inside, REVERSE)
-    tl.debug_barrier()  # other threads may read these stores
-
-
-@triton.jit
 def walk_back_again(
     a_at, a_step, d_at, d_step, kept_at, kept_step, carries_at, ddecay_at, dinputs_at, behind, delta, length, steps,
     hidden, inside, BLOCK: tl.constexpr, COUNT: tl.constexpr, REVERSE: tl.constexpr, ACC: tl.constexpr,
@@ -398,10 +348,13 @@ def walk_back_again(
         begin = tl.load(carries_at + block * hidden, mask=inside & (first < length), other=0.0)
         if (turn == 0) | ((first + COUNT) % BLOCK == 0):
             start = tl.load(carries_at + block * hidden, mask=inside & (block * BLOCK < length), other=0.0)
-            outputs_again(
-                a_at, a_step, kept_at, kept_step, ddecay_at, start, block * BLOCK, first + COUNT, length, length, steps,
-                hidden, inside, COUNT, REVERSE, ACC,
-            )  # fmt: skip
+            for early in range(block * BLOCK, first + COUNT, COUNT):
+                decays = fetch(a_at, a_step, early, length, length, inside, 1.0, COUNT, REVERSE)
+                added = fetch(kept_at, kept_step, early, length, length, inside, 0.0, COUNT, REVERSE)
+                for k in tl.static_range(COUNT):
+                    start = after(decays[k].to(ACC), added[k].to(ACC), start)
+                    put(ddecay_at, hidden, start, early + k, length, steps, inside, REVERSE)
+            tl.debug_barrier()  # other threads may read these stores
         h = fetch(ddecay_at, hidden, first - 1, length, length, inside, 0.0, COUNT, REVERSE)
         next_a = fetch(a_at, a_step, before, length, length, inside, 1.0, COUNT, REVERSE)
         next_d = fetch(d_at, d_step, before, length, length, inside, 0.0, COUNT, REVERSE)
@@ -455,7 +408,10 @@ def recurrence_backward(
         if AGAIN:
             begin = tl.load(carries_at + start // BLOCK * hidden, mask=inside, other=0.0)
             b = fetch(kept_at, kept_step, start, live, length, inside, 0.0, BLOCK, REVERSE)
-            h = outputs_before(a, b, begin, ddecay, BLOCK, ACC)
+            h, state = (), begin
+            for k in tl.static_range(BLOCK):
+                h = h + (state.to(ddecay.dtype.element_ty),)  # rounded like the outputs
+                state = after(a[k].to(ACC), b[k].to(ACC), state)
         else:
             h = fetch(kept_at, kept_step, start - 1, live, length, inside, 0.0, BLOCK, REVERSE)
         delta, _ = states_around(

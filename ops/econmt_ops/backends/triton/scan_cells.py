@@ -172,9 +172,11 @@ def give_back(c, o, x, dh, OUTPUT: tl.constexpr, ACC: tl.constexpr):
 
 
 @triton.jit
-def read_forward(products, read, row, begin, unit, length, steps, read_batch, read_step, PARTS: tl.constexpr,
-                 HIDDEN: tl.constexpr, READS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+def read_forward(
+    source, begin, PARTS: tl.constexpr, HIDDEN: tl.constexpr, READS: tl.constexpr, BLOCK: tl.constexpr
+):
     """Loads the parts of the products and, with READS, the input, for a block of steps."""
+    products, read, row, unit, length, steps, read_batch, read_step = source
     place = products + (row * steps + begin) * (PARTS * HIDDEN) + unit
     found = ()
     for index in tl.static_range(BLOCK):
@@ -221,15 +223,11 @@ def scan_cell_forward(
     c, p = tl.zeros((UNITS,), ACC), tl.full((UNITS,), 1.0, ACC)
     if not SUMMARY:
         c = tl.load(first + state, mask=inside, other=0.0)
-    block = read_forward(
-        products, read, row, start, unit, length, steps, read_batch, read_step, PARTS, HIDDEN, READS, BLOCK
-    )
+    source = products, read, row, unit, length, steps, read_batch, read_step
+    block = read_forward(source, start, PARTS, HIDDEN, READS, BLOCK)
     for number in range(tl.cdiv(stop - start, BLOCK)):
         begin = start + number * BLOCK
-        behind = read_forward(
-            products, read, row, begin + BLOCK, unit, length, steps, read_batch, read_step, PARTS, HIDDEN, READS,
-            BLOCK,
-        )  # fmt: skip
+        behind = read_forward(source, begin + BLOCK, PARTS, HIDDEN, READS, BLOCK)
         at = (row * steps + begin) * HIDDEN + unit
         for index in tl.static_range(BLOCK):
             live = begin + index < length
@@ -252,10 +250,11 @@ def scan_cell_forward(
 
 
 @triton.jit
-def read_backward(products, read, cells, doutputs, row, begin, unit, length, steps, read_batch, read_step,
-                  doutputs_batch, doutputs_step, PARTS: tl.constexpr, HIDDEN: tl.constexpr, READS: tl.constexpr,
-                  BLOCK: tl.constexpr, HAS_DOUTPUTS: tl.constexpr):  # fmt: skip
+def read_backward(source, begin, PARTS: tl.constexpr, HIDDEN: tl.constexpr, READS: tl.constexpr, BLOCK: tl.constexpr,
+                  HAS_DOUTPUTS: tl.constexpr):  # fmt: skip
     """Loads the parts, c before the step, the input and the gradient of h, for a block of steps."""
+    (products, read, cells, doutputs, row, unit, length, steps, read_batch, read_step, doutputs_batch,
+     doutputs_step) = source  # fmt: skip
     inside = unit < HIDDEN
     place = products + (row * steps + begin) * (PARTS * HIDDEN) + unit
     earlier = cells + (row * steps + begin - 1) * HIDDEN + unit
@@ -308,18 +307,14 @@ def scan_cell_backward(
         carried = tl.load(dlast + state, mask=inside, other=0.0).to(ACC)
     blocks = tl.cdiv(stop - begin_of_chunk, BLOCK)
     end = begin_of_chunk + (blocks - 1) * BLOCK
-    block = read_backward(
-        products, read, cells, doutputs, row, end, unit, length, steps, read_batch, read_step, doutputs_batch,
-        doutputs_step, PARTS, HIDDEN, READS, BLOCK, HAS_DOUTPUTS,
-    )  # fmt: skip
+    source = (products, read, cells, doutputs, row, unit, length, steps, read_batch, read_step, doutputs_batch,
+              doutputs_step)  # fmt: skip
+    block = read_backward(source, end, PARTS, HIDDEN, READS, BLOCK, HAS_DOUTPUTS)
     # c after the last step of the chunk: no later step of the chunk loads it as its previous c
     c = tl.load(cells + (row * steps + stop - 1) * HIDDEN + unit, mask=inside & (length >= stop), other=0.0)
     for number in range(blocks):
         begin = end - number * BLOCK
-        ahead = read_backward(
-            products, read, cells, doutputs, row, begin - BLOCK, unit, length, steps, read_batch, read_step,
-            doutputs_batch, doutputs_step, PARTS, HIDDEN, READS, BLOCK, HAS_DOUTPUTS,
-        )  # fmt: skip
+        ahead = read_backward(source, begin - BLOCK, PARTS, HIDDEN, READS, BLOCK, HAS_DOUTPUTS)
         place = dproducts + (row * steps + begin) * (PARTS * HIDDEN) + unit
         for index in tl.static_range(BLOCK - 1, -1, -1):
             step = begin + index

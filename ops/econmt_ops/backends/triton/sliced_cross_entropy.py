@@ -73,7 +73,7 @@ def slice_numbers(
     place = target - first
     here = counts & (place >= 0) & (place < own)
     wanted = tl.load(logits + place, mask=here, other=0.0).to(tl.float32)
-    maximum, normalizer, plain = sums_of_row(logits, stride, counts, own, SMOOTH, PRECISE, PARTS, LANES)
+    maximum, normalizer, plain = sums_of_row((logits, stride, counts, own), SMOOTH, PRECISE, PARTS, LANES)
     tl.store(numbers + row, tl.where(counts, maximum + tl.log(normalizer), 0.0))
     tl.store(numbers + rows + row, wanted)
     tl.store(numbers + 2 * rows + row, tl.where(counts, plain, 0.0))
@@ -122,18 +122,8 @@ def slice_gradient(
     tl.store(losses + row, tl.where(counts, loss, 0.0))
     factor = tl.where(counts, tl.load(scale + row if BY_ROW else scale).to(tl.float32), 0.0)
     share, at_target = factor * smoothing / vocabulary, (1.0 - smoothing) * factor
-    put_gradient(
-        logits, stride, tl.where(here, place, -1), wanted, counts, normalizer, factor, share, at_target, own, True,
-        PRECISE, PARTS, LANES,
-    )  # fmt: skip
-
-
-class _SliceChunk(NamedTuple):
-    """Logits (C, W) of a chunk whose numbers are being exchanged."""
-
-    part: slice
-    logits: Tensor
-    numbers: Gathered
+    label, factors = (tl.where(here, place, -1), wanted), (normalizer, factor, share, at_target)
+    put_gradient((logits, stride, counts, own), label, factors, True, PRECISE, PARTS, LANES)
 
 
 def walk_slice(
@@ -158,22 +148,26 @@ def walk_slice(
     targets = labels.targets.contiguous()
     products = Products(hidden, weight, bias, CHUNK_BYTES, labels.widest)
     buffers = [products.buffer() for _ in products.chunks[:2]]
-    before: _SliceChunk | None = None
+
+    def end(part: slice, logits: Tensor, numbers: Gathered) -> None:
+        told = numbers.wait()
+        put_slice_gradient(logits, len(weight), targets[part], told, labels, scale, losses[part])
+        products.add(part, logits, gradients)
+
+    before: tuple[slice, Tensor, Gathered] | None = None
     for number, part in enumerate(products.chunks):
         logits = products.logits(part, buffers[number % 2])
-        began = _SliceChunk(part, logits, gather(_numbers(logits, len(weight), targets[part], labels)))
+        began = part, logits, gather(slice_numbers_of(logits, len(weight), targets[part], labels))
         if before is not None:
-            _end(before, len(weight), targets[before.part], labels, scale, losses[before.part])
-            products.add(before.part, before.logits, gradients)
+            end(*before)
         before = began
     assert before is not None
-    _end(before, len(weight), targets[before.part], labels, scale, losses[before.part])
-    products.add(before.part, before.logits, gradients)
+    end(*before)
     return losses
 
 
-def _numbers(logits: Tensor, own: int, targets: Tensor, labels: Labels) -> Tensor:
-    """Returns the numbers sent to the other ranks, (3, C)."""
+def slice_numbers_of(logits: Tensor, own: int, targets: Tensor, labels: Labels) -> Tensor:
+    """Returns the numbers (3, C) of a slice of ``own`` words, from its logits (C, W); see `slice_numbers`."""
     rows = len(logits)
     numbers = logits.new_empty(3, rows, dtype=torch.float32)
     slice_numbers[(rows,)](
@@ -191,14 +185,24 @@ def _numbers(logits: Tensor, own: int, targets: Tensor, labels: Labels) -> Tenso
     return numbers
 
 
-def _end(
-    chunk: _SliceChunk, own: int, targets: Tensor, labels: Labels, scale: Tensor, losses: Tensor
+def put_slice_gradient(
+    logits: Tensor,
+    own: int,
+    targets: Tensor,
+    numbers: Tensor,
+    labels: Labels,
+    scale: Tensor,
+    losses: Tensor,
 ) -> None:
-    """Computes the losses of a chunk, and the gradient of its logits in place."""
-    numbers = chunk.numbers.wait()
+    """Writes the losses (C,) of rows, and overwrites their logits (C, W) of a slice of ``own`` words by the gradient.
+
+    Args:
+        numbers: (R, 3, C), from `slice_numbers` of each slice, or of slices together.
+        scale: factor of the gradient: a scalar, or (C,).
+    """
     slice_gradient[(len(losses),)](
-        chunk.logits,
-        chunk.logits.stride(0),
+        logits,
+        logits.stride(0),
         targets,
         numbers,
         len(numbers),
@@ -211,6 +215,6 @@ def _end(
         labels.smoothing,
         labels.ignore_index,
         RANKS=triton.next_power_of_2(len(numbers)),
-        BY_ROW=False,
-        **row_constants(chunk.logits, own),
+        BY_ROW=scale.dim() == 1,
+        **row_constants(logits, own),
     )

@@ -289,7 +289,7 @@ def _vectors(extra: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor, T
 
 
 def forward(step: CellStep, after: Sequence[Tensor], output: Tensor) -> None:
-    """Runs one step; see `protocol.StepKernels.step_forward_into`. A GRU has the state h, the LSTM h and c."""
+    """Runs one step; see `EagerSteps.step_forward_into`. A GRU has the state h, the LSTM h and c."""
     _, read, recurrent, before, extra, padding = step
     rows, hidden = before[0].shape
     mask = None if padding is None else padding.view(torch.int8)
@@ -307,9 +307,13 @@ def forward(step: CellStep, after: Sequence[Tensor], output: Tensor) -> None:
 
 
 def backward(
-    step: CellStep, dstate: Sequence[Tensor], doutput: Tensor | None, gradients: StepGradients
+    step: CellStep,
+    after: Sequence[Tensor],  # noqa: ARG001 - recomputed
+    dstate: Sequence[Tensor],
+    doutput: Tensor | None,
+    gradients: StepGradients,
 ) -> None:
-    """Runs one step backward; see `StepKernels.step_backward_into`; ``gradients.extra`` are (B, .) each."""
+    """Runs one step backward; see `EagerSteps.step_backward_into`; ``gradients.extra`` are (B, .) each."""
     _, read, recurrent, before, extra, padding = step
     dread, drecurrent, dextra = gradients
     rows, hidden = before[0].shape

@@ -1,4 +1,4 @@
-"""`StepKernels` and `AttentionKernels` in Triton: one kernel per step of a cell or of attention, in each direction.
+"""`EagerSteps` and `AttentionKernels` in Triton: one kernel per step of a cell or of attention, in each direction.
 
 Sizes: B batch, S source positions, H hidden size, A attention size, K steps of a block, R rows of queries.
 """
@@ -10,15 +10,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from econmt_ops.backends.eager import CellSteps
-from econmt_ops.backends.protocol import (
-    AttentionGradients,
-    AttentionInputs,
-    AttentionKernels,
-    CellStep,
-    Read,
-    StepGradients,
-)
+from econmt_ops.backends.eager import EagerSteps
+from econmt_ops.backends.protocol import AttentionGradients, AttentionInputs, AttentionKernels
 from econmt_ops.backends.triton import cells, step_cells
 from econmt_ops.backends.triton.attention import AttentionLauncher, KeyGradients
 
@@ -92,76 +85,33 @@ class TritonAttention:
         return AttentionGradients(sums.keys, dscore, norm)
 
 
-class TritonSteps(CellSteps):
-    """`econmt_ops.backends.protocol.StepKernels` in Triton; gates remain sums, in any type.
+class TritonSteps(EagerSteps):
+    """`EagerSteps` in Triton; gates remain sums, in any type.
 
     Args:
         like: a tensor of the call's compute type, which is not float64.
     """
 
+    cell_forward = staticmethod(cells.forward)
+    cell_backward = staticmethod(cells.backward)
+    scan_cells = staticmethod(cells.scan)
+    step_forward_into = staticmethod(step_cells.forward)
+    step_backward_into = staticmethod(step_cells.backward)
+
     def __init__(self, like: Tensor) -> None:
+        super().__init__(like)
         assert like.dtype != torch.float64
 
-    def cell_forward(
-        self,
-        gates: Tensor,
-        before: Tensor,
-        after: Tensor,
-        h: Sequence[Tensor],
-        *,
-        keep: bool,  # noqa: ARG002 - kept in either case
-        recurrent: Tensor | None = None,
-        read: Read | None = None,
-    ) -> None:
-        """Implements `StepKernels.cell_forward`."""
-        if recurrent is not None:
-            gates.add_(recurrent)
-        cells.forward(gates, before, after, h, read)
-
-    def step_forward_into(self, step: CellStep, after: Sequence[Tensor], output: Tensor) -> None:
-        """Implements `StepKernels.step_forward_into`."""
-        step_cells.forward(step, after, output)
-
     def rows_of_sums(self, batch: int) -> int:
-        """Implements `StepKernels.rows_of_sums`; every row has its own."""
+        """Implements `EagerSteps.rows_of_sums`; every row has its own."""
         return batch
 
-    def step_backward_into(
-        self,
-        step: CellStep,
-        after: Sequence[Tensor],  # noqa: ARG002 - recomputed
-        dstate: Sequence[Tensor],
-        doutput: Tensor | None,
-        gradients: StepGradients,
-    ) -> None:
-        """Implements `StepKernels.step_backward_into`."""
-        step_cells.backward(step, dstate, doutput, gradients)
-
     def prepare_gates(self, gates: Tensor) -> Tensor:
-        """Implements `StepKernels.prepare_gates`."""
+        """Implements `EagerSteps.prepare_gates`."""
         return gates
 
-    def scan_cells(self, gates: Tensor, first: Tensor) -> Tensor:
-        """Implements `StepKernels.scan_cells`."""
-        return cells.scan(gates, first)
-
-    def cell_backward(
-        self,
-        gates: Tensor,
-        before: Tensor,
-        after: Tensor,
-        dh: Sequence[Tensor],
-        dc: Tensor,
-        dgates: Tensor,
-        *,
-        keep: Tensor | None = None,
-        scale: float = 1.0,
-    ) -> None:
-        """Implements `StepKernels.cell_backward`."""
-        cells.backward(gates, before, after, dh, dc, dgates, keep, scale)
-
     def attention(self, inputs: AttentionInputs) -> AttentionKernels:
-        """Implements `StepKernels.attention`."""
+        """Implements `EagerSteps.attention`."""
         if inputs.lengths is not None:
             inputs = inputs._replace(lengths=inputs.lengths.to(inputs.keys.device))
         return TritonAttention(inputs)

@@ -17,8 +17,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from econmt_ops.backends.triton.cross_entropy import Gradients, _add_rows, _cast, row_constants
-from econmt_ops.backends.triton.sliced_cross_entropy import Labels, _numbers, slice_gradient
+from econmt_ops.backends.triton.cross_entropy import Gradients, _add_rows, _cast
+from econmt_ops.backends.triton.sliced_cross_entropy import Labels, put_slice_gradient, slice_numbers_of
 from econmt_ops.core.alignment import even
 from econmt_ops.core.chunks import add_outer
 from econmt_ops.linear_cross_entropy.recompute import CrossEntropyArguments
@@ -142,22 +142,22 @@ def walk(call: CrossEntropyArguments, factors: Tensor | None, gradients: Gradien
 
     def words(part: slice) -> Tensor:
         """Returns a slice of the weight, in the type of hidden and with an aligned number of rows."""
-        own = weight[part]
-        return _cast(own, hidden.dtype, even(len(own), hidden.dtype), own.shape[1])
+        rows = weight[part]
+        return _cast(rows, hidden.dtype, even(len(rows), hidden.dtype), rows.shape[1])
 
     def make(part: slice, logits: Tensor) -> None:
-        own = words(part)
+        rows = words(part)
         if bias is None:
-            torch.mm(hidden, own.t(), out=logits)
+            torch.mm(hidden, rows.t(), out=logits)
         else:
-            padded = _cast(bias[part].unsqueeze(1), hidden.dtype, len(own), 1).squeeze(1)
-            torch.addmm(padded, hidden, own.t(), out=logits)
+            padded = _cast(bias[part].unsqueeze(1), hidden.dtype, len(rows), 1).squeeze(1)
+            torch.addmm(padded, hidden, rows.t(), out=logits)
 
     told = []
     for number, part in enumerate(slices.parts):
         logits = slices.first_place(number)
         make(part, logits)
-        told.append(_numbers(logits, part.stop - part.start, targets, labels[number]))
+        told.append(slice_numbers_of(logits, part.stop - part.start, targets, labels[number]))
     numbers = _joined(told)
     told.clear()
     normalizer, wanted, plain = numbers[0]
@@ -171,7 +171,8 @@ def walk(call: CrossEntropyArguments, factors: Tensor | None, gradients: Gradien
         logits = slices.second_place(number)
         if number >= slices.kept:
             make(part, logits)
-        _put_gradient(logits, part.stop - part.start, numbers, labels[number], factors, losses)
+        own = part.stop - part.start
+        put_slice_gradient(logits, own, targets, numbers, labels[number], factors, losses)
         total.add(logits, words(part), number == 0)
         if dbias is not None:
             _add_rows(dbias[part], logits, True)
@@ -185,27 +186,3 @@ def _joined(told: list[Tensor]) -> Tensor:
     """Returns the numbers (1, 3, N) of the whole vocabulary, from those of the slices, (3, N) each."""
     numbers = torch.stack(told)
     return torch.stack((numbers[:, 0].logsumexp(0), numbers[:, 1].sum(0), numbers[:, 2].sum(0))).unsqueeze(0)
-
-
-def _put_gradient(
-    logits: Tensor, own: int, numbers: Tensor, labels: Labels, scale: Tensor, losses: Tensor
-) -> None:
-    """Overwrites a slice's logits (N, W) with their gradient; the losses are written again."""
-    slice_gradient[(len(logits),)](
-        logits,
-        logits.stride(0),
-        labels.targets,
-        numbers,
-        1,
-        len(logits),
-        scale,
-        losses,
-        labels.first,
-        own,
-        labels.vocabulary,
-        labels.smoothing,
-        labels.ignore_index,
-        RANKS=1,
-        BY_ROW=scale.dim() == 1,
-        **row_constants(logits, own),
-    )
