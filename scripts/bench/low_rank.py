@@ -6,9 +6,10 @@ after each was compared with the definition in float64.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import count
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from pydantic import Field
@@ -25,7 +26,7 @@ from econmt_ops.backends.compiled import has_compiler
 from econmt_ops.core.weights import AnyLSTMWeights, tensors_of
 from econmt_ops.dispatch.rule import can_run
 from econmt_ops.dispatch.traits import implementations_of
-from scripts.bench.lstm import by_torch
+from scripts.bench.layers import Call, by_torch, largest_difference, lstm_weights, passes
 
 PUBLISHED = (256, 100)
 """Hidden size and steps of the published comparison, 42.8 to 8.4 ms (Optim-LSTM)."""
@@ -65,18 +66,16 @@ def ways(hidden: int, ranks: Sequence[int], dtype: torch.dtype, device: torch.de
     """Returns the layers to time; low-rank layers have random factors whose product is as large as the matrix."""
     torch.manual_seed(1)
 
-    def make(*size: int, scale: float) -> Tensor:
-        return (torch.randn(size, device=device) * scale).to(dtype).requires_grad_()
-
     def factors(rank: int) -> LowRank:
-        scale = hidden**-0.25 * rank**-0.25
-        return LowRank(make(4 * hidden, rank, scale=scale), make(rank, hidden, scale=scale))
+        shapes = (4 * hidden, rank), (rank, hidden)
+        parts = (torch.randn(shape, device=device) * (hidden * rank) ** -0.25 for shape in shapes)
+        return LowRank(*(part.to(dtype).requires_grad_() for part in parts))
 
     lstms = [each for each in implementations_of("lstm").values() if can_run(each.traits, device.type, dtype)]
     recomputing = [
         each.name for each in lstms if each.traits.recomputes and (has_compiler() or not each.traits.warms_up)
     ]
-    full = LSTMWeights(*(make(4 * hidden, *size, scale=hidden**-0.5) for size in ((hidden,), (hidden,), ())))
+    full = lstm_weights(hidden, dtype, device)
     layers = [Way("full: torch.nn.LSTM", 0, "torch", full)]
     layers += [Way(f"full: econmt_ops, {name}", 0, name, full) for name in recomputing]
     for rank in ranks:
@@ -85,19 +84,10 @@ def ways(hidden: int, ranks: Sequence[int], dtype: torch.dtype, device: torch.de
     return layers
 
 
-def passes(way: Way, inputs: Tensor) -> dict[str, Callable[[], Any]]:
+def passes_of(way: Way, inputs: Tensor) -> dict[str, Call]:
     """Returns the forward pass, which keeps nothing, and both passes with all gradients."""
-    wanted = [inputs, *tensors_of(way.weights)]
-
-    def forward() -> Tensor:
-        with torch.no_grad():
-            return way(inputs)
-
-    def both() -> tuple[Tensor, ...]:
-        outputs = way(inputs)
-        return (outputs, *torch.autograd.grad(outputs, wanted, torch.ones_like(outputs)))
-
-    return dict(zip(PASSES, (forward, both), strict=True))
+    both = passes(partial(way, inputs), [inputs, *tensors_of(way.weights)])
+    return dict(zip(PASSES, both.values(), strict=True))
 
 
 def check(way: Way, inputs: Tensor) -> float:
@@ -108,14 +98,9 @@ def check(way: Way, inputs: Tensor) -> float:
     exact = [tensor.detach().double().requires_grad_() for tensor in tensors_of(way.weights)]
     weights = [exact[0] @ exact[1], exact[2] @ exact[3], exact[4]] if way.rank else exact
     read = inputs.detach().double().requires_grad_()
-    outputs = by_torch(read, [LSTMWeights(*weights)])
-    expected = [outputs, *torch.autograd.grad(outputs, [read, *exact], torch.ones_like(outputs))]
-    run = passes(way, inputs)
-    worst = 0.0
-    results = [run["forward"](), *run["forward and backward"]()]
-    for result, wanted in zip(results, [outputs, *expected], strict=True):
-        difference = (result.detach().double() - wanted.detach()).abs().max() / wanted.detach().abs().max()
-        worst = max(worst, float(difference))
+    expected = passes(lambda: by_torch(read, [LSTMWeights(*weights)]), [read, *exact])["both"]()
+    forward, both = passes_of(way, inputs).values()
+    worst = largest_difference([forward(), *both()], [expected[0], *expected])
     allowed = _ALLOWED_TF32 if inputs.is_cuda and inputs.dtype == torch.float32 else _ALLOWED[inputs.dtype]
     if not worst <= allowed:
         raise EconmtError(
@@ -153,7 +138,9 @@ def rows(
                 differences[way.name] = check(way, inputs)
             say(f"{progress}, timing in turns")
             timings = {
-                what: time_in_turns({way.name: passes(way, inputs)[what] for way in layers}, seconds, device)
+                what: time_in_turns(
+                    {way.name: passes_of(way, inputs)[what] for way in layers}, seconds, device
+                )
                 for what in PASSES
             }
             best = {

@@ -25,7 +25,7 @@ from econmt.errors import EconmtError, InputError
 from econmt_ops import linear_cross_entropy
 from econmt_ops.backends.compiled import has_compiler
 from econmt_ops.dispatch.timing import Timing, ratio
-from scripts.bench.lstm import peak_bytes
+from scripts.bench.layers import peak_bytes
 from scripts.bench.memory_steps import (
     QUICK,
     Case,

@@ -8,6 +8,7 @@ with SIGSTOP and goes on with SIGCONT; its speed is what it did over the time in
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import subprocess
@@ -124,7 +125,9 @@ class Trainee:
     last moment in which it ran, since the clock of its lines stands still from then on.
 
     Args:
-        command, environment, folder, reading, warm_up: see :func:`scripts.bench.compare.measure.run`.
+        command, environment, folder, standard_input: see :func:`scripts.bench.compare.measure.start`.
+        reading: understands a line of the training log.
+        warm_up: updates before the window.
         clock: in seconds; another one for tests.
     """
 
@@ -133,16 +136,17 @@ class Trainee:
         command: Sequence[str],
         environment: Mapping[str, str],
         folder: Path,
-        reading: Callable[[str], Reading | None],
-        warm_up: int,
+        reading: Callable[[str], Reading | None] = lambda _: None,
+        warm_up: int = 0,
         clock: Callable[[], float] = time.monotonic,
+        standard_input: Path | None = None,
     ) -> None:
         self.command = list(command)
         self.clock = RunningClock(clock)
         self.ended = False
         self.failed: FailedError | None = None
         self._environment, self._folder = environment, folder
-        self._reading, self._warm_up = reading, warm_up
+        self._reading, self._warm_up, self._input = reading, warm_up, standard_input
         self._lines: list[str] = []
         self._readings: list[tuple[float, Reading]] = []
         self._peak: int | None = None
@@ -152,12 +156,13 @@ class Trainee:
         self._keeper: Keeper | None = None
         self._reader = threading.Thread(target=self._read, daemon=True)
 
-    def start(self, keeper: Keeper) -> None:
-        """Starts the process."""
+    def start(self, keeper: Keeper | None = None) -> None:
+        """Starts the process; one that will be stopped is guarded by a keeper."""
         self.clock.go()
-        self._process = start(self.command, self._environment, self._folder)
+        self._process = start(self.command, self._environment, self._folder, self._input)
         self._keeper = keeper
-        keeper.guard(self._process.pid)
+        if keeper is not None:
+            keeper.guard(self._process.pid)
         self._watch = MemoryWatch(self._process.pid)
         self._watch.__enter__()
         self._reader.start()
@@ -178,12 +183,18 @@ class Trainee:
         self.clock.halt()
         self._watch.paused = True
 
-    def wait(self, seconds: float, *, until_warm: bool = False) -> None:
-        """Waits for some seconds, or until its output ends, or with ``until_warm`` until its warm-up is over."""
+    def wait(self, seconds: float, *, until_warm: bool = False, window: float = math.inf) -> None:
+        """Waits for some seconds, or until its output ends or its window is so long.
+
+        With ``until_warm`` it also ends when the warm-up is over.
+        """
+
+        def is_over() -> bool:
+            marks = self._marks()
+            return self.ended or (bool(marks) and (until_warm or marks[-1].seconds >= window))
+
         with self._changed:
-            self._changed.wait_for(
-                lambda: self.ended or (until_warm and bool(self._marks())), timeout=max(seconds, 0.0)
-            )
+            self._changed.wait_for(is_over, timeout=max(seconds, 0.0))
 
     def hear(self, line: str) -> None:
         """Takes in a line of its output."""
@@ -242,8 +253,10 @@ class Trainee:
         """Returns the result of a closed trainee."""
         if self.failed is not None:
             return self.failed
-        marks = self._marks()
-        return Finished(self._lines, self._peak or 0, window_of(marks), marks)
+        marks, peak = self._marks(), self._peak
+        if peak is None:  # it has told nothing of training
+            peak = 0 if self._watch is None else self._watch.peak
+        return Finished(self._lines, peak, window_of(marks), marks)
 
     def _marks(self) -> list[Mark]:
         return marks_of(self._readings, self._warm_up)
@@ -257,6 +270,24 @@ class Trainee:
         with self._changed:
             self.ended = True
             self._changed.notify_all()
+
+
+def run_alone(trainee: Trainee, window: float = math.inf, limit: float = LIMIT_SECONDS) -> Finished:
+    """Runs a trainee without turns to its end, or until its window is so many seconds long.
+
+    Raises FailedError if it ends with an error or takes longer than ``limit`` seconds.
+    """
+    try:
+        trainee.start()
+        trainee.wait(limit, window=window)
+        if trainee.clock.read() >= limit:
+            trainee.fail(f"took over {limit:.0f} s")
+    finally:
+        trainee.close()
+    result = trainee.result()
+    if isinstance(result, FailedError):
+        raise result
+    return result._replace(marks=())
 
 
 def train_in_turns(

@@ -19,7 +19,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from scripts.bench.gpu.frame import FAILURES, arguments, brief, compiled_by_workers, milliseconds, relative
+from scripts.bench.gpu.frame import FAILURES, arguments, brief, compiled_by_workers, milliseconds
+from scripts.bench.layers import relative
 
 with suppress(ImportError):  # --help works without Triton
     from econmt_ops.backends.triton import attention, cells

@@ -25,9 +25,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor, nn
 
 from econmt.bench.rows import time_in_turns
-from econmt.config.recipe import load_recipe
+from econmt.config.recipe import Recipe, load_recipe
 from econmt.config.yaml_reader import parse_size
 from econmt.data.batching.batches import Batch
 from econmt.engine.graphs import GraphedStep
@@ -36,9 +37,10 @@ from econmt.engine.step import TrainingStep
 from econmt.model import Implementations
 from econmt.tasks.protocol import Shape
 from econmt.tasks.translation import TranslationTask
+from econmt_ops.dispatch.capture import Capturer
 from econmt_ops.dispatch.rule import rules_only
 from scripts.bench.arguments import parser_of
-from scripts.bench.gpu import plain
+from scripts.bench.plain_model import PlainModel, Sizes
 
 DEVICE = torch.device("cuda")
 WORKLOADS = {
@@ -49,6 +51,51 @@ WORKLOADS = {
 }
 VARIANTS = ("plain", "reference", "recompute", "auto", "eager")
 PRECISIONS = ("bfloat16", "tf32", "float32")
+
+
+def plain_step(
+    recipe: Recipe, sizes: tuple[int, int], batch: Batch, dtype: torch.dtype
+) -> Callable[[], Tensor]:
+    """Returns a training step of the plain model with autocast and fused Adam, which returns the loss."""
+    shape, training = recipe.model, recipe.training
+    widths = shape.embedding, shape.encoder.size, shape.decoder.size, shape.attention.size
+    tied, dropouts = shape.weight_tying != "none", (shape.dropouts.embedding, shape.dropouts.output)
+    layers = shape.encoder.layers, shape.decoder.layers
+    model = PlainModel(Sizes(*sizes, *widths, *layers, tied, dropouts), packed=False).to(DEVICE).train()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, fused=True, capturable=True)
+    target = torch.cat((batch.target_input[:, :1], batch.target_output), 1)
+    text = [tensor.to(DEVICE) for tensor in (batch.source, batch.source_lengths, target)]
+    clip = nn.utils.clip_grad_norm_
+    if training.gradient_clipping.type == "value":
+        clip = nn.utils.clip_grad_value_
+
+    def step() -> Tensor:
+        with torch.autocast("cuda", torch.bfloat16, enabled=dtype == torch.bfloat16, cache_enabled=True):
+            loss = model.loss(*text, training.label_smoothing)
+        torch.autograd.backward(loss)
+        clip(model.parameters(), training.gradient_clipping.threshold)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return loss.detach()
+
+    return step
+
+
+def captured_plain(step: Callable[[], Tensor]) -> Callable[[], object]:
+    """Captures a plain step in a CUDA graph; the peaks of memory that follow are those of capturing it."""
+    capturer = Capturer(DEVICE)
+    with capturer.warming_up():
+        step()
+        step()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    graph, loss = capturer.capture(step)
+
+    def replay(_: object = (step, loss)) -> None:  # holds the tensors that the graph reads and writes
+        graph.replay()
+
+    return replay
 
 
 class Run(NamedTuple):
@@ -98,17 +145,12 @@ def prepare(variant: str, task: TranslationTask, batches: list[Batch], precision
     chosen = precision_of(precision, DEVICE)
     torch.manual_seed(1)
     if variant == "plain":
-        targets = [torch.cat((b.target_input[:, :1], b.target_output), 1) for b in batches]
-        texts = [
-            plain.Text(b.source.to(DEVICE), b.source_lengths.to(DEVICE), target.to(DEVICE))
-            for b, target in zip(batches, targets, strict=True)
-        ]
         sizes = task.source_size, task.target_size
         with chosen.products(DEVICE):
-            steps = [plain.CapturedStep(task.recipe, sizes, text, chosen.dtype) for text in texts]
-        steps[0]()
-        loss = float(steps[0].loss)
-        enqueue: Callable[[int], Any] = lambda number: steps[number]()  # noqa: E731
+            steps = [plain_step(task.recipe, sizes, batch, chosen.dtype) for batch in batches]
+            loss = float(steps[0]())
+            graphs = [captured_plain(step) for step in steps]
+        enqueue: Callable[[int], Any] = lambda number: graphs[number]()  # noqa: E731
     else:
         model = task.build_model().to(DEVICE).train()
         implementation = variant if variant in ("reference", "recompute") else "auto"

@@ -130,7 +130,7 @@ def test_contenders_of_the_bench_compute_the_same() -> None:
     """The step loop and torch.nn.LSTM with the same weights have one loss, and leave one state."""
     import torch
 
-    sizes = language_model.Sizes(30, 6, 2, 4, 2)
+    sizes = language_model.Sizes(30, 6, 2)
     loop = language_model._Stepwise(6, 2)
     library = torch.nn.LSTM(6, 6, 2, batch_first=True)
     with torch.no_grad():

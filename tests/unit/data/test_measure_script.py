@@ -24,7 +24,7 @@ def test_small_run(tmp_path: Path) -> None:
         "--cold",
     ]
     run = subprocess.run(
-        [*command, "--pairs", "3000", "--batches", "0", "--seeks", "6"],
+        [*command, "--pairs", "3000", "--batches", "0"],
         env={**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "ops")))},
         capture_output=True,
         text=True,
