@@ -3,26 +3,28 @@
     OMP_NUM_THREADS=1 python -m scripts.bench cells --turns 3
     python -m scripts.bench cells --device cuda --dtype bfloat16 --sizes 64x100x512 128x100x1024 --cells sru ssru
     python -m scripts.bench cells --device cuda --cells lstm --grid --csv grid.csv
+    python -m scripts.bench cells --cells lstm --ranks 8 16 32 64 --sizes 64x100x256 16x100x256 1x100x256
 
 A row is one implementation of a cell; on a GPU and with --grid "auto" marks the one that the rule takes. Times are of
-forward and backward with all gradients, in turns: on a CPU the least seconds of the processor (all threads), which
-other processes disturb little, or of the clock with --wall; on a GPU medians in CUDA graphs, as in a captured step.
-Outputs and all gradients are first compared with the definition in float64; the error is the largest |found - exact| /
-|exact| of a tensor. Float32 is IEEE float32 everywhere, or TF32 everywhere with --tf32. On a GPU kernels are compiled
-first, in several processes. With --grid the shapes are those of ``econmt bench select --grid``: batches of 1 to 512,
-hidden sizes of 128 to 1,024, lengths of 5 to 100; only what the rule takes is timed then.
+the forward pass, which keeps nothing, and of both passes with all gradients, in turns: on a CPU the least seconds of
+the processor (all threads), which other processes disturb little, or of the clock with --wall; on a GPU medians in CUDA
+graphs, as in a captured step. Outputs and all gradients are first compared with the definition in float64; the error is
+the largest |found - exact| / |exact| of a tensor. Float32 is IEEE float32 everywhere, or TF32 everywhere with --tf32.
+On a GPU kernels are compiled first, in several processes. With --grid the shapes are those of ``econmt bench select
+--grid``: batches of 1 to 512, hidden sizes of 128 to 1,024, lengths of 5 to 100; only what the rule takes is timed
+then. With --ranks LSTM layers with low-rank matrices follow, whose random factors have products as large as the
+matrices.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -30,12 +32,13 @@ from torch import Tensor
 import econmt_ops
 from econmt.bench.rows import Row, append_csv, circumstances
 from econmt.bench.selection import grid
+from econmt_ops import LowRank, LowRankLSTMWeights
+from econmt_ops.backends.compiled import has_compiler
 from econmt_ops.cells.table import CELLS
 from econmt_ops.dispatch.rule import captured, rule
-from econmt_ops.dispatch.timing import alternate
 from econmt_ops.dispatch.traits import implementations_of
 from scripts.bench.gpu.frame import arguments, compiled_by_workers, heading, milliseconds
-from scripts.bench.layers import Call, passes, relative, torch_lstm
+from scripts.bench.layers import Call, in_turns, passes, relative, torch_lstm
 
 MOST = {torch.bfloat16: 6e-2, torch.float32: 2e-3}
 """Largest error with which a time counts."""
@@ -57,20 +60,38 @@ class Size(NamedTuple):
         return cls(*map(int, text.split("x")))
 
 
+class Kind(NamedTuple):
+    """Cell of a layer, and the rank of its matrices; 0 if they are whole."""
+
+    cell: str
+    rank: int = 0
+
+    @property
+    def label(self) -> str:
+        """Name in the table."""
+        return f"{self.cell} {self.rank}" if self.rank else self.cell
+
+
 class Layer:
     """Layer of one cell with its inputs; the values are the same for every type."""
 
-    def __init__(self, name: str, size: Size, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, kind: Kind, size: Size, dtype: torch.dtype, device: torch.device) -> None:
         torch.manual_seed(1)
-        shapes = CELLS[name].parameter_shapes(size.hidden, size.hidden).values()
-        made = [torch.randn(size.batch, size.steps, size.hidden, device=device)]
-        made += [torch.randn(shape, device=device) * 0.03 for shape in shapes]
-        self._op, self._weights = getattr(econmt_ops, name), CELLS[name].weights
+        hidden, rank = size.hidden, kind.rank
+        shapes = list(CELLS[kind.cell].parameter_shapes(hidden, hidden).values())
+        scale, self._weights = 0.03, cast("Call", CELLS[kind.cell].weights)
+        if rank:
+            shapes = [(4 * hidden, rank), (rank, hidden), (4 * hidden, rank), (rank, hidden), (4 * hidden,)]
+            scale, self._weights = (hidden * rank) ** -0.25, low_rank_weights
+        made = [torch.randn(size, device=device)]
+        made += [torch.randn(shape, device=device) * scale for shape in shapes]
+        self.parameters = sum(part.numel() for part in made[1:])
+        self._op = getattr(econmt_ops, kind.cell)
         self._leaves = [tensor.to(dtype).requires_grad_() for tensor in made]
         self._incoming = torch.randn_like(made[0]).to(dtype)
 
-    def both(self, implementation: str, exact: bool = False) -> Call:
-        """Returns both passes, in float64 if ``exact``; all implementations but "auto" keep their gates."""
+    def passes(self, implementation: str, exact: bool = False) -> dict[str, Call]:
+        """Returns the passes, in float64 if ``exact``; all implementations but "auto" keep their gates."""
         dtype = torch.float64 if exact else self._incoming.dtype
         leaves = (
             [each.detach().to(dtype).requires_grad_() for each in self._leaves] if exact else self._leaves
@@ -82,66 +103,77 @@ class Layer:
             outputs: Tensor = self._op(leaves[0], layers, implementation=implementation, stash=stash)[0]
             return outputs
 
-        return passes(run, leaves, self._incoming.to(dtype))["both"]
+        return passes(run, leaves, self._incoming.to(dtype))
 
     def error(self, implementation: str, expected: Sequence[Tensor]) -> float:
         """Returns the largest relative error of an implementation; infinity for NaN."""
         # By norms, since a ReLU has another slope where rounding changes the sign of c.
-        errors = [relative(*pair) for pair in zip(self.both(implementation)(), expected, strict=True)]
+        errors = [
+            relative(*pair) for pair in zip(self.passes(implementation)["both"](), expected, strict=True)
+        ]
         return max(errors) if all(error == error for error in errors) else float("inf")
 
 
-def ways(name: str, size: Size, dtype: torch.dtype, device: str) -> list[str]:
-    """Returns the implementations of a cell to time, the one of the rule first."""
-    chosen = rule(name, device, dtype, sizes=dict(zip("BTH", size, strict=True)))
-    wanted = (*OTHERS[device], "reference") if name == "gru" else OTHERS[device]
-    known = [each.name for each in implementations_of(name).values() if each.traits.runs_on(device, dtype)]
-    return list(dict.fromkeys([chosen, *(each for each in known if each in wanted)]))
+def low_rank_weights(*parts: Tensor) -> LowRankLSTMWeights:
+    """Puts the factors of both matrices and the bias together."""
+    return LowRankLSTMWeights(LowRank(*parts[:2]), LowRank(*parts[2:4]), parts[4])
+
+
+def ways(kind: Kind, size: Size, dtype: torch.dtype, device: str) -> list[str]:
+    """Returns the implementations of a cell to time, the one of the rule first; of low rank all that recompute."""
+    known = [each for each in implementations_of(kind.cell).values() if each.traits.runs_on(device, dtype)]
+    if kind.rank:
+        usable = [each for each in known if has_compiler() or not each.traits.warms_up]
+        return [each.name for each in usable if each.traits.recomputes]
+    chosen = rule(kind.cell, device, dtype, sizes=dict(zip("BTH", size, strict=True)))
+    wanted = (*OTHERS[device], "reference") if kind.cell == "gru" else OTHERS[device]
+    return list(dict.fromkeys([chosen, *(each.name for each in known if each.name in wanted)]))
 
 
 def timed(calls: dict[str, Call], given: argparse.Namespace) -> dict[str, float]:
     """Returns the milliseconds of each call."""
     if given.device == "cuda":
         return milliseconds(calls, given.turns)
-    clock, turns = time.perf_counter if given.wall else time.process_time, given.turns
-    timings = alternate(calls, math.inf, clock=clock, least=turns, most=turns, drop=False)
-    assert timings is not None
+    clock = time.perf_counter if given.wall else time.process_time
+    timings = in_turns(calls, given.turns, torch.device("cpu"), clock)
     return {name: 1e3 * min(timing.samples) for name, timing in timings.items()}
 
 
 def measure(size: Size, dtype: torch.dtype, given: argparse.Namespace) -> Iterator[Row]:
     """Prints a table and yields its rows; those of implementations that are wrong have no time."""
     device = torch.device(given.device)
-    calls = {LIBRARY: torch_lstm(*size[:2], size.hidden, dtype, device)["both"]}
-    errors: dict[str, float] = {}
-    for name in given.cells:
-        layer, names = Layer(name, size, dtype, device), ways(name, size, dtype, given.device)
-        expected = [part.detach() for part in layer.both("reference", exact=True)()]
+    runs = {LIBRARY: torch_lstm(*size[:2], size.hidden, dtype, device)}
+    rows: dict[str, Row] = {}
+    for kind in (*map(Kind, given.cells), *(Kind("lstm", rank) for rank in given.ranks)):
+        layer, names = Layer(kind, size, dtype, device), ways(kind, size, dtype, given.device)
+        expected = [part.detach() for part in layer.passes("reference", exact=True)["both"]()]
         for way in names[:1] if given.grid else names:
-            label = f"{name:10} {way}"
-            if way == names[0] and (given.grid or device.type == "cuda"):
+            label = f"{kind.label:10} {way}"
+            if way == names[0] and not kind.rank and (given.grid or device.type == "cuda"):
                 way, label = "auto", f"{label} (auto)"
-            errors[label] = layer.error(way, expected)
-            if errors[label] <= MOST[dtype]:
-                calls[label] = layer.both(way)
+            error = layer.error(way, expected)
+            rows[label] = {"bench": "cells", **size._asdict(), "dtype": str(dtype)[6:], "layer": label}
+            rows[label] |= {"parameters": layer.parameters, "error": error}
+            if error <= MOST[dtype]:
+                runs[label] = layer.passes(way)
         del expected
-    times = timed(calls, given)
+    forward, both = (
+        timed({name: run[what] for name, run in runs.items()}, given) for what in ("forward", "both")
+    )
     print(f"\nB {size.batch}, T {size.steps}, H {size.hidden}, {str(dtype)[6:]}")
-    print(f"{'layer':28}{'error':>9}{'ms':>10}{'x nn.LSTM':>11}")
-    base = times[LIBRARY]
-    print(f"{LIBRARY:28}{'':9}{base:10.3f}{1:11.2f}")
-    for label, error in errors.items():
-        row: Row = {
-            "bench": "cells",
-            **size._asdict(),
-            "dtype": str(dtype)[6:],
-            "layer": label,
-            "error": error,
-        }
-        if label in times:
-            row |= {"milliseconds": times[label], "nn.LSTM ms": base, "x nn.LSTM": base / times[label]}
-        figures = f"{times[label]:10.3f}{base / times[label]:11.2f}" if label in times else "     WRONG"
-        print(f"{label:28}{error:9.1e}{figures}", flush=True)
+    print(f"{'layer':28}{'error':>9}{'forward, ms':>13}{'both, ms':>10}{'x nn.LSTM':>11}")
+    base = both[LIBRARY]
+    print(f"{LIBRARY:28}{'':9}{forward[LIBRARY]:13.3f}{base:10.3f}{1:11.2f}")
+    for label, row in rows.items():
+        figures = "     WRONG"
+        if label in runs:
+            row |= {
+                "forward ms": forward[label],
+                "milliseconds": both[label],
+                "x nn.LSTM": base / both[label],
+            }
+            figures = f"{forward[label]:13.3f}{both[label]:10.3f}{base / both[label]:11.2f}"
+        print(f"{label:28}{row['error']:9.1e}{figures}", flush=True)
         yield row
 
 
@@ -160,8 +192,8 @@ def summarize(rows: Sequence[Row]) -> None:
 def compiling(name: str, size: Size, dtype: torch.dtype) -> None:
     """Runs a cell once over a few steps, as in a captured step."""
     with captured():
-        way = ways(name, size, dtype, "cuda")[0]
-        Layer(name, size._replace(steps=4), dtype, torch.device("cuda")).both(way)()
+        way = ways(Kind(name), size, dtype, "cuda")[0]
+        Layer(Kind(name), size._replace(steps=4), dtype, torch.device("cuda")).passes(way)["both"]()
 
 
 def main() -> None:
@@ -171,6 +203,7 @@ def main() -> None:
     add("--sizes", nargs="+", type=Size.of, default=sizes, metavar="BxTxH", help="rows, steps and units")
     add("--grid", action="store_true", help="all shapes of econmt's grid, instead of --sizes")
     add("--cells", nargs="+", choices=list(CELLS), default=list(CELLS), help="cells to time")
+    add("--ranks", nargs="+", type=int, default=[], help="also LSTM layers with matrices of these ranks")
     add("--device", choices=("cpu", "cuda"), default="cpu", help="device (%(default)s)")
     add(
         "--dtype",

@@ -9,7 +9,6 @@ time of one pass after the system has dropped the file from its cache.
 
 from __future__ import annotations
 
-import math
 import os
 import tempfile
 import time
@@ -23,8 +22,8 @@ from econmt.bench.rows import Row, table
 from econmt.checkpoint import tensor_files
 from econmt.checkpoint.tensor_files import check_tensors, read_tensors, write_tensors
 from econmt.data.fingerprints import describe, is_as_described
-from econmt_ops.dispatch.timing import alternate
 from scripts.bench.arguments import parser_of
+from scripts.bench.layers import in_turns
 
 PASSES = 5
 
@@ -65,9 +64,8 @@ def rows(folder: Path, megabytes: int) -> Iterator[Row]:
         ("text: --verify", text, lambda: is_as_described(text, description, verify=True)),
     ]
     for name, path, work in works:
-        warm = alternate({"": work}, math.inf, clock=time.process_time, least=PASSES, most=PASSES)
-        assert warm is not None
-        yield {"MB": megabytes, "file": name, "warm": 1e3 * min(warm[""].samples), "cold": cold(path, work)}
+        warm = in_turns({"": work}, PASSES, torch.device("cpu"), time.process_time)[""]
+        yield {"MB": megabytes, "file": name, "warm": 1e3 * min(warm.samples), "cold": cold(path, work)}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -10,19 +10,16 @@ time on a CPU, CUDA graphs on a GPU.
 
 from __future__ import annotations
 
-import math
 import time
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from econmt.bench.rows import in_graph
 from econmt_ops import LSTMWeights, lstm
-from econmt_ops.dispatch.timing import alternate, synchronizer
 from econmt_ops.lstm.chunked import ChunkedLSTM, leaves_gradients
 from scripts.bench.arguments import parser_of
-from scripts.bench.layers import Call, lstm_weights
+from scripts.bench.layers import in_turns, lstm_weights, replayed
 
 ROWS, STEPS = 32, 35
 
@@ -64,7 +61,8 @@ def main() -> None:
     )
     given = parser.parse_args()
     torch.manual_seed(0)
-    device, turns = given.device, given.turns
+    device = given.device
+    clock = time.process_time if device.type == "cpu" else time.perf_counter
     weights = lstm_weights(given.size, torch.float32, device)
     inputs = torch.randn(ROWS, STEPS, given.size, device=device, dtype=getattr(torch, given.dtype))
     ways = [(how, once) for how in given.how for once in (False, True) if leaves_gradients(how) or not once]
@@ -72,17 +70,11 @@ def main() -> None:
     print("chunks", *names, sep="\t")
     for chunks in (1, 2, 4, 7, 12, 18):
         length = -(-STEPS // chunks)
-        runs: dict[str, Call] = {
-            name: partial(passes, weights, inputs, length, *way)
+        runs = {
+            name: replayed(partial(passes, weights, inputs, length, *way), device)
             for name, way in zip(names, ways, strict=True)
         }
-        clock = time.process_time
-        if device.type == "cuda":
-            runs, clock = {name: in_graph(run, device) for name, run in runs.items()}, time.perf_counter
-        timings = alternate(
-            runs, math.inf, synchronize=synchronizer(device), clock=clock, least=turns, most=turns, drop=False
-        )
-        assert timings is not None
+        timings = in_turns(runs, given.turns, device, clock)
         best = [min(timing.samples) for timing in timings.values()]
         print(-(-STEPS // length), *(f"{1e3 * each:.3f}" for each in best), sep="\t", flush=True)
 

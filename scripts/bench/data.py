@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -123,29 +122,21 @@ def main() -> None:
     add = parser.add_argument
     add("--pairs", type=int, default=10_000_000)
     add("--batches", type=int, default=20_000, help="batches of 128 to read; 0: a whole epoch")
-    add("--folder", type=Path, help="where the store lies; kept and reused if given")
     add("--cold", action="store_true", help="drop the files from the page cache before reading")
-    add("--read-only", action="store_true", help=argparse.SUPPRESS)
+    add("--read-only", type=Path, help=argparse.SUPPRESS)  # the folder of the store
     options = parser.parse_args()
-    if options.read_only:
-        print(json.dumps(read(options.folder, options.batches), indent=1))
+    if options.read_only is not None:
+        print(json.dumps(read(options.read_only, options.batches), indent=1))
         return
-    folder = options.folder or Path(tempfile.mkdtemp(prefix="econmt-measure-"))
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if not (folder / "description.json").is_file():
-            began = time.perf_counter()
-            generate(folder, options.pairs)
-            size = sum(path.stat().st_size for path in folder.iterdir())
-            seconds = time.perf_counter() - began
-            print(f"wrote {options.pairs:,} pairs, {size / 1e9:.2f} GB, in {seconds:.0f} s", file=sys.stderr)
+    with tempfile.TemporaryDirectory(prefix="econmt-measure-") as name:
+        folder, began = Path(name), time.perf_counter()
+        generate(folder, options.pairs)
+        size, seconds = sum(path.stat().st_size for path in folder.iterdir()), time.perf_counter() - began
+        print(f"wrote {options.pairs:,} pairs, {size / 1e9:.2f} GB, in {seconds:.0f} s", file=sys.stderr)
         if options.cold:
             forget(folder)
-        again = ["--folder", str(folder), "--batches", str(options.batches)]
-        subprocess.run([sys.executable, "-m", "scripts.bench.data", "--read-only", *again], check=True)
-    finally:
-        if options.folder is None:
-            shutil.rmtree(folder, ignore_errors=True)
+        again = ["--read-only", name, "--batches", str(options.batches)]
+        subprocess.run([sys.executable, "-m", "scripts.bench.data", *again], check=True)
 
 
 if __name__ == "__main__":

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from econmt.bench.rows import in_graph
 from econmt_ops import LSTMWeights
+from econmt_ops.dispatch.timing import Timing, alternate, synchronizer
 
 Call = Callable[..., Any]
 
@@ -52,6 +56,24 @@ def torch_lstm(
     shape = (batch, steps, hidden) if rows_first else (steps, batch, hidden)
     inputs = torch.randn(shape, device=device, dtype=dtype, requires_grad=True)
     return passes(lambda: module(inputs)[0], [inputs, *module.parameters()], torch.randn_like(inputs))
+
+
+def replayed(run: Call, device: torch.device) -> Call:
+    """Returns a call that replays a CUDA graph on a GPU, so that launches do not count; else the call."""
+    return in_graph(run, device) if device.type == "cuda" else run
+
+
+def in_turns(
+    calls: Mapping[str, Call],
+    turns: int,
+    device: torch.device,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[str, Timing]:
+    """Times calls in turns, ``turns`` samples of each."""
+    wait = synchronizer(device)
+    timings = alternate(calls, math.inf, synchronize=wait, clock=clock, least=turns, most=turns, drop=False)
+    assert timings is not None  # time is not limited
+    return timings
 
 
 def by_torch(inputs: Tensor, layers: Sequence[LSTMWeights]) -> Tensor:

@@ -317,16 +317,10 @@ def lstm_command(
     ),
     shape: StackShape,
     batches: list[int] | None = option(
-        None,
-        "--batch",
-        help="Number of sequences; may be repeated without --ablation.",
-        min=1,
-        max=limits.BATCH,
+        None, "--batch", help="Number of sequences; may be repeated without --ablation.", min=1
     ),
     dtypes: Dtypes = ["float32", "bfloat16"],  # noqa: B006  typer copies it
-    samples: int = option(
-        5, help="Timed calls of each schedule; the fastest counts.", min=1, max=limits.REPETITIONS
-    ),
+    samples: int = option(5, help="Timed calls of each schedule; the fastest counts.", min=1),
     limit: Seconds = option(600.0, help="Without --ablation: seconds after which no further batch begins."),
     session: BenchSession,
 ) -> None:

@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import itertools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 import econmt_ops
-from econmt.bench.rows import Row, Say, dtype_name, in_graph, time_in_turns
-from econmt.cli.measuring import BenchSession, Dtypes, dtypes_of
+from econmt.bench.rows import Row, Say, dtype_name, time_in_turns
+from econmt.cli.measuring import BenchSession, Dtypes, Seconds, dtypes_of
 from econmt.cli.option_groups import option, with_option_groups
 from econmt.config import limits
 from econmt.errors import EconmtError, InputError
@@ -158,11 +158,6 @@ def copy_of(count: int, shape: ScanShape, dtype: torch.dtype, device: torch.devi
     return lambda: target.copy_(source)
 
 
-def captured(function: Callable[[], Any], device: torch.device) -> Callable[[], Any]:
-    """Returns a function that replays a CUDA graph on a GPU, so that launches do not count; else the function."""
-    return in_graph(function, device) if device.type == "cuda" else function
-
-
 def rows(
     shapes: Sequence[ScanShape],
     dtypes: Sequence[torch.dtype],
@@ -177,53 +172,34 @@ def rows(
         A row for each implementation and pass: median milliseconds, bytes that the pass must move, bytes a second, and
         the share of the copy's rate.
     """
-    for shape in shapes:
-        for dtype in dtypes:
-            name = "x".join(map(str, shape))
-            found = scans(shape, dtype, device)
-            differences = {}
-            for label, scan in found.items():
-                say(f"scan: {name}, {dtype_name(dtype)}, {label}")
-                differences[label] = check(label, scan, shape, dtype, device)
-            for what in TENSORS:
-                yield from _timed(found, differences, shape, dtype, device, what, seconds)
-
-
-def _timed(
-    implementations: dict[str, Scan],
-    differences: dict[str, float],
-    shape: ScanShape,
-    dtype: torch.dtype,
-    device: torch.device,
-    what: str,
-    seconds: float,
-) -> Iterator[Row]:
-    """Yields the rows of one pass; each implementation takes turns with the copy."""
-    count = TENSORS[what]
-    moved = count * shape.values * dtype.itemsize
-    copy = captured(copy_of(count, shape, dtype, device), device)
     loops = {each.name for each in implementations_of("linear_recurrence").values() if each.traits.is_last}
-    for label, scan in implementations.items():
-        if label == GIVEN_MEMORY and what == "both":
-            continue
-        is_loop = label in loops
-        steps = min(shape.steps, LOOP_STEPS) if is_loop else shape.steps
-        operands = tensors_for(label, shape._replace(steps=steps), dtype, device)
-        run = passes(scan, *operands)[what]
-        if label == GIVEN_MEMORY:
-            run = into_given_memory(what, *operands)
-        run = run if is_loop else captured(run, device)
-        timings = time_in_turns({"copy": copy, label: run}, seconds, device)
-        scale = shape.steps / steps
-        taken, copied = timings[label].median * scale, timings["copy"].median
-        yield {
-            "bench": "scan", "batch": shape.batch, "steps": shape.steps, "hidden": shape.hidden,
-            "dtype": dtype_name(dtype), "pass": what, "implementation": label, "milliseconds": 1e3 * taken,
-            "lowest decile": 1e3 * timings[label].low * scale, "highest decile": 1e3 * timings[label].high * scale,
-            "copy milliseconds": 1e3 * copied, "bytes": moved, "GB/s": moved / taken / 1e9,
-            "share of a copy": copied / taken, "difference": differences[label],
-        }  # fmt: skip
-        del run, operands
+    for shape, dtype in itertools.product(shapes, dtypes):
+        found = scans(shape, dtype, device)
+        differences = {}
+        for label, scan in found.items():
+            say(f"scan: {'x'.join(map(str, shape))}, {dtype_name(dtype)}, {label}")
+            differences[label] = check(label, scan, shape, dtype, device)
+        for (what, count), (label, scan) in itertools.product(TENSORS.items(), found.items()):
+            if (what, label) == ("both", GIVEN_MEMORY):
+                continue
+            steps = min(shape.steps, LOOP_STEPS) if label in loops else shape.steps
+            operands = tensors_for(label, shape._replace(steps=steps), dtype, device)
+            run = passes(scan, *operands)[what]
+            if label == GIVEN_MEMORY:
+                run = into_given_memory(what, *operands)
+            run = run if label in loops else layers.replayed(run, device)
+            copy = layers.replayed(copy_of(count, shape, dtype, device), device)
+            timings = time_in_turns({"copy": copy, label: run}, seconds, device)
+            moved, scale = count * shape.values * dtype.itemsize, shape.steps / steps
+            taken, copied = timings[label].median * scale, timings["copy"].median
+            yield {
+                "bench": "scan", "batch": shape.batch, "steps": shape.steps, "hidden": shape.hidden,
+                "dtype": dtype_name(dtype), "pass": what, "implementation": label, "milliseconds": 1e3 * taken,
+                "lowest decile": 1e3 * timings[label].low * scale, "highest decile": 1e3 * timings[label].high * scale,
+                "copy milliseconds": 1e3 * copied, "bytes": moved, "GB/s": moved / taken / 1e9,
+                "share of a copy": copied / taken, "difference": differences[label],
+            }  # fmt: skip
+            del run, operands, copy
 
 
 @with_option_groups
@@ -237,9 +213,7 @@ def scan_command(
         show_default="the four published",
     ),
     dtypes: Dtypes = ["float32"],  # noqa: B006  typer copies it
-    seconds: Annotated[float, Field(gt=0.0, le=limits.SECONDS)] = option(
-        1.0, help="Seconds for each implementation and pass."
-    ),
+    seconds: Seconds = option(1.0, help="Seconds for each implementation and pass."),
     session: BenchSession,
 ) -> None:
     """Time the linear recurrence against a copy that moves as many bytes, forward and backward.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import re
 import signal
@@ -13,6 +14,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 SAMPLE_SECONDS = 0.1
+_PR_SET_PDEATHSIG = 1
+_prctl = ctypes.CDLL(None).prctl
 _STATUS_LINE = re.compile(r"^(VmHWM|VmRSS):\s+(\d+) kB$", re.MULTILINE)
 
 
@@ -149,7 +152,10 @@ class Finished(NamedTuple):
 def start(
     command: Sequence[str], environment: Mapping[str, str], folder: Path, standard_input: Path | None = None
 ) -> subprocess.Popen[str]:
-    """Starts a command in a session of its own, with its output and errors in one pipe."""
+    """Starts a command in a session of its own, with its output and errors in one pipe.
+
+    The kernel kills it when this process ends, for whatever reason: what is stopped cannot end itself.
+    """
     with contextlib.ExitStack() as stack:
         given = stack.enter_context(standard_input.open("rb")) if standard_input else subprocess.DEVNULL
         return subprocess.Popen(
@@ -164,6 +170,7 @@ def start(
             errors="replace",
             bufsize=1,
             start_new_session=True,
+            preexec_fn=lambda: _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL),
         )
 
 

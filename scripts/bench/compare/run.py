@@ -28,7 +28,8 @@ from .make_data import make_data
 from .measure import FailedError, Finished, available_bytes
 from .report import Row, machine, markdown, set_ratios, write_csv
 from .toolkit import Command, Places, Toolkit, install
-from .tools import TOOLKITS, Econmt
+from .tools import TOOLKITS
+from .tools.econmt import Econmt
 from .turns import Trainee, run_alone, train_in_turns
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "econmt-compare"

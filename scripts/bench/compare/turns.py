@@ -12,7 +12,6 @@ import math
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -36,45 +35,6 @@ LIMIT_SECONDS = 1800.0
 """Running seconds after which a toolkit has failed."""
 LAST_SECONDS = 5.0
 """Seconds for a process to end after its output has ended."""
-# What is stopped cannot end itself when this process is killed. So a process of its own session holds the other end of
-# a pipe; it reads which groups there are (+ID, -ID), and kills those that are left when the pipe closes.
-_KEEPER = """\
-import os, signal, sys
-groups = set()
-for line in sys.stdin:
-    (groups.add if line[0] == "+" else groups.discard)(int(line[1:]))
-for group in groups:
-    try:
-        os.killpg(group, signal.SIGKILL)
-    except OSError:
-        pass
-"""
-
-
-class Keeper:
-    """Process that kills all guarded process groups, stopped or not, when this process ends."""
-
-    def __init__(self) -> None:
-        words = [sys.executable, "-I", "-S", "-c", _KEEPER]
-        self._process = subprocess.Popen(words, stdin=subprocess.PIPE, text=True, start_new_session=True)
-
-    def close(self) -> None:
-        """Kills the remaining groups."""
-        self._process.communicate()
-
-    def guard(self, group: int) -> None:
-        """Adds a group, which is killed when this process ends."""
-        self._tell(f"+{group}")
-
-    def release(self, group: int) -> None:
-        """Removes a group that has ended, since its number may be used again."""
-        self._tell(f"-{group}")
-
-    def _tell(self, what: str) -> None:
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(f"{what}\n")
-            self._process.stdin.flush()
 
 
 def stop_group(group: int) -> None:
@@ -153,16 +113,12 @@ class Trainee:
         self._changed = threading.Condition()
         self._process: subprocess.Popen[str] | None = None
         self._watch: MemoryWatch | None = None
-        self._keeper: Keeper | None = None
         self._reader = threading.Thread(target=self._read, daemon=True)
 
-    def start(self, keeper: Keeper | None = None) -> None:
-        """Starts the process; one that will be stopped is guarded by a keeper."""
+    def start(self) -> None:
+        """Starts the process."""
         self.clock.go()
         self._process = start(self.command, self._environment, self._folder, self._input)
-        self._keeper = keeper
-        if keeper is not None:
-            keeper.guard(self._process.pid)
         self._watch = MemoryWatch(self._process.pid)
         self._watch.__enter__()
         self._reader.start()
@@ -239,8 +195,6 @@ class Trainee:
                 process.wait(LAST_SECONDS)
         end(process)
         code = process.wait()
-        if self._keeper is not None:
-            self._keeper.release(process.pid)
         if self._watch is not None:
             self._watch.__exit__()
             self._reader.join(LAST_SECONDS)
@@ -306,10 +260,9 @@ def train_in_turns(
     """
     everyone = list(trainees.values())
     with contextlib.ExitStack() as stack:
-        keeper = stack.enter_context(contextlib.closing(Keeper()))
         for trainee in everyone:
             stack.callback(trainee.close)
-            trainee.start(keeper)
+            trainee.start()
             trainee.wait(limit, until_warm=True)
             trainee.halt()
             if trainee.can_run and not trainee.marks():

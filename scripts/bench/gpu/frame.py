@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 import subprocess
 import sys
 import time
@@ -14,9 +13,8 @@ from typing import NamedTuple
 import torch
 
 from econmt.bench.rows import in_graph
-from econmt_ops.dispatch.timing import alternate, synchronizer
 from scripts.bench.arguments import parser_of
-from scripts.bench.layers import Call
+from scripts.bench.layers import Call, in_turns
 
 DEVICE = torch.device("cuda")
 WORKERS = 12
@@ -123,8 +121,6 @@ def milliseconds(
     replays = {
         name: call if name in eager else in_graph(call, DEVICE, repeats) for name, call in calls.items()
     }
-    timings = alternate(
-        replays, math.inf, synchronize=synchronizer(DEVICE), least=turns, most=turns, drop=False
-    )
-    assert timings is not None
-    return {name: 1e3 * timing.median / (1 if name in eager else repeats) for name, timing in timings.items()}
+    repeated = {name: 1 if name in eager else repeats for name in calls}
+    timings = in_turns(replays, turns, DEVICE)
+    return {name: 1e3 * timing.median / repeated[name] for name, timing in timings.items()}

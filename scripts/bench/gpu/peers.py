@@ -39,7 +39,7 @@ from scripts.bench.gpu.frame import (
     heading,
     milliseconds,
 )
-from scripts.bench.layers import Call, peak_bytes, relative
+from scripts.bench.layers import Call, in_turns, peak_bytes, relative
 
 LAYERS = ((6400, 512, 32_000), (12_800, 512, 7709), (8192, 2048, 128_256))
 """Rows, inputs and words of the output layer."""
@@ -162,25 +162,14 @@ class Stack:
 
 def host_and_eager(stacks: dict[str, Stack]) -> dict[str, tuple[float, float]]:
     """Returns by name the microseconds until a call returns and the milliseconds of a call among many, in turns."""
+    eager = in_turns(stacks, TURNS, DEVICE)
     host: dict[str, list[float]] = {name: [] for name in stacks}
-    eager: dict[str, list[float]] = {name: [] for name in stacks}
-    for stack in stacks.values():
-        for _ in range(5):
-            stack()
-    for _ in range(TURNS):
-        for name, stack in stacks.items():
-            for _ in range(5):
-                torch.cuda.synchronize()
-                begin = time.perf_counter()
-                stack()
-                host[name].append(1e6 * (time.perf_counter() - begin))
-            torch.cuda.synchronize()
-            begin = time.perf_counter()
-            for _ in range(10):
-                stack()
-            torch.cuda.synchronize()
-            eager[name].append(100 * (time.perf_counter() - begin))
-    return {name: (statistics.median(host[name]), statistics.median(eager[name])) for name in stacks}
+    for _, (name, stack) in itertools.product(range(5 * TURNS), stacks.items()):
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        stack()
+        host[name].append(1e6 * (time.perf_counter() - begin))
+    return {name: (statistics.median(host[name]), 1e3 * eager[name].median) for name in stacks}
 
 
 def allow_tf32(precision: str) -> None:
