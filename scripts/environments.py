@@ -23,7 +23,7 @@ import sys
 import tempfile
 import time
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import requires
 from pathlib import Path
 from typing import NamedTuple
@@ -69,23 +69,19 @@ def lower_bounds() -> str:
     return "".join(f"{what.strip().replace('>=', '==')}\n" for what in needed)
 
 
-def environments(pythons: Sequence[str], names: Sequence[str]) -> Iterator[Environment]:
-    """Yields the environments of these names; ``pythons`` are interpreters, the oldest version first."""
+def environments(pythons: Sequence[str], names: Sequence[str]) -> list[Environment]:
+    """Returns the environments of these names; ``pythons`` are interpreters, the oldest version first."""
     tested = TRITON.sub("", (ROOT / "constraints.txt").read_text(encoding="utf-8"))  # torch's own, if any
     torch = "".join(TORCH.findall(tested)) + "\n"
-    if "lowest" in names:
-        yield Environment("lowest", pythons[0], lower_bounds())
-    if "tested" in names:
-        for python in pythons:
-            yield Environment("tested", python, tested)
-    if "newest" in names:
-        yield Environment("newest", pythons[-1], torch)
-    if "editable" in names:
-        yield Environment("editable", sys.executable, tested, editable=True)
-    if "no-compiler" in names:
-        yield Environment("no-compiler", sys.executable, tested, compiler=False)
-    if "ops" in names:
-        yield Environment("ops", sys.executable, tested, ops=True)
+    known = [
+        Environment("lowest", pythons[0], lower_bounds()),
+        *(Environment("tested", python, tested) for python in pythons),
+        Environment("newest", pythons[-1], torch),
+        Environment("editable", sys.executable, tested, editable=True),
+        Environment("no-compiler", sys.executable, tested, compiler=False),
+        Environment("ops", sys.executable, tested, ops=True),
+    ]
+    return [each for each in known if each.name in names]
 
 
 def found_pythons() -> list[str]:

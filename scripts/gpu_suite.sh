@@ -9,8 +9,8 @@
 # FOLDER ($OUT, or results-gpu, if it is left out) gets seven files:
 #   environment.json   the GPU, versions and commit
 #   tests.txt          what pytest and compute-sanitizer say
-#   kernels.txt        scripts.bench gpu.lstm, gpu.attention, gpu.output: right to float64, a thousand equal runs, times
-#   speed.txt          scripts.bench gpu.step, gpu.search, econmt profile, train, bench select and layout, as tables
+#   kernels.txt        gpu.{lstm,attention,output} of scripts.bench: a thousand equal repetitions, errors, times
+#   speed.txt          gpu.{step,search} of scripts.bench, econmt profile, train, bench select and layout, as tables
 #   steps.json         the rows of gpu.step
 #   choices.csv        the rows of econmt bench, of which the column "bench" says whose they are
 #   profile.html       the page of the profile

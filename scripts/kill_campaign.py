@@ -14,7 +14,6 @@ Examples:
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import os
 import random
@@ -30,10 +29,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 
+from econmt.bench.rows import Row, table
 from econmt.checkpoint.folder import ModelFolder
 from econmt.checkpoint.state import TIMES
+from scripts.bench.arguments import parser_of
 from scripts.processes_of_run import (
     connections_to,
     environment_with_mark,
@@ -285,21 +285,17 @@ def new_folder(work: Path, number: int, name: str) -> ModelFolder:
 
 def show(kills: Sequence[Kill], console: Console) -> bool:
     """Prints the table; returns True if nothing was lost and no process stayed."""
-    headings = "run", "kills", "same bits", "no process left", "seconds until then, at most", "one error line"
-    table = Table(*headings, title="kills")
+    rows: list[Row] = []
     for kind in dict.fromkeys(kill.kind for kill in kills):
         of_kind = [kill for kill in kills if kill.kind == kind]
         alone = [kill.ended for kill in of_kind if kill.ended == kill.ended]
         ranks = [kill.lines == 1 for kill in of_kind if kill.victim == "rank"]
-        table.add_row(
-            kind,
-            str(len(of_kind)),
-            str(sum(kill.same for kill in of_kind)),
-            str(sum(kill.ended != float("inf") for kill in of_kind)),
-            f"{max(alone):.2f}" if alone else "-",
-            f"{sum(ranks)} of {len(ranks)}" if ranks else "-",
-        )
-    console.print(table)
+        row: Row = {"run": kind, "kills": len(of_kind), "same bits": sum(kill.same for kill in of_kind)}
+        row["no process left"] = sum(kill.ended != float("inf") for kill in of_kind)
+        row["seconds until then, at most"] = max(alone) if alone else "-"
+        row["one error line"] = f"{sum(ranks)} of {len(ranks)}" if ranks else "-"
+        rows.append(row)
+    console.print(table(rows, rows[0], "kills"))
     moments = Counter(kill.moment for kill in kills)
     console.print(", ".join(f"{moment}: {count}" for moment, count in sorted(moments.items())))
     good = all(k.same and k.ended != float("inf") and (k.victim != "rank" or k.lines == 1) for k in kills)
@@ -308,15 +304,11 @@ def show(kills: Sequence[Kill], console: Console) -> bool:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--kills", type=int, default=60, help="number of kills (default: 60)")
     parser.add_argument("--updates", type=int, default=24, help="updates of a run (default: 24)")
     parser.add_argument("--seed", type=int, default=1, help="seed of victims and moments (default: 1)")
-    parser.add_argument(
-        "--kinds", nargs="+", default=[""], help="beginnings of names of kinds (default: all)"
-    )
+    parser.add_argument("--kinds", nargs="+", default=[""], help="beginnings of names (default: all)")
     options = parser.parse_args(arguments)
     kinds = [kind for kind in KINDS if kind.name.startswith(tuple(options.kinds))]
     if not kinds:

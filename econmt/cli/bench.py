@@ -30,7 +30,7 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
-PROJECT_BENCHMARKS = ("lstm", "low-rank", "scan", "memory-task", "language-model", "parallel")
+PROJECT_BENCHMARKS = ("lstm", "scan", "memory-task", "language-model", "parallel")
 """Benchmarks of the project itself, which are available in a checkout of the source only."""
 
 

@@ -12,7 +12,7 @@ from econmt.checkpoint.checkpoints import check_model, check_vocabulary, load_pa
 from econmt.checkpoint.folder import ModelFolder
 from econmt.checkpoint.quantized import restored
 from econmt.checkpoint.tensor_files import read_metadata, read_tensors
-from econmt.config.recipe import Model, Recipe
+from econmt.config.recipe import Recipe
 from econmt.data.text.subwords import SPECIAL_TOKENS, Vocabularies, Vocabulary, fingerprint, load_vocabularies
 from econmt.errors import InputError
 from econmt.model import TranslationModel
@@ -98,9 +98,7 @@ def initialize(
 
 
 def _vector_files(recipe: Recipe) -> dict[str, Path]:
-    """Returns the files of word vectors by side."""
-    if not isinstance(recipe.model, Model):
-        return {}
+    """Returns the files of word vectors by side; a language model's recipe names none."""
     init = recipe.model.initialization
     files = {"source": init.source_embedding, "target": init.target_embedding}
     return {side: Path(name) for side, name in files.items() if name is not None}

@@ -12,7 +12,6 @@ import typer
 
 from econmt.cli.main import main
 from scripts.bench.language_model import language_model_command
-from scripts.bench.low_rank import low_rank_command
 from scripts.bench.lstm import lstm_command
 from scripts.bench.memory import memory_command
 from scripts.bench.memory_task import memory_task_command
@@ -22,7 +21,6 @@ from scripts.bench.scan import scan_command
 PROGRAM = "python -m scripts.bench"
 COMMANDS = {
     "language-model": language_model_command,
-    "low-rank": low_rank_command,
     "lstm": lstm_command,
     "memory": memory_command,
     "memory-task": memory_task_command,

@@ -1,71 +1,239 @@
 """Times a layer of every cell against torch.nn.LSTM.
 
-    OMP_NUM_THREADS=1 python -m scripts.bench cells --turns 5
+    OMP_NUM_THREADS=1 python -m scripts.bench cells --turns 3
+    python -m scripts.bench cells --device cuda --dtype bfloat16 --sizes 64x100x512 128x100x1024 --cells sru ssru
+    python -m scripts.bench cells --device cuda --cells lstm --grid --csv grid.csv
+    python -m scripts.bench cells --cells lstm --ranks 8 16 32 64 --sizes 64x100x256 16x100x256 1x100x256
 
-Both passes run on the CPU, in turns in one process, and the fastest turn counts. Seconds are those of the processor
-(all threads), which other processes disturb little, or those of the clock with --wall.
+A row is one implementation of a cell; on a GPU and with --grid "auto" marks the one that the rule takes. Times are of
+the forward pass, which keeps nothing, and of both passes with all gradients, in turns: on a CPU the least seconds of
+the processor (all threads), which other processes disturb little, or of the clock with --wall; on a GPU medians in CUDA
+graphs, as in a captured step. Outputs and all gradients are first compared with the definition in float64; the error is
+the largest |found - exact| / |exact| of a tensor. Float32 is IEEE float32 everywhere, or TF32 everywhere with --tf32.
+On a GPU kernels are compiled first, in several processes. With --grid the shapes are those of ``econmt bench select
+--grid``: batches of 1 to 512, hidden sizes of 128 to 1,024, lengths of 5 to 100; only what the rule takes is timed
+then. With --ranks LSTM layers with low-rank matrices follow, whose random factors have products as large as the
+matrices.
 """
 
 from __future__ import annotations
 
+import argparse
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple, cast
 
 import torch
-from torch import nn
+from torch import Tensor
 
 import econmt_ops
+from econmt.bench.rows import Row, append_csv, circumstances
+from econmt.bench.selection import grid
+from econmt_ops import LowRank, LowRankLSTMWeights
+from econmt_ops.backends.compiled import has_compiler
 from econmt_ops.cells.table import CELLS
-from scripts.bench.arguments import parser_of
+from econmt_ops.dispatch.rule import captured, rule
+from econmt_ops.dispatch.traits import implementations_of
+from scripts.bench.gpu.frame import arguments, compiled_by_workers, heading, milliseconds
+from scripts.bench.layers import Call, in_turns, passes, relative, torch_lstm
+
+MOST = {torch.bfloat16: 6e-2, torch.float32: 2e-3}
+"""Largest error with which a time counts."""
+OTHERS = {"cpu": ("reference", "recompute"), "cuda": ("recompute", "triton")}
+"""Implementations that are timed beside the one of the rule; of a GRU on a GPU also cuDNN's, the reference."""
+LIBRARY = "torch.nn.LSTM"
 
 
-def way(name: str, inputs: torch.Tensor, hidden: int, how: dict[str, str]) -> Callable[[], None]:
-    """Returns a forward and backward pass of a layer."""
-    cell = CELLS[name]
-    shapes = cell.parameter_shapes(inputs.shape[2], hidden).values()
-    weights = cell.weights(*((torch.randn(shape) * 0.03).requires_grad_() for shape in shapes))
-    gradient = torch.randn(*inputs.shape[:2], hidden)
+class Size(NamedTuple):
+    """Rows, steps and units of a layer, whose inputs are as wide."""
 
-    def run() -> None:
-        outputs, _ = getattr(econmt_ops, name)(inputs, (weights,), **how)
-        outputs.backward(gradient)
+    batch: int
+    steps: int
+    hidden: int
 
-    return run
+    @classmethod
+    def of(cls, text: str) -> Size:
+        """Reads a size such as "64x100x512"."""
+        return cls(*map(int, text.split("x")))
 
 
-def ways(batch: int, steps: int, hidden: int) -> dict[str, Callable[[], None]]:
-    """Returns the passes to time, torch.nn.LSTM first."""
-    inputs = torch.randn(batch, steps, hidden, requires_grad=True)
-    theirs = nn.LSTM(hidden, hidden, batch_first=True)
-    gradient = torch.randn(batch, steps, hidden)
-    found: dict[str, Callable[[], None]] = {"torch.nn.LSTM": lambda: theirs(inputs)[0].backward(gradient)}
-    for name in CELLS:
-        for how in ({"implementation": "reference"}, {"implementation": "recompute", "stash": "gates"}):
-            found[f"{name}, {how['implementation']}"] = way(name, inputs, hidden, how)
-    return found
+class Kind(NamedTuple):
+    """Cell of a layer, and the rank of its matrices; 0 if they are whole."""
+
+    cell: str
+    rank: int = 0
+
+    @property
+    def label(self) -> str:
+        """Name in the table."""
+        return f"{self.cell} {self.rank}" if self.rank else self.cell
+
+
+class Layer:
+    """Layer of one cell with its inputs; the values are the same for every type."""
+
+    def __init__(self, kind: Kind, size: Size, dtype: torch.dtype, device: torch.device) -> None:
+        torch.manual_seed(1)
+        hidden, rank = size.hidden, kind.rank
+        shapes = list(CELLS[kind.cell].parameter_shapes(hidden, hidden).values())
+        scale, self._weights = 0.03, cast("Call", CELLS[kind.cell].weights)
+        if rank:
+            shapes = [(4 * hidden, rank), (rank, hidden), (4 * hidden, rank), (rank, hidden), (4 * hidden,)]
+            scale, self._weights = (hidden * rank) ** -0.25, low_rank_weights
+        made = [torch.randn(size, device=device)]
+        made += [torch.randn(shape, device=device) * scale for shape in shapes]
+        self.parameters = sum(part.numel() for part in made[1:])
+        self._op = getattr(econmt_ops, kind.cell)
+        self._leaves = [tensor.to(dtype).requires_grad_() for tensor in made]
+        self._incoming = torch.randn_like(made[0]).to(dtype)
+
+    def passes(self, implementation: str, exact: bool = False) -> dict[str, Call]:
+        """Returns the passes, in float64 if ``exact``; all implementations but "auto" keep their gates."""
+        dtype = torch.float64 if exact else self._incoming.dtype
+        leaves = (
+            [each.detach().to(dtype).requires_grad_() for each in self._leaves] if exact else self._leaves
+        )
+        stash = "auto" if implementation == "auto" else "gates"
+
+        def run() -> Tensor:
+            layers = (self._weights(*leaves[1:]),)
+            outputs: Tensor = self._op(leaves[0], layers, implementation=implementation, stash=stash)[0]
+            return outputs
+
+        return passes(run, leaves, self._incoming.to(dtype))
+
+    def error(self, implementation: str, expected: Sequence[Tensor]) -> float:
+        """Returns the largest relative error of an implementation; infinity for NaN."""
+        # By norms, since a ReLU has another slope where rounding changes the sign of c.
+        errors = [
+            relative(*pair) for pair in zip(self.passes(implementation)["both"](), expected, strict=True)
+        ]
+        return max(errors) if all(error == error for error in errors) else float("inf")
+
+
+def low_rank_weights(*parts: Tensor) -> LowRankLSTMWeights:
+    """Puts the factors of both matrices and the bias together."""
+    return LowRankLSTMWeights(LowRank(*parts[:2]), LowRank(*parts[2:4]), parts[4])
+
+
+def ways(kind: Kind, size: Size, dtype: torch.dtype, device: str) -> list[str]:
+    """Returns the implementations of a cell to time, the one of the rule first; of low rank all that recompute."""
+    known = [each for each in implementations_of(kind.cell).values() if each.traits.runs_on(device, dtype)]
+    if kind.rank:
+        usable = [each for each in known if has_compiler() or not each.traits.warms_up]
+        return [each.name for each in usable if each.traits.recomputes]
+    chosen = rule(kind.cell, device, dtype, sizes=dict(zip("BTH", size, strict=True)))
+    wanted = (*OTHERS[device], "reference") if kind.cell == "gru" else OTHERS[device]
+    return list(dict.fromkeys([chosen, *(each.name for each in known if each.name in wanted)]))
+
+
+def timed(calls: dict[str, Call], given: argparse.Namespace) -> dict[str, float]:
+    """Returns the milliseconds of each call."""
+    if given.device == "cuda":
+        return milliseconds(calls, given.turns)
+    clock = time.perf_counter if given.wall else time.process_time
+    timings = in_turns(calls, given.turns, torch.device("cpu"), clock)
+    return {name: 1e3 * min(timing.samples) for name, timing in timings.items()}
+
+
+def measure(size: Size, dtype: torch.dtype, given: argparse.Namespace) -> Iterator[Row]:
+    """Prints a table and yields its rows; those of implementations that are wrong have no time."""
+    device = torch.device(given.device)
+    runs = {LIBRARY: torch_lstm(*size[:2], size.hidden, dtype, device)}
+    rows: dict[str, Row] = {}
+    for kind in (*map(Kind, given.cells), *(Kind("lstm", rank) for rank in given.ranks)):
+        layer, names = Layer(kind, size, dtype, device), ways(kind, size, dtype, given.device)
+        expected = [part.detach() for part in layer.passes("reference", exact=True)["both"]()]
+        for way in names[:1] if given.grid else names:
+            label = f"{kind.label:10} {way}"
+            if way == names[0] and not kind.rank and (given.grid or device.type == "cuda"):
+                way, label = "auto", f"{label} (auto)"
+            error = layer.error(way, expected)
+            rows[label] = {"bench": "cells", **size._asdict(), "dtype": str(dtype)[6:], "layer": label}
+            rows[label] |= {"parameters": layer.parameters, "error": error}
+            if error <= MOST[dtype]:
+                runs[label] = layer.passes(way)
+        del expected
+    forward, both = (
+        timed({name: run[what] for name, run in runs.items()}, given) for what in ("forward", "both")
+    )
+    print(f"\nB {size.batch}, T {size.steps}, H {size.hidden}, {str(dtype)[6:]}")
+    print(f"{'layer':28}{'error':>9}{'forward, ms':>13}{'both, ms':>10}{'x nn.LSTM':>11}")
+    base = both[LIBRARY]
+    print(f"{LIBRARY:28}{'':9}{forward[LIBRARY]:13.3f}{base:10.3f}{1:11.2f}")
+    for label, row in rows.items():
+        figures = "     WRONG"
+        if label in runs:
+            row |= {
+                "forward ms": forward[label],
+                "milliseconds": both[label],
+                "x nn.LSTM": base / both[label],
+            }
+            figures = f"{forward[label]:13.3f}{both[label]:10.3f}{base / both[label]:11.2f}"
+        print(f"{label:28}{row['error']:9.1e}{figures}", flush=True)
+        yield row
+
+
+def summarize(rows: Sequence[Row]) -> None:
+    """Prints how the speed of what the rule takes is spread over the shapes, for each type."""
+    for dtype in dict.fromkeys(row["dtype"] for row in rows):
+        ratios = sorted(
+            float(row["x nn.LSTM"]) for row in rows if row["dtype"] == dtype and "x nn.LSTM" in row
+        )
+        print(
+            f"{dtype}: {len(ratios)} shapes, {ratios[0]:.2f}x to {ratios[-1]:.2f}x, median "
+            f"{ratios[len(ratios) // 2]:.2f}x, {sum(ratio < 0.95 for ratio in ratios)} more than 5 % slower"
+        )
+
+
+def compiling(name: str, size: Size, dtype: torch.dtype) -> None:
+    """Runs a cell once over a few steps, as in a captured step."""
+    with captured():
+        way = ways(Kind(name), size, dtype, "cuda")[0]
+        Layer(Kind(name), size._replace(steps=4), dtype, torch.device("cuda")).passes(way)["both"]()
 
 
 def main() -> None:
-    parser = parser_of(__doc__)
-    parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--hidden", type=int, default=512)
-    parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--wall", action="store_true", help="measure wall-clock time, not processor time")
+    parser, types = arguments(__doc__), ("bfloat16", "float32")
+    add = parser.add_argument
+    sizes = [Size(64, 100, 512)]
+    add("--sizes", nargs="+", type=Size.of, default=sizes, metavar="BxTxH", help="rows, steps and units")
+    add("--grid", action="store_true", help="all shapes of econmt's grid, instead of --sizes")
+    add("--cells", nargs="+", choices=list(CELLS), default=list(CELLS), help="cells to time")
+    add("--ranks", nargs="+", type=int, default=[], help="also LSTM layers with matrices of these ranks")
+    add("--device", choices=("cpu", "cuda"), default="cpu", help="device (%(default)s)")
+    add(
+        "--dtype",
+        nargs="+",
+        choices=types,
+        help="types of weights and inputs; default: both, on a CPU float32",
+    )
+    add("--tf32", action="store_true", help="compute float32 products in TF32, in cuDNN too")
+    add("--turns", type=int, default=5, help="timed samples of each layer (%(default)s)")
+    add("--wall", action="store_true", help="on a CPU: measure wall-clock time, not processor time")
+    add("--csv", type=Path, help="file to which the rows are appended")
     given = parser.parse_args()
-    torch.manual_seed(1)
-    clock = time.perf_counter if given.wall else time.process_time
-    functions = ways(given.batch, given.steps, given.hidden)
-    best = dict.fromkeys(functions, float("inf"))
-    for _ in range(given.turns):
-        for name, function in functions.items():
-            begin = clock()
-            function()
-            best[name] = min(best[name], clock() - begin)
-    first = next(iter(best.values()))
-    print(f"B {given.batch}, T {given.steps}, H {given.hidden}, float32, {torch.get_num_threads()} threads")
-    for name, seconds in best.items():
-        print(f"{name:22} {1000 * seconds:8.1f} ms  {first / seconds:5.2f}x")
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = given.tf32
+    if given.grid:
+        shapes = (Size(each.batch, each.length, each.hidden) for each in grid() if each.op == "lstm")
+        given.sizes = list(dict.fromkeys(shapes))
+    on_gpu, device = given.device == "cuda", torch.device(given.device)
+    dtypes = [getattr(torch, name) for name in given.dtype or types[0 if on_gpu else 1 :]]
+    cases = [(size, dtype) for size in given.sizes for dtype in dtypes]
+    jobs = [partial(compiling, name, *case) for name in given.cells for case in cases]
+    if on_gpu and compiled_by_workers("cells", given.compile, jobs):
+        return
+    with captured(on_gpu):
+        print(f"{heading(device)}, {'TF32' if given.tf32 else 'IEEE float32'}")
+        rows = [row for case in cases for row in measure(*case, given)]
+    if given.grid:
+        summarize(rows)
+    if given.csv is not None:
+        append_csv(given.csv, rows, circumstances(device))
+    sys.exit(0 if all("milliseconds" in row for row in rows) else 1)
 
 
 if __name__ == "__main__":

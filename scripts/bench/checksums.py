@@ -12,29 +12,20 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
 from rich.console import Console
-from rich.table import Table
 
+from econmt.bench.rows import Row, table
 from econmt.checkpoint import tensor_files
 from econmt.checkpoint.tensor_files import check_tensors, read_tensors, write_tensors
 from econmt.data.fingerprints import describe, is_as_described
 from scripts.bench.arguments import parser_of
+from scripts.bench.layers import in_turns
 
 PASSES = 5
-
-
-def shortest(work: Callable[[], object]) -> float:
-    """Returns the processor's milliseconds of the cheapest of several calls; other processes do not count."""
-    times = []
-    for _ in range(PASSES):
-        began = time.process_time()
-        work()
-        times.append(time.process_time() - began)
-    return 1000 * min(times)
 
 
 def cold(path: Path, work: Callable[[], object]) -> float:
@@ -58,8 +49,8 @@ def read_unchecked(path: Path) -> object:
         tensor_files.check_tensors = check
 
 
-def rows(folder: Path, megabytes: int) -> list[tuple[str, float, float]]:
-    """Returns the operations on a file of this size, each with its milliseconds warm and cold."""
+def rows(folder: Path, megabytes: int) -> Iterator[Row]:
+    """Yields the operations on a file of this size, each with its milliseconds warm and cold."""
     parameters, text = folder / "params.safetensors", folder / "text"
     metadata = {"format": tensor_files.FORMAT, "update": "1"}
     write_tensors(parameters, {"weight": torch.rand(megabytes * 250_000)}, metadata)
@@ -72,21 +63,20 @@ def rows(folder: Path, megabytes: int) -> list[tuple[str, float, float]]:
         ("text: size, time, sample", text, lambda: is_as_described(text, description, verify=False)),
         ("text: --verify", text, lambda: is_as_described(text, description, verify=True)),
     ]
-    return [(name, shortest(work), cold(path, work)) for name, path, work in works]
+    for name, path, work in works:
+        warm = in_turns({"": work}, PASSES, torch.device("cpu"), time.process_time)[""]
+        yield {"MB": megabytes, "file": name, "warm": 1e3 * min(warm.samples), "cold": cold(path, work)}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--megabytes", type=int, nargs="+", default=[10, 100, 1000], help="sizes of files")
     options = parser.parse_args(arguments)
-    table = Table(title="milliseconds")
-    for column in ("MB", "", "warm", "cold"):
-        table.add_column(column, justify="left" if column == "" else "right")
+    measured: list[Row] = []
     with tempfile.TemporaryDirectory() as folder:
         for size in options.megabytes:
-            for name, warm, first in rows(Path(folder), size):
-                table.add_row(str(size), name, f"{warm:.1f}", f"{first:.1f}")
-    Console(width=80).print(table)
+            measured += rows(Path(folder), size)
+    Console(width=80).print(table(measured, measured[0], "milliseconds"))
 
 
 if __name__ == "__main__":

@@ -11,17 +11,17 @@ time on a CPU, CUDA graphs on a GPU.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from econmt.bench.rows import in_graph
 from econmt_ops import LSTMWeights, lstm
-from econmt_ops.dispatch.timing import synchronizer
 from econmt_ops.lstm.chunked import ChunkedLSTM, leaves_gradients
 from scripts.bench.arguments import parser_of
+from scripts.bench.layers import in_turns, lstm_weights, replayed
+
+ROWS, STEPS = 32, 35
 
 
 def passes(weights: LSTMWeights, inputs: Tensor, length: int, how: str, once: bool) -> None:
@@ -50,47 +50,33 @@ def passes(weights: LSTMWeights, inputs: Tensor, length: int, how: str, once: bo
     layer.backward()
 
 
-def timed(run: Callable[[], object], device: torch.device) -> Callable[[], float]:
-    """Returns a function that gives the seconds of a call: of the processor, or of a CUDA graph's replay."""
-    clock, synchronize = time.process_time, synchronizer(device)
-    if device.type == "cuda":
-        run, clock = in_graph(run, device), time.perf_counter
-
-    def seconds() -> float:
-        synchronize()
-        began = clock()
-        run()
-        synchronize()
-        return clock() - began
-
-    return seconds
-
-
 def main() -> None:
     parser = parser_of(__doc__)
-    for name, default in (("size", 512), ("rows", 32), ("steps", 35), ("turns", 5)):
-        parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--size", type=int, default=512, help="units of the layer (%(default)s)")
+    parser.add_argument("--turns", type=int, default=5, help="timed samples of each way (%(default)s)")
+    parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
     parser.add_argument(
         "--how", nargs="+", default=["reference", "recompute"], help="implementations to time"
     )
     given = parser.parse_args()
     torch.manual_seed(0)
-    device, size = torch.device(given.device), given.size
-    shapes = ((4 * size, size), (4 * size, size), (4 * size,))
-    weights = LSTMWeights(
-        *(torch.randn(*shape, device=device).mul_(0.03).requires_grad_() for shape in shapes)
-    )
-    inputs = torch.randn(given.rows, given.steps, size, device=device, dtype=getattr(torch, given.dtype))
+    device = given.device
+    clock = time.process_time if device.type == "cpu" else time.perf_counter
+    weights = lstm_weights(given.size, torch.float32, device)
+    inputs = torch.randn(ROWS, STEPS, given.size, device=device, dtype=getattr(torch, given.dtype))
     ways = [(how, once) for how in given.how for once in (False, True) if leaves_gradients(how) or not once]
-    print("chunks", *(f"{how} {'once' if once else 'each'}" for how, once in ways), sep="\t")
+    names = [f"{how} {'once' if once else 'each'}" for how, once in ways]
+    print("chunks", *names, sep="\t")
     for chunks in (1, 2, 4, 7, 12, 18):
-        length = -(-given.steps // chunks)
-        runs = [timed(partial(passes, weights, inputs, length, *way), device) for way in ways]
-        turns = [[run() for run in runs] for _ in range(given.turns)]
-        best = map(min, zip(*turns, strict=True))
-        print(-(-given.steps // length), *(f"{1e3 * each:.3f}" for each in best), sep="\t", flush=True)
+        length = -(-STEPS // chunks)
+        runs = {
+            name: replayed(partial(passes, weights, inputs, length, *way), device)
+            for name, way in zip(names, ways, strict=True)
+        }
+        timings = in_turns(runs, given.turns, device, clock)
+        best = [min(timing.samples) for timing in timings.values()]
+        print(-(-STEPS // length), *(f"{1e3 * each:.3f}" for each in best), sep="\t", flush=True)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -20,19 +19,24 @@ from pathlib import Path
 import numpy as np
 
 from scripts.bench.arguments import parser_of
+from scripts.bench.compare.measure import resident_bytes
 
 VOCABULARY = 32_000
 CHUNK = 250_000
 MAX_LENGTH = 100
+MEAN_LENGTH = 25.0
+"""Mean tokens of a sentence."""
+SEEKS = 300
+"""Jumps to random positions of three epochs."""
 
 
-def generate(folder: Path, pairs: int, mean_length: float) -> None:
+def generate(folder: Path, pairs: int) -> None:
     """Writes a store whose sentences have log-normal lengths, those of a pair correlated."""
     from econmt.data.batching.token_store import TokenStoreWriter
 
     draw = np.random.default_rng(1)
     spread = 0.55
-    centre = np.log(mean_length) - spread**2 / 2
+    centre = np.log(MEAN_LENGTH) - spread**2 / 2
     writer = TokenStoreWriter(folder, "train", VOCABULARY)
     writer.begin_file(Path("generated.en"), Path("generated.de"))
     for first in range(0, pairs, CHUNK):
@@ -50,14 +54,9 @@ def generate(folder: Path, pairs: int, mean_length: float) -> None:
 
 
 def memory() -> dict[str, int]:
-    """Returns resident memory in MB (10^6 bytes): now, mapped files in it, and the peak."""
-    fields = {"VmRSS": "now", "RssFile": "files", "VmHWM": "peak"}
-    values = {}
-    for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
-        name, _, value = line.partition(":")
-        if name in fields:
-            values[fields[name]] = int(value.split()[0]) * 1024 // 1_000_000
-    return values
+    """Returns resident memory in MB (10^6 bytes), now and at its peak."""
+    sizes = resident_bytes(Path("/proc/self/status").read_text(encoding="utf-8"))
+    return {name: size // 1_000_000 for name, size in zip(("now", "peak"), sizes, strict=True)}
 
 
 def forget(folder: Path) -> None:
@@ -68,7 +67,7 @@ def forget(folder: Path) -> None:
             os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def read(folder: Path, batches: int, seeks: int) -> dict[str, object]:
+def read(folder: Path, batches: int) -> dict[str, object]:
     """Opens the store, reads batches in order and at random positions; returns the figures."""
     began = time.perf_counter()
     import torch
@@ -102,20 +101,18 @@ def read(folder: Path, batches: int, seeks: int) -> dict[str, object]:
         padded += batch.source.numel() + batch.target_output.numel()
     seconds = time.perf_counter() - began
     result["batches_read"], result["batches_per_second"] = wanted, round(wanted / seconds)
-    result["tokens_per_second"], result["real_share_of_padded"] = (
-        round(real / seconds),
-        round(real / padded, 3),
-    )
+    result["tokens_per_second"] = round(real / seconds)
+    result["real_share_of_padded"] = round(real / padded, 3)
     result["memory_after_reading"] = memory()
 
     draw = np.random.default_rng(2)
     began = time.perf_counter()
     for epoch in range(3):
-        for position in draw.integers(0, iterator.batches_per_epoch, seeks // 3).tolist():
+        for position in draw.integers(0, iterator.batches_per_epoch, SEEKS // 3).tolist():
             state = {"epoch": epoch, "position": position, "batches_per_epoch": iterator.batches_per_epoch}
             iterator.load_state_dict(state)
             next(iterator)
-    result["seeks"], result["seek_seconds"] = seeks // 3 * 3, round(time.perf_counter() - began, 2)
+    result["seeks"], result["seek_seconds"] = SEEKS, round(time.perf_counter() - began, 2)
     result["memory_at_end"] = memory()
     return result
 
@@ -124,32 +121,22 @@ def main() -> None:
     parser = parser_of(__doc__)
     add = parser.add_argument
     add("--pairs", type=int, default=10_000_000)
-    add("--mean-length", type=float, default=25.0, help="tokens a sentence")
     add("--batches", type=int, default=20_000, help="batches of 128 to read; 0: a whole epoch")
-    add("--seeks", type=int, default=300, help="jumps to random positions of three epochs")
-    add("--folder", type=Path, help="where the store lies; kept and reused if given")
     add("--cold", action="store_true", help="drop the files from the page cache before reading")
-    add("--read-only", action="store_true", help=argparse.SUPPRESS)
+    add("--read-only", type=Path, help=argparse.SUPPRESS)  # the folder of the store
     options = parser.parse_args()
-    if options.read_only:
-        print(json.dumps(read(options.folder, options.batches, options.seeks), indent=1))
+    if options.read_only is not None:
+        print(json.dumps(read(options.read_only, options.batches), indent=1))
         return
-    folder = options.folder or Path(tempfile.mkdtemp(prefix="econmt-measure-"))
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if not (folder / "description.json").is_file():
-            began = time.perf_counter()
-            generate(folder, options.pairs, options.mean_length)
-            size = sum(path.stat().st_size for path in folder.iterdir())
-            seconds = time.perf_counter() - began
-            print(f"wrote {options.pairs:,} pairs, {size / 1e9:.2f} GB, in {seconds:.0f} s", file=sys.stderr)
+    with tempfile.TemporaryDirectory(prefix="econmt-measure-") as name:
+        folder, began = Path(name), time.perf_counter()
+        generate(folder, options.pairs)
+        size, seconds = sum(path.stat().st_size for path in folder.iterdir()), time.perf_counter() - began
+        print(f"wrote {options.pairs:,} pairs, {size / 1e9:.2f} GB, in {seconds:.0f} s", file=sys.stderr)
         if options.cold:
             forget(folder)
-        again = ["--folder", str(folder), "--batches", str(options.batches), "--seeks", str(options.seeks)]
-        subprocess.run([sys.executable, "-m", "scripts.bench.data", "--read-only", *again], check=True)
-    finally:
-        if options.folder is None:
-            shutil.rmtree(folder, ignore_errors=True)
+        again = ["--read-only", name, "--batches", str(options.batches)]
+        subprocess.run([sys.executable, "-m", "scripts.bench.data", *again], check=True)
 
 
 if __name__ == "__main__":

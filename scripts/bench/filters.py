@@ -91,24 +91,13 @@ class Classified(NamedTuple):
             yield Shares(least, sum(doubted) / len(doubted), caught[0], caught[1])
 
 
-class NoisyEpoch(NamedTuple):
-    """An epoch of batches with noise, read without training.
+def epochs_with_noise(prefix: str, search: Sequence[Path]) -> Iterator[tuple[str, float, float, float]]:
+    """Reads an epoch of a text in batches of 64, without training, with each kind of noise.
 
-    Attributes:
-        noise: Name of the noise.
-        padding: Padded target positions for each real one, less one.
-        rate: Batches a second.
-        planned: Seconds to plan the epoch.
+    Yields:
+        Name of the noise, padded target positions for each real one less one, batches a second, and seconds to plan the
+        epoch.
     """
-
-    noise: str
-    padding: float
-    rate: float
-    planned: float
-
-
-def epochs_with_noise(prefix: str, search: Sequence[Path]) -> Iterator[NoisyEpoch]:
-    """Yields an epoch of a text in batches of 64 with each kind of noise."""
     with tempfile.TemporaryDirectory() as folder:
         for name, section in NOISES.items():
             data = {"source": "en", "target": "de", "train": [prefix], "valid": prefix, "noise": section}
@@ -126,7 +115,7 @@ def epochs_with_noise(prefix: str, search: Sequence[Path]) -> Iterator[NoisyEpoc
                 padded += trimmed.target_output.numel()
                 real += trimmed.target_tokens
             rate = count / (time.perf_counter() - start - planned)
-            yield NoisyEpoch(name, padded / real - 1, rate, planned)
+            yield name, padded / real - 1, rate, planned
 
 
 def main() -> None:
@@ -143,11 +132,8 @@ def main() -> None:
         for shares in classified.shares():
             print(f"{shares.certainty:9.1f}{shares.wrong:17.2%}{shares.swapped:21.2%}{shares.foreign:31.2%}")
     print(f"{options.prefixes[0]}: one epoch in batches of 64")
-    for epoch in epochs_with_noise(options.prefixes[0], search):
-        print(
-            f"{epoch.noise:<22}{epoch.planned:6.2f} s to plan{epoch.rate:8,.0f} batches/s"
-            f"{epoch.padding:9.2%} padding, cut"
-        )
+    for noise, padding, rate, planned in epochs_with_noise(options.prefixes[0], search):
+        print(f"{noise:<22}{planned:6.2f} s to plan{rate:8,.0f} batches/s{padding:9.2%} padding, cut")
 
 
 if __name__ == "__main__":

@@ -22,57 +22,55 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
+
+import sacrebleu
 
 from scripts.bench.arguments import parser_of
 
 ROOT = Path(__file__).resolve().parents[2]
 WARM_UP = 64
-
-
 BEAM = 5
 BATCH = 64
+TOP = 30
+"""Translations of each word in a shortlist."""
 LONGEST = 200
 PRECISIONS = ("float32", "int8")
 
 
-def ways(
-    folder: Path, model: Path, lexicon: Path, top: int, other: Path | None, threads: Sequence[int]
-) -> dict[str, dict[str, Any]]:
+def ways(given: argparse.Namespace, folder: Path) -> dict[str, dict[str, Any]]:
     """Returns the settings of each way to translate, with each number of threads."""
-    settings = own_ways(folder, model, lexicon, top)
-    if other is not None:
-        for precision in PRECISIONS:
-            each = {"ctranslate2": str(other), "precision": precision, "model": str(model)}
-            settings[f"CTranslate2, {precision}"] = each
-    if len(threads) == 1:
-        return {way: {**each, "threads": threads[0]} for way, each in settings.items()}
-    return {
-        f"{way}, {number} thread{'s' * (number > 1)}": {**each, "threads": number}
-        for number in threads
-        for way, each in settings.items()
-    }
-
-
-def own_ways(folder: Path, model: Path, lexicon: Path, top: int) -> dict[str, dict[str, Any]]:
-    """Returns the settings of econmt's ways to translate."""
-    listed = {"restrict_lexicon": str(lexicon), "restrict_lexicon_topk": top}
-    return {
-        "bfloat16": {"model": str(model), "precision": "bfloat16"},
-        "float32": {"model": str(model), "precision": "float32"},
-        "float32, shortlists": {"model": str(model), "precision": "float32", **listed},
-        "int8": {"model": str(folder / "int8")},
-        "int8, shortlists": {"model": str(folder / "int8"), **listed},
+    model, int8 = str(given.model), str(folder / "int8")
+    listed = {"restrict_lexicon": str(given.lexicon), "restrict_lexicon_topk": TOP}
+    settings: dict[str, dict[str, Any]] = {
+        "bfloat16": {"model": model, "precision": "bfloat16"},
+        "float32": {"model": model, "precision": "float32"},
+        "float32, shortlists": {"model": model, "precision": "float32", **listed},
+        "int8": {"model": int8},
+        "int8, shortlists": {"model": int8, **listed},
         "runtime, float32": {"runtime": str(folder / "runtime"), "shortlist": 0},
         "runtime, int8": {"runtime": str(folder / "runtime-int8"), "shortlist": 0},
         "runtime, int8, shortlists": {"runtime": str(folder / "runtime-int8")},
     }
+    if given.ctranslate2 is not None:
+        for precision in PRECISIONS:
+            each = {"ctranslate2": str(given.ctranslate2), "precision": precision, "model": model}
+            settings[f"CTranslate2, {precision}"] = each
+    if len(given.threads) == 1:
+        return {way: {**each, "threads": given.threads[0]} for way, each in settings.items()}
+    return {
+        f"{way}, {number} thread{'s' * (number > 1)}": {**each, "threads": number}
+        for number in given.threads
+        for way, each in settings.items()
+    }
 
 
-def prepare(folder: Path, model: Path, lexicon: Path, top: int) -> None:
+def prepare(folder: Path, model: Path, lexicon: Path) -> None:
     """Makes the folders that the ways load."""
-    listed = ["--lexicon", lexicon, "--lexicon-topk", top]
+    listed = ["--lexicon", lexicon, "--lexicon-topk", TOP]
     for words in (
         ["quantize", "-m", model, "-o", folder / "int8"],
         ["export", "--runtime", model, folder / "runtime", *listed],
@@ -111,9 +109,8 @@ def by_ctranslate2(settings: dict[str, Any]) -> Callable[[Sequence[str]], list[s
     return run
 
 
-def translate(settings: dict[str, Any], source: Path, output: Path) -> None:
-    """Translates in this process, and prints seconds of the clock and of the processor."""
-    lines = source.read_text(encoding="utf-8").splitlines()
+def translate(settings: dict[str, Any], lines: list[str]) -> tuple[float, float, list[str]]:
+    """Translates in this process; returns seconds of the clock and of the processor, and the translations."""
     threads = settings["threads"]
     run: Callable[[Sequence[str]], list[Any]]
     if "ctranslate2" in settings:
@@ -136,9 +133,8 @@ def translate(settings: dict[str, Any], source: Path, output: Path) -> None:
     run(lines[:WARM_UP])
     clock, processor = time.perf_counter(), time.process_time()
     translations = run(lines)
-    print(time.perf_counter() - clock, time.process_time() - processor)
-    texts = [each if isinstance(each, str) else each.text for each in translations]
-    output.write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
+    seconds = time.perf_counter() - clock, time.process_time() - processor
+    return *seconds, [each if isinstance(each, str) else each.text for each in translations]
 
 
 def start(folder: Path, line: str) -> tuple[float, float, float]:
@@ -157,13 +153,6 @@ def start(folder: Path, line: str) -> tuple[float, float, float]:
     return seconds, processor, int(done.stderr) / 1024
 
 
-def bleu(output: Path, reference: Path) -> float:
-    import sacrebleu
-
-    texts = [path.read_text(encoding="utf-8").splitlines() for path in (output, reference)]
-    return float(sacrebleu.corpus_bleu(texts[0], [texts[1]]).score)
-
-
 def main() -> None:
     parser = parser_of(__doc__)
     add = parser.add_argument
@@ -171,39 +160,30 @@ def main() -> None:
     add("lexicon", type=Path, help="file from econmt lexicon")
     add("source", type=Path, help="text to translate")
     add("reference", type=Path, help="its translation")
-    add("--top", type=int, default=30, help="translations of each word in a shortlist (%(default)s)")
     add("--rounds", type=int, default=3, help="translations of the text by each way (%(default)s)")
     add("--threads", type=int, nargs="+", default=[1], help="CPU threads")
     add("--ctranslate2", type=Path, help="a converted model with the vocabulary files of the first")
-    add("--way", help=argparse.SUPPRESS)
-    add("--folder", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
-    if given.way:
-        asked = given.model, given.lexicon, given.top, given.ctranslate2, given.threads
-        translate(ways(given.folder, *asked)[given.way], given.source, given.folder / "output")
-        return
     folders = [str(ROOT), str(ROOT / "ops"), *filter(None, [os.environ.get("PYTHONPATH")])]
     os.environ.update(OPENBLAS_NUM_THREADS="1", PYTHONPATH=os.pathsep.join(folders))
+    lines, reference = (
+        read.read_text(encoding="utf-8").splitlines() for read in (given.source, given.reference)
+    )
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        prepare(folder, given.model, given.lexicon, given.top)
+        prepare(folder, given.model, given.lexicon)
         seconds: dict[str, list[tuple[float, float]]] = {}
         quality: dict[str, tuple[float, int]] = {}
         for _ in range(given.rounds):
-            for way in ways(folder, given.model, given.lexicon, given.top, given.ctranslate2, given.threads):
-                command = [
-                    sys.executable, "-m", "scripts.bench.inference", *sys.argv[1:], "--way", way, "--folder",
-                    str(folder),
-                ]  # fmt: skip
-                done = subprocess.run(command, check=True, capture_output=True, text=True)
-                clock, processor = map(float, done.stdout.split())
+            for way, settings in ways(given, folder).items():
+                with ProcessPoolExecutor(1, get_context("fork")) as process:
+                    clock, processor, texts = process.submit(translate, settings, lines).result()
                 seconds.setdefault(way, []).append((clock, processor))
-                words = len((folder / "output").read_text(encoding="utf-8").split())
-                quality[way] = bleu(folder / "output", given.reference), words
+                bleu = float(sacrebleu.corpus_bleu(texts, [reference]).score)
+                quality[way] = bleu, sum(len(text.split()) for text in texts)
         report(seconds, quality)
-        line = given.source.read_text(encoding="utf-8").splitlines()[0] + "\n"
         for kind in ("runtime", "runtime-int8"):
-            starts = [start(folder / kind, line) for _ in range(5 * given.rounds)]
+            starts = [start(folder / kind, lines[0] + "\n") for _ in range(5 * given.rounds)]
             clock, processor, memory = (min(values) for values in zip(*starts, strict=True))
             print(f"{kind}: start {clock:.3f} s, of a processor {processor:.3f} s, {memory:.0f} MiB resident")
 

@@ -9,20 +9,18 @@ update does. On a GPU each one's update is a CUDA graph if it can be captured.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import product
-from pathlib import Path
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from econmt.bench.rows import Row, Say, in_graph, save_figure, time_in_turns
+from econmt.bench.rows import Row, Say, in_graph, time_in_turns
 from econmt.cli.measuring import BenchSession, Seconds
 from econmt.cli.option_groups import option, with_option_groups
-from econmt.config import limits
 from econmt.config.recipe import Recipe, parse_recipe
 from econmt.engine.graphs import GraphedStep
 from econmt.engine.precision import Precision, precision_of
@@ -38,6 +36,9 @@ from econmt_ops.dispatch.traits import implementations_of
 
 HIDDEN, BATCHES, VOCABULARIES = (200, 650, 1500), (32, 64, 128), (10_000, 33_278)
 """The published grid; the vocabularies are those of PTB and WikiText-2."""
+
+BPTT, LAYERS = 35, 2
+"""Published tokens of a row that an update reads, and LSTM layers."""
 
 DEFAULT, BY_TORCH, COMPILED = "step loop", "torch.nn.LSTM", "torch.compile"
 COMPILED_LOOP, AUTO = "torch.compile of the loop", "econmt auto"
@@ -55,8 +56,6 @@ class Sizes(NamedTuple):
     vocabulary: int
     hidden: int
     batch: int
-    bptt: int
-    layers: int
 
 
 class _Stepwise(nn.Module):
@@ -111,10 +110,10 @@ name: bench
 task: language_model
 output: bench
 data: {{text: txt, train: [train], valid: valid, subwords: {{type: words, size: {sizes.vocabulary}}}}}
-model: {{embedding: {sizes.hidden}, layers: {sizes.layers}, size: {sizes.hidden}}}
+model: {{embedding: {sizes.hidden}, layers: {LAYERS}, size: {sizes.hidden}}}
 training:
   batch: {{size: {sizes.batch}}}
-  bptt: {sizes.bptt}
+  bptt: {BPTT}
   optimizer: {{name: sgd, learning_rate: {_RATE}}}
   gradient_clipping: {{threshold: {_CLIP}}}
   max_updates: 1
@@ -152,8 +151,8 @@ class Contest:
         model = _Plain(sizes, layers).to(device)
         optimizer = torch.optim.SGD(model.parameters(), lr=_RATE)
         # As econmt's example: no more different words than text has.
-        inputs, targets = (random_ids(sizes.vocabulary, sizes.batch, sizes.bptt).to(device) for _ in range(2))
-        h, c = (torch.zeros(sizes.layers, sizes.batch, sizes.hidden, device=device) for _ in range(2))
+        inputs, targets = (random_ids(sizes.vocabulary, sizes.batch, BPTT).to(device) for _ in range(2))
+        h, c = (torch.zeros(LAYERS, sizes.batch, sizes.hidden, device=device) for _ in range(2))
         loss_of: Callable[..., tuple[Tensor, Tensor, Tensor]] = torch.compile(model) if compiled else model
 
         def update() -> None:
@@ -174,7 +173,7 @@ class Contest:
         task = LanguageModelTask(recipe_of(self.sizes), self.sizes.vocabulary)
         model = task.build_model().to(self.device).train()
         step = TrainingStep(task, model, self.precision, implementations=chosen)
-        batch = task.example(Shape(self.sizes.batch, 1, self.sizes.bptt))
+        batch = task.example(Shape(self.sizes.batch, 1, BPTT))
         if self.device.type == "cuda":
             graphed = GraphedStep(step, note=notes.append)
             return lambda: graphed([batch])
@@ -197,7 +196,7 @@ class Contest:
     def chosen_by_auto(self) -> Implementations:
         """Returns the implementations that a run chooses."""
         task = LanguageModelTask(recipe_of(self.sizes), self.sizes.vocabulary)
-        shape = Shape(self.sizes.batch, 1, self.sizes.bptt)
+        shape = Shape(self.sizes.batch, 1, BPTT)
         return settle(task, lambda: task.build_model().to(self.device), shape, self.device, self.precision)[0]
 
     def contenders(self, only: Sequence[str], *, compile_loop: bool) -> list[_Contender]:
@@ -205,9 +204,9 @@ class Contest:
 
         ``compile_loop`` adds torch.compile of the step loop, which compiles for minutes.
         """
-        hidden, layers = self.sizes.hidden, self.sizes.layers
-        loop = partial(_Stepwise, hidden, layers)
-        library = partial(nn.LSTM, hidden, hidden, layers, batch_first=True)
+        hidden = self.sizes.hidden
+        loop = partial(_Stepwise, hidden, LAYERS)
+        library = partial(nn.LSTM, hidden, hidden, LAYERS, batch_first=True)
 
         def plain(make: Callable[[], nn.Module], *, compiled: bool = False) -> Callable[[list[str]], Update]:
             return lambda _: self.plain_update(make(), compiled=compiled)
@@ -252,7 +251,7 @@ class Contest:
                 row["not in a graph"] = notes[0]
             row["first updates, s"] = time.perf_counter() - began
         timings = time_in_turns(updates, seconds, self.device) if updates else {}
-        words = self.sizes.batch * self.sizes.bptt
+        words = self.sizes.batch * BPTT
         library = timings.get(BY_TORCH)
         for name, row in rows.items():
             if name in timings:
@@ -263,57 +262,14 @@ class Contest:
             yield row
 
 
-def draw(rows: Sequence[Mapping[str, str | int | float]], path: Path) -> None:
-    """Draws words a second as bars: a panel for each vocabulary and batch, a group for each hidden size."""
-    from matplotlib.figure import Figure
-
-    known = [row for row in rows if row.get("words/s", "") != ""]
-    panels = sorted({(int(row["vocabulary"]), int(row["batch"])) for row in known})
-    names = list(dict.fromkeys(str(row["contender"]) for row in known))
-    across = max(1, len({batch for _, batch in panels}))
-    down = -(-len(panels) // across)
-    figure = Figure(figsize=(max(7.5, 4.0 * across), 2.8 * down + 0.8), layout="constrained")
-    axes = figure.subplots(down, across, squeeze=False).flatten()
-    for axis, (vocabulary, batch) in zip(axes, panels, strict=False):
-        mine = [row for row in known if (int(row["vocabulary"]), int(row["batch"])) == (vocabulary, batch)]
-        sizes = sorted({int(row["hidden"]) for row in mine})
-        for number, name in enumerate(names):
-            heights = {int(row["hidden"]): float(row["words/s"]) for row in mine if row["contender"] == name}
-            # Heights by that of torch.nn.LSTM, since words a second of small and large layers are far apart.
-            base = {int(row["hidden"]): float(row["words/s"]) for row in mine if row["contender"] == BY_TORCH}
-            positions = [sizes.index(size) + (number + 0.5) / len(names) * 0.8 - 0.4 for size in heights]
-            values = [height / base.get(size, height) for size, height in heights.items()]
-            axis.bar(positions, values, 0.8 / len(names), label=name)
-        axis.axhline(1.0, color="grey", linewidth=0.8)
-        axis.set_xticks(range(len(sizes)), [str(size) for size in sizes])
-        axis.set_title(f"vocabulary {vocabulary:,}, batch {batch}", fontsize=9)
-        axis.set_xlabel("hidden size")
-        axis.set_ylabel("words/s by torch.nn.LSTM's")
-    for axis in axes[len(panels) :]:
-        axis.set_visible(False)
-    if panels:
-        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=7)
-    save_figure(figure, path)
-
-
 @with_option_groups
 def language_model_command(
     *,
-    hidden: list[int] = option(
-        list(HIDDEN), help="Units of an LSTM layer; may be repeated.", min=1, max=limits.WIDTH
-    ),
-    batches: list[int] = option(
-        list(BATCHES), "--batch", help="Number of rows of a batch; may be repeated.", min=1, max=limits.BATCH
-    ),
+    hidden: list[int] = option(list(HIDDEN), help="Units of an LSTM layer; may be repeated.", min=1),
+    batches: list[int] = option(list(BATCHES), "--batch", help="Rows of a batch; may be repeated.", min=1),
     vocabularies: list[int] = option(
-        list(VOCABULARIES),
-        "--vocabulary",
-        help="Number of words in the vocabulary; may be repeated.",
-        min=5,
-        max=limits.WORDS,
+        list(VOCABULARIES), "--vocabulary", help="Words in the vocabulary; may be repeated.", min=5
     ),
-    bptt: int = option(35, help="Tokens of a row that an update reads.", min=1, max=limits.POSITIONS),
-    layers: int = option(2, help="Number of LSTM layers.", min=1, max=limits.LAYERS),
     dtype: Literal["float32", "bfloat16"] = option("float32", help="Precision of matrix products."),
     only: list[str] | None = option(
         None, "--contender", help="Measure only contenders whose names contain this; may be repeated."
@@ -321,9 +277,7 @@ def language_model_command(
     compile_loop: bool = option(
         False, help="Also measure torch.compile of the step loop, which compiles for minutes."
     ),
-    seconds: Seconds = option(
-        10.0, help="Seconds for each combination of hidden size, batch and vocabulary."
-    ),
+    seconds: Seconds = option(10.0, help="Seconds for each hidden size, batch and vocabulary."),
     session: BenchSession,
 ) -> None:
     """Time training of a language model end to end: a step loop, torch.nn.LSTM, torch.compile, econmt.
@@ -338,21 +292,21 @@ def language_model_command(
       python -m scripts.bench language-model --device cuda --csv lm.csv
     """
     precision = precision_of(dtype, session.device)
-    fixed: Row = {"bench": "language-model", "precision": dtype, "bptt": bptt, "layers": layers}
+    fixed: Row = {"bench": "language-model", "precision": dtype}
     before = session.rows_before(fixed)
     done = {(int(row["vocabulary"]), int(row["hidden"]), int(row["batch"])) for row in before}
 
     def rows(say: Say) -> Iterator[Row]:
         for vocabulary, size, batch in product(vocabularies, hidden, batches):
             if (vocabulary, size, batch) not in done:
-                sizes = Sizes(vocabulary, size, batch, bptt, layers)
+                sizes = Sizes(vocabulary, size, batch)
                 contest = Contest(sizes, session.device, precision)
                 contenders = contest.contenders(only or (), compile_loop=compile_loop)
                 yield from contest.rows(contenders, seconds, say)
 
     with session.measuring() as say:
         measured = session.kept(rows(say))
-    title = f"training words/s: {layers} x LSTM, bptt {bptt}, {dtype}"
+    title = f"training words/s: {LAYERS} x LSTM, bptt {BPTT}, {dtype}"
     columns = ("vocabulary", "hidden", "batch", "contender", "words/s", "x nn.LSTM")
     session.print(measured, columns, title)
     for row in measured:
@@ -364,6 +318,5 @@ def language_model_command(
     picks = {str(row["ops"]) for row in measured if row["contender"] == AUTO}
     for pick in sorted(picks):
         print(f"auto picks {pick}")
-    everything: list[Mapping[str, str | int | float]] = [*before, *measured]
-    if session.plot is not None and everything:
-        draw(everything, session.plot)
+    known = [{**row, "words/s": float(row["words/s"])} for row in (*before, *measured) if row.get("words/s")]
+    session.draw(known, label=columns[:4], value="words/s", title=title)

@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,6 +33,7 @@ from econmt_ops.core.precision import accumulate_dtype
 from econmt_ops.core.stack import StackOptions
 from econmt_ops.dispatch.timing import quantile, synchronizer
 from econmt_ops.lstm import recompute
+from scripts.bench.layers import Call, by_torch, lstm_weights, passes, peak_bytes
 from scripts.bench.plots import draw_lines
 
 BATCH = 64
@@ -144,16 +146,6 @@ def _own(layout: str = "packed", backend: str = "eager") -> Stack:
     return run
 
 
-def by_torch(inputs: Tensor, layers: Sequence[LSTMWeights]) -> Tensor:
-    """Computes torch's own LSTM, all layers in one call, from inputs (B, T, I) to (B, T, H)."""
-    none = torch.zeros_like(layers[0].bias)
-    flat = [tensor for layer in layers for tensor in (*layer, none)]
-    zero = inputs.new_zeros(len(layers), inputs.shape[0], layers[0].hidden.shape[1])
-    training = torch.is_grad_enabled()
-    outputs: Tensor = torch.lstm(inputs, (zero, zero), flat, True, len(layers), 0.0, training, False, True)[0]
-    return outputs
-
-
 def stages(compile_loop: bool) -> list[Stage]:
     """Returns the schedules, each with all decisions of those before it, then those it is compared with.
 
@@ -183,32 +175,15 @@ def arguments(
 ) -> tuple[Tensor, list[LSTMWeights]]:
     """Draws inputs (B, T, H) and layers, all of which need gradients."""
     torch.manual_seed(1)
-
-    def make(*size: int, scale: float) -> Tensor:
-        return (torch.randn(size, device=device) * scale).to(dtype).requires_grad_()
-
-    hidden = shape.hidden
-    layers = [
-        LSTMWeights(*(make(4 * hidden, *size, scale=hidden**-0.5) for size in ((hidden,), (hidden,), ())))
-        for _ in range(shape.layers)
-    ]
-    return make(batch, shape.steps, hidden, scale=1.0), layers
+    layers = [lstm_weights(shape.hidden, dtype, device) for _ in range(shape.layers)]
+    inputs = torch.randn(batch, shape.steps, shape.hidden, device=device)
+    return inputs.to(dtype).requires_grad_(), layers
 
 
-def passes(
-    stack: Stack, inputs: Tensor, layers: Sequence[LSTMWeights]
-) -> tuple[Callable[[], Tensor], Callable[[], object]]:
-    """Returns the forward pass, and both passes with the gradients of inputs (B, T, I) and weights."""
-    wanted = [inputs, *(part for layer in layers for part in layer)]
-
-    def forward() -> Tensor:
-        return stack(inputs, layers)
-
-    def both() -> object:
-        outputs = forward()
-        return torch.autograd.grad(outputs, wanted, torch.ones_like(outputs))
-
-    return forward, both
+def passes_of(stack: Stack, inputs: Tensor, layers: Sequence[LSTMWeights]) -> tuple[Call, Call]:
+    """Returns the forward pass that a backward pass can follow, and both with all gradients."""
+    forward = partial(stack, inputs, layers)
+    return forward, passes(forward, [inputs, *(part for layer in layers for part in layer)])["both"]
 
 
 def ablation_rows(
@@ -238,7 +213,7 @@ def ablation_rows(
         slowest: dict[str, float] = {}
         for stage in chosen:
             say(f"lstm {next(numbers)} of {len(dtypes) * len(chosen)}: {stage.name}, {dtype_name(dtype)}")
-            forward, both = passes(stage.run, inputs, layers)
+            forward, both = passes_of(stage.run, inputs, layers)
             row: Row = {"bench": "lstm", "schedule": stage.name, "dtype": dtype_name(dtype)}
             row |= {**asdict(shape), "batch": batch}
             row |= _timed(forward, both, shape.operations(batch), device, samples)
@@ -278,18 +253,12 @@ def rates(
                 say(f"lstm {number} of {len(remaining)}: batch {batch}, {name}, {dtype_name(dtype)}")
                 row: Row = {"bench": "lstm-rates", "schedule": name, "dtype": dtype_name(dtype)}
                 row |= {**asdict(shape), "batch": batch}
-                row |= _timed(*passes(stack, inputs, layers), shape.operations(batch), device, samples)
+                row |= _timed(*passes_of(stack, inputs, layers), shape.operations(batch), device, samples)
                 rows.append({**row, "peak GFLOP/s": peak})
             yield from rows
 
 
-def _timed(
-    forward: Callable[[], object],
-    both: Callable[[], object],
-    operations: int,
-    device: torch.device,
-    samples: int,
-) -> Row:
+def _timed(forward: Call, both: Call, operations: int, device: torch.device, samples: int) -> Row:
     """Returns seconds of the first call, the fastest and the median of the others, and memory.
 
     ``operations`` are those of the forward pass.
@@ -311,25 +280,6 @@ def _seconds(function: Callable[[], object], device: torch.device) -> float:
     function()
     synchronize()
     return time.perf_counter() - began
-
-
-def peak_bytes(function: Callable[[], object], device: torch.device) -> int:
-    """Returns the most bytes that a call allocates beyond those allocated before it.
-
-    On the CPU the profiler reports every allocation, also those of libraries and compiled code.
-    """
-    if device.type == "cuda":
-        before = torch.cuda.memory_allocated(device)
-        torch.cuda.reset_peak_memory_stats(device)
-        function()
-        return torch.cuda.max_memory_allocated(device) - before
-    with torch.autograd.profiler.profile(profile_memory=True) as profiler:
-        function()
-    assert profiler.kineto_results is not None
-    requests = [event for event in profiler.kineto_results.events() if event.name() == "[memory]"]
-    requests.sort(key=lambda event: event.start_ns())
-    peak: int = max(itertools.accumulate((event.nbytes() for event in requests), initial=0))
-    return peak
 
 
 def _peak_rate(hidden: int, dtype: torch.dtype, device: torch.device) -> float:
@@ -367,16 +317,10 @@ def lstm_command(
     ),
     shape: StackShape,
     batches: list[int] | None = option(
-        None,
-        "--batch",
-        help="Number of sequences; may be repeated without --ablation.",
-        min=1,
-        max=limits.BATCH,
+        None, "--batch", help="Number of sequences; may be repeated without --ablation.", min=1
     ),
     dtypes: Dtypes = ["float32", "bfloat16"],  # noqa: B006  typer copies it
-    samples: int = option(
-        5, help="Timed calls of each schedule; the fastest counts.", min=1, max=limits.REPETITIONS
-    ),
+    samples: int = option(5, help="Timed calls of each schedule; the fastest counts.", min=1),
     limit: Seconds = option(600.0, help="Without --ablation: seconds after which no further batch begins."),
     session: BenchSession,
 ) -> None:

@@ -9,23 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Annotated, Literal
+from typing import Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
 from econmt.bench.rows import Row, Say, dtype_name, time_in_turns
-from econmt.cli.measuring import BenchSession, Dtypes, dtypes_of
+from econmt.cli.measuring import BenchSession, Dtypes, Seconds, dtypes_of
 from econmt.cli.option_groups import option, with_option_groups
-from econmt.config import limits
 from econmt.config.recipe import load_recipe
 from econmt.errors import EconmtError, InputError
 from econmt_ops import linear_cross_entropy
 from econmt_ops.backends.compiled import has_compiler
 from econmt_ops.dispatch.timing import Timing, ratio
-from scripts.bench.lstm import peak_bytes
+from scripts.bench.layers import peak_bytes
 from scripts.bench.memory_steps import (
     QUICK,
     Case,
@@ -182,14 +180,9 @@ def memory_command(
     ),
     dtypes: Dtypes = ["float32", "bfloat16"],  # noqa: B006  typer copies it
     variants: list[str] | None = option(
-        None,
-        "--variant",
-        help="Variant to measure beside the reference; may be repeated.",
-        show_default="all",
+        None, "--variant", help="Variant beside the reference; may be repeated.", show_default="all"
     ),
-    seconds: Annotated[float, Field(ge=0.01, le=limits.SECONDS)] = option(
-        30.0, help="Seconds for each table."
-    ),
+    seconds: Seconds = option(30.0, help="Seconds for each table."),
     quick: bool = option(False, "--quick", help="Use tiny models, to see whether everything runs."),
     session: BenchSession,
 ) -> None:
@@ -221,15 +214,8 @@ def memory_command(
     # cuDNN would round the factors of float32 LSTMs to TF32.
     with session.measuring() as say, torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         measured = session.kept(rows(say))
-    columns = (
-        "case",
-        "variant",
-        "dtype",
-        "stash bytes",
-        "stash, times less",
-        "peak bytes",
-        "peak, times less",
-    )
+    bytes_columns = ("stash bytes", "stash, times less", "peak bytes", "peak, times less")
+    columns = ("case", "variant", "dtype", *bytes_columns)
     figures = ("process bytes", "target tokens/s", "milliseconds", "lowest decile", "highest decile", "speed")
     session.print(measured, (*columns, *figures, "matrix products, ms", "failure"), "memory and time")
     session.draw(measured, label=("case", "variant", "dtype"), value="peak bytes", title="peak memory")

@@ -27,7 +27,7 @@ from torch.nn import functional
 
 import econmt_ops
 from econmt.bench.rows import Row, Say, in_graph
-from econmt.cli.measuring import BenchSession
+from econmt.cli.measuring import BenchSession, Seconds
 from econmt.cli.option_groups import option, with_option_groups
 from econmt.config import limits
 from econmt.errors import InputError
@@ -236,17 +236,12 @@ def memory_task_command(
     cells: str = option(
         ",".join(CELLS), "--cell", help=f"Cells: {', '.join(CELLS)}.", metavar="NAME[,NAME...]"
     ),
-    hidden: list[int] = option(
-        [PUBLISHED[1]], help="Number of units; may be repeated.", min=1, max=limits.WIDTH
-    ),
+    hidden: list[int] = option([PUBLISHED[1]], help="Number of units; may be repeated.", min=1),
     batch: int = option(8, help="Number of sequences of an update.", min=1, max=limits.BATCH),
     symbols: int = option(PUBLISHED[0], help="Width of the one-hot vectors.", min=2, max=limits.WIDTH),
     rate: Annotated[float, Field(gt=0.0, le=limits.RATE)] = option(1e-2, help="Learning rate of Adam."),
     updates: int = option(1_000_000, help="Maximum number of updates of a run.", min=1, max=limits.UPDATES),
-    limit: Annotated[float, Field(gt=0.0, le=limits.SECONDS)] = option(
-        1800.0, help="Maximum number of seconds of a run."
-    ),
-    seed: limits.Seed = option(1, help="Seed of parameters and sequences."),
+    limit: Seconds = option(1800.0, help="Maximum number of seconds of a run."),
     session: BenchSession,
 ) -> None:
     """Train cells to remember the first element of long sequences; print updates and time to 100 % accuracy.
@@ -270,7 +265,7 @@ def memory_task_command(
         raise InputError(f"--steps '{steps}': at most {limits.STEPS}")
     names.sort(key=lambda name: name != SERIAL)
     settings = [
-        Setting(name, length, size, batch, symbols, rate, seed)
+        Setting(name, length, size, batch, symbols, rate)
         for length in lengths
         for size in hidden
         for name in names

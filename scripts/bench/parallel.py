@@ -6,11 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import wrap
-from typing import Annotated, Literal
+from typing import Literal
 
 import torch
 import typer
-from pydantic import Field
 
 from econmt.bench.rows import Row, Say
 from econmt.cli.measuring import BenchSession, Seconds
@@ -91,16 +90,10 @@ def parallel_command(
         "fixed", help="Batch of all ranks together: fixed: the recipe's; grown: the recipe's for each rank."
     ),
     length: int | None = option(
-        None,
-        help="Positions of a row; no row has padding.",
-        min=2,
-        max=limits.POSITIONS,
-        show_default="50, or bptt",
+        None, help="Positions of a row; no row has padding.", min=2, show_default="50, or bptt"
     ),
     seconds: Seconds = option(5.0, help="Seconds for each measurement."),
-    limit: Annotated[float, Field(ge=1.0, le=limits.SECONDS)] = option(
-        180.0, help="Seconds after which a measurement is given up."
-    ),
+    limit: Seconds = option(180.0, help="Seconds after which a measurement is given up."),
     session: ParallelSession,
 ) -> None:
     """Time updates that several processes share, and predict them for up to 1,024 ranks.

@@ -5,30 +5,25 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
 from econmt.bench.rows import Row, Say
-from econmt.bench.training import vocabulary_sizes
 from econmt.config.recipe import LanguageModelSection, Recipe
-from econmt.data.batching.batch import AnyBatch
 from econmt.engine.communicator import Communicator
 from econmt.engine.devices import peak_memory
-from econmt.engine.graphs import GraphedStep
-from econmt.engine.precision import precision_of
 from econmt.engine.step import TrainingStep
 from econmt.errors import EconmtError
-from econmt.model import Implementations
 from econmt.parallel.cost_model import Kind, best, predict
 from econmt.parallel.processes import joined
 from econmt.parallel.rank_environment import rank_environment
-from econmt.tasks.registry import task_of_sizes
 from econmt.training.pipelines import make_pipeline
-from econmt_ops.dispatch.timing import quantile, synchronizer
-from scripts.bench.parallel_processes import Job, together
-from scripts.bench.parallel_profile import Profile, Setting, divided, shape_of, why_undivided
+from econmt_ops.dispatch.timing import quantile
+from scripts.bench.parallel_processes import together
+from scripts.bench.parallel_profile import Profile, Setting, divided, timed_update, why_undivided
 
 ROUNDS = 2
 """Number of times that each way is measured, in turns and by new processes; the faster counts."""
@@ -122,13 +117,13 @@ def rows(setting: Setting, wanted: Sequence[Way], say: Say, profile: Profile | N
     """
     measured: dict[Way, list[dict[str, Any]]] = {way: [] for way in wanted}
     failures = {way: why for way in wanted if (why := why_undivided(setting.recipe, way.stages))}
-    job = setting.job()
+    setting = setting.settled()
     for turn in range(1, ROUNDS + 1):
         for way in wanted:
             if way not in failures:
                 say(f"{setting.recipe.name}: {way.division}, round {turn} of {ROUNDS}")
                 try:
-                    measured[way].append(_measured(setting, way, job))
+                    measured[way].append(_measured(setting, way))
                 except EconmtError as error:
                     failures[way] = str(error)
     alone = 0.0
@@ -206,54 +201,48 @@ def verdict(rows: Sequence[Mapping[str, Any]]) -> str:
     return line
 
 
-def _measured(setting: Setting, way: Way, job: Job) -> dict[str, Any]:
-    recipe = divided(setting.recipe, way.stages).model_dump(mode="json")
-    job = {**job, "recipe": recipe, "rows": _rows(setting, way)}
-    of_ranks = together(_work, job, way.processes, setting.threads, setting.limit)
-    return of_ranks[0] | {name: max(each[name] for each in of_ranks) for name in ("peak", "sent")}
+def _measured(setting: Setting, way: Way) -> dict[str, Any]:
+    of_way = setting._replace(recipe=divided(setting.recipe, way.stages), rows=_rows(setting, way))
+    of_ranks = together(_work, of_way, way.processes, setting.threads, setting.limit)
+    return {**of_ranks[0], **{name: max(each[name] for each in of_ranks) for name in ("peak", "sent")}}
 
 
-def _work(job: Job) -> Job:
+def _work(setting: Setting) -> dict[str, Any]:
     """Measures updates; each rank runs this."""
-    recipe = Recipe.model_validate(job["recipe"])
     environment = rank_environment()
     assert environment is not None
-    device = torch.device("cuda", environment.rank) if job["device"] == "cuda" else torch.device("cpu")
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
+    device = setting.device_of(environment.rank)
     if environment.size == 1:
-        return _time(recipe, job, device, Communicator())
-    with joined(environment, recipe.parallel, device) as communicator:
-        return _time(recipe, job, device, communicator)
+        return _time(setting, device, Communicator())
+    with joined(environment, setting.recipe.parallel, device) as communicator:
+        return _time(setting, device, communicator)
 
 
-def _time(recipe: Recipe, job: Job, device: torch.device, communicator: Communicator) -> Job:
-    precision = precision_of(job["precision"], device, [recipe])
-    torch.manual_seed(recipe.training.seed)
-    task = task_of_sizes(recipe, vocabulary_sizes(recipe))
-    model = task.build_model().to(device).train()
-    how = Implementations(*job["implementations"])
-    shape = shape_of(recipe, job["rows"], job["length"])
-    full_batch = task.example(shape)
-    if recipe.parallel.pipeline > 1:
-        communicator.stages = recipe.parallel.pipeline
+def _time(setting: Setting, device: torch.device, communicator: Communicator) -> dict[str, Any]:
+    precision, how = setting.precision_on(device), setting.implementations
+    task, model, stages = setting.task, setting.model(device), setting.recipe.parallel.pipeline
+    assert how is not None
+    full_batch = task.example(setting.shape)
+    tokens = full_batch.target_tokens
+    if stages > 1:
+        communicator.stages = stages
         batch = full_batch.share(communicator.replica, communicator.replicas)
-        own_shape = shape._replace(rows=len(batch.indices))
+        own_shape = setting.shape._replace(rows=len(batch.indices))
         step = make_pipeline(task, model, own_shape, precision, communicator, {}, how).step
     else:
         batch = full_batch.share(communicator.rank, communicator.size)
         step = TrainingStep(task, model, precision, implementations=how, communicator=communicator)
     with _counting() as exchanges:
-        step.run([batch.to(device)], step.tokens([batch], full_batch.target_tokens))
+        step.run([batch.to(device)], step.tokens([batch], tokens))
     sent = exchanges.sent
     step.clear()
-    updates = {"together": _update(step, batch, full_batch.target_tokens, device)}
+    updates = {"together": partial(timed_update(step, device), batch, tokens)}
     if communicator.size > 1 and communicator.stages == 1:
         alone = TrainingStep(task, model, precision, implementations=how, optimizer=step.optimizer)
-        updates["without"] = _update(alone, batch, batch.target_tokens, device)
-    times = _in_turns(updates, job["seconds"], communicator)
+        updates["without"] = partial(timed_update(alone, device), batch, batch.target_tokens)
+    times = _in_turns(updates, setting.seconds, communicator)
     seconds = quantile(times["together"], QUICK)
-    result = {"seconds": seconds, "tokens": full_batch.target_tokens, "samples": len(times["together"])}
+    result = {"seconds": seconds, "tokens": tokens, "samples": len(times["together"])}
     result |= {"sent": sent, "peak": peak_memory(device)}
     if "without" in times:
         result["exchange"] = 1.0 - quantile(times["without"], QUICK) / seconds
@@ -267,23 +256,6 @@ def _waiting(update: Callable[[], float]) -> float:
     with _counting() as exchanges:
         seconds = sum(update() for _ in range(LEAST))
     return exchanges.seconds / seconds
-
-
-def _update(step: TrainingStep, batch: AnyBatch, tokens: int, device: torch.device) -> Callable[[], float]:
-    """Returns a function that runs an update as a run does, on a GPU in a CUDA graph, and gives its seconds."""
-    synchronize = synchronizer(device)
-    graphed = GraphedStep(step) if device.type == "cuda" else None
-
-    def timed() -> float:
-        began = time.perf_counter()
-        if graphed is None:
-            step.run([batch], step.tokens([batch], tokens))
-        else:
-            graphed([batch], None, tokens)
-        synchronize()
-        return time.perf_counter() - began
-
-    return timed
 
 
 def _in_turns(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,17 +16,14 @@ import torch.distributed as dist
 from econmt.errors import EconmtError
 from econmt.parallel.orphans import LAUNCHER, end_with_launcher
 
-Job = Mapping[str, Any]
-"""Task of a process, as JSON values."""
-
-Work = Callable[[Job], Job]
-"""Function of a module that each process runs: it finds its rank in the environment and returns JSON values."""
+Work = Callable[[Any], Any]
+"""Function of a module that each process runs: it finds its rank in the environment."""
 
 _GRACE = 10.0
 """Seconds in which other ranks may tell why one left."""
 
 
-def together(work: Work, job: Job, processes: int, threads: int, limit: float) -> list[dict[str, Any]]:
+def together(work: Work, job: Any, processes: int, threads: int, limit: float) -> list[Any]:
     """Runs a function in several processes of this host at once, with the environment of torchrun.
 
     Returns the result of each rank. Raises EconmtError if one failed or they took longer than ``limit`` seconds; all
@@ -52,7 +48,7 @@ def together(work: Work, job: Job, processes: int, threads: int, limit: float) -
             hears, tells = context.Pipe(duplex=False)
             ranks = {"RANK": rank, "LOCAL_RANK": rank}
             sizes = {"WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
-            arguments = work, json.dumps(job), {**ranks, **sizes, **address}, threads, tells
+            arguments = work, job, {**ranks, **sizes, **address}, threads, tells
             process = context.Process(target=_run, args=arguments, daemon=True)
             process.start()
             tells.close()
@@ -67,8 +63,8 @@ def together(work: Work, job: Job, processes: int, threads: int, limit: float) -
             connection.close()
 
 
-def _results(heard: Sequence[Connection], limit: float) -> list[dict[str, Any]]:
-    until, results, gone = time.monotonic() + limit, dict[int, dict[str, Any]](), set[int]()
+def _results(heard: Sequence[Connection], limit: float) -> list[Any]:
+    until, results, gone = time.monotonic() + limit, dict[int, Any](), set[int]()
     while len(results) < len(heard):
         done = results.keys() | gone
         silent = {connection: rank for rank, connection in enumerate(heard) if rank not in done}
@@ -81,28 +77,28 @@ def _results(heard: Sequence[Connection], limit: float) -> list[dict[str, Any]]:
             assert isinstance(connection, Connection)
             rank = silent[connection]
             try:
-                told = json.loads(connection.recv_bytes())
+                told = connection.recv()
             except EOFError:
                 # Why it left may be what another rank tells.
                 gone.add(rank)
                 until = min(until, time.monotonic() + _GRACE)
                 continue
-            if "failure" in told:
-                raise EconmtError(f"rank {rank}: {told['failure']}")
+            if isinstance(told, EconmtError):
+                raise EconmtError(f"rank {rank}: {told}")
             results[rank] = told
     return [results[rank] for rank in range(len(heard))]
 
 
-def _run(work: Work, job: str, environment: Mapping[str, object], threads: int, tells: Connection) -> None:
+def _run(work: Work, job: Any, environment: Mapping[str, object], threads: int, tells: Connection) -> None:
     """Runs the work in a new process, and sends the result or a line about its failure."""
     os.environ.update({name: str(value) for name, value in environment.items()})
     end_with_launcher()
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # a host's own name need not lead to where it listens
     torch.set_num_threads(threads)
     try:
-        told = work(json.loads(job))
+        told = work(job)
     except (EconmtError, RuntimeError, MemoryError) as error:
-        told = {"failure": str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__}
-    tells.send_bytes(json.dumps(told).encode())
+        told = EconmtError([*str(error).strip().splitlines(), type(error).__name__][0])
+    tells.send(told)
     tells.close()
     os._exit(0)  # threads of libraries that wait for other ranks would be torn down while they wait

@@ -20,7 +20,7 @@ from econmt.config.recipe import LanguageModelSection, Recipe
 from econmt.data.batching.batch import AnyBatch
 from econmt.data.files import write_atomically
 from econmt.engine.graphs import GraphedStep
-from econmt.engine.precision import precision_of
+from econmt.engine.precision import Precision, precision_of
 from econmt.engine.step import TrainingStep
 from econmt.engine.threads import usable_cores
 from econmt.errors import InputError
@@ -30,13 +30,13 @@ from econmt.parallel.cost_model import Network, Stack, StepProfile
 from econmt.parallel.pipeline.costs import timed_stacks
 from econmt.parallel.pipeline.partition import Link
 from econmt.parallel.reduction import travelling
-from econmt.tasks.protocol import Shape
+from econmt.tasks.protocol import Shape, Task
 from econmt.tasks.registry import task_of_sizes
 from econmt.training.choice import settle
 from econmt_ops.dispatch.measurements import processor
 from econmt_ops.dispatch.rule import captured
 from econmt_ops.dispatch.timing import quantile, synchronizer
-from scripts.bench.parallel_processes import Job, together
+from scripts.bench.parallel_processes import together
 
 SMALL, LARGE = 8, 4 << 20
 """Bytes of the messages by which latency and bandwidth are told apart."""
@@ -138,6 +138,7 @@ class Setting(NamedTuple):
         precision: Name of the precision.
         seconds: Seconds for each thing that is timed.
         limit: Seconds after which processes that time one thing are ended.
+        implementations: Implementations of the operations, once they are chosen.
     """
 
     recipe: Recipe
@@ -149,31 +150,41 @@ class Setting(NamedTuple):
     precision: str
     seconds: float
     limit: float
+    implementations: Implementations | None = None
 
-    def implementations(self) -> Implementations:
-        """Returns the implementations that a run of this shape chooses."""
-        device = torch.device(self.device)
-        task = task_of_sizes(self.recipe, vocabulary_sizes(self.recipe))
-        precision = precision_of(self.precision, device, [self.recipe])
-        shape = shape_of(self.recipe, self.rows, self.length)
-        return settle(task, lambda: task.build_model().to(device), shape, device, precision)[0]
+    @property
+    def shape(self) -> Shape:
+        """Shape of the full rows, with one source position where there is no source."""
+        is_text = isinstance(self.recipe.model, LanguageModelSection)
+        return Shape(self.rows, 1 if is_text else self.length, self.length)
 
-    def job(self) -> dict[str, Any]:
-        """Returns the task of a process, as JSON values."""
-        return {
-            "recipe": self.recipe.model_dump(mode="json"),
-            "rows": self.rows,
-            "length": self.length,
-            "device": self.device,
-            "precision": self.precision,
-            "implementations": list(self.implementations()),
-            "seconds": self.seconds,
-        }
+    @property
+    def task(self) -> Task:
+        """Task of the recipe."""
+        return task_of_sizes(self.recipe, vocabulary_sizes(self.recipe))
 
+    def precision_on(self, device: torch.device) -> Precision:
+        """Returns the precision on a device."""
+        return precision_of(self.precision, device, [self.recipe])
 
-def shape_of(recipe: Recipe, rows: int, length: int) -> Shape:
-    """Returns the shape of full rows, with one source position where there is no source."""
-    return Shape(rows, 1 if isinstance(recipe.model, LanguageModelSection) else length, length)
+    def settled(self) -> Setting:
+        """Returns the setting with the implementations that a run of this shape chooses."""
+        device, task = torch.device(self.device), self.task
+        precision = self.precision_on(device)
+        chosen, *_ = settle(task, lambda: task.build_model().to(device), self.shape, device, precision)
+        return self._replace(implementations=chosen)
+
+    def model(self, device: torch.device) -> torch.nn.Module:
+        """Returns a model on a device, the same one in every process."""
+        torch.manual_seed(self.recipe.training.seed)
+        return self.task.build_model().to(device).train()
+
+    def device_of(self, rank: int) -> torch.device:
+        """Returns the device of a rank, which becomes the current one of its process if it is a GPU."""
+        if self.device == "cpu":
+            return torch.device("cpu")
+        torch.cuda.set_device(rank)
+        return torch.device("cuda", rank)
 
 
 def why_undivided(recipe: Recipe, stages: int) -> str:
@@ -192,10 +203,11 @@ def divided(recipe: Recipe, stages: int) -> Recipe:
 
 def profile(setting: Setting, ranks: int) -> Profile:
     """Measures the times of a prediction with so many ranks; raises EconmtError if a rank fails."""
-    of_ranks = together(_profile, setting.job(), ranks, setting.threads, HALVES * TURNS * setting.limit)
+    limit = HALVES * TURNS * setting.limit
+    measured, *_ = together(_profile, setting.settled(), ranks, setting.threads, limit)
     hosted = torch.cuda.device_count() if setting.device == "cuda" else usable_cores() // setting.threads
     record = {
-        **of_ranks[0],
+        **measured,
         "recipe": setting.recipe.name,
         "batch": setting.rows,
         "length": setting.length,
@@ -206,31 +218,43 @@ def profile(setting: Setting, ranks: int) -> Profile:
     return Profile.model_validate(json.loads(json_text(record)))
 
 
+def timed_update(step: TrainingStep, device: torch.device) -> Callable[[AnyBatch, int], float]:
+    """Returns a function that runs an update as a run does, on a GPU in a CUDA graph, and gives its seconds.
+
+    The function takes a batch and the number of target tokens by which its loss is divided.
+    """
+    synchronize = synchronizer(device)
+    graphed = GraphedStep(step) if device.type == "cuda" else None
+
+    def timed(batch: AnyBatch, tokens: int) -> float:
+        began = time.perf_counter()
+        if graphed is None:
+            step.run([batch], step.tokens([batch], tokens))
+        else:
+            graphed([batch], None, tokens)
+        synchronize()
+        return time.perf_counter() - began
+
+    return timed
+
+
 class Updates:
-    """Updates of a recipe in one process as a run does them, on a GPU in CUDA graphs.
+    """Updates of a recipe in one process.
 
     Args:
-        job: See :meth:`Setting.job`.
+        setting: Setting with its implementations.
         device: Device of this process.
     """
 
-    def __init__(self, job: Job, device: torch.device) -> None:
-        self.recipe, self.device = Recipe.model_validate(job["recipe"]), device
-        self.length = int(job["length"])
-        torch.manual_seed(self.recipe.training.seed)
-        self.task = task_of_sizes(self.recipe, vocabulary_sizes(self.recipe))
-        self.step = TrainingStep(
-            self.task,
-            self.task.build_model().to(device).train(),
-            precision_of(job["precision"], device, [self.recipe]),
-            implementations=Implementations(*job["implementations"]),
-        )
-        self._graphed = GraphedStep(self.step) if device.type == "cuda" else None
-        self._synchronize = synchronizer(device)
+    def __init__(self, setting: Setting, device: torch.device) -> None:
+        self.setting, self.device = setting, device
+        precision, chosen = setting.precision_on(device), setting.implementations
+        self.step = TrainingStep(setting.task, setting.model(device), precision, implementations=chosen)
+        self._timed = timed_update(self.step, device)
 
     def batch(self, rows: int) -> AnyBatch:
         """Returns a batch of full rows of random ids, on the CPU."""
-        return self.task.example(shape_of(self.recipe, rows, self.length))
+        return self.step.task.example(self.setting.shape._replace(rows=rows))
 
     def seconds(self, rows: int, budget: float) -> float:
         """Returns the lowest decile of the seconds of updates, timed for about ``budget`` seconds.
@@ -240,13 +264,7 @@ class Updates:
         batch = self.batch(rows)
         times: list[float] = []
         while len(times) < LEAST + 2 or sum(times[2:]) < budget:
-            began = time.perf_counter()
-            if self._graphed is None:
-                self.step([batch])
-            else:
-                self._graphed([batch])
-            self._synchronize()
-            times.append(time.perf_counter() - began)
+            times.append(self._timed(batch, batch.target_tokens))
         return quantile(times[2:], 0.1)
 
     def shared(self, rows: int, update: float) -> float:
@@ -263,15 +281,13 @@ class Updates:
         return update * shared / sum(spent.values())
 
 
-def _profile(job: Job) -> Job:
+def _profile(setting: Setting) -> dict[str, Any]:
     """Measures times; each rank runs this, and the first returns the result."""
     dist.init_process_group("gloo", timeout=TIMEOUT)
     rank = dist.get_rank()
-    device = torch.device("cuda", rank) if job["device"] == "cuda" else torch.device("cpu")
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    updates, budget = Updates(job, device), float(job["seconds"]) / TURNS
-    rows = sorted({max(1, int(job["rows"]) // 2**power) for power in range(HALVES)})
+    device = setting.device_of(rank)
+    updates, budget = Updates(setting, device), setting.seconds / TURNS
+    rows = sorted({max(1, setting.rows // 2**power) for power in range(HALVES)})
     alone, busy = [0.0] * TURNS, [[0.0] * len(rows) for _ in range(TURNS)]
     for turn in range(TURNS):
         if rank == 0:
@@ -283,19 +299,18 @@ def _profile(job: Job) -> Job:
     dist.all_reduce(times, op=dist.ReduceOp.MAX)
     result: dict[str, Any] = {"alone": min(alone), "rows": rows, "seconds": times.tolist()}
     if rank == 0:
-        shape = shape_of(updates.recipe, rows[-1], updates.length)
         stacks: list[Stack] = []
-        if not why_undivided(updates.recipe, 2):
+        if not why_undivided(setting.recipe, 2):
             with captured(device.type == "cuda"):
                 step = updates.step
                 stacks = [
                     Stack(*stack)
-                    for stack in timed_stacks(step.model, shape, step.precision, step.implementations)
+                    for stack in timed_stacks(step.model, setting.shape, step.precision, step.implementations)
                 ]
         result["stacks"] = stacks
         result["shared"] = updates.shared(rows[-1], result["alone"])
         parameters = sum(each.numel() for each in updates.step.model.parameters() if each.requires_grad)
-        result["gradient_bytes"] = parameters * travelling(updates.recipe.parallel).itemsize
+        result["gradient_bytes"] = parameters * travelling(setting.recipe.parallel).itemsize
         result["processor"] = torch.cuda.get_device_name(device) if device.type == "cuda" else processor()
     dist.barrier()
     group = dist.new_group(backend="nccl", device_id=device) if device.type == "cuda" else None

@@ -31,17 +31,25 @@ class DocumentTable(NamedTuple):
 
     Attributes:
         page: Markdown file, relative to the project's folder.
-        lines: Function that makes the lines; it is called with the folder of the text.
+        rows: Function that makes the rows, or lines to quote; it is called with the folder of the text if it needs one.
         needs_text: True if it needs text that is not generated.
-        takes_long: True if it takes ten seconds or more.
+        takes_long: True if it takes ten seconds or more without such text.
         tolerance: Largest relative difference of a number that is not reported; for figures that rounding changes.
     """
 
     page: str
-    lines: Callable[[Path | None], Iterable[str]]
+    rows: Callable[..., Iterable[Sequence[str] | str]]
     needs_text: bool = False
     takes_long: bool = False
     tolerance: float = 0.0
+
+    def lines(self, data: Path | None) -> list[str]:
+        """Makes the lines of the page; ``data`` is the folder of the text."""
+        rows = list(self.rows(data) if self.needs_text else self.rows())
+        texts = [row for row in rows if isinstance(row, str)]
+        return (
+            ["```", *texts, "```"] if texts else markdown([row for row in rows if not isinstance(row, str)])
+        )
 
 
 def markdown(rows: Iterable[Sequence[str]]) -> list[str]:
@@ -51,49 +59,21 @@ def markdown(rows: Iterable[Sequence[str]]) -> list[str]:
     return lines
 
 
-def _without_text(rows: Callable[[], table_rows.Rows], _: Path | None) -> list[str]:
-    return markdown(rows())
-
-
-def _with_text(rows: Callable[[Path | None], table_rows.Rows], data: Path | None) -> list[str]:
-    return markdown(rows(data))
-
-
-def _block(lines: Callable[[], Iterable[str]], _: Path | None) -> list[str]:
-    return ["```", *lines(), "```"]
-
-
 TABLES = {
-    "techniques": DocumentTable("docs/memory.md", partial(_without_text, table_rows.iwslt_rows)),
-    "techniques-best": DocumentTable(
-        "docs/results/memory.md", partial(_without_text, table_rows.best_rows), takes_long=True
-    ),
-    "stash": DocumentTable("docs/results/memory.md", partial(_without_text, table_rows.stash_rows)),
-    "fit": DocumentTable("docs/results/gpu.md", partial(_without_text, table_rows.fit_rows), takes_long=True),
-    "peaks": DocumentTable(
-        "docs/results/language-models.md", partial(_without_text, table_rows.language_model_rows)
-    ),
-    "sizes": DocumentTable("docs/results/inference.md", partial(_without_text, table_rows.size_rows)),
-    "ranks": DocumentTable("docs/low-rank.md", partial(_without_text, table_rows.rank_rows)),
-    "operations": DocumentTable("docs/results/cells.md", partial(_without_text, table_rows.operation_rows)),
+    "techniques": DocumentTable("docs/memory.md", table_rows.iwslt_rows),
+    "techniques-best": DocumentTable("docs/results/memory.md", table_rows.best_rows, takes_long=True),
+    "stash": DocumentTable("docs/results/memory.md", table_rows.stash_rows),
+    "fit": DocumentTable("docs/results/gpu.md", table_rows.fit_rows, takes_long=True),
+    "peaks": DocumentTable("docs/results/language-models.md", table_rows.language_model_rows),
+    "sizes": DocumentTable("docs/results/inference.md", table_rows.size_rows),
+    "ranks": DocumentTable("docs/low-rank.md", table_rows.rank_rows),
+    "operations": DocumentTable("docs/results/cells.md", table_rows.operation_rows),
     "quickstart": DocumentTable(
-        "docs/getting-started.md",
-        partial(_block, table_rows.quickstart_rows),
-        takes_long=True,
-        tolerance=0.5,
+        "docs/getting-started.md", table_rows.quickstart_rows, takes_long=True, tolerance=0.5
     ),
-    "padding": DocumentTable(
-        "docs/results/speed.md",
-        partial(_with_text, table_rows.padding_rows),
-        needs_text=True,
-        takes_long=True,
-    ),
-    "filters": DocumentTable(
-        "docs/results/data.md", partial(_with_text, table_rows.filter_rows), needs_text=True, takes_long=True
-    ),
-    "noise": DocumentTable(
-        "docs/results/data.md", partial(_with_text, table_rows.noise_rows), needs_text=True, takes_long=True
-    ),
+    "padding": DocumentTable("docs/results/speed.md", table_rows.padding_rows, needs_text=True),
+    "filters": DocumentTable("docs/results/data.md", table_rows.filter_rows, needs_text=True),
+    "noise": DocumentTable("docs/results/data.md", table_rows.noise_rows, needs_text=True),
 }
 """All tables, by the names in their pages."""
 
@@ -132,7 +112,7 @@ def compare(name: str, data: Path | None, root: Path = ROOT, *, write: bool = Fa
     path = root / table.page
     text = path.read_text(encoding="utf-8")
     match = region(text, name)
-    lines = list(table.lines(data))
+    lines = table.lines(data)
     changes = differences(match[1].splitlines(), lines, table.tolerance)
     if changes and write:
         joined = "\n".join(lines)

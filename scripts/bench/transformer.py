@@ -85,10 +85,8 @@ def learning_rate(update: int) -> float:
     return LEARNING_RATE * min(update / WARM_UP, math.sqrt(WARM_UP / update))
 
 
-def train(
-    recipe: Recipe, prepared: PreparedData, device: torch.device, seconds: float, updates: int
-) -> SmallTransformer:
-    """Trains for some seconds, at most ``updates`` updates, in bfloat16 on a GPU, else in float32."""
+def train(recipe: Recipe, prepared: PreparedData, device: torch.device, seconds: float) -> SmallTransformer:
+    """Trains for some seconds, in bfloat16 on a GPU, else in float32."""
     torch.manual_seed(1)
     model = SmallTransformer(prepared.vocabularies.target.size).to(device).train()
     optimizer = torch.optim.Adam(model.parameters(), betas=(0.9, 0.98), fused=True)
@@ -102,7 +100,7 @@ def train(
         torch.autograd.backward(loss)
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        over = update == updates or time.monotonic() > end
+        over = time.monotonic() > end
         if update % 500 == 1 or over:
             print(f"update {update}, loss {loss.item():.3f}", file=sys.stderr)
         if over:
@@ -177,7 +175,6 @@ def main() -> int:
     parser.add_argument("output", type=Path, help="folder to write, in CTranslate2's format")
     parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
     parser.add_argument("--seconds", type=float, default=110.0, help="of training (%(default)s)")
-    parser.add_argument("--updates", type=int, default=1_000_000, help="most updates")
     options = parser.parse_args()
     try:
         recipe = load_recipe(str(ModelFolder(options.model).recipe), [f"output={options.model}"])
@@ -190,7 +187,7 @@ def main() -> int:
     except InputError as error:
         print(f"transformer: {error}", file=sys.stderr)
         return 2
-    trained = train(recipe, prepared, options.device, options.seconds, options.updates)
+    trained = train(recipe, prepared, options.device, options.seconds)
     save(trained, target.tokens(range(target.size)), options.output)
     return 0
 

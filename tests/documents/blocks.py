@@ -16,7 +16,11 @@ _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _SHELL = ("bash", "console", "sh")
 
 ONLY_PARSED = {
-    "a GPU": ["scripts.bench gpu.", "bench layout --device cuda --graph"],
+    "a GPU": [
+        "scripts.bench gpu.",
+        "scripts.bench cells --device cuda",
+        "bench layout --device cuda --graph",
+    ],
     "the network": ["pip install", "hf auth", "hf upload", "hf://", "make ", "python3 -m venv"],
     "several hosts": ["torchrun ", "srun ", "#SBATCH", "scontrol "],
     "packages that tests do not install": [

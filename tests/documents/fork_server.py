@@ -59,7 +59,6 @@ PRELOADED = (
     "sacrebleu",
     "scripts.bench.arguments",
     "scripts.bench.language_model",
-    "scripts.bench.low_rank",
     "scripts.bench.lstm",
     "scripts.bench.memory",
     "scripts.bench.memory_task",

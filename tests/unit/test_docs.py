@@ -24,7 +24,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("ops/
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 GENERATED = {"recipes.md", "commands.md"}
 LONGEST_README = 130
-LONGEST_PAGE = 250
+LONGEST_PAGE = 150
 """Lines of a page that is written by hand."""
 OPERATORS = {"|", "&&", "||", ";", ">", "<", ">>", "2>"}
 
@@ -151,7 +151,7 @@ def test_every_dependency_is_explained() -> None:
 
 def test_pages_are_short_enough_to_read() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= LONGEST_README
-    for page in sorted(ROOT.glob("docs/*.md")):
+    for page in sorted([*ROOT.glob("docs/*.md"), *ROOT.glob("docs/results/*.md")]):
         if page.name not in GENERATED | {"lab-notes.md"}:
             lines = len(page.read_text(encoding="utf-8").splitlines())
             assert lines <= LONGEST_PAGE, f"{page.name} has {lines} lines"

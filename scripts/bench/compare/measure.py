@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import re
 import signal
 import subprocess
 import threading
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 SAMPLE_SECONDS = 0.1
+_PR_SET_PDEATHSIG = 1
+_prctl = ctypes.CDLL(None).prctl
 _STATUS_LINE = re.compile(r"^(VmHWM|VmRSS):\s+(\d+) kB$", re.MULTILINE)
 
 
@@ -150,7 +152,10 @@ class Finished(NamedTuple):
 def start(
     command: Sequence[str], environment: Mapping[str, str], folder: Path, standard_input: Path | None = None
 ) -> subprocess.Popen[str]:
-    """Starts a command in a session of its own, with its output and errors in one pipe."""
+    """Starts a command in a session of its own, with its output and errors in one pipe.
+
+    The kernel kills it when this process ends, for whatever reason: what is stopped cannot end itself.
+    """
     with contextlib.ExitStack() as stack:
         given = stack.enter_context(standard_input.open("rb")) if standard_input else subprocess.DEVNULL
         return subprocess.Popen(
@@ -165,6 +170,7 @@ def start(
             errors="replace",
             bufsize=1,
             start_new_session=True,
+            preexec_fn=lambda: _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL),
         )
 
 
@@ -172,63 +178,6 @@ def failure(command: Sequence[str], lines: Sequence[str], cause: str) -> FailedE
     """Returns the error of a command that failed for ``cause``, with the end of its output."""
     shown = "\n  ".join(lines[-25:])
     return FailedError(f"{' '.join(command)}\n{cause}; the end of its output:\n  {shown}")
-
-
-def run(
-    command: Sequence[str],
-    environment: Mapping[str, str],
-    folder: Path,
-    *,
-    reading: Callable[[str], Reading | None] | None = None,
-    warm_up: int = 0,
-    window_seconds: float | None = None,
-    limit: float = 1800.0,
-    standard_input: Path | None = None,
-) -> Finished:
-    """Run a command to its end, or until its log shows a window of ``window_seconds``.
-
-    Args:
-        command, environment, folder, standard_input: see :func:`start`.
-        reading: understands a line of the training log; None for commands that do not train.
-        warm_up: updates before the window.
-        window_seconds: length of the window after which the command is stopped; None: let it end.
-        limit: seconds after which the command has failed.
-
-    Raises:
-        FailedError: the command ended with an error, or took longer than ``limit``.
-    """
-    lines: list[str] = []
-    readings: list[tuple[float, Reading]] = []
-    began = time.monotonic()
-    with contextlib.ExitStack() as stack:
-        process = start(command, environment, folder, standard_input)
-        stack.callback(end, process)  # whatever happens here, nothing is left running
-        watch = MemoryWatch(process.pid)
-        stack.enter_context(watch)
-        timer = threading.Timer(limit, end, [process])
-        timer.daemon = True
-        timer.start()
-        stack.callback(timer.cancel)
-        assert process.stdout is not None
-        stack.enter_context(process.stdout)
-        stopped, window, peak = False, None, None
-        for line in process.stdout:
-            clock = time.monotonic()
-            lines.append(line.rstrip("\n"))
-            read = reading(lines[-1]) if reading is not None else None
-            if read is None or stopped:
-                continue
-            readings.append((clock, read))
-            peak = watch.peak
-            window = window_of(marks_of(readings, warm_up))
-            if window_seconds is not None and window is not None and window.seconds >= window_seconds:
-                stopped = True
-                end(process)
-        code = process.wait()
-    if code != 0 and not stopped:
-        long = time.monotonic() - began >= limit
-        raise failure(command, lines, f"took over {limit:.0f} s" if long else f"ended with status {code}")
-    return Finished(lines, watch.peak if peak is None else peak, window)
 
 
 def end(process: subprocess.Popen[str]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import dataclasses
 import os
-import platform
 import statistics
 import time
 from collections.abc import Mapping, Sequence
@@ -13,6 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from econmt_ops.dispatch.measurements import processor
 
 from .measure import Mark, Window
 
@@ -170,19 +171,9 @@ def write_csv(path: Path, rows: Sequence[Row]) -> None:
 def machine() -> dict[str, Any]:
     """Describes the machine and its load."""
     return {
-        "cpu": _first_value(Path("/proc/cpuinfo"), "model name") or platform.machine(),
+        "cpu": processor(),
         "cores": os.cpu_count(),
         "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30),
         "load": round(os.getloadavg()[0], 1),
         "date": time.strftime("%Y-%m-%d"),
     }
-
-
-def _first_value(path: Path, key: str) -> str | None:
-    if not path.is_file():
-        return None
-    for line in path.read_text(encoding="utf-8").splitlines():
-        name, _, value = line.partition(":")
-        if name.strip() == key:
-            return value.strip()
-    return None

@@ -13,22 +13,24 @@ from __future__ import annotations
 import argparse
 import functools
 import json
+import math
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+
+from scripts.bench.arguments import parser_of
 
 from .make_data import make_data
-from .measure import FailedError, Finished, available_bytes, run
+from .measure import FailedError, Finished, available_bytes
 from .report import Row, machine, markdown, set_ratios, write_csv
-from .toolkit import ROOT, Command, Places, Toolkit, install
+from .toolkit import Command, Places, Toolkit, install
 from .tools import TOOLKITS
-from .turns import Trainee, train_in_turns
+from .tools.econmt import Econmt
+from .turns import Trainee, run_alone, train_in_turns
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "econmt-compare"
 ENDLESS = 100_000
@@ -36,9 +38,7 @@ ENDLESS = 100_000
 
 
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, prog="compare"
-    )
+    parser = parser_of(__doc__)
     add = parser.add_argument
     add("--only", nargs="+", choices=TOOLKITS, metavar="NAME", help=f"of {', '.join(TOOLKITS)}")
     add("--seconds", type=float, default=25.0, help="of training measured, a round (25)")
@@ -117,28 +117,27 @@ class Runner:
         shutil.rmtree(work, ignore_errors=True)
         work.mkdir(parents=True)
         for number, command in enumerate(toolkit.prepare(self.places)):
-            self._run(command, f"prepare{number}")
+            self._run(self._process(command), f"prepare{number}")
         command = toolkit.train(self.places, self.model, updates)
-        finished = self._run(command, "checkpoint", warm_up=self.options.warm_up, train=True)
+        finished = self._run(self._process(command, train=True), "checkpoint")
         self.known_bytes = finished.peak_bytes
         self.row.peaks.append(finished.peak_bytes)
         made = {"version": toolkit.version(), "updates": updates, "peak_bytes": finished.peak_bytes}
         mark.write_text(json.dumps(made) + "\n", encoding="utf-8")
 
     def trainee(self) -> Trainee:
-        """Returns its training process, which takes turns with others."""
-        words, warm_up = self._endless().words, self.options.warm_up
-        return Trainee(words, self.environment, self.places.work, self.toolkit.reading, warm_up)
+        """Returns its training process, which takes turns with others or runs alone."""
+        shutil.rmtree(self._scratch, ignore_errors=True)
+        return self._process(self.toolkit.train(self.places, self._scratch, ENDLESS), train=True)
 
     def train(self) -> None:
         """Trains one round without turns."""
-        limits = {"warm_up": self.options.warm_up, "window_seconds": self.options.seconds}
-        self.trained(self._run(self._endless(), "train", train=True, **limits))
+        self.trained(self._run(self.trainee(), "train", self.options.seconds))
 
     def trained(self, finished: Finished | FailedError) -> None:
         """Takes the result of a round of training; raises FailedError if it failed."""
         shutil.rmtree(self._scratch, ignore_errors=True)
-        finished = self._logged(finished, "train", train=True)
+        finished = self._logged(finished, "train")
         assert finished.window is not None
         self.row.windows.append(finished.window)
         self.row.peaks.append(finished.peak_bytes)
@@ -151,7 +150,8 @@ class Runner:
         row = self.row
         output = self.places.work / "output.txt"
         output.unlink(missing_ok=True)
-        translated = self._run(self.toolkit.translate(self.places, self.model, output), "translate")
+        command = self.toolkit.translate(self.places, self.model, output)
+        translated = self._run(self._process(command), "translate")
         seconds = [self.toolkit.translation_seconds(line) for line in translated.lines]
         lines = self.toolkit.output_lines(translated.lines, output)
         said = [value for value in seconds if value is not None]
@@ -168,34 +168,28 @@ class Runner:
     def _scratch(self) -> Path:
         return self.places.work / "measured"
 
-    def _endless(self) -> Command:
-        shutil.rmtree(self._scratch, ignore_errors=True)
-        command = self.toolkit.train(self.places, self._scratch, ENDLESS)
-        assert command.standard_input is None
-        return command
+    def _process(self, command: Command, *, train: bool = False) -> Trainee:
+        work, given = self.places.work, command.standard_input
+        training = (self.toolkit.reading, self.options.warm_up) if train else ()
+        return Trainee(command.words, self.environment, work, *training, standard_input=given)
 
-    def _run(self, command: Command, what: str, *, train: bool = False, **limits: Any) -> Finished:
-        began = time.monotonic()
+    def _run(self, process: Trainee, what: str, window: float = math.inf) -> Finished:
         finished: Finished | FailedError
-        limits |= {
-            "reading": self.toolkit.reading if train else None,
-            "standard_input": command.standard_input,
-        }
         try:
-            finished = run(command.words, self.environment, self.places.work, **limits)
+            finished = run_alone(process, window)
         except FailedError as error:
             finished = error
-        finished = self._logged(finished, what, train=train)
-        say(f"{self.toolkit.name}: {what}, {time.monotonic() - began:.0f} s")
+        finished = self._logged(finished, what)
+        say(f"{self.toolkit.name}: {what}, {process.clock.read():.0f} s")
         return finished
 
-    def _logged(self, finished: Finished | FailedError, what: str, *, train: bool) -> Finished:
+    def _logged(self, finished: Finished | FailedError, what: str) -> Finished:
         log = self.places.work / f"{what}.log"
         if isinstance(finished, FailedError):
             log.write_text(f"{finished}\n", encoding="utf-8")
             raise finished
         log.write_text("".join(f"{line}\n" for line in finished.lines), encoding="utf-8")
-        if train and finished.window is None:
+        if what in ("checkpoint", "train") and finished.window is None:
             raise FailedError(f"no line of {log} tells the speed of training")
         return finished
 
@@ -254,13 +248,8 @@ def main(words: Sequence[str] | None = None) -> int:
     counts = make_data(options.work / "data", options.data_dir, options.test_source)
     keys = options.only or [key for key, toolkit in TOOLKITS.items() if options.device in toolkit.devices]
     runners = {key: Runner(key, TOOLKITS[key](), options, counts["test_pairs"]) for key in keys}
-    about = {
-        **machine(),
-        "threads": options.threads,
-        "device": options.device,
-        "commit": commit(),
-        "data": counts,
-    }
+    about = machine() | {"commit": Econmt().version(), "data": counts}
+    about |= {"threads": options.threads, "device": options.device}
     for runner in runners.values():
         attempt(runner, functools.partial(runner.prepare, interpreters))
     if not options.prepare_only:
@@ -282,13 +271,6 @@ def main(words: Sequence[str] | None = None) -> int:
             options.output.write_text(json.dumps(readings, indent=1) + "\n", encoding="utf-8")
             write_csv(options.output.with_suffix(".csv"), rows)
     return int(any(row.failure is not None for row in rows))
-
-
-def commit() -> str:
-    """Returns this checkout's commit, with a plus sign if files differ from it."""
-    command = ["git", "describe", "--always", "--abbrev=7", "--dirty=+", "--exclude=*"]
-    answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    return answer.stdout.strip() or "unknown"
 
 
 if __name__ == "__main__":

@@ -8,10 +8,10 @@ with SIGSTOP and goes on with SIGCONT; its speed is what it did over the time in
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -35,45 +35,6 @@ LIMIT_SECONDS = 1800.0
 """Running seconds after which a toolkit has failed."""
 LAST_SECONDS = 5.0
 """Seconds for a process to end after its output has ended."""
-# What is stopped cannot end itself when this process is killed. So a process of its own session holds the other end of
-# a pipe; it reads which groups there are (+ID, -ID), and kills those that are left when the pipe closes.
-_KEEPER = """\
-import os, signal, sys
-groups = set()
-for line in sys.stdin:
-    (groups.add if line[0] == "+" else groups.discard)(int(line[1:]))
-for group in groups:
-    try:
-        os.killpg(group, signal.SIGKILL)
-    except OSError:
-        pass
-"""
-
-
-class Keeper:
-    """Process that kills all guarded process groups, stopped or not, when this process ends."""
-
-    def __init__(self) -> None:
-        words = [sys.executable, "-I", "-S", "-c", _KEEPER]
-        self._process = subprocess.Popen(words, stdin=subprocess.PIPE, text=True, start_new_session=True)
-
-    def close(self) -> None:
-        """Kills the remaining groups."""
-        self._process.communicate()
-
-    def guard(self, group: int) -> None:
-        """Adds a group, which is killed when this process ends."""
-        self._tell(f"+{group}")
-
-    def release(self, group: int) -> None:
-        """Removes a group that has ended, since its number may be used again."""
-        self._tell(f"-{group}")
-
-    def _tell(self, what: str) -> None:
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(f"{what}\n")
-            self._process.stdin.flush()
 
 
 def stop_group(group: int) -> None:
@@ -124,7 +85,9 @@ class Trainee:
     last moment in which it ran, since the clock of its lines stands still from then on.
 
     Args:
-        command, environment, folder, reading, warm_up: see :func:`scripts.bench.compare.measure.run`.
+        command, environment, folder, standard_input: see :func:`scripts.bench.compare.measure.start`.
+        reading: understands a line of the training log.
+        warm_up: updates before the window.
         clock: in seconds; another one for tests.
     """
 
@@ -133,31 +96,29 @@ class Trainee:
         command: Sequence[str],
         environment: Mapping[str, str],
         folder: Path,
-        reading: Callable[[str], Reading | None],
-        warm_up: int,
+        reading: Callable[[str], Reading | None] = lambda _: None,
+        warm_up: int = 0,
         clock: Callable[[], float] = time.monotonic,
+        standard_input: Path | None = None,
     ) -> None:
         self.command = list(command)
         self.clock = RunningClock(clock)
         self.ended = False
         self.failed: FailedError | None = None
         self._environment, self._folder = environment, folder
-        self._reading, self._warm_up = reading, warm_up
+        self._reading, self._warm_up, self._input = reading, warm_up, standard_input
         self._lines: list[str] = []
         self._readings: list[tuple[float, Reading]] = []
         self._peak: int | None = None
         self._changed = threading.Condition()
         self._process: subprocess.Popen[str] | None = None
         self._watch: MemoryWatch | None = None
-        self._keeper: Keeper | None = None
         self._reader = threading.Thread(target=self._read, daemon=True)
 
-    def start(self, keeper: Keeper) -> None:
+    def start(self) -> None:
         """Starts the process."""
         self.clock.go()
-        self._process = start(self.command, self._environment, self._folder)
-        self._keeper = keeper
-        keeper.guard(self._process.pid)
+        self._process = start(self.command, self._environment, self._folder, self._input)
         self._watch = MemoryWatch(self._process.pid)
         self._watch.__enter__()
         self._reader.start()
@@ -178,12 +139,18 @@ class Trainee:
         self.clock.halt()
         self._watch.paused = True
 
-    def wait(self, seconds: float, *, until_warm: bool = False) -> None:
-        """Waits for some seconds, or until its output ends, or with ``until_warm`` until its warm-up is over."""
+    def wait(self, seconds: float, *, until_warm: bool = False, window: float = math.inf) -> None:
+        """Waits for some seconds, or until its output ends or its window is so long.
+
+        With ``until_warm`` it also ends when the warm-up is over.
+        """
+
+        def is_over() -> bool:
+            marks = self._marks()
+            return self.ended or (bool(marks) and (until_warm or marks[-1].seconds >= window))
+
         with self._changed:
-            self._changed.wait_for(
-                lambda: self.ended or (until_warm and bool(self._marks())), timeout=max(seconds, 0.0)
-            )
+            self._changed.wait_for(is_over, timeout=max(seconds, 0.0))
 
     def hear(self, line: str) -> None:
         """Takes in a line of its output."""
@@ -228,8 +195,6 @@ class Trainee:
                 process.wait(LAST_SECONDS)
         end(process)
         code = process.wait()
-        if self._keeper is not None:
-            self._keeper.release(process.pid)
         if self._watch is not None:
             self._watch.__exit__()
             self._reader.join(LAST_SECONDS)
@@ -242,8 +207,10 @@ class Trainee:
         """Returns the result of a closed trainee."""
         if self.failed is not None:
             return self.failed
-        marks = self._marks()
-        return Finished(self._lines, self._peak or 0, window_of(marks), marks)
+        marks, peak = self._marks(), self._peak
+        if peak is None:  # it has told nothing of training
+            peak = 0 if self._watch is None else self._watch.peak
+        return Finished(self._lines, peak, window_of(marks), marks)
 
     def _marks(self) -> list[Mark]:
         return marks_of(self._readings, self._warm_up)
@@ -257,6 +224,24 @@ class Trainee:
         with self._changed:
             self.ended = True
             self._changed.notify_all()
+
+
+def run_alone(trainee: Trainee, window: float = math.inf, limit: float = LIMIT_SECONDS) -> Finished:
+    """Runs a trainee without turns to its end, or until its window is so many seconds long.
+
+    Raises FailedError if it ends with an error or takes longer than ``limit`` seconds.
+    """
+    try:
+        trainee.start()
+        trainee.wait(limit, window=window)
+        if trainee.clock.read() >= limit:
+            trainee.fail(f"took over {limit:.0f} s")
+    finally:
+        trainee.close()
+    result = trainee.result()
+    if isinstance(result, FailedError):
+        raise result
+    return result._replace(marks=())
 
 
 def train_in_turns(
@@ -275,10 +260,9 @@ def train_in_turns(
     """
     everyone = list(trainees.values())
     with contextlib.ExitStack() as stack:
-        keeper = stack.enter_context(contextlib.closing(Keeper()))
         for trainee in everyone:
             stack.callback(trainee.close)
-            trainee.start(keeper)
+            trainee.start()
             trainee.wait(limit, until_warm=True)
             trainee.halt()
             if trainee.can_run and not trainee.marks():

@@ -1,16 +1,14 @@
-"""Times and checks the attention and cell kernels on a GPU.
+"""Times the attention and cell kernels on a GPU.
 
     python -m scripts.bench gpu.attention
-    TRITON_INTERPRET=1 python -m scripts.bench gpu.attention --batch 2 --size 16 --positions 20   # no GPU: checks only
+    python -m scripts.bench gpu.attention --positions 100 16
 
-Every configuration is compared with float64 and then timed in a CUDA graph. Microseconds are those of one launch out of
-50 in a graph; for the sum over steps, those of one launch for 50 steps.
+Microseconds are those of one launch out of 50 in a CUDA graph; for the sum over steps, those of one launch for 50
+steps. tests/ops/triton compares the kernels with float64.
 """
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
@@ -19,16 +17,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from scripts.bench.gpu.frame import FAILURES, arguments, brief, compiled_by_workers, milliseconds, relative
+from scripts.bench.gpu.frame import DEVICE, FAILURES, arguments, brief, compiled_by_workers, milliseconds
 
 with suppress(ImportError):  # --help works without Triton
     from econmt_ops.backends.triton import attention, cells
     from econmt_ops.backends.triton.attention import AttentionLauncher, Choice, KeyGradients
 
 STEPS = 50
-DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
-IS_TIMED = DEVICE == "cuda" and "--compile" not in sys.argv
-"""False without a GPU and in a worker that compiles."""
 SUM_TILES = [(32, 64), (16, 64), (32, 32), (16, 128), (64, 32)]
 
 
@@ -57,21 +52,17 @@ def cases(batch: int, size: int, positions: list[int]) -> Iterator[Case]:
         (torch.float32, [Choice(8), *few]),
     ):
         for count in positions:
-            for choice in choices if DEVICE == "cuda" else choices[-1:]:
+            for choice in choices:
                 yield Case("additive", dtype, batch, size, count, choice)
-            others = ("norm", Choice(8)), ("norm", Choice(16, 2)), ("dot", Choice(16)), ("dot", Choice(8))
-            for kind, choice in others if DEVICE == "cuda" else ():
-                yield Case(kind, dtype, batch, size, count, choice)
+            for kind, choices_of_kind in (
+                ("norm", (Choice(8), Choice(16, 2))),
+                ("dot", (Choice(16), Choice(8))),
+            ):
+                for choice in choices_of_kind:
+                    yield Case(kind, dtype, batch, size, count, choice)
             for tile in SUM_TILES:
                 yield Case("sum", dtype, batch, size, count, tile=tile)
         yield Case("cell", dtype, batch, size, 0)
-
-
-def time_launches(launch: Callable[[], None], count: int) -> float:
-    """Returns the microseconds of one of ``count`` launches in a graph; nan if nothing is timed."""
-    if not IS_TIMED:
-        return float("nan")
-    return 1000 * milliseconds({"": launch}, 5, repeats=count)[""]
 
 
 class CaseTensors:
@@ -79,49 +70,24 @@ class CaseTensors:
 
     def __init__(self, case: Case) -> None:
         torch.manual_seed(0)
-        self.case = case
         batch, size, positions, dtype = case.batch, case.size, case.positions, case.dtype
 
         def draw(*shape: int, scale: float = 1.0) -> Tensor:
             return (torch.randn(shape) * scale).to(DEVICE, dtype)
 
-        self.lengths = torch.randint(positions // 2, positions + 1, (batch,)).to(DEVICE)
-        self.padding = torch.arange(positions, device=DEVICE) >= self.lengths[:, None]
-        self.keys = draw(batch, positions, size).masked_fill(self.padding[..., None], 0.0)
-        self.values = draw(batch, positions, size).masked_fill(self.padding[..., None], 0.0)
-        self.score = None if case.kind == "dot" else (torch.randn(size) * 2 * size**-0.5).to(DEVICE)
-        self.norm = (1 + draw(size, scale=0.1), draw(size, scale=0.1)) if case.kind == "norm" else None
-        self.kernels = AttentionLauncher(
-            self.keys, self.values, self.score, self.norm, size**-0.5, self.lengths, case.choice
-        )
-        self.both, self.doutput = draw(batch, 2 * size), draw(batch, size)
-
-    def reference(self) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """Returns weights, output and the gradients of query, keys and score, in float64."""
-        size = self.case.size
-        query, keys = (tensor.double().requires_grad_() for tensor in (self.both[:, :size], self.keys))
-        score = None if self.score is None else self.score.double().requires_grad_()
-        if score is None:
-            scores = size**-0.5 * torch.einsum("ba,bsa->bs", query, keys)
-        else:
-            hidden = query.unsqueeze(1) + keys
-            if self.norm is not None:
-                gain, shift = (part.double() for part in self.norm)
-                hidden = torch.nn.functional.layer_norm(hidden, (size,), gain, shift)
-            scores = torch.tanh(hidden) @ score
-        weights = scores.masked_fill(self.padding, -1e9).softmax(1).masked_fill(self.padding, 0.0)
-        context = torch.einsum("bs,bsh->bh", weights, self.values.double())
-        output = torch.tanh(self.both[:, size:].double() + context)
-        leaves = [query, keys] if score is None else [query, keys, score]
-        gradients = torch.autograd.grad(output, leaves, self.doutput.double())
-        return weights.detach(), output.detach(), list(gradients)
+        lengths = torch.randint(positions // 2, positions + 1, (batch,)).to(DEVICE)
+        padding = torch.arange(positions, device=DEVICE) >= lengths[:, None]
+        keys, values = (draw(batch, positions, size).masked_fill(padding[..., None], 0.0) for _ in range(2))
+        score = None if case.kind == "dot" else (torch.randn(size) * 2 * size**-0.5).to(DEVICE)
+        norm = (1 + draw(size, scale=0.1), draw(size, scale=0.1)) if case.kind == "norm" else None
+        self.kernels = AttentionLauncher(keys, values, score, norm, size**-0.5, lengths, case.choice)
+        self.values, self.both, self.doutput = values, draw(batch, 2 * size), draw(batch, size)
 
 
-def run_attention(case: Case) -> str:
-    """Checks and times forward and backward."""
+def attention_launches(case: Case) -> list[Callable[[], None]]:
+    """Returns the launches of a step forward and backward."""
     tensors, size, batch = CaseTensors(case), case.size, case.batch
     both, kernels = tensors.both, tensors.kernels
-    exact_weights, exact_output, exact = tensors.reference()
     weights = both.new_empty(batch, case.positions)
     output, dboth = torch.empty_like(tensors.doutput), torch.empty_like(both)
     dscores = torch.empty(batch, case.positions, device=DEVICE)
@@ -138,79 +104,57 @@ def run_attention(case: Case) -> str:
             both[:, :size], weights, context, output, [tensors.doutput], None, dquery, dshare, dscores
         )
 
-    backward()
-    errors = [relative(weights, exact_weights), relative(output, exact_output)]
-    errors.append(relative(dboth[:, :size], exact[0]))
-    if tensors.score is not None:
-        sums = KeyGradients(kernels)
-        sums.add(both[:, :size], dscores)
-        errors += [relative(sums.keys, exact[1]), relative(sums.vectors()[0], exact[2])]
-    times = [time_launches(launch, STEPS) for launch in (forward, backward)]
-    return f"us {times[0]:6.2f} {times[1]:6.2f}   errors " + " ".join(f"{error:.1e}" for error in errors)
+    return [forward, backward]
 
 
-def run_sum(case: Case) -> str:
-    """Checks and times the gradients that are summed over the steps, with the tile of the case."""
+def sum_launches(case: Case) -> list[Callable[[], None]]:
+    """Returns the launch of the gradients that are summed over the steps, with the tile of the case."""
     if case.tile is not None:
         attention.SUM_ROWS, attention.SUM_WIDTH = case.tile[:1], case.tile[1]
-    tensors = CaseTensors(case)
-    steps = STEPS if DEVICE == "cuda" else 2
-    query = torch.randn(steps * case.batch, case.size).to(DEVICE, case.dtype)
-    dscores = torch.randn(steps * case.batch, case.positions).to(DEVICE)
-    sums = KeyGradients(tensors.kernels)
-    sums.add(query, dscores)
-    hidden = torch.zeros(case.batch, case.positions, case.size, dtype=torch.float64, device=DEVICE)
-    for row, dscore in zip(query.split(case.batch), dscores.split(case.batch), strict=True):
-        t = torch.tanh(row.double().unsqueeze(1) + tensors.keys.double())
-        hidden += dscore.double().unsqueeze(2) * (1 - t * t)
-    assert tensors.score is not None
-    error = relative(sums.keys, hidden * tensors.score.double())
-    return f"us {time_launches(lambda: sums.add(query, dscores), 3):6.1f}          errors {error:.1e}"
+    query = torch.randn(STEPS * case.batch, case.size).to(DEVICE, case.dtype)
+    dscores = torch.randn(STEPS * case.batch, case.positions).to(DEVICE)
+    return [partial(KeyGradients(CaseTensors(case).kernels).add, query, dscores)]
 
 
-def run_cell(case: Case) -> str:
-    """Checks and times a step of an LSTM cell, forward and backward."""
+def cell_launches(case: Case) -> list[Callable[[], None]]:
+    """Returns the launches of a step of an LSTM cell, forward and backward."""
     batch, size, dtype = case.batch, case.size, case.dtype
     gates = torch.randn(batch, 4 * size).to(DEVICE, dtype)
     before = torch.randn(batch, size).to(DEVICE)
-    after, dc = torch.empty_like(before), torch.zeros_like(before)
+    after, dc, dgates = torch.empty_like(before), torch.zeros_like(before), torch.empty_like(gates)
     h = [torch.empty(batch, 2 * size, dtype=dtype, device=DEVICE)[:, :size] for _ in range(2)]
-    dgates = torch.empty_like(gates)
-    leaves = [gates.double().requires_grad_(), before.double().requires_grad_()]
-    i, f, g, o = leaves[0].chunk(4, 1)
-    c = f.sigmoid() * leaves[1] + i.sigmoid() * g.tanh()
-    exact = o.sigmoid() * c.tanh()
-    cells.forward(gates, before, after, h)
-    cells.backward(gates, before, after, h, dc, dgates)
-    wanted = torch.autograd.grad(exact, leaves, 2 * h[0].double())
-    errors = relative(h[0], exact.detach()), relative(dgates, wanted[0]), relative(dc, wanted[1])
-    times = [
-        time_launches(lambda: cells.forward(gates, before, after, h), STEPS),
-        time_launches(lambda: cells.backward(gates, before, after, h, dc, dgates), STEPS),
-    ]
-    return f"us {times[0]:6.2f} {times[1]:6.2f}   errors " + " ".join(f"{error:.1e}" for error in errors)
+    forward = partial(cells.forward, gates, before, after, h)
+    forward()
+    return [forward, partial(cells.backward, gates, before, after, h, dc, dgates)]
+
+
+def launches(case: Case) -> list[Callable[[], None]]:
+    """Returns the launches of a case, each made once."""
+    made = {"sum": sum_launches, "cell": cell_launches}.get(case.kind, attention_launches)(case)
+    for launch in made:
+        launch()
+    return made
 
 
 def run(case: Case) -> str:
-    """Checks and times a case; returns its error if it fails, so that the others are still timed."""
+    """Times a case; returns its error if it fails, so that the others are still timed."""
     try:
-        return {"sum": run_sum, "cell": run_cell}.get(case.kind, run_attention)(case)
+        count = 3 if case.kind == "sum" else STEPS
+        times = [1000 * milliseconds({"": each}, 5, repeats=count)[""] for each in launches(case)]
     except FAILURES as error:
         return brief(error)
+    return "us " + " ".join(f"{time:6.2f}" for time in times)
 
 
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--batch", type=int, default=128, help="rows of a batch (%(default)s)")
-    parser.add_argument("--size", type=int, default=512, help="units of decoder and attention (%(default)s)")
     parser.add_argument("--positions", type=int, nargs="+", default=[100, 50, 16], help="source positions")
     given = parser.parse_args()
-    todo = list(cases(given.batch, given.size, given.positions))
+    todo = list(cases(128, 512, given.positions))
     torch.backends.cuda.matmul.allow_tf32 = False
-    jobs = [partial(run, case) for case in todo]
-    if DEVICE == "cuda" and compiled_by_workers("gpu.attention", given.compile, jobs):
+    if compiled_by_workers("gpu.attention", given.compile, [partial(launches, case) for case in todo]):
         return
-    print("case; us of forward and backward; errors of weights, output, dquery, dkeys, dscore", flush=True)
+    print("case; us of forward and backward", flush=True)
     for case in todo:
         print(case.title(), run(case), flush=True)
 

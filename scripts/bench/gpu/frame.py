@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
-from econmt_ops.dispatch.capture import Capturer
+from econmt.bench.rows import in_graph
 from scripts.bench.arguments import parser_of
+from scripts.bench.layers import Call, in_turns
 
 DEVICE = torch.device("cuda")
 WORKERS = 12
@@ -28,7 +27,6 @@ with suppress(ImportError):
     from triton import TritonError
 
     FAILURES = (*FAILURES, TritonError)
-Call = Callable[..., Any]
 
 
 def arguments(description: str | None) -> argparse.ArgumentParser:
@@ -48,19 +46,16 @@ def chosen_parts(parser: argparse.ArgumentParser, parts: Collection[str]) -> tup
     return given.parts or list(parts), given.compile
 
 
-def heading() -> str:
-    """Returns the name of the GPU and torch's version."""
-    return f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
+def heading(device: torch.device = DEVICE) -> str:
+    """Returns the name of the GPU, or the number of CPU threads, and torch's version."""
+    on_gpu = device.type == "cuda"
+    name = torch.cuda.get_device_name() if on_gpu else f"CPU, {torch.get_num_threads()} threads"
+    return f"{name}, torch {torch.__version__}"
 
 
 def brief(error: Exception) -> str:
     """Returns an error in one line."""
     return f"FAILED {type(error).__name__}: {' '.join(str(error).split())[:200]}"
-
-
-def relative(value: Tensor, expected: Tensor) -> float:
-    """Returns the norm of the difference relative to that of the expected values."""
-    return float((value.detach().double() - expected.detach()).norm() / (expected.detach().norm() + 1e-12))
 
 
 def compiled_by_workers(name: str, worker: int | None, jobs: Sequence[Call]) -> bool:
@@ -91,6 +86,24 @@ def compiled_by_workers(name: str, worker: int | None, jobs: Sequence[Call]) -> 
     return False
 
 
+class KernelTime(NamedTuple):
+    """Name of a kernel, the number of its launches and the microseconds that these took."""
+
+    name: str
+    launches: int
+    microseconds: float
+
+
+def kernel_times(call: Call) -> list[KernelTime]:
+    """Returns the kernels that a call launches, those that take longest first."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        call()
+        torch.cuda.synchronize()
+    events = [event for event in profile.key_averages() if str(event.device_type).endswith("CUDA")]
+    kernels = [KernelTime(event.key, event.count, event.self_device_time_total) for event in events]
+    return sorted(kernels, key=lambda kernel: -kernel.microseconds)
+
+
 def milliseconds(
     calls: Mapping[str, Call], turns: int = 9, repeats: int = 1, eager: Collection[str] = ()
 ) -> dict[str, float]:
@@ -105,27 +118,9 @@ def milliseconds(
     Returns:
         Median milliseconds of one call.
     """
-    capturer, replays = Capturer(DEVICE), dict[str, Call]()
-    for name, call in calls.items():
-        with capturer.warming_up():
-            call()
-            call()
-
-        def repeated(call: Call = call) -> None:
-            for _ in range(repeats):
-                call()
-
-        replays[name] = repeated if name in eager else capturer.capture(repeated)[0].replay
-    samples: dict[str, list[float]] = {name: [] for name in replays}
-    counts = dict.fromkeys(replays, 1)
-    for _ in range(turns + 1):
-        for name, replay in replays.items():
-            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            begin.record()
-            for _ in range(counts[name]):
-                replay()
-            end.record()
-            end.synchronize()
-            samples[name].append(begin.elapsed_time(end) / counts[name])
-            counts[name] = max(1, round(1.0 / samples[name][-1]))
-    return {name: statistics.median(values[1:]) / repeats for name, values in samples.items()}
+    replays = {
+        name: call if name in eager else in_graph(call, DEVICE, repeats) for name, call in calls.items()
+    }
+    repeated = {name: 1 if name in eager else repeats for name in calls}
+    timings = in_turns(replays, turns, DEVICE)
+    return {name: 1e3 * timing.median / repeated[name] for name, timing in timings.items()}

@@ -1,10 +1,10 @@
 """Times output layer, optimizer and dropout on a GPU.
 
     python -m scripts.bench gpu.output                  # all parts, under a minute
-    python -m scripts.bench gpu.output checks output    # these parts
+    python -m scripts.bench gpu.output output dropout   # these parts
 
-The parts are checks (against float64), output, kernel, optimizer and dropout. Times are milliseconds of forward and
-backward in CUDA graphs, medians of replays. The peak is the memory of an eager call beyond its arguments. A case
+The parts are output, kernel, optimizer and dropout; tests compare them with float64. Times are milliseconds of forward
+and backward in CUDA graphs, medians of replays. The peak is the memory of an eager call beyond its arguments. A case
 that fails prints a line, and the next one follows.
 """
 
@@ -23,8 +23,17 @@ from torch.nn import functional
 from econmt_ops.core.dropout import SeedCounter, dropout, keep_threshold
 from econmt_ops.linear_cross_entropy import recompute
 from econmt_ops.optimizer import FusedOptimizer
-from scripts.bench.gpu.frame import DEVICE, FAILURES, arguments, brief, chosen_parts, heading, milliseconds
-from scripts.bench.lstm import peak_bytes
+from scripts.bench.gpu.frame import (
+    DEVICE,
+    FAILURES,
+    arguments,
+    brief,
+    chosen_parts,
+    heading,
+    kernel_times,
+    milliseconds,
+)
+from scripts.bench.layers import Call, peak_bytes
 
 with suppress(ImportError):  # --help works without Triton
     from econmt_ops.backends.triton import cross_entropy, random
@@ -101,37 +110,6 @@ def by(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return loss
 
 
-def checks() -> None:
-    """Prints the largest error of loss and gradients relative to float64, also of torch."""
-    for dtype, sizes in (
-        (d, s) for d in (torch.float32, torch.bfloat16, torch.float16) for s in (1003, 7709)
-    ):
-        name = f"check {str(dtype)[6:]} 700 x 128 x {sizes}"
-        with case(name):
-            operands = layer(700, 128, sizes, dtype)
-            hidden, weight, targets, bias = operands
-            assert bias is not None
-            leaves = hidden, weight, bias
-            exact = [tensor.detach().to(dtype).double().requires_grad_() for tensor in leaves]
-            exact_operands = exact[0], exact[1], targets, exact[2]
-            expected = gradients(plain, exact_operands, smoothing=0.1, softmax=torch.float64)
-            losses: dict[str, Callable[..., Tensor]] = {
-                "triton": by(linear_cross_entropy),
-                "torch": functools.partial(plain, softmax=torch.float32),
-            }
-            for kind, loss in losses.items():
-                first, again = (gradients(loss, operands, smoothing=0.1) for _ in range(2))
-                errors = [
-                    f"{float((a.double() - b).abs().max() / b.abs().max()):.1e}"
-                    for a, b in zip(first, expected, strict=True)
-                ]
-                same = all(a.equal(b) for a, b in zip(first, again, strict=True))
-                print(
-                    f"{name:34} {kind:7} loss, dh, dW, db {' '.join(errors)}, repeats equal: {same}",
-                    flush=True,
-                )
-
-
 def output() -> None:
     """Prints milliseconds and MiB of forward and backward of the output layer."""
     print("output layer, forward + backward in a graph: ms / MiB at the peak beyond the arguments")
@@ -178,16 +156,11 @@ def kernel() -> None:
             print(f"{rows:5} x {vocabulary} {str(dtype)[6:]:9} {1e3 * used:6.1f} {rate:4.1f}", flush=True)
 
 
-def kernels_of(function: Callable[[], Any]) -> str:
+def kernels_of(function: Call) -> str:
     """Returns the number of kernels that a call launches, and those that take longest."""
-    activities = [torch.profiler.ProfilerActivity.CUDA]
-    with torch.profiler.profile(activities=activities) as profile:
-        function()
-        torch.cuda.synchronize()
-    events = [event for event in profile.key_averages() if str(event.device_type).endswith("CUDA")]
-    longest = sorted(events, key=lambda event: -event.self_device_time_total)[:5]
-    parts = ", ".join(f"{event.key[:40]} {event.self_device_time_total:.0f} us" for event in longest)
-    return f"{sum(event.count for event in events)} launches: {parts}"
+    kernels = kernel_times(function)
+    parts = ", ".join(f"{each.name[:40]} {each.microseconds:.0f} us" for each in kernels[:5])
+    return f"{sum(each.launches for each in kernels)} launches: {parts}"
 
 
 def optimizer() -> None:
@@ -251,7 +224,6 @@ def dropped() -> None:
 
 
 PARTS: dict[str, Callable[[], None]] = {
-    "checks": checks,
     "output": output,
     "kernel": kernel,
     "optimizer": optimizer,

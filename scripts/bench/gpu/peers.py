@@ -3,12 +3,11 @@
     python -m scripts.bench gpu.peers           # all parts
     python -m scripts.bench gpu.peers lstm      # one of them
 
-The parts are output (the loss of an output layer, weights in bfloat16), recurrence (linear recurrences, beside a copy
-of as many bytes) and lstm (econmt_ops.LSTM and torch.nn.LSTM). Each result is compared with float64 first; the error
-is relative to the norm of the exact values. Times are milliseconds in CUDA graphs, medians of replays in turns; MB
-(10^6 bytes) are what an eager call allocates at its peak beyond its gradients. Other packages are timed where they are
-installed: liger-kernel and cut-cross-entropy, which cannot be captured in a graph, and accelerated-scan, which compiles
-its kernels for a minute.
+The parts are output (the loss of an output layer, weights in bfloat16) and lstm (econmt_ops.LSTM and torch.nn.LSTM).
+Each result is compared with float64 first; the error is relative to the norm of the exact values. Times are
+milliseconds in CUDA graphs, medians of replays in turns; MB (10^6 bytes) are what an eager call allocates at its peak
+beyond its gradients. liger-kernel and cut-cross-entropy, which cannot be captured in a graph, are timed where they are
+installed.
 
 The part lstm runs forward and backward with all gradients: under autocast to bfloat16, and in float32 with TF32 allowed
 (PyTorch's default for cuDNN) and forbidden. "host" is the time until an eager call returns, in microseconds; "eager" is
@@ -34,28 +33,16 @@ from econmt_ops.dispatch.rule import captured
 from econmt_ops.linear_cross_entropy import recompute
 from scripts.bench.gpu.frame import (
     DEVICE,
-    Call,
     arguments,
     chosen_parts,
     compiled_by_workers,
     heading,
     milliseconds,
-    relative,
 )
-from scripts.bench.lstm import peak_bytes
+from scripts.bench.layers import Call, in_turns, peak_bytes, relative
 
 LAYERS = ((6400, 512, 32_000), (12_800, 512, 7709), (8192, 2048, 128_256))
 """Rows, inputs and words of the output layer."""
-SCANS = (
-    (8, 4096, 1536),
-    (8, 1024, 1536),
-    (128, 128, 512),
-    (128, 100, 512),
-    (2, 16_384, 1024),
-    (1, 65_536, 128),
-    (1, 1_048_576, 128),
-)
-"""Batch, steps and units of the recurrence."""
 SEQUENCES = (
     (256, 50, 128, 1),
     (64, 100, 512, 1),
@@ -71,8 +58,6 @@ SEQUENCES = (
 """Batch, steps, hidden size and number of layers of the LSTM."""
 PRECISIONS = ("bfloat16", "tf32", "ieee")
 TURNS = 9
-LONGEST = 8192
-"""Most steps for accelerated-scan 0.3.1: from 16,384 on it is wrong by 1 %, and in bfloat16 ends in an error."""
 LARGE = recompute.LARGE_VOCABULARY
 
 
@@ -139,54 +124,6 @@ def output() -> None:
             print(f"  {name:20} {taken:8.3f} ms {notes[name]}", flush=True)
 
 
-def time_scans(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
-    """Measures the recurrence of one shape: forward, and both passes."""
-    draw = torch.Generator(DEVICE).manual_seed(1)
-    decay, inputs, incoming = (torch.randn(shape, generator=draw, device=DEVICE) for _ in range(3))
-    operands = [part.to(dtype) for part in (decay.sigmoid_(), inputs, incoming)]
-    del decay, inputs, incoming
-    scans: dict[str, Call] = {"ours": partial(econmt_ops.linear_recurrence, implementation="triton")}
-    if importlib.util.find_spec("accelerated_scan") and shape[1].bit_count() == 1 and shape[1] <= LONGEST:
-        scans["accelerated-scan"] = importlib.import_module("accelerated_scan.warp").scan
-    exact = [part.double().requires_grad_() for part in operands[:2]]
-    outputs = econmt_ops.linear_recurrence(*exact, implementation="chunk")
-    wanted = [outputs.detach(), *torch.autograd.grad(outputs, exact, operands[2].double())]
-    del exact, outputs
-    calls: dict[str, Call] = {}
-    notes: dict[str, str] = {}
-    for name, scan in scans.items():
-        turned = name != "ours"  # has time last
-        *leaves, gradient = (part.mT.contiguous() if turned else part.detach() for part in operands)
-        for leaf in leaves:
-            leaf.requires_grad_()
-        forward = partial(torch.no_grad()(scan), *leaves)
-
-        def both(scan: Call = scan, leaves: list[Tensor] = leaves, gradient: Tensor = gradient) -> object:
-            return torch.autograd.grad(scan(*leaves), leaves, gradient)
-
-        results = [forward(), *torch.autograd.grad(scan(*leaves), leaves, gradient)]
-        results = [result.mT if turned else result for result in results]
-        error = max(map(relative, results, wanted))
-        del results
-        for what, call in (("forward", forward), ("both", both)):
-            calls[f"{name}, {what}"], notes[f"{name}, {what}"] = call, f"error {error:.1e}"
-    del wanted
-    for what, count in (("forward", 3), ("both", 8)):  # tensors read or written
-        source = torch.randn(operands[0].numel() * count // 2, device=DEVICE).to(dtype)
-        calls[f"copy, {what}"] = partial(torch.empty_like(source).copy_, source)
-    times = milliseconds(calls, TURNS, repeats=max(1, min(20, 10**9 // (operands[0].nbytes * 4))))
-    print(f"{' x '.join(map(str, shape))} {str(dtype)[6:]}")
-    for name, taken in times.items():
-        share = times[f"copy, {name.rpartition(', ')[2]}"] / taken
-        print(f"  {name:26} {taken:8.4f} ms ({share:4.0%} of a copy) {notes.get(name, '')}", flush=True)
-
-
-def recurrence() -> None:
-    """Measures the recurrence of all shapes in float32 and bfloat16."""
-    for dtype, shape in itertools.product((torch.float32, torch.bfloat16), SCANS):
-        time_scans(shape, dtype)
-
-
 class Stack:
     """An LSTM stack's training step without an optimizer.
 
@@ -225,25 +162,14 @@ class Stack:
 
 def host_and_eager(stacks: dict[str, Stack]) -> dict[str, tuple[float, float]]:
     """Returns by name the microseconds until a call returns and the milliseconds of a call among many, in turns."""
+    eager = in_turns(stacks, TURNS, DEVICE)
     host: dict[str, list[float]] = {name: [] for name in stacks}
-    eager: dict[str, list[float]] = {name: [] for name in stacks}
-    for stack in stacks.values():
-        for _ in range(5):
-            stack()
-    for _ in range(TURNS):
-        for name, stack in stacks.items():
-            for _ in range(5):
-                torch.cuda.synchronize()
-                begin = time.perf_counter()
-                stack()
-                host[name].append(1e6 * (time.perf_counter() - begin))
-            torch.cuda.synchronize()
-            begin = time.perf_counter()
-            for _ in range(10):
-                stack()
-            torch.cuda.synchronize()
-            eager[name].append(100 * (time.perf_counter() - begin))
-    return {name: (statistics.median(host[name]), statistics.median(eager[name])) for name in stacks}
+    for _, (name, stack) in itertools.product(range(5 * TURNS), stacks.items()):
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        stack()
+        host[name].append(1e6 * (time.perf_counter() - begin))
+    return {name: (statistics.median(host[name]), 1e3 * eager[name].median) for name in stacks}
 
 
 def allow_tf32(precision: str) -> None:
@@ -281,7 +207,7 @@ def lstm() -> None:
         print(f"{'':40} eager {ratios[0]:.2f}x, graph {ratios[1]:.2f}x", flush=True)
 
 
-PARTS: dict[str, Callable[[], None]] = {"output": output, "recurrence": recurrence, "lstm": lstm}
+PARTS: dict[str, Callable[[], None]] = {"output": output, "lstm": lstm}
 
 
 def main() -> None:

@@ -27,10 +27,14 @@ from econmt.decoding.translator import batches_by_length, evaluation_mode, pad_s
 from econmt.model import IncrementalModel, TranslationModel
 from econmt.model.inference.grid import Grid
 from econmt.tasks.translation import TranslationTask
+from econmt_ops.dispatch.timing import synchronizer
 from scripts.bench.arguments import parser_of
+from scripts.bench.gpu.frame import heading
 
 LENGTH, SPREAD, LONGEST = 14.5, 4.5, 40
 """Mean, standard deviation and maximum of the tokens of a sentence."""
+SENTENCES, PASSES = 1000, 4
+"""Sentences to translate, and searches of each kind, of which the first one is not counted."""
 
 Search = Callable[[list[Sentence]], list[list[Hypothesis]]]
 
@@ -81,8 +85,7 @@ def timed(
     search: Search, sentences: list[Sentence], device: torch.device
 ) -> tuple[float, list[list[Hypothesis]]]:
     """Returns the seconds of a search, and its hypotheses."""
-    if device.type == "cuda":
-        torch.cuda.synchronize()
+    synchronizer(device)()
     began = time.perf_counter()
     hypotheses = search(sentences)
     return time.perf_counter() - began, hypotheses
@@ -101,20 +104,14 @@ def main() -> None:
     parser.add_argument("--device", default="cuda", help="device (%(default)s)")
     parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--batch", type=int, nargs="+", default=[64, 256], help="sentences of a batch")
-    parser.add_argument("--sentences", type=int, default=1000, help="sentences to translate (%(default)s)")
     parser.add_argument("--beam", type=int, default=5, help="beam size (%(default)s)")
-    passes = "searches of each kind; the first one is not counted (%(default)s)"
-    parser.add_argument("--passes", type=int, default=4, help=passes)
     given = parser.parse_args()
     device = torch.device(given.device)
     model = make_model(given.model, device)
     steps = IncrementalModel(model, getattr(torch, given.precision))
-    sentences = make_sentences(given.sentences, model.source_size, cut=given.model is None)
+    sentences = make_sentences(SENTENCES, model.source_size, cut=given.model is None)
     options = SearchOptions(beam_size=given.beam, attention=False)
-    name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
-    print(
-        f"{name}, torch {torch.__version__}, {given.precision}, beam {given.beam}, {len(sentences)} sentences"
-    )
+    print(f"{heading(device)}, {given.precision}, beam {given.beam}, {SENTENCES} sentences")
     print(f"{'batch':>6} {'search':11}{'first':>8}{'seconds':>9}{'sentences/s':>13}{'tokens/s':>11}")
     alike = True
     with evaluation_mode([model]):
@@ -126,7 +123,7 @@ def main() -> None:
             ways: dict[str, Search] = {"batches": batches, "continuous": slots.search}
             results = {}
             for label, search in ways.items():
-                runs = [timed(search, sentences, device) for _ in range(given.passes)]
+                runs = [timed(search, sentences, device) for _ in range(PASSES)]
                 results[label] = hypotheses = runs[-1][1]
                 best = min(seconds for seconds, _ in runs)
                 tokens = sum(len(each[0].ids) for each in hypotheses)

@@ -10,7 +10,7 @@ of 64 pairs of natural lengths (21 x 22, 10 x 10, 20 x 17 positions, half of the
 input feeding. With --budget each variant gets the largest batch whose captured step peaks within these bytes.
 
 All variants run in CUDA graphs, in turns. Columns: target tokens a second, source and target tokens a second (without
-padding), milliseconds a step, peak of allocated and of reserved memory in MB (10^6 bytes), loss of the first step.
+padding), milliseconds a step, peak of allocated and of reserved memory in bytes, loss of the first step.
 """
 
 from __future__ import annotations
@@ -25,9 +25,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from rich.console import Console
+from torch import Tensor, nn
 
-from econmt.bench.rows import time_in_turns
-from econmt.config.recipe import load_recipe
+from econmt.bench.rows import Row, table, time_in_turns
+from econmt.config.recipe import Recipe, load_recipe
 from econmt.config.yaml_reader import parse_size
 from econmt.data.batching.batches import Batch
 from econmt.engine.graphs import GraphedStep
@@ -36,9 +38,11 @@ from econmt.engine.step import TrainingStep
 from econmt.model import Implementations
 from econmt.tasks.protocol import Shape
 from econmt.tasks.translation import TranslationTask
+from econmt_ops.dispatch.capture import Capturer
 from econmt_ops.dispatch.rule import rules_only
 from scripts.bench.arguments import parser_of
-from scripts.bench.gpu import plain
+from scripts.bench.gpu.frame import FAILURES, brief, heading
+from scripts.bench.plain_model import PlainModel, Sizes
 
 DEVICE = torch.device("cuda")
 WORKLOADS = {
@@ -49,6 +53,51 @@ WORKLOADS = {
 }
 VARIANTS = ("plain", "reference", "recompute", "auto", "eager")
 PRECISIONS = ("bfloat16", "tf32", "float32")
+
+
+def plain_step(
+    recipe: Recipe, sizes: tuple[int, int], batch: Batch, dtype: torch.dtype
+) -> Callable[[], Tensor]:
+    """Returns a training step of the plain model with autocast and fused Adam, which returns the loss."""
+    shape, training = recipe.translation_model, recipe.training
+    widths = shape.embedding, shape.encoder.size, shape.decoder.size, shape.attention.size
+    tied, dropouts = shape.weight_tying != "none", (shape.dropouts.embedding, shape.dropouts.output)
+    layers = shape.encoder.layers, shape.decoder.layers
+    model = PlainModel(Sizes(*sizes, *widths, *layers, tied, dropouts), packed=False).to(DEVICE).train()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, fused=True, capturable=True)
+    target = torch.cat((batch.target_input[:, :1], batch.target_output), 1)
+    source, lengths, target = (each.to(DEVICE) for each in (batch.source, batch.source_lengths, target))
+    clip: Callable[..., object] = nn.utils.clip_grad_norm_
+    if training.gradient_clipping.type == "value":
+        clip = nn.utils.clip_grad_value_
+
+    def step() -> Tensor:
+        with torch.autocast("cuda", torch.bfloat16, enabled=dtype == torch.bfloat16, cache_enabled=True):
+            loss = model.loss(source, lengths, target, training.label_smoothing)
+        torch.autograd.backward(loss)
+        clip(model.parameters(), training.gradient_clipping.threshold)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return loss.detach()
+
+    return step
+
+
+def captured_plain(step: Callable[[], Tensor]) -> Callable[[], object]:
+    """Captures a plain step in a CUDA graph; the peaks of memory that follow are those of capturing it."""
+    capturer = Capturer(DEVICE)
+    with capturer.warming_up():
+        step()
+        step()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    graph, loss = capturer.capture(step)
+
+    def replay(_: object = (step, loss)) -> None:  # holds the tensors that the graph reads and writes
+        graph.replay()
+
+    return replay
 
 
 class Run(NamedTuple):
@@ -98,17 +147,12 @@ def prepare(variant: str, task: TranslationTask, batches: list[Batch], precision
     chosen = precision_of(precision, DEVICE)
     torch.manual_seed(1)
     if variant == "plain":
-        targets = [torch.cat((b.target_input[:, :1], b.target_output), 1) for b in batches]
-        texts = [
-            plain.Text(b.source.to(DEVICE), b.source_lengths.to(DEVICE), target.to(DEVICE))
-            for b, target in zip(batches, targets, strict=True)
-        ]
         sizes = task.source_size, task.target_size
         with chosen.products(DEVICE):
-            steps = [plain.CapturedStep(task.recipe, sizes, text, chosen.dtype) for text in texts]
-        steps[0]()
-        loss = float(steps[0].loss)
-        enqueue: Callable[[int], Any] = lambda number: steps[number]()  # noqa: E731
+            steps = [plain_step(task.recipe, sizes, batch, chosen.dtype) for batch in batches]
+            loss = float(steps[0]())
+            graphs = [captured_plain(step) for step in steps]
+        enqueue: Callable[[int], Any] = lambda number: graphs[number]()  # noqa: E731
     else:
         model = task.build_model().to(DEVICE).train()
         implementation = variant if variant in ("reference", "recompute") else "auto"
@@ -182,12 +226,8 @@ def main() -> None:
     add("--json", type=Path, help="JSON file to write the rows to")
     add("--budget", type=parse_size, help="give each variant the largest batch within these bytes, e.g. 4GiB")
     given = parser.parse_args()
-    rows = []
-    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
-    print(
-        f"{'':8}{'precision':10}{'variant':11}{'rows':>6}{'target/s':>11}{'both/s':>11}"
-        f"{'ms':>8}{'peak MB':>9}{'reserved':>9}  loss"
-    )
+    rows: list[Row] = []
+    print(heading())
     for name, precision in itertools.product(given.only, given.precision):
         recipe_name, shapes, source, target, full = WORKLOADS[name]
         task = TranslationTask(load_recipe(recipe_name), source, target)
@@ -205,36 +245,28 @@ def main() -> None:
                         given.budget, variant, task, shapes[0], full, precision
                     )
                 runs[variant] = prepare(variant, task, batches_of_variant[variant], precision)
-            except (RuntimeError, ValueError, TypeError, AttributeError) as error:
-                print(
-                    f"{name:8}{precision:10}{variant:11} failed: {str(error).strip().splitlines()[0][:90]}",
-                    flush=True,
-                )
+            except FAILURES as error:
+                print(f"{name:8}{precision:10}{variant:11}{brief(error)}", flush=True)
+        if not runs:
+            continue
         count = 1 if given.budget is not None else len(batches)
         for variant, seconds in timed(runs, count, given.seconds).items():
-            run = runs[variant]
-            tokens = sum(batch.target_tokens for batch in batches_of_variant[variant])
-            both = tokens + sum(batch.source_tokens for batch in batches_of_variant[variant])
-            row = {
-                "workload": name,
-                "precision": precision,
-                "variant": variant,
-                "rows": [len(batch.source) for batch in batches_of_variant[variant]],
-                "target tokens/s": tokens / seconds,
-                "source and target tokens/s": both / seconds,
-                "milliseconds": 1e3 * seconds / count,
-                "peak bytes": run.allocated,
-                "reserved bytes": run.reserved,
-                "loss": run.loss,
-            }
+            run, own_batches = runs[variant], batches_of_variant[variant]
+            tokens = sum(batch.target_tokens for batch in own_batches)
+            row: Row = {"workload": name, "precision": precision, "variant": variant}
+            row |= {"rows": len(own_batches[0].source), "target tokens/s": tokens / seconds}
+            both = tokens + sum(batch.source_tokens for batch in own_batches)
+            row |= {"source and target tokens/s": both / seconds, "milliseconds": 1e3 * seconds / count}
+            row |= {"peak bytes": run.allocated, "reserved bytes": run.reserved, "loss": run.loss}
             rows.append(row)
-            if given.json is not None:
-                given.json.write_text(json.dumps(rows, indent=1), encoding="utf-8")
-            print(
-                f"{name:8}{precision:10}{variant:11}{row['rows'][0]:6}{tokens / seconds:11,.0f}{both / seconds:11,.0f}"
-                f"{row['milliseconds']:8.2f}{run.allocated / 1e6:9,.0f}{run.reserved / 1e6:9,.0f}  {run.loss:.4f}",
-                flush=True,
-            )
+        digits = {"milliseconds": ".2f", "loss": ".4f"}
+        texts = [
+            row | {column: format(row[column], text) for column, text in digits.items()}
+            for row in rows[-len(runs) :]
+        ]
+        Console(width=160).print(table(texts, rows[-1], f"{name}, {precision}"))
+        if given.json is not None:
+            given.json.write_text(json.dumps(rows, indent=1), encoding="utf-8")
         runs.clear()
         gc.collect()
 

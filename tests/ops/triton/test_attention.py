@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from econmt_ops.backends.triton.attention import AttentionLauncher, KeyGradients
+from econmt_ops.backends.triton.attention import AttentionLauncher, Choice, KeyGradients
 
 TOLERANCE = {torch.float32: 5e-6, torch.bfloat16: 3e-2, torch.float16: 4e-3}
 # batch, positions, attention size, width of the values
@@ -16,6 +16,8 @@ TYPED_SIZES = [
     ((3, 40, 64, 16), torch.bfloat16),
     ((2, 20, 16, 16), torch.float16),
 ]
+if torch.cuda.is_available():  # the sizes of a real model, which the interpreter would take minutes for
+    TYPED_SIZES += [((3, 100, 512, 512), dtype) for dtype in (torch.float32, torch.bfloat16)]
 KINDS = ["additive", "norm", "dot"]
 
 
@@ -248,3 +250,23 @@ def test_repetitions_are_equal_bit_for_bit(kind: str, device: str) -> None:
         case.kernels.backward(query, weights, context, None, [context], None, dquery, None, dscores)
         found.append([weights.clone(), context, dquery, dscores])
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize(
+    "choice", [Choice(16), Choice(16, 2), Choice(8, 2), Choice(4), Choice(8, gluon=False)], ids=str
+)
+def test_every_division_of_a_step_gives_the_same(choice: Choice) -> None:
+    case = Case("additive", (3, 100, 512, 512), torch.bfloat16, "cuda")
+    batch, positions, attention, hidden = case.size
+    both = rows(batch, attention + hidden, dtype=torch.bfloat16, device="cuda")
+    query, share = both[:, :attention].contiguous(), both[:, attention:].contiguous()
+    weights, context = case.reference(query.double().unsqueeze(0))
+    kernels = AttentionLauncher(
+        case.keys, case.values, case.score, case.norm, case.scale, case.lengths, choice
+    )
+    found = poisoned(batch, positions, dtype=torch.bfloat16, device="cuda")
+    output = poisoned(batch, hidden, dtype=torch.bfloat16, device="cuda")
+    kernels.forward(query, share, found, [output])
+    case.close(found, weights[0], "weights")
+    case.close(output, torch.tanh(share.double() + context[0]), "output")

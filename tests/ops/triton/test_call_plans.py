@@ -95,6 +95,13 @@ def test_second_calls_follow_a_plan(device: str, options: dict[str, int]) -> Non
     assert len(PLANS) == count
 
 
+def test_a_module_finds_the_plan_of_its_first_call(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, inputs = _module(device), _inputs(device)
+    outputs, _ = module(inputs)
+    monkeypatch.setattr(module, "_run", None)  # without a plan it would be called again
+    torch.testing.assert_close(module(inputs)[0], outputs)
+
+
 def test_a_first_state(device: str) -> None:
     module, inputs = _module(device, num_layers=2), _inputs(device)
     state = (_inputs(device, 2, BATCH, HIDDEN), _inputs(device, 2, BATCH, HIDDEN))

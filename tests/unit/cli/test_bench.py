@@ -182,7 +182,7 @@ def test_help_gives_examples(call: Call) -> None:
         assert "econmt bench" in ended.out
 
 
-@pytest.mark.parametrize("name", ["lstm", "low-rank", "scan", "memory-task", "language-model"])
+@pytest.mark.parametrize("name", ["lstm", "scan", "memory-task", "language-model", "parallel"])
 def test_benchmarks_of_the_project_are_named_with_their_command(name: str, call: Call) -> None:
     ended = call("bench", name, "--device", "cuda", "--made-up")
     assert ended.code == 2

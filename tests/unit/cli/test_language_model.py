@@ -108,6 +108,7 @@ def test_prepare_profile_and_dry_run(call: Call, trained: TextRun, tmp_path: Pat
         ("ops.decoder=reference", "ops.decoder has no effect with task: language_model"),
         ("data={source: a, target: b, train: [x], valid: y}", "task: language_model needs data.text"),
         ("model={encoder: {}}", "needs model.size and model.layers"),
+        ("model.initialization.source_embedding=x", "need task: translation; remove them"),
         ("task=translation", "task: translation needs data.source"),
         (
             "training={max_updates: 3, averaging: {start: at-once}, schedule: {name: plateau-reduce}}",
@@ -130,7 +131,7 @@ def test_contenders_of_the_bench_compute_the_same() -> None:
     """The step loop and torch.nn.LSTM with the same weights have one loss, and leave one state."""
     import torch
 
-    sizes = language_model.Sizes(30, 6, 2, 4, 2)
+    sizes = language_model.Sizes(30, 6, 2)
     loop = language_model._Stepwise(6, 2)
     library = torch.nn.LSTM(6, 6, 2, batch_first=True)
     with torch.no_grad():

@@ -126,7 +126,7 @@ def test_bench_language_model(bench: Call, tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("ECONMT_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(language_model, "has_compiler", lambda: False)
     file, picture = tmp_path / "lm.csv", tmp_path / "lm.png"
-    sizes = ("--hidden", "8", "--batch", "2", "--vocabulary", "30", "--bptt", "3", "--layers", "2")
+    sizes = ("--hidden", "8", "--batch", "2", "--vocabulary", "30")
     options = (*sizes, "--seconds", "0.05", "--csv", file, "--plot", picture)
     measured = bench("language-model", *options)
     assert measured.code == 0, measured.err

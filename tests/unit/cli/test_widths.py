@@ -74,7 +74,6 @@ def test_tables_of_measurements(
         ("recipes", "list"),
         (bench, *lstm, "--batch", 2),
         (bench, *lstm, "--ablation", "--batch", 2),
-        (bench, "low-rank", "--hidden", 8, "--steps", 2, "--batch", 2, "--rank", 2, *quick),
     ):
         ended = bench(*words[1:]) if words[0] is bench else call(*words)
         assert ended.code == 0, ended.err

@@ -14,17 +14,10 @@ ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.thorough
-def test_small_run(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "scripts.bench.data",
-        "--folder",
-        str(tmp_path / "store"),
-        "--cold",
-    ]
+def test_small_run() -> None:
+    command = [sys.executable, "-m", "scripts.bench.data", "--cold"]
     run = subprocess.run(
-        [*command, "--pairs", "3000", "--batches", "0", "--seeks", "6"],
+        [*command, "--pairs", "3000", "--batches", "0"],
         env={**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "ops")))},
         capture_output=True,
         text=True,

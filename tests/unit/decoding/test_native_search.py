@@ -93,6 +93,17 @@ def test_every_instruction_set_and_precision_finds_it(precision: torch.dtype) ->
     agree(found, by_tensors(model, options, precision), tolerance)
 
 
+def test_attention_over_long_sources_has_memory_of_its_own() -> None:
+    """Weights of all rows and positions are many more than rows and positions, or than the logits behind them."""
+    model, options = make_model("additive"), SearchOptions(beam_size=4, nbest_size=4)
+    draw = torch.Generator().manual_seed(3)
+    sources = [torch.randint(4, SIZE, (length,), generator=draw).tolist() for length in (100, 60, 97, 100)]
+    batch = *pad_sources(sources, torch.device("cpu")), torch.tensor([6, 9, 12, 8])
+    with native.without():
+        wanted = beam_search(IncrementalModel(model), *batch, options)
+    agree(native_search(IncrementalModel(model), *batch, options), wanted, 1e-4)
+
+
 PRECISIONS = [torch.float32, torch.bfloat16, torch.int8]
 
 

@@ -250,6 +250,14 @@ def test_with_enough_memory_nothing_changes() -> None:
     assert {entry.parts for entry in found.values()} == {1}
 
 
+def test_a_peak_that_is_exactly_the_limit_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    planner = Planner(SAME_ROWS, LADDER, 10_000_000, peaks_of(LINEAR), accumulating=False, width=10)
+    most = planner._peaks(AUTO, False).most
+    monkeypatch.setattr(planner, "_limit", most)
+    # All shapes have the peak of the largest then: none is looked at alone.
+    assert [(entry.peak, entry.implementations) for entry in planner.allot()] == [(most, AUTO)] * 4
+
+
 def test_small_buckets_stay_as_they_are_and_large_ones_keep_less() -> None:
     # 80 positions: 8.1 MB as it is, 4.1 MB with the second setting.
     found = allot(4_500_000)

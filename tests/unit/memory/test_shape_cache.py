@@ -148,3 +148,17 @@ def test_it_does_remember(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     run(aten.mul.Tensor, left, left)
     monkeypatch.setattr(shape_cache, "_form", None)
     run(aten.mul.Tensor, left, fake(run, 3, 4))
+
+
+def test_it_remembers_what_cannot_be_created_again(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    forms: list[Any] = []
+    made = shape_cache._form
+
+    def noted(*arguments: Any) -> Any:
+        forms.append(made(*arguments))
+        return forms[-1]
+
+    monkeypatch.setattr(shape_cache, "_KNOWN", {})
+    monkeypatch.setattr(shape_cache, "_form", noted)
+    assert run(aten.is_same_size.default, fake(run, 3, 4), fake(run, 3, 4)) == [True, True]
+    assert forms == [shape_cache._UnknownError]

@@ -22,13 +22,13 @@ from scripts.bench.compare.measure import (
     Window,
     marks_of,
     resident_bytes,
-    run,
     window_of,
 )
 from scripts.bench.compare.report import Row, cells, markdown, set_ratios, write_csv
 from scripts.bench.compare.run import Runner, arguments, too_large
 from scripts.bench.compare.toolkit import Places
 from scripts.bench.compare.tools import TOOLKITS
+from scripts.bench.compare.turns import Trainee, run_alone
 from scripts.bench.plain_model import Sizes
 
 # Lines as the toolkits printed them, and what they say.
@@ -129,9 +129,8 @@ def test_a_run_is_stopped_once_its_window_is_long_enough(tmp_path: Path) -> None
         "    time.sleep(0.001)\n"
     )
     plain = TOOLKITS["plain"]()
-    finished = run(
-        [sys.executable, "-c", program], {}, tmp_path, reading=plain.reading, warm_up=2, window_seconds=0.02
-    )
+    trainee = Trainee([sys.executable, "-c", program], {}, tmp_path, plain.reading, warm_up=2)
+    finished = run_alone(trainee, window=0.02)
     assert finished.window is not None
     assert finished.window.seconds >= 0.02
     window = finished.window
@@ -142,7 +141,9 @@ def test_a_run_is_stopped_once_its_window_is_long_enough(tmp_path: Path) -> None
 
 def test_a_command_that_fails_says_what_it_printed(tmp_path: Path) -> None:
     with pytest.raises(FailedError, match=r"ended with status 3(.|\n)*out of luck"):
-        run([sys.executable, "-c", "import sys; print('out of luck'); sys.exit(3)"], {}, tmp_path)
+        run_alone(
+            Trainee([sys.executable, "-c", "import sys; print('out of luck'); sys.exit(3)"], {}, tmp_path)
+        )
 
 
 def test_pieces_are_one_word_each_in_every_format() -> None:

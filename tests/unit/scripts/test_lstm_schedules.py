@@ -9,6 +9,7 @@ import torch
 
 from econmt.errors import InputError
 from scripts.bench import lstm
+from scripts.bench.layers import by_torch, peak_bytes
 from tests.ops.helpers import assert_close
 
 SHAPE, BATCH = lstm.StackShape(layers=3, steps=4, hidden=5), 2
@@ -17,8 +18,8 @@ STAGES = [stage for stage in lstm.stages(compile_loop=False) if "compiled" not i
 
 def results(stage: lstm.Stage, dtype: torch.dtype) -> list[torch.Tensor]:
     inputs, layers = lstm.arguments(SHAPE, BATCH, dtype, torch.device("cpu"))
-    forward, both = lstm.passes(stage.run, inputs, layers)
-    return [forward().detach(), *both()]
+    forward, both = lstm.passes_of(stage.run, inputs, layers)
+    return [part.detach() for part in (forward(), *both())]
 
 
 @pytest.mark.parametrize("stage", STAGES[1:], ids=lambda stage: stage.name)
@@ -92,7 +93,7 @@ def test_peak_bytes() -> None:
         first = first + kept
         return first[:10].clone()
 
-    assert lstm.peak_bytes(work, torch.device("cpu")) == 2 * 4000
+    assert peak_bytes(work, torch.device("cpu")) == 2 * 4000
     # A library takes memory that no operator of PyTorch gives.
     inputs, layers = lstm.arguments(SHAPE, BATCH, torch.float32, torch.device("cpu"))
-    assert lstm.peak_bytes(lambda: lstm.by_torch(inputs, layers), torch.device("cpu")) > 1000
+    assert peak_bytes(lambda: by_torch(inputs, layers), torch.device("cpu")) > 1000

@@ -18,7 +18,7 @@ from econmt.errors import EconmtError, InputError
 from scripts.bench import parallel_measure
 from scripts.bench import parallel_profile as profiles
 from scripts.bench.parallel_measure import Way, _counting, left_out, predicted, stack_of, verdict, ways
-from scripts.bench.parallel_processes import Job, together
+from scripts.bench.parallel_processes import together
 from scripts.bench.parallel_profile import Profile, Setting, read_profile, write_profile
 
 RECIPE = """
@@ -157,24 +157,24 @@ def test_the_verdict_counts_predictions_that_hold() -> None:
     assert verdict([row(2, 1.5)]) == "over one: 2 processes 1.50x (2 data)"
 
 
-def tell_place(job: Job) -> Job:
+def tell_place(job: dict[str, int]) -> dict[str, Any]:
     return {"rank": os.environ["RANK"], "threads": torch.get_num_threads(), "twice": job["number"] * 2}
 
 
-def fail(_: Job) -> Job:
+def fail(_: object) -> object:
     if os.environ["RANK"] == "1":
         raise RuntimeError("no more\nof this")
     time.sleep(60)
     return {}
 
 
-def leave(_: Job) -> Job:
+def leave(_: object) -> object:
     if os.environ["RANK"] == "0":
         os._exit(3)
     raise EconmtError("rank 0 is gone")
 
 
-def hang(_: Job) -> Job:
+def hang(_: object) -> object:
     time.sleep(60)
     return {}
 

@@ -19,8 +19,8 @@ SHAPE = scan.ScanShape(2, 30, 5)
 
 
 def test_every_implementation_that_runs_here() -> None:
-    assert list(scan.scans(torch.float32, CPU))[:3] == ["reference", "chunk", "chunk, carries"]
-    assert list(scan.scans(torch.float64, CPU)) == ["reference", "chunk", "chunk, carries"]
+    assert list(scan.scans(SHAPE, torch.float32, CPU))[:3] == ["reference", "chunk", "chunk, carries"]
+    assert list(scan.scans(SHAPE, torch.float64, CPU)) == ["reference", "chunk", "chunk, carries"]
 
 
 @pytest.mark.parametrize("wrong", ["forward", "backward"])
@@ -54,13 +54,16 @@ def test_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     rows = list(scan.rows([SHAPE], [torch.bfloat16], CPU, said.append, seconds=1.0))
     assert said[0] == "scan: 2x30x5, bfloat16, reference"
-    labels = list(scan.scans(torch.bfloat16, CPU))
+    labels = list(scan.scans(SHAPE, torch.bfloat16, CPU))
     assert [(row["pass"], row["implementation"]) for row in rows] == [
-        (what, label) for what in ("forward", "backward") for label in labels
+        (what, label)
+        for what in ("forward", "backward", "both")
+        for label in labels
+        if (what, label) != ("both", scan.GIVEN_MEMORY)
     ]
     for row in rows:
         seconds = 6.0 if row["implementation"] == "reference" else 2.0
-        count = {"forward": 3, "backward": 5}[str(row["pass"])]
+        count = {"forward": 3, "backward": 5, "both": 8}[str(row["pass"])]
         assert row["bytes"] == count * 2 * 30 * 5 * 2
         assert row["milliseconds"] == 1000 * seconds
         assert row["share of a copy"] == 1 / seconds

@@ -77,8 +77,8 @@ def test_markdown_has_a_rule_below_the_headings_and_empty_cells() -> None:
     ]
 
 
-def _one_table(monkeypatch: pytest.MonkeyPatch, page: Path, lines: list[str]) -> None:
-    monkeypatch.setitem(TABLES, "sizes", DocumentTable(page.name, lambda _: lines))
+def _one_table(monkeypatch: pytest.MonkeyPatch, page: Path, rows: list[tuple[str, ...]]) -> None:
+    monkeypatch.setitem(TABLES, "sizes", DocumentTable(page.name, lambda: rows))
 
 
 def test_a_table_that_differs_is_written_into_its_page_if_wanted(
@@ -86,7 +86,7 @@ def test_a_table_that_differs_is_written_into_its_page_if_wanted(
 ) -> None:
     page = tmp_path / "page.md"
     page.write_text(PAGE, encoding="utf-8")
-    _one_table(monkeypatch, page, ["| a | b |", "|---|---|", "| 1 | 30 |"])
+    _one_table(monkeypatch, page, [("a", "b"), ("1", "30")])
     changes = tables.compare("sizes", None, tmp_path)
     assert changes[-2:] == ["-| 1 | 20 |", "+| 1 | 30 |"]
     assert page.read_text(encoding="utf-8") == PAGE
@@ -111,7 +111,7 @@ def test_the_exit_code_tells_whether_a_table_differs(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setitem(TABLES, "ranks", TABLES["ranks"]._replace(lines=lambda _: ["| other |"]))
+    monkeypatch.setitem(TABLES, "ranks", TABLES["ranks"]._replace(rows=lambda: [("other",)]))
     try:
         result = tables.main(words)
     except SystemExit as end:

@@ -1,0 +1,94 @@
+"""The persistent LSTM at the sizes of real layers, in the types that a GPU multiplies in, against float64."""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from econmt_ops import LSTMWeights
+from econmt_ops.core.stack import StackOptions
+from econmt_ops.lstm import reference, triton
+
+CASES = [
+    "3x4x7x5", "17x9x24x24 lengths", "17x9x24x24 lengths reverse state", "1x1x8x33", "33x7x64x100 reverse layers",
+    "40x6x64x200 state outputs lengths", "64x12x128x512 cells", "100x12x128x512 lengths layers", "64x5x64x768",
+    "64x8x64x1024 lengths", "128x8x64x1024", "300x5x64x512 lengths reverse", "64x9x64x512 both lengths",
+    "20x9x64x48 both lengths", "64x8x64x512 float16", "64x8x64x512 float32", "17x8x64x100 float32 lengths reverse",
+    "64x9x64x256 float32 both lengths",
+]  # fmt: skip
+"""Batch, steps, input size and hidden size, and options: a stash, a type, "layers" (two) or "both" (directions)."""
+
+
+def weights(hidden: int, size: int) -> LSTMWeights:
+    scale = hidden**-0.5
+    made = (
+        torch.randn(4 * hidden, size) * size**-0.5,
+        torch.randn(4 * hidden, hidden) * scale,
+        torch.randn(4 * hidden) * scale,
+    )
+    return LSTMWeights(*(part.cuda().requires_grad_() for part in made))
+
+
+def leaves(*parts: Any) -> list[Tensor]:
+    """The tensors in nested tuples."""
+    return list(chain.from_iterable(leaves(*part) if isinstance(part, tuple) else [part] for part in parts))
+
+
+def doubled(tree: Any) -> Any:
+    """A copy of a nested tuple of tensors, with float64 leaves."""
+    if isinstance(tree, Tensor):
+        return tree.detach().double().requires_grad_()
+    parts = [doubled(part) for part in tree]
+    return LSTMWeights(*parts) if isinstance(tree, LSTMWeights) else tuple(parts)
+
+
+@pytest.fixture
+def _tf32(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", True)
+
+
+@pytest.mark.cuda
+@pytest.mark.usefixtures("_tf32")
+@pytest.mark.parametrize("case", CASES)
+def test_outputs_states_and_all_gradients_are_within_the_rounding_of_the_type(case: str) -> None:
+    torch.manual_seed(1)
+    sizes, *flags = case.split()
+    batch, steps, size, hidden = map(int, sizes.split("x"))
+    dtype = next((getattr(torch, flag) for flag in flags if flag.startswith("float")), torch.bfloat16)
+    stash = next((flag for flag in flags if flag in ("outputs", "cells")), "gates")
+    both, has_state = "both" in flags, "state" in flags
+    count = 2 if both or "layers" in flags else 1
+    stack = tuple(weights(hidden, hidden if number and not both else size) for number in range(count))
+    inputs = torch.randn(batch, steps, size, device="cuda").to(dtype).requires_grad_()
+    lengths = None
+    if "lengths" in flags:
+        lengths = torch.randint(0, steps + 1, (batch,), generator=torch.Generator().manual_seed(2))
+        lengths[0] = steps
+    make = torch.randn if has_state else torch.zeros
+    state = tuple(
+        tuple(
+            make(batch, hidden, device="cuda").to(kind).requires_grad_(has_state)
+            for kind in (dtype, torch.float32)
+        )
+        for _ in stack
+    )
+    options = StackOptions(lengths, "reverse" in flags, from_zero=not has_state)
+    exact = doubled((inputs, stack, state))
+    if both:
+        got = triton.bidirectional_lstm(inputs, *stack, lengths=lengths, stash=stash)
+        want = reference.bidirectional_lstm(exact[0], *exact[1], lengths=lengths)
+    else:
+        got = triton.lstm(inputs, stack, state, options, stash=stash)
+        want = reference.lstm(*exact, options)
+    results, rights = leaves(*got), leaves(*want)
+    seeds = [torch.randn_like(part) for part in rights]
+    given = [seed.to(part.dtype) for seed, part in zip(seeds, results, strict=True)]
+    results += torch.autograd.grad(results, leaves(inputs, stack, *([state] if has_state else [])), given)
+    rights += torch.autograd.grad(rights, leaves(*exact[:2], *(exact[2:] if has_state else [])), seeds)
+    for number, (value, right) in enumerate(zip(results, rights, strict=True)):
+        error = float((value.detach().double() - right.detach()).norm() / (right.detach().norm() + 1e-12))
+        assert error < (3e-2 if dtype == torch.bfloat16 else 5e-3), (number, error)

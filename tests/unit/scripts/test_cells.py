@@ -1,0 +1,76 @@
+"""What `python -m scripts.bench cells` times is compared with float64 first, low-rank layers too."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from scripts.bench import cells
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def _without_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cells, "has_compiler", lambda: False)
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> int | str | None:
+    monkeypatch.setattr(sys, "argv", ["cells", "--turns", "1", *words])
+    with pytest.raises(SystemExit) as end:
+        cells.main()
+    return end.value.code
+
+
+def test_layers_have_the_parameters_of_their_rank() -> None:
+    size = cells.Size(2, 3, 10)
+    counts = [
+        cells.Layer(cells.Kind("lstm", rank), size, torch.float32, CPU).parameters for rank in (0, 2, 3)
+    ]
+    assert counts == [2 * 400 + 40, 2 * 2 * 50 + 40, 2 * 3 * 50 + 40]
+    assert cells.ways(cells.Kind("lstm", 2), size, torch.float32, "cpu") == ["recompute"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_rank_layers_are_held_to_the_definition(dtype: torch.dtype) -> None:
+    layer = cells.Layer(cells.Kind("lstm", 2), cells.Size(2, 4, 6), dtype, CPU)
+    expected = layer.passes("reference", exact=True)["both"]()
+    assert expected[0].dtype == torch.float64
+    assert layer.error("recompute", expected) < (1e-5 if dtype == torch.float32 else 0.05)
+    assert layer.error("recompute", [1.2 * part for part in expected]) > 0.1
+
+
+def test_rows_of_cells_and_ranks(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "cells.csv"
+    options = ("--sizes", "2x3x6", "--cells", "lstm", "sru", "--ranks", "2", "--csv", str(file))
+    assert run(monkeypatch, *options) == 0
+    with file.open(newline="") as lines:
+        rows = list(csv.DictReader(lines))
+    names = [row["layer"].split() for row in rows]
+    assert ["sru", "reference"] in names
+    assert ["lstm", "2", "recompute"] in names
+    for row in rows:
+        assert float(row["milliseconds"]) > 0
+        assert float(row["forward ms"]) > 0
+    said = capsys.readouterr().out
+    assert "torch.nn.LSTM" in said
+    assert "WRONG" not in said
+
+
+def test_an_implementation_that_is_wrong_has_no_time(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def wrong(self: cells.Layer, implementation: str, expected: list[Tensor]) -> float:
+        return float("inf") if implementation == "recompute" else 0.0
+
+    monkeypatch.setattr(cells.Layer, "error", wrong)
+    assert run(monkeypatch, "--sizes", "2x3x6", "--cells", "lstm") == 1
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if "WRONG" in line)
+    assert line.split()[:2] == ["lstm", "recompute"]
