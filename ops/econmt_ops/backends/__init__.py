@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import importlib
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from econmt_ops.backends import c as library
-from econmt_ops.backends.eager import EagerSteps
+
+if TYPE_CHECKING:
+    from econmt_ops.backends.eager import EagerSteps
 
 BACKENDS = {
     "eager": "econmt_ops.backends.eager:EagerSteps",
