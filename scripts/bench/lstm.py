@@ -133,15 +133,14 @@ def wavefront(inputs: Tensor, layers: Sequence[LSTMWeights]) -> Tensor:
     return torch.stack(outputs, 1)
 
 
-def _own(layout: str = "packed", backend: str = "eager") -> Stack:
+def _own(backend: str = "eager") -> Stack:
     """Returns `econmt_ops.lstm` with its own backward pass, all gates kept."""
 
     def run(inputs: Tensor, layers: Sequence[LSTMWeights]) -> Tensor:
         h = inputs.new_zeros(inputs.shape[0], layers[0].hidden.shape[1])
         zero = (h, h.to(accumulate_dtype(h.dtype)))
         state, options = (zero,) * len(layers), StackOptions(from_zero=True)
-        how = {"stash": "gates", "layout": layout, "backend": backend}
-        return recompute.lstm(inputs, tuple(layers), state, options, **how)[0]
+        return recompute.lstm(inputs, tuple(layers), state, options, stash="gates", backend=backend)[0]
 
     return run
 
@@ -158,11 +157,10 @@ def stages(compile_loop: bool) -> list[Stage]:
         Stage("input products of all steps in one", "", _plain(at_once=True)),
         Stage("weights transposed", "1.06x", _plain(at_once=True, transposed=True)),
         Stage("layer wavefront", "1.3x", wavefront),
-        Stage("own backward pass, in place", "", _own("transposed")),
-        Stage("weights packed", "", _own("packed")),
+        Stage("own backward pass, weights packed", "", _own()),
     ]
     if fused:
-        schedules.append(Stage("pointwise fused (compiled)", "1.2x", _own("packed", "compiled")))
+        schedules.append(Stage("pointwise fused (compiled)", "1.2x", _own("compiled")))
     schedules.append(Stage("torch.nn.LSTM", "", by_torch))
     if compile_loop and fused:
         compiled = torch.compile(plain_layer, dynamic=False)
