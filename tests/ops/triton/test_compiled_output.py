@@ -14,7 +14,7 @@ MOST = {
     "mask": (48, 4096),
     "dropout bfloat16": (144, 4096),
     "dropout float32": (80, 4096),
-    "look-up": (80, 8192),
+    "look-up": (168, 8192),  # sixteen rows of 512 columns at once
     "cell states": (88, 0),
     "reversal": (48, 0),
 }
