@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 import econmt_ops
-from econmt.bench.rows import Row, Say, dtype_name, in_graph, time_in_turns
+from econmt.bench.rows import Row, Say, in_graph, time_in_turns
+from econmt.checkpoint.tensor_files import dtype_name
 from econmt_ops.cells.lstm import forward as cell_forward
 from econmt_ops.core.packed import is_available
 from econmt_ops.linear import LAYOUTS

@@ -16,7 +16,6 @@ import torch
 from rich.table import Table
 
 import econmt
-from econmt.checkpoint.tensor_files import dtype_name as dtype_name
 from econmt.checkpoint.tensor_files import write_text
 from econmt.errors import InputError
 from econmt_ops.dispatch.capture import Capturer

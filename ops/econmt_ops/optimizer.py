@@ -341,7 +341,7 @@ class FusedOptimizer:
     ) -> Tensor | None:
         rate = self.param_groups[0]["lr"]
         if not isinstance(rate, Tensor):
-            rate = torch.full((), rate, device=updates[0].values.device)
+            rate = torch.full((), rate, dtype=torch.float32, device=updates[0].values.device)
         settings = AdamSettings(
             self._betas, self._eps, self._weight_decay, self._name == "adamw", rate, divisor, bound
         )

@@ -20,18 +20,20 @@ import typer
 from torch import Tensor
 from torch.nn import functional
 
-from econmt.bench.rows import Row, Say, dtype_name
+from econmt.bench.rows import Row, Say
+from econmt.checkpoint.tensor_files import dtype_name
 from econmt.cli.measuring import BenchSession, Dtypes, Seconds, dtypes_of
 from econmt.cli.option_groups import option, with_option_groups
 from econmt.cli.options import refuse_idle
 from econmt.config import limits
+from econmt.engine.devices import seconds_of
 from econmt.errors import InputError
 from econmt_ops import LSTMWeights
 from econmt_ops.backends.compiled import has_compiler
 from econmt_ops.cells import lstm as cell
 from econmt_ops.core.precision import accumulate_dtype
 from econmt_ops.core.stack import StackOptions
-from econmt_ops.dispatch.timing import quantile, synchronizer
+from econmt_ops.dispatch.timing import quantile
 from econmt_ops.lstm import recompute
 from scripts.bench.layers import Call, by_torch, lstm_weights, passes, peak_bytes
 from scripts.bench.plots import draw_lines
@@ -261,23 +263,13 @@ def _timed(forward: Call, both: Call, operations: int, device: torch.device, sam
 
     ``operations`` are those of the forward pass.
     """
-    row: Row = {"first call, s": _seconds(both, device)}
+    row: Row = {"first call, s": seconds_of(both, device)}
     for what, function, passes_made in (("forward", forward, 1), ("forward and backward", both, 3)):
-        times = [_seconds(function, device) for _ in range(samples)]
+        times = [seconds_of(function, device) for _ in range(samples)]
         row[f"{what}, ms"] = 1e3 * min(times)
         row[f"{what}, median ms"] = 1e3 * quantile(times, 0.5)
         row[f"{what}, GFLOP/s"] = passes_made * operations / min(times) / 1e9
     return {**row, "peak bytes": peak_bytes(both, device)}
-
-
-def _seconds(function: Callable[[], object], device: torch.device) -> float:
-    """Returns the seconds of one call."""
-    synchronize = synchronizer(device)
-    synchronize()
-    began = time.perf_counter()
-    function()
-    synchronize()
-    return time.perf_counter() - began
 
 
 def _peak_rate(hidden: int, dtype: torch.dtype, device: torch.device) -> float:
@@ -285,7 +277,7 @@ def _peak_rate(hidden: int, dtype: torch.dtype, device: torch.device) -> float:
     rows = 8192
     left = torch.randn(rows, hidden, device=device).to(dtype)
     right = torch.randn(hidden, 4 * hidden, device=device).to(dtype)
-    fastest = min(_seconds(lambda: torch.mm(left, right), device) for _ in range(8))
+    fastest = min(seconds_of(lambda: torch.mm(left, right), device) for _ in range(8))
     return 2 * rows * hidden * 4 * hidden / fastest / 1e9
 
 

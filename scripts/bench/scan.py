@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 import econmt_ops
-from econmt.bench.rows import Row, Say, dtype_name, time_in_turns
+from econmt.bench.rows import Row, Say, time_in_turns
+from econmt.checkpoint.tensor_files import dtype_name
 from econmt.cli.measuring import BenchSession, Dtypes, Seconds, dtypes_of
 from econmt.cli.option_groups import option, with_option_groups
 from econmt.config import limits

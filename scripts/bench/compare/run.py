@@ -34,7 +34,7 @@ from .turns import Trainee, run_alone, train_in_turns
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "econmt-compare"
 ENDLESS = 100_000
-"""Updates asked for where a run is stopped from outside."""
+"""Number of updates of a run that is stopped from outside."""
 
 
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:

@@ -23,12 +23,7 @@ _MOST_SHARED = 8
 """CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES."""
 
 
-_SCALARS = {
-    "float": ctypes.c_float,
-    "double": ctypes.c_double,
-    "int": ctypes.c_int,
-    "long long": ctypes.c_longlong,
-}
+_SCALARS = {"float": ctypes.c_float, "int": ctypes.c_int, "long long": ctypes.c_longlong}
 """Types of ctypes by the names of those types of C that kernels take."""
 
 
@@ -173,6 +168,7 @@ class Kernel:
         self._attributes[0].value[1] = self._attributes[0].value[2] = 1
         self._attributes[1].id, self._attributes[1].value[0] = _COOPERATIVE, 1
         self._threads, self._cluster = threads, cluster
+        self._device = torch.cuda.current_device()
 
     def _configuration(self, blocks: int, shared_bytes: int, stream: int) -> _Configuration:
         return _Configuration(
@@ -196,9 +192,10 @@ class Kernel:
         return clusters.value * self._cluster
 
     def launch(self, blocks: int, shared_bytes: int, argument: ctypes.Structure) -> None:
-        """Launches blocks on the current stream, with one argument."""
-        stream = torch.cuda.current_stream().cuda_stream
-        chosen = self._configuration(blocks, shared_bytes, stream)
+        """Launches blocks on the current stream of the kernel's device, with one argument."""
         parameters = (ctypes.c_void_p * 1)(ctypes.addressof(argument))
-        code = _driver().cuLaunchKernelEx(ctypes.byref(chosen), self._function, parameters, None)
+        with torch.cuda.device(self._device):  # which is not always the current one
+            stream = torch.cuda.current_stream().cuda_stream
+            chosen = self._configuration(blocks, shared_bytes, stream)
+            code = _driver().cuLaunchKernelEx(ctypes.byref(chosen), self._function, parameters, None)
         _check(code, "cuLaunchKernelEx")
