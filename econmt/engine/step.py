@@ -110,7 +110,8 @@ class TrainingStep:
             self.seeds = SeedCounter(training.seed, self.device)
             for group in self.optimizer.param_groups:
                 group["lr"] = torch.tensor(float(group["lr"]), device=self.device)
-        if (target_device or self.device.type) == "cpu":
+        self._target = self.device if target_device is None else torch.device(target_device)
+        if self._target.type == "cpu":
             give_sparse_gradients(model)
 
     @property
@@ -203,7 +204,7 @@ class TrainingStep:
             self.seeds.advance()
         watch("forward", None)
         first_row = self.communicator.replica * len(batch.indices)
-        with self.precision.products(self.device), drawing_from(self.seeds, first_row):
+        with self.precision.products(self._target), drawing_from(self.seeds, first_row):
             return self.compute(batch, tokens, implementations, watch)
 
     def compute(

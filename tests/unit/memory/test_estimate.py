@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import NamedTuple
 
 import pytest
@@ -16,6 +17,7 @@ from econmt.memory.measure.ledger import Ledger, measure_step
 from econmt.model import Implementations, translation
 from econmt.tasks.protocol import Shape
 from econmt.tasks.translation import TranslationTask
+from econmt_ops.core.precision import recurrent_tf32
 from econmt_ops.dispatch.rule import rules_only
 
 VOCABULARY = 97
@@ -235,3 +237,23 @@ def test_a_step_of_several_batches_adds_to_gradients_unless_told_otherwise(inter
         for accumulating in (None, interval > 1, interval == 1)
     ]
     assert peaks[0] == peaks[1] != peaks[2]
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_an_estimate_for_a_gpu_has_the_precision_of_its_run(
+    allowed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exact float32 products run step by step, whatever cuDNN may do in other code of the process."""
+    asked: list[bool] = []
+    known = recurrent_tf32()
+
+    def noted() -> bool:
+        asked.append(recurrent_tf32())
+        return asked[-1]
+
+    monkeypatch.setattr(importlib.import_module("econmt_ops.lstm.triton"), "recurrent_tf32", noted)
+    with torch.backends.cudnn.flags(allow_tf32=allowed):
+        task = TranslationTask(small("quickstart", "training.precision=float32"), VOCABULARY, VOCABULARY)
+        estimate_step(task, (3, 5, 4), "cuda")
+    assert not any(asked)
+    assert recurrent_tf32() == known
