@@ -208,7 +208,7 @@ OPS = """
     assert importlib.util.find_spec("econmt") is None
     assert c.is_built() is {library}
     torch.manual_seed(1)
-    layer = econmt_ops.LSTM(4, 3)
+    layer = econmt_ops.LSTM(4, 3, batch_first=True)
     inputs = torch.randn(2, 5, 4, requires_grad=True)
     found = {{}}
     for name in ("reference", "recompute", "auto"):
