@@ -39,7 +39,7 @@ _ADDRESS_CHARACTERS = 64
 """Characters kept of a client's address, which may be any text of a proxy."""
 _LEFT = 499
 """Status in the metrics of a request whose client left before its answer, as in nginx."""
-_KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+_MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -307,14 +307,15 @@ class Service:
 def _pages() -> dict[tuple[str, str], Endpoint]:
     """Returns the endpoints of the page's files, which are read once."""
     files = resources.files("econmt.serving").joinpath("page").iterdir()
-    named = {"/" if file.name == "index.html" else f"/{file.name}": file for file in files}
+    named = {
+        {"index.html": "/", "docs.html": "/docs"}.get(file.name, f"/{file.name}"): file for file in files
+    }
     return {("GET", path): _page(file.name, file.read_bytes()) for path, file in named.items()}
 
 
 def _page(name: str, content: bytes) -> Endpoint:
     async def page(_: Request) -> Response:
-        kind = _KINDS[Path(name).suffix]
-        return Response(content, media_type=kind, headers=answers.SAFE_HEADERS)
+        return Response(content, media_type=_MEDIA_TYPES[Path(name).suffix], headers=answers.SAFE_HEADERS)
 
     return page
 
@@ -397,11 +398,17 @@ def _translations(
         ranks = range(1, max((len(each.hypotheses) for each in sentences), default=0))
         others.append([text.passage.written(sentences, rank) for rank in ranks])
         if body.details:
-            rows = zip(sentences, text.sentences, text.passage.lines, strict=True)
             details.append(
                 [
-                    {"line": line, "source": request.text, **answers.sentence(each, request.passed)}
-                    for each, request, line in rows
+                    {
+                        "line": line,
+                        "before": before,
+                        "source": request.text,
+                        **answers.sentence(each, request.passed),
+                    }
+                    for each, request, line, before in zip(
+                        sentences, text.sentences, text.passage.lines, text.passage.gaps, strict=False
+                    )
                 ]
             )
     content: dict[str, Any] = {"translatedText": written}
