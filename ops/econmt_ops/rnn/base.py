@@ -105,10 +105,10 @@ class RecurrentModule(nn.RNNBase):
         if hx is not None:
             hx = self.permute_hidden(hx, sorted_indices)
             state = self._states(hx)
-            self.check_forward_args(packed.data, self._hx(state), batch_sizes)
-        else:
-            self.check_input(packed.data, batch_sizes)
-        batch = UnpackedBatch(packed)
+            if not torch.compiler.is_compiling():  # it reads the batch sizes
+                self.check_forward_args(packed.data, self._hx(state), batch_sizes)
+        self.check_input(packed.data, batch_sizes)
+        batch = UnpackedBatch(packed, None if state is None else state[0].shape[1])
         outputs, last = self._run_rows(batch.inputs, state, batch.lengths, None, seed)
         return batch.pack(outputs), self.permute_hidden(self._hx(last), unsorted_indices)
 
@@ -153,6 +153,15 @@ class RecurrentModule(nn.RNNBase):
     def _device(self) -> torch.device:
         weight: Tensor = self.weight_ih_l0  # type: ignore[assignment]
         return weight.device
+
+    def _chosen(self) -> str:
+        """Returns the implementation; "auto" is the reference inside torch.func and torch.export.
+
+        It supports the transforms of the one, and gives the other a graph of PyTorch's own operators.
+        """
+        if self.implementation != "auto" or not _is_transformed():
+            return self.implementation
+        return "reference"
 
     def _stack(self) -> LayerStack:
         """Returns the layers with their weights."""
@@ -244,3 +253,10 @@ class RecurrentModule(nn.RNNBase):
 def _by_layer(states: States | None) -> State | None:
     """Returns states (D L, B, H) as a tuple per layer and direction."""
     return None if states is None else tuple(zip(*states, strict=True))
+
+
+def _is_transformed() -> bool:
+    """Returns True inside torch.export or a transform of torch.func."""
+    if torch.compiler.is_compiling():
+        return torch.compiler.is_exporting()
+    return torch._C._functorch.peek_interpreter_stack() is not None

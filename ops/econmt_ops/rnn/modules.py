@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn.modules import rnn as torch_rnn
 
 from econmt_ops.core.dropout import Seed
 from econmt_ops.core.shapes import kind_of
@@ -43,9 +44,9 @@ class LSTM(RecurrentModule):
         implementation: "auto" or the name of an implementation of `econmt_ops.lstm`.
     """
 
-    get_expected_cell_size = nn.LSTM.get_expected_cell_size
-    check_forward_args: Any = nn.LSTM.check_forward_args
-    permute_hidden: Any = nn.LSTM.permute_hidden
+    get_expected_cell_size = torch_rnn.LSTM.get_expected_cell_size
+    check_forward_args: Any = torch_rnn.LSTM.check_forward_args
+    permute_hidden: Any = torch_rnn.LSTM.permute_hidden
 
     def __init__(
         self,
@@ -117,7 +118,7 @@ class LSTM(RecurrentModule):
         is_torchs = lengths is None and resets is None and dropout_seed is None
         if self.proj_size and is_torchs and not (self.residual or self.variational):
             self._refuse_vmap(input, hx)
-            by_torch: Any = nn.LSTM.forward
+            by_torch: Any = torch_rnn.LSTM.forward
             return by_torch(self, input, hx)  # type: ignore[no-any-return]
         return super().forward(input, hx, lengths=lengths, resets=resets, dropout_seed=dropout_seed)
 
@@ -138,15 +139,18 @@ class LSTM(RecurrentModule):
             for layer in range(self.num_layers)
         )
         if self.proj_size:
-            return LayerStack(projected_lstm, weights, self.implementation)
-        return LayerStack(lstm, weights, self.implementation, _both_ways)
+            return LayerStack(projected_lstm, weights, self._chosen())
+        return LayerStack(lstm, weights, self._chosen(), _both_ways)
 
     def _weights(self, layer: int, reverse: bool = False) -> Any:
         """Returns the weights of one layer in one direction, with both biases if there are any."""
         if self.proj_size:
             projection: Tensor = getattr(self, "weight_hr" + self._suffixes(layer)[int(reverse)])
             return ProjectedLSTMWeights(*self.layer_weights(layer, reverse), projection)
-        return split_weights(self._parameters, layer, reverse) or self.layer_weights(layer, reverse)
+        split = None
+        if not torch.compiler.is_compiling():  # which only the plans of eager calls profit from
+            split = split_weights(self._parameters, layer, reverse)
+        return split or self.layer_weights(layer, reverse)
 
     def _states(self, hx: Any) -> States:
         if not isinstance(hx, (tuple, list)) or len(hx) != 2:
@@ -220,7 +224,7 @@ class GRU(RecurrentModule):
             tuple(self.layer_weights(layer, bool(reverse)) for reverse in directions)
             for layer in range(self.num_layers)
         )
-        return LayerStack(OPS["gru"], weights, self.implementation)
+        return LayerStack(OPS["gru"], weights, self._chosen())
 
     def _states(self, hx: Any) -> States:
         if not isinstance(hx, Tensor):

@@ -17,21 +17,25 @@ class UnpackedBatch:
 
     Args:
         packed: Packed sequence with data (N, I).
+        batch: B if it is known, so that torch.compile need not read it from the batch sizes.
 
     Attributes:
         inputs: Padded batch, (B, T, I), zero past a row's length. Time comes first in memory.
         lengths: Lengths of the rows, (B,) int64 on the CPU.
     """
 
-    def __init__(self, packed: PackedSequence) -> None:
+    def __init__(self, packed: PackedSequence, batch: int | None = None) -> None:
         self._packed = packed
-        sizes = packed.batch_sizes
-        steps, batch = len(sizes), int(sizes[0])
-        present = torch.arange(batch) < sizes.unsqueeze(1)
-        self.lengths = present.sum(0)
-        self._places = present.flatten().nonzero().squeeze(1).to(packed.data.device, non_blocking=True)
-        padded = packed.data.new_zeros(steps * batch, packed.data.shape[1])
-        padded = padded.index_copy(0, self._places, packed.data)
+        data, sizes, order, _ = packed
+        if batch is None:
+            batch = int(sizes[0]) if order is None else len(order)
+        steps, ends = len(sizes), sizes.cumsum(0)
+        self.lengths = (sizes.unsqueeze(1) > torch.arange(batch)).sum(0)
+        number = torch.arange(len(data))
+        step = torch.searchsorted(ends, number, right=True)
+        places = step * batch + number - (ends - sizes)[step]
+        self._places = places.to(data.device, non_blocking=True)
+        padded = data.new_zeros(steps * batch, data.shape[1]).index_copy(0, self._places, data)
         self.inputs = padded.view(steps, batch, -1).transpose(0, 1)
 
     def pack(self, outputs: Tensor) -> PackedSequence:
