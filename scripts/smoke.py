@@ -192,8 +192,9 @@ EXTRAS = {
         assert py3langid.classify("this is a sentence of the english language")[0] == "en"
     """,
     "sentence_splitter": """
-        from econmt.decoding.paragraphs import sentence_splitter
-        assert sentence_splitter("en")("A dog runs. It barks.") == ["A dog runs.", "It barks."]
+        import sentence_splitter
+        from econmt.decoding.sentences import splitter_for
+        assert splitter_for("en")("A dog runs. It barks.") == [(0, 11), (12, 21)]
     """,
     "huggingface_hub": """
         import huggingface_hub, econmt.cli.model_card

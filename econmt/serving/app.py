@@ -25,7 +25,6 @@ from econmt.decoding.translation import EMPTY, Translation
 from econmt.errors import EconmtError
 from econmt.serving import answers, queries
 from econmt.serving.access import Keys, Rates
-from econmt.serving.markup import MarkupText
 from econmt.serving.metrics import Metrics
 from econmt.serving.models import Answer, Served, TranslationJob
 from econmt.serving.scheduler import Job, Scheduler
@@ -40,7 +39,7 @@ _ADDRESS_CHARACTERS = 64
 """Characters kept of a client's address, which may be any text of a proxy."""
 _LEFT = 499
 """Status in the metrics of a request whose client left before its answer, as in nginx."""
-_KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+_MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -203,24 +202,28 @@ class Service:
         if nbest > beam:
             most = f"at most {beam - 1}, the beam keeps {beam} hypotheses"
             raise Refused(400, f"alternatives {body.alternatives}: {most}")
-        texts = queries.texts_of(body, self._settings.most_characters)
-        lines = [line for text in texts for line in text.lines]
-        futures = self._submit(served, lines, TranslationJob(nbest, body.details))
+        texts = queries.texts_of(body, self._settings.most_characters, served.division)
+        lines = [line for text in texts for line in text.sentences]
+        needs_attention = [
+            body.details or bool(each.marks) for text in texts for each in text.passage.sentences
+        ]
+        tasks = [TranslationJob(nbest, attention) for attention in needs_attention]
+        futures = self._submit(served, lines, tasks)
         if body.stream:
-            stream, kind = self._streamed(lines, futures, body, begun), "application/x-ndjson"
+            stream, kind = self._streamed(texts, futures, body, begun), "application/x-ndjson"
             return StreamingResponse(stream, media_type=kind, headers=answers.SAFE_HEADERS)
         translated = await _unless_left(request, futures)
         return answers.JsonResponse(_translations(texts, translated, body, served, begun))
 
     def _submit(
-        self, served: Served, lines: Sequence[requests.Request], task: TranslationJob
+        self, served: Served, lines: Sequence[requests.Request], tasks: Sequence[TranslationJob]
     ) -> list[asyncio.Future[Answer]]:
         """Queues lines; returns a future for each, which is done at once for a blank line."""
         assert self._scheduler is not None
         futures: list[asyncio.Future[Answer]] = []
         jobs: list[Job] = []
-        for number, line in enumerate(lines):
-            tokens = served.loaded.tokens(line.text, f"line {number + 1}")
+        for number, (line, task) in enumerate(zip(lines, tasks, strict=True)):
+            tokens = served.loaded.tokens(line.text, f"sentence {number + 1}")
             if tokens and line.text.strip():
                 constrained = task._replace(constrained=not line.is_plain)
                 jobs.append(Job(served, line, constrained, tokens, len(jobs)))
@@ -233,17 +236,22 @@ class Service:
 
     async def _streamed(
         self,
-        lines: Sequence[requests.Request],
+        texts: Sequence[queries.Text],
         futures: Sequence[asyncio.Future[Answer]],
         body: queries.TranslateBody,
         begun: float,
     ) -> AsyncIterator[str]:
         """Yields a line of JSON for each sentence, in order, as soon as it is translated."""
+        waiting = iter(futures)
         try:
-            for number, (line, future) in enumerate(zip(lines, futures, strict=True)):
-                translation = await future
-                assert isinstance(translation, Translation)
-                yield json_text({"line": number, **_streamed_fields(translation, line, body)}) + "\n"
+            line = 0
+            for text in texts:
+                for number, request, future in zip(text.passage.lines, text.sentences, waiting, strict=False):
+                    translation = await future
+                    assert isinstance(translation, Translation)
+                    fields = _streamed_fields(translation, request, body)
+                    yield json_text({"line": line + number, **fields}) + "\n"
+                line += text.passage.line_count
             yield json_text({"done": True, "milliseconds": _milliseconds(begun)}) + "\n"
         except EconmtError as error:
             yield json_text(answers.complaint(error)) + "\n"
@@ -255,7 +263,7 @@ class Service:
         body = await self._read(request, queries.WordsBody)
         served = self._model(body.source, body.target)
         line = queries.word_request(body, self._settings.most_characters)
-        futures = self._submit(served, [line], TranslationJob(words=body.alternatives))
+        futures = self._submit(served, [line], [TranslationJob(words=body.alternatives)])
         (answer,) = await _unless_left(request, futures)
         following = answer if isinstance(answer, list) else []  # a blank sentence has an empty translation
         content = {"alternatives": answers.words(following), "milliseconds": _milliseconds(begun)}
@@ -299,14 +307,15 @@ class Service:
 def _pages() -> dict[tuple[str, str], Endpoint]:
     """Returns the endpoints of the page's files, which are read once."""
     files = resources.files("econmt.serving").joinpath("page").iterdir()
-    named = {"/" if file.name == "index.html" else f"/{file.name}": file for file in files}
+    named = {
+        {"index.html": "/", "docs.html": "/docs"}.get(file.name, f"/{file.name}"): file for file in files
+    }
     return {("GET", path): _page(file.name, file.read_bytes()) for path, file in named.items()}
 
 
 def _page(name: str, content: bytes) -> Endpoint:
     async def page(_: Request) -> Response:
-        kind = _KINDS[Path(name).suffix]
-        return Response(content, media_type=kind, headers=answers.SAFE_HEADERS)
+        return Response(content, media_type=_MEDIA_TYPES[Path(name).suffix], headers=answers.SAFE_HEADERS)
 
     return page
 
@@ -371,7 +380,7 @@ def _streamed_fields(
 
 
 def _translations(
-    texts: Sequence[MarkupText],
+    texts: Sequence[queries.Text],
     found: Sequence[Answer],
     body: queries.TranslateBody,
     served: Served,
@@ -384,13 +393,24 @@ def _translations(
     rest = iter(translations)
     written, others, details = [], [], []
     for text in texts:
-        sentences = [next(rest) for _ in text.lines]
-        written.append(text.written([each.text for each in sentences]))
+        sentences = [next(rest) for _ in text.sentences]
+        written.append(text.passage.written(sentences))
         ranks = range(1, max((len(each.hypotheses) for each in sentences), default=0))
-        others.append([text.written([_ranked(each, rank) for each in sentences]) for rank in ranks])
+        others.append([text.passage.written(sentences, rank) for rank in ranks])
         if body.details:
-            pairs = zip(sentences, text.lines, strict=True)
-            details.append([answers.sentence(each, line.passed) for each, line in pairs])
+            details.append(
+                [
+                    {
+                        "line": line,
+                        "before": before,
+                        "source": request.text,
+                        **answers.sentence(each, request.passed),
+                    }
+                    for each, request, line, before in zip(
+                        sentences, text.sentences, text.passage.lines, text.passage.gaps, strict=False
+                    )
+                ]
+            )
     content: dict[str, Any] = {"translatedText": written}
     if body.alternatives:
         content["alternatives"] = others
@@ -401,12 +421,6 @@ def _translations(
     if not isinstance(body.q, list):
         content = {name: values[0] for name, values in content.items()}
     return {**content, "milliseconds": _milliseconds(begun)} if body.details else content
-
-
-def _ranked(translation: Translation, rank: int) -> str:
-    """Returns the text of a hypothesis by its rank from 0; the last one if there are fewer."""
-    hypotheses = translation.hypotheses
-    return hypotheses[min(rank, len(hypotheses) - 1)].text if hypotheses else ""
 
 
 async def _http_error(_: Request, error: Exception) -> Response:

@@ -6,7 +6,7 @@ The fields are those of LibreTranslate and of ``econmt translate --json-input``.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 from urllib.parse import parse_qsl
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -17,8 +17,9 @@ from econmt.config.yaml_reader import complaints, shortened
 from econmt.data.text.subwords import normalized
 from econmt.decoding.constraints.glossary import Glossary
 from econmt.decoding.constraints.phrases import units
+from econmt.decoding.markup_reader import html_passage
+from econmt.decoding.passages import Passage, TextDivision, plain_passage
 from econmt.decoding.requests import Request, check_request, request_of
-from econmt.serving.markup import MarkupText, html_text, plain_text
 from econmt.serving.settings import Refused
 
 Phrases = Annotated[list[str], Field(max_length=limits.PHRASES)]
@@ -65,6 +66,13 @@ class DetectBody(_Body):
     q: str
 
 
+class Text(NamedTuple):
+    """A text of a request, and the request of each of its sentences."""
+
+    passage: Passage
+    sentences: list[Request]
+
+
 BodyType = TypeVar("BodyType", bound=_Body)
 
 
@@ -105,7 +113,7 @@ def _form(content: bytes) -> dict[str, Any]:
     return tree
 
 
-def texts_of(body: TranslateBody, most_characters: int) -> list[MarkupText]:
+def texts_of(body: TranslateBody, most_characters: int, how: TextDivision) -> list[Text]:
     """Returns the texts of a request, each divided into sentences with their constraints."""
     check_size(body, most_characters)
     if body.stream and body.format == "html":
@@ -131,11 +139,15 @@ def texts_of(body: TranslateBody, most_characters: int) -> list[MarkupText]:
             avoid=[*request.avoid, *body.avoid] if request.avoid else body.avoid,
             target_prefix=request.target_prefix or body.target_prefix,
         )
-        text = html_text(request) if body.format == "html" else plain_text(request)
-        if len(text.lines) > 1 and (request.constraints or request.target_prefix):
-            problem = f"constraints and target_prefix belong to one sentence; this has {len(text.lines)}"
+        divide = html_passage if body.format == "html" else plain_passage
+        passage = divide(request.text, how)
+        if len(passage.sentences) > 1 and (request.constraints or request.target_prefix):
+            problem = (
+                f"constraints and target_prefix belong to one sentence; this has {len(passage.sentences)}"
+            )
             raise Refused(400, f"{where}: {problem}")
-        texts.append(text._replace(lines=[with_terms(line, glossary) for line in text.lines]))
+        sentences = [request._replace(text=sentence.text) for sentence in passage.sentences]
+        texts.append(Text(passage, [with_terms(sentence, glossary) for sentence in sentences]))
     return texts
 
 
