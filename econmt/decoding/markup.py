@@ -271,7 +271,7 @@ def _arranged(
         if number not in intervals:
             link = bisect_left(links, (mark.first,))
             nearest = links[link][1] if link < len(links) else end
-            # Marks that enclose this place keep their order: an earlier one ends before it, a later one begins after it.
+            # Beside a pair around this place marks keep their order: an earlier one stays before it.
             while (before := bisect_right(starts, nearest) - 1) >= 0:
                 owner = begins[starts[before]]
                 if nearest >= intervals[owner][1]:
