@@ -33,7 +33,7 @@ class TranslatableFile(Protocol):
         """Returns the file with the translations of all sentences."""
 
 
-class TextFile:
+class PageOrText:
     """Plain text or an HTML page in the encoding that it declares, which is UTF-8 otherwise.
 
     Raises:
@@ -74,4 +74,4 @@ def read_file(content: bytes, kind: str, how: TextDivision) -> TranslatableFile:
         raise Refused(
             415, f"content type {kind[:100] or 'none'} is not translated; send one of {', '.join(KINDS)}"
         )
-    return WordDocument(content, how) if kind == WORD else TextFile(content, how, html=kind == "text/html")
+    return WordDocument(content, how) if kind == WORD else PageOrText(content, how, html=kind == "text/html")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shutil
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+import econmt_ops
 from econmt import __version__
 from tests.conftest import ROOT, econmt_environment
 
@@ -80,7 +82,7 @@ def test_holds_every_module_and_recipe_and_nothing_else(wheel: Path) -> None:
     names = held(wheel)
     modules = {file.relative_to(ROOT) for file in (ROOT / "econmt").rglob("*.py")}
     modules |= {file.relative_to(ROOT) for file in (ROOT / "econmt_runtime").rglob("*.py")}
-    modules |= {file.relative_to(ROOT / "ops") for file in (ROOT / "ops").rglob("*.py")}
+    modules |= {file.relative_to(ROOT / "ops") for file in (ROOT / "ops" / "econmt_ops").rglob("*.py")}
     assert {name for name in names if name.endswith(".py")} == {path.as_posix() for path in modules}
     recipes = {f"econmt/_recipes/{file.name}" for file in (ROOT / "recipes").glob("*.yaml")}
     assert len(recipes) >= 6
@@ -101,6 +103,35 @@ def test_holds_every_module_and_recipe_and_nothing_else(wheel: Path) -> None:
         *(".py", ".yaml", ".md", ".typed", ".html", ".css", ".js", ".svg", ".so", ".h", ".cu", ".cuh")
     }
     assert {name for name in names if name.endswith(".h")} == {"econmt_ops/backends/c/kernels.h"}
+
+
+@pytest.mark.slow
+def test_the_operations_are_a_distribution_of_their_own(wheel: Path, tmp_path: Path) -> None:
+    copy_sources(tmp_path / "sources")
+    ops, _ = build(tmp_path / "sources" / "ops", "wheel")
+    assert held(ops) == {name for name in held(wheel) if name.startswith("econmt_ops/")}
+    with zipfile.ZipFile(ops) as archive:
+        name = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        metadata = archive.read(name).decode()
+    assert "\nName: econmt-ops\n" in metadata
+    assert f"\nVersion: {econmt_ops.__version__}\n" in metadata
+    needs = [
+        line for line in metadata.splitlines() if line.startswith("Requires-Dist:") and "extra ==" not in line
+    ]
+    assert needs == ["Requires-Dist: torch>=2.7"]
+    done = python_in(ops, tmp_path, "-c", WHICH)
+    built = shutil.which(COMPILER) is not None
+    assert done.stdout == f"{tmp_path}/site/econmt_ops/backends/c/__init__.py {built}\n"
+
+
+def test_the_operations_import_nothing_but_torch_and_have_the_same_licence() -> None:
+    allowed = {*sys.stdlib_module_names, "torch", "triton", "econmt_ops"}
+    for file in (ROOT / "ops" / "econmt_ops").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            assert {name.partition(".")[0] for name in names} <= allowed, file
+    assert (ROOT / "ops" / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
 
 
 WHICH = "from econmt_ops.backends import c; print(c.__file__, c.is_built())"
@@ -128,7 +159,9 @@ def test_without_a_compiler_the_wheel_is_whole_but_for_the_library(wheel: Path, 
 def test_a_source_distribution_holds_what_the_library_is_built_from(tmp_path: Path) -> None:
     copy_sources(tmp_path)
     with tarfile.open(build(tmp_path, "sdist")[0]) as archive:
-        names = {Path(name).name for name in archive.getnames() if "/econmt_ops/backends/c/" in name}
+        members = archive.getnames()
+    assert any(name.endswith("/ops/setup.py") for name in members)
+    names = {Path(name).name for name in members if "/econmt_ops/backends/c/" in name}
     folder = ROOT / "ops" / "econmt_ops" / "backends" / "c"
     expected = {file.name for file in folder.iterdir() if file.suffix in (".py", ".c", ".h")}
     assert {"kernels.c", "kernels.h", "variant.h"} <= expected

@@ -96,15 +96,13 @@ def _room(added: Tensor, steps: int) -> int:
 def closing(weights: Any) -> Any:
     """Returns the weights of a layer with input columns for the marks of `Segments.prepare`.
 
-    The first column closes the gates i, f and o of an LSTM. In a GRU it closes r and z, and the second one holds the
+    The first column closes the first two gates: i and f of an LSTM, r and z of a GRU. In a GRU the second one holds the
     input bias: without a bias the candidate n of an empty step is 0.
     """
     zeros = torch.zeros_like(weights.bias)
-    closed = zeros.clone().view(3 if isinstance(weights, GRUWeights) else 4, -1)
-    closed[:2].fill_(_CLOSED)
-    closed[3:].fill_(_CLOSED)
-    columns, bias = [closed.flatten(), zeros], weights.bias
-    if isinstance(weights, GRUWeights):
-        columns, bias = [closed.flatten(), weights.bias], zeros
-    columns += [zeros] * (_COLUMNS - 2)
-    return weights._replace(input=torch.cat([weights.input, torch.stack(columns, 1)], 1), bias=bias)
+    is_gru = isinstance(weights, GRUWeights)
+    closed = zeros.clone()
+    closed[: 2 * len(zeros) // (3 if is_gru else 4)] = _CLOSED
+    second, bias = (weights.bias, zeros) if is_gru else (zeros, weights.bias)
+    columns = torch.stack([closed, second, *[zeros] * (_COLUMNS - 2)], 1)
+    return weights._replace(input=torch.cat([weights.input, columns], 1), bias=bias)
