@@ -1,11 +1,11 @@
-"""Checks that HTML pages come back from :mod:`econmt.decoding.markup_reader` with all their text and tags.
+"""Checks that HTML pages come back from econmt.decoding.markup_reader with all their text and tags.
 
     python -m scripts.html_pages FOLDER [--pages 50] [--model runs/mine]
 
-Reads pages of a folder and its subfolders, evenly chosen, and puts "translations" into them: the sentences themselves, and
-their words in reverse order. The standard library's parser, which shares no code with econmt, then has to find the same text
-and the same markup, in the first case in the same order. With ``--model`` each page is also translated; its markup, and
-the text that is not translated, must be complete.
+Reads pages of a folder and its subfolders, evenly chosen, and puts "translations" into them: the sentences themselves,
+and their words in reverse order. The standard library's parser, which shares no code with econmt, then has to find the
+same text and the same markup, in the first case in the same order. With ``--model`` each page is also translated; all
+its markup must be there, and no sentence may be empty.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
 
+import econmt
 from econmt.decoding.markup_reader import html_passage
 from econmt.decoding.passages import Passage, division
 from econmt.decoding.sentences import splitter_for
@@ -38,26 +39,19 @@ class Contents(HTMLParser):
         """The text without any white space, in NFC as models read it."""
         return "".join(unicodedata.normalize("NFC", "".join(self._texts)).split())
 
-    def handle_starttag(self, tag: str, attrs: object) -> None:
+    def handle_starttag(self, tag: str, attrs: object) -> None:  # noqa: ARG002, D102
         self.markup.append(self.get_starttag_text() or tag)
 
-    def handle_endtag(self, tag: str) -> None:
+    def handle_endtag(self, tag: str) -> None:  # noqa: D102
         self.markup.append(f"</{tag}>")
 
-    def handle_data(self, data: str) -> None:
+    def handle_data(self, data: str) -> None:  # noqa: D102
         self._texts.append(data)
 
-    def handle_comment(self, data: str) -> None:
-        self.markup.append(f"<!--{data}-->")
+    def _keep(self, data: str) -> None:
+        self.markup.append(data)
 
-    def handle_decl(self, decl: str) -> None:
-        self.markup.append(f"<!{decl}>")
-
-    def unknown_decl(self, data: str) -> None:
-        self.markup.append(f"<![{data}]>")
-
-    def handle_pi(self, data: str) -> None:
-        self.markup.append(f"<?{data}>")
+    handle_comment = handle_decl = unknown_decl = handle_pi = _keep
 
 
 def reordered(text: str, *, reverse: bool) -> Translation:
@@ -84,7 +78,9 @@ def problems(page: str, passage: Passage) -> list[str]:
             )
         else:
             same = before.characters == after.characters, before.markup == after.markup
-        told += [f"{what} differs {way}" for what, fine in zip(("text", "markup"), same, strict=True) if not fine]
+        told += [
+            f"{what} differs {way}" for what, fine in zip(("text", "markup"), same, strict=True) if not fine
+        ]
     return told
 
 
@@ -98,6 +94,7 @@ def main() -> int:
     files = sorted(file for file in pages if file.suffix in (".htm", ".html") and file.is_file())
     if not files:
         parser.error(f"{arguments.folder}: no HTML page in it")
+    model = None if arguments.model is None else econmt.load(arguments.model)
     how = division(splitter_for("en"), "de")
     failures = sentences = characters = 0
     begun = time.monotonic()
@@ -107,29 +104,24 @@ def main() -> int:
         passage = html_passage(page, how)
         sentences, characters = sentences + len(passage.sentences), characters + len(page)
         told = problems(page, passage)
-        if arguments.model is not None:
-            told += translated(page, passage, arguments.model)
+        if model is not None:
+            told += missing(page, passage, model)
         failures += bool(told)
         for problem in told:
             print(f"{file}: {problem}")
     seconds = time.monotonic() - begun
-    print(f"{len(chosen)} pages, {characters:,} characters, {sentences:,} sentences, {seconds:.1f} s; {failures} failed")
+    read = f"{len(chosen)} pages, {characters:,} characters, {sentences:,} sentences"
+    print(f"{read}, {seconds:.1f} s; {failures} failed")
     return 1 if failures else 0
 
 
-def translated(page: str, passage: Passage, model: Path) -> list[str]:
+def missing(page: str, passage: Passage, model: econmt.api.TrainedModel) -> list[str]:
     """Returns what is missing in a page after a translation by a model."""
-    import econmt
-
-    loaded = _LOADED.setdefault(model, econmt.load(model)) if model not in _LOADED else _LOADED[model]
-    found = loaded.translate([each.text for each in passage.sentences], beam_size=1)
-    after = Contents(passage.written(found))
-    missing = Counter(Contents(page).markup) - Counter(after.markup)
+    found = model.translate([each.text for each in passage.sentences], beam_size=1)
+    lost = Counter(Contents(page).markup) - Counter(Contents(passage.written(found)).markup)
     empty = sum(not each.text for each in found)
-    return [f"missing {tag}" for tag in missing] + ([f"{empty} empty translations"] if empty else [])
+    return [f"missing {tag}" for tag in lost] + ([f"{empty} empty translations"] if empty else [])
 
-
-_LOADED: dict[Path, object] = {}
 
 if __name__ == "__main__":
     sys.exit(main())
