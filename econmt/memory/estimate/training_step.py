@@ -20,7 +20,8 @@ from econmt.memory.estimate.allocator import CachingAllocator
 from econmt.memory.estimate.fake import ON_GPU, REPLACEMENTS, fake_tensors
 from econmt.memory.estimate.shape_cache import ShapeCache
 from econmt.memory.measure.ledger import Ledger, track_step
-from econmt.memory.measure.tracker import BLOCK, Storage, Tracker
+from econmt.memory.measure.storages import BLOCK, Storage
+from econmt.memory.measure.tracker import Tracker
 from econmt.model import Implementations
 from econmt.parallel.simulated_rank import ALONE, Rank, simulated_step
 from econmt.tasks.protocol import Shape, Task

@@ -10,7 +10,7 @@ from string import Template
 
 from econmt.memory.measure.kernels import KernelTimes
 from econmt.memory.measure.ledger import CATEGORIES, LAYERS, Ledger
-from econmt.memory.measure.tracker import PHASES
+from econmt.memory.measure.storages import PHASES
 from econmt.memory.profiling import Profile
 from econmt.memory.report import charts
 from econmt.memory.report.charts import Bar, Part, escape

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from econmt.memory.measure.ledger import CATEGORIES, LAYERS, Moment
-from econmt.memory.measure.tracker import PHASES
+from econmt.memory.measure.storages import PHASES
 from econmt.memory.report import charts
 from econmt.memory.report.charts import Bar, Part, css_class
 from econmt.memory.report.data import downsample
