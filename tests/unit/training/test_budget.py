@@ -16,6 +16,7 @@ from econmt.data.batching.batches import Batch
 from econmt.decoding.translator import Translator
 from econmt.engine.communicator import Communicator
 from econmt.engine.devices import is_out_of_memory
+from econmt.engine.precision import NAMED
 from econmt.errors import InputError, TrainingError
 from econmt.memory.measure.byte_budget import AUTO_SHARE
 from econmt.memory.measure.tracker import Tracker
@@ -502,7 +503,7 @@ def test_a_plan_holds_for_the_same_shapes_and_state_only(make_run: MakeRun, chan
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("_precision", torch.bfloat16),
+        ("_precision", NAMED["bfloat16"]),
         ("_device", torch.device("meta")),
         ("_communicator", SimulatedRank(Rank(0, 2), ParallelSection())),
     ],
