@@ -340,6 +340,7 @@ class TrainedModel:
                 glossary=read_glossary(Path(glossary)) if isinstance(glossary, (str, Path)) else glossary,
                 shortlists=self._shortlists(restrict_lexicon, restrict_lexicon_topk),
                 warn=warn,
+                languages=(self.recipe.pairs.source, self.recipe.pairs.target),
             )
             self._translator = settings, made
         translator = self._translator[1]

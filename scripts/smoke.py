@@ -192,8 +192,9 @@ EXTRAS = {
         assert py3langid.classify("this is a sentence of the english language")[0] == "en"
     """,
     "sentence_splitter": """
-        from econmt.decoding.paragraphs import sentence_splitter
-        assert sentence_splitter("en")("A dog runs. It barks.") == ["A dog runs.", "It barks."]
+        import sentence_splitter
+        from econmt.decoding.sentences import splitter_for
+        assert splitter_for("en")("A dog runs. It barks.") == [(0, 11), (12, 21)]
     """,
     "huggingface_hub": """
         import huggingface_hub, econmt.cli.model_card
@@ -207,7 +208,7 @@ OPS = """
     assert importlib.util.find_spec("econmt") is None
     assert c.is_built() is {library}
     torch.manual_seed(1)
-    layer = econmt_ops.LSTM(4, 3)
+    layer = econmt_ops.LSTM(4, 3, batch_first=True)
     inputs = torch.randn(2, 5, 4, requires_grad=True)
     found = {{}}
     for name in ("reference", "recompute", "auto"):

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import typer
+
 from econmt.cli.option_groups import RecipeKeys, option, recipe_option
 from econmt.cli.options import Computing
 from econmt.config import limits
@@ -33,6 +35,14 @@ class SearchComputing(Computing):
     )
 
 
+RestoreCase = Annotated[
+    bool,
+    typer.Option(
+        help="Translate lines in capitals in lower case, and convert the translation back to capitals."
+    ),
+]
+
+
 @dataclass(frozen=True)
 class HypothesisOptions:
     """Options of a search that are no recipe keys; the names are those of ``econmt.decoding.search.options``."""
@@ -49,9 +59,7 @@ class HypothesisOptions:
         0.5, help="Penalty for a token that an earlier group has chosen at the same position."
     )
     replace_unk: bool = option(False, help="Replace <unk> by the source word with the highest attention.")
-    restore_case: bool = option(
-        False, help="Translate lines in capitals in lower case, and convert the translation back to capitals."
-    )
+    restore_case: RestoreCase = False
     markup: bool = option(
         False,
         help="Remove tags and placeholders before translating, and insert them into the translation by its "
@@ -95,8 +103,8 @@ class LineBatches:
 
 
 @dataclass(frozen=True)
-class WordRules:
-    """Words and phrases that translations must contain or must not contain."""
+class WordLists:
+    """Files of words and phrases that translations must contain or must not contain."""
 
     avoid_list: Path | None = option(
         None, help="Text file of phrases, one a line, that no translation may contain."
@@ -105,6 +113,12 @@ class WordRules:
         None,
         help="Text file of terms, one a line: source phrase, tab, and the target phrase that must translate it.",
     )
+
+
+@dataclass(frozen=True)
+class WordRules(WordLists):
+    """Rules for the words of translations."""
+
     restrict_lexicon: Path | None = option(
         None, help="Lexicon file of econmt lexicon; restricts the output vocabulary, which is faster."
     )

@@ -15,11 +15,12 @@ from econmt.api import TrainedModel
 from econmt.checkpoint.folder import ModelFolder
 from econmt.cli.computing import load_models
 from econmt.cli.option_groups import option, recipe_option
-from econmt.cli.search_options import SearchComputing
+from econmt.cli.search_options import RestoreCase, SearchComputing, WordLists
 from econmt.config import limits
 from econmt.config.recipe import read_recipe
 from econmt.config.yaml_reader import shortened
 from econmt.data.files import notice
+from econmt.decoding.constraints.glossary import read_avoid_list, read_glossary
 from econmt.engine.devices import resolve_device
 from econmt.engine.precision import LEAST_SIZE, int8_pays
 from econmt.errors import InputError
@@ -56,6 +57,12 @@ class RequestLimits:
         min=1,
         max=limits.LINE_BYTES,
     )
+    max_file_characters: int = option(
+        _DEFAULTS.most_file_characters,
+        help="Maximum number of characters in the text of a file.",
+        min=1,
+        max=limits.LINE_BYTES,
+    )
     max_waiting: int = option(
         _DEFAULTS.most_waiting, help="Maximum number of waiting sentences.", min=1, max=limits.LINES
     )
@@ -77,6 +84,28 @@ class RequestLimits:
             self.max_characters,
             self.max_waiting,
             self.requests_per_minute,
+            most_file_characters=self.max_file_characters,
+        )
+
+
+@dataclass(frozen=True)
+class ServedText(WordLists):
+    """Treatment of the text of all requests."""
+
+    split_sentences: bool = option(
+        True,
+        "--split-sentences/--no-split-sentences",
+        help="Split lines into sentences, which are translated one by one.",
+    )
+    restore_case: RestoreCase = False
+
+    def added_to(self, settings: Settings) -> Settings:
+        """Returns settings of a server with these."""
+        return settings._replace(
+            split_sentences=self.split_sentences,
+            restore_case=self.restore_case,
+            avoid=() if self.avoid_list is None else read_avoid_list(self.avoid_list),
+            glossary=None if self.glossary is None else read_glossary(self.glossary),
         )
 
 
@@ -92,6 +121,7 @@ def serve(
     host: str = option("127.0.0.1", help="Address to listen on; the default is this machine alone."),
     port: int = option(5000, help="Port; 0: any free port.", min=0, max=65_535),
     api_keys: Path | None = option(None, help="File of API keys, one a line; requests need one of them."),
+    text: ServedText,
     requests: RequestLimits,
     forwarded_allow_ips: str = option(
         "",
@@ -129,7 +159,7 @@ def serve(
         in_int8 = prefers_int8 and not _is_tiny(folders)
         return load_models(folders, replace(computing, precision="int8") if in_int8 else computing)
 
-    settings = requests.settings
+    settings = text.added_to(requests.settings)
     keys = Keys() if api_keys is None else read_keys(api_keys)
     proxies = _proxies(forwarded_allow_ips)
     with bind(host, port) as bound:

@@ -26,8 +26,8 @@ from econmt.data.files import notice
 from econmt.decoding.attention_picture import draw_attention, missing_note
 from econmt.decoding.constraints.glossary import read_avoid_list
 from econmt.decoding.formats import OutputType, format_nbest, format_translation
-from econmt.decoding.paragraphs import ParagraphTranslator, sentence_splitter
 from econmt.decoding.requests import Request, read_request
+from econmt.decoding.sentences import Splitter, splitter_for
 from econmt.decoding.streams import STANDARD_INPUT, LineOutput, standard_input
 from econmt.decoding.translation import Translation
 from econmt.decoding.translator import Translator
@@ -104,6 +104,7 @@ def translate(
             **search,
             **asdict(hypotheses),
             "ensemble_mode": model.ensemble_mode,
+            "split_sentences": text.split_sentences,
             "attention": attention,
             "sample": sampling.top_k if sampling.sample else None,
             "temperature": sampling.temperature,
@@ -119,10 +120,8 @@ def translate(
     data = loaded.recipe.pairs
     factors = FactorFiles(text.input_factors, data.source_factors, json_input=text.json_input)
     translator.factor_files = factors.names
-    of_lines: Translator | ParagraphTranslator = translator
-    if text.split_sentences:
-        of_lines = ParagraphTranslator(translator, sentence_splitter(data.source), data.target)
-    _run(of_lines, translator, text, factors, output, lines_out)
+    several = SeveralSentences(splitter_for(data.source)) if not text.split_sentences else None
+    _run(translator, text, factors, output, lines_out, several)
 
 
 def _check_options(
@@ -162,28 +161,54 @@ def _requests(lines: Sequence[str], first: int, where: str) -> list[Request]:
     ]
 
 
+class SeveralSentences:
+    """Count of the lines that have several sentences, of which a model may translate only the first."""
+
+    def __init__(self, split: Splitter) -> None:
+        self._split = split
+        self._count, self._first = 0, 0
+
+    def count(self, requests: Sequence[Request], first: int) -> None:
+        """Looks through lines, numbered from ``first``."""
+        for number, request in enumerate(requests, first):
+            if len(self._split(request.text)) > 1:
+                self._count += 1
+                self._first = self._first or number
+
+    def warn(self, where: str) -> None:
+        """Warns if there are any."""
+        if self._count:
+            lines = "1 line has" if self._count == 1 else f"{self._count:,} lines have"
+            _warn(
+                f"{where}:{self._first}: {lines} several sentences, this one first; parts may be missing in the "
+                "translation. --split-sentences translates them one by one"
+            )
+
+
 def _run(
-    translator: Translator | ParagraphTranslator,
-    searcher: Translator,
+    translator: Translator,
     text: TextInput,
     factors: FactorFiles,
     output: TranslationOutput,
     lines_out: LineOutput,
+    several: SeveralSentences | None,
 ) -> None:
-    """Translates the input and writes the output; finally reports the speed and the searches of ``searcher``."""
+    """Translates the input and writes the output; finally reports the speed, the searches and doubtful lines."""
     where = STANDARD_INPUT if text.input_file is None else str(text.input_file)
     if text.input_file is None and os.isatty(standard_input()):
         notice("reading from the terminal: one sentence per line, Ctrl-D ends")
     start, lines, tokens = time.monotonic(), 0, 0
     picture = output.attention_picture
-    listed = searcher.options.nbest_size > 1 and output.output_type not in ("json", "attention")
+    listed = translator.options.nbest_size > 1 and output.output_type not in ("json", "attention")
     with counting_lines("translating", text.input_file, "lines", lines_out) as done, lines_out as write:
-        for chunk in line_chunks(text.input_file, searcher.options.chunk_size):
+        for chunk in line_chunks(text.input_file, translator.options.chunk_size):
             if text.json_input:
                 requests = _requests(chunk, lines + 1, where)
             else:
                 requests = [Request(line) for line in chunk]
             requests = factors.add_to(requests, where)
+            if several is not None:
+                several.count(requests, lines + 1)
             translations = translator.translate_chunk(requests, lines + 1, where, done)
             if listed:
                 numbered = enumerate(translations, lines)
@@ -199,10 +224,12 @@ def _run(
             lines += len(chunk)
             tokens += sum(len(translation.tokens) + 1 for translation in translations)
         factors.finish(where)
+    if several is not None:
+        several.warn(where)
     seconds = time.monotonic() - start
     notice(
         f"{lines} lines, {tokens} target tokens in {seconds:.1f} s ({tokens / max(seconds, 1e-9):.0f} tokens/s)"
-        + "".join(f"; search in {name}" for name in sorted(searcher.searches))
+        + "".join(f"; search in {name}" for name in sorted(translator.searches))
     )
 
 

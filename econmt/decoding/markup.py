@@ -1,43 +1,32 @@
-"""Removes tags and placeholders from a line before translation and inserts them into the translation by alignment.
+"""Insertion of tags and placeholders, which were removed from a sentence before translation, by alignment.
 
 A pair of tags encloses words; in the translation it encloses the consecutive words that are aligned best with them:
 a word aligned with enclosed words counts for them, a word aligned with others against. Tags inside another tag stay
 inside it and neighbours do not overlap, so that nesting is kept. Each tag occurs once in the translation. Everything
 else, as placeholders, is inserted before the words that follow it.
 
-Punctuation at the ends of words is separate: ``<b>dog</b>.`` leaves the full stop outside.
+Punctuation at the ends of words is separate: ``<b>dog</b>.`` leaves the full stop outside. A pair around a whole
+sentence encloses the whole translation.
 """
 
 from __future__ import annotations
 
 import re
-import unicodedata
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, pairwise
-from typing import NamedTuple
+from html import escape
+from typing import Literal, NamedTuple
 
-from econmt.data.text.subwords import BLANKS
-
-_TAG = re.compile(
-    r"<!--.{0,1000}?-->"
-    r"|<(?P<close>/?)(?P<name>[A-Za-z][\w:.-]*|\d+)"
-    r"""(?:\s(?:[^<>"']|"[^"]{0,1000}"|'[^']{0,1000}')*?|\s[^<>]*?)?(?P<alone>/?)>"""
-    r"|\$?\{\{?[\w.:-]*\}?\}"
-    r"|%\(\w+\)[sdf]|%(?:\d+\$)?[sdf](?!\w)"
-)
-_ALONE = {"br", "hr", "img", "wbr"}
-"""HTML elements without an end tag."""
 _DEEPEST = 100
 """Maximum nesting depth of tags; deeper ones are treated as single."""
+_FEW_SIGNS = 8
 _WORD = re.compile("[^ ]+")
-_BLANK = re.compile(f"[{BLANKS}]")
 _LETTER = re.compile(r"\w")
 
 
 class Unit(NamedTuple):
-    """Letters of a word, or the punctuation before or after them.
+    """Letters of a word, or a sign of the punctuation before or after them.
 
     Attributes:
         text: its characters, never empty. word: index of its word.
@@ -75,19 +64,51 @@ class Mark:
     inner: list[Mark] = field(default_factory=list)
 
 
-class Marked(NamedTuple):
-    """Line without its marks, and the marks as a tree.
+class Tag(NamedTuple):
+    """A tag or placeholder as it is written in a text.
 
     Attributes:
-        line: the line with its marks. text: the line without them. units: units of the text.
-        marks: top level of the tree. words: for each word of the text, the words of the line that it is part of.
+        text: its characters. name: name of its element; empty for placeholders and comments.
+        kind: "open" and "close" if it may be one of a pair.
+        glued: True if there is no blank: before it, after it.
+        at: index in the text without tags of the character that follows it.
     """
 
-    line: str
     text: str
-    units: list[Unit]
-    marks: list[Mark]
-    words: dict[int, list[int]]
+    name: str = ""
+    kind: Literal["open", "close", "alone"] = "alone"
+    glued: tuple[bool, bool] = (False, False)
+    at: int = 0
+
+
+class Marked(NamedTuple):
+    """Sentence without its marks, and the marks as a tree.
+
+    Attributes:
+        text: the sentence without marks. units: units of the text; none if there are no marks.
+        marks: top level of the tree.
+        words: for each word of the text, the words of the line that it is part of.
+        escaped: True if special characters of HTML are escaped in the translation.
+    """
+
+    text: str
+    units: Sequence[Unit] = ()
+    marks: Sequence[Mark] = ()
+    words: Sequence[Sequence[int]] = ()
+    escaped: bool = False
+
+
+def marked(text: str, tags: Sequence[Tag], words: Sequence[Sequence[int]], *, escaped: bool) -> Marked:
+    """Makes a sentence from its text without tags, in which blanks are single characters, and its tags in order."""
+    if not tags:
+        return Marked(" ".join(text.split()) if escaped else text, words=words, escaped=escaped)
+    text_units = units(text)
+    return Marked(" ".join(text.split()), text_units, _tree(tags, text_units), words, escaped)
+
+
+def _signs(text: str) -> Sequence[str]:
+    """Returns punctuation sign by sign, so that marks may stand in between; a long row of signs is one."""
+    return text if len(text) <= _FEW_SIGNS else [text]
 
 
 def units(text: str) -> list[Unit]:
@@ -97,76 +118,39 @@ def units(text: str) -> list[Unit]:
         word, start = match[0], match.start()
         begin, end = _LETTER.search(word), _LETTER.search(word[::-1])
         first, last = begin.start() if begin else 0, len(word) - (end.start() if end else 0)
-        for part in filter(None, (word[:first], word[first:last], word[last:])):
+        before, behind = word[:first], word[last:]
+        pieces = [*_signs(before), word[first:last] if begin else "", *_signs(behind if begin else word)]
+        for part in filter(None, pieces):
             parts.append(Unit(part, number, start, start > match.start()))
             start += len(part)
     return parts
 
 
-class _TagMatch(NamedTuple):
-    """Match in a line: its position in the text, and True if there is no blank before it, and after it."""
-
-    match: re.Match[str]
-    at: int
-    glued: tuple[bool, bool]
-
-
-def take_out(line: str) -> Marked:
-    """Separates a line into its marks and the text to translate."""
-    line = _BLANK.sub(" ", unicodedata.normalize("NFC", line))
-    text, end, matches = "", 0, list[_TagMatch]()
-    kept: list[int] = []
-    """Position in the line of each character of the text."""
-    for match in _TAG.finditer(line):
-        text += line[end : match.start()]
-        kept += range(end, match.start())
-        before, behind = line[max(match.start() - 1, 0) : match.start()], line[match.end() : match.end() + 1]
-        alone = not match["name"] or match["alone"] or match["name"].lower() in _ALONE
-        if alone and text[-1:].isalnum() and behind.isalnum():
-            text += " "
-            kept.append(match.start())
-        matches.append(_TagMatch(match, len(text), (before not in ("", " "), behind not in ("", " "))))
-        end = match.end()
-    if not matches:
-        return Marked(line, line, [], [], {})
-    text += line[end:]
-    kept += range(end, len(line))
-    numbers = list(accumulate((one == " " != other for one, other in pairwise(line.lstrip(" "))), initial=0))
-    shift = len(line) - len(numbers)
-    words = {
-        number: sorted({numbers[at - shift] for at in kept[word.start() : word.end()]})
-        for number, word in enumerate(_WORD.finditer(text))
-    }
-    text_units = units(text)
-    return Marked(line, text.strip(), text_units, _tree(matches, text_units), words)
-
-
-def _tree(matches: Sequence[_TagMatch], text_units: Sequence[Unit]) -> list[Mark]:
+def _tree(tags: Sequence[Tag], text_units: Sequence[Unit]) -> list[Mark]:
     """Returns marks as a tree; an opening without a closing tag, or the reverse, is single."""
     top: list[Mark] = []
     open_tags: list[tuple[str, Mark, list[Mark]]] = []
     level = top
     starts = [unit.start for unit in text_units]
     ends = [unit.start + len(unit.text) for unit in text_units]
-    for match, at, glued in matches:
+    for tag in tags:
         # A mark that begins or ends inside a word encloses the whole word.
-        first, last = bisect_right(ends, at), bisect_left(starts, at)
-        names = [name for name, _, _ in open_tags]
-        if match["close"] and match["name"] in names:
+        first, last = bisect_right(ends, tag.at), bisect_left(starts, tag.at)
+        if tag.kind == "close" and tag.name in (name for name, _, _ in open_tags):
             while True:
                 name, mark, outer = open_tags.pop()
-                if name == match["name"]:
+                if name == tag.name:
                     break
                 outer.extend(mark.inner)  # never closed, so later marks are not inside it
                 mark.inner = []
-            mark.end, mark.last = match[0], last
-            mark.glued = (*mark.glued[:2], *glued)
+            mark.end, mark.last = tag.text, last
+            mark.glued = (*mark.glued[:2], *tag.glued)
             level = outer
             continue
-        mark = Mark(match[0], first, first, glued=(*glued, False, False))
+        mark = Mark(tag.text, first, first, glued=(*tag.glued, False, False))
         level.append(mark)
-        if match["name"] and not match["close"] and not match["alone"] and len(open_tags) < _DEEPEST:
-            open_tags.append((match["name"], mark, level))
+        if tag.kind == "open" and len(open_tags) < _DEEPEST:
+            open_tags.append((tag.name, mark, level))
             level = mark.inner
     while open_tags:
         _, mark, outer = open_tags.pop()
@@ -175,47 +159,54 @@ def _tree(matches: Sequence[_TagMatch], text_units: Sequence[Unit]) -> list[Mark
     return top
 
 
+def _places(text_units: Sequence[Unit]) -> dict[int, dict[str, list[int]]]:
+    """Returns for each word the indices of its units: of its letters, under an empty key, and of each sign."""
+    places: dict[int, dict[str, list[int]]] = {}
+    for index, unit in enumerate(text_units):
+        kind = "" if unit.has_letters else unit.text
+        places.setdefault(unit.word, {}).setdefault(kind, []).append(index)
+    return places
+
+
 def put_back(
-    marked: Marked, translation: str, alignment: Sequence[tuple[int, int]]
+    source: Marked, translation: str, alignment: Sequence[tuple[int, int]]
 ) -> tuple[str, list[tuple[int, int]]]:
-    """Inserts the marks of a line into its translation; returns it with its alignment to the line with marks.
+    """Inserts the marks of a sentence into its translation; returns it with its alignment to the line with marks.
 
     ``alignment`` has pairs of source and target word; see :func:`econmt.decoding.alignment.hard_alignment`.
     """
-    if not marked.marks:
-        return translation, list(alignment)
+    if not source.marks:
+        pairs = [(word, made) for seen, made in alignment for word in _at(source.words, seen)]
+        return escape(translation, quote=False) if source.escaped else translation, pairs
     target = units(translation)
-    by_word: dict[int, list[int]] = {}
-    for index, unit in enumerate(marked.units):
-        by_word.setdefault(unit.word, []).append(index)
-    words: dict[int, list[int]] = {}
-    for source, made in alignment:
-        words.setdefault(made, []).append(source)
-    sources = [
-        {
-            index
-            for word in words.get(unit.word, ())
-            for index in by_word.get(word, ())
-            if (unit.has_letters and marked.units[index].has_letters) or marked.units[index].text == unit.text
-        }
-        for unit in target
-    ]
-    pieces = list(_arranged(marked.marks, target, sources, 0, len(target)))
+    sources: list[set[int]] = [set() for _ in target]
+    places, made_places = _places(source.units), _places(target)
+    for seen, made in alignment:
+        # Letters belong to letters, and each sign to the same one, in order.
+        for kind, indices in made_places.get(made, {}).items():
+            for at, index in zip(indices, places.get(seen, {}).get(kind, ()), strict=False):
+                sources[at].add(index)
+    pieces = list(_arranged(source.marks, target, sources, (0, len(target)), (0, len(source.units))))
     text, last, new_words = "", 0, dict[int, set[int]]()
     for piece, glued, _, word in pieces:
         if text and not glued:
             text, last = f"{text} ", last + 1
-        text += piece
+        text += escape(piece, quote=False) if source.escaped and word is not None else piece
         if word is not None:
             new_words.setdefault(word, set()).add(last)
         last += len(_WORD.findall(piece)) - 1
     renumbered = {
-        (source, made)
+        (number, made)
         for seen, word in alignment  # vocabularies may define blanks differently
-        for source in marked.words.get(seen, ())
+        for number in _at(source.words, seen)
         for made in new_words.get(word, ())
     }
     return text, sorted(renumbered, key=lambda pair: pair[::-1])
+
+
+def _at(words: Sequence[Sequence[int]], number: int) -> Sequence[int]:
+    """Returns the words of a line that a word is part of; none if the vocabulary defines words differently."""
+    return words[number] if number < len(words) else ()
 
 
 def _interval(
@@ -250,28 +241,46 @@ _Piece = tuple[str, bool, bool, int | None]
 
 
 def _arranged(
-    marks: Sequence[Mark], target: Sequence[Unit], sources: Sequence[set[int]], begin: int, end: int
+    marks: Sequence[Mark],
+    target: Sequence[Unit],
+    sources: Sequence[set[int]],
+    span: tuple[int, int],
+    enclosed: tuple[int, int],
 ) -> Iterator[_Piece]:
-    """Yields the pieces of the target units from ``begin`` to ``end`` with the marks among them."""
+    """Yields the pieces of the target units within ``span`` with the marks among them.
+
+    ``enclosed`` is the span of the source's units that they translate: a mark around all of these encloses all of
+    them, punctuation included.
+    """
+    begin, end = span
     links = sorted((index, at) for at in range(begin, end) for index in sources[at]) if marks else []
     taken: set[int] = set()
     intervals: dict[int, tuple[int, int]] = {}
     for number, mark in enumerate(marks):
-        interval = _interval(mark, sources, links, taken) if mark.end else None
+        if mark.end and (mark.first, mark.last) == enclosed and begin < end and not taken:
+            interval: tuple[int, int] | None = span
+        else:
+            interval = _interval(mark, sources, links, taken) if mark.end else None
         if interval is not None:
             intervals[number] = interval
             taken.update(range(*interval))
-    spans = sorted(intervals.values())
+    begins = {interval[0]: number for number, interval in intervals.items()}
+    starts = sorted(begins)
     points: dict[int, list[int]] = {}
     for number, mark in enumerate(marks):
         if number not in intervals:
             link = bisect_left(links, (mark.first,))
             nearest = links[link][1] if link < len(links) else end
-            before = bisect_left(spans, (nearest,)) - 1
-            if before >= 0 and nearest < spans[before][1]:
-                nearest = spans[before][0]
+            # Beside a pair around this place marks keep their order: an earlier one stays before it.
+            while (before := bisect_right(starts, nearest) - 1) >= 0:
+                owner = begins[starts[before]]
+                if nearest >= intervals[owner][1]:
+                    break
+                if number < owner:
+                    nearest = starts[before]
+                    break
+                nearest = intervals[owner][1]
             points.setdefault(nearest, []).append(number)
-    begins = {span[0]: number for number, span in intervals.items()}
     stuck = False
 
     def piece(text: str, before: bool, behind: bool, word: int | None = None) -> _Piece:
@@ -286,7 +295,7 @@ def _arranged(
             mark = marks[number]
             if mark.end:  # none of its words is in the translation, so it encloses nothing
                 yield piece(mark.text, False, True)
-                for each in _arranged(mark.inner, target, sources, at, at):
+                for each in _arranged(mark.inner, target, sources, (at, at), (mark.first, mark.last)):
                     yield piece(*each)
                 yield piece(mark.end, True, mark.glued[3])
             else:
@@ -296,7 +305,8 @@ def _arranged(
             mark, last = marks[number], intervals[number][1]
             yield piece(mark.text, target[at].glued and at > begin, mark.glued[1])
             first = True
-            for text, is_glued, glues, word in _arranged(mark.inner, target, sources, at, last):
+            inner = _arranged(mark.inner, target, sources, (at, last), (mark.first, mark.last))
+            for text, is_glued, glues, word in inner:
                 yield piece(text, is_glued and not first, glues, word)
                 first = False
             yield piece(mark.end, mark.glued[2], False)

@@ -11,10 +11,9 @@ from torch import Tensor
 from econmt.data.text.subwords import BOS, EOS, PAD, UNK, WORD_START
 from econmt.decoding.constraints.batch import ConstrainedContinuations, DecodingConstraints
 from econmt.decoding.constraints.phrases import Spelling
-from econmt.decoding.constraints.tokens import ConstraintCompiler
 from econmt.decoding.requests import Request
 from econmt.decoding.search.beam import beam_search, output_limits
-from econmt.decoding.translation import one_line
+from econmt.decoding.translation import is_in_capitals, one_line, with_small_prefix, without_capitals
 from econmt.decoding.translator import Translator, evaluation_mode, pad_sources
 
 _TRIED = 3
@@ -46,7 +45,6 @@ class NextWords:
         self._translator = translator
         target = translator.vocabularies.target
         spelling = Spelling(target)
-        self._constraint_compiler = ConstraintCompiler(target)
         pieces = zip(spelling.pieces, spelling.joins.tolist(), strict=True)
         begins = [piece.startswith(WORD_START) or not joins for piece, joins in pieces]
         self._masked = ~torch.tensor(begins)
@@ -59,10 +57,13 @@ class NextWords:
             InputError: the constraints cannot be satisfied; the message names ``where``.
         """
         translator = self._translator
-        source = translator.vocabularies.source.encode(request.text)[: translator.options.max_input_length]
+        in_capitals = translator.options.restore_case and is_in_capitals(request.text)
+        text = without_capitals(request.text) if in_capitals else request.text
+        source = translator.vocabularies.source.encode(text)[: translator.options.max_input_length]
         if not source:
             return []
-        constraints = self._constraint_compiler.of(request, where) or DecodingConstraints()
+        prepared = with_small_prefix(request) if in_capitals else request
+        constraints = translator.constraint_compiler.of(prepared, where) or DecodingConstraints()
         with evaluation_mode(translator.models), torch.inference_mode():
             log_probs = self._after(source, constraints.prefix)
             values, tokens = log_probs.topk(min(_TRIED * most, len(log_probs)))
@@ -77,7 +78,8 @@ class NextWords:
             translations = self._search(source, [each for each, _ in tried]) if tried else []
         at = len(request.target_prefix.split())
         words: dict[str, NextWord] = {}
-        for (_, probability), (text, score) in zip(tried, translations, strict=True):
+        for (_, probability), (translation, score) in zip(tried, translations, strict=True):
+            text = translation.upper() if in_capitals else translation
             if len(text.split()) > at:
                 word = text.split()[at]
                 words.setdefault(word, NextWord(word, probability, text, score))
@@ -102,7 +104,7 @@ class NextWords:
         options = translator.options
         sources, lengths = pad_sources([source] * len(constraints), translator.device)
         limits = output_limits(lengths, options.max_output_factor, translator.max_length)
-        chooser = ConstrainedContinuations(constraints, self._constraint_compiler.joins, options)
+        chooser = ConstrainedContinuations(constraints, translator.constraint_compiler.joins, options)
         results = beam_search(translator.model, sources, lengths, limits, options, translator.watch, chooser)
         texts = translator.vocabularies.target.decode_many([best[0].ids for best in results])
         return [(one_line(text), best[0].score) for text, best in zip(texts, results, strict=True)]

@@ -1,4 +1,4 @@
-"""Translations of lines: results of a search as text, with capitals and markup restored."""
+"""Translations of lines: results of a search as text, with capitals restored."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from econmt.decoding.markup import Marked, put_back
+from econmt.decoding.requests import Request
 
 
 class NBestEntry(NamedTuple):
@@ -68,19 +68,13 @@ def without_capitals(text: str) -> str:
     return small[:at] + small[at].upper() + small[at + 1 :]
 
 
+def with_small_prefix(request: Request) -> Request:
+    """Returns a request in capitals with the beginning of its translation, if in capitals too, in lower case."""
+    prefix = request.target_prefix
+    return request._replace(target_prefix=without_capitals(prefix)) if prefix.isupper() else request
+
+
 def in_capital_letters(translation: Translation) -> Translation:
     """Returns a translation with its texts in capitals and unchanged tokens."""
     entries = [entry._replace(text=entry.text.upper()) for entry in translation.hypotheses]
     return translation._replace(text=translation.text.upper(), hypotheses=entries)
-
-
-def with_marks(translation: Translation, marked: Marked) -> Translation:
-    """Inserts the tags and placeholders of a line into the texts and alignments of its translation."""
-    if not translation.hypotheses:
-        only_marks = marked.marks and not marked.text.strip()  # a skipped line stays empty
-        return translation._replace(text=marked.line.strip() if only_marks else translation.text)
-    entries = []
-    for entry in translation.hypotheses:
-        text, alignment = put_back(marked, entry.text, entry.alignment)
-        entries.append(entry._replace(text=text, alignment=alignment))
-    return translation._replace(text=entries[0].text, hypotheses=entries)

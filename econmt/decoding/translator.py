@@ -19,7 +19,8 @@ from econmt.decoding.alignment import copied, hard_alignment, joined
 from econmt.decoding.constraints.batch import ConstrainedContinuations, DecodingConstraints
 from econmt.decoding.constraints.glossary import Glossary
 from econmt.decoding.constraints.tokens import ConstraintCompiler
-from econmt.decoding.markup import take_out
+from econmt.decoding.markup_reader import line_passage
+from econmt.decoding.passages import TextDivision, division, plain_passage
 from econmt.decoding.requests import Request
 from econmt.decoding.search.beam import ContinuationChooser, Hypothesis, beam_search, output_limits
 from econmt.decoding.search.continuous import ContinuousSearch, Sentence
@@ -31,6 +32,7 @@ from econmt.decoding.search.options import CHUNK_SIZE as CHUNK_SIZE
 from econmt.decoding.search.options import SearchOptions
 from econmt.decoding.search.sampling import sample
 from econmt.decoding.search.shortlist import Restricted, Shortlists
+from econmt.decoding.sentences import splitter_for
 from econmt.decoding.translation import (
     EMPTY,
     NBestEntry,
@@ -38,7 +40,7 @@ from econmt.decoding.translation import (
     in_capital_letters,
     is_in_capitals,
     one_line,
-    with_marks,
+    with_small_prefix,
     without_capitals,
 )
 from econmt.errors import EconmtError, InputError
@@ -117,6 +119,7 @@ class Translator:
         watch: called between the steps of a search; an exception that it raises ends the search.
         glossary: terms; if one occurs in a source, its translation is a constraint.
         shortlists: target words allowed for each sentence; None: all.
+        languages: codes of the source and target languages, by which sentences are split.
 
     Attributes:
         factor_files: names of the files of source factors, for messages.
@@ -135,6 +138,7 @@ class Translator:
         watch: Callable[[], object] = lambda: None,
         glossary: Glossary | None = None,
         shortlists: Shortlists | None = None,
+        languages: tuple[str, str] = ("", ""),
     ) -> None:
         self.options = options
         self.models = tuple(models)
@@ -156,7 +160,9 @@ class Translator:
             raise InputError(
                 f"{self._excludes_constraints} cannot be combined with avoided phrases or a glossary; remove either"
             )
-        for name in ("markup", "restore_case") if vocabularies.factors else ():
+        splits = options.split_sentences
+        self._division = division(splitter_for(languages[0]), languages[1]) if splits else TextDivision()
+        for name in ("markup", "restore_case", "split_sentences") if vocabularies.factors else ():
             if getattr(options, name):
                 raise InputError(f"{name} is not supported by models with source factors; remove it")
         if (
@@ -180,7 +186,8 @@ class Translator:
         return "beam_groups" if self.options.beam_groups > 1 else ""
 
     @cached_property
-    def _constraint_compiler(self) -> ConstraintCompiler:
+    def constraint_compiler(self) -> ConstraintCompiler:
+        """Compiler of constraints, which knows the lists for all sentences."""
         return ConstraintCompiler(self.vocabularies.target, self.options.avoid, self._glossary)
 
     def translate(self, lines: Iterable[str | Request], where: str = "input") -> Iterator[Translation]:
@@ -199,8 +206,6 @@ class Translator:
         first: int = 1,
         where: str = "input",
         done: Callable[[int], object] = lambda _: None,
-        *,
-        numbers: Sequence[int] | None = None,
     ) -> list[Translation]:
         """Translates a chunk of lines.
 
@@ -208,32 +213,53 @@ class Translator:
             lines: the lines. where: name of the input in messages.
             first: number of the first line; the draws of sampling depend on it.
             done: called with the number of lines translated since the last call.
-            numbers: numbers of all lines, if they are not consecutive from ``first``.
 
         Raises:
             EconmtError: if the model's probabilities are not finite.
             InputError: if the constraints of a line cannot be satisfied.
         """
         requests = [Request(line) if isinstance(line, str) else line for line in lines]
-        lengths = [len(request.text) for request in requests]
-        most = self.options.max_input_length * _CHARACTERS_A_TOKEN
-        marked = [take_out(request.text[:most]) for request in requests] if self.options.markup else []
-        if marked:
-            requests = [
-                request._replace(text=each.text) for request, each in zip(requests, marked, strict=True)
-            ]
-        numbered = range(first, first + len(lines)) if numbers is None else numbers
-        constraints = self._constraints_of(requests, numbered, where)
+        numbers = range(first, first + len(lines))
+        if not (self.options.markup or self.options.split_sentences):
+            return self._translate(requests, numbers, where, done)
+        divide = line_passage if self.options.markup else plain_passage
+        passages = [divide(request.text, self._division) for request in requests]
+        sentences: list[Request] = []
+        for number, request, passage in zip(numbers, requests, passages, strict=True):
+            if len(passage.sentences) > 1 and not request.is_plain:
+                raise InputError(
+                    f"{where}:{number}: constraints belong to one sentence, and this line has "
+                    f"{len(passage.sentences)}; give one sentence a line"
+                )
+            sentences += [request._replace(text=sentence.text) for sentence in passage.sentences]
+        owners = [number for number, each in zip(numbers, passages, strict=True) for _ in each.sentences]
+        found = iter(self._translate(sentences, owners, where, lambda _: None))
+        done(len(lines))
+        return [passage.joined([next(found) for _ in passage.sentences]) for passage in passages]
+
+    def _translate(
+        self,
+        requests: Sequence[Request],
+        numbered: Sequence[int],
+        where: str,
+        done: Callable[[int], object],
+    ) -> list[Translation]:
+        """Translates sentences, which are in the lines ``numbered``."""
         in_capitals = [self.options.restore_case and is_in_capitals(request.text) for request in requests]
+        requests = [
+            with_small_prefix(request) if capital else request
+            for request, capital in zip(requests, in_capitals, strict=True)
+        ]
+        constraints = self._constraints_of(requests, numbered, where)
         texts = [
             without_capitals(request.text) if capital else request.text
             for request, capital in zip(requests, in_capitals, strict=True)
         ]
-        sources = self._encode(texts, [request.factors for request in requests], lengths, numbered, where)
+        sources = self._encode(texts, [request.factors for request in requests], numbered, where)
         answers: dict[int, list[Hypothesis]] = {}
         # Blank lines have no tokens, but vocabularies of words may define blanks differently.
         filled = [i for i, request in enumerate(requests) if request.text.strip() and sources[i]]
-        done(len(lines) - len(filled))
+        done(len(requests) - len(filled))
         with evaluation_mode(self.models):
             sentences = [_Sentence(sources[i], numbered[i], constraints[i]) for i in filled]
             for position, hypotheses in self._search_all(sentences):
@@ -247,24 +273,20 @@ class Translator:
                 done(1)
         ids = [each.ids for hypotheses in answers.values() for each in hypotheses]
         written = iter(self.vocabularies.target.decode_many(ids))
-        results = [EMPTY] * len(lines)
+        results = [EMPTY] * len(requests)
         for index, hypotheses in answers.items():
             translation = self._translation(texts[index], sources[index], hypotheses, written)
             results[index] = in_capital_letters(translation) if in_capitals[index] else translation
-        return [with_marks(*each) for each in zip(results, marked, strict=True)] if marked else results
+        return results
 
     def _encode(
         self,
         lines: Sequence[str],
         factors: Sequence[Sequence[str]],
-        characters_of: Sequence[int],
         numbers: Sequence[int],
         where: str,
     ) -> list[list[int]]:
-        """Returns the ids of lines, cut or left out past ``max_input_length``; warns of lines that are too long.
-
-        ``characters_of`` has the number of characters of each line with its tags.
-        """
+        """Returns the ids of lines, cut or left out past ``max_input_length``; warns of lines that are too long."""
         most, tell = self.options.max_input_length, self.warn or (lambda _: None)
         characters = most * _CHARACTERS_A_TOKEN
 
@@ -276,7 +298,7 @@ class Translator:
 
         sources = encode_sources(self.vocabularies, lines, factors, name_of, characters, self.warn)
         for index, ids in enumerate(sources):
-            length, written, location = len(ids), characters_of[index], f"{where}:{numbers[index]}"
+            length, written, location = len(ids), len(lines[index]), f"{where}:{numbers[index]}"
             if length > most or written > characters:
                 size = f"{written:,} characters" if written > characters else f"{length:,} source tokens"
                 cut = self.options.long_lines == "cut"
@@ -304,7 +326,7 @@ class Translator:
             raise InputError(
                 f"{where}:{number}: {self._excludes_constraints} cannot be combined with constraints; remove either"
             )
-        compiler = self._constraint_compiler
+        compiler = self.constraint_compiler
         return [
             compiler.of(request, f"{where}:{number}") or unconstrained
             for number, request in zip(numbers, requests, strict=True)
@@ -357,7 +379,7 @@ class Translator:
             if self.options.beam_groups > 1:
                 chooser = Diversity(len(sources), self.options)
             elif constraints:
-                joins = self._constraint_compiler.joins
+                joins = self.constraint_compiler.joins
                 chooser = ConstrainedContinuations(constraints, joins, self.options)
             results = beam_search(model, *batch, self.options, self.watch, chooser)
         else:

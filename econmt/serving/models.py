@@ -16,8 +16,10 @@ from econmt.config.data import Data
 from econmt.config.recipe import read_recipe
 from econmt.decoding.constraints.tokens import ConstraintCompiler
 from econmt.decoding.next_words import NextWord, NextWords
+from econmt.decoding.passages import TextDivision, division
 from econmt.decoding.requests import Request
 from econmt.decoding.search.beam import output_limits
+from econmt.decoding.sentences import splitter_for
 from econmt.decoding.translation import Translation
 from econmt.decoding.translator import Translator
 from econmt.errors import InputError
@@ -59,7 +61,10 @@ class LoadedModels:
         self.beam = settings.beam_size or model.recipe.decoding.beam_size
         self.batch = settings.batch_size or model.recipe.decoding.batch_size
         self._translators: dict[tuple[int, bool], Translator] = {}
-        self._constraint_compiler = ConstraintCompiler(model.vocabularies.target)
+        lists = settings.avoid, settings.glossary
+        self._constraint_compiler = ConstraintCompiler(model.vocabularies.target, *lists)
+        self._has_lists = any(lists)
+        self._settings = settings
         self._words: NextWords | None = None
 
     @property
@@ -105,7 +110,7 @@ class LoadedModels:
 
     def _check_constraints(self, request: Request) -> None:
         """Raises InputError if the constraints of a request cannot be satisfied or are too long."""
-        if request.is_plain:
+        if request.is_plain and not self._has_lists:
             return
         constraints = self._constraint_compiler.of(request, "q")
         # A search takes as many steps as tokens are written: at most those of the longest sentence in training.
@@ -123,8 +128,16 @@ class LoadedModels:
     def _translator(self, nbest: int, *, attention: bool) -> Translator:
         key = nbest, attention
         if key not in self._translators:
-            search = {"beam_size": self.beam, "nbest_size": nbest, "attention": attention}
-            self._translators[key] = self.model.translator(search, batch_size=self.batch)
+            settings = self._settings
+            search = {
+                "beam_size": self.beam,
+                "nbest_size": nbest,
+                "attention": attention,
+                "restore_case": settings.restore_case,
+            }
+            self._translators[key] = self.model.translator(
+                search, batch_size=self.batch, avoid=settings.avoid, glossary=settings.glossary
+            )
         return self._translators[key]
 
 
@@ -133,6 +146,7 @@ class Served:
 
     Attributes:
         source, target: codes of the languages.
+        division: division of texts into sentences.
         loaded: the models that answer requests now.
     """
 
@@ -149,6 +163,9 @@ class Served:
         self.loaded = self._load_folders()
         data = self.loaded.model.recipe.pairs
         self.source, self.target = data.source, data.target
+        self.division = TextDivision()
+        if settings.split_sentences:
+            self.division = division(splitter_for(data.source), data.target)
 
     def reload(self) -> bool:
         """Loads the models again if their folders hold other parameters; returns True if so.
@@ -199,10 +216,19 @@ class Served:
 def by_pair(
     folders: Sequence[Path], settings: Settings, load_model: Callable[[Sequence[Path]], TrainedModel] = load
 ) -> list[Served]:
-    """Loads models; those of the same language pair form an ensemble."""
+    """Loads models; those of the same language pair form an ensemble.
+
+    Raises:
+        InputError: a model cannot be loaded, or lists of words are given for several language pairs.
+    """
     pairs: dict[tuple[str, str], list[Path]] = {}
     for folder in map(local_model, folders):
         pairs.setdefault(_pair_of(folder), []).append(folder)
+    if len(pairs) > 1 and (settings.avoid or settings.glossary is not None):
+        raise InputError(
+            f"--glossary and --avoid-list are for one language pair, and the models have {len(pairs)}; start a server "
+            "for each"
+        )
     return [Served(ensemble, settings, load_model) for ensemble in pairs.values()]
 
 

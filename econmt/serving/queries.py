@@ -6,7 +6,7 @@ The fields are those of LibreTranslate and of ``econmt translate --json-input``.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 from urllib.parse import parse_qsl
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -17,8 +17,9 @@ from econmt.config.yaml_reader import complaints, shortened
 from econmt.data.text.subwords import normalized
 from econmt.decoding.constraints.glossary import Glossary
 from econmt.decoding.constraints.phrases import units
+from econmt.decoding.markup_reader import html_passage
+from econmt.decoding.passages import Passage, TextDivision, plain_passage
 from econmt.decoding.requests import Request, check_request, request_of
-from econmt.serving.markup import MarkupText, html_text, plain_text
 from econmt.serving.settings import Refused
 
 Phrases = Annotated[list[str], Field(max_length=limits.PHRASES)]
@@ -29,40 +30,61 @@ _ADVICE = 'send a JSON object, as {"q": "A dog runs.", "source": "en", "target":
 class _Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    api_key: str = ""
+    api_key: str = Field("", description="API key; the header Authorization: Bearer KEY is better.")
 
 
 class _Constraints(_Body):
-    source: str = "auto"
-    target: str = ""
-    constraints: Phrases = []
-    avoid: Phrases = []
-    glossary: dict[str, str] = Field({}, max_length=limits.PHRASES)
+    source: str = Field("auto", description="Source language; auto if only one pair of the server fits.")
+    target: str = Field(
+        "", description="Target language; may be left out if only one pair of the server fits."
+    )
+    constraints: Phrases = Field(
+        [], description="Phrases that the translation of the only sentence must contain."
+    )
+    avoid: Phrases = Field([], description="Phrases that no translation may contain.")
+    glossary: dict[str, str] = Field(
+        {}, max_length=limits.PHRASES, description="Terms and the translations that they must have."
+    )
+    target_prefix: str = Field("", description="Beginning of the translation of the only sentence.")
 
 
 class TranslateBody(_Constraints):
     """Body of ``/translate``; ``q`` may hold objects as in lines of ``--json-input``."""
 
-    q: str | dict[str, Any] | list[str | dict[str, Any]]
-    format: Literal["text", "html"] = "text"
-    alternatives: int = Field(0, ge=0, le=limits.BEAM)
-    target_prefix: str = ""
-    details: bool = False
-    stream: bool = False
+    q: str | dict[str, Any] | list[str | dict[str, Any]] = Field(
+        description="Text, or a list of texts; instead of a text an object with text, constraints and the like.",
+        examples=["Tom bought a new car. He likes it."],
+    )
+    format: Literal["text", "html"] = Field("text", description="Plain text or HTML.")
+    alternatives: int = Field(
+        0, ge=0, le=limits.BEAM, description="Number of further translations; less than the server's beam."
+    )
+    details: bool = Field(
+        False, description="Return tokens, scores, attention and the n best translations of each sentence."
+    )
+    stream: bool = Field(
+        False, description="Return a line of JSON for each sentence as soon as it is ready; for text only."
+    )
 
 
 class WordsBody(_Constraints):
     """Body of ``/alternatives``: a sentence, and the beginning of its translation."""
 
-    q: str
-    target_prefix: str = ""
-    alternatives: int = Field(5, ge=1, le=20)
+    q: str = Field(description="Sentence.", examples=["Tom bought a new car."])
+    alternatives: int = Field(5, ge=1, le=20, description="Number of words.")
 
 
 class DetectBody(_Body):
     """Body of ``/detect``."""
 
-    q: str
+    q: str = Field(description="Text.", examples=["A dog runs."])
+
+
+class Text(NamedTuple):
+    """A text of a request, and the request of each of its sentences."""
+
+    passage: Passage
+    sentences: list[Request]
 
 
 BodyType = TypeVar("BodyType", bound=_Body)
@@ -105,7 +127,7 @@ def _form(content: bytes) -> dict[str, Any]:
     return tree
 
 
-def texts_of(body: TranslateBody, most_characters: int) -> list[MarkupText]:
+def texts_of(body: TranslateBody, most_characters: int, how: TextDivision) -> list[Text]:
     """Returns the texts of a request, each divided into sentences with their constraints."""
     check_size(body, most_characters)
     if body.stream and body.format == "html":
@@ -131,11 +153,15 @@ def texts_of(body: TranslateBody, most_characters: int) -> list[MarkupText]:
             avoid=[*request.avoid, *body.avoid] if request.avoid else body.avoid,
             target_prefix=request.target_prefix or body.target_prefix,
         )
-        text = html_text(request) if body.format == "html" else plain_text(request)
-        if len(text.lines) > 1 and (request.constraints or request.target_prefix):
-            problem = f"constraints and target_prefix belong to one sentence; this has {len(text.lines)}"
+        divide = html_passage if body.format == "html" else plain_passage
+        passage = divide(request.text, how)
+        if len(passage.sentences) > 1 and (request.constraints or request.target_prefix):
+            problem = (
+                f"constraints and target_prefix belong to one sentence; this has {len(passage.sentences)}"
+            )
             raise Refused(400, f"{where}: {problem}")
-        texts.append(text._replace(lines=[with_terms(line, glossary) for line in text.lines]))
+        sentences = [request._replace(text=sentence.text) for sentence in passage.sentences]
+        texts.append(Text(passage, [with_terms(sentence, glossary) for sentence in sentences]))
     return texts
 
 

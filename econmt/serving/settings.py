@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from econmt.decoding.constraints.glossary import Glossary
 from econmt.errors import InputError
 
 
@@ -19,6 +20,11 @@ class Settings(NamedTuple):
         requests_a_minute: requests a minute of a client; None: no limit.
         read_seconds: seconds within which a request must arrive.
         watch_seconds: seconds between checks of the model folders for better parameters.
+        split_sentences: True if lines are split into sentences, which are translated one by one.
+        restore_case: True if sentences in capitals are translated in lower case.
+        avoid: phrases that no translation may contain.
+        glossary: terms whose translations are constraints of every request.
+        most_file_characters: maximum number of characters of a file's text.
     """
 
     beam_size: int | None = None
@@ -29,6 +35,11 @@ class Settings(NamedTuple):
     requests_a_minute: int | None = None
     read_seconds: float = 10.0
     watch_seconds: float = 5.0
+    split_sentences: bool = True
+    restore_case: bool = False
+    avoid: tuple[str, ...] = ()
+    glossary: Glossary | None = None
+    most_file_characters: int = 200_000
 
 
 class Refused(InputError):  # noqa: N818  an answer

@@ -27,14 +27,16 @@ from econmt_ops.core.weights import (
     LSTMState,
     LSTMWeights,
 )
-from econmt_ops.layers.modules import GILRLSTM, GRU, QRNN, SRU, SSRU, LayerNormLSTM
+from econmt_ops.layers.modules import GILRLSTM, QRNN, SRU, SSRU, LayerNormLSTM
 from econmt_ops.layers.op import LayerOp
 from econmt_ops.linear import linear
 from econmt_ops.linear_cross_entropy import linear_cross_entropy
 from econmt_ops.linear_recurrence import final_state, linear_recurrence
 from econmt_ops.lstm import bidirectional_lstm, lstm
-from econmt_ops.modules import LSTM, AdditiveAttention, AttentionalLSTM, LinearCrossEntropy
+from econmt_ops.modules import AdditiveAttention, AttentionalLSTM, LinearCrossEntropy
+from econmt_ops.rnn import GRU, LSTM
 
+__version__ = "0.1.0"
 __all__ = [
     "GILRLSTM",
     "GRU",
@@ -58,6 +60,7 @@ __all__ = [
     "LowRank",
     "LowRankLSTMWeights",
     "UniqueRows",
+    "__version__",
     "additive_attention",
     "attentional_lstm",
     "bidirectional_lstm",

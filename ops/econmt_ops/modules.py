@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -12,160 +10,10 @@ from torch.nn import functional
 
 from econmt_ops.additive_attention import additive_attention
 from econmt_ops.attentional_lstm import attentional_lstm
-from econmt_ops.cells.lstm import LSTM as LSTM_CELL
-from econmt_ops.core.weights import AttentionalLSTMState, AttentionalLSTMWeights, LSTMWeights, State
-from econmt_ops.layers.modules import CellLayers, seed_of
+from econmt_ops.core.dropout import seed_of
+from econmt_ops.core.weights import AttentionalLSTMState, AttentionalLSTMWeights
 from econmt_ops.linear_cross_entropy import linear_cross_entropy
-from econmt_ops.lstm import bidirectional_lstm, lstm
-from econmt_ops.lstm.call_plans import SplitLSTMWeights, run_again, split_weights
-from econmt_ops.lstm.cudnn import in_order, move_together
-
-
-class LSTM(CellLayers):
-    """Stacked LSTM: a batch-first replacement for `torch.nn.LSTM` with lengths, residual sums and variational dropout.
-
-    Parameters are named as in `torch.nn.LSTM` (``weight_ih_l0``, ``weight_hh_l0``, ``bias_ih_l0``, ``bias_hh_l0``,
-    ``..._l0_reverse``), so each class loads the other's state dict, with equal results. Parameters are initialized from
-    U(-1 / sqrt(hidden_size), 1 / sqrt(hidden_size)). The equations are those of `econmt_ops.lstm`.
-
-    Args:
-        input_size: I, number of input features.
-        hidden_size: H, number of features of h and c.
-        num_layers: L, number of stacked layers. An upper layer reads the outputs of the layer below, those of both
-            directions if bidirectional.
-        bias: If False, the layers have no biases.
-        batch_first: Only True is supported; the argument exists for compatibility with `torch.nn.LSTM`.
-        dropout: Dropout probability of the inputs of the upper layers during training.
-        bidirectional: If True, each layer runs in both directions.
-        residual: If True, each upper layer adds its input to its output.
-        variational: If True, one dropout mask per row and layer serves all time steps (Gal and Ghahramani 2016).
-        implementation: "auto" or the name of an implementation of `econmt_ops.lstm`.
-        device: Device of the parameters.
-        dtype: Type of the parameters.
-
-    Raises:
-        ValueError: If batch_first is False.
-    """
-
-    cell = LSTM_CELL
-    names: ClassVar[dict[str, str]] = {"input": "weight_ih", "hidden": "weight_hh", "bias": "bias_ih"}
-
-    def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        num_layers: int = 1,
-        bias: bool = True,
-        batch_first: bool = True,
-        dropout: float = 0.0,
-        bidirectional: bool = False,
-        *,
-        residual: bool = False,
-        variational: bool = False,
-        implementation: str = "auto",
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        if not batch_first:
-            raise ValueError("LSTM: batch_first must be True; inputs have the shape (B, T, I)")
-        self.bias = bias  # before all else, because the names of the parameters depend on it
-        super().__init__(
-            input_size,
-            hidden_size,
-            num_layers,
-            dropout=dropout,
-            bidirectional=bidirectional,
-            residual=residual,
-            variational=variational,
-            implementation=implementation,
-            device=device,
-            dtype=dtype,
-        )
-        self.flatten_parameters()
-
-    @property
-    def op(self) -> Any:
-        """Operation that runs the layers."""
-        return lstm
-
-    def _parameter_shapes(self, width: int) -> dict[str, tuple[int, ...]]:
-        shapes = super()._parameter_shapes(width)
-        bias = shapes.pop("bias_ih")
-        return shapes | {"bias_ih": bias, "bias_hh": bias} if self.bias else shapes
-
-    def flatten_parameters(self) -> None:
-        """Moves float32 parameters on a GPU into one buffer, as `torch.nn.LSTM` does: cuDNN reads it in place."""
-        if self.bias and not self.bidirectional:
-            move_together(in_order([self._weights(layer) for layer in range(self.num_layers)]))
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> LSTM:
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self.flatten_parameters()
-        return self
-
-    def layer_weights(self, layer: int, reverse: bool = False) -> LSTMWeights:
-        """Returns the weights of one layer in one direction for `econmt_ops.lstm`; the two biases are summed."""
-        suffix = self._suffixes(layer)[int(reverse)]
-        weight_ih: Tensor = getattr(self, "weight_ih" + suffix)
-        weight_hh: Tensor = getattr(self, "weight_hh" + suffix)
-        if not self.bias:
-            return LSTMWeights(weight_ih, weight_hh, weight_hh.new_zeros(weight_hh.shape[0]))
-        return LSTMWeights(
-            weight_ih, weight_hh, getattr(self, "bias_ih" + suffix) + getattr(self, "bias_hh" + suffix)
-        )
-
-    def forward(  # type: ignore[override]  # the state is that of torch.nn.LSTM
-        self,
-        inputs: Tensor,
-        state: tuple[Tensor, Tensor] | None = None,
-        *,
-        lengths: Tensor | None = None,
-        dropout_seed: int | None = None,
-    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Runs the stack over a batch of sequences.
-
-        Args:
-            inputs: Inputs, (B, T, I).
-            state: Initial (h, c), each (D L, B, H) with D directions, ordered as in `torch.nn.LSTM`; None for zeros.
-            lengths: Lengths of the rows, (B,) int64; None if every row has T steps.
-            dropout_seed: Seed of the dropout masks; None to draw one from torch's global generator.
-
-        Returns:
-            Outputs (B, T, D H), zero at and after a row's length, and the (h, c) after each row's last step, each
-            (D L, B, H).
-        """
-        pairs = None
-        if state is not None:
-            self._check_state(*state)
-            pairs = tuple(zip(*state, strict=True))
-        options = self._options(lengths, dropout_seed)
-        if not self.bidirectional:
-            layers = tuple([self._weights(layer) for layer in range(self.num_layers)])
-            planned = run_again(inputs, layers, state, options, self.implementation)
-            if planned is not None:
-                return planned
-        outputs, last = self._run(inputs, pairs, options)
-        return outputs, (torch.stack([h for h, _ in last]), torch.stack([c for _, c in last]))
-
-    def _run_both_ways(
-        self, layer: int, read: Tensor, state: State | None, lengths: Tensor | None
-    ) -> tuple[Tensor, State]:
-        if state is not None:
-            return super()._run_both_ways(layer, read, state, lengths)
-        weights: Any = self._weights(layer), self._weights(layer, reverse=True)
-        return bidirectional_lstm(read, *weights, lengths=lengths, implementation=self.implementation)
-
-    def _weights(self, layer: int, reverse: bool = False) -> LSTMWeights | SplitLSTMWeights:
-        """Returns the weights of one layer in one direction, with both biases if there are any."""
-        return split_weights(self._parameters, layer, reverse) or self.layer_weights(layer, reverse)
-
-    def _check_state(self, h: Tensor, c: Tensor) -> None:
-        count = self.num_layers * (2 if self.bidirectional else 1)
-        for name, tensor in (("h", h), ("c", c)):
-            if tensor.dim() != 3 or tensor.shape[0] != count:
-                raise ValueError(
-                    f"LSTM: state {name} must be ({count}, B, {self.hidden_size}), got {tuple(tensor.shape)}"
-                )
+from econmt_ops.rnn import LSTM
 
 
 class AdditiveAttention(nn.Module):
@@ -316,7 +164,7 @@ class AttentionalLSTM(nn.Module):
         Returns:
             Outputs (B, T, H), attention weights (B, T, S) and the state after the last step.
         """
-        dropout, seed = seed_of(self, self.dropout, dropout_seed)
+        dropout, seed = seed_of(self, self.dropout, dropout_seed, inputs.device)
         return attentional_lstm(
             inputs,
             self.key(memory) if keys is None else keys,

@@ -14,6 +14,7 @@ symbols times, and with random labels these occurrences would dominate the gradi
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -82,7 +83,9 @@ def _part(name: str, part: int) -> Callable[[nn.Module, int], Tensor]:
 
 
 CELLS: dict[str, Cell] = {
-    "lstm": Cell(econmt_ops.LSTM, _part("bias_ih_l0", 1), _part("bias_ih_l0", 0)),
+    "lstm": Cell(
+        functools.partial(econmt_ops.LSTM, batch_first=True), _part("bias_ih_l0", 1), _part("bias_ih_l0", 0)
+    ),
     "gilr": Cell(GILR, _part("both.bias", 0)),
     "gilr_lstm": Cell(econmt_ops.GILRLSTM, _part("bias_l0", 1), _part("bias_l0", 2)),
     "sru": Cell(econmt_ops.SRU, _part("bias_l0", 1)),

@@ -40,7 +40,6 @@ NEEDS_EXTRA = {
     "serve ": "starlette",
     "serve-load": "starlette",
     "bench filters": "py3langid",
-    "--split-sentences": "sentence_splitter",
 }
 """Commands that need an optional package, by what they contain."""
 

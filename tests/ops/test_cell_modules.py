@@ -1,4 +1,4 @@
-"""The modules of all cells but the LSTM."""
+"""The modules of the cells that torch.nn does not have; tests/ops/test_rnn.py has those of LSTM and GRU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import econmt_ops
 from tests.ops.helpers import assert_close
 
 MODULES = [
-    econmt_ops.GRU,
     econmt_ops.LayerNormLSTM,
     econmt_ops.SRU,
     econmt_ops.SSRU,
@@ -19,31 +18,6 @@ MODULES = [
     econmt_ops.GILRLSTM,
 ]
 each_module = pytest.mark.parametrize("kind", MODULES, ids=lambda kind: kind.__name__)
-
-
-@pytest.mark.parametrize("bidirectional", [False, True])
-@pytest.mark.parametrize("implementation", ["reference", "recompute"])
-def test_gru_loads_the_parameters_of_torch_and_gives_the_same(
-    bidirectional: bool, implementation: str
-) -> None:
-    torch.manual_seed(0)
-    theirs = torch.nn.GRU(3, 4, 2, batch_first=True, bidirectional=bidirectional).double()
-    ours = econmt_ops.GRU(
-        3, 4, 2, bidirectional=bidirectional, implementation=implementation, dtype=torch.float64
-    )
-    ours.load_state_dict(theirs.state_dict())
-    theirs.load_state_dict(ours.state_dict())
-    inputs = torch.randn(3, 5, 3, dtype=torch.float64)
-    first = torch.randn(4 if bidirectional else 2, 3, 4, dtype=torch.float64)
-    expected, last = theirs(inputs, first)
-    outputs, state = ours(inputs, tuple((h,) for h in first))
-    assert_close([outputs], [expected], 1e-12)
-    assert_close([torch.stack([h for (h,) in state])], [last], 1e-12)
-    expected.square().sum().backward()
-    outputs.square().sum().backward()
-    for name, weight in theirs.named_parameters():
-        assert weight.grad is not None
-        assert_close([ours.get_parameter(name).grad], [weight.grad], 1e-12)  # type: ignore[list-item]
 
 
 @each_module

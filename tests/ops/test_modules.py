@@ -71,7 +71,7 @@ def test_lstm_weights_start_as_torchs_do() -> None:
 
 @DIRECTIONS
 def test_lstm_dropout_is_for_training_only(bidirectional: bool, device: str) -> None:
-    module = LSTM(3, 8, 2, dropout=0.5, bidirectional=bidirectional, device=device)
+    module = LSTM(3, 8, 2, batch_first=True, dropout=0.5, bidirectional=bidirectional, device=device)
     inputs = Make(device, torch.float32)(2, 4, 3)
     module.eval()
     assert module(inputs)[0].equal(module(inputs)[0])
@@ -93,6 +93,7 @@ def test_lstm_residual_variational_dropout_of_everything_but_one_mask(
         3,
         8,
         2,
+        batch_first=True,
         dropout=0.5,
         bidirectional=bidirectional,
         residual=True,
@@ -100,7 +101,7 @@ def test_lstm_residual_variational_dropout_of_everything_but_one_mask(
         device=device,
         dtype=torch.float64,
     )
-    bottom = LSTM(3, 8, bidirectional=bidirectional, device=device, dtype=torch.float64)
+    bottom = LSTM(3, 8, batch_first=True, bidirectional=bidirectional, device=device, dtype=torch.float64)
     bottom.load_state_dict({name: weight for name, weight in module.state_dict().items() if "_l0" in name})
     for name, weight in module.named_parameters():
         if "_l1" in name:
@@ -114,7 +115,7 @@ def test_lstm_residual_variational_dropout_of_everything_but_one_mask(
 
 
 def test_lstm_reads_padding_never(device: str) -> None:
-    module = LSTM(3, 8, 2, bidirectional=True, residual=True, device=device)
+    module = LSTM(3, 8, 2, batch_first=True, bidirectional=True, residual=True, device=device)
     lengths = torch.tensor([2, 4, 1])
     inputs = Make(device, torch.float32)(3, 4, 3)
     expected, (h, c) = module(inputs, lengths=lengths)
@@ -124,12 +125,10 @@ def test_lstm_reads_padding_never(device: str) -> None:
 
 
 def test_lstm_refuses() -> None:
-    with pytest.raises(ValueError, match="batch_first must be True"):
-        LSTM(3, 4, batch_first=False)
-    module = LSTM(3, 4, 2)
-    with pytest.raises(ValueError, match=r"state h must be \(2, B, 4\), got \(1, 5, 4\)"):
+    module = LSTM(3, 4, 2, batch_first=True)
+    with pytest.raises(RuntimeError, match=r"Expected hidden\[0\] size \(2, 5, 4\), got \[1, 5, 4\]"):
         module(torch.ones(5, 2, 3), (torch.ones(1, 5, 4), torch.ones(2, 5, 4)))
-    with pytest.raises(ValueError, match=r"state\[0\] c must be \(B, H\) with B=5, H=4, got \(5, 3\)"):
+    with pytest.raises(RuntimeError, match=r"Expected hidden\[1\] size \(2, 5, 4\), got \[2, 5, 3\]"):
         module(torch.ones(5, 2, 3), (torch.ones(2, 5, 4), torch.ones(2, 5, 3)))
     with pytest.raises(ValueError, match="unknown implementation 'slow'"):
         LSTM(3, 4, implementation="slow")(torch.ones(5, 2, 3))
@@ -246,6 +245,6 @@ def test_linear_cross_entropy_starts_as_torchs_linear_does() -> None:
 
 
 def test_modules_are_half_precision_when_cast(device: str) -> None:
-    module = LSTM(3, 8, 2).to(device, torch.bfloat16)
+    module = LSTM(3, 8, 2, batch_first=True).to(device, torch.bfloat16)
     outputs, (h, c) = module(Make(device, torch.bfloat16)(2, 4, 3))
-    assert (outputs.dtype, h.dtype, c.dtype) == (torch.bfloat16, torch.bfloat16, torch.float32)
+    assert (outputs.dtype, h.dtype, c.dtype) == (torch.bfloat16,) * 3  # as of torch.nn.LSTM

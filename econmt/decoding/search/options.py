@@ -27,7 +27,8 @@ class SearchOptions(recipe.Decoding):
         beam_groups: number of groups of the beam, see :mod:`econmt.decoding.search.diversity`; 1: no groups.
         diversity_strength: penalty of a token for each earlier group that has chosen it.
         markup: True if tags and placeholders are removed before translation and inserted into it, see
-            :mod:`econmt.decoding.markup`; needs ``attention``.
+            :mod:`econmt.decoding.markup_reader`; needs ``attention``.
+        split_sentences: True if lines are split into sentences, which are translated one by one.
         avoid: phrases that no translation may contain.
         chunk_size: number of lines that are read and sorted by length before any is translated.
         long_lines: treatment of sources of more than ``max_input_length`` tokens: "cut" translates the beginning,
@@ -50,6 +51,7 @@ class SearchOptions(recipe.Decoding):
     beam_groups: limits.BeamSize = 1
     diversity_strength: limits.PenaltyWeight = 0.5
     markup: bool = False
+    split_sentences: bool = False
     avoid: tuple[str, ...] = ()
     chunk_size: Annotated[int, Field(ge=1, le=limits.LINES)] = CHUNK_SIZE
     long_lines: Literal["cut", "skip"] = "cut"

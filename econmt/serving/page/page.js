@@ -1,13 +1,22 @@
-// Translates as one types, and shows what the server knows of it.
+// Translates as one types, line by line, and shows what the server knows of it.
 
 import { AttentionPicture } from "./attention.js";
+import { Editor } from "./editor.js";
 import { Menu } from "./menu.js";
-import { Failed, get, post } from "./server.js";
+import { Failed, get, post, postFile } from "./server.js";
+import { TargetView } from "./target.js";
 
 const PAUSE = 150; // milliseconds after a key before the server is asked
+const PART = 2000; // characters that are asked for at once
+const KINDS = {
+  html: "text/html",
+  htm: "text/html",
+  docx: "application/vnd.openxmlformats-officedocument.wordprocessingml.document",
+};
 const part = (name) => document.getElementById(name);
-const [source, target, glossary, avoid, key, pair] = ["source", "target", "glossary", "avoid", "key", "pair"].map(part);
-const state = { settings: null, models: [], begun: [], lines: [], sentences: [], shown: 0, asking: null, timer: 0 };
+const [target, glossary, avoid, key, pair] = ["target", "glossary", "avoid", "key", "pair"].map(part);
+// A row is a line of the text: {text, sentences}, whose sentences are null until they are translated.
+const state = { settings: null, models: [], rows: [], shown: null, asking: null, timer: 0, again: 0, file: "translation" };
 
 function bytes(number) {
   const units = ["bytes", "kB", "MB", "GB"];
@@ -19,15 +28,25 @@ function bytes(number) {
 function fail(error) {
   if (error.name === "AbortError") return;
   if (!(error instanceof Failed)) throw error;
-  part("error").textContent = error.message;
-  part("error").hidden = false;
-  target.classList.remove("stale");
+  tell(error.message, error.line);
+  if (error.seconds) state.again = setTimeout(() => translate().catch(fail), 1000 * error.seconds);
 }
 
-const languages = () => {
-  const model = state.models[pair.selectedIndex] ?? state.models[0];
-  return { source: model.source, target: model.target };
-};
+// Shows a message, and the server's own words under "Details"; no message hides it.
+function tell(message, line = "") {
+  const box = part("error");
+  box.hidden = !message;
+  box.replaceChildren(message);
+  if (!line) return;
+  const more = document.createElement("details");
+  const summary = document.createElement("summary");
+  summary.textContent = "Details";
+  more.append(summary, line);
+  box.append(more);
+}
+
+const model = () => state.models[pair.selectedIndex] ?? state.models[0];
+const languages = () => ({ source: model().source, target: model().target });
 
 function wishes() {
   const terms = {};
@@ -40,152 +59,205 @@ function wishes() {
   return { glossary: terms, avoid: avoided, ...(key.value ? { api_key: key.value } : {}) };
 }
 
-function count() {
-  const most = state.settings?.charLimit;
-  part("count").textContent = most ? `${source.value.length.toLocaleString("en")} of ${most.toLocaleString("en")} characters` : "";
-}
-
 function later() {
   count();
+  arrange();
   clearTimeout(state.timer);
+  clearTimeout(state.again);
   state.timer = setTimeout(() => translate().catch(fail), PAUSE);
 }
 
-// A beginning that was chosen for a line holds as long as the line stays what it was.
-function beginnings(lines) {
-  return lines.map((line, number) => (state.lines[number] === line ? state.begun[number] ?? "" : ""));
+function count() {
+  const most = state.settings?.charLimit;
+  const length = editor.text.length;
+  part("count").textContent = most ? `${length.toLocaleString("en")} of ${most.toLocaleString("en")} characters` : "";
+  part("clear").disabled = !length;
+}
+
+// Lines that are as they were keep their translations; others show the old one, greyed, until theirs comes.
+function arrange() {
+  const kept = new Map();
+  for (const row of state.rows) if (row.sentences) kept.set(row.text, row);
+  state.rows = editor.lines.map((text, number) => {
+    const old = state.rows[number];
+    if (old?.text === text) return old;
+    if (!text.trim()) return { text, sentences: [] };
+    return kept.get(text) ?? { text, sentences: null, old: old?.sentences ?? old?.old };
+  });
+  show();
+}
+
+function forget() {
+  for (const row of state.rows) if (row.text.trim() && row.sentences) Object.assign(row, { old: row.sentences, sentences: null });
+  show();
+  later();
 }
 
 async function translate() {
   if (!state.settings) return;
   state.asking?.abort();
   state.asking = new AbortController();
-  const lines = source.value.split("\n");
-  state.begun = beginnings(lines);
-  state.lines = lines;
-  if (!source.value.trim()) {
-    show([], "");
-    return;
+  const { signal } = state.asking;
+  const figures = { here: 0, all: 0, sent: 0, received: 0 };
+  let waiting = state.rows.filter((row) => !row.sentences);
+  const size = waiting.reduce((sum, row) => sum + row.text.length, 0);
+  if (size > state.settings.charLimit) {
+    const most = state.settings.charLimit.toLocaleString("en");
+    throw new Failed(`The text has ${size.toLocaleString("en")} characters, and this server takes ${most} at a time. Translate it in parts.`);
   }
-  target.classList.add("stale");
-  const answer = await post(
-    "translate",
-    {
-      q: lines.map((text, number) => ({ text, target_prefix: text.trim() ? state.begun[number] : "" })),
-      ...languages(),
-      ...wishes(),
-      alternatives: Math.min(4, state.settings.alternatives),
-      details: true,
-    },
-    state.asking.signal,
-  );
-  part("error").hidden = true;
-  const model = state.models[pair.selectedIndex] ?? state.models[0];
-  const here = `${Math.round(answer.found.milliseconds)} ms`;
-  const figures =
-    `${here} at the server, ${Math.round(answer.milliseconds)} ms in all · ${bytes(answer.sent)} sent, ` +
-    `${bytes(answer.received)} received · model ${bytes(model.bytes)}`;
-  show(answer.found.details.map((each) => each[0]), figures);
+  while (waiting.length) {
+    let length = 0;
+    const rows = waiting.filter((row, number) => (length += row.text.length) <= PART || number === 0);
+    const answer = await post("translate", { q: rows.map((row) => row.text), ...query(), details: true }, signal);
+    rows.forEach((row, number) => Object.assign(row, { sentences: answer.found.details[number], old: null }));
+    figures.here += answer.found.milliseconds;
+    figures.all += answer.milliseconds;
+    figures.sent += answer.sent;
+    figures.received += answer.received;
+    waiting = waiting.slice(rows.length);
+    state.figures = figures;
+    show();
+  }
+  tell("");
 }
 
-function show(sentences, figures) {
-  state.sentences = sentences;
-  const spoken = sentences.length > 0;
-  target.classList.remove("stale");
-  target.replaceChildren(...sentences.map(paragraph));
-  part("copy").disabled = !spoken;
-  part("hint").hidden = !spoken;
-  const whole = sentences.filter((sentence) => sentence.tokens.length);
-  part("figures").replaceChildren();
-  if (whole.length) {
+const query = () => ({ ...languages(), ...wishes(), alternatives: Math.min(4, state.settings.alternatives) });
+const sentences = () => state.rows.flatMap((row) => row.sentences ?? []);
+
+function show() {
+  view.show(state.rows, [...part("source").children]);
+  const spoken = sentences();
+  for (const name of ["copy", "save"]) part(name).disabled = !spoken.length;
+  part("hint").hidden = !spoken.length;
+  const doubts = spoken.filter((sentence) => view.doubt(sentence)).length;
+  part("doubts").hidden = !doubts;
+  part("doubts").textContent = `${doubts === 1 ? "One sentence" : `${doubts} sentences`} may be incomplete; see the marks.`;
+  if (!spoken.includes(state.shown)) state.shown = spoken.find((sentence) => sentence.tokens.length) ?? null;
+  const whole = spoken.filter((sentence) => sentence.tokens.length);
+  part("figures").textContent = "";
+  if (whole.length && state.figures) {
     const mean = whole.reduce((sum, sentence) => sum + sentence.confidence, 0) / whole.length;
-    const meter = document.createElement("meter");
-    Object.assign(meter, { min: 0, max: 1, low: 0.3, high: 0.6, optimum: 1, value: mean });
-    meter.setAttribute("aria-hidden", "true");
-    part("figures").append(`Confidence ${Math.round(100 * mean)} % `, meter, ` · ${figures}`);
+    const { here, all, sent, received } = state.figures;
+    part("figures").textContent =
+      `Confidence ${Math.round(100 * mean)} % · ${Math.round(here)} ms at the server, ${Math.round(all)} ms in all · ` +
+      `${bytes(sent)} sent, ${bytes(received)} received · model ${bytes(model().bytes)}`;
   }
-  state.shown = Math.max(0, sentences.findIndex((sentence) => sentence.tokens.length));
   about();
 }
 
-// What stands below: the attention and the other translations of one sentence.
+// What stands below: the other translations and the attention of one sentence.
 function about() {
-  const sentence = state.sentences[state.shown];
-  const some = Boolean(sentence?.tokens.length);
-  part("attention-card").hidden = !some;
-  part("others-card").hidden = !some || sentence.nbest.length < 2;
-  if (!some) return;
-  picture.show(sentence);
-  part("others").replaceChildren(
-    ...sentence.nbest.slice(1).map((other) => {
-      const item = document.createElement("li");
-      const share = document.createElement("span");
-      share.className = "quiet";
-      share.textContent = ` ${Math.round(100 * other.confidence)} %`;
-      item.append(other.translation, share);
-      return item;
-    }),
+  const sentence = state.shown;
+  const others = (sentence?.nbest ?? []).filter(
+    (entry, rank, all) =>
+      entry.translation.trim() &&
+      entry.translation !== sentence.translation &&
+      all.findIndex((each) => each.translation === entry.translation) === rank,
   );
+  part("others-card").hidden = !others.length;
+  part("attention-card").hidden = !sentence?.attention.length;
+  if (!sentence) return;
+  if (sentence.attention.length) picture.show(sentence);
+  part("others-source").textContent = sentence.source;
+  part("others").replaceChildren(...others.map((entry) => other(sentence, entry)));
 }
 
-function paragraph(sentence, line) {
-  const block = document.createElement("p");
-  sentence.translation.split(" ").filter(Boolean).forEach((text, number) => {
-    const word = document.createElement("button");
-    word.type = "button";
-    word.className = "word";
-    word.textContent = text;
-    word.setAttribute("aria-haspopup", "menu");
-    word.setAttribute("aria-expanded", "false");
-    const pointAt = () => point(line, number);
-    word.addEventListener("pointerenter", pointAt);
-    word.addEventListener("focus", pointAt);
-    word.addEventListener("click", () => others(word, line, number).catch(fail));
-    block.append(word, " ");
+function other(sentence, entry) {
+  const item = document.createElement("li");
+  const text = document.createElement("span");
+  Object.assign(text, { textContent: entry.translation, dir: "auto" });
+  const share = document.createElement("small");
+  Object.assign(share, { className: "figure quiet", textContent: ` ${Math.round(100 * entry.confidence)} %` });
+  const button = (name, act) => {
+    const made = document.createElement("button");
+    Object.assign(made, { type: "button", className: "small", textContent: name });
+    made.setAttribute("aria-label", `${name} “${entry.translation}”`);
+    made.addEventListener("click", () => act(made));
+    return made;
+  };
+  const use = button("Use", () => {
+    const { translation, tokens, attention, confidence, cut } = entry;
+    Object.assign(sentence, { translation, tokens, attention, confidence, cut });
+    show();
+    view.focus(sentence, 0);
   });
-  return block;
+  item.append(text, share, use, button("Copy", (made) => copied(entry.translation, made)));
+  return item;
 }
 
-function point(line, number) {
-  if (line !== state.shown) {
-    state.shown = line;
+function pointAt(sentence, number) {
+  if (sentence !== state.shown) {
+    state.shown = sentence;
     about();
   }
-  picture.mark(number, -1);
-  highlight(number);
+  if (sentence.attention.length) picture.mark(number, -1);
+  view.highlight(sentence, number);
 }
 
-function highlight(number) {
-  target.querySelectorAll(".word.at").forEach((word) => word.classList.remove("at"));
-  target.children[state.shown]?.querySelectorAll(".word")[number]?.classList.add("at");
-}
-
-async function others(word, line, number) {
-  const before = state.sentences[line].translation.split(" ").filter(Boolean).slice(0, number);
+async function choose(word, row, sentence, number) {
+  const before = sentence.translation.split(" ").filter(Boolean).slice(0, number);
   menu.open(word, "Looking for other words …");
   try {
-    const { found } = await post("alternatives", {
-      q: state.lines[line].trim(),
-      target_prefix: before.join(" "),
-      ...languages(),
-      ...wishes(),
-      alternatives: 6,
-    });
+    const asked = { q: sentence.source, target_prefix: before.join(" "), ...languages(), ...wishes(), alternatives: 6 };
+    const { found } = await post("alternatives", asked);
     if (menu.owner !== word) return;
     const different = found.alternatives.filter((entry) => entry.word !== word.textContent);
-    menu.fill(different, (entry) => {
-      state.begun[line] = [...before, entry.word].join(" ");
-      translate()
-        .then(() => target.children[line]?.querySelectorAll(".word")[number]?.focus())
-        .catch(fail);
-    });
+    menu.fill(different, (entry) => continueFrom([...before, entry.word], row, sentence, number).catch(fail));
   } catch (error) {
     menu.close();
     throw error;
   }
 }
 
-const picture = new AttentionPicture(part("attention"), part("readout"), highlight);
+// Translates a sentence again from a beginning.
+async function continueFrom(words, row, sentence, number) {
+  const q = { text: sentence.source, target_prefix: words.join(" ") };
+  const { found } = await post("translate", { q, ...query(), details: true });
+  const at = row.sentences?.indexOf(sentence) ?? -1;
+  if (at < 0) return;
+  row.sentences[at] = { ...found.details[0], before: sentence.before };
+  state.shown = row.sentences[at];
+  show();
+  view.focus(state.shown, number);
+}
+
+async function copied(text, button) {
+  await navigator.clipboard.writeText(text);
+  const before = button.textContent;
+  button.textContent = "Copied";
+  setTimeout(() => (button.textContent = before), 1500);
+}
+
+async function open(file) {
+  const [, name, ending] = /^(.*?)(?:\.([^.]*))?$/.exec(file.name);
+  const kind = KINDS[ending?.toLowerCase()];
+  try {
+    if (!kind) {
+      const text = await file.text();
+      if (/[\0\ufffd]/.test(text)) throw new Failed("This file is no text. Choose a .txt, .html or .docx file.");
+      state.file = name;
+      editor.text = text.replace(/\r\n?/g, "\n");
+      return;
+    }
+    tell(`Translating ${file.name} …`);
+    save(await postFile(file, kind, languages(), key.value), `${name}.${languages().target}.${ending}`);
+    tell(`${file.name} is translated and saved.`);
+  } catch (error) {
+    fail(Object.assign(error, { seconds: 0 }));
+  }
+}
+
+function save(blob, name) {
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(blob);
+  link.download = name;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
+}
+
+const editor = new Editor(part("source"), later);
+const view = new TargetView(target, pointAt, (...chosen) => choose(...chosen).catch(fail));
+const picture = new AttentionPicture(part("attention"), part("readout"), (number) => state.shown && view.highlight(state.shown, number));
 const menu = new Menu(part("menu"));
 
 function theme(chosen) {
@@ -199,11 +271,11 @@ function remember(field) {
   field.value = localStorage.getItem(field.id) ?? "";
   field.addEventListener("input", () => {
     localStorage.setItem(field.id, field.value);
-    later();
+    forget();
   });
 }
 
-async function begin() {
+function listen() {
   [glossary, avoid, key].forEach(remember);
   theme(localStorage.getItem("theme"));
   part("theme").addEventListener("click", () => {
@@ -211,21 +283,46 @@ async function begin() {
     localStorage.setItem("theme", chosen);
     theme(chosen);
   });
-  part("copy").addEventListener("click", async () => {
-    await navigator.clipboard.writeText(state.sentences.map((sentence) => sentence.translation).join("\n"));
-    part("copy").textContent = "Copied";
-    setTimeout(() => (part("copy").textContent = "Copy"), 1500);
+  part("details").open = localStorage.getItem("details") === "open";
+  const technical = () => document.body.classList.toggle("technical", part("details").open);
+  part("details").addEventListener("toggle", () => {
+    localStorage.setItem("details", part("details").open ? "open" : "");
+    technical();
+  });
+  technical();
+  part("copy").addEventListener("click", () => copied(view.text(state.rows), part("copy")));
+  part("save").addEventListener("click", () => {
+    save(new Blob([view.text(state.rows)], { type: "text/plain" }), `${state.file}.${languages().target}.txt`);
+  });
+  part("clear").addEventListener("click", () => {
+    editor.text = "";
+    part("source").focus();
+  });
+  part("file").addEventListener("change", (event) => {
+    for (const file of event.target.files) open(file);
+    event.target.value = "";
+  });
+  document.addEventListener("dragover", (event) => event.dataTransfer.types.includes("Files") && event.preventDefault());
+  document.addEventListener("drop", (event) => {
+    if (!event.dataTransfer.files.length) return;
+    event.preventDefault();
+    open(event.dataTransfer.files[0]);
   });
   part("key-field").addEventListener("submit", (event) => event.preventDefault());
-  source.addEventListener("input", later);
+  addEventListener("resize", () => view.align([...part("source").children]));
   pair.addEventListener("change", () => {
     named();
-    later();
+    forget();
   });
+}
+
+async function begin() {
+  listen();
+  part("source").focus();
   const [settings, health, known] = await Promise.all([get("frontend/settings"), get("health"), get("languages")]);
   Object.assign(state, { settings, models: health.models, names: new Map(known.map((each) => [each.code, each.name])) });
   part("key-field").hidden = !settings.keyRequired;
-  for (const model of health.models) pair.append(new Option(`${name(model.source)} to ${name(model.target)}`));
+  for (const each of health.models) pair.append(new Option(`${name(each.source)} to ${name(each.target)}`));
   pair.parentElement.hidden = health.models.length < 2;
   named();
   later();
@@ -236,7 +333,7 @@ const name = (code) => state.names.get(code) ?? code;
 function named() {
   part("source-name").textContent = name(languages().source);
   part("target-name").textContent = name(languages().target);
-  source.lang = languages().source;
+  part("source").lang = languages().source;
   target.lang = languages().target;
 }
 

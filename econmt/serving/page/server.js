@@ -1,30 +1,77 @@
-// What the page asks of its server.
+// What the page asks of its server, and its errors in a person's words.
 
-export class Failed extends Error {}
-
-async function read(response) {
-  const text = await response.text();
-  let found;
-  try {
-    found = JSON.parse(text);
-  } catch {
-    throw new Failed(`The server answered with no JSON (status ${response.status}).`);
+// `line` is what the server said; after `seconds` the same request may succeed.
+export class Failed extends Error {
+  constructor(message, line = "", seconds = 0) {
+    super(message);
+    Object.assign(this, { line, seconds });
   }
-  if (!response.ok) throw new Failed(found.error ?? `The server refused (status ${response.status}).`);
-  return { found, bytes: new TextEncoder().encode(text).length };
+}
+
+const REASONS = [
+  [/api_key is none/, () => "This key is not one of the server's. Check the key under “Wishes”."],
+  [/wants an api_key/, () => "This server wants a key. Enter it under “Wishes”; whoever runs the server has it."],
+  [/constraint '(.+?)' has characters/, (word) => `The model cannot write “${word}”, which the glossary wants. Change or remove that term.`],
+  [/target_prefix '(.+?)' has characters/, (word) => `The model cannot go on after “${word}”. Choose another word.`],
+  [/constraint '(.+?)' contains an avoided/, (word) => `“${word}” is in the glossary and among the words to avoid. Remove it from one of them.`],
+  [/glossary: .* is blank/, () => "A term of the glossary has only one side. Write it as “dog = Hund”."],
+  [/([\d,]+) characters, this server takes ([\d,]+)/, (many, most) => `The text has ${many} characters, and this server takes ${most} at a time. Translate it in parts.`],
+  [/a sentence of [\d,]+ tokens/, () => "A sentence is too long to be translated whole. Break it into shorter ones."],
+  [/weights, at most/, () => "A paragraph is too long. Break it by an empty line."],
+  [/sentences, more than/, () => "The text has too many sentences. Translate it in parts."],
+  [/not a \.docx|no document/, () => "This file cannot be read as a Word document. Save it as .docx again, or paste its text."],
+];
+const STATUSES = {
+  408: "The connection was too slow. Try again.",
+  413: "The text is too long for this server. Translate it in parts.",
+  415: "This kind of file cannot be translated. Choose a .txt, .html or .docx file.",
+  429: "Too many requests in a short time.",
+  503: "The server is busy.",
+};
+
+function refusal(response, line) {
+  const seconds = Number(response.headers.get("Retry-After") ?? 0);
+  for (const [pattern, words] of REASONS) {
+    const match = pattern.exec(line);
+    if (match) return new Failed(words(...match.slice(1)), line, seconds);
+  }
+  const again = seconds ? ` It is tried again in ${seconds} s.` : "";
+  const fallback = response.status >= 500 ? "Something went wrong at the server." : "The server cannot translate this.";
+  return new Failed((STATUSES[response.status] ?? fallback) + again, line, seconds);
+}
+
+async function checked(response) {
+  if (response.ok) return response;
+  const text = await response.text();
+  let line = text;
+  try {
+    line = JSON.parse(text).error ?? text;
+  } catch {
+    // A proxy answers with a page of its own.
+  }
+  throw refusal(response, `${response.status}: ${line.slice(0, 500)}`);
 }
 
 async function reach(path, options) {
   try {
-    return await fetch(path, options);
+    return await checked(await fetch(path, options));
   } catch (error) {
-    if (error.name === "AbortError") throw error;
-    throw new Failed("The server cannot be reached.");
+    if (error.name === "AbortError" || error instanceof Failed) throw error;
+    throw new Failed("The server does not answer. Check that it is running and that you are connected to it.", "", 5);
+  }
+}
+
+async function parsed(response) {
+  const text = await response.text();
+  try {
+    return { found: JSON.parse(text), received: new TextEncoder().encode(text).length };
+  } catch {
+    throw new Failed("The answer cannot be understood. Is there another program at this address?");
   }
 }
 
 export async function get(path) {
-  return (await read(await reach(path))).found;
+  return (await parsed(await reach(path))).found;
 }
 
 // The answer, and the bytes and milliseconds that it took.
@@ -32,6 +79,13 @@ export async function post(path, fields, signal) {
   const body = JSON.stringify(fields);
   const begun = performance.now();
   const response = await reach(path, { method: "POST", headers: { "Content-Type": "application/json" }, body, signal });
-  const { found, bytes } = await read(response);
-  return { found, received: bytes, sent: new TextEncoder().encode(body).length, milliseconds: performance.now() - begun };
+  const sent = new TextEncoder().encode(body).length;
+  return { ...(await parsed(response)), sent, milliseconds: performance.now() - begun };
+}
+
+// The translation of a file, in its own form.
+export async function postFile(file, kind, languages, key) {
+  const headers = { "Content-Type": kind, ...(key ? { Authorization: `Bearer ${key}` } : {}) };
+  const response = await reach(`translate_file?${new URLSearchParams(languages)}`, { method: "POST", headers, body: file });
+  return response.blob();
 }

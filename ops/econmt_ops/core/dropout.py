@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import Any, NamedTuple, TypeAlias, TypeVar, Union
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from econmt_ops.backends import triton
 from econmt_ops.dispatch.registration import custom_op
@@ -356,3 +356,20 @@ def dropout(values: Tensor, p: float, seed: Seed, variational: bool = False, ind
     number, device_seed, first_row = split_seed(seed)
     result: Tensor = _dropout(values, p, number, index, variational, device_seed, first_row)
     return result
+
+
+def seed_of(
+    module: nn.Module, p: float, seed: Seed | None, device: torch.device
+) -> tuple[float, Seed | None]:
+    """Returns the dropout probability that applies to a module now, and the seed of its masks.
+
+    A seed of None is drawn from torch's generator: a number or, where torch.compile traces, a tensor on ``device``,
+    because a number would break the graph.
+    """
+    if not module.training or p == 0.0:
+        return 0.0, None
+    if seed is None:
+        if torch.compiler.is_compiling():
+            return p, torch.randint(1 << 62, (), device=device)
+        seed = int(torch.randint(1 << 62, ()))
+    return p, seed

@@ -69,6 +69,19 @@ class LowRankLSTMWeights(NamedTuple):
     """Bias, (4H,)."""
 
 
+class ProjectedLSTMWeights(NamedTuple):
+    """Weights of one LSTM layer with projection to P features; gates i, f, g, o, as in `torch.nn.LSTM`."""
+
+    input: Tensor
+    """Input weight, (4H, I)."""
+    hidden: Tensor
+    """Recurrent weight, (4H, P)."""
+    bias: Tensor
+    """Bias, (4H,)."""
+    projection: Tensor
+    """Projection of h, (P, H)."""
+
+
 AnyLSTMWeights = Union[LSTMWeights, LowRankLSTMWeights]
 """Weights of one LSTM layer, with whole or factorized matrices."""
 

@@ -1,29 +1,22 @@
-"""`torch.nn.Module` versions of the cells' layers; `GRU` has the parameter names of `torch.nn.GRU`."""
+"""`torch.nn.Module` versions of the layers of cells that `torch.nn` does not have."""
 
 from __future__ import annotations
 
-import itertools
 import math
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from econmt_ops.cells.gru import GRU as GRU_CELL
 from econmt_ops.cells.lnlstm import LNLSTM
 from econmt_ops.cells.scan import GILR_LSTM, QRNN_OF_TWO
 from econmt_ops.cells.scan import SRU as SRU_CELL
 from econmt_ops.cells.scan import SSRU as SSRU_CELL
-from econmt_ops.core.stack import StackOptions, run_stack
+from econmt_ops.core.dropout import seed_of
+from econmt_ops.core.stack import StackOptions
 from econmt_ops.core.weights import State
+from econmt_ops.layers.directions import LayerStack, run_layers
 from econmt_ops.layers.op import OPS
-
-
-def seed_of(module: nn.Module, dropout: float, seed: int | None) -> tuple[float, int | None]:
-    """Returns the dropout probability that applies now, and its seed, drawn from torch's generator if it is None."""
-    if not module.training or dropout == 0.0:
-        return 0.0, None
-    return dropout, int(torch.randint(1 << 62, ())) if seed is None else seed
 
 
 class CellLayers(nn.Module):
@@ -123,57 +116,13 @@ class CellLayers(nn.Module):
             Outputs (B, T, D H) with D directions, zero at and after a row's length, and the states after each row's
             last step, ordered as `state`.
         """
-        return self._run(inputs, state, self._options(lengths, dropout_seed))
-
-    def _options(self, lengths: Tensor | None, seed: int | None) -> StackOptions:
-        """Returns the options of a call, with a new dropout seed if ``seed`` is None and one is needed."""
-        probability, seed = seed_of(self, self.dropout, seed)
-        return StackOptions(lengths, False, self.residual, probability, seed, self.variational)
-
-    def _weights(self, layer: int, reverse: bool = False) -> Any:
-        """Returns the weights with which the module itself calls the op."""
-        return self.layer_weights(layer, reverse)
-
-    def _run(self, inputs: Tensor, state: State | None, options: StackOptions) -> tuple[Tensor, State]:
-        """Runs the layers; the states of a layer's two directions follow each other."""
-        if not self.bidirectional:
-            return self.op(  # type: ignore[no-any-return]
-                inputs,
-                tuple(self._weights(layer) for layer in range(self.num_layers)),
-                state=state,
-                lengths=options.lengths,
-                residual=options.residual,
-                dropout=options.dropout,
-                dropout_seed=options.seed,
-                variational=options.variational,
-                implementation=self.implementation,
-            )
-
-        def run(layer: int, read: Tensor) -> tuple[Tensor, State]:
-            first = None if state is None else state[2 * layer : 2 * layer + 2]
-            return self._run_both_ways(layer, read, first, options.lengths)
-
-        outputs, last = run_stack(run, inputs, self.num_layers, options)
-        return outputs, tuple(itertools.chain.from_iterable(last))
-
-    def _run_both_ways(
-        self, layer: int, read: Tensor, state: State | None, lengths: Tensor | None
-    ) -> tuple[Tensor, State]:
-        """Runs one layer in both directions; returns outputs (B, T, 2H) and the states of both."""
-        halves: list[Tensor] = []
-        last: list[tuple[Tensor, ...]] = []
-        for reverse in (False, True):
-            half, after = self.op(
-                read,
-                (self._weights(layer, reverse),),
-                state=None if state is None else (state[reverse],),
-                lengths=lengths,
-                reverse=reverse,
-                implementation=self.implementation,
-            )
-            halves.append(half)
-            last += after
-        return torch.cat(halves, 2), tuple(last)
+        probability, seed = seed_of(self, self.dropout, dropout_seed, inputs.device)
+        options = StackOptions(lengths, False, self.residual, probability, seed, self.variational)
+        weights = tuple(
+            tuple(self.layer_weights(layer, bool(reverse)) for reverse in range(len(self._suffixes(layer))))
+            for layer in range(self.num_layers)
+        )
+        return run_layers(LayerStack(self.op, weights, self.implementation), inputs, state, options)
 
     def extra_repr(self) -> str:
         """Returns the sizes, and the settings that differ from the defaults."""
@@ -192,18 +141,6 @@ class CellLayers(nn.Module):
 
     def _suffixes(self, layer: int) -> tuple[str, ...]:
         return (f"_l{layer}", f"_l{layer}_reverse") if self.bidirectional else (f"_l{layer}",)
-
-
-class GRU(CellLayers):
-    """Stacked GRU with the parameters of a batch-first `torch.nn.GRU`; each class loads the other's state dict."""
-
-    cell = GRU_CELL
-    names: ClassVar[dict[str, str]] = {
-        "input": "weight_ih",
-        "hidden": "weight_hh",
-        "bias": "bias_ih",
-        "hidden_bias": "bias_hh",
-    }
 
 
 class LayerNormLSTM(CellLayers):

@@ -315,7 +315,10 @@ def _recompute_layer(
             backend,
         )
     )
-    return results.outputs.transpose(0, 1), (results.last_h, *results.last.unbind(0))
+    others = (
+        results.last.unbind(0) if len(state) > 1 else ()
+    )  # torch.export cannot store a list of no tensors
+    return results.outputs.transpose(0, 1), (results.last_h, *others)
 
 
 def reference(

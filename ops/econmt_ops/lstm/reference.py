@@ -23,7 +23,13 @@ from econmt_ops.core.lengths import padding_mask, zero_padding
 from econmt_ops.core.low_rank import linear, linear_add
 from econmt_ops.core.precision import accumulate_dtype, recurrent_tf32
 from econmt_ops.core.stack import StackOptions, last_of, run_stack
-from econmt_ops.core.weights import AnyLSTMWeights, LowRankLSTMWeights, LSTMState, LSTMWeights
+from econmt_ops.core.weights import (
+    AnyLSTMWeights,
+    LowRankLSTMWeights,
+    LSTMState,
+    LSTMWeights,
+    ProjectedLSTMWeights,
+)
 from econmt_ops.dispatch.traits import Traits
 from econmt_ops.lstm.cudnn import MOST_STEPS, cudnn_lstm, in_parts
 
@@ -77,21 +83,21 @@ def is_light(batch: int, steps: int, hidden: int, dtype: torch.dtype, device: to
     return hidden < _WIDE if exact == dtype else steps < _FEW_STEPS
 
 
-def closed_gates(layer: AnyLSTMWeights) -> Tensor:
+def closed_gates(layer: AnyLSTMWeights | ProjectedLSTMWeights) -> Tensor:
     """Returns the sums (4H,) of the gates i, f, g, o that padded positions read."""
     # Filled on the device: copying a list of numbers to a GPU would synchronise with it.
-    pattern = layer.bias.new_full((4, layer.hidden.shape[1]), -_CLOSED)
+    pattern = layer.bias.new_full((4, layer.bias.shape[0] // 4), -_CLOSED)
     pattern[1].fill_(_CLOSED)
     pattern[2].zero_()
     return pattern.view(-1)
 
 
-def _padding_columns(inputs: Tensor, padding: Tensor) -> Tensor:
+def padding_columns(inputs: Tensor, padding: Tensor) -> Tensor:
     """Returns inputs (B, T, I + 8), finite in the padding (B, T), whose extra columns mark it for torch.lstm."""
     return torch.cat([inputs, functional.pad(padding.unsqueeze(2).to(inputs.dtype), (0, _COLUMNS - 1))], 2)
 
 
-def _closing_weight(layer: LSTMWeights) -> Tensor:
+def closing_weight(layer: LSTMWeights | ProjectedLSTMWeights) -> Tensor:
     """Returns the input weight (4H, I + 8) with which torch.lstm leaves its state unchanged at padded positions."""
     return torch.cat([layer.input, functional.pad(closed_gates(layer).unsqueeze(1), (0, _COLUMNS - 1))], 1)
 
@@ -153,7 +159,7 @@ def layer_by_torch(
     """
     weight = layer.input
     if padding is not None:
-        inputs, weight = _padding_columns(inputs, padding), _closing_weight(layer)
+        inputs, weight = padding_columns(inputs, padding), closing_weight(layer)
     outputs, last_h, last_c = torch_lstm(
         inputs, [weight, layer.hidden, layer.bias], h.unsqueeze(0), c.unsqueeze(0)
     )
@@ -232,8 +238,8 @@ def bidirectional_lstm(
         # Closed gates work for the backward direction too: it starts in the padding and carries its zero state to the
         # row's last position.
         padding = padding_mask(lengths, steps, inputs.device)
-        inputs = _padding_columns(zero_padding(inputs, padding), padding)
-        weights = [_closing_weight(forward), _closing_weight(backward)]
+        inputs = padding_columns(zero_padding(inputs, padding), padding)
+        weights = [closing_weight(forward), closing_weight(backward)]
     zeros = inputs.new_zeros(2, batch, hidden)
     flat = [weights[0], forward.hidden, forward.bias, weights[1], backward.hidden, backward.bias]
     outputs, last_h, last_c = torch_lstm(inputs, flat, zeros, zeros, bidirectional=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 
 import pytest
@@ -36,7 +37,7 @@ def _no_plans() -> Iterator[None]:
 
 def _module(device: str, **options: object) -> econmt_ops.LSTM:
     torch.manual_seed(0)
-    return econmt_ops.LSTM(SIZE, HIDDEN, implementation="triton", device=device, **options)  # type: ignore[arg-type]
+    return econmt_ops.LSTM(SIZE, HIDDEN, batch_first=True, implementation="triton", device=device, **options)  # type: ignore[arg-type]
 
 
 def _twin(module: econmt_ops.LSTM) -> nn.LSTM:
@@ -98,7 +99,7 @@ def test_second_calls_follow_a_plan(device: str, options: dict[str, int]) -> Non
 def test_a_module_finds_the_plan_of_its_first_call(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module, inputs = _module(device), _inputs(device)
     outputs, _ = module(inputs)
-    monkeypatch.setattr(module, "_run", None)  # without a plan it would be called again
+    monkeypatch.setattr(module, "_stack", None)  # without a plan it would be called again
     torch.testing.assert_close(module(inputs)[0], outputs)
 
 
@@ -155,7 +156,7 @@ def test_other_shapes_types_and_gradients_have_other_plans(device: str) -> None:
     assert not again.requires_grad
     torch.testing.assert_close(again, outputs, rtol=1e-2, atol=1e-3)
     assert len(PLANS) == count + 1
-    half = module(inputs.detach().half())[0]
+    half = copy.deepcopy(module).half()(inputs.detach().half())[0]
     assert half.dtype == torch.float16
     torch.testing.assert_close(half.float(), outputs, rtol=2e-2, atol=2e-2)
     assert len(PLANS) == count + 2
@@ -309,7 +310,7 @@ def test_the_newer_setting_of_recurrent_layers() -> None:
 def test_tf32_on_a_gpu(batch: int, steps: int, hidden: int) -> None:
     """With TF32 errors are larger than IEEE's and no larger than those of cuDNN in TF32 by much."""
     torch.manual_seed(0)
-    module = econmt_ops.LSTM(hidden, hidden, device="cuda")
+    module = econmt_ops.LSTM(hidden, hidden, batch_first=True, device="cuda")
     inputs = torch.randn(batch, steps, hidden, device="cuda", requires_grad=True)
     twins = [nn.LSTM(hidden, hidden, batch_first=True, device="cuda") for _ in range(2)]
     for twin in twins:
@@ -344,7 +345,7 @@ def test_tf32_on_a_gpu(batch: int, steps: int, hidden: int) -> None:
 def test_ieee_layers_are_cudnns(layers: int) -> None:
     torch.backends.cudnn.allow_tf32 = False
     torch.manual_seed(0)
-    module = econmt_ops.LSTM(20, 40, layers).cuda()
+    module = econmt_ops.LSTM(20, 40, layers, batch_first=True).cuda()
     twin = nn.LSTM(20, 40, layers, batch_first=True, device="cuda")
     twin.load_state_dict(module.state_dict())
     first, *_, last = (part.data_ptr() for part in in_order([module._weights(k) for k in range(layers)]))

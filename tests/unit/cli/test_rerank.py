@@ -104,17 +104,15 @@ def test_markup_comes_back(call: Call, word_model: Path) -> None:
     assert found[1] == "<p></p>"
 
 
-def test_paragraphs(call: Call, word_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    failure(
-        call("translate", "-m", word_model, "--split-sentences", text="a\n"),
-        "no rules for the source language 'src'",
-    )
-    monkeypatch.setattr("econmt.cli.translate.sentence_splitter", lambda _: lambda text: text.split("|"))
-    found = call(
-        "translate", "-m", word_model, "--split-sentences", "--chunk-size", 2, text="a b|c\n\nd\n"
-    ).lines
-    alone = call("translate", "-m", word_model, text="a b\nc\nd\n").lines
-    assert found == [f"{alone[0]} {alone[1]}", "", alone[2]]
+def test_paragraphs(call: Call, word_model: Path) -> None:
+    text = "a b! C\n\nd\ne f! G? H\n"
+    found = call("translate", "-m", word_model, "--split-sentences", "--chunk-size", 2, text=text)
+    alone = call("translate", "-m", word_model, text="a b!\nC\nd\ne f!\nG?\nH\n").lines
+    assert found.lines == [" ".join(alone[:2]), "", alone[2], " ".join(alone[3:])]
+    assert "several sentences" not in found.err
+    whole = call("translate", "-m", word_model, "--chunk-size", 2, text=text)
+    assert whole.err.count("warning") == 1
+    assert "standard input:1: 2 lines have several sentences, this one first" in whole.err
     failure(
         call("translate", "-m", word_model, "--split-sentences", "--nbest-size", 2, text="a\n"),
         "--nbest-size is of a sentence",

@@ -10,10 +10,34 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from econmt.data.text.subwords import SPECIAL_TOKENS, Vocabularies, WordVocabulary
-from econmt.decoding.markup import put_back, take_out
+from econmt.decoding.markup import Marked, put_back
+from econmt.decoding.markup_reader import line_passage
+from econmt.decoding.passages import Passage, TextDivision
 from econmt.decoding.search.beam import SearchOptions
+from econmt.decoding.translation import NBestEntry, Translation
 from econmt.decoding.translator import Translator
 from tests.unit.decoding.test_translator import Copying
+
+
+def read(line: str) -> Passage:
+    return line_passage(line, TextDivision())
+
+
+def sentence(line: str) -> Marked:
+    (only,) = read(line).sentences
+    return only
+
+
+def translated(
+    line: str, translation: str, alignment: list[tuple[int, int]]
+) -> tuple[str, list[tuple[int, int]]]:
+    """Text and alignment of a line whose only sentence is translated so."""
+    entry = NBestEntry(translation, [], [], 0.0, 0.0, None, False, alignment)
+    passage = read(line)
+    whole = passage.joined(
+        [Translation(translation, 0.0, 0.0, [], None, [entry], []) for _ in passage.sentences]
+    )
+    return whole.text, [pair for each in whole.hypotheses for pair in each.alignment]
 
 
 def straight(count: int) -> list[tuple[int, int]]:
@@ -35,13 +59,13 @@ def straight(count: int) -> list[tuple[int, int]]:
         # One word in a row that was made of others does not carry the tag away.
         ("<b>a b c</b> d e", "a b c d e", "A B D C E A", [(0, 0), (1, 1), (3, 2), (2, 3), (4, 4), (0, 5)], "<b>A B</b> D C E A"),
         ("(<b>a</b>) b", "(a) b", "(A) B", straight(2), "(<b>A</b>) B"),
-        ("x<br/>y", "x y", "X Y", straight(2), "X<br/>Y"),
+        ("x<x/>y", "x y", "X Y", straight(2), "X<x/>Y"),
         ("Hello {name}!", "Hello !", "Hallo !", straight(2), "Hallo {name}!"),
         ("%s files in ${dir}, %(n)d", "files in ,", "Dateien in ,", straight(3), "%s Dateien in ${dir}, %(n)d"),
         ("H<b>2</b>O is", "H2O is", "H2O ist", straight(2), "<b>H2O</b> ist"),
         ("<b><i></b>x</i>", "x", "X", straight(1), "<b><i></b>X</i>"),
         ("</b>x <i>", "x", "X", straight(1), "</b>X <i>"),
-        ("<1>a</1> <2/> b", "a  b", "A B", straight(2), "<1>A</1> <2/> B"),
+        ("<1>a</1> <2/> b", "a b", "A B", straight(2), "<1>A</1> <2/> B"),
         ("<b>a</b> b", "a b", "B", [(1, 0)], "<b></b> B"),
         ("<b>a <i>c</i></b>", "a c", "C", [(1, 0)], "<b><i>C</i></b>"),
         ("<!-- b -->x", "x", "X", straight(1), "<!-- b -->X"),
@@ -54,25 +78,24 @@ def straight(count: int) -> list[tuple[int, int]]:
 def test_marks_stand_where_their_words_are(
     line: str, text: str, translation: str, alignment: list[tuple[int, int]], expected: str
 ) -> None:
-    marked = take_out(line)
-    assert marked.text == text
-    assert put_back(marked, translation, alignment)[0] == expected
+    assert sentence(line).text == text
+    assert translated(line, translation, alignment)[0] == expected
 
 
 @pytest.mark.parametrize(
     ("line", "translation", "alignment", "expected"),
     [
         ("a b", "A B", [(0, 0), (1, 1)], ("A B", [(0, 0), (1, 1)])),
-        ("<br/> a <i>b</i>", "B A", [(1, 0), (0, 1)], ("<i>B</i> <br/> A", [(2, 0), (1, 2)])),
+        ("<x/> a <i>b</i>", "B A", [(1, 0), (0, 1)], ("<x/> <i>B</i> A", [(2, 1), (1, 2)])),
         ('x <a href="y">b c</a>', "B C X", [(1, 0), (2, 1), (0, 2)], ('<a href="y">B C</a> X', [(2, 1), (3, 2), (0, 3)])),
-        ("  x<br/>y z", "Z X Y", [(2, 0), (0, 1), (1, 2)], ("Z X<br/>Y", [(1, 0), (0, 1)])),
+        ("  x<x/>y z", "Z X Y", [(2, 0), (0, 1), (1, 2)], ("Z X<x/>Y", [(1, 0), (0, 1)])),
         ('H<b class="x">2</b>O it', "It H2O", [(1, 0), (0, 1)], ('It <b class="x">H2O</b>', [(2, 0), (0, 2), (1, 2)])),
     ],
 )  # fmt: skip
 def test_alignments_are_of_the_words_with_their_marks(
     line: str, translation: str, alignment: list[tuple[int, int]], expected: tuple[str, list[tuple[int, int]]]
 ) -> None:
-    assert put_back(take_out(line), translation, alignment) == expected
+    assert translated(line, translation, alignment) == expected
 
 
 TAG = re.compile(r"<(/?)(\w)>|\{\d\}")
@@ -120,46 +143,48 @@ def marked_lines(draw: st.DrawFn) -> str:
 def test_each_mark_comes_once_nested_and_the_words_stay(
     line: str, alignment: list[tuple[int, int]], length: int
 ) -> None:
-    marked = take_out(line)
-    assert not TAG.search(marked.text)
+    texts = [each.text for each in read(line).sentences]
+    assert not TAG.search("".join(texts))
     translation = " ".join(["Wort", "an,", "(z)", "."][i % 4] for i in range(length))
-    count = len(marked.text.split())
+    count = len("".join(texts).split())
     pairs = [(s, t) for s, t in alignment if t < length and s < count]
-    found, made = put_back(marked, translation, pairs)
+    found, made = translated(line, translation, pairs)
     assert {
         (TAG.sub("", found.split(" ")[t]) != "", TAG.sub("", line.split(" ")[s]) != "") for s, t in made
     } <= {(True, True)}
-    assert bool(made) == bool(pairs)
+    assert bool(made) == bool(pairs and texts)
     assert sorted(m[0] for m in TAG.finditer(found)) == sorted(m[0] for m in TAG.finditer(line))
     assert nested(found)
-    assert "".join(TAG.sub("", found).split()) == "".join(translation.split())
+    assert "".join(TAG.sub("", found).split()) == ("".join(translation.split()) if texts else "")
 
 
 def test_any_number_of_marks() -> None:
     line = "<b>" * 3000 + "x" + "</b>" * 3000
-    assert put_back(take_out(line), "X", [(0, 0)])[0].count("<b>") == 3000
-    assert take_out("<!--" * 50_000).text == "<!--" * 50_000
+    assert translated(line, "X", [(0, 0)])[0] == line.replace("x", "X")
+    assert translated(f"y {line} y", "Y X Y", [(i, i) for i in range(3)])[0].count("<b>") == 3000
+    assert sentence("<!--" * 50_000).text == "<!--" * 50_000
 
 
 def test_long_lines_are_no_work_for_minutes() -> None:
     signs = f"{{a}} a{'-' * 100_000}b"
-    assert [len(unit.text) for unit in take_out(signs).units] == [100_002]
-    assert len(put_back(take_out("{a} " + "-" * 100_000), "-" * 100_000, [(0, 0)])[0]) == 100_004
-    found, _ = put_back(take_out("<b>x</b> " * 6000), " ".join("X" * 1000), [(i, i) for i in range(1000)])
+    assert [len(unit.text) for unit in sentence(f"b {signs}").units] == [1, 100_002]
+    line = f"a {{a}} {'-' * 100_000}"
+    assert len(put_back(sentence(line), f"a {'-' * 100_000}", [(0, 0), (1, 1)])[0]) == len(line)
+    found, _ = put_back(sentence("<b>x</b> " * 6000), " ".join("X" * 1000), [(i, i) for i in range(1000)])
     assert found.count("<b>X</b>") == 1000
     assert found.count("<b></b>") == 5000
 
 
 @pytest.mark.parametrize("way", ["cut", "skip"])
-def test_lines_are_cut_before_tags_are_taken_out(way: Literal["cut", "skip"]) -> None:
+def test_tags_of_long_lines_are_kept(way: Literal["cut", "skip"]) -> None:
     words = WordVocabulary([*SPECIAL_TOKENS, "ein", "Hund", *map(str, range(24))])
     told: list[str] = []
     options = SearchOptions(beam_size=1, markup=True, max_input_length=2, long_lines=way)
     made = Translator([Copying()], Vocabularies(words, words), options, warn=told.append)
     (found,) = made.translate(["<b>ein</b> " * 50])
-    assert found.text.count("<b>") == (9 if way == "cut" else 0)  # of 100 characters
-    assert (found.text == "") == (way == "skip")
-    assert "input:1: 550 characters, more than a source of 2 tokens may have" in told[0]
+    assert found.text.count("<b>") == found.text.count("</b>") == 50
+    assert found.text.count("ein") == (2 if way == "cut" else 0)
+    assert "input:1: 199 characters, more than a source of 2 tokens may have" in told[0]
 
 
 def test_lines_through_a_translator() -> None:
@@ -171,7 +196,7 @@ def test_lines_through_a_translator() -> None:
     assert found[0].source_tokens == ["ein", "Hund"]
     assert len(found[0].hypotheses) == 2
     assert "<b>" in found[0].hypotheses[1].text
-    alone = next(iter(made.translate(["{a} ein <br/> Hund"])))
-    assert (alone.text, alone.hypotheses[0].alignment) == ("{a} ein <br/> Hund", [(1, 1), (3, 3)])
+    alone = next(iter(made.translate(["{a} ein <x/> Hund"])))
+    assert (alone.text, alone.hypotheses[0].alignment) == ("{a} ein <x/> Hund", [(1, 1), (3, 3)])
     with pytest.raises(ValueError, match="markup needs attention"):
         SearchOptions(markup=True, attention=False)

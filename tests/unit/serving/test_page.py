@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 import shutil
+import zipfile
 from collections.abc import Iterator
 
 import pytest
 
 from econmt.api import Request, TrainedModel
+from econmt.serving.files import WORD
 from tests.unit.serving.conftest import Client
+from tests.unit.serving.test_files import document
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = next(
@@ -22,12 +25,21 @@ pytestmark = [
     ),
 ]
 expect = sync_api.expect
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[sync_api.Browser]:
     with sync_api.sync_playwright() as playwright:
-        launched = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        launched = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         yield launched
         launched.close()
 
@@ -36,6 +48,7 @@ def browser() -> Iterator[sync_api.Browser]:
 def page(browser: sync_api.Browser, client: Client) -> Iterator[sync_api.Page]:
     """The page of the server; it may ask nobody else, and its scripts must not fail."""
     context = browser.new_context(viewport={"width": 1100, "height": 800})
+    context.grant_permissions(["clipboard-read", "clipboard-write"])
     opened = context.new_page()
     asked: list[str] = []
     failed: list[str] = []
@@ -59,6 +72,8 @@ def test_translates_as_one_types(page: sync_api.Page, model: TrainedModel) -> No
     for text in ("a b c", "h g"):
         page.get_by_role("textbox", name="src").fill(text)
         expect(translation_of(page)).to_have_text(re.compile(model.translate([text])[0].text))
+    expect(page.locator("#figures")).to_be_hidden()
+    page.get_by_text("Details").click()
     expect(page.locator("#figures")).to_contain_text(
         re.compile(r"Confidence \d+ %.* ms at the server.*received.*model")
     )
@@ -69,6 +84,7 @@ def test_translates_as_one_types(page: sync_api.Page, model: TrainedModel) -> No
 
 def test_attention_follows_pointer_and_keys(page: sync_api.Page, model: TrainedModel) -> None:
     page.get_by_role("textbox", name="src").fill("a b c")
+    page.get_by_text("Details").click()
     found = model.translate(["a b c"])[0]
     assert found.attention is not None
     words = found.text.split()
@@ -120,17 +136,170 @@ def test_glossary_is_followed_and_remembered(page: sync_api.Page) -> None:
     expect(page.get_by_label(re.compile("Glossary"))).to_have_value("b = G H")
 
 
-def test_errors_of_the_server_are_shown(page: sync_api.Page) -> None:
+def test_errors_are_in_a_person_s_words(page: sync_api.Page) -> None:
     page.get_by_role("textbox", name="src").fill("a b c")
     page.get_by_label(re.compile("Glossary")).fill("b = ß")
-    expect(page.get_by_role("alert")).to_contain_text(
-        "has characters or words that the target vocabulary lacks"
-    )
+    alert = page.get_by_role("alert")
+    expect(alert).to_contain_text("The model cannot write “ß”, which the glossary wants.")
+    expect(alert.locator("details:not([open])")).to_contain_text("the target vocabulary lacks")
+    alert.get_by_text("Details").click()
+    expect(alert.locator("details[open]")).to_be_visible()
     page.get_by_label(re.compile("Glossary")).fill("")
-    expect(page.get_by_role("alert")).to_be_hidden()
+    expect(alert).to_be_hidden()
+    page.get_by_role("textbox", name="src").fill("a" * 600)
+    expect(alert).to_contain_text("The text has 600 characters, and this server takes 500 at a time.")
+
+
+def test_an_old_translation_is_grey_until_the_next_comes(page: sync_api.Page, model: TrainedModel) -> None:
+    source = page.get_by_role("textbox", name="src")
+    source.fill("a b\nc d")
+    lines = page.locator("#target p")
+    expect(lines.nth(1)).to_have_text(model.translate(["c d"])[0].text)
+    held: list[sync_api.Route] = []
+    page.route("**/translate", lambda route: held.append(route))
+    source.fill("a b\nc")
+    expect(lines.nth(1)).to_have_class("stale")
+    expect(lines.nth(1)).to_have_text(model.translate(["c d"])[0].text)
+    expect(lines.nth(0)).not_to_have_class("stale")
+    page.wait_for_timeout(300)
+    assert len(held) == 1
+    assert held[0].request.post_data_json["q"] == ["c"]
+    held[0].continue_()
+    expect(lines.nth(1)).to_have_text(model.translate(["c"])[0].text)
+    expect(lines.nth(1)).not_to_have_class("stale")
+
+
+def test_lines_stay_side_by_side(page: sync_api.Page, model: TrainedModel) -> None:
+    text = "a b! C d\n\n" + "a b c d e f g h " * 12 + "\ne"
+    page.get_by_role("textbox", name="src").fill(text)
+    last = model.translate(["e"])[0].text
+    expect(page.locator("#target p").nth(3)).to_have_text(last)
+    tops = [
+        page.locator(place).evaluate_all("lines => lines.map(line => line.getBoundingClientRect().top)")
+        for place in ("#source .line", "#target p")
+    ]
+    assert len(tops[0]) == 4
+    assert tops[0] == pytest.approx(tops[1], abs=2)
+    first = " ".join(each.text for each in model.translate(["a b!", "C d"]))
+    expect(page.locator("#target p").first).to_have_text(first)
+
+
+def test_the_source_is_edited_like_any_text(page: sync_api.Page) -> None:
+    source = page.get_by_role("textbox", name="src")
+    source.click()
+    page.keyboard.type("a b")
+    page.keyboard.press("Enter")
+    page.keyboard.type("d")
+    page.keyboard.press("ArrowUp")
+    page.keyboard.press("End")
+    page.keyboard.type(" c")
+    expect(page.locator("#source .line")).to_have_text(["a b c", "d"])
+    page.evaluate("navigator.clipboard.writeText('e\\nf\\n\\ng')")
+    page.keyboard.press("Control+v")
+    expect(page.locator("#source .line")).to_have_text(["a b ce", "f", "", "g", "d"])
+    page.keyboard.type("h")
+    expect(page.locator("#source .line").nth(3)).to_have_text("gh")
+    page.keyboard.press("Control+a")
+    page.keyboard.press("Delete")
+    expect(page.locator("#source")).to_have_text("")
+    page.keyboard.type("a")
+    expect(page.locator("#source .line")).to_have_text(["a"])
+    expect(page.locator("#target p")).to_have_count(1)
+
+
+def test_another_translation_is_chosen_and_copied(page: sync_api.Page, model: TrainedModel) -> None:
+    page.get_by_role("textbox", name="src").fill("a b c! C")
+    best, *others = dict.fromkeys(
+        each.text for each in model.translate(["a b c!"], nbest_size=4)[0].hypotheses
+    )
+    items = page.locator("#others li span")
+    expect(items).to_have_text([each for each in others if each.strip()])
+    page.get_by_role("button", name="Copy “").first.click()
+    expect(page.get_by_text("Copied")).to_be_visible()
+    assert page.evaluate("navigator.clipboard.readText()") == others[0]
+    page.get_by_role("button", name="Use “").first.click()
+    rest = model.translate(["C"])[0].text
+    expect(translation_of(page)).to_have_text(f"{others[0]} {rest}")
+    expect(items.first).to_have_text(best)
+
+
+def test_words_are_one_stop_of_the_tab_key(page: sync_api.Page) -> None:
+    page.get_by_role("textbox", name="src").fill("a b c\nd e f")
+    words = page.locator(".word")
+    expect(page.locator("#target p:not(.stale)")).to_have_count(2)
+    words.first.focus()
+    page.keyboard.press("ArrowRight")
+    expect(words.nth(1)).to_be_focused()
+    page.keyboard.press("End")
+    expect(words.last).to_be_focused()
+    page.keyboard.press("ArrowUp")
+    assert page.evaluate("document.activeElement.closest('p') === document.querySelector('#target p')")
+    assert page.locator(".word[tabindex='0']").count() == 1
+    page.keyboard.press("Tab")
+    expect(page.locator(".word:focus")).to_have_count(0)
+    page.keyboard.press("Shift+Tab")
+    expect(page.locator(".word:focus")).to_have_count(1)
+
+
+def test_sentences_that_may_be_incomplete_are_marked(page: sync_api.Page) -> None:
+    def shortened(route: sync_api.Route) -> None:
+        answer = route.fetch()
+        found = answer.json()
+        found["details"][0][0]["tokens"] = ["x"]
+        found["details"][0][0]["source_tokens"] = ["x"] * 4
+        found["details"][0][0]["nbest"][0]["cut"] = False
+        found["details"][0][1]["nbest"][0]["cut"] = True
+        found["details"][0][2]["nbest"][0]["cut"] = False
+        route.fulfill(response=answer, json=found)
+
+    page.route("**/translate", shortened)
+    page.get_by_role("textbox", name="src").fill("a b! C d! E")
+    expect(page.locator(".doubt")).to_have_count(2)
+    expect(page.get_by_role("note").first).to_have_attribute("title", re.compile("much shorter"))
+    expect(page.get_by_role("note").nth(1)).to_have_attribute("title", re.compile("cut off"))
+    expect(page.locator("#doubts")).to_have_text("2 sentences may be incomplete; see the marks.")
+
+
+def test_files_are_opened_and_saved(page: sync_api.Page, model: TrainedModel) -> None:
+    page.locator("#file").set_input_files(
+        {"name": "letter.txt", "mimeType": "text/plain", "buffer": b"a b\r\n\r\nc"}
+    )
+    expect(page.locator("#source .line")).to_have_text(["a b", "", "c"])
+    one, two = (each.text for each in model.translate(["a b", "c"]))
+    expect(page.locator("#target p")).to_have_text([one, "", two])
+    with page.expect_download() as saved:
+        page.get_by_role("button", name="Save").click()
+    assert saved.value.suggested_filename == "letter.trg.txt"
+    assert saved.value.path().read_text() == f"{one}\n\n{two}"
+    with page.expect_download() as translated:
+        page.locator("#file").set_input_files({"name": "x.docx", "mimeType": WORD, "buffer": document()})
+    assert translated.value.suggested_filename == "x.trg.docx"
+    assert zipfile.ZipFile(translated.value.path()).testzip() is None
+    expect(page.get_by_role("alert")).to_have_text("x.docx is translated and saved.")
+    page.locator("#file").set_input_files({"name": "x.docx", "mimeType": WORD, "buffer": b"no"})
+    expect(page.get_by_role("alert")).to_contain_text("This file cannot be read as a Word document.")
+    page.locator("#file").set_input_files({"name": "x.png", "mimeType": "image/png", "buffer": b"\0\xff"})
+    expect(page.get_by_role("alert")).to_contain_text("This file is no text.")
+
+
+def test_requests_are_tried_in_the_documentation(page: sync_api.Page, model: TrainedModel) -> None:
+    page.get_by_role("link", name="API").click()
+    expect(page.get_by_role("heading", name="API")).to_be_visible()
+    page.get_by_text("POST /translate", exact=True).click()
+    expect(page.get_by_role("rowheader", name="target_prefix").first).to_be_visible()
+    page.get_by_role("textbox", name="Body").fill('{"q": "a b c"}')
+    page.get_by_role("button", name="Send").click()
+    expect(page.locator(".answer:visible")).to_contain_text("200")
+    expect(page.locator(".answer:visible")).to_contain_text(model.translate(["a b c"])[0].text)
+    page.get_by_role("textbox", name="Body").fill('{"q": 1}')
+    page.get_by_role("button", name="Send").click()
+    expect(page.locator(".answer:visible")).to_contain_text("400")
+    page.set_viewport_size({"width": 360, "height": 740})
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
 
 
 def test_text_is_never_read_as_html(page: sync_api.Page) -> None:
+    page.get_by_text("Details").click()
     page.get_by_role("textbox", name="src").fill("<b>a</b> <img src=x onerror=alert(1)>")
     expect(page.locator("#attention thead th").first).to_contain_text("<unk>b<unk>a")
     expect(page.locator("main img, main b")).to_have_count(0)
@@ -139,6 +308,7 @@ def test_text_is_never_read_as_html(page: sync_api.Page) -> None:
 def test_fits_a_phone_in_both_colours(page: sync_api.Page) -> None:
     page.set_viewport_size({"width": 360, "height": 740})
     page.get_by_role("textbox", name="src").fill("a b c d e f g\nh g f e d c b a")
+    page.get_by_text("Details").click()
     expect(page.locator("#attention-card")).to_be_visible()
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
     grounds = set()

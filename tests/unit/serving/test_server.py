@@ -17,7 +17,8 @@ from urllib.parse import urlencode
 import pytest
 
 from econmt.api import TrainedModel
-from econmt.decoding.requests import Request
+from econmt.decoding.constraints.glossary import Glossary
+from econmt.decoding.passages import TextDivision
 from econmt.decoding.translation import EMPTY, Translation
 from econmt.errors import InputError
 from econmt.serving import answers, queries, server
@@ -140,7 +141,8 @@ def test_a_stream_that_its_client_leaves_gives_up_what_is_not_translated() -> No
         ]
         futures[0].set_result(EMPTY)
         body = queries.TranslateBody(q=["a", "b", "c"], source="src", target="trg", stream=True)
-        lines = Service._streamed(None, [Request(text) for text in body.q], futures, body, 0.0)  # type: ignore[arg-type]
+        texts = queries.texts_of(body, 500, TextDivision())
+        lines = Service._streamed(None, texts, futures, body, 0.0)  # type: ignore[arg-type]
         assert json.loads(await anext(lines)) == {"line": 0, "translatedText": ""}
         await lines.aclose()  # type: ignore[attr-defined]
         return [future.cancelled() for future in futures]
@@ -161,9 +163,57 @@ def test_streams_a_line_a_sentence(client: Client, model: TrainedModel) -> None:
 
 
 def test_html_keeps_its_tags(client: Client, model: TrainedModel) -> None:
-    one, two = (each.text for each in model.translate(["a b", "c"]))
-    answer = client.post("/translate", q='<p class="x">a\n b <b>c</b></p>', format="html", source="src")
-    assert answer.json == {"translatedText": f'<p class="x">{one} <b>{two}</b></p>'}
+    (whole, other) = (each.text for each in model.translate(["a b c", "d e"]))
+    page = '<p class="x">a\n b <b>c</b><p><i>d e</i>'
+    found = client.post("/translate", q=page, format="html", source="src").json["translatedText"]
+    assert re.fullmatch(r'<p class="x">.*<b>.*</b>.*<p><i>.*</i>', found)
+    assert found.endswith(f"<p><i>{other}</i>")
+    assert re.sub("<.*?>", "", found.partition("<p><i>")[0]).split() == whole.split()
+
+
+SEVERAL = "a b! C d.\n\n  e f? G h. "
+
+
+def test_each_sentence_of_a_paragraph_is_translated(client: Client, model: TrainedModel) -> None:
+    sentences = ["a b!", "C d.", "e f?", "G h."]
+    one, two, three, four = (each.text for each in model.translate(sentences))
+    found = client.post("/translate", q=SEVERAL, alternatives=1, details=True).json
+    assert found["translatedText"] == f"{one} {two}\n\n  {three} {four} "
+    assert [(each["line"], each["source"]) for each in found["details"]] == [
+        (0, "a b!"),
+        (0, "C d."),
+        (2, "e f?"),
+        (2, "G h."),
+    ]
+    assert len(found["alternatives"]) == 1
+    assert found["alternatives"][0].count("\n") == 2
+    streamed = client.post("/translate", q=["x\n", SEVERAL], stream=True).content.splitlines()
+    assert [json.loads(line).get("line") for line in streamed] == [0, 2, 2, 4, 4, None]
+
+
+def test_words_and_capitals_for_every_request(folder: Path, model: TrainedModel) -> None:
+    settings = Settings(
+        split_sentences=False, restore_case=True, avoid=("A",), glossary=Glossary({"b": "G H"})
+    )
+    with serving(folder, settings) as client:
+
+        def translate(text: str) -> str:
+            return str(client.post("/translate", q=text).json["translatedText"])
+
+        found = translate("a b c")
+        assert found == model.translate(["a b c"], avoid=["A"], glossary=Glossary({"b": "G H"}))[0].text
+        assert "G H" in found
+        assert "A" not in found.split()
+        assert translate("a! C") == model.translate(["a! C"], avoid=["A"])[0].text, "not split"
+        small = model.translate(["C d e f"], avoid=["A"])[0].text
+        assert translate("C D E F") == small.upper()
+        words = client.post("/alternatives", q="C D E F", target_prefix="G").json["alternatives"]
+        expected = client.post("/alternatives", q="C d e f", target_prefix="G").json["alternatives"]
+        assert [each["translation"] for each in words] == [each["translation"].upper() for each in expected]
+        assert all("A" not in each["translation"].split() for each in expected)
+        refused = client.post("/translate", q="a b", constraints=["A"])
+        assert (refused.status, "avoided phrase" in refused.json["error"]) == (400, True)
+        assert client.post("/translate", q="c").status == 200
 
 
 def test_words_that_may_follow(client: Client) -> None:
@@ -283,9 +333,9 @@ def test_what_a_whole_request_wishes_is_looked_at_once(monkeypatch: pytest.Monke
     seen: list[int] = []
     monkeypatch.setattr(queries, "check_request", lambda request, _: seen.append(len(request.avoid)))
     body = queries.TranslateBody(q=["a"] * 50, avoid=["b"] * 70)
-    texts = queries.texts_of(body, 500)
+    texts = queries.texts_of(body, 500, TextDivision())
     assert sum(seen) == 70
-    assert [len(text.lines[0].avoid) for text in texts] == [70] * 50
+    assert [len(text.sentences[0].avoid) for text in texts] == [70] * 50
 
 
 def test_bodies_that_are_none(client: Client) -> None:

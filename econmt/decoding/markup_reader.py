@@ -1,0 +1,159 @@
+"""Reading of HTML pages, and of lines with tags and placeholders, as passages.
+
+Block tags and ``<br>`` end a paragraph. Inline tags stay in their sentences and find their words again by alignment,
+see :mod:`econmt.decoding.markup`. Text of scripts, styles and code, and of elements with ``translate="no"``, is kept
+as it is. Markup comes back exactly as it is written, which the parser of Python's library cannot do.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from html import unescape
+from typing import Literal, NamedTuple
+
+from econmt.decoding.markup import Tag
+from econmt.decoding.passages import Passage, PassageBuilder, TextDivision
+
+_BLOCKS_NAMES = """
+address article aside audio base blockquote body br button canvas caption center col colgroup dd details dialog
+dir div dl dt fieldset figcaption figure footer form frame frameset h1 h2 h3 h4 h5 h6 head header hgroup hr html
+iframe legend li link main menu meta nav noframes noscript object ol optgroup option p param pre script search
+section select source style summary table tbody td template textarea tfoot th thead title tr track ul video
+"""
+_BLOCKS = frozenset(_BLOCKS_NAMES.split())
+"""Elements that end a paragraph where they begin and end."""
+_KEPT = frozenset(["code", "kbd", "math", "pre", "samp", "script", "style", "svg", "textarea", "var"])
+"""Elements whose text is kept."""
+_RAW = frozenset(("script", "style", "textarea"))
+"""Elements whose text contains no tags."""
+_EMPTY = frozenset(["area", "embed", "img", "input", "wbr"])
+"""Inline elements without an end tag."""
+_TAG = re.compile(r"""<(/?)([a-zA-Z][^\s/<>"']*)(?=[\s/>])[^<>"']*(?:(?:"[^"]*"|'[^']*')[^<>"']*)*>""")
+"""A tag with its name; a bracket in a quoted value does not end it."""
+_BROKEN_TAG = re.compile(r"<(/?)([a-zA-Z][^\s/<>]*)(?=[\s/>])[^<>]*>")
+"""A tag with a quote that is never closed."""
+_OTHERS = {"<!--": "-->", "<![CDATA[": "]]>", "<!": ">", "<?": ">", "</": ">"}
+"""Ends of other markup by its beginning; the first beginning that matches applies."""
+_UNTRANSLATED = re.compile(r"""\stranslate\s*=\s*["']?no\b""", re.IGNORECASE)
+_LONG_REFERENCE = re.compile(r"&#[0-9]{20,};?")
+"""A character reference with too many digits for any character; Python refuses to read thousands of digits."""
+_PLACEHOLDER = re.compile(r"</?\d+\s*/?>|\$?\{\{?[\w.:-]*\}?\}|%\(\w+\)[sdf]|%(?:\d+\$)?[sdf](?!\w)")
+
+
+class _Markup(NamedTuple):
+    """Markup of a page from ``start`` to ``end``; ``kind`` is "block" where it ends a paragraph."""
+
+    start: int
+    end: int
+    kind: Literal["open", "close", "alone", "block"]
+    name: str = ""
+
+
+def html_passage(page: str, how: TextDivision) -> Passage:
+    """Divides an HTML page into sentences; tags, comments and untranslated elements stay in order."""
+    return _passage(page, how, html=True)
+
+
+def line_passage(line: str, how: TextDivision) -> Passage:
+    """Divides a line with tags and placeholders such as ``{name}`` and ``%s``; the rest is text."""
+    return _passage(line, how, html=False)
+
+
+def _passage(text: str, how: TextDivision, *, html: bool) -> Passage:
+    builder = PassageBuilder(how, html=html)
+    done = 0
+
+    def add_text(end: int) -> None:
+        raw = text[done:end]
+        builder.text(raw, unescape(_LONG_REFERENCE.sub("\N{REPLACEMENT CHARACTER}", raw)) if html else raw)
+
+    for start, end, kind, name in _MarkupFinder(text, placeholders=not html).markup():
+        add_text(start)
+        written, before, behind = text[start:end], text[max(start - 1, 0) : start], text[end : end + 1]
+        if kind == "block":
+            builder.separator(written)
+        else:
+            glued = before != "" and not before.isspace(), behind != "" and not behind.isspace()
+            parts = kind == "alone" and before.isalnum() and behind.isalnum()
+            builder.tag(Tag(written, name, kind, glued), parts_words=parts)
+        done = end
+    add_text(len(text))
+    return builder.passage()
+
+
+class _MarkupFinder:
+    """Finder of the markup in a text, in time proportional to its length."""
+
+    def __init__(self, text: str, *, placeholders: bool) -> None:
+        self._text, self._placeholders = text, placeholders
+        self._absent: set[str] = set()
+        self._unbalanced: set[str] = set()
+
+    def markup(self) -> Iterator[_Markup]:
+        """Yields the markup in order."""
+        starts = re.compile(r"[<{$%]" if self._placeholders else "<")
+        at = 0
+        while match := starts.search(self._text, at):
+            at = match.start()
+            markup = self._markup_at(at)
+            if markup is not None:
+                yield markup
+            at = at + 1 if markup is None else markup.end
+
+    def _markup_at(self, at: int) -> _Markup | None:
+        text = self._text
+        if self._placeholders and (match := _PLACEHOLDER.match(text, at)):
+            return _numbered(match)
+        tag = _TAG.match(text, at) or _BROKEN_TAG.match(text, at)
+        if tag is None:
+            end = self._end_of_other(at)
+            return None if end is None else _Markup(at, end, "alone")
+        name, written, end = tag[2].lower(), tag[0], tag.end()
+        kind: Literal["open", "close", "alone"] = "close" if tag[1] else "open"
+        if written.endswith("/>") or name in _EMPTY:
+            kind = "alone"
+        if kind == "open" and (name in _KEPT or _UNTRANSLATED.search(written)):
+            kept = self._end_of_element(name, end)
+            if kept is not None:
+                end, kind = kept, "alone"
+        return _Markup(at, end, "block" if name in _BLOCKS else kind, name if kind != "alone" else "")
+
+    def _end_of_element(self, name: str, at: int) -> int | None:
+        """Returns the end of an element whose content begins at ``at``; None if it is never closed.
+
+        An element that is closed less often than opened ends at its first end tag, a script or style at the text's end.
+        """
+        if name in self._absent:
+            return None
+        depth, first = 1, None
+        tags = re.compile(f"<(/?){re.escape(name)}(?=[\\s/>])[^>]*>", re.IGNORECASE)
+        for tag in tags.finditer(self._text, at):
+            depth += -1 if tag[1] else not tag[0].endswith("/>")
+            if tag[1] and (depth == 0 or name in _RAW | self._unbalanced):
+                return tag.end()
+            first = first or (tag.end() if tag[1] else None)
+        self._unbalanced.add(name)
+        if first is None:
+            self._absent.add(name)
+        return len(self._text) if first is None and name in _RAW else first
+
+    def _end_of_other(self, at: int) -> int | None:
+        """Returns the end of the comment or declaration that begins at ``at``; None if there is none."""
+        for begin, end in _OTHERS.items():
+            if self._text.startswith(begin, at):
+                found = -1 if end in self._absent else self._text.find(end, at + len(begin))
+                if found < 0:
+                    self._absent.add(end)
+                    return None
+                return found + len(end)
+        return None
+
+
+def _numbered(match: re.Match[str]) -> _Markup:
+    """Returns a placeholder, or a tag whose name is a number."""
+    text, span = match[0], match.span()
+    if text[0] != "<" or text[-2] == "/":
+        return _Markup(*span, "alone")
+    name = text.strip("</> ")
+    return _Markup(*span, "close" if text[1] == "/" else "open", name)

@@ -1,0 +1,262 @@
+"""Base class of the replacements of `torch.nn.LSTM` and `torch.nn.GRU`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+from torch.utils._pytree import tree_leaves
+
+from econmt_ops.core.dropout import Seed, seed_of
+from econmt_ops.core.shapes import Shapes, kind_of
+from econmt_ops.core.stack import StackOptions
+from econmt_ops.core.weights import State
+from econmt_ops.layers.directions import LayerStack, run_layers
+from econmt_ops.rnn.packed import UnpackedBatch
+from econmt_ops.rnn.resets import Segments
+
+States = tuple[Tensor, ...]
+"""States of all layers, (D L, B, H) each: (h, c) of an LSTM, (h,) of a GRU."""
+
+
+class RecurrentModule(nn.RNNBase):
+    """Stack of recurrent layers with the interface of `torch.nn.LSTM` and `torch.nn.GRU`.
+
+    Parameters, initialization, checks of arguments, pickling and `repr` are inherited from PyTorch's own base class. It
+    is no subclass of `torch.nn.LSTM` or `torch.nn.GRU`, because torch.compile refuses those.
+
+    Args:
+        mode: "LSTM" or "GRU".
+        settings: Arguments of `torch.nn.RNNBase`.
+        residual: If True, each upper layer adds its input to its output.
+        variational: If True, one dropout mask per row and layer serves all time steps (Gal and Ghahramani 2016).
+        implementation: "auto" or the name of an implementation of the op.
+    """
+
+    def __init__(
+        self, mode: str, settings: dict[str, Any], *, residual: bool, variational: bool, implementation: str
+    ) -> None:
+        super().__init__(mode, **settings)
+        self.residual, self.variational, self.implementation = residual, variational, implementation
+
+    def forward(
+        self,
+        input: Any,  # noqa: A002  its name in torch.nn
+        hx: Any = None,
+        *,
+        lengths: Tensor | None = None,
+        resets: Tensor | None = None,
+        dropout_seed: Seed | None = None,
+    ) -> tuple[Any, Any]:
+        """Runs the layers over a batch of sequences.
+
+        Args:
+            input: Inputs, (T, B, I), or (B, T, I) if batch_first; (T, I) for one sequence; or a `PackedSequence`.
+            hx: Initial states as of the class in `torch.nn`: (h, c) of an LSTM, h of a GRU, each (D L, B, H) with D
+                directions; (D L, H) for one sequence. None for zeros.
+            lengths: Lengths of the rows, (B,) int64; None if every row has T steps.
+            resets: (B, T) bool in either layout, (T,) for one sequence: True where the state begins anew, at zero, and
+                no gradient flows to earlier steps. ``hx`` is for the first step; a reset there replaces it. In the
+                reverse direction the steps before and after a reset are separated too. None: nowhere.
+            dropout_seed: Seed of the dropout masks; None to draw one from torch's global generator.
+
+        Returns:
+            Outputs (T, B, D H), or as the input is laid out, zero at and after a row's length; and the states after
+            each row's last step, as ``hx``.
+
+        Raises:
+            RuntimeError: If a size does not fit, or the call is inside `torch.vmap`; as PyTorch does.
+            ValueError: If the type or the number of dimensions does not fit, or ``lengths`` or ``resets``.
+        """
+        self._refuse_vmap(input, hx)
+        if isinstance(input, PackedSequence):
+            return self._run_packed(input, hx, lengths, resets, dropout_seed)
+        if input.dim() not in (2, 3):
+            raise ValueError(f"{self.mode}: Expected input to be 2D or 3D, got {input.dim()}D instead")
+        is_batched, axis = input.dim() == 3, 0 if self.batch_first else 1
+        state = None if hx is None else self._states(hx)
+        if not is_batched:
+            input = input.unsqueeze(axis)  # noqa: A001
+            resets = None if resets is None else resets.unsqueeze(0)
+        if state is not None:
+            state = self._batched(state, is_batched)
+        rows = input if self.batch_first else input.transpose(0, 1)
+        self._check(input, rows, state)
+        outputs, last = self._run_rows(rows, state, lengths, resets, dropout_seed)
+        if not self.batch_first:
+            outputs = outputs.transpose(0, 1).contiguous()
+        if not is_batched:
+            outputs, last = outputs.squeeze(axis), tuple([part.squeeze(1) for part in last])
+        return outputs, self._hx(last)
+
+    def _run_packed(
+        self, packed: PackedSequence, hx: Any, lengths: Any, resets: Any, seed: Seed | None
+    ) -> tuple[PackedSequence, Any]:
+        """Runs a packed sequence; see `forward`."""
+        for name, value in (("lengths", lengths), ("resets", resets)):
+            if value is not None:
+                raise ValueError(
+                    f"{self.mode}: {name} cannot be given with a PackedSequence; pass the padded tensor"
+                )
+        _, batch_sizes, sorted_indices, unsorted_indices = packed
+        state = None
+        if hx is not None:
+            hx = self.permute_hidden(hx, sorted_indices)
+            state = self._states(hx)
+            if not torch.compiler.is_compiling():  # it reads the batch sizes
+                self.check_forward_args(packed.data, self._hx(state), batch_sizes)
+        self.check_input(packed.data, batch_sizes)
+        batch = UnpackedBatch(packed, None if state is None else state[0].shape[1])
+        outputs, last = self._run_rows(batch.inputs, state, batch.lengths, None, seed)
+        return batch.pack(outputs), self.permute_hidden(self._hx(last), unsorted_indices)
+
+    def _run_rows(
+        self,
+        inputs: Tensor,
+        state: States | None,
+        lengths: Tensor | None,
+        resets: Tensor | None,
+        seed: Seed | None,
+    ) -> tuple[Tensor, States]:
+        """Runs rows (B, T, I) from states (D L, B, H); returns outputs (B, T, D H) and the last states."""
+        if resets is None:
+            return self._run(inputs, state, self._options(lengths, seed))
+        self._check_rows(inputs, lengths, resets)
+        segments = Segments(resets, lengths, inputs.device)
+        if state is not None:
+            directions = 2 if self.bidirectional else 1
+            state = tuple([segments.first(part, directions) for part in state])
+        options = self._options(segments.lengths, seed)
+        stack = self._stack()
+        outputs, last = run_layers(
+            stack, segments.spread(inputs), _by_layer(state), options, segments.prepare
+        )
+        return segments.collect(outputs), self._stacked(last, outputs)
+
+    def _run(self, inputs: Tensor, state: States | None, options: StackOptions) -> tuple[Tensor, States]:
+        """Runs rows that have no resets; see `_run_rows`."""
+        outputs, last = run_layers(self._stack(), inputs, _by_layer(state), options)
+        return outputs, self._stacked(last, outputs)
+
+    def _stacked(self, last: State, outputs: Tensor) -> States:
+        """Returns the states of all layers and directions as tensors (D L, B, H) in the type of the outputs."""
+        return tuple([torch.stack(part).to(outputs.dtype) for part in zip(*last, strict=True)])
+
+    def _options(self, lengths: Tensor | None, seed: Seed | None) -> StackOptions:
+        """Returns the options of a call, with a new dropout seed if ``seed`` is None and one is needed."""
+        probability = self.dropout if self.num_layers > 1 else 0.0
+        probability, seed = seed_of(self, probability, seed, self._device())
+        return StackOptions(lengths, False, self.residual, probability, seed, self.variational)
+
+    def _device(self) -> torch.device:
+        weight: Tensor = self.weight_ih_l0  # type: ignore[assignment]
+        return weight.device
+
+    def _chosen(self) -> str:
+        """Returns the implementation; "auto" is the reference inside torch.func and torch.export.
+
+        It supports the transforms of the one, and gives the other a graph of PyTorch's own operators.
+        """
+        if self.implementation != "auto" or not _is_transformed():
+            return self.implementation
+        return "reference"
+
+    def _stack(self) -> LayerStack:
+        """Returns the layers with their weights."""
+        raise NotImplementedError
+
+    def _states(self, hx: Any) -> States:
+        """Returns the states of ``hx``."""
+        raise NotImplementedError
+
+    def _hx(self, states: States) -> Any:
+        """Returns states in the form of ``hx``."""
+        raise NotImplementedError
+
+    def _suffixes(self, layer: int) -> tuple[str, ...]:
+        return (f"_l{layer}", f"_l{layer}_reverse") if self.bidirectional else (f"_l{layer}",)
+
+    def _batched(self, state: States, is_batched: bool) -> States:
+        """Returns initial states (D L, B, H) from those of the caller, which lack B for one sequence."""
+        wanted = 3 if is_batched else 2
+        if any(part.dim() != wanted for part in state):
+            kind = "batched 3-D" if is_batched else "unbatched 2-D"
+            found = ", ".join(f"{part.dim()}-D" for part in state)
+            names = "hx and cx" if len(state) == 2 else "hx"
+            raise RuntimeError(
+                f"For {kind} input, {names} should also be {wanted}-D but got ({found}) tensors"
+            )
+        return state if is_batched else tuple([part.unsqueeze(1) for part in state])
+
+    def _check(self, inputs: Tensor, rows: Tensor, state: States | None) -> None:
+        """Checks inputs, in the layout of the caller and as rows (B, T, I), and states with PyTorch's errors."""
+        self.check_input(inputs, None)
+        if state is not None:
+            self.check_forward_args(inputs, self._hx(state), None)
+        if rows.shape[1] == 0:
+            raise RuntimeError("Expected sequence length to be larger than 0 in RNN")
+        if inputs.device != self._device():
+            raise RuntimeError(
+                "Input and parameter tensors are not at the same device, found input tensor at "
+                f"{inputs.device} and parameter tensor at {self._device()}"
+            )
+        for part in state or ():
+            if part.device != inputs.device:
+                raise RuntimeError(
+                    "Input and hidden tensors are not at the same device, found input tensor at "
+                    f"{inputs.device} and hidden tensor at {part.device}"
+                )
+
+    def _check_rows(self, inputs: Tensor, lengths: Tensor | None, resets: Tensor) -> None:
+        """Checks lengths and resets of inputs (B, T, I)."""
+        batch, steps, _ = inputs.shape
+        if lengths is not None:
+            check = Shapes(self.mode, T=steps)
+            check("input", inputs, "B T I")
+            check.lengths(lengths, "T")
+        is_mask = isinstance(resets, Tensor) and resets.dtype == torch.bool
+        if not is_mask or tuple(resets.shape) != (batch, steps):
+            found = kind_of(resets)
+            if isinstance(resets, Tensor):
+                found = f"{resets.dtype} {tuple(resets.shape)}"
+            raise ValueError(
+                f"{self.mode}: resets must be a bool tensor (B, T) = ({batch}, {steps}), whatever batch_first is, "
+                f"got {found}"
+            )
+        if resets.device.type not in ("cpu", inputs.device.type):
+            raise ValueError(
+                f"{self.mode}: resets is on {resets.device}; it must be on the CPU or on {inputs.device}"
+            )
+
+    def _refuse_vmap(self, *arguments: Any) -> None:
+        """Raises RuntimeError if an argument or a parameter has a dimension of torch.vmap."""
+        functorch = torch._C._functorch
+        if torch.compiler.is_compiling() or functorch.peek_interpreter_stack() is None:
+            return
+        tensors = [*tree_leaves(arguments), *self.parameters()]
+        if any(functorch.is_batchedtensor(part) for part in tensors if isinstance(part, Tensor)):
+            raise RuntimeError(
+                f"econmt_ops.{self.mode} does not support torch.vmap; use its batch dimension instead"
+            )
+
+    def extra_repr(self) -> str:
+        """Returns what the class in `torch.nn` shows, and further settings that differ from the defaults."""
+        text = super().extra_repr()
+        for name in ("residual", "variational"):
+            if getattr(self, name):
+                text += f", {name}=True"
+        return text
+
+
+def _by_layer(states: States | None) -> State | None:
+    """Returns states (D L, B, H) as a tuple per layer and direction."""
+    return None if states is None else tuple(zip(*states, strict=True))
+
+
+def _is_transformed() -> bool:
+    """Returns True inside torch.export or a transform of torch.func."""
+    if torch.compiler.is_compiling():
+        return torch.compiler.is_exporting()
+    return torch._C._functorch.peek_interpreter_stack() is not None

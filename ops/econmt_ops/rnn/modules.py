@@ -1,0 +1,242 @@
+"""`torch.nn.Module` versions of `econmt_ops.lstm` and `econmt_ops.gru` that replace those of `torch.nn`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.modules import rnn as torch_rnn
+
+from econmt_ops.core.dropout import Seed
+from econmt_ops.core.shapes import kind_of
+from econmt_ops.core.stack import StackOptions
+from econmt_ops.core.weights import GRUWeights, LSTMWeights, ProjectedLSTMWeights, State
+from econmt_ops.layers.directions import LayerStack
+from econmt_ops.layers.op import OPS
+from econmt_ops.lstm import bidirectional_lstm, lstm
+from econmt_ops.lstm.call_plans import run_again, split_weights
+from econmt_ops.lstm.cudnn import in_order, move_together
+from econmt_ops.lstm.projected import projected_lstm
+from econmt_ops.rnn.base import RecurrentModule, States
+
+
+class LSTM(RecurrentModule):
+    """Stacked LSTM that replaces `torch.nn.LSTM`: same arguments, parameters, results and errors.
+
+    Each class loads the other's state dict, and parameters are initialized alike from the same generator state. The
+    equations are those of `econmt_ops.lstm`. With ``proj_size`` the layers are PyTorch's own.
+
+    Args:
+        input_size: I, number of input features.
+        hidden_size: H, number of features of h and c.
+        num_layers: L, number of stacked layers. An upper layer reads the outputs of the layer below, those of both
+            directions if bidirectional.
+        bias: If False, the layers have no biases.
+        batch_first: If True, inputs and outputs are (B, T, .) instead of (T, B, .).
+        dropout: Dropout probability of the inputs of the upper layers during training.
+        bidirectional: If True, each layer runs in both directions.
+        proj_size: If positive, h is projected to this number of features (Sak, Senior and Beaufays 2014).
+        device: Device of the parameters.
+        dtype: Type of the parameters.
+        residual: If True, each upper layer adds its input to its output.
+        variational: If True, one dropout mask per row and layer serves all time steps (Gal and Ghahramani 2016).
+        implementation: "auto" or the name of an implementation of `econmt_ops.lstm`.
+    """
+
+    get_expected_cell_size = torch_rnn.LSTM.get_expected_cell_size
+    check_forward_args: Any = torch_rnn.LSTM.check_forward_args
+    permute_hidden: Any = torch_rnn.LSTM.permute_hidden
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        proj_size: int = 0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        residual: bool = False,
+        variational: bool = False,
+        implementation: str = "auto",
+    ) -> None:
+        settings = {
+            "input_size": input_size,
+            "hidden_size": hidden_size,
+            "num_layers": num_layers,
+            "bias": bias,
+            "batch_first": batch_first,
+            "dropout": dropout,
+            "bidirectional": bidirectional,
+            "proj_size": proj_size,
+            "device": device,
+            "dtype": dtype,
+        }
+        if proj_size and implementation not in ("auto", "reference"):
+            raise ValueError(
+                f"LSTM: implementation must be auto with proj_size, whose layers are PyTorch's, got {implementation!r}"
+            )
+        super().__init__(
+            "LSTM", settings, residual=residual, variational=variational, implementation=implementation
+        )
+
+    def flatten_parameters(self) -> None:
+        """Moves float32 parameters on a GPU into one buffer, as `torch.nn.LSTM` does: cuDNN reads it in place."""
+        if self.proj_size:
+            super().flatten_parameters()
+        elif self.bias and not self.bidirectional:
+            move_together(in_order([self._weights(layer) for layer in range(self.num_layers)]))
+
+    def layer_weights(self, layer: int, reverse: bool = False) -> LSTMWeights:
+        """Returns the weights of one layer in one direction for `econmt_ops.lstm`; the two biases are summed.
+
+        A projection is not among them.
+        """
+        suffix = self._suffixes(layer)[int(reverse)]
+        weight_ih: Tensor = getattr(self, "weight_ih" + suffix)
+        weight_hh: Tensor = getattr(self, "weight_hh" + suffix)
+        bias = weight_hh.new_zeros(weight_hh.shape[0])
+        if self.bias:
+            bias = getattr(self, "bias_ih" + suffix) + getattr(self, "bias_hh" + suffix)
+        return LSTMWeights(weight_ih, weight_hh, bias)
+
+    def forward(
+        self,
+        input: Any,  # noqa: A002  its name in torch.nn
+        hx: Any = None,
+        *,
+        lengths: Tensor | None = None,
+        resets: Tensor | None = None,
+        dropout_seed: Seed | None = None,
+    ) -> tuple[Any, Any]:
+        """See `RecurrentModule.forward`."""
+        is_torchs = lengths is None and resets is None and dropout_seed is None
+        if self.proj_size and is_torchs and not (self.residual or self.variational):
+            self._refuse_vmap(input, hx)
+            by_torch: Any = torch_rnn.LSTM.forward
+            return by_torch(self, input, hx)  # type: ignore[no-any-return]
+        return super().forward(input, hx, lengths=lengths, resets=resets, dropout_seed=dropout_seed)
+
+    def _run(self, inputs: Tensor, state: States | None, options: StackOptions) -> tuple[Tensor, States]:
+        if not self.proj_size and not self.bidirectional and options.dropout < 1.0:
+            layers = tuple([self._weights(layer) for layer in range(self.num_layers)])
+            pair: Any = state
+            planned = run_again(inputs, layers, pair, options, self.implementation)
+            if planned is not None:
+                outputs, (h, c) = planned
+                return outputs, (h, c.to(h.dtype))
+        return super()._run(inputs, state, options)
+
+    def _stack(self) -> LayerStack:
+        directions = range(2 if self.bidirectional else 1)
+        weights = tuple(
+            tuple(self._weights(layer, bool(reverse)) for reverse in directions)
+            for layer in range(self.num_layers)
+        )
+        if self.proj_size:
+            return LayerStack(projected_lstm, weights, self._chosen())
+        return LayerStack(lstm, weights, self._chosen(), _both_ways)
+
+    def _weights(self, layer: int, reverse: bool = False) -> Any:
+        """Returns the weights of one layer in one direction, with both biases if there are any."""
+        if self.proj_size:
+            projection: Tensor = getattr(self, "weight_hr" + self._suffixes(layer)[int(reverse)])
+            return ProjectedLSTMWeights(*self.layer_weights(layer, reverse), projection)
+        split = None
+        if not torch.compiler.is_compiling():  # which only the plans of eager calls profit from
+            split = split_weights(self._parameters, layer, reverse)
+        return split or self.layer_weights(layer, reverse)
+
+    def _states(self, hx: Any) -> States:
+        if not isinstance(hx, (tuple, list)) or len(hx) != 2:
+            raise ValueError(f"LSTM: hx must be (h_0, c_0), got {kind_of(hx)}")
+        return tuple(hx)
+
+    def _hx(self, states: States) -> Any:
+        return states
+
+
+class GRU(RecurrentModule):
+    """Stacked GRU that replaces `torch.nn.GRU`: same arguments, parameters, results and errors.
+
+    Args:
+        input_size: I, number of input features.
+        hidden_size: H, number of features of h.
+        num_layers, bias, batch_first, dropout, bidirectional, device, dtype: As of `LSTM`.
+        residual, variational: As of `LSTM`.
+        implementation: "auto" or the name of an implementation of `econmt_ops.gru`.
+        proj_size: Refused, as by `torch.nn.GRU`.
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        residual: bool = False,
+        variational: bool = False,
+        implementation: str = "auto",
+        proj_size: int | None = None,
+    ) -> None:
+        if proj_size is not None:
+            raise ValueError("proj_size argument is only supported for LSTM, not RNN or GRU")
+        settings = {
+            "input_size": input_size,
+            "hidden_size": hidden_size,
+            "num_layers": num_layers,
+            "bias": bias,
+            "batch_first": batch_first,
+            "dropout": dropout,
+            "bidirectional": bidirectional,
+            "device": device,
+            "dtype": dtype,
+        }
+        super().__init__(
+            "GRU", settings, residual=residual, variational=variational, implementation=implementation
+        )
+
+    def flatten_parameters(self) -> None:
+        """Does nothing: the layers read the parameters where they are."""
+
+    def layer_weights(self, layer: int, reverse: bool = False) -> GRUWeights:
+        """Returns the weights of one layer in one direction for `econmt_ops.gru`."""
+        suffix = self._suffixes(layer)[int(reverse)]
+        matrices = [getattr(self, name + suffix) for name in ("weight_ih", "weight_hh")]
+        if self.bias:
+            return GRUWeights(*matrices, *(getattr(self, name + suffix) for name in ("bias_ih", "bias_hh")))
+        return GRUWeights(*matrices, *[matrices[0].new_zeros(3 * self.hidden_size)] * 2)
+
+    def _stack(self) -> LayerStack:
+        directions = range(2 if self.bidirectional else 1)
+        weights = tuple(
+            tuple(self.layer_weights(layer, bool(reverse)) for reverse in directions)
+            for layer in range(self.num_layers)
+        )
+        return LayerStack(OPS["gru"], weights, self._chosen())
+
+    def _states(self, hx: Any) -> States:
+        if not isinstance(hx, Tensor):
+            raise ValueError(f"GRU: hx must be a tensor, got {kind_of(hx)}")  # noqa: TRY004  as all of its errors
+        return (hx,)
+
+    def _hx(self, states: States) -> Any:
+        return states[0]
+
+
+def _both_ways(
+    read: Tensor, weights: tuple[Any, ...], lengths: Tensor | None, implementation: str
+) -> tuple[Tensor, State]:
+    """Runs one LSTM layer in both directions from zero states; see `LayerStack`."""
+    return bidirectional_lstm(read, *weights, lengths=lengths, implementation=implementation)

@@ -1,0 +1,270 @@
+"""`econmt_ops.LSTM` and `GRU` in the place of `torch.nn.LSTM` and `GRU`."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pack_sequence
+from torch.utils._pytree import tree_leaves
+
+import econmt_ops
+from tests.ops.helpers import Make, assert_close, padded_part, poisoned
+
+SIZE, HIDDEN, BATCH, STEPS = 5, 7, 4, 6
+LENGTHS = torch.tensor([4, 6, 1, 2])
+
+each_kind = pytest.mark.parametrize("kind", ["LSTM", "GRU", "projected"])
+each_direction = pytest.mark.parametrize("bidirectional", [False, True], ids=["one-way", "bidirectional"])
+each_layout = pytest.mark.parametrize("batch_first", [False, True], ids=["time-first", "batch-first"])
+each_start = pytest.mark.parametrize("given", [False, True], ids=["zeros", "state"])
+
+
+def pair(
+    kind: str, device: str = "cpu", dtype: torch.dtype = torch.float64, **options: Any
+) -> tuple[Any, Any]:
+    """Returns a module of torch.nn and its replacement, with the same parameters."""
+    torch.manual_seed(3)
+    name = "GRU" if kind == "GRU" else "LSTM"
+    ours = {
+        each: options.pop(each) for each in ("residual", "variational", "implementation") if each in options
+    }
+    if kind == "projected":
+        options["proj_size"] = 3
+    theirs = getattr(nn, name)(SIZE, HIDDEN, device=device, dtype=dtype, **options)
+    module = getattr(econmt_ops, name)(SIZE, HIDDEN, device=device, dtype=dtype, **options, **ours)
+    module.load_state_dict(theirs.state_dict())
+    return theirs, module
+
+
+def start(module: Any, batch: int | None = BATCH, scale: float = 1.0) -> Any:
+    """Returns initial states; those of one sequence if batch is None."""
+    make = Make(module.weight_ih_l0.device.type, module.weight_ih_l0.dtype, seed=5)
+    count = module.num_layers * (2 if module.bidirectional else 1)
+    rows = () if batch is None else (batch,)
+    h = make(count, *rows, module.proj_size or HIDDEN, scale=scale)
+    return h if module.mode == "GRU" else (h, make(count, *rows, HIDDEN, scale=scale))
+
+
+def floats(tree: Any) -> list[Tensor]:
+    return [part for part in tree_leaves(tree) if isinstance(part, Tensor) and part.is_floating_point()]
+
+
+def results(module: Any, *arguments: Any, **options: Any) -> list[Tensor]:
+    """Returns outputs, states, and the gradients of inputs, states and parameters."""
+    leaves = [leaf.requires_grad_() for leaf in floats(arguments)]
+    made = floats(module(*arguments, **options))
+    total = torch.stack([(part * Make(str(part.device), part.dtype)(*part.shape)).sum() for part in made])
+    return [*made, *torch.autograd.grad(total.sum(), [*leaves, *module.parameters()])]
+
+
+def compare(theirs: Any, ours: Any, *arguments: Any, tolerance: float = 1e-11) -> None:
+    assert_close(results(ours, *arguments), results(theirs, *arguments), tolerance)
+
+
+@each_kind
+@each_direction
+@each_layout
+@each_start
+@pytest.mark.parametrize(("layers", "bias"), [(1, False), (2, True)])
+def test_results_and_gradients_are_torchs(
+    kind: str, bidirectional: bool, batch_first: bool, given: bool, layers: int, bias: bool, device: str
+) -> None:
+    options = {"num_layers": layers, "bias": bias, "batch_first": batch_first, "bidirectional": bidirectional}
+    theirs, ours = pair(kind, device, **options)
+    assert repr(ours) == repr(theirs)
+    assert list(ours.state_dict()) == list(theirs.state_dict())
+    theirs.load_state_dict(ours.state_dict())
+    make = Make(device)
+    inputs = make(BATCH, STEPS, SIZE) if batch_first else make(STEPS, BATCH, SIZE)
+    compare(theirs, ours, inputs, *([start(ours)] if given else []))
+    compare(theirs, ours, make(STEPS, SIZE), *([start(ours, None)] if given else []))
+    if not batch_first:
+        assert ours(inputs)[0].is_contiguous()
+
+
+@each_kind
+@each_direction
+@each_layout
+@each_start
+@pytest.mark.parametrize("sort", [False, True], ids=["any-order", "sorted"])
+def test_packed_sequences(
+    kind: str, bidirectional: bool, batch_first: bool, given: bool, sort: bool, device: str
+) -> None:
+    theirs, ours = pair(kind, device, num_layers=2, batch_first=batch_first, bidirectional=bidirectional)
+    make = Make(device)
+    rows = [make(length, SIZE) for length in LENGTHS.tolist()]
+    if sort:
+        rows.sort(key=len, reverse=True)
+    packed = pack_sequence(rows, enforce_sorted=sort)
+    first = [start(ours)] if given else []
+    expected, actual = theirs(packed, *first), ours(packed, *first)
+    for mine, torchs in zip(actual[0][1:], expected[0][1:], strict=True):
+        assert (mine is None and torchs is None) or torch.equal(mine, torchs)
+    compare(theirs, ours, packed, *first)
+
+
+@each_kind
+@each_direction
+def test_lengths_are_packed_sequences(kind: str, bidirectional: bool, device: str) -> None:
+    theirs, ours = pair(kind, device, num_layers=2, batch_first=True, bidirectional=bidirectional)
+    inputs, first = Make(device)(BATCH, STEPS, SIZE), start(ours)
+    expected = theirs(pack_padded_sequence(inputs, LENGTHS, True, enforce_sorted=False), first)
+    outputs, last = ours(poisoned(inputs, LENGTHS), first, lengths=LENGTHS)
+    assert padded_part(outputs, LENGTHS).eq(0).all()
+    packed = pack_padded_sequence(outputs, LENGTHS, True, enforce_sorted=False)
+    assert_close([packed.data, *tree_leaves(last)], [expected[0].data, *tree_leaves(expected[1])], 1e-12)
+
+
+def by_segments(module: Any, inputs: Tensor, state: Any, lengths: Tensor | None, resets: Tensor) -> Any:
+    """Runs each layer and direction of each row, segment by segment, by a one-layer module of torch.nn."""
+    directions, read = 2 if module.bidirectional else 1, inputs
+    final: list[list[tuple[Tensor, ...]]] = []
+    for layer in range(module.num_layers):
+        made = [torch.zeros(BATCH, STEPS, module.proj_size or HIDDEN).to(inputs) for _ in range(directions)]
+        for direction in range(directions):
+            one = single(module, layer, direction)
+            ends = []
+            for row in range(BATCH):
+                length = STEPS if lengths is None else int(lengths[row])
+                hx = (
+                    None
+                    if state is None
+                    else tuple(part[layer * directions + direction, row] for part in state)
+                )
+                if direction == 0 and resets[row, 0] and length:
+                    hx = None
+                for begin, end in bounds(resets[row, :length].tolist(), direction):
+                    values = read[row, begin:end]
+                    values = values.flip(0) if direction else values
+                    part, hx = one(values.unsqueeze(0), as_hx(module, hx))
+                    made[direction][row, begin:end] = part[0].flip(0) if direction else part[0]
+                    kept = tuple(each[0, 0] for each in (hx if isinstance(hx, tuple) else (hx,)))
+                    hx = None
+                ends.append(kept)
+            final.append([torch.stack(part) for part in zip(*ends, strict=True)])  # type: ignore[arg-type]
+        read = torch.cat(made, 2)
+    return read, [torch.stack(part) for part in zip(*final, strict=True)]  # type: ignore[arg-type]
+
+
+def bounds(resets: Sequence[bool], direction: int) -> list[tuple[int, int]]:
+    """Returns begin and end of the segments of a row, in the order of a direction."""
+    begins = [step for step in range(len(resets)) if step == 0 or resets[step]]
+    segments = list(zip(begins, [*begins[1:], len(resets)], strict=True))
+    return segments[::-1] if direction else segments
+
+
+def as_hx(module: Any, state: tuple[Tensor, ...] | None) -> Any:
+    if state is None:
+        return None
+    parts = tuple(part.view(1, 1, -1) for part in state)
+    return parts[0] if module.mode == "GRU" else parts
+
+
+def single(module: Any, layer: int, direction: int) -> Any:
+    """Returns one layer in one direction of a module of torch.nn as a module of its own, with the same parameters."""
+    suffix = f"_l{layer}{'_reverse' if direction else ''}"
+    weights = {
+        name.removesuffix(suffix) + "_l0": weight
+        for name, weight in module.named_parameters()
+        if name.endswith(suffix)
+    }
+    kind: Any = getattr(nn, module.mode)
+    extra = {"proj_size": module.proj_size} if module.proj_size else {}
+    one = kind(weights["weight_ih_l0"].shape[1], HIDDEN, bias=module.bias, batch_first=True, **extra)
+
+    def run(inputs: Tensor, hx: Any) -> Any:
+        return torch.func.functional_call(one, weights, (inputs, hx))
+
+    one.to(inputs_like(module))
+    return run
+
+
+def inputs_like(module: Any) -> Tensor:
+    weight: Tensor = module.weight_ih_l0
+    return weight
+
+
+@each_kind
+@each_direction
+@each_layout
+@each_start
+@pytest.mark.parametrize("full", [True, False], ids=["full", "ragged"])
+def test_resets_begin_independent_segments(
+    kind: str, bidirectional: bool, batch_first: bool, given: bool, full: bool, device: str
+) -> None:
+    theirs, ours = pair(kind, device, num_layers=2, batch_first=batch_first, bidirectional=bidirectional)
+    resets = torch.rand(BATCH, STEPS, generator=torch.Generator().manual_seed(2)) < 0.35
+    resets[0, 0] = resets[1, 3] = resets[1, 5] = True
+    lengths = None if full else LENGTHS
+    inputs = Make(device)(BATCH, STEPS, SIZE)
+    first = start(ours) if given else None
+    states = None if first is None else (first if isinstance(first, tuple) else (first,))
+
+    class Definition(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.module = theirs
+
+        def forward(self, inputs: Tensor, state: Any = None) -> Any:
+            return by_segments(theirs, inputs, state, lengths, resets)
+
+    class Ours(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.module = ours
+
+        def forward(self, inputs: Tensor, state: Any = None) -> Any:
+            hx = None if state is None else (state if len(state) == 2 else state[0])
+            read = inputs if batch_first else inputs.transpose(0, 1)
+            outputs, last = ours(read, hx, lengths=lengths, resets=resets)
+            return outputs if batch_first else outputs.transpose(0, 1), last
+
+    arguments = [inputs, *([] if states is None else [states])]
+    assert_close(results(Ours(), *arguments), results(Definition(), *arguments), 1e-10)
+
+
+@each_kind
+def test_resets_cut_every_gradient(kind: str, device: str) -> None:
+    _, ours = pair(kind, device, num_layers=2, batch_first=True)
+    inputs = Make(device)(BATCH, STEPS, SIZE).requires_grad_()
+    resets = torch.zeros(BATCH, STEPS, dtype=torch.bool, device=device)
+    resets[:, 3] = True
+    outputs, _ = ours(inputs, resets=resets)
+    (gradient,) = torch.autograd.grad(outputs[:, 3:].sum(), inputs)
+    assert gradient[:, :3].eq(0).all()
+    assert gradient[:, 3:].ne(0).any(2).all()
+    alone, _ = ours(inputs, resets=torch.zeros_like(resets))
+    assert_close([alone], [ours(inputs)[0]], 1e-13)
+    one = ours(inputs[0], resets=resets[0])[0]
+    assert_close([one], [outputs[0]], 1e-13)
+
+
+@each_kind
+def test_copies_and_pickles(kind: str) -> None:
+    _, ours = pair(kind, num_layers=2)
+    inputs = Make("cpu")(STEPS, BATCH, SIZE)
+    for copied in (copy.deepcopy(ours), pickle.loads(pickle.dumps(ours))):
+        assert_close([copied(inputs)[0]], [ours(inputs)[0]], 0.0)
+        copied.weight_ih_l0.data.zero_()
+        assert not torch.equal(copied(inputs)[0], ours(inputs)[0])
+    assert [[weight.shape for weight in layer] for layer in ours.all_weights] == [
+        [weight.shape for weight in layer] for layer in copy.deepcopy(ours).all_weights
+    ]
+    ours.flatten_parameters()
+
+
+@each_kind
+def test_parameters_start_as_torchs_do(kind: str) -> None:
+    name = "GRU" if kind == "GRU" else "LSTM"
+    extra = {"proj_size": 3} if kind == "projected" else {}
+    states = []
+    for module in (nn, econmt_ops):
+        torch.manual_seed(1)
+        states.append(getattr(module, name)(5, 8, 2, bidirectional=True, **extra).state_dict())
+    assert all(states[0][name].equal(states[1][name]) for name in states[0])

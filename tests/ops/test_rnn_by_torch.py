@@ -1,0 +1,92 @@
+"""PyTorch's list of modules to test, which the installed torch brings, with `econmt_ops.LSTM` and `GRU` in it.
+
+`scripts/torch_tests.py` runs the tests themselves, from a checkout of PyTorch.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._pytree import tree_leaves
+
+import econmt_ops
+
+pytest.importorskip("expecttest", reason="PyTorch's test tools need expecttest")
+common: Any = importlib.import_module("torch.testing._internal.common_modules")
+ENTRIES = {
+    entry.module_cls.__name__: entry
+    for entry in common.module_db
+    if entry.module_cls.__name__ in ("LSTM", "GRU")
+}
+each_entry = pytest.mark.parametrize("name", list(ENTRIES))
+
+
+def made(kind: Any, arguments: Any) -> Any:
+    torch.manual_seed(2)
+    return kind(*arguments.args, **arguments.kwargs)
+
+
+@each_entry
+@pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_results_on_torchs_inputs(name: str, training: bool, dtype: torch.dtype, device: str) -> None:
+    entry, ours = ENTRIES[name], getattr(econmt_ops, name)
+    inputs = entry.module_inputs_func(
+        entry, device=device, dtype=dtype, requires_grad=True, training=training
+    )
+    assert len(inputs) >= 8
+    for each in inputs:
+        torchs, module = (
+            made(kind, each.constructor_input).to(device, dtype) for kind in (entry.module_cls, ours)
+        )
+        module.load_state_dict(torchs.state_dict())
+        module.train(training)
+        torchs.train(training)
+        given = each.forward_input
+        results = []
+        for kind in (torchs, module):
+            outcome = kind(*given.args, **given.kwargs)
+            values = [part for part in tree_leaves(outcome) if isinstance(part, torch.Tensor)]
+            total = torch.stack([part.sum() for part in values if part.is_floating_point()]).sum()
+            results.append((outcome, torch.autograd.grad(total, list(kind.parameters()))))
+        torch.testing.assert_close(results[1], results[0])
+        if each.reference_fn is not None:
+            expected = each.reference_fn(module, *given.args, **given.kwargs)
+            torch.testing.assert_close(module(*given.args, **given.kwargs), expected)
+
+
+@each_entry
+def test_torchs_errors(name: str) -> None:
+    entry, ours = ENTRIES[name], getattr(econmt_ops, name)
+    wrong = entry.module_error_inputs_func(
+        entry, device="cpu", dtype=torch.float32, requires_grad=False, training=True
+    )
+    assert len(wrong) >= 2
+    for each in wrong:
+        arguments = each.module_error_input
+
+        def run(arguments: Any = arguments) -> None:
+            module = made(ours, arguments.constructor_input)
+            if arguments.forward_input is not None:
+                module(*arguments.forward_input.args, **arguments.forward_input.kwargs)
+
+        with pytest.raises(each.error_type, match=each.error_regex):
+            run()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    "ECONMT_TORCH_TESTS" not in os.environ, reason="needs PyTorch's folder test in ECONMT_TORCH_TESTS"
+)
+def test_torchs_own_tests() -> None:
+    root = Path(__file__).resolve().parents[2]
+    command = [sys.executable, "-W", "ignore", "-m", "scripts.torch_tests", os.environ["ECONMT_TORCH_TESTS"]]
+    run = subprocess.run(command, cwd=root, capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]

@@ -1,0 +1,206 @@
+"""`econmt_ops.LSTM` and `GRU` under torch.compile, torch.export, torch.func, autocast and GradScaler, and their errors."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils.rnn import pack_sequence
+from torch.utils._pytree import tree_leaves
+
+import econmt_ops
+from tests.ops.helpers import Make, assert_close
+
+SIZE, HIDDEN, BATCH, STEPS = 5, 7, 4, 6
+LENGTHS = torch.tensor([4, 6, 1, 2])
+RESETS = torch.rand(BATCH, STEPS, generator=torch.Generator().manual_seed(2)) < 0.35
+
+each_module = pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("LSTM", {}),
+        ("GRU", {}),
+        ("LSTM", {"bidirectional": True, "batch_first": True}),
+        ("LSTM", {"proj_size": 3}),
+    ],
+    ids=["LSTM", "GRU", "bidirectional", "projected"],
+)
+
+
+def module_and_inputs(kind: str, options: dict[str, Any], dtype: torch.dtype = torch.float32) -> Any:
+    torch.manual_seed(3)
+    module = getattr(econmt_ops, kind)(SIZE, HIDDEN, 2, dtype=dtype, **options)
+    shape = (BATCH, STEPS, SIZE) if module.batch_first else (STEPS, BATCH, SIZE)
+    return module, Make("cpu", dtype)(*shape)
+
+
+def outcome(module: Any, call: Any, *arguments: Any, **options: Any) -> list[torch.Tensor]:
+    values = [part for part in tree_leaves(call(*arguments, **options)) if isinstance(part, torch.Tensor)]
+    values = [part for part in values if part.is_floating_point()]
+    return [
+        *values,
+        *torch.autograd.grad(sum(part.square().sum() for part in values), list(module.parameters())),
+    ]
+
+
+@pytest.mark.sampled(4)
+@each_module
+@pytest.mark.parametrize(
+    "given", [{}, {"lengths": LENGTHS, "resets": RESETS}], ids=["plain", "lengths-and-resets"]
+)
+def test_compiled_without_a_graph_break(kind: str, options: dict[str, Any], given: dict[str, Any]) -> None:
+    torch._dynamo.reset()
+    module, inputs = module_and_inputs(kind, options)
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+    assert_close(outcome(module, compiled, inputs, **given), outcome(module, module, inputs, **given), 1e-5)
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU"])
+def test_compiled_packed_sequences_and_dropout(kind: str) -> None:
+    torch._dynamo.reset()
+    module, inputs = module_and_inputs(kind, {"dropout": 0.5})
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+    packed = pack_sequence([inputs[:length, 0] for length in (3, 6, 1)], enforce_sorted=False)
+    first, second = compiled(packed)[0].data, compiled(packed)[0].data
+    assert not torch.equal(first, second)
+    module.eval()
+    assert_close([compiled(packed)[0].data], [module(packed)[0].data], 1e-5)
+
+
+@each_module
+def test_exported(kind: str, options: dict[str, Any]) -> None:
+    module, inputs = module_and_inputs(kind, options)
+    module.eval()
+    batch = 0 if module.batch_first else 1
+    dynamic = {"input": {batch: torch.export.Dim.DYNAMIC}}
+    buffer = io.BytesIO()
+    with torch.no_grad():
+        torch.export.save(torch.export.export(module, (inputs,), dynamic_shapes=dynamic), buffer)
+    buffer.seek(0)
+    program = torch.export.load(buffer)
+    assert not [node for node in program.graph.nodes if "econmt_ops" in str(node.target)]
+    few = inputs.narrow(batch, 0, 3)
+    assert_close(tree_leaves(program.module()(few)), tree_leaves(module(few)), 1e-5)
+
+
+@each_module
+def test_vmap_is_refused_and_other_transforms_work(kind: str, options: dict[str, Any]) -> None:
+    module, inputs = module_and_inputs(kind, options)
+    message = f"econmt_ops.{kind} does not support torch.vmap; use its batch dimension instead"
+    with pytest.raises(RuntimeError) as error:
+        torch.vmap(lambda each: module(each)[0])(torch.stack([inputs, inputs]))
+    assert str(error.value) == message
+    parameters = dict(module.named_parameters())
+    several = {name: torch.stack([weight, weight]) for name, weight in parameters.items()}
+    with pytest.raises(RuntimeError, match=message):
+        torch.vmap(lambda each: torch.func.functional_call(module, each, (inputs,))[0])(several)
+    gradients = torch.func.grad(lambda each: torch.func.functional_call(module, each, (inputs,))[0].sum())(
+        parameters
+    )
+    expected = torch.autograd.grad(module(inputs)[0].sum(), list(parameters.values()))
+    assert_close([gradients[name] for name in parameters], expected, 1e-5)
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU"])
+def test_second_derivatives_of_small_layers(kind: str) -> None:
+    module, inputs = module_and_inputs(kind, {}, torch.float64)
+    leaves = [inputs[:2, :2].clone().requires_grad_()]
+    assert torch.autograd.gradgradcheck(lambda given: module(given)[0], leaves)
+    module.implementation = "recompute"
+    (gradient,) = torch.autograd.grad(module(*leaves)[0].sum(), leaves, create_graph=True)
+    with pytest.raises(
+        RuntimeError, match="_layer has no second derivative; name implementation='reference'"
+    ):
+        gradient.sum().backward()
+
+
+@each_module
+def test_autocast_and_grad_scaler(kind: str, options: dict[str, Any], device: str) -> None:
+    module, inputs = module_and_inputs(kind, options)
+    module, inputs = module.to(device), inputs.to(device)
+    exact = module(inputs)[0].detach()
+    optimizer = torch.optim.SGD(module.parameters(), 0.1)
+    scaler = torch.amp.GradScaler(device, init_scale=8.0)
+    before = [weight.detach().clone() for weight in module.parameters()]
+    with torch.autocast(device, torch.bfloat16):
+        outputs, last = module(inputs)
+    assert outputs.dtype == torch.bfloat16
+    if kind == "GRU" or not module.proj_size:
+        assert {part.dtype for part in tree_leaves(last)} == {torch.bfloat16}
+    assert_close([outputs], [exact], 2e-2)
+    scaler.scale(outputs.float().square().sum()).backward()
+    scaler.unscale_(optimizer)
+    gradients = [weight.grad for weight in module.parameters()]
+    scaler.step(optimizer)
+    scaler.update()
+    for weight, old, gradient in zip(module.parameters(), before, gradients, strict=True):
+        assert gradient is not None
+        assert_close([weight], [old - 0.1 * gradient], 1e-6)
+
+
+def wrong(kind: str) -> list[tuple[type[Exception], str, Any]]:
+    """Returns wrong calls of a module with batch_first: the error, its message, and the arguments."""
+    ones, state = torch.ones(BATCH, STEPS, SIZE), torch.ones(1, BATCH, HIDDEN)
+    hx = state if kind == "GRU" else (state, state)
+    narrow = state[..., 1:] if kind == "GRU" else (state, state[..., 1:])
+    size = r"\(1, 4, 7\), got \[1, 4, 6\]"
+    return [
+        (RuntimeError, "input.size\\(-1\\) must be equal to input_size. Expected 5, got 4", (ones[..., 1:],)),
+        (ValueError, f"{kind}: Expected input to be 2D or 3D, got 1D instead", (ones[0, 0],)),
+        (ValueError, "RNN input dtype .* does not match weight dtype", (ones.double(),)),
+        (RuntimeError, "sequence length to be larger than 0", (ones[:, :0],)),
+        (RuntimeError, f"Expected hidden(\\[1\\])? size {size}", (ones, narrow)),
+        (RuntimeError, "For batched 3-D input, hx .*should also be 3-D", (ones, tree_squeezed(hx))),
+        (RuntimeError, "For unbatched 2-D input, hx .*should also be 2-D", (ones[0], hx)),
+        (ValueError, f"{kind}: hx must be", (ones, [ones])),
+        (ValueError, r"lengths must be from 0 to 6, got 7", (ones, None, torch.tensor([7, 1, 1, 1]))),
+        (ValueError, r"lengths must be \(B,\) with B=4, got \(3,\)", (ones, None, LENGTHS[:3])),
+        (ValueError, r"lengths must be \(B,\) with B=4, got \(3,\)", (ones, None, LENGTHS[:3], RESETS)),
+        (
+            ValueError,
+            r"resets must be a bool tensor \(B, T\) = \(4, 6\), .*\(6, 4\)",
+            (ones, None, None, RESETS.t()),
+        ),
+        (ValueError, r"resets must be .* got torch.int64", (ones, None, None, RESETS.long())),
+        (ValueError, r"resets must be .* got a value of type list", (ones, None, None, RESETS.tolist())),
+        (
+            ValueError,
+            "lengths cannot be given with a PackedSequence",
+            (pack_sequence([ones[0]]), None, LENGTHS[:1]),
+        ),
+        (
+            ValueError,
+            "resets cannot be given with a PackedSequence",
+            (pack_sequence([ones[0]]), None, None, RESETS),
+        ),
+    ]
+
+
+def tree_squeezed(hx: Any) -> Any:
+    return tuple(part[0] for part in hx) if isinstance(hx, tuple) else hx[0]
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU"])
+def test_errors_name_the_callers_argument(kind: str) -> None:
+    module = getattr(econmt_ops, kind)(SIZE, HIDDEN, batch_first=True)
+    for error, message, (inputs, *rest) in wrong(kind):
+        hx, lengths, resets = [*rest, None, None, None][:3]
+        with pytest.raises(error, match=message):
+            module(inputs, hx, lengths=lengths, resets=resets)
+    with pytest.raises(ValueError, match="proj_size argument is only supported for LSTM"):
+        econmt_ops.GRU(3, 4, proj_size=2)
+    with pytest.raises(ValueError, match="implementation must be auto with proj_size"):
+        econmt_ops.LSTM(3, 4, proj_size=2, implementation="recompute")
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU"])
+def test_a_dropout_of_one_leaves_the_biases(kind: str) -> None:
+    torch.manual_seed(0)
+    module: Any = getattr(econmt_ops, kind)(SIZE, HIDDEN, 2, dropout=1.0)
+    theirs: Any = getattr(nn, kind)(SIZE, HIDDEN, 2, dropout=1.0)
+    theirs.load_state_dict(module.state_dict())
+    inputs = torch.randn(STEPS, BATCH, SIZE)
+    assert_close(tree_leaves(module(inputs)), tree_leaves(theirs(inputs)), 1e-6)

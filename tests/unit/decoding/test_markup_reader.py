@@ -1,0 +1,107 @@
+"""Pages and lines with tags as sentences, and back."""
+
+from __future__ import annotations
+
+from html import unescape
+
+import pytest
+
+from econmt.decoding.markup_reader import html_passage, line_passage
+from econmt.decoding.passages import Passage, TextDivision, division
+from econmt.decoding.sentences import sentence_spans
+from econmt.decoding.translation import NBestEntry, Translation
+
+SPLIT = division(sentence_spans, "de")
+
+
+def translation(text: str) -> Translation:
+    """A translation whose words are aligned with the source's in order."""
+    pairs = [(word, word) for word in range(len(text.split()))]
+    entry = NBestEntry(text, text.split(), [], 0.0, 0.0, None, False, pairs)
+    return Translation(text, 0.0, 0.0, text.split(), None, [entry], text.split())
+
+
+def in_capitals(passage: Passage) -> str:
+    return passage.written([translation(each.text.upper()) for each in passage.sentences])
+
+
+PAGES = [
+    ("plain", ["plain"], "PLAIN"),
+    ("<p>one <b>two</b>!</p>", ["one two!"], "<p>ONE <b>TWO</b>!</p>"),
+    ("<p><b>One two!</b></p>", ["One two!"], "<p><b>ONE TWO!</b></p>"),
+    (
+        "<p>A <b>dog</b> runs. It <i>barks.</i></p>",
+        ["A dog runs.", "It barks."],
+        "<p>A <b>DOG</b> RUNS. IT <i>BARKS.</i></p>",
+    ),
+    (
+        "<i>One. Two <b>three</b>.</i> Four.",
+        ["One.", "Two three.", "Four."],
+        "<i>ONE. TWO <b>THREE</b>.</i> FOUR.",
+    ),
+    ("a <i>bc. C</i> dd. <u>E</u>", ["a bc.", "C dd.", "E"], "A <i>BC. C</i> DD. <u>E</u>"),
+    ("<p>\n  one\n  two </p>\n", ["one two"], "<p>\n  ONE TWO </p>\n"),
+    ("One.\n  Two.", ["One.", "Two."], "ONE.\n  TWO."),
+    ("一。<b>二</b>。三。", ["一。", "二。", "三。"], "一。 <b>二</b>。 三。"),
+    ("<td>1</td><td>two</td>", ["1", "two"], "<td>1</td><td>TWO</td>"),
+    ("<ul><li>a<ul><li>b</ul><li>c</ul>", ["a", "b", "c"], "<ul><li>A<ul><li>B</ul><li>C</ul>"),
+    ("Use <code>a <b>x</b></code> now", ["Use now"], "USE <code>a <b>x</b></code> NOW"),
+    ("Use <code>a now<p>b", ["Use a now", "b"], "USE <code>A NOW<p>B"),
+    ('<p translate="no">a <p>b</p></p>c', ["c"], '<p translate="no">a <p>b</p></p>C'),
+    (
+        "a <span translate=no>b <span>c</span> d</span> e",
+        ["a e"],
+        "A <span translate=no>b <span>c</span> d</span> E",
+    ),
+    ('a <img alt="x > y"> b<wbr>c', ["a b c"], 'A <img alt="x > y"> B<wbr>C'),
+    ("a <!-- x --> b <!-- y -->", ["a b"], "A <!-- x --> B <!-- y -->"),
+    ("<a id=x></a>a <i></i>b<u></u>", ["a b"], "<a id=x></a>A <i></i>B<u></u>"),
+    ("a &lt; b &amp; c", ["a < b & c"], "A &lt; B &amp; C"),
+    ("<script>if (a < b) f('<p>x</p>')</script>y", ["y"], "<script>if (a < b) f('<p>x</p>')</script>Y"),
+    ("<code>x &lt; <i>y</i></code> z", ["z"], "<code>x &lt; <i>y</i></code> Z"),
+    ("<!doctype html><!-- note --><br/>a<hr>b", ["a", "b"], "<!doctype html><!-- note --><br/>A<hr>B"),
+    ('<a href="?x=1&amp;y=2" title="a > b">go</a>', ["go"], '<a href="?x=1&amp;y=2" title="a > b">GO</a>'),
+    ("</p>unmatched</div>", ["unmatched"], "</p>UNMATCHED</div>"),
+    ("a<![foo[x]]>b", ["a b"], "A<![foo[x]]>B"),
+    ("a<![ >b", ["a b"], "A<![ >B"),
+    ("a<![CDATA[x > y]]>b", ["a b"], "A<![CDATA[x > y]]>B"),
+    ("a<!x y>b</ z>c<?php x ?>d", ["a b c d"], "A<!x y>B</ z>C<?php x ?>D"),
+    ("a<![if IE]>b<![endif]>", ["a b"], "A<![if IE]>B<![endif]>"),
+    ("a < b and c", ["a < b and c"], "A &lt; B AND C"),
+    ("a <b", ["a <b"], "A &lt;B"),
+    ("a <!-- b", ["a <!-- b"], "A &lt;!-- B"),
+    ('a <b c="d>e', ["a e"], 'A <b c="d>E'),
+    ("<SCRIPT>x</Script >y", ["y"], "<SCRIPT>x</Script >Y"),
+    ("a<script>x < y", ["a"], "A<script>x < y"),
+    ("</P >a</code><code/>b", ["ab"], "</P ></code><code/>AB"),
+    ("<p>&nbsp;</p>a", ["a"], "<p>&nbsp;</p>A"),
+    ("&#" + "9" * 5000 + ";", ["\ufffd"], "\ufffd"),
+    ("a" + " " * 9998 + "b", ["a b"], "A B"),
+    ("", [], ""),
+    (" <p> </p> ", [], " <p> </p> "),
+]
+
+
+@pytest.mark.parametrize(("page", "sentences", "expected"), PAGES)
+def test_html_is_translated_between_its_tags(page: str, sentences: list[str], expected: str) -> None:
+    passage = html_passage(page, SPLIT)
+    assert [each.text for each in passage.sentences] == sentences
+    assert in_capitals(passage) == expected
+
+
+def test_a_translation_can_write_no_tag() -> None:
+    for page in ("<p>a</p>", "<p>a <b>b</b></p>"):
+        passage = html_passage(page, SPLIT)
+        assert "&lt;script&gt;&amp;" in passage.written([translation("<script>& b")])
+
+
+@pytest.mark.parametrize(
+    "piece",
+    ["<", "<a", "<!--", "<![CDATA[", '<a "', "<a '\">", "</", "a ", "<code>", "<script>", "<i>", "</i>", "{", "<b translate=no>", "<code></code><code>"],
+)  # fmt: skip
+@pytest.mark.parametrize("read", [html_passage, line_passage])
+def test_no_page_is_read_more_than_a_few_times_over(piece: str, read: object) -> None:
+    page = piece * (60_000 // len(piece))
+    passage = (html_passage if read is html_passage else line_passage)(page, TextDivision())
+    written = passage.written([translation(each.text) for each in passage.sentences])
+    assert unescape(written).split() == page.split()

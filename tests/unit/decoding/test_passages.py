@@ -1,0 +1,90 @@
+"""Paragraphs are split, translated and put together; lines, blanks and tags stay."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from econmt.data.text.subwords import SPECIAL_TOKENS, Vocabularies, WordVocabulary
+from econmt.decoding.passages import division, plain_passage
+from econmt.decoding.requests import Request
+from econmt.decoding.search.beam import SearchOptions
+from econmt.decoding.sentences import sentence_spans
+from econmt.decoding.translator import Translator
+from econmt.errors import InputError
+from tests.unit.decoding.test_markup_reader import in_capitals
+from tests.unit.decoding.test_translator import Copying
+
+WORDS = WordVocabulary([*SPECIAL_TOKENS, "A", "dog.", "Mr.", "Smith", "runs!", "It", "is", "3.5", "m."])
+
+
+def made(target: str = "de", **options: object) -> tuple[Translator, list[str]]:
+    said: list[str] = []
+    translator = Translator(
+        [Copying()],
+        Vocabularies(WORDS, WORDS),
+        SearchOptions(beam_size=2, split_sentences=True, **options),  # type: ignore[arg-type]
+        warn=said.append,
+        max_length=3,
+        languages=("en-US", target),
+    )
+    return translator, said
+
+
+LINES = ["A dog. Mr. Smith runs! It is 3.5 m.", "", "A dog."]
+
+
+@pytest.mark.parametrize("library", [True, False])
+def test_lines_keep_their_sentences(library: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if library:
+        pytest.importorskip("sentence_splitter")
+    else:
+        monkeypatch.setitem(sys.modules, "sentence_splitter", None)
+    translator, said = made()
+    done: list[int] = []
+    found = translator.translate_chunk(LINES, 5, "text", done.append)
+    assert [each.text for each in found] == LINES
+    assert (sum(done), found[1].tokens) == (3, [])
+    assert found[0].tokens == LINES[0].split()
+    assert found[0].hypotheses[0].alignment == [(word, word) for word in range(9)]
+    assert found[0].log_probability == pytest.approx(-0.1 * 12)
+    assert len(said) == 1
+    assert said[0].startswith("text:5: 4 source tokens"), "of the line, not of the sentence"
+    assert [each.text for each in made("zh")[0].translate([LINES[0]])] == [
+        "A dog.Mr. Smith runs!It is 3.5 m."
+    ]
+
+
+def test_constraints_are_of_one_sentence() -> None:
+    wish = Request("A dog.", avoid=["Smith"])
+    assert made()[0].translate_chunk([wish])[0].text == "A dog."
+    with pytest.raises(InputError, match="text:4: constraints belong to one sentence, and this line has 3"):
+        made()[0].translate_chunk([Request("A"), wish._replace(text=LINES[0])], 3, "text")
+
+
+def test_tags_and_sentences_together() -> None:
+    line = "<p>A <b>dog.</b> Mr. Smith <i>runs!</i></p><p><b>It is</b> 3.5 m.</p>"
+    (found,) = made(markup=True, nbest_size=2)[0].translate([line])
+    assert found.text == line
+    assert len(found.hypotheses) == 2
+    assert found.hypotheses[0].alignment == [(word, word) for word in range(8)]
+
+
+@pytest.mark.parametrize("target", ["de", "ja"])
+def test_lines_blanks_and_separators_come_back(target: str) -> None:
+    how = division(sentence_spans, target)
+    text = " One.  Two.\n\n\tThree\r\n  \nFour. Five.\u00a0Six.\n"
+    passage = plain_passage(text, how)
+    assert [each.text for each in passage.sentences] == ["One.", "Two.", "Three", "Four.", "Five.", "Six."]
+    assert passage.lines == [0, 0, 2, 4, 4, 4]
+    assert passage.line_count == 6
+    expected = text.upper()
+    if target == "ja":
+        expected = " ONE.TWO.\n\n\tTHREE\r\n  \nFOUR.FIVE.SIX.\n"
+    assert in_capitals(passage) == expected
+
+
+def test_languages_without_blanks_get_them() -> None:
+    assert in_capitals(plain_passage("一。二！三", division(sentence_spans, "en"))) == "一。 二！ 三"
+    assert in_capitals(plain_passage("一。二！三", division(sentence_spans, "zh"))) == "一。二！三"
