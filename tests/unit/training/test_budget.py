@@ -469,7 +469,7 @@ def test_budgets_know_the_state_of_the_optimizer(make_run: MakeRun) -> None:
             trainer.prepared,
             trainer.batches,
             CPU,
-            torch.float32,
+            NAMED["float32"],
             trainer.parameters.values(),
         )
         assert budget._state == copies * weights
@@ -522,7 +522,7 @@ def test_a_rank_plans_with_its_rows_and_its_share_of_the_state(make_run: MakeRun
     run = make_run("training.memory_budget=64MiB", *REAL, "parallel.shard_optimizer=true")
     worlds = [Communicator(), SimulatedRank(Rank(0, 2), run.recipe.parallel)]
     plans = [
-        first_plan(run.recipe, run.prepared(), CPU, torch.float32, communicator) for communicator in worlds
+        first_plan(run.recipe, run.prepared(), CPU, NAMED["float32"], communicator) for communicator in worlds
     ]
     alone, shared = (plan.worst for plan in plans if plan is not None)
     assert (alone.rows, shared.rows) == (16, 8)
