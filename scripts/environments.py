@@ -22,7 +22,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import zipfile
 from collections.abc import Mapping, Sequence
 from importlib.metadata import requires
 from pathlib import Path
@@ -49,7 +48,7 @@ class Environment(NamedTuple):
         constraints: lines for pip that pin versions.
         editable: True if econmt is installed from this folder with ``--editable``, not as a wheel.
         compiler: True if there is a C compiler.
-        ops: True if only ``econmt_ops`` and PyTorch are installed.
+        ops: True if only ``econmt-ops``, the distribution of the operations, and what it needs are installed.
     """
 
     name: str
@@ -123,13 +122,7 @@ def try_one(which: Environment, folder: Path) -> None:
     python = folder / "venv" / "bin" / "python"
     pip = [python, "-m", "pip", "install", "--quiet", "--constraint", constraints]
     if which.ops:
-        wheels = folder / "wheels"
-        run([python, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", wheels, source], env, folder)
-        (wheel,) = wheels.glob("*.whl")
-        run([*pip, "torch", "numpy"], env, folder)
-        (site,) = (folder / "venv" / "lib").glob("python*/site-packages")
-        with zipfile.ZipFile(wheel) as archive:
-            archive.extractall(site, [name for name in archive.namelist() if name.startswith("econmt_ops/")])
+        run([*pip, source / "ops"], env, folder)
     else:
         extras = SOME_EXTRAS.get(which.name, EXTRAS)
         run([*pip, *(["--editable"] if which.editable else []), f"{source}[{extras}]"], env, folder)

@@ -57,6 +57,12 @@ class RequestLimits:
         min=1,
         max=limits.LINE_BYTES,
     )
+    max_file_characters: int = option(
+        _DEFAULTS.most_file_characters,
+        help="Maximum number of characters in the text of a file.",
+        min=1,
+        max=limits.LINE_BYTES,
+    )
     max_waiting: int = option(
         _DEFAULTS.most_waiting, help="Maximum number of waiting sentences.", min=1, max=limits.LINES
     )
@@ -78,6 +84,7 @@ class RequestLimits:
             self.max_characters,
             self.max_waiting,
             self.requests_per_minute,
+            most_file_characters=self.max_file_characters,
         )
 
 

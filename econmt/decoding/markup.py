@@ -20,12 +20,13 @@ from typing import Literal, NamedTuple
 
 _DEEPEST = 100
 """Maximum nesting depth of tags; deeper ones are treated as single."""
+_FEW_SIGNS = 8
 _WORD = re.compile("[^ ]+")
 _LETTER = re.compile(r"\w")
 
 
 class Unit(NamedTuple):
-    """Letters of a word, or the punctuation before or after them.
+    """Letters of a word, or a sign of the punctuation before or after them.
 
     Attributes:
         text: its characters, never empty. word: index of its word.
@@ -105,6 +106,11 @@ def marked(text: str, tags: Sequence[Tag], words: Sequence[Sequence[int]], *, es
     return Marked(" ".join(text.split()), text_units, _tree(tags, text_units), words, escaped)
 
 
+def _signs(text: str) -> Sequence[str]:
+    """Returns punctuation sign by sign, so that marks may stand in between; a long row of signs is one."""
+    return text if len(text) <= _FEW_SIGNS else [text]
+
+
 def units(text: str) -> list[Unit]:
     """Returns the units of a text; words are separated by blanks."""
     parts: list[Unit] = []
@@ -112,7 +118,9 @@ def units(text: str) -> list[Unit]:
         word, start = match[0], match.start()
         begin, end = _LETTER.search(word), _LETTER.search(word[::-1])
         first, last = begin.start() if begin else 0, len(word) - (end.start() if end else 0)
-        for part in filter(None, (word[:first], word[first:last], word[last:])):
+        before, behind = word[:first], word[last:]
+        pieces = [*_signs(before), word[first:last] if begin else "", *_signs(behind if begin else word)]
+        for part in filter(None, pieces):
             parts.append(Unit(part, number, start, start > match.start()))
             start += len(part)
     return parts
@@ -151,6 +159,15 @@ def _tree(tags: Sequence[Tag], text_units: Sequence[Unit]) -> list[Mark]:
     return top
 
 
+def _places(text_units: Sequence[Unit]) -> dict[int, dict[str, list[int]]]:
+    """Returns for each word the indices of its units: of its letters, under an empty key, and of each sign."""
+    places: dict[int, dict[str, list[int]]] = {}
+    for index, unit in enumerate(text_units):
+        kind = "" if unit.has_letters else unit.text
+        places.setdefault(unit.word, {}).setdefault(kind, []).append(index)
+    return places
+
+
 def put_back(
     source: Marked, translation: str, alignment: Sequence[tuple[int, int]]
 ) -> tuple[str, list[tuple[int, int]]]:
@@ -162,21 +179,13 @@ def put_back(
         pairs = [(word, made) for seen, made in alignment for word in _at(source.words, seen)]
         return escape(translation, quote=False) if source.escaped else translation, pairs
     target = units(translation)
-    by_word: dict[int, list[int]] = {}
-    for index, unit in enumerate(source.units):
-        by_word.setdefault(unit.word, []).append(index)
-    words: dict[int, list[int]] = {}
+    sources: list[set[int]] = [set() for _ in target]
+    places, made_places = _places(source.units), _places(target)
     for seen, made in alignment:
-        words.setdefault(made, []).append(seen)
-    sources = [
-        {
-            index
-            for word in words.get(unit.word, ())
-            for index in by_word.get(word, ())
-            if (unit.has_letters and source.units[index].has_letters) or source.units[index].text == unit.text
-        }
-        for unit in target
-    ]
+        # Letters belong to letters, and each sign to the same one, in order.
+        for kind, indices in made_places.get(made, {}).items():
+            for at, index in zip(indices, places.get(seen, {}).get(kind, ()), strict=False):
+                sources[at].add(index)
     pieces = list(_arranged(source.marks, target, sources, (0, len(target)), (0, len(source.units))))
     text, last, new_words = "", 0, dict[int, set[int]]()
     for piece, glued, _, word in pieces:
@@ -255,17 +264,23 @@ def _arranged(
         if interval is not None:
             intervals[number] = interval
             taken.update(range(*interval))
-    spans = sorted(intervals.values())
+    begins = {interval[0]: number for number, interval in intervals.items()}
+    starts = sorted(begins)
     points: dict[int, list[int]] = {}
     for number, mark in enumerate(marks):
         if number not in intervals:
             link = bisect_left(links, (mark.first,))
             nearest = links[link][1] if link < len(links) else end
-            before = bisect_left(spans, (nearest,)) - 1
-            if before >= 0 and nearest < spans[before][1]:
-                nearest = spans[before][0]
+            # Beside a pair around this place marks keep their order: an earlier one stays before it.
+            while (before := bisect_right(starts, nearest) - 1) >= 0:
+                owner = begins[starts[before]]
+                if nearest >= intervals[owner][1]:
+                    break
+                if number < owner:
+                    nearest = starts[before]
+                    break
+                nearest = intervals[owner][1]
             points.setdefault(nearest, []).append(number)
-    begins = {span[0]: number for number, span in intervals.items()}
     stuck = False
 
     def piece(text: str, before: bool, behind: bool, word: int | None = None) -> _Piece:

@@ -6,8 +6,6 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from importlib import resources
-from pathlib import Path
 from typing import Any
 
 from starlette.applications import Starlette
@@ -23,10 +21,11 @@ from econmt.data.files import notice
 from econmt.decoding import requests
 from econmt.decoding.translation import EMPTY, Translation
 from econmt.errors import EconmtError
-from econmt.serving import answers, queries
+from econmt.serving import answers, files, queries
 from econmt.serving.access import Keys, Rates
 from econmt.serving.metrics import Metrics
 from econmt.serving.models import Answer, Served, TranslationJob
+from econmt.serving.pages import page_files, specification
 from econmt.serving.scheduler import Job, Scheduler
 from econmt.serving.settings import Refused, Settings, bug
 from econmt.serving.unread import CloseUnread
@@ -37,9 +36,12 @@ _OTHER_BYTES = 1 << 18
 """Bytes of a body for more than the text, such as glossaries and constraints."""
 _ADDRESS_CHARACTERS = 64
 """Characters kept of a client's address, which may be any text of a proxy."""
+_FILE_BYTES = 1 << 24
+"""Maximum number of bytes of a file."""
+_FILE_SENTENCES = 500
+"""Number of sentences of a file that wait at once, so that other clients' find room."""
 _LEFT = 499
 """Status in the metrics of a request whose client left before its answer, as in nginx."""
-_MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -66,13 +68,15 @@ class Service:
         """Makes the ASGI application; calls ``stop`` if translating fails for good."""
         endpoints: dict[tuple[str, str], Endpoint] = {
             ("POST", "/translate"): self._translate,
+            ("POST", "/translate_file"): self._translate_file,
             ("POST", "/alternatives"): self._alternatives,
             ("POST", "/detect"): self._detect,
             ("GET", "/languages"): self._languages,
             ("GET", "/health"): self._health,
             ("GET", "/metrics"): self._show_metrics,
             ("GET", "/frontend/settings"): self._frontend,
-            **_pages(),
+            ("GET", "/spec"): self._specification,
+            **{("GET", path): _page(*file) for path, file in page_files().items()},
         }
 
         @contextlib.asynccontextmanager
@@ -144,9 +148,7 @@ class Service:
         A key in the head, or the rate where no key is needed, is checked before the body is read. For a key in the body
         the client's address must have requests left, and requests with a wrong key count.
         """
-        address = request.client.host[:_ADDRESS_CHARACTERS] if request.client else ""
-        scheme, _, credentials = request.headers.get("authorization", "").partition(" ")
-        key = credentials.strip() if scheme.lower() == "bearer" else ""
+        key, address = _client(request)
         if key or not self._keys.wanted:
             self._admit(key, address)
             return queries.checked_body(kind, await self._tree(request))
@@ -173,12 +175,16 @@ class Service:
     async def _tree(self, request: Request) -> dict[str, Any]:
         """Reads the fields of a request's body without checking them."""
         most = self._settings.most_characters * _MOST_BYTES_A_CHARACTER + _OTHER_BYTES
+        content = await self._body(request, most)
+        return queries.read_tree(content, request.headers.get("content-type", ""))
+
+    async def _body(self, request: Request, most: int) -> bytes:
+        """Reads a request's body of at most ``most`` bytes."""
         seconds = self._settings.read_seconds
         try:
-            content = await asyncio.wait_for(_content(request, most), seconds)
+            return await asyncio.wait_for(_content(request, most), seconds)
         except asyncio.TimeoutError:
             raise Refused(408, f"the request took more than {seconds:g} s to arrive") from None
-        return queries.read_tree(content, request.headers.get("content-type", ""))
 
     def _model(self, source: str, target: str) -> Served:
         """Returns the models of a language pair; "auto" and "" fit any source and target."""
@@ -214,6 +220,31 @@ class Service:
             return StreamingResponse(stream, media_type=kind, headers=answers.SAFE_HEADERS)
         translated = await _unless_left(request, futures)
         return answers.JsonResponse(_translations(texts, translated, body, served, begun))
+
+    async def _translate_file(self, request: Request) -> Response:
+        """Translates a file in the body; languages are in the query, the key is in the head."""
+        self._admit(*_client(request))
+        source, target = (request.query_params.get(name, "") for name in ("source", "target"))
+        served = self._model(source or "auto", target)
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        content = await self._body(request, _FILE_BYTES)
+        file = await asyncio.to_thread(files.read_file, content, kind, served.division)
+        size, most = sum(len(each.text) for each in file.sentences), self._settings.most_file_characters
+        if size > most:
+            raise Refused(
+                413, f"the file has {size:,} characters, this server takes {most:,} at a time; send parts"
+            )
+        translations: list[Translation] = []
+        for first in range(0, len(file.sentences), _FILE_SENTENCES):
+            part = file.sentences[first : first + _FILE_SENTENCES]
+            lines = [requests.Request(each.text) for each in part]
+            tasks = [TranslationJob(attention=bool(each.marks)) for each in part]
+            found = await _unless_left(request, self._submit(served, lines, tasks))
+            translations += [each for each in found if isinstance(each, Translation)]
+        written = await asyncio.to_thread(file.written, translations)
+        return Response(
+            written, media_type=kind, headers={**answers.SAFE_HEADERS, "Content-Disposition": "attachment"}
+        )
 
     def _submit(
         self, served: Served, lines: Sequence[requests.Request], tasks: Sequence[TranslationJob]
@@ -278,6 +309,9 @@ class Service:
         note = f"not detected: {sources[0]} is the only source language of this server"
         return answers.JsonResponse([{"language": sources[0], "confidence": 0.0, "note": note}])
 
+    async def _specification(self, _: Request) -> Response:
+        return answers.JsonResponse(specification(keys=self._keys.wanted))
+
     async def _languages(self, _: Request) -> Response:
         return answers.JsonResponse(answers.languages(self._models))
 
@@ -304,20 +338,20 @@ class Service:
         return answers.JsonResponse({**keys, **limits})
 
 
-def _pages() -> dict[tuple[str, str], Endpoint]:
-    """Returns the endpoints of the page's files, which are read once."""
-    files = resources.files("econmt.serving").joinpath("page").iterdir()
-    named = {
-        {"index.html": "/", "docs.html": "/docs"}.get(file.name, f"/{file.name}"): file for file in files
-    }
-    return {("GET", path): _page(file.name, file.read_bytes()) for path, file in named.items()}
+def _page(content: bytes, media_type: str) -> Endpoint:
+    """Returns the endpoint of a file of the page."""
 
-
-def _page(name: str, content: bytes) -> Endpoint:
     async def page(_: Request) -> Response:
-        return Response(content, media_type=_MEDIA_TYPES[Path(name).suffix], headers=answers.SAFE_HEADERS)
+        return Response(content, media_type=media_type, headers=answers.SAFE_HEADERS)
 
     return page
+
+
+def _client(request: Request) -> tuple[str, str]:
+    """Returns the API key in the head of a request, and the client's address."""
+    scheme, _, credentials = request.headers.get("authorization", "").partition(" ")
+    key = credentials.strip() if scheme.lower() == "bearer" else ""
+    return key, request.client.host[:_ADDRESS_CHARACTERS] if request.client else ""
 
 
 async def _content(request: Request, most: int) -> bytes:

@@ -30,40 +30,54 @@ _ADVICE = 'send a JSON object, as {"q": "A dog runs.", "source": "en", "target":
 class _Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    api_key: str = ""
+    api_key: str = Field("", description="API key; the header Authorization: Bearer KEY is better.")
 
 
 class _Constraints(_Body):
-    source: str = "auto"
-    target: str = ""
-    constraints: Phrases = []
-    avoid: Phrases = []
-    glossary: dict[str, str] = Field({}, max_length=limits.PHRASES)
+    source: str = Field("auto", description="Source language; auto if only one pair of the server fits.")
+    target: str = Field(
+        "", description="Target language; may be left out if only one pair of the server fits."
+    )
+    constraints: Phrases = Field(
+        [], description="Phrases that the translation of the only sentence must contain."
+    )
+    avoid: Phrases = Field([], description="Phrases that no translation may contain.")
+    glossary: dict[str, str] = Field(
+        {}, max_length=limits.PHRASES, description="Terms and the translations that they must have."
+    )
+    target_prefix: str = Field("", description="Beginning of the translation of the only sentence.")
 
 
 class TranslateBody(_Constraints):
     """Body of ``/translate``; ``q`` may hold objects as in lines of ``--json-input``."""
 
-    q: str | dict[str, Any] | list[str | dict[str, Any]]
-    format: Literal["text", "html"] = "text"
-    alternatives: int = Field(0, ge=0, le=limits.BEAM)
-    target_prefix: str = ""
-    details: bool = False
-    stream: bool = False
+    q: str | dict[str, Any] | list[str | dict[str, Any]] = Field(
+        description="Text, or a list of texts; instead of a text an object with text, constraints and the like.",
+        examples=["Tom bought a new car. He likes it."],
+    )
+    format: Literal["text", "html"] = Field("text", description="Plain text or HTML.")
+    alternatives: int = Field(
+        0, ge=0, le=limits.BEAM, description="Number of further translations; less than the server's beam."
+    )
+    details: bool = Field(
+        False, description="Return tokens, scores, attention and the n best translations of each sentence."
+    )
+    stream: bool = Field(
+        False, description="Return a line of JSON for each sentence as soon as it is ready; for text only."
+    )
 
 
 class WordsBody(_Constraints):
     """Body of ``/alternatives``: a sentence, and the beginning of its translation."""
 
-    q: str
-    target_prefix: str = ""
-    alternatives: int = Field(5, ge=1, le=20)
+    q: str = Field(description="Sentence.", examples=["Tom bought a new car."])
+    alternatives: int = Field(5, ge=1, le=20, description="Number of words.")
 
 
 class DetectBody(_Body):
     """Body of ``/detect``."""
 
-    q: str
+    q: str = Field(description="Text.", examples=["A dog runs."])
 
 
 class Text(NamedTuple):

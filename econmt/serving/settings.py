@@ -24,6 +24,7 @@ class Settings(NamedTuple):
         restore_case: True if sentences in capitals are translated in lower case.
         avoid: phrases that no translation may contain.
         glossary: terms whose translations are constraints of every request.
+        most_file_characters: maximum number of characters of a file's text.
     """
 
     beam_size: int | None = None
@@ -38,6 +39,7 @@ class Settings(NamedTuple):
     restore_case: bool = False
     avoid: tuple[str, ...] = ()
     glossary: Glossary | None = None
+    most_file_characters: int = 200_000
 
 
 class Refused(InputError):  # noqa: N818  an answer

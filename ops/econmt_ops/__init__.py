@@ -36,6 +36,7 @@ from econmt_ops.lstm import bidirectional_lstm, lstm
 from econmt_ops.modules import AdditiveAttention, AttentionalLSTM, LinearCrossEntropy
 from econmt_ops.rnn import GRU, LSTM
 
+__version__ = "0.1.0"
 __all__ = [
     "GILRLSTM",
     "GRU",
@@ -59,6 +60,7 @@ __all__ = [
     "LowRank",
     "LowRankLSTMWeights",
     "UniqueRows",
+    "__version__",
     "additive_attention",
     "attentional_lstm",
     "bidirectional_lstm",

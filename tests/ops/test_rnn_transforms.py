@@ -46,6 +46,7 @@ def outcome(module: Any, call: Any, *arguments: Any, **options: Any) -> list[tor
     ]
 
 
+@pytest.mark.sampled(4)
 @each_module
 @pytest.mark.parametrize(
     "given", [{}, {"lengths": LENGTHS, "resets": RESETS}], ids=["plain", "lengths-and-resets"]
@@ -108,6 +109,12 @@ def test_second_derivatives_of_small_layers(kind: str) -> None:
     module, inputs = module_and_inputs(kind, {}, torch.float64)
     leaves = [inputs[:2, :2].clone().requires_grad_()]
     assert torch.autograd.gradgradcheck(lambda given: module(given)[0], leaves)
+    module.implementation = "recompute"
+    (gradient,) = torch.autograd.grad(module(*leaves)[0].sum(), leaves, create_graph=True)
+    with pytest.raises(
+        RuntimeError, match="_layer has no second derivative; name implementation='reference'"
+    ):
+        gradient.sum().backward()
 
 
 @each_module

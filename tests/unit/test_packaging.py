@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+import econmt_ops
 from econmt import __version__
 from tests.conftest import ROOT, econmt_environment
 
@@ -22,10 +23,14 @@ COMPILER = (os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc").spli
 LIBRARY = f"econmt_ops/backends/c/_kernels{SUFFIX}"
 
 
+IGNORED = shutil.ignore_patterns("__pycache__", "*.so", "build", "*.egg-info")
+"""What building and installing leave in a checkout."""
+
+
 def copy_sources(folder: Path) -> None:
     """Copies what is packaged, so that the checkout stays clean, but nothing that was built in it."""
     for name in ("econmt", "econmt_runtime", "ops", "recipes"):
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+        shutil.copytree(ROOT / name, folder / name, ignore=IGNORED)
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, folder)
 
@@ -80,7 +85,7 @@ def test_holds_every_module_and_recipe_and_nothing_else(wheel: Path) -> None:
     names = held(wheel)
     modules = {file.relative_to(ROOT) for file in (ROOT / "econmt").rglob("*.py")}
     modules |= {file.relative_to(ROOT) for file in (ROOT / "econmt_runtime").rglob("*.py")}
-    modules |= {file.relative_to(ROOT / "ops") for file in (ROOT / "ops").rglob("*.py")}
+    modules |= {file.relative_to(ROOT / "ops") for file in (ROOT / "ops" / "econmt_ops").rglob("*.py")}
     assert {name for name in names if name.endswith(".py")} == {path.as_posix() for path in modules}
     recipes = {f"econmt/_recipes/{file.name}" for file in (ROOT / "recipes").glob("*.yaml")}
     assert len(recipes) >= 6
@@ -95,12 +100,37 @@ def test_holds_every_module_and_recipe_and_nothing_else(wheel: Path) -> None:
     assert {name for name in names if name.endswith(".so")} == (
         {LIBRARY} if shutil.which(COMPILER) else set()
     )
-    kernels = {file.relative_to(ROOT / "ops").as_posix() for file in (ROOT / "ops").rglob("*.cu*")}
+    kernels = {
+        file.relative_to(ROOT / "ops").as_posix() for file in (ROOT / "ops" / "econmt_ops").rglob("*.cu*")
+    }
     assert {name for name in names if ".cu" in name} == kernels
     assert {Path(name).suffix for name in names} <= {
         *(".py", ".yaml", ".md", ".typed", ".html", ".css", ".js", ".svg", ".so", ".h", ".cu", ".cuh")
     }
     assert {name for name in names if name.endswith(".h")} == {"econmt_ops/backends/c/kernels.h"}
+
+
+@pytest.mark.slow
+def test_the_operations_are_a_distribution_of_their_own(wheel: Path, tmp_path: Path) -> None:
+    copy_sources(tmp_path / "sources")
+    ops, _ = build(tmp_path / "sources" / "ops", "wheel")
+    assert held(ops) == {name for name in held(wheel) if name.startswith("econmt_ops/")}
+    with zipfile.ZipFile(ops) as archive:
+        name = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        metadata = archive.read(name).decode()
+    assert "\nName: econmt-ops\n" in metadata
+    assert f"\nVersion: {econmt_ops.__version__}\n" in metadata
+    needs = [
+        line for line in metadata.splitlines() if line.startswith("Requires-Dist:") and "extra ==" not in line
+    ]
+    assert needs == ["Requires-Dist: torch>=2.7"]
+    done = python_in(ops, tmp_path, "-c", WHICH)
+    built = shutil.which(COMPILER) is not None
+    assert done.stdout == f"{tmp_path}/site/econmt_ops/backends/c/__init__.py {built}\n"
+
+
+def test_both_distributions_have_the_same_licence() -> None:
+    assert (ROOT / "ops" / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
 
 
 WHICH = "from econmt_ops.backends import c; print(c.__file__, c.is_built())"
@@ -128,7 +158,9 @@ def test_without_a_compiler_the_wheel_is_whole_but_for_the_library(wheel: Path, 
 def test_a_source_distribution_holds_what_the_library_is_built_from(tmp_path: Path) -> None:
     copy_sources(tmp_path)
     with tarfile.open(build(tmp_path, "sdist")[0]) as archive:
-        names = {Path(name).name for name in archive.getnames() if "/econmt_ops/backends/c/" in name}
+        members = archive.getnames()
+    assert any(name.endswith("/ops/setup.py") for name in members)
+    names = {Path(name).name for name in members if "/econmt_ops/backends/c/" in name}
     folder = ROOT / "ops" / "econmt_ops" / "backends" / "c"
     expected = {file.name for file in folder.iterdir() if file.suffix in (".py", ".c", ".h")}
     assert {"kernels.c", "kernels.h", "variant.h"} <= expected

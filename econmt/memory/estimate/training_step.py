@@ -43,7 +43,7 @@ def estimate_step(
     shape: tuple[int, int, int],
     device: str = "cpu",
     *,
-    precision: torch.dtype | None = None,
+    precision: Precision | None = None,
     implementations: Implementations | None = None,
     accumulating: bool | None = None,
     rank: Rank = ALONE,
@@ -53,7 +53,7 @@ def estimate_step(
     Args:
         shape: Shape of the rank's batch.
         device: "cpu" or "cuda".
-        precision: Type of products and feature maps; None: that of the recipe, where "auto" is float32 on a CPU.
+        precision: Precision of products and feature maps; None: that of the recipe, where "auto" is float32 on a CPU.
         implementations: Implementations of the ops; None: those of the recipe.
         accumulating: True if the step adds to existing gradients; None: if an update has several batches.
 
@@ -64,9 +64,7 @@ def estimate_step(
     training = task.recipe.training
     if precision is None:
         # The CPU that predicts need not be the one that trains, so "auto" is not measured.
-        precision = precision_of(
-            training.precision, torch.device(device), saved="" if cuda else "float32"
-        ).dtype
+        precision = precision_of(training.precision, torch.device(device), saved="" if cuda else "float32")
     if accumulating is None:
         accumulating = training.update_interval > 1
     in_graphs = cuda and training.in_graphs
@@ -77,7 +75,7 @@ def estimate_step(
             model,
             rank,
             Shape(*shape),
-            Precision(precision),
+            precision,
             implementations=implementations,
             target_device=device,
         )

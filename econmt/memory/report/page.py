@@ -73,7 +73,9 @@ def page(report: Report) -> str:
 
 def best_of(profiles: Sequence[Profile]) -> Profile:
     """Returns the profile that the headline compares with the reference: the smallest, and of equals the fastest."""
-    alike = [each for each in profiles if each.technique.precision == profiles[0].technique.precision]
+    alike = [
+        each for each in profiles if each.technique.precision.name == profiles[0].technique.precision.name
+    ]
     return min(alike, key=lambda each: (each.bytes.peak, -(each.tokens_per_second or 0.0)))
 
 

@@ -82,7 +82,7 @@ def maker(tensor: TensorAtPeak) -> str:
 
 def format_precision(profile: Profile) -> str:
     """Returns "float32" or "bfloat16"."""
-    return str(profile.technique.precision).removeprefix("torch.")
+    return profile.technique.precision.name
 
 
 def size_of(report: Report) -> str:

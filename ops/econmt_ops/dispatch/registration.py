@@ -257,6 +257,7 @@ class Operator(Generic[Arguments, Results]):
             self._backward
         )
         self.backward.register_fake(self._fake_backward)
+        self.backward.register_autograd(self._refuse_second_derivative)
         self.forward.register_autograd(self._differentiate, setup_context=self._remember)
 
     def __call__(self, arguments: Arguments) -> Results:
@@ -297,6 +298,11 @@ class Operator(Generic[Arguments, Results]):
             torch.empty_like(part, memory_format=torch.contiguous_format)
             for part in self.schema.differentiable(arguments, self._constants(arguments))
         ]
+
+    def _refuse_second_derivative(self, ctx: Any, *_: Any) -> None:  # noqa: ARG002  torch.library passes both
+        raise RuntimeError(
+            f"{self.forward._qualname} has no second derivative; name implementation='reference', which has"
+        )
 
     def _remember(self, ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         arguments = self.schema.make(inputs[:-1])

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-import numpy as np
 import torch
 
 _SAMPLE_SECONDS = 1e-3
@@ -39,7 +38,11 @@ class Timing(NamedTuple):
 
 def quantile(values: Sequence[float], share: float) -> float:
     """Returns a quantile of ``values``, interpolated between neighbours."""
-    return float(np.quantile(values, share))
+    ordered = sorted(values)
+    place = share * (len(ordered) - 1)
+    below = min(int(place), len(ordered) - 2) if len(ordered) > 1 else 0
+    upper = ordered[min(below + 1, len(ordered) - 1)]
+    return float(ordered[below] + (place - below) * (upper - ordered[below]))
 
 
 def synchronizer(device: torch.device) -> Callable[[], None]:

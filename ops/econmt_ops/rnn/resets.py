@@ -63,7 +63,7 @@ class Segments:
     def spread(self, rows: Tensor) -> Tensor:
         """Returns rows (B, T, I) with the empty steps, (B, S, I)."""
         room = rows.new_zeros(rows.shape[0], self.steps, rows.shape[2])
-        return room.scatter(1, self._places.unsqueeze(2).expand_as(rows), rows)
+        return room.scatter_(1, self._places.unsqueeze(2).expand_as(rows), rows)
 
     def collect(self, outputs: Tensor) -> Tensor:
         """Returns outputs (B, S, H) without the empty steps, (B, T, H)."""
@@ -79,7 +79,7 @@ class Segments:
 
     def prepare(self, read: Tensor, weights: tuple[Any, ...]) -> tuple[Tensor, tuple[Any, ...]]:
         """Returns what a layer reads, (B, S, I), with columns that mark the empty steps, and weights that read them."""
-        used = read.new_zeros(read.shape[0], self.steps).scatter(1, self._places, 1.0)
+        used = read.new_zeros(read.shape[0], self.steps).scatter_(1, self._places, 1.0)
         marks = [1.0 - used, used, *[torch.zeros_like(used)] * (_COLUMNS - 2)]
         return torch.cat([read, torch.stack(marks, 2)], 2), tuple(closing(part) for part in merged(weights))
 
@@ -96,15 +96,13 @@ def _room(added: Tensor, steps: int) -> int:
 def closing(weights: Any) -> Any:
     """Returns the weights of a layer with input columns for the marks of `Segments.prepare`.
 
-    The first column closes the gates i, f and o of an LSTM. In a GRU it closes r and z, and the second one holds the
+    The first column closes the first two gates: i and f of an LSTM, r and z of a GRU. In a GRU the second one holds the
     input bias: without a bias the candidate n of an empty step is 0.
     """
     zeros = torch.zeros_like(weights.bias)
-    closed = zeros.clone().view(3 if isinstance(weights, GRUWeights) else 4, -1)
-    closed[:2].fill_(_CLOSED)
-    closed[3:].fill_(_CLOSED)
-    columns, bias = [closed.flatten(), zeros], weights.bias
-    if isinstance(weights, GRUWeights):
-        columns, bias = [closed.flatten(), weights.bias], zeros
-    columns += [zeros] * (_COLUMNS - 2)
-    return weights._replace(input=torch.cat([weights.input, torch.stack(columns, 1)], 1), bias=bias)
+    is_gru = isinstance(weights, GRUWeights)
+    closed = zeros.clone()
+    closed[: 2 * len(zeros) // (3 if is_gru else 4)] = _CLOSED
+    second, bias = (weights.bias, zeros) if is_gru else (zeros, weights.bias)
+    columns = torch.stack([closed, second, *[zeros] * (_COLUMNS - 2)], 1)
+    return weights._replace(input=torch.cat([weights.input, columns], 1), bias=bias)

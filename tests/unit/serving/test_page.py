@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 import shutil
+import zipfile
 from collections.abc import Iterator
 
 import pytest
 
 from econmt.api import Request, TrainedModel
+from econmt.serving.files import WORD
 from tests.unit.serving.conftest import Client
+from tests.unit.serving.test_files import document
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = next(
@@ -255,6 +258,44 @@ def test_sentences_that_may_be_incomplete_are_marked(page: sync_api.Page) -> Non
     expect(page.get_by_role("note").first).to_have_attribute("title", re.compile("much shorter"))
     expect(page.get_by_role("note").nth(1)).to_have_attribute("title", re.compile("cut off"))
     expect(page.locator("#doubts")).to_have_text("2 sentences may be incomplete; see the marks.")
+
+
+def test_files_are_opened_and_saved(page: sync_api.Page, model: TrainedModel) -> None:
+    page.locator("#file").set_input_files(
+        {"name": "letter.txt", "mimeType": "text/plain", "buffer": b"a b\r\n\r\nc"}
+    )
+    expect(page.locator("#source .line")).to_have_text(["a b", "", "c"])
+    one, two = (each.text for each in model.translate(["a b", "c"]))
+    expect(page.locator("#target p")).to_have_text([one, "", two])
+    with page.expect_download() as saved:
+        page.get_by_role("button", name="Save").click()
+    assert saved.value.suggested_filename == "letter.trg.txt"
+    assert saved.value.path().read_text() == f"{one}\n\n{two}"
+    with page.expect_download() as translated:
+        page.locator("#file").set_input_files({"name": "x.docx", "mimeType": WORD, "buffer": document()})
+    assert translated.value.suggested_filename == "x.trg.docx"
+    assert zipfile.ZipFile(translated.value.path()).testzip() is None
+    expect(page.get_by_role("alert")).to_have_text("x.docx is translated and saved.")
+    page.locator("#file").set_input_files({"name": "x.docx", "mimeType": WORD, "buffer": b"no"})
+    expect(page.get_by_role("alert")).to_contain_text("This file cannot be read as a Word document.")
+    page.locator("#file").set_input_files({"name": "x.png", "mimeType": "image/png", "buffer": b"\0\xff"})
+    expect(page.get_by_role("alert")).to_contain_text("This file is no text.")
+
+
+def test_requests_are_tried_in_the_documentation(page: sync_api.Page, model: TrainedModel) -> None:
+    page.get_by_role("link", name="API").click()
+    expect(page.get_by_role("heading", name="API")).to_be_visible()
+    page.get_by_text("POST /translate", exact=True).click()
+    expect(page.get_by_role("rowheader", name="target_prefix").first).to_be_visible()
+    page.get_by_role("textbox", name="Body").fill('{"q": "a b c"}')
+    page.get_by_role("button", name="Send").click()
+    expect(page.locator(".answer:visible")).to_contain_text("200")
+    expect(page.locator(".answer:visible")).to_contain_text(model.translate(["a b c"])[0].text)
+    page.get_by_role("textbox", name="Body").fill('{"q": 1}')
+    page.get_by_role("button", name="Send").click()
+    expect(page.locator(".answer:visible")).to_contain_text("400")
+    page.set_viewport_size({"width": 360, "height": 740})
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
 
 
 def test_text_is_never_read_as_html(page: sync_api.Page) -> None:

@@ -1,0 +1,239 @@
+"""Word documents (.docx): the text of paragraphs as sentences, and documents with their translations.
+
+Only the text between ``<w:t>`` and ``</w:t>`` changes, in the body, headers, footers and notes; every other byte of the
+XML stays. Runs of one format are like a pair of tags, so that a bold word is bold in the translation where the order of
+the formats stays the same. Specification: ECMA-376, part 1, chapter 17 (WordprocessingML).
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import zipfile
+import zlib
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+from xml.parsers import expat
+from xml.sax.saxutils import escape
+
+from econmt.decoding.markup import Marked, Tag
+from econmt.decoding.passages import Passage, PassageBuilder, TextDivision
+from econmt.decoding.translation import Translation
+from econmt.serving.settings import Refused
+
+_PARTS = re.compile(r"word/(?:document|header\d*|footer\d*|footnotes|endnotes)\.xml")
+_SPACE = "http://schemas.openxmlformats.org/wordprocessingml/2006/main "
+_LARGEST = 1 << 26
+"""Maximum number of bytes of an unpacked document."""
+_MARK = re.compile("\ue000(/?)(\\d+)\ue001")
+"""Stand-in for the begin or end of a format; its signs are for private use."""
+
+
+class _Text(NamedTuple):
+    """Element ``w:t``: its span in the XML, its text, and the format of its run, which also tells links apart."""
+
+    start: int
+    end: int
+    text: str
+    style: tuple[bytes, int]
+
+
+class _Part(NamedTuple):
+    """XML of a part with the pieces of its paragraphs, which end at tabs and line breaks."""
+
+    xml: bytes
+    pieces: list[list[_Text]]
+    passages: list[Passage]
+
+
+class WordDocument:
+    """A document whose sentences can be replaced.
+
+    Args:
+        content: bytes of the file. how: division of its paragraphs into sentences.
+
+    Raises:
+        Refused: the file is no document, or too large when unpacked.
+    """
+
+    def __init__(self, content: bytes, how: TextDivision) -> None:
+        try:
+            self._archive = zipfile.ZipFile(io.BytesIO(content))
+            files = self._archive.infolist()
+            if sum(file.file_size for file in files) > _LARGEST:
+                raise Refused(413, f"the document has more than {_LARGEST >> 20} MiB when unpacked; split it")
+            names = [file.filename for file in files if _PARTS.fullmatch(file.filename)]
+            if "word/document.xml" not in names:
+                raise Refused(400, "this is not a .docx document: it has no word/document.xml")
+            self._parts = {name: _read_part(self._archive.read(name), how) for name in names}
+        except (
+            zipfile.BadZipFile,
+            zlib.error,
+            EOFError,
+            NotImplementedError,
+            RuntimeError,
+            expat.ExpatError,
+        ) as error:
+            raise Refused(400, f"this is not a .docx document: {error}") from None
+
+    @property
+    def sentences(self) -> list[Marked]:
+        """Sentences of all parts in order."""
+        return [
+            each for part in self._parts.values() for passage in part.passages for each in passage.sentences
+        ]
+
+    def written(self, translations: Sequence[Translation]) -> bytes:
+        """Returns the document with the translations of :attr:`sentences`."""
+        rest = iter(translations)
+        output = io.BytesIO()
+        with zipfile.ZipFile(output, "w", zipfile.ZIP_DEFLATED) as archive:
+            for file in self._archive.infolist():
+                part = self._parts.get(file.filename)
+                content = self._archive.read(file) if part is None else _written_part(part, rest)
+                archive.writestr(file, content, zipfile.ZIP_DEFLATED)
+        return output.getvalue()
+
+
+def _read_part(xml: bytes, how: TextDivision) -> _Part:
+    pieces = _PartReader(xml).pieces
+    passages = []
+    for piece in pieces:
+        builder = PassageBuilder(how)
+        formats = _formats(piece)
+        texts = ["".join(text.text for text in each) for each in formats]
+        for number, text in enumerate(texts):
+            before = "".join(texts[:number])[-1:]
+            if len(formats) > 1:
+                builder.tag(_mark(number, "open", (before, text[:1])))
+            builder.text(text, _MARK.sub("", text))
+            if len(formats) > 1:
+                builder.tag(_mark(number, "close", (text[-1:], "".join(texts[number + 1 :])[:1])))
+        passages.append(builder.passage())
+    return _Part(xml, pieces, passages)
+
+
+def _mark(number: int, kind: str, around: tuple[str, str]) -> Tag:
+    glued = tuple(each != "" and not each.isspace() for each in around)
+    if kind == "open":
+        return Tag(f"\ue000{number}\ue001", str(number), "open", (glued[0], glued[1]))
+    return Tag(f"\ue000/{number}\ue001", str(number), "close", (glued[0], glued[1]))
+
+
+def _formats(piece: Sequence[_Text]) -> list[list[_Text]]:
+    """Returns the neighbouring texts of one format together."""
+    formats: list[list[_Text]] = []
+    for text in piece:
+        if formats and formats[-1][0].style == text.style:
+            formats[-1].append(text)
+        else:
+            formats.append([text])
+    return formats
+
+
+def _written_part(part: _Part, translations: Iterator[Translation]) -> bytes:
+    changes: list[tuple[int, int, bytes]] = []
+    for piece, passage in zip(part.pieces, part.passages, strict=True):
+        if not passage.sentences:
+            continue
+        written = passage.written([next(translations) for _ in passage.sentences])
+        formats = _formats(piece)
+        texts = [""] * len(formats)
+        done = current = 0
+        for mark in _MARK.finditer(written):
+            texts[current] += written[done : mark.start()]
+            done = mark.end()
+            # Words keep their order, formats are where they were: a format that would have to move is given up.
+            if not mark[1]:
+                current = max(current, int(mark[2]))
+        texts[current] += written[done:]
+        before = "".join(text.text for text in piece)
+        if "  " not in before:
+            texts = _single_blanks(texts, strip=not before.startswith(" "))
+        for text, each in zip(texts, formats, strict=True):
+            for number, element in enumerate(each):
+                changes.append(
+                    (element.start, element.end, _element(part.xml, element, "" if number else text))
+                )
+    xml, done = b"", 0
+    pieces = []
+    for start, end, content in sorted(changes):
+        pieces += [part.xml[done:start], content]
+        done = end
+    return xml.join([*pieces, part.xml[done:]])
+
+
+def _single_blanks(texts: Sequence[str], *, strip: bool) -> list[str]:
+    """Returns texts that follow one another without a second blank beside a blank, and none at the beginning."""
+    single: list[str] = []
+    last = " " if strip else "."
+    for text in texts:
+        text = re.sub(" +", " ", text)
+        single.append(text.lstrip(" ") if last == " " else text)
+        last = (last + single[-1])[-1:]
+    return single
+
+
+def _element(xml: bytes, element: _Text, text: str) -> bytes:
+    """Returns an element ``w:t`` with another text; its prefix need not be ``w``."""
+    name = re.match(rb"<([^\s/>]+)", xml[element.start : element.end])
+    assert name is not None
+    content = escape(text).encode("utf-8", "xmlcharrefreplace")
+    return b'<%s xml:space="preserve">%s</%s>' % (name[1], content, name[1])
+
+
+class _PartReader:
+    """Reader of a part's XML, by the byte positions of its texts.
+
+    Attributes:
+        pieces: texts of paragraphs, parted at tabs and line breaks.
+    """
+
+    def __init__(self, xml: bytes) -> None:
+        self._xml = xml
+        self.pieces: list[list[_Text]] = []
+        self._open: list[tuple[str, int]] = []
+        self._paragraphs: list[list[_Text]] = []
+        self._format, self._text = b"", list[str]()
+        if b"\0" in xml[:100]:
+            raise Refused(400, "this document is not in UTF-8; save it as .docx again")
+        self._parser = parser = expat.ParserCreate(namespace_separator=" ")
+        parser.StartDoctypeDeclHandler = self._refuse
+        parser.StartElementHandler, parser.EndElementHandler = self._start, self._end
+        parser.CharacterDataHandler = self._text.append
+        parser.Parse(xml, True)
+
+    def _refuse(self, *_: object) -> None:
+        raise Refused(400, "this is not a .docx document: its XML declares a document type")
+
+    def _start(self, name: str, _: object) -> None:
+        name, at = name.removeprefix(_SPACE), self._parser.CurrentByteIndex
+        self._open.append((name, at))
+        if name == "p":
+            self._paragraphs.append([])
+        elif name == "r":
+            self._format = b""
+        elif name == "t":
+            self._text.clear()
+        elif name in ("tab", "br", "cr") and self._paragraphs and self._open[-2][0] == "r":
+            self._end_piece()
+
+    def _end(self, name: str) -> None:
+        name, start = self._open.pop()
+        at = self._parser.CurrentByteIndex
+        parents = [each for each, _ in self._open[-1:]]
+        if name == "rPr" and parents == ["r"]:
+            self._format = self._xml[start:at]
+        elif name == "t" and parents == ["r"] and self._paragraphs and at > start:
+            holder = self._open[-2]
+            end = self._xml.index(b">", at) + 1
+            style = self._format, -1 if holder[0] == "p" else holder[1]
+            self._paragraphs[-1].append(_Text(start, end, "".join(self._text), style))
+        elif name == "p":
+            self._end_piece()
+            self._paragraphs.pop()
+
+    def _end_piece(self) -> None:
+        if self._paragraphs[-1]:
+            self.pieces.append(self._paragraphs[-1])
+        self._paragraphs[-1] = []

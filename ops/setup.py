@@ -1,0 +1,75 @@
+"""Builds the C library of econmt_ops; everything else stands in pyproject.toml.
+
+The setup.py of the repository, which packages econmt_ops with econmt, takes the library from here.
+"""
+
+from __future__ import annotations
+
+import os
+
+from setuptools import Extension, find_packages, setup
+from setuptools.command.build_ext import build_ext
+from setuptools.errors import BaseError, CCompilerError
+
+PACKAGE_DATA = {
+    "econmt_ops": ["py.typed"],
+    "econmt_ops.backends.c": ["kernels.h"],
+    "econmt_ops.backends.cuda": ["*.cu", "*.cuh"],
+}
+# Sources that a source distribution holds and an installed package does not need.
+EXCLUDED_DATA = {"econmt_ops.backends.c": ["*.c", "[!k]*.h"]}
+
+
+def extensions(prefix: str = "") -> list[Extension]:
+    """Returns the C library; ``prefix`` leads from the folder of the running setup.py to this one."""
+    folder = f"{prefix}econmt_ops/backends/c"
+    headers = ("kernels", "variant", "vnni", "scan_cells", "search", "search_room")
+    library = Extension(
+        "econmt_ops.backends.c._kernels",
+        [f"{folder}/kernels.c"],
+        # A source distribution holds them too.
+        depends=[f"{prefix}setup.py", *(f"{folder}/{name}.h" for name in headers)],
+        libraries=["m"],
+        # They come after the flags with which Python itself was built, and the last ones count.
+        extra_compile_args=[
+            "-O3",
+            "-g0",
+            "-std=c11",
+            "-fopenmp-simd",
+            "-fno-math-errno",
+            "-fno-trapping-math",
+            "-ffp-contract=fast",
+            "-fvisibility=hidden",
+        ],
+        optional=True,
+    )
+    return [library] if os.name == "posix" else []
+
+
+class BuildKernels(build_ext):
+    """Builds the C library with the compiler that Python was built with, or that of the environment variable CC.
+
+    Without one the package is whole, only slower.
+    """
+
+    def build_extension(self, ext: Extension) -> None:
+        """Builds it, or says in one line why not."""
+        try:
+            super().build_extension(ext)
+        except (BaseError, CCompilerError) as error:
+            name = self.distribution.get_name()
+            self.warn(str(error))
+            self.warn(
+                f"{name} is installed without its C library, so training on the CPU will be slower; to build it, "
+                f"install gcc or set CC, then install {name} again"
+            )
+
+
+if __name__ == "__main__":
+    setup(
+        packages=find_packages(),
+        package_data=PACKAGE_DATA,
+        exclude_package_data=EXCLUDED_DATA,
+        ext_modules=extensions(),
+        cmdclass={"build_ext": BuildKernels},
+    )

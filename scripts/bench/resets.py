@@ -1,0 +1,150 @@
+"""Times an LSTM layer whose rows begin anew at some steps, beside ways to do so with torch.nn.LSTM.
+
+    python -m scripts.bench resets                    # B 128, T 64, H 512, 3 % resets
+    python -m scripts.bench resets --batch 8 --steps 20 --hidden 64 --device cpu --precision ieee
+
+Each line is a way: milliseconds of the forward pass and of both passes with all gradients, medians of eager calls in
+turns, and how many times as long as `econmt_ops.LSTM` with resets it takes.
+
+resets           econmt_ops.LSTM with resets=, which are on the device
+resets, on CPU   the same with resets on the CPU, so that the host does not wait for the device
+none             econmt_ops.LSTM without resets
+padded           torch.nn.LSTM on the segments between resets, each a row, padded to the longest
+packed           torch.nn.LSTM on the same segments as a packed sequence
+stepped          torch.nn.LSTM, called once for each step with masked states
+torch, none      torch.nn.LSTM without resets
+
+What depends on the resets, such as the places of segments, is computed within each timed call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+import econmt_ops
+from scripts.bench.arguments import parser_of
+from scripts.bench.gpu.frame import heading
+from scripts.bench.layers import Call, in_turns, passes, relative
+
+PRECISIONS = ("bfloat16", "tf32", "ieee")
+Way = Callable[[Tensor, Tensor], Tensor]
+"""Function of inputs (B, T, I) and resets (B, T) that returns outputs (B, T, H)."""
+
+
+def segments_of(resets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns the segment (B, T) of each position, its place in it, and the lengths of all segments."""
+    begins = resets.clone()
+    begins[:, 0] = True
+    segment = begins.flatten().cumsum(0).view(resets.shape) - 1
+    number = torch.arange(resets.shape[1], device=resets.device).expand_as(resets)
+    first = torch.where(begins, number, 0).cummax(1).values
+    return segment, number - first, torch.bincount(segment.flatten())
+
+
+def padded(module: nn.LSTM, packs: bool, inputs: Tensor, resets: Tensor) -> Tensor:
+    """Runs the segments as rows of their own, padded or packed."""
+    segment, place, lengths = segments_of(resets)
+    longest = int(lengths.max())
+    rows = inputs.new_zeros(len(lengths), longest, inputs.shape[2])
+    rows = rows.index_put((segment, place), inputs)
+    if packs:
+        outputs = module(pack_padded_sequence(rows, lengths.cpu(), True, enforce_sorted=False))[0]
+        made, _ = pad_packed_sequence(outputs, True, total_length=longest)
+    else:
+        made = module(rows)[0]
+    return made[segment, place]
+
+
+def stepped(module: nn.LSTM, inputs: Tensor, resets: Tensor) -> Tensor:
+    """Runs one step at a time, with states that are zero after resets."""
+    shape, outputs = (1, len(inputs), module.hidden_size), []
+    h = c = inputs.new_zeros(shape)
+    for step, keep in enumerate((~resets).to(inputs.dtype).unbind(1)):
+        keep = keep.view(1, -1, 1)
+        output, (h, c) = module(
+            inputs[:, step : step + 1], (h.to(inputs.dtype) * keep, c.to(inputs.dtype) * keep)
+        )
+        outputs.append(output)
+    return torch.cat(outputs, 1)
+
+
+def ways_of(ours: econmt_ops.LSTM, theirs: nn.LSTM, on_cpu: Tensor) -> dict[str, Way]:
+    """Returns the ways by name."""
+    return {
+        "resets": lambda inputs, resets: ours(inputs, resets=resets)[0],
+        "resets, on CPU": lambda inputs, _: ours(inputs, resets=on_cpu)[0],
+        "none": lambda inputs, _: ours(inputs)[0],
+        "padded": partial(padded, theirs, False),
+        "packed": partial(padded, theirs, True),
+        "stepped": partial(stepped, theirs),
+        "torch, none": lambda inputs, _: theirs(inputs)[0],
+    }
+
+
+def measure(
+    precision: str, sizes: tuple[int, int, int], rate: float, turns: int, device: torch.device
+) -> None:
+    """Prints the table of a precision for sizes B, T and H."""
+    torch.manual_seed(0)
+    batch, steps, hidden = sizes
+    torch.backends.cudnn.allow_tf32 = precision != "ieee"
+    ours = econmt_ops.LSTM(hidden, hidden, batch_first=True, device=device)
+    theirs = nn.LSTM(hidden, hidden, batch_first=True, device=device)
+    theirs.load_state_dict(ours.state_dict())
+    on_cpu = torch.rand(batch, steps) < rate
+    resets = on_cpu.to(device)
+    inputs = torch.randn(batch, steps, hidden, device=device, requires_grad=True)
+    calls: dict[str, dict[str, Call]] = {"forward": {}, "both": {}}
+    results: dict[str, Tensor] = {}
+    lowered = precision == "bfloat16"
+    for name, way in ways_of(ours, theirs, on_cpu).items():
+
+        def run(way: Way = way) -> Tensor:
+            with torch.autocast(device.type, torch.bfloat16, enabled=lowered):
+                return way(inputs, resets)
+
+        module = ours if name in ("resets", "resets, on CPU", "none") else theirs
+        for kind, call in passes(run, [inputs, *module.parameters()]).items():
+            calls[kind][name] = call
+            call()
+        results[name] = run()
+    exact = padded(theirs.double(), False, inputs.detach().double(), resets)
+    theirs.float()
+    times = {kind: in_turns(ways, turns, device) for kind, ways in calls.items()}
+    for name in results:
+        forward, both = (times[kind][name].median for kind in ("forward", "both"))
+        error = "" if "none" in name else f"  error {relative(results[name], exact):.1e}"
+        ratio = both / times["both"]["resets"].median
+        print(
+            f"{precision:9} {name:16} {1e3 * forward:9.3f} {1e3 * both:9.3f} {ratio:7.2f}x{error}", flush=True
+        )
+
+
+def main() -> None:
+    parser = parser_of(__doc__)
+    parser.add_argument("--batch", type=int, default=128, help="rows (%(default)s)")
+    parser.add_argument("--steps", type=int, default=64, help="steps (%(default)s)")
+    parser.add_argument("--hidden", type=int, default=512, help="units (%(default)s)")
+    parser.add_argument(
+        "--rate", type=float, default=0.03, help="share of steps that are resets (%(default)s)"
+    )
+    parser.add_argument("--precision", nargs="+", default=PRECISIONS, choices=PRECISIONS)
+    parser.add_argument("--turns", type=int, default=15, help="timed samples of each way (%(default)s)")
+    parser.add_argument("--device", type=torch.device, default=torch.device("cuda"))
+    given = parser.parse_args()
+    print(
+        f"{heading(given.device)}: B {given.batch}, T {given.steps}, H {given.hidden}, {given.rate:.1%} resets"
+    )
+    print(f"{'precision':9} {'way':16} {'forward':>9} {'both ms':>9}")
+    for precision in given.precision:
+        sizes = given.batch, given.steps, given.hidden
+        measure(precision, sizes, given.rate, given.turns, given.device)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""Pages as newspapers, manuals, tables and lists have them come back with all their text and tags."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+
+from econmt.decoding.markup_reader import html_passage
+from econmt.decoding.passages import division
+from econmt.decoding.sentences import sentence_spans
+from scripts.html_pages import problems
+
+NEWS = """<!DOCTYPE html>
+<html lang="en"><head><meta charset=utf-8><title>Storm closes ports &amp; roads | The Herald</title>
+<style>p > a { color: red }</style><script type="application/ld+json">{"@type": "NewsArticle", "x": "<p>no</p>"}</script>
+</head><body class="article"><!-- ad: <b>none</b> --><header><a href="/?a=1&b=2" title='Home > "News"'>The&nbsp;Herald</a></header>
+<article><h1>Storm closes <em>all</em> ports</h1><p class=byline>By <a rel="author" href="/j">J. R. Smith</a>, Jan. 5, 2024</p>
+<p><strong>A storm hit the coast on Friday.</strong> "We waited," said <a href="/mayor">Mayor Ann O’Neil</a>. "Then
+it came." More than 1,500 people left; <i>The Herald</i>’s count was 2,000 (<a href="#n1"><sup>1</sup></a>).
+<figure><img src="a.jpg" alt="Waves > 5 m"><figcaption>Waves. <small>Photo: A. Lee</small></figcaption></figure>
+<p>Roads reopened at 5 p.m.<br>Ports did <b>not</b>.</p><aside><p>Read <a href=x>more</a>: <em>here</em>.</aside></article>
+<footer>&copy; 2024 &lt;The Herald&gt; &mdash; All rights reserved.</footer></body></html>"""
+MANUAL = """<h2 id="opt">Options</h2><p>Use <code>cp -r <var>from</var></code> to copy (<kbd>Ctrl</kbd>+<kbd>C</kbd> stops it).
+See <a href="#x"><code>mv</code></a>, e.g. for <samp>a.txt</samp>.</p><dl><dt><code>-v</code><dd>Says <em>what</em> it does.
+<dt><code>--n</code>=<var>N</var><dd>At most <var>N</var> files. The default is 5.</dl>
+<pre>$ cp a b   # <b>copies</b>
+  done.</pre><p>Note: <span translate="no">econmt <b>serve</b></span> is a server.</p><textarea>keep <p> this</textarea>"""
+TABLE = """<table><caption>Prices of <b>2024</b></caption><colgroup><col span=2></colgroup><thead><tr><th>Item<th>Price
+</thead><tbody><tr><td>Red <i>car</i></td><td>1,000.50</td></tr><tr><td rowspan="2">Two words<br>two lines</td><td>&nbsp;</td>
+<td><table><tr><td>inner</td></tr></table></td></tr></tbody></table>"""
+LISTS = """<ul>\n  <li>One\n    <ol start=3><li>Two <b>words</b>. Two sentences.<li><p>Three</p>
+<ul><li><a href="?q=a'b">Four</a>, five</ul></ol>\n  </li>\n  <li>Six <!-- not --> seven\n</ul>"""
+BROKEN = """<p>Unclosed <b>bold <i>and</b> italics</i> <a href="x>y <p>quote" next</a> 3 < 4 & 5 > 2 &unknown; <1> </p></div>"""
+
+
+ENGLISH = partial(sentence_spans, language="en")
+
+
+@pytest.mark.parametrize("page", [NEWS, MANUAL, TABLE, LISTS], ids=["news", "manual", "table", "lists"])
+@pytest.mark.parametrize("target", ["de", "zh"])
+def test_text_and_tags_come_back_in_order(page: str, target: str) -> None:
+    assert problems(page, html_passage(page, division(ENGLISH, target))) == []
+
+
+def test_a_broken_page_comes_back_as_it_was() -> None:
+    # Moved words would change how its open quote is read.
+    assert not {"text differs in order", "markup differs in order"} & {
+        *problems(BROKEN, html_passage(BROKEN, division(ENGLISH, "de")))
+    }
+
+
+def test_sentences_are_whole() -> None:
+    texts = [each.text for each in html_passage(NEWS, division(ENGLISH, "de")).sentences]
+    assert texts[:4] == [
+        "Storm closes ports & roads | The Herald",
+        "The Herald",
+        "Storm closes all ports",
+        "By J. R. Smith, Jan. 5, 2024",
+    ]
+    assert "A storm hit the coast on Friday." in texts
+    assert '"We waited," said Mayor Ann O’Neil.' in texts
+    assert "Ports did not." in texts
+    manual = [each.text for each in html_passage(MANUAL, division(ENGLISH, "de")).sentences]
+    assert manual[:2] == ["Options", "Use to copy (+ stops it)."]
+    assert manual[-1] == "Note: is a server."
