@@ -35,7 +35,7 @@ so that an interrupted run keeps the lines that were done; every other file appe
 | 70 | a bug in econmt |
 | 130 | interrupted |
 
-Every command takes `--debug`, which shows the traceback of an error, and `-q` (`--quiet`), which leaves only warnings and
+Every command takes `--debug`, which shows the traceback of an error, and `-q` (`--quiet`), which leaves warnings and
 results. `econmt help COMMAND` is `econmt COMMAND --help`. `econmt --install-completion` completes commands, options and
 names of recipes in your shell.
 """
