@@ -117,7 +117,7 @@ def profile(
             record |= {"machine": describe_machine(str(step.device)), "fit": fit_data(fits, budget)}
             print(json.dumps(record, indent=1))
         else:
-            precision = "" if steps.compare else f", {str(step.precision).removeprefix('torch.')}"
+            precision = "" if steps.compare else f", {step.precision.name}"
             _print_fits(fits, budget, step, precision, notes)
         return
     failures, kernel_times = Failures(), []
@@ -185,7 +185,7 @@ class ProfiledStep:
     device: torch.device
     predicted: bool
     threads: int | None
-    precision: torch.dtype
+    precision: Precision
 
     def of_run(self) -> tuple[Technique, list[str]]:
         """Returns the technique of a run of the recipe on this machine, and notes on it, a sentence each.
@@ -210,7 +210,7 @@ class ProfiledStep:
                 lambda: task.build_model().to(self.device),
                 self.workload.frequent,
                 self.device,
-                Precision(self.precision),
+                self.precision,
                 passes=_PASSES,
             )
         notes = [f"Ops that auto means here: {describe(chosen)} ({why})."]
@@ -293,13 +293,13 @@ def _step_to_profile(
     if size > 1:
         workload, ranks = _of_one_rank(workload, size, device.type)
     if predicted and device.type != "cpu":
-        precision = precision_of_run(settings, device).dtype
+        precision = precision_of_run(settings, device)
         return ProfiledStep(workload, ranks, device, predicted, settings.training.threads, precision)
     threads = threads_for(settings.training.threads, device, settings.model.widest).number
     with reproducible(device, threads):
         if device.type == "cpu" and not predicted:
             warn_of_slowness()
-        precision = precision_of_run(settings, device).dtype
+        precision = precision_of_run(settings, device)
     return ProfiledStep(workload, ranks, device, predicted, threads, precision)
 
 

@@ -214,7 +214,7 @@ def _describe(recipe: Recipe, prepared: PreparedData, console: Console, processe
         )
     device = resolve_device(recipe.training.device)
     communicator = SimulatedRank(Rank(0, processes), recipe.parallel) if processes > 1 else Communicator()
-    plan = first_plan(recipe, prepared, device, precision_of_run(recipe, device).dtype, communicator)
+    plan = first_plan(recipe, prepared, device, precision_of_run(recipe, device), communicator)
     if plan is not None:
         print_table(console, plan_table(plan, processes))
 

@@ -92,7 +92,7 @@ class Precision(NamedTuple):
                 library.allow_tf32 = allowed
 
 
-_NAMED = {
+NAMED = {
     "float32": Precision(),
     "tf32": Precision(allow_tf32=True),
     "bfloat16": Precision(torch.bfloat16, allow_tf32=True),
@@ -114,20 +114,20 @@ def precision_of(
         no_tf32 = (
             "; a CPU has no TF32 and computes in float32" if (wanted, device.type) == ("tf32", "cpu") else ""
         )
-        return _NAMED[wanted]._replace(why=f"set by the recipe{no_tf32}")
+        return NAMED[wanted]._replace(why=f"set by the recipe{no_tf32}")
     if saved:
-        return _NAMED[saved]._replace(why="as at the beginning of the run")
+        return NAMED[saved]._replace(why="as at the beginning of the run")
     if device.type == "cuda":
         # A plan may be made on a machine without a GPU; it then assumes one with bfloat16.
         has_gpu = torch.cuda.is_available()
         if not has_gpu or torch.cuda.get_device_capability(device) >= _BFLOAT16_SINCE:
-            return _NAMED["bfloat16"]._replace(why="auto: the GPU has bfloat16 tensor cores")
-        return _NAMED["float32"]._replace(why="auto: the GPU does not support bfloat16")
+            return NAMED["bfloat16"]._replace(why="auto: the GPU has bfloat16 tensor cores")
+        return NAMED["float32"]._replace(why="auto: the GPU does not support bfloat16")
     sizes = [recipe.model.widest for recipe in recipes]
     if sizes and max(sizes) < LEAST_SIZE:
         return Precision(why="auto: the model is too small for bfloat16 to be faster")
     times = time_products()
-    return _NAMED["bfloat16" if times.bfloat16_pays else "float32"]._replace(
+    return NAMED["bfloat16" if times.bfloat16_pays else "float32"]._replace(
         why=f"auto: a matrix product takes {times.float32 * 1e3:.2f} ms in float32, {times.bfloat16 * 1e3:.2f} ms in "
         f"bfloat16, which is chosen if {MARGIN} times as fast; measured once a day"
     )

@@ -1,1 +1,21 @@
 """Memory of a training step: measured, predicted, planned and reported."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+__all__ = ["Account", "track"]
+
+if TYPE_CHECKING:
+    from econmt.memory.account.account import Account as Account
+    from econmt.memory.account.tracking import track as track
+else:
+    _HOMES = {"Account": "account", "track": "tracking"}
+
+    def __getattr__(name: str) -> object:
+        """Imports the parts of the memory account, and with them torch, on first use."""
+        if name not in _HOMES:
+            raise AttributeError(f"module 'econmt.memory' has no attribute '{name}'")
+        from importlib import import_module
+
+        return getattr(import_module(f"econmt.memory.account.{_HOMES[name]}"), name)

@@ -16,7 +16,6 @@ import torch
 
 from econmt.engine.devices import peak_memory, seconds_of
 from econmt.engine.graphs import GraphedStep
-from econmt.engine.precision import Precision
 from econmt.engine.step import StepResult
 from econmt.errors import printable
 from econmt.memory.estimate.techniques import Say, Technique, estimate, estimates, fixed_bytes
@@ -117,7 +116,7 @@ class Step:
     def use(self, technique: Technique) -> None:
         """Sets the technique of the next steps."""
         self.training.implementations = technique.implementations
-        self.training.precision = Precision(technique.precision)
+        self.training.precision = technique.precision
 
     def run(self) -> StepResult:
         """Runs one step."""

@@ -20,6 +20,7 @@ from econmt.decoding.search.beam import MAX_OUTPUT_EXTRA
 from econmt.engine.communicator import Communicator, rows_of_share
 from econmt.engine.freeze import fix_parameters
 from econmt.engine.optimizers import make_optimizer
+from econmt.engine.precision import Precision
 from econmt.errors import InputError, TrainingError
 from econmt.memory.estimate.beam_search import estimate_search, search_rows
 from econmt.memory.measure.byte_budget import budget_bytes, size_text
@@ -51,7 +52,7 @@ def first_plan(
     recipe: Recipe,
     prepared: PreparedData,
     device: torch.device,
-    precision: torch.dtype,
+    precision: Precision,
     communicator: Communicator | None = None,
 ) -> MemoryPlan | None:
     """Returns the plan that a new run would begin with; None without a memory budget.
@@ -87,7 +88,7 @@ class Budget:
         prepared: PreparedData,
         batches: Batches[AnyBatch],
         device: torch.device,
-        precision: torch.dtype,
+        precision: Precision,
         parameters: Iterable[torch.Tensor],
         communicator: Communicator | None = None,
     ) -> None:
@@ -206,7 +207,7 @@ class Budget:
             "recipe": {key: value for key, value in leaves(self._recipe) if key not in irrelevant},
             "device": self._device.type,
             "memory": total_memory(self._device) if self._recipe.training.memory_budget == "auto" else 0,
-            "precision": str(self._precision),
+            "precision": self._precision.name,
             "text": text,
             "ranks": self._communicator.size,
         }

@@ -100,7 +100,7 @@ def run_recipe(
         context = make_context(recipe, folder, prepared, start, saved, device, communicator)
         with reproducible(device, context.threads.number):
             if overwrite_output:  # only now, since unusable text or budget must not cost the old run
-                first_plan(recipe, prepared, device, context.precision.dtype, communicator)
+                first_plan(recipe, prepared, device, context.precision, communicator)
                 if communicator.is_rank_zero:
                     folder.clear()
                     folder.create()

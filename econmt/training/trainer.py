@@ -87,7 +87,7 @@ class Trainer:
         self.communicator.broadcast(list(self.parameters.values()))
         self.batches = task.batches(prepared)
         self.budget = Budget(
-            task, prepared, self.batches, device, precision.dtype, self.parameters.values(), self.communicator
+            task, prepared, self.batches, device, precision, self.parameters.values(), self.communicator
         )
         self._trims = trims_batches(training.trim_batches, device)
         self._graphed: GraphedStep | None = None

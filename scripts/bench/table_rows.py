@@ -19,6 +19,7 @@ from econmt.data.batching.pair_flops import pair_flops
 from econmt.data.batching.store import prepare
 from econmt.data.text.corpus import find_corpus, read_pairs, search_path
 from econmt.engine.devices import reproducible
+from econmt.engine.precision import NAMED
 from econmt.memory.estimate.techniques import Technique, estimate, estimates, techniques
 from econmt.memory.measure.ledger import Ledger
 from econmt.memory.plan.fit import fit
@@ -119,7 +120,7 @@ def stash_rows() -> Rows:
     yield "`ops.stash`", "float32: stash", "peak", "bfloat16: stash", "peak"
     for stash in ("outputs", "attention", "cells", "gates"):
         kept = lean._replace(stash=stash)
-        both = [Technique("", kept, precision) for precision in (torch.float32, torch.bfloat16)]
+        both = [Technique("", kept, precision) for precision in (NAMED["float32"], NAMED["bfloat16"])]
         ledgers = _predicted(task, both, ECHO, "cpu")
         yield stash, *(format_bytes(size) for ledger in ledgers for size in (ledger.stashed, ledger.peak))
 
@@ -130,10 +131,10 @@ def fit_rows() -> Rows:
     yield "precision, both sides", "everything kept: rows", "econmt: rows", "times the rows"
     with reproducible(torch.device("cpu"), 1), rules_only("cuda"):
         named = {each.name: each for each in techniques(task.recipe.ops.stash, "cuda", False)}
-        for precision in (torch.bfloat16, torch.float32):
+        for precision in (NAMED["bfloat16"], NAMED["float32"]):
             ways = [named[name]._replace(precision=precision) for name in ("reference", "all")]
             kept, lean = (fit(task, way, ECHO[1:], FOUR_GIB, "cuda", ECHO.rows).rows for way in ways)
-            yield str(precision).removeprefix("torch."), f"{kept:,}", f"{lean:,}", f"{lean / kept:.1f}"
+            yield precision.name, f"{kept:,}", f"{lean:,}", f"{lean / kept:.1f}"
 
 
 def language_model_rows() -> Rows:
@@ -143,7 +144,7 @@ def language_model_rows() -> Rows:
         recipe = load_recipe(name)
         task, training = task_of_sizes(recipe, (size,)), recipe.training
         shape = Shape(training.batch.size, 1, training.bptt)
-        technique = Technique("", Implementations.of(recipe.ops), torch.bfloat16)
+        technique = Technique("", Implementations.of(recipe.ops), NAMED["bfloat16"])
         with reproducible(torch.device("cpu"), 1), rules_only("cuda"):
             peak = estimate(task, technique, shape, "cuda").peak
         yield f"`{name}`", f"{shape.rows} rows of {shape.target} tokens", f"{size:,}", f"{peak / 1e6:,.0f}"

@@ -19,7 +19,10 @@ from torch.utils._pytree import tree_leaves
 import econmt_ops
 
 pytest.importorskip("expecttest", reason="PyTorch's test tools need expecttest")
-common: Any = importlib.import_module("torch.testing._internal.common_modules")
+with pytest.MonkeyPatch.context() as patched:
+    # PyTorch's tools forbid the whole process to change settings such as allow_tf32, which other tests here do.
+    patched.setattr(torch.backends, "disable_global_flags", lambda: None)
+    common: Any = importlib.import_module("torch.testing._internal.common_modules")
 ENTRIES = {
     entry.module_cls.__name__: entry
     for entry in common.module_db

@@ -53,7 +53,7 @@ OUTSIDE_OF_MODEL = {
     "yaml",
 }
 OUTSIDE_OF_RUNTIME = set(sys.stdlib_module_names) | {"numpy", "sentencepiece", "econmt_runtime"}
-OUTSIDE_OF_OPS = set(sys.stdlib_module_names) | {"torch", "numpy", "triton"}
+OUTSIDE_OF_OPS = set(sys.stdlib_module_names) | {"torch", "triton"}
 
 
 def modules() -> dict[str, Path]:

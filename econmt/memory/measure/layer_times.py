@@ -7,17 +7,19 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from econmt.data.batching.batch import AnyBatch
 from econmt.engine.devices import seconds_of, shortest_seconds
-from econmt.engine.step import TrainingStep
-from econmt.memory.measure.tracker import NodeLayers
+from econmt.memory.measure.storages import NodeLayers
 from econmt_ops.core import scopes as accounting
 from econmt_ops.dispatch.timing import synchronizer
+
+if TYPE_CHECKING:
+    from econmt.data.batching.batch import AnyBatch
+    from econmt.engine.step import TrainingStep
 
 _MARKED = 2
 """Number of steps timed by layer, the fastest of which counts: the first may find a cold machine."""

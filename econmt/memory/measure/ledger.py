@@ -9,21 +9,24 @@ first. Other storages that the step creates are *workspace*, and those that exis
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, pairwise
 from operator import itemgetter
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
-from econmt.data.batching.batch import AnyBatch
-from econmt.engine.step import TrainingStep
 from econmt.memory.measure.layer_times import peak_flops, time_step
-from econmt.memory.measure.tracker import BLOCK, PHASES, Beginning, Storage, Tracker, expanded
+from econmt.memory.measure.storages import BLOCK, PHASES, Beginning, Storage, expanded
+from econmt.memory.measure.tracker import Tracker
 from econmt_ops.dispatch.capture import release_workspaces
+
+if TYPE_CHECKING:
+    from econmt.data.batching.batch import AnyBatch
+    from econmt.engine.step import TrainingStep
 
 LAYERS = ("embedding", "encoder", "attention", "decoder", "output", "loss", "exchange", "other")
 """Layers of a model; "exchange" stands for buffers of communication between ranks."""
@@ -76,6 +79,7 @@ class Ledger:
         process: Resident bytes of the process after the step, by origin, see
             `econmt.memory.measure.process.resident_parts`; empty in an estimate and if the system does not tell.
         process_peak: Most resident bytes of the process so far; 0 if unknown.
+        order: Layers in the order of tables.
     """
 
     peak: int = 0
@@ -95,6 +99,20 @@ class Ledger:
     graphs: int | None = None
     process: dict[str, int] = field(default_factory=dict)
     process_peak: int = 0
+    order: Sequence[str] = LAYERS
+
+    @property
+    def layers(self) -> list[str]:
+        """Layers with bytes at the peak, in the order of tables; those that are not in the order come last."""
+        return self.ordered(name for (_, name), size in self.entries.items() if size)
+
+    def ordered(self, names: Iterable[str]) -> list[str]:
+        """Returns different names of layers in the order of tables."""
+        used = dict.fromkeys(names)
+        return [
+            *(name for name in self.order if name in used),
+            *(name for name in used if name not in self.order),
+        ]
 
     def category(self, category: str) -> int:
         """Returns the bytes of a category at the peak, over all layers."""
@@ -225,7 +243,7 @@ def ledger_of(tracker: Tracker) -> Ledger:
     ledger = Ledger(peak=peak, flops=sum(tracker.flops.values()), device=tracker.device.type)
     alive = tracker.alive(moment)
     for storage, size in alive.items():
-        ledger.entries[_kind(storage)] += size
+        ledger.entries[kind_of(storage)] += size
     if tracker.unknown:
         ledger.entries["other", "other"] += tracker.unknown
     hidden = tracker.hidden.get(moment)
@@ -236,16 +254,21 @@ def ledger_of(tracker: Tracker) -> Ledger:
         )
         ledger.largest.append(inside)
     for storage in sorted(alive, key=alive.__getitem__, reverse=True)[:LARGEST]:
-        category, layer = _kind(storage)
+        category, layer = kind_of(storage)
         dtype = str(storage.dtype).removeprefix("torch.")
         ledger.largest.append(
             TensorAtPeak(alive[storage], storage.shape, dtype, category, layer, storage.operator)
         )
     ledger.largest = sorted(ledger.largest, key=itemgetter(0), reverse=True)[:LARGEST]
-    for storage, size in tracker.alive(tracker.begins["backward"].changes).items():
-        category, layer = _kind(storage)
-        if category == "feature maps":
-            ledger.stash[layer] += size
+    ledger.stash = max(
+        (
+            _feature_maps(tracker.alive(begin.changes))
+            for begin in tracker.begins
+            if begin.phase == "backward"
+        ),
+        key=Counter.total,
+        default=Counter(),
+    )
     ledger.timeline = _timeline(tracker)
     return ledger
 
@@ -253,18 +276,28 @@ def ledger_of(tracker: Tracker) -> Ledger:
 def _timeline(tracker: Tracker) -> list[Moment]:
     """Returns a point at the beginning of each phase, one after each change, and one at the end."""
     live = list(tracker.live())
-    ends = [*tracker.begins.values(), Beginning(tracker.seconds, len(tracker.changes))]
+    ends = [*tracker.begins, Beginning("", tracker.seconds, len(tracker.changes))]
     points = []
-    for (phase, begin), end in zip(tracker.begins.items(), ends[1:], strict=True):
-        points.append(Moment(1000.0 * begin.seconds, live[begin.changes], phase))
+    for begin, end in pairwise(ends):
+        points.append(Moment(1000.0 * begin.seconds, live[begin.changes], begin.phase))
         points += [
-            Moment(1000.0 * tracker.changes[number].seconds, live[number + 1], phase)
+            Moment(1000.0 * tracker.changes[number].seconds, live[number + 1], begin.phase)
             for number in expanded(begin.changes, end.changes, tracker.repetitions)
         ]
-    return [*points, Moment(1000.0 * tracker.seconds, live[-1], PHASES[-1])]
+    return [*points, Moment(1000.0 * tracker.seconds, live[-1], tracker.phase())]
 
 
-def _kind(storage: Storage) -> tuple[str, str]:
+def _feature_maps(alive: Mapping[Storage, int]) -> Counter[str]:
+    """Returns the bytes of feature maps among storages, by layer."""
+    stash: Counter[str] = Counter()
+    for storage, size in alive.items():
+        category, layer = kind_of(storage)
+        if category == "feature maps":
+            stash[layer] += size
+    return stash
+
+
+def kind_of(storage: Storage) -> tuple[str, str]:
     """Returns the category and the layer of a storage."""
     if storage.category is not None:
         return storage.category, storage.layer

@@ -1,136 +1,45 @@
 """Tracks the live bytes at every moment of a computation.
 
 A :class:`Tracker` observes every storage that a PyTorch operator creates, resizes or frees, of real and of fake
-tensors; views share a storage, which counts once. Operators registered with ``torch.library.custom_op`` run with the
-tracker on, so that their workspace is included, or declare it (`econmt_ops.dispatch.traits.Traits.costs`). Memory that
-PyTorch's own operators use internally, such as a weight reordered by oneDNN, is included only on a GPU, where the
-allocator counts it.
+tensors; views share a storage, which counts once. Memory that operators use internally, such as a weight reordered by
+oneDNN, is included if the tracker has a log of the allocator or a meter. Without a log, operators registered with
+``torch.library.custom_op`` run with the tracker on, so that their workspace is included, or declare it
+(`econmt_ops.dispatch.traits.Traits.costs`).
 """
 
 from __future__ import annotations
 
 import time
 import weakref
-from bisect import bisect_right
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
 from itertools import chain
-from operator import itemgetter
-from typing import Any, NamedTuple
+from operator import attrgetter, itemgetter
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch._library.custom_ops import OPDEFS
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from econmt.memory.measure.flops import flops_formula
+from econmt.memory.measure.allocations import AllocationLog, attribute, now
+from econmt.memory.measure.operators import COMPOSITE, OperatorFacts, look_at
+from econmt.memory.measure.storages import (
+    Beginning,
+    Change,
+    Hidden,
+    NodeLayers,
+    Repetition,
+    Sighting,
+    Storage,
+    Work,
+    expanded,
+)
 from econmt_ops.core import scopes as accounting
-from econmt_ops.dispatch.traits import Cost, cost_of
-
-BLOCK = 512
-"""Granularity of CUDA's caching allocator, in bytes."""
-
-PHASES = ("forward", "backward", "optimizer")
-"""Phases of a training step, in order."""
-
-_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
-
-
-class NodeLayers:
-    """Finds the layer of an autograd node: the layer whose code created the node in the forward pass.
-
-    Autograd numbers its nodes in order of creation, so it suffices to know at which numbers the current layer changed.
-    """
-
-    def __init__(self) -> None:
-        self._numbers: list[int] = []
-        self._layers: list[str] = []
-        self._parameters: dict[int, str] = {}
-
-    def add_parameters(self, layers: Mapping[Tensor, str]) -> None:
-        """Sets the layers of parameters, whose nodes have no numbers."""
-        self._parameters.update({id(parameter): layer for parameter, layer in layers.items()})
-
-    def note(self, layer: str) -> None:
-        """Assigns the nodes that are created from now on to ``layer``."""
-        self._numbers.append(torch._C._autograd._get_sequence_nr())
-        self._layers.append(layer)
-
-    def __call__(self, node: Any) -> str:
-        """Returns the layer of a node."""
-        if hasattr(node, "variable"):
-            return self._parameters.get(id(node.variable), "other")
-        index = bisect_right(self._numbers, node._sequence_nr())
-        return self._layers[index - 1] if index else "other"
-
-    def running(self) -> str:
-        """Returns the layer of the running code; in a backward pass, that of the node being computed."""
-        layer = accounting.current_layer()
-        node = torch._C._current_autograd_node() if layer == "other" else None
-        return layer if node is None else self(node)
-
-
-@dataclass(eq=False)
-class Storage:
-    """Storage of one or several tensors.
-
-    Attributes:
-        size: Bytes, rounded up to whole blocks of the allocator.
-        shape, dtype: Shape and type of the first tensor that was observed in it.
-        operator: Operator that created it; empty if it existed before the recording.
-        layer: Layer whose code created it.
-        address: Address of its first byte; 0 for fake tensors.
-        kept_by: First layer for which autograd keeps it for the backward pass; None if it is not kept.
-        category: Category from :meth:`Tracker.label`, such as weights; None without a label.
-    """
-
-    size: int
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    operator: str
-    layer: str
-    address: int
-    kept_by: str | None = None
-    category: str | None = None
-
-
-class Change(NamedTuple):
-    """Growth of a storage by ``size`` bytes (shrinkage if negative), ``seconds`` after the start."""
-
-    seconds: float
-    storage: Storage
-    size: int
-
-
-class Hidden(NamedTuple):
-    """Bytes that an operator used and freed internally."""
-
-    size: int
-    layer: str
-    operator: str
-
-
-class Beginning(NamedTuple):
-    """Beginning of a phase: ``seconds`` after the start, after a number of ``changes``."""
-
-    seconds: float
-    changes: int
-
-
-class Repetition(NamedTuple):
-    """Changes ``begin`` to ``end`` that stand for ``times`` equal sequences, which add up to no growth.
-
-    ``order`` has the indices of the changes of one sequence, with those of inner repetitions as often as they occurred.
-    """
-
-    begin: int
-    end: int
-    times: int
-    order: list[int]
+from econmt_ops.dispatch.traits import Cost
 
 
 class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -142,12 +51,15 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         replacements: Functions to run instead of operators, with the tracker on; one that returns NotImplemented leaves
             its call to the operator.
         meter: Returns the bytes allocated on the device, and their peak since the last call.
+        log: Record of the allocator; with it, the changes are those of the allocator.
 
     Attributes:
         before: Storages that existed before the recording, with their sizes then.
         changes: Changes of sizes, in order.
         hidden: Memory that operators used internally, by the number of changes before.
         repetitions: Changes that stand for several equal sequences, in order; outermost ones only.
+        begins: Beginnings of phases, in order.
+        works: Operators that ran, in order.
         flops: Floating-point operations of matrix products, by the type of their factors.
     """
 
@@ -158,6 +70,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         block: int = 1,
         replacements: Mapping[OpOverload, Callable[..., Any]] | None = None,
         meter: Callable[[], tuple[int, int]] | None = None,
+        log: AllocationLog | None = None,
         run: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any] = lambda func, args, kwargs: func(
             *args, **kwargs
         ),
@@ -170,43 +83,71 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.changes: list[Change] = []
         self.hidden: dict[int, Hidden] = {}
         self.repetitions: list[Repetition] = []
-        self.begins: dict[str, Beginning] = {}
+        self.begins: list[Beginning] = []
+        self.works: list[Work] = []
         self.seconds = 0.0
         self.flops: Counter[torch.dtype] = Counter()
         self._block = block
         self._replacements = replacements or {}
         self._meter = meter
+        self._log = log
+        self._sightings: list[Sighting] = []
         self._run = run
         self._at_start = self._grown = 0
         self._known: dict[int, tuple[Storage, weakref.ref[Any]]] = {}
-        self._facts: dict[int, _Facts] = {}
+        self._facts: dict[int, OperatorFacts] = {}
         self._inside: list[str] = []
         self._replacing: int | None = None
         self._recording = False
-        self._start = 0.0
+        self._start = 0
 
     @contextmanager
     def recording(self) -> Iterator[None]:
         """Tracks the operators that run within the context."""
-        self._start = time.perf_counter()
-        self._recording = True
-        if self._meter is not None:
-            self._at_start, _ = self._meter()
-        self.nodes.note(accounting.current_layer())
-        try:
-            with (
-                accounting.watching(self.nodes.note),
-                torch.autograd.graph.saved_tensors_hooks(self._keep, lambda tensor: tensor),
-                self,
-            ):
-                yield
-        finally:
-            self._recording = False
-            self.seconds = time.perf_counter() - self._start
+        with ExitStack() as stack:
+            if self._log is not None:
+                stack.enter_context(self._log.recording())
+            self._start = time.time_ns()
+            self._recording = True
+            if self._meter is not None:
+                self._at_start, _ = self._meter()
+            elif self.device.type == "cuda" and self._log is not None:
+                self._at_start = torch.cuda.memory_allocated(self.device)
+            self.nodes.note(accounting.current_layer())
+            try:
+                with (
+                    accounting.watching(self.nodes.note),
+                    torch.autograd.graph.saved_tensors_hooks(self.keep, lambda tensor: tensor),
+                    self,
+                ):
+                    yield
+            finally:
+                self.seconds = now(self._start)
+                self._recording = False
+        if self._log is not None and self._log.has_events:
+            self._settle(self._log)
+
+    def _settle(self, log: AllocationLog) -> None:
+        """Replaces the changes by those of the allocator."""
+        on_gpu = self.device.type == "cuda"
+        changes, made = attribute(log.events(self._start), self._sightings, self.works, with_earlier=on_gpu)
+        self.before = [(storage, size) for storage, size in self.before if storage not in made]
+        if not on_gpu:  # a CPU's allocator reports no release of memory that is older than the log
+            earlier = {storage for storage, _ in self.before}
+            changes += [change for change in self.changes if change.storage in earlier]
+            changes.sort(key=attrgetter("seconds"))
+        self.changes = changes
+        stamps = [change.seconds for change in changes]
+        self.begins = [begin._replace(changes=bisect_left(stamps, begin.seconds)) for begin in self.begins]
+        self._sightings.clear()
 
     def begin(self, phase: str) -> None:
-        """Begins a phase, one of :data:`PHASES`."""
-        self.begins[phase] = Beginning(time.perf_counter() - self._start, len(self.changes))
+        """Begins a phase, one of :data:`econmt.memory.measure.storages.PHASES`."""
+        self.begins.append(Beginning(phase, now(self._start), len(self.changes)))
+
+    def beginning(self, phase: str) -> Beginning:
+        """Returns the first beginning of a phase."""
+        return next(begin for begin in self.begins if begin.phase == phase)
 
     @contextmanager
     def repeating(self, times: int) -> Iterator[None]:
@@ -238,7 +179,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         # By id: operators live as long as the program, and their hashes are slow.
         facts = self._facts.get(id(func))
         if facts is None:
-            facts = self._facts[id(func)] = _look_at(func, self._replacements)
+            facts = self._facts[id(func)] = look_at(func, self._replacements, follows=self._log is None)
         if facts.is_device:
             return args[0].fake_device
         if facts.is_primitive:
@@ -247,7 +188,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             # Runs the operator's kernel. func.decompose might run a decomposition for tracing, which splits an LSTM
             # into steps where the kernel calls cuDNN.
             with self:
-                return func._op_dk(_COMPOSITE, *args, **kwargs)
+                return func._op_dk(COMPOSITE, *args, **kwargs)
         read = self._on_device(args)
         if kwargs:
             read += self._on_device(kwargs.values())
@@ -267,38 +208,54 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._inside.pop()
 
     def _follow(
-        self, func: Any, facts: _Facts, args: tuple[Any, ...], kwargs: dict[str, Any], read: list[Tensor]
+        self,
+        func: Any,
+        facts: OperatorFacts,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        read: list[Tensor],
     ) -> Any:
         """Runs an operator that creates or changes tensors, and records them; ``read``: its tensor arguments."""
         body, cost = facts.body, facts.cost
+        begin = 0.0
         if body is None:
             if self._meter is not None:
                 self._meter()
+            begin = now(self._start)
             result = self._run(func, args, kwargs)
         else:
             with self:
                 result = body(*args, **kwargs)
             if result is NotImplemented:
                 result = self._run(func, args, kwargs)
+        flops = 0
         if facts.flops is not None and read:
-            self.flops[read[0].dtype] += int(facts.flops(*args, **kwargs, out_val=result))
+            flops = int(facts.flops(*args, **kwargs, out_val=result))
+            self.flops[read[0].dtype] += flops
+        layer = self.nodes.running()
+        if begin:
+            self.works.append(Work(begin, now(self._start), self._path(), layer, self.phase(), flops))
         if facts.is_mutable:
             for tensor in read:
                 self._update(tensor)
         for tensor in self._on_device((result,)):
             if tensor.untyped_storage()._cdata not in self._known:
-                self._add(tensor)
+                self._add(tensor, layer)
         if cost is not None:
-            self._charge(cost(*args, **kwargs), read[0].dtype)
+            self._charge(cost(*args, **kwargs), read[0].dtype, layer)
         if body is None and self._meter is not None:
             self._note_hidden(self._meter()[1])
         return result
 
-    def _charge(self, cost: Cost, dtype: torch.dtype) -> None:
+    def _charge(self, cost: Cost, dtype: torch.dtype, layer: str) -> None:
         """Records the internal memory and the operations that an operator declares."""
         self.flops[dtype] += cost.flops
-        if self._meter is None:  # otherwise the meter has counted it
-            self._add(torch.empty(cost.workspace, dtype=torch.uint8, device=self.device))
+        if self._meter is None and self._log is None:  # otherwise the allocator has counted it
+            self._add(torch.empty(cost.workspace, dtype=torch.uint8, device=self.device), layer)
+
+    def phase(self) -> str:
+        """Returns the current phase."""
+        return self.begins[-1].phase if self.begins else "forward"
 
     def _on_device(self, values: Iterable[Any]) -> list[Tensor]:
         """Returns the dense tensors of the device in nested lists and tuples."""
@@ -311,7 +268,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 tensors += self._on_device(value)
         return tensors
 
-    def _keep(self, tensor: Tensor) -> Tensor:
+    def keep(self, tensor: Tensor) -> Tensor:
         """Records that autograd keeps a tensor for the backward pass."""
         for dense in self._on_device((tensor,)):
             storage = self._find(dense)
@@ -328,8 +285,8 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.before.append((storage, storage.size))
         return storage
 
-    def _add(self, tensor: Tensor) -> None:
-        storage = self._watch(tensor, self._path(), self.nodes.running())
+    def _add(self, tensor: Tensor, layer: str) -> None:
+        storage = self._watch(tensor, self._path(), layer)
         self._change(storage, storage.size)
 
     def _watch(self, tensor: Tensor, operator: str, layer: str) -> Storage:
@@ -349,7 +306,13 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._change(storage, -storage.size)
 
         self._known[key] = storage, weakref.ref(memory, gone)
+        self._sight(storage, storage.address)
         return storage
+
+    def _sight(self, storage: Storage, address: int) -> None:
+        """Notes for the allocator's log whose memory is at an address."""
+        if self._log is not None:
+            self._sightings.append(Sighting(now(self._start) if self._recording else -1.0, address, storage))
 
     def _update(self, tensor: Tensor) -> None:
         """Records the new size if an operator has resized one of its arguments."""
@@ -357,8 +320,13 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         storage = self._known[memory._cdata][0]
         size = self._round(memory.nbytes())
         if size != storage.size:
-            self._change(storage, size - storage.size)
-            storage.size = size
+            if self._log is None:
+                self._change(storage, size - storage.size)
+                storage.size = size
+            elif memory.data_ptr() != storage.address:  # the log has the new memory
+                self._change(storage, -storage.size)
+                storage.size, storage.address = 0, memory.data_ptr()
+                self._sight(storage, storage.address)
 
     def _note_hidden(self, peak: int) -> None:
         size = peak - self._at_start - self._grown
@@ -373,7 +341,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _change(self, storage: Storage, size: int) -> None:
         if self._recording:
             self._grown += size
-            self.changes.append(Change(time.perf_counter() - self._start, storage, size))
+            self.changes.append(Change(now(self._start), storage, size))
 
     def _round(self, size: int) -> int:
         return -(-size // self._block) * self._block
@@ -381,7 +349,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     @property
     def unknown(self) -> int:
         """Bytes that were allocated at the start and belong to no known storage."""
-        return 0 if self._meter is None else max(0, self._at_start - sum(size for _, size in self.before))
+        return max(0, self._at_start - sum(size for _, size in self.before)) if self._at_start else 0
 
     def live(self) -> Iterator[int]:
         """Yields the live bytes at the start and after each change, including memory that operators use internally."""
@@ -407,69 +375,6 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def precision(self) -> torch.dtype:
         """Type of most floating-point operations."""
         return max(self.flops, key=self.flops.__getitem__, default=torch.float32)
-
-
-def expanded(begin: int, end: int, repetitions: Iterable[Repetition]) -> Iterator[int]:
-    """Yields the indices of changes from ``begin`` to ``end``, those of repetitions as often as they occurred."""
-    for repetition in repetitions:
-        if begin <= repetition.begin and repetition.end <= end:
-            yield from range(begin, repetition.begin)
-            for _ in range(repetition.times):
-                yield from repetition.order
-            begin = repetition.end
-    yield from range(begin, end)
-
-
-class _Facts(NamedTuple):
-    """Properties of an operator that do not depend on its arguments.
-
-    Attributes:
-        is_device: True if it returns the device of a fake tensor.
-        is_primitive: True if it creates no tensors.
-        is_composite: True if it consists of other operators.
-        is_view: True if its results share the memory of its arguments.
-        is_mutable: True if it may write to its arguments.
-        replaced: True if a replacement runs instead.
-        body: Function that runs with the tracker on; None: the operator runs, without the tracker.
-        cost: Returns the internal memory and operations that it declares.
-        flops: Formula of its floating-point operations, unless it declares them.
-    """
-
-    name: str
-    is_device: bool
-    is_primitive: bool
-    is_composite: bool
-    is_view: bool
-    is_mutable: bool
-    replaced: bool
-    body: Callable[..., Any] | None
-    cost: Callable[..., Cost] | None
-    flops: Callable[..., int] | None
-
-
-def _look_at(func: Any, replacements: Mapping[OpOverload, Callable[..., Any]]) -> _Facts:
-    name = str(func._schema.name)
-    replacement = replacements.get(func)
-    cost = None if func.namespace == "aten" else cost_of(name)
-    is_primitive = func.namespace == "prim"
-    return _Facts(
-        name.replace("::", "."),
-        func is torch.ops.prim.device.default,
-        is_primitive,
-        not is_primitive and torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), _COMPOSITE),
-        func.is_view and replacement is None,
-        func._schema.is_mutable,
-        replacement is not None,
-        replacement or (None if cost else _body(func, name)),
-        cost,
-        None if cost else flops_formula(func),
-    )
-
-
-def _body(func: Any, name: str) -> Callable[..., Any] | None:
-    """Returns the Python body of a custom operator."""
-    definition = None if func.namespace == "aten" else OPDEFS.get(name)
-    return None if definition is None else definition._init_fn
 
 
 def _device_type(tensor: Tensor) -> str:

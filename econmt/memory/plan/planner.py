@@ -12,10 +12,10 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-import torch
 from rich.table import Table
 
 from econmt.data.batching.batch import AnyBatch, BatchShape
+from econmt.engine.precision import Precision
 from econmt.errors import InputError
 from econmt.memory.estimate.training_step import estimate_step
 from econmt.memory.measure.byte_budget import nearest_budget, size_text
@@ -276,7 +276,7 @@ _PEAKS: dict[tuple[Any, ...], int] = {}
 """Estimated peaks, by everything that they depend on."""
 
 
-def estimator(task: Task, device: str, precision: torch.dtype, ranks: Sequence[Rank] = (ALONE,)) -> PeakOf:
+def estimator(task: Task, device: str, precision: Precision, ranks: Sequence[Rank] = (ALONE,)) -> PeakOf:
     """Returns a function that estimates the bytes of a task's steps; each estimate is made once in a process.
 
     Of the ``ranks``, the one that needs most counts.
@@ -294,7 +294,7 @@ def estimator(task: Task, device: str, precision: torch.dtype, ranks: Sequence[R
     key = json.dumps([task.name, *task.sizes, *dumped, *others], sort_keys=True)
 
     def peak(setting: Implementations, shape: Shape, accumulating: bool) -> int:
-        conditions = key, device, precision, tuple(ranks), setting, shape, accumulating
+        conditions = key, device, precision.name, tuple(ranks), setting, shape, accumulating
         if conditions not in _PEAKS:
             ledgers = [
                 estimate_step(

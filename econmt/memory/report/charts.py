@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from econmt.errors import printable
 from econmt.memory.measure.ledger import Moment
-from econmt.memory.measure.tracker import PHASES
+from econmt.memory.measure.storages import PHASES
 from econmt.memory.report.tables import format_bytes, format_share
 
 WIDTH = 1200

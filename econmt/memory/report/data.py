@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from econmt.memory.measure.ledger import CATEGORIES, LAYERS, Ledger, Moment
-from econmt.memory.measure.tracker import PHASES
+from econmt.memory.measure.ledger import CATEGORIES, Ledger, Moment
+from econmt.memory.measure.storages import PHASES
 from econmt.memory.plan.fit import Fit
 from econmt.memory.profiling import Profile
 from econmt.memory.report.kernel_tables import kernels_data
@@ -48,11 +48,11 @@ def ledger_data(ledger: Ledger) -> dict[str, Any]:
         "entries": [
             {"category": category, "layer": layer, "bytes": size}
             for category in CATEGORIES
-            for layer in LAYERS
+            for layer in ledger.layers
             if (size := ledger.entries.get((category, layer)))
         ],
         "stash_bytes": ledger.stashed,
-        "stash": {layer: ledger.stash[layer] for layer in LAYERS if ledger.stash.get(layer)},
+        "stash": {layer: ledger.stash[layer] for layer in ledger.ordered(+ledger.stash)},
         "largest": [{**tensor._asdict(), "count": count} for tensor, count in grouped(ledger.largest)],
         "timeline": [list(moment) for moment in downsample(ledger.timeline)],
         "allocated_bytes": ledger.allocated,

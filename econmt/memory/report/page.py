@@ -10,7 +10,7 @@ from string import Template
 
 from econmt.memory.measure.kernels import KernelTimes
 from econmt.memory.measure.ledger import CATEGORIES, LAYERS, Ledger
-from econmt.memory.measure.tracker import PHASES
+from econmt.memory.measure.storages import PHASES
 from econmt.memory.profiling import Profile
 from econmt.memory.report import charts
 from econmt.memory.report.charts import Bar, Part, escape
@@ -73,7 +73,9 @@ def page(report: Report) -> str:
 
 def best_of(profiles: Sequence[Profile]) -> Profile:
     """Returns the profile that the headline compares with the reference: the smallest, and of equals the fastest."""
-    alike = [each for each in profiles if each.technique.precision == profiles[0].technique.precision]
+    alike = [
+        each for each in profiles if each.technique.precision.name == profiles[0].technique.precision.name
+    ]
     return min(alike, key=lambda each: (each.bytes.peak, -(each.tokens_per_second or 0.0)))
 
 

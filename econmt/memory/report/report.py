@@ -11,7 +11,7 @@ from rich.console import Console
 from econmt.data.tables import print_table
 from econmt.memory.measure.kernels import KernelTimes
 from econmt.memory.measure.ledger import CATEGORIES, LAYERS, Ledger, Moment, TensorAtPeak
-from econmt.memory.measure.tracker import PHASES
+from econmt.memory.measure.storages import PHASES
 from econmt.memory.plan.fit import Fit
 from econmt.memory.profiling import Profile
 from econmt.memory.report.kernel_tables import classes_table, launches_table
@@ -82,7 +82,7 @@ def maker(tensor: TensorAtPeak) -> str:
 
 def format_precision(profile: Profile) -> str:
     """Returns "float32" or "bfloat16"."""
-    return str(profile.technique.precision).removeprefix("torch.")
+    return profile.technique.precision.name
 
 
 def size_of(report: Report) -> str:
@@ -144,8 +144,8 @@ def summary(profile: Profile) -> list[str]:
     return lines
 
 
-def ledger_table(ledger: Ledger) -> ReportTable:
-    """Lists the bytes at the peak by layer and category."""
+def ledger_table(ledger: Ledger, kind: str = "layer") -> ReportTable:
+    """Lists the bytes at the peak by layer, or by what ``kind`` names, and by category."""
     rows: list[list[Cell]] = [
         [
             layer,
@@ -153,13 +153,13 @@ def ledger_table(ledger: Ledger) -> ReportTable:
             ledger.layer(layer),
             format_share(ledger.layer(layer), ledger.total),
         ]
-        for layer in LAYERS
-        if ledger.layer(layer)
+        for layer in ledger.layers
     ]
-    whose = ", ".join(filter(None, [f"{ledger.tokens} target tokens", ledger.rank]))
+    tokens = f"{ledger.tokens} target tokens" if ledger.tokens else ""
+    whose = ", ".join(filter(None, [tokens, ledger.rank]))
     return ReportTable(
-        f"where the bytes of a training step went ({whose})",
-        ("layer", *CATEGORIES, "all", "share"),
+        "where the bytes of a training step went" + (f" ({whose})" if whose else ""),
+        (kind, *CATEGORIES, "all", "share"),
         rows,
         ["all", *map(ledger.category, CATEGORIES), ledger.total, "100 %"],
     )

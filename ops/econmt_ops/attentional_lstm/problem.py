@@ -53,6 +53,7 @@ class AttentionalArguments(NamedTuple):
         places: (B, T) int64, row index into ``inputs`` of each position.
         first_h, first_c: per layer (B, H), the state before the first step. first_output: (B, H), o before it.
         seed, device_seed, first_row: as returned by `split_seed`.
+        narrows: True to compute float32 arguments in float16; see `econmt_ops.attentional_lstm.narrow`.
     """
 
     inputs: Tensor
@@ -82,6 +83,7 @@ class AttentionalArguments(NamedTuple):
     clean: bool
     stash: str
     backend: str
+    narrows: bool
 
     def blocks(self) -> list[tuple[int, int]]:
         """Returns the blocks of steps as (begin, end)."""
@@ -119,18 +121,23 @@ def empty_result(call: AttentionalArguments, keep: bool) -> Result:
     accumulate = accumulate_dtype(inputs.dtype)
     cells = (steps if reaches(call.stash, "cells") else len(call.blocks())) if keep else 0
     gates = steps if keep and reaches(call.stash, "gates") else 0
-    # On a GPU the rows of attention weights begin where products read them fast.
-    positions = call.keys.shape[1]
-    width = even(positions, inputs.dtype) if device_of(inputs) == "cuda" else positions
     return Result(
         inputs.new_empty(steps, batch, hidden),
-        inputs.new_empty(steps, batch, width)[..., :positions],
+        empty_attention(call, inputs.dtype),
         inputs.new_empty(layers, steps if keep else 0, batch, hidden),
         inputs.new_empty(layers, cells, batch, hidden, dtype=accumulate),
         inputs.new_empty(layers, gates, batch, 4 * hidden),
         inputs.new_empty(layers, batch, hidden),
         inputs.new_empty(layers, batch, hidden, dtype=accumulate),
     )
+
+
+def empty_attention(call: AttentionalArguments, dtype: torch.dtype) -> Tensor:
+    """Allocates attention weights (T, B, S), on a GPU with rows that begin where products read them fast."""
+    inputs, positions = call.inputs, call.keys.shape[1]
+    batch, steps = (inputs if call.places is None else call.places).shape[:2]
+    width = even(positions, dtype) if device_of(inputs) == "cuda" else positions
+    return inputs.new_empty(steps, batch, width, dtype=dtype)[..., :positions]
 
 
 class AttentionalProblem:

@@ -29,7 +29,7 @@ _PART_BYTES = 4 << 20
 _ROUND_ROWS = 64
 """Multiple of rows in a block of a product, matching the tiles of the kernels."""
 
-_ADDS_IN_FLOAT32 = TorchVersion(torch.__version__) >= "2.10"
+ADDS_IN_FLOAT32 = TorchVersion(torch.__version__) >= "2.10"
 """True if a product of 16-bit matrices can be added to a float32 matrix on a GPU."""
 
 
@@ -98,7 +98,7 @@ def add_outer(total: Tensor, left: Tensor, right: Tensor, fresh: bool = False) -
         fresh: True if ``total`` is uninitialized and is to be overwritten.
     """
     left, right = left.reshape(-1, left.shape[2]).t(), right.reshape(-1, right.shape[2])
-    if total.dtype != left.dtype and _ADDS_IN_FLOAT32 and device_of(left) == "cuda":
+    if total.dtype != left.dtype and ADDS_IN_FLOAT32 and device_of(left) == "cuda":
         _add_product(total, left, right, fresh)
         return
     left, right = left[: len(total)], right[:, : total.shape[1]]

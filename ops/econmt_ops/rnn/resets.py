@@ -63,7 +63,7 @@ class Segments:
     def spread(self, rows: Tensor) -> Tensor:
         """Returns rows (B, T, I) with the empty steps, (B, S, I)."""
         room = rows.new_zeros(rows.shape[0], self.steps, rows.shape[2])
-        return room.scatter(1, self._places.unsqueeze(2).expand_as(rows), rows)
+        return room.scatter_(1, self._places.unsqueeze(2).expand_as(rows), rows)
 
     def collect(self, outputs: Tensor) -> Tensor:
         """Returns outputs (B, S, H) without the empty steps, (B, T, H)."""
@@ -79,7 +79,7 @@ class Segments:
 
     def prepare(self, read: Tensor, weights: tuple[Any, ...]) -> tuple[Tensor, tuple[Any, ...]]:
         """Returns what a layer reads, (B, S, I), with columns that mark the empty steps, and weights that read them."""
-        used = read.new_zeros(read.shape[0], self.steps).scatter(1, self._places, 1.0)
+        used = read.new_zeros(read.shape[0], self.steps).scatter_(1, self._places, 1.0)
         marks = [1.0 - used, used, *[torch.zeros_like(used)] * (_COLUMNS - 2)]
         return torch.cat([read, torch.stack(marks, 2)], 2), tuple(closing(part) for part in merged(weights))
 

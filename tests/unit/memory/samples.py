@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import torch
-
+from econmt.engine.precision import NAMED
 from econmt.memory.estimate.techniques import Technique
 from econmt.memory.measure.ledger import Ledger, Moment, TensorAtPeak
 from econmt.memory.profiling import Profile
@@ -56,7 +55,7 @@ def make_ledger(scale: int = 1, *, timed: bool = True) -> Ledger:
 
 def make_profile(name: str, scale: int, *, timed: bool = True, rows: int | None = None) -> Profile:
     """A profile; with ``rows`` its bytes are estimated and its times are those of so many rows."""
-    technique = Technique(name, Implementations("recompute", "reference"), torch.float32)
+    technique = Technique(name, Implementations("recompute", "reference"), NAMED["float32"])
     ledger = make_ledger(scale, timed=timed and rows is None)
     if rows is not None:
         times = make_ledger(scale)

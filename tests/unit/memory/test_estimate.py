@@ -10,7 +10,7 @@ import torch
 
 from econmt.config import recipe
 from econmt.config.recipe import Recipe, load_recipe
-from econmt.engine.precision import Precision
+from econmt.engine.precision import NAMED, Precision
 from econmt.engine.step import TrainingStep
 from econmt.memory.estimate.training_step import CUBLAS_WORKSPACE, estimate_step
 from econmt.memory.measure.ledger import Ledger, measure_step
@@ -210,17 +210,20 @@ def test_on_cuda_sizes_are_whole_blocks_and_segments() -> None:
     assert cpu.device == "cpu"
 
 
-@pytest.mark.parametrize(("device", "auto"), [("cuda", torch.bfloat16), ("cpu", torch.float32)])
-def test_auto_is_bfloat16_on_a_gpu(device: str, auto: torch.dtype) -> None:
+@pytest.mark.parametrize(("device", "auto"), [("cuda", "bfloat16"), ("cpu", "float32")])
+def test_auto_is_bfloat16_on_a_gpu(device: str, auto: str) -> None:
     recipe, shape = small("quickstart", *REFERENCE, "training.precision=auto"), (16, 4, 1)
     stashed = {
         given: estimate_step(
-            TranslationTask(recipe, VOCABULARY, VOCABULARY), shape, device, precision=given
+            TranslationTask(recipe, VOCABULARY, VOCABULARY),
+            shape,
+            device,
+            precision=None if given is None else NAMED[given],
         ).stashed
-        for given in (None, torch.bfloat16, torch.float32)
+        for given in (None, "bfloat16", "float32")
     }
     assert stashed[None] == stashed[auto]
-    assert stashed[torch.bfloat16] < stashed[torch.float32]
+    assert stashed["bfloat16"] < stashed["float32"]
 
 
 def test_every_shipped_recipe_can_be_estimated() -> None:
@@ -257,3 +260,16 @@ def test_an_estimate_for_a_gpu_has_the_precision_of_its_run(
         estimate_step(task, (3, 5, 4), "cuda")
     assert not any(asked)
     assert recurrent_tf32() == known
+
+
+def test_an_estimate_with_tf32_keeps_what_a_run_with_tf32_keeps() -> None:
+    """The decoder's h are kept in float16 there."""
+    stashed = {
+        precision: estimate_step(
+            TranslationTask(small("quickstart", f"training.precision={precision}"), VOCABULARY, VOCABULARY),
+            (16, 4, 12),
+            "cuda",
+        ).stashed
+        for precision in ("float32", "tf32")
+    }
+    assert stashed["tf32"] < stashed["float32"]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from econmt.config.recipe import load_recipe
+from econmt.engine.precision import NAMED
 from econmt.memory.estimate.techniques import Technique, estimate
 from econmt.memory.measure.ledger import Ledger
 from econmt.memory.plan.fit import MOST_ROWS, demand, fit, fit_all, largest_batch
@@ -83,7 +83,7 @@ def test_buckets_tell_where_to_look_in_the_next(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr("econmt.memory.plan.fit.estimate", fake)
     task = TranslationTask(load_recipe("quickstart", SMALL), 40, 50)
-    technique = Technique("reference", Implementations(), torch.float32)
+    technique = Technique("reference", Implementations(), NAMED["float32"])
     buckets = [(size, size) for size in range(100, 0, -10)]
     found = list(fit_all(task, technique, buckets, 2 << 30, "cpu", 128))
     assert [fit[:2] for fit in found] == buckets
@@ -99,7 +99,7 @@ def test_buckets_of_one_size_and_none_that_fits(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr("econmt.memory.plan.fit.estimate", fake)
     task = TranslationTask(load_recipe("quickstart", SMALL), 40, 50)
-    technique = Technique("reference", Implementations(), torch.float32)
+    technique = Technique("reference", Implementations(), NAMED["float32"])
     buckets = [(9, 9), (4, 14), (14, 4), (2, 2)]
     assert [fit.rows for fit in fit_all(task, technique, buckets, 1000, "cpu", 64)] == [1, 2, 0, 5]
 
@@ -117,7 +117,7 @@ def test_on_cuda_the_segments_count() -> None:
 
 def test_a_batch_of_the_estimator() -> None:
     task = TranslationTask(load_recipe("quickstart", SMALL), 40, 50)
-    technique = Technique("reference", Implementations.everywhere("reference"), torch.float32)
+    technique = Technique("reference", Implementations.everywhere("reference"), NAMED["float32"])
 
     def needed(rows: int) -> int:
         return demand(estimate(task, technique, Shape(rows, 3, 2), "cpu"))
@@ -140,7 +140,7 @@ def test_each_batch_is_estimated_once_for_its_device(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr("econmt.memory.plan.fit.estimate", fake)
     task = TranslationTask(load_recipe("quickstart", SMALL), 40, 50)
-    technique = Technique("reference", Implementations(), torch.float32)
+    technique = Technique("reference", Implementations(), NAMED["float32"])
     found = fit(task, technique, (30, 20), 1000 + 64 * 10, "cuda", start=64)
     assert found == (30, 20, 87, 1640)
     assert len(asked) == len(set(asked))

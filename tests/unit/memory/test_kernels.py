@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from econmt.data.batching.batches import Batch
+from econmt.engine.precision import NAMED
 from econmt.memory import profiling
 from econmt.memory.estimate.techniques import Technique
 from econmt.memory.measure.kernels import (
@@ -183,7 +184,7 @@ def test_the_reference_is_launched_and_the_recipe_captured(monkeypatch: pytest.M
     monkeypatch.setattr(TranslationTask, "loss", noted)
     monkeypatch.setattr(profiling, "measure_kernels", measured)
     task = TranslationTask(tiny_recipe("training.gradient_clipping={type: none}"), 20, 20)
-    own = Technique("own", Implementations.everywhere("recompute"), torch.float32)
+    own = Technique("own", Implementations.everywhere("recompute"), NAMED["float32"])
     before, after = profiling.kernels(task, own, Shape(2, 3, 4), torch.device("cpu"), str)
     assert (before.name, used[0]) == ("reference, one by one", Implementations.everywhere("reference"))
     assert after.name in ("in a CUDA graph", "one by one")
@@ -195,7 +196,7 @@ def test_the_reference_is_launched_and_the_recipe_captured(monkeypatch: pytest.M
 @pytest.mark.cuda
 def test_kernels_of_a_replayed_graph_are_seen() -> None:
     task = TranslationTask(tiny_recipe(), 90, 90)
-    own = Technique("own", Implementations.everywhere("triton"), torch.bfloat16)
+    own = Technique("own", Implementations.everywhere("triton"), NAMED["bfloat16"])
     before, after = profiling.kernels(task, own, Shape(8, 7, 6), torch.device("cuda"), str)
     assert (before.name, after.name) == ("reference, one by one", "in a CUDA graph")
     assert before.launches > 20 * after.launches

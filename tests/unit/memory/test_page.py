@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
+from econmt.engine.precision import NAMED
 from econmt.memory.measure.ledger import CATEGORIES, LAYERS, Moment
-from econmt.memory.measure.tracker import PHASES
+from econmt.memory.measure.storages import PHASES
 from econmt.memory.report import charts
 from econmt.memory.report.charts import Bar, Part, css_class
 from econmt.memory.report.data import downsample
@@ -261,10 +262,9 @@ def test_names_cannot_break_the_page() -> None:
 
 
 def test_the_headline_compares_like_with_like() -> None:
-    import torch
 
     narrow = make_profile("all, bfloat16", 0)
-    narrow.technique = narrow.technique._replace(precision=torch.bfloat16)
+    narrow.technique = narrow.technique._replace(precision=NAMED["bfloat16"])
     slow, fast = make_profile("all", 1), make_profile("all, compiled", 1)
     assert fast.times is not None
     fast.times.seconds /= 2

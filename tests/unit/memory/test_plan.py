@@ -23,6 +23,7 @@ from econmt.config.recipe import Recipe, load_recipe
 from econmt.config.yaml_reader import leaves, parse_size
 from econmt.data.batching.batches import Batch, BatchShape, pad_batch
 from econmt.decoding.search.beam import SearchOptions, beam_search, output_limits
+from econmt.engine.precision import NAMED
 from econmt.engine.step import TrainingStep
 from econmt.errors import InputError
 from econmt.memory.estimate.beam_search import estimate_search, search_rows
@@ -390,7 +391,7 @@ def test_settings_begin_with_the_given_one_and_end_with_the_leanest(device: str)
 
 @pytest.mark.thorough
 def test_on_a_gpu_auto_is_lean() -> None:
-    peak = estimator(TranslationTask(small(), VOCABULARY, VOCABULARY), "cuda", torch.float32)
+    peak = estimator(TranslationTask(small(), VOCABULARY, VOCABULARY), "cuda", NAMED["float32"])
     shape = Shape(2048, 40, 40)
     with rules_only("cuda"):
         found = [peak(each, shape, False) for each in settings(AUTO, "cuda")]
@@ -434,7 +435,7 @@ def measured(recipe: Recipe, entry: BatchBudget) -> int:
 @pytest.mark.slow
 def test_real_steps_stay_within_the_budget() -> None:
     recipe = small()
-    peak = estimator(TranslationTask(recipe, VOCABULARY, VOCABULARY), "cpu", torch.float32)
+    peak = estimator(TranslationTask(recipe, VOCABULARY, VOCABULARY), "cpu", NAMED["float32"])
     shapes = [BatchShape(3, 4, 48, 3), BatchShape(6, 6, 48, 3)]
     whole = peak(AUTO, Shape(48, 6, 6), False)
     least = peak(LEAN, Shape(48, 6, 6), False)
@@ -468,7 +469,7 @@ def test_estimates_are_told_apart_by_every_key_that_changes_them(monkeypatch: py
 
     def peak(recipe: Recipe) -> int:
         task = SimpleNamespace(recipe=recipe, name="translation", sizes=(1, 1))
-        return estimator(task, "cpu", torch.float32)(AUTO, Shape(3, 2, 2), False)  # type: ignore[arg-type]
+        return estimator(task, "cpu", NAMED["float32"])(AUTO, Shape(3, 2, 2), False)  # type: ignore[arg-type]
 
     before = peak(recipe)
     alike = set()
@@ -486,8 +487,8 @@ def test_estimates_are_told_apart_by_every_key_that_changes_them(monkeypatch: py
 
 @pytest.mark.thorough
 def test_estimates_are_made_once() -> None:
-    first = estimator(TranslationTask(small("output=a"), VOCABULARY, VOCABULARY), "cpu", torch.float32)
-    again = estimator(TranslationTask(small("output=b"), VOCABULARY, VOCABULARY), "cpu", torch.float32)
+    first = estimator(TranslationTask(small("output=a"), VOCABULARY, VOCABULARY), "cpu", NAMED["float32"])
+    again = estimator(TranslationTask(small("output=b"), VOCABULARY, VOCABULARY), "cpu", NAMED["float32"])
     other = estimator(
         TranslationTask(small("model.embedding=12"), VOCABULARY, VOCABULARY), "cpu", torch.float32
     )
@@ -498,7 +499,7 @@ def test_estimates_are_made_once() -> None:
     compiled = Implementations.everywhere("compiled", "outputs")
     assert first(compiled, shape, False) == first(LEAN, shape, False)
     assert (
-        estimator(TranslationTask(small(), VOCABULARY, VOCABULARY), "cuda", torch.bfloat16)(
+        estimator(TranslationTask(small(), VOCABULARY, VOCABULARY), "cuda", NAMED["bfloat16"])(
             AUTO, shape, False
         )
         % (2 << 20)

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from econmt.config.recipe import load_recipe
+from econmt.engine.precision import NAMED
 from econmt.memory import profiling
 from econmt.memory.estimate.techniques import Technique, estimate, techniques
 from econmt.memory.measure.ledger import Ledger
@@ -60,10 +61,10 @@ def test_rows_of_a_comparison() -> None:
     )
     assert rows["+ encoder"].implementations == plain._replace(encoder="recompute", stash="cells")
     assert rows["+ output"].implementations == plain._replace(output="recompute")
-    assert {rows[name].precision for name in list(rows)[:5]} == {torch.float32}
+    assert {rows[name].precision.dtype for name in list(rows)[:5]} == {torch.float32}
     assert rows["all"].implementations == Implementations.everywhere("recompute", "cells")
     assert rows["all, compiled, bfloat16"].implementations == Implementations.everywhere("compiled", "cells")
-    assert [name for name in rows if rows[name].precision == torch.bfloat16] == [
+    assert [name for name in rows if rows[name].precision.dtype == torch.bfloat16] == [
         "all, bfloat16",
         "all, compiled, bfloat16",
     ]
@@ -277,7 +278,7 @@ def test_a_step_trains_and_can_be_traced(task: TranslationTask, tmp_path: Path) 
     state = torch.get_rng_state()
     step = Step(task, Shape(2, 3, 2), CPU)
     assert torch.equal(torch.get_rng_state(), state)
-    step.use(Technique("all", Implementations.everywhere("recompute"), torch.float32))
+    step.use(Technique("all", Implementations.everywhere("recompute"), NAMED["float32"]))
     before = float(step.run().loss)
     for _ in range(5):
         after = float(step.run().loss)

@@ -16,6 +16,7 @@ from econmt.data.batching.batches import Batch
 from econmt.decoding.translator import Translator
 from econmt.engine.communicator import Communicator
 from econmt.engine.devices import is_out_of_memory
+from econmt.engine.precision import NAMED
 from econmt.errors import InputError, TrainingError
 from econmt.memory.measure.byte_budget import AUTO_SHARE
 from econmt.memory.measure.tracker import Tracker
@@ -468,7 +469,7 @@ def test_budgets_know_the_state_of_the_optimizer(make_run: MakeRun) -> None:
             trainer.prepared,
             trainer.batches,
             CPU,
-            torch.float32,
+            NAMED["float32"],
             trainer.parameters.values(),
         )
         assert budget._state == copies * weights
@@ -502,7 +503,7 @@ def test_a_plan_holds_for_the_same_shapes_and_state_only(make_run: MakeRun, chan
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("_precision", torch.bfloat16),
+        ("_precision", NAMED["bfloat16"]),
         ("_device", torch.device("meta")),
         ("_communicator", SimulatedRank(Rank(0, 2), ParallelSection())),
     ],
@@ -521,7 +522,7 @@ def test_a_rank_plans_with_its_rows_and_its_share_of_the_state(make_run: MakeRun
     run = make_run("training.memory_budget=64MiB", *REAL, "parallel.shard_optimizer=true")
     worlds = [Communicator(), SimulatedRank(Rank(0, 2), run.recipe.parallel)]
     plans = [
-        first_plan(run.recipe, run.prepared(), CPU, torch.float32, communicator) for communicator in worlds
+        first_plan(run.recipe, run.prepared(), CPU, NAMED["float32"], communicator) for communicator in worlds
     ]
     alone, shared = (plan.worst for plan in plans if plan is not None)
     assert (alone.rows, shared.rows) == (16, 8)

@@ -19,6 +19,7 @@ from econmt_ops.backends.triton import attention_gluon, interpreted
 from econmt_ops.backends.triton.cells import row_stride
 from econmt_ops.backends.triton.pointwise import tanh_of
 from econmt_ops.cells.attention import LAYER_NORM_EPSILON
+from econmt_ops.core.precision import matmul_tf32, narrowed
 
 _EPSILON: tl.constexpr = tl.constexpr(LAYER_NORM_EPSILON)
 
@@ -227,12 +228,6 @@ def attention_sum(
         tl.store(part + 2 * A, tl.load(part + 2 * A, mask=known) + tl.sum(dshift, 0), mask=known)
 
 
-def _as_precise_as_tf32(tensor: Tensor) -> Tensor:
-    """Casts float32 to float16, which has the mantissa of TF32 in half the bytes; values are clamped to its range."""
-    largest = torch.finfo(torch.float16).max
-    return tensor.clamp(-largest, largest).to(torch.float16)
-
-
 class AttentionLauncher:
     """Keys, values and weights of one call, and the kernels that use them.
 
@@ -259,9 +254,9 @@ class AttentionLauncher:
         lengths: Tensor | None = None,
         choice: Choice | None = None,
     ) -> None:
-        self.fast = keys.dtype != torch.float32 or torch.backends.cuda.matmul.allow_tf32
+        self.fast = keys.dtype != torch.float32 or matmul_tf32()
         if self.fast and keys.dtype == torch.float32:
-            keys, values = _as_precise_as_tf32(keys), _as_precise_as_tf32(values)
+            keys, values = narrowed(keys), narrowed(values)
         self.keys, self.values = keys.contiguous(), values.contiguous()
         self.score = None if score is None else score.contiguous()
         self.gain = None if norm is None else norm[0].contiguous()

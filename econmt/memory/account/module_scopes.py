@@ -1,0 +1,145 @@
+"""Names of the modules that run, from hooks on all modules, and labels of what belongs to them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from econmt.memory.measure.tracker import Tracker
+from econmt_ops.core.scopes import current_layer, layer
+
+
+class ModuleScopes:
+    """Scopes of modules: the code of a module belongs to the layer of its name.
+
+    Names are those of ``named_modules``; the model itself has the name of its class. A module that belongs to no known
+    model is registered as one when it runs on its own.
+
+    Attributes:
+        names: Names of modules by their ids.
+        compiled: Names of modules that ``torch.compile`` has compiled.
+        updating: True while an optimizer's step runs.
+    """
+
+    def __init__(
+        self, tracker: Tracker, models: Iterable[nn.Module], optimizers: Iterable[Optimizer]
+    ) -> None:
+        self.names: dict[int, str] = {}
+        self.compiled: list[str] = []
+        self.updating = False
+        self._tracker = tracker
+        self._owners: dict[Tensor, str] = {}
+        self._running: list[tuple[nn.Module, layer]] = []
+        self._optimizers = dict.fromkeys(optimizers)
+        self._hooks = ExitStack()
+        for model in models:
+            self._register(model)
+        for optimizer in self._optimizers:
+            self._label_optimizer(optimizer)
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Enters the scopes of modules that run within the context, and labels gradients and optimizer state."""
+        with self._hooks as hooks:
+            for handle in (
+                register_module_forward_pre_hook(self._enter),
+                register_module_forward_hook(self._leave, always_call=True),
+                register_optimizer_step_pre_hook(self._begin_update),
+                register_optimizer_step_post_hook(self._end_update),
+            ):
+                hooks.callback(handle.remove)
+            try:
+                yield
+            finally:
+                self._unwind(0)
+                for parameter in self._owners:
+                    self._label_gradient(parameter)
+                for optimizer in self._optimizers:
+                    self._label_optimizer(optimizer)
+
+    def _register(self, model: nn.Module) -> None:
+        """Names a model's modules, labels its parameters and buffers, and follows its gradients."""
+        kind = type(model).__name__
+        taken = set(self.names.values())
+        root = next(name for name in _numbered(kind) if name not in taken)
+        prefix = f"{root}." if self.names else ""
+        for path, module in model.named_modules():
+            name = self.names.setdefault(id(module), prefix + path if path else root)
+            if type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None:
+                self.compiled.append(name)
+            for parameter in module.parameters(recurse=False):
+                if parameter not in self._owners:
+                    self._own(parameter, name)
+            for buffer in module.buffers(recurse=False):
+                self._tracker.label(buffer, "weights", name)
+
+    def _own(self, parameter: Tensor, name: str) -> None:
+        self._owners[parameter] = name
+        self._tracker.nodes.add_parameters({parameter: name})
+        self._tracker.label(parameter, "weights", name)
+        self._label_gradient(parameter)
+        if parameter.requires_grad:
+            hook = parameter.register_post_accumulate_grad_hook(self._label_gradient)  # type: ignore[no-untyped-call]
+            self._hooks.callback(hook.remove)
+
+    def _label_gradient(self, parameter: Tensor) -> None:
+        gradient = parameter.grad
+        if gradient is not None:
+            parts = (gradient._values(), gradient._indices()) if gradient.is_sparse else (gradient,)
+            for part in parts:
+                self._tracker.label(part, "gradients", self._owners[parameter])
+
+    def _label_optimizer(self, optimizer: Optimizer) -> None:
+        for parameter, state in optimizer.state.items():
+            for part in state.values() if isinstance(state, dict) else ():
+                if isinstance(part, Tensor):
+                    self._tracker.label(part, "optimizer state", self._owners.get(parameter, "other"))
+
+    def _begin_update(self, optimizer: Optimizer, *_: Any) -> None:
+        self._optimizers[optimizer] = None
+        self.updating = True
+
+    def _end_update(self, optimizer: Optimizer, *_: Any) -> None:
+        self.updating = False
+        self._label_optimizer(optimizer)
+
+    def _enter(self, module: nn.Module, _: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        if id(module) not in self.names:
+            if self._running:  # made after its model was registered
+                self.names[id(module)] = f"{current_layer()}.{type(module).__name__}"
+            else:
+                self._register(module)
+        scope = layer(self.names[id(module)])
+        scope.__enter__()
+        self._running.append((module, scope))
+
+    def _leave(self, module: nn.Module, *_: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        for depth in range(len(self._running) - 1, -1, -1):
+            if self._running[depth][0] is module:
+                self._unwind(depth)
+                return
+
+    def _unwind(self, depth: int) -> None:
+        """Leaves all but the outermost ``depth`` scopes."""
+        while len(self._running) > depth:
+            self._running.pop()[1].__exit__(None, None, None)
+
+
+def _numbered(name: str) -> Iterator[str]:
+    """Yields a name, and variants of it with numbers."""
+    yield name
+    number = 2
+    while True:
+        yield f"{name} {number}"
+        number += 1

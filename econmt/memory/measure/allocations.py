@@ -1,0 +1,180 @@
+"""Allocations and releases of a device, as PyTorch's allocator reports them to its profiler.
+
+The log hears of memory that no operator returns, such as a weight that oneDNN reorders. It asks the profiler for
+memory events alone, which cost about three microseconds each. The sizes are those of the allocator: whole blocks on a
+GPU, the bytes that were asked for on a CPU.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+import torch
+
+from econmt.memory.measure.storages import Change, Sighting, Storage, Work
+
+
+class Allocation(NamedTuple):
+    """Allocation of ``size`` bytes at an address (release if negative), ``seconds`` after the start."""
+
+    seconds: float
+    address: int
+    size: int
+
+
+class AllocationLog:
+    """Record of the allocations of one device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._result: Any = None
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Records what is allocated and released within the context; records nothing if a profiler runs already."""
+        # Bound here, since torch has no such names without its profiler.
+        from torch._C import _profiler as profiler
+
+        autograd = torch._C._autograd
+        if autograd._profiler_enabled():
+            yield
+            return
+        activities = {profiler.ProfilerActivity.CPU}
+        config = profiler.ProfilerConfig(
+            profiler.ProfilerState.KINETO, False, True, False, False, False, profiler._ExperimentalConfig()
+        )
+        with _quiet():
+            autograd._prepare_profiler(config, activities)
+            # No operator has this scope, so that memory events remain.
+            autograd._enable_profiler(config, activities, {profiler.RecordScope.LITE_INTERPRETER})  # type: ignore[call-arg]
+        try:
+            yield
+        finally:
+            with _quiet():
+                self._result = autograd._disable_profiler()
+
+    @property
+    def has_events(self) -> bool:
+        """True if the log has recorded."""
+        return self._result is not None
+
+    def events(self, start: int) -> list[Allocation]:
+        """Returns the events in order; ``start``: beginning of the record, from ``time.time_ns``."""
+        events = []
+        waiting = list(self._result.experimental_event_tree())
+        while waiting:
+            event = waiting.pop()
+            waiting += event.children
+            if event.tag.name == "Allocation":
+                fields = event.extra_fields
+                if fields.device.type == self._device.type and fields.device.index in (
+                    None,
+                    self._device.index,
+                ):
+                    seconds = (event.start_time_ns - start) / 1e9
+                    events.append(Allocation(seconds, fields.ptr, fields.alloc_size))
+        self._result = None
+        return sorted(events, key=attrgetter("seconds"))
+
+
+class _Block:
+    """Allocated memory from ``begin`` until it is released."""
+
+    def __init__(self, begin: float, size: int) -> None:
+        self.begin, self.end, self.size = begin, float("inf"), size
+        self.storage: Storage | None = None
+
+
+def attribute(
+    events: Sequence[Allocation], sightings: Iterable[Sighting], works: Sequence[Work], *, with_earlier: bool
+) -> tuple[list[Change], set[Storage]]:
+    """Attributes allocations to the storages that a tracker has seen in them.
+
+    An allocation without a storage is memory that an operator used internally, or that code without operators, such as
+    a compiled function, has made; it belongs to the operator that ran last.
+
+    Args:
+        events: Allocations and releases in order.
+        sightings: Storages at their addresses, in order.
+        works: Operators that ran, in order.
+        with_earlier: True if the events include releases of memory that is older than the record.
+
+    Returns:
+        The changes of sizes, and the storages whose memory was allocated within the record.
+    """
+    blocks: dict[int, list[_Block]] = {}
+    stream: list[tuple[float, int, _Block | None, int]] = []
+    for seconds, address, size in events:
+        there = blocks.setdefault(address, [])
+        if size > 0:
+            there.append(_Block(seconds, size))
+            stream.append((seconds, address, there[-1], size))
+        elif there and there[-1].end == float("inf"):
+            there[-1].end = seconds
+            stream.append((seconds, address, there[-1], -there[-1].size))
+        else:
+            stream.append((seconds, address, None, size))
+    made: set[Storage] = set()
+    earlier: dict[int, Storage] = {}
+    seen: set[Storage] = set()
+    for seconds, address, storage in sightings:
+        there = blocks.get(address, [])
+        index = bisect_right(there, seconds, key=attrgetter("begin"))
+        block = there[index - 1] if index else None
+        if block is None or block.end < seconds:
+            earlier[address] = storage
+            seen.add(storage)
+        else:
+            if storage not in seen:
+                seen.add(storage)
+                made.add(storage)
+            block.storage = block.storage or storage
+            if not storage.operator:
+                _complete(storage, block, works)
+    changes = []
+    for seconds, address, block, size in stream:
+        if block is not None:
+            if block.storage is None:
+                block.storage = Storage(block.size, (block.size,), torch.uint8, "", "other", address)
+                _complete(block.storage, block, works)
+            changes.append(Change(seconds, block.storage, size))
+        elif with_earlier and size < 0:
+            older = earlier.pop(address, None) or Storage(-size, (-size,), torch.uint8, "", "other", address)
+            changes.append(Change(seconds, older, size))
+    return changes, made
+
+
+OUTSIDE = "code without operators"
+"""Maker of memory that was allocated while no operator ran, as in a compiled function."""
+
+
+def _complete(storage: Storage, block: _Block, works: Sequence[Work]) -> None:
+    """Sets the operator and the layer of a storage that was not seen as the result of an operator."""
+    index = bisect_right(works, block.begin, key=attrgetter("begin"))
+    work = works[index - 1] if index else None
+    storage.operator = work.operator if work is not None and block.begin <= work.end else OUTSIDE
+    storage.layer = "other" if work is None else work.layer
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keeps the profiler of torch 2.13 from writing to standard error that it starts and stops."""
+    name = "KINETO_LOG_LEVEL"
+    before = os.environ.get(name)
+    os.environ.setdefault(name, "99")
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+
+
+def now(start: int) -> float:
+    """Returns the seconds since ``start``, by the clock of the profiler's events."""
+    return (time.time_ns() - start) / 1e9
