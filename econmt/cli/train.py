@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import math
+import os
+import shutil
 import sys
-from contextlib import AbstractContextManager, nullcontext
+import tempfile
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 
 import torch
 import typer
@@ -24,7 +29,9 @@ from econmt.config.recipe import Recipe, TextData
 from econmt.data.batching.batches import bucket_rule, training_batches
 from econmt.data.batching.buckets import assign_buckets
 from econmt.data.batching.store import PreparedData, prepare, store_folder
+from econmt.data.files import cache_folder
 from econmt.data.tables import print_table
+from econmt.data.text.download import no_downloads
 from econmt.data.text.filters import left_out
 from econmt.engine.communicator import Communicator
 from econmt.engine.devices import resolve_device
@@ -55,7 +62,9 @@ def train(
     ),
     resume_with_changes: bool = option(False, help="Resume although the recipe has changed."),
     verify: VerifyOption = False,
-    dry_run: bool = option(False, help="Prepare the text and describe the run without training."),
+    dry_run: bool = option(
+        False, help="Read the text and describe the run; trains, writes and downloads nothing."
+    ),
     processes: int | None = option(
         None,
         help="Number of processes on this host that train together, each with its own GPU or share of the cores.",
@@ -88,8 +97,10 @@ def train(
         folder, store = ModelFolder(loaded.output), store_folder(loaded)
         folder.check(overwrite=overwrite_output, last=loaded.training.max_updates)
         folder.check_writable()
-        prepared = prepare(loaded, store, search, show_progress=talk.is_terminal, verify=verify)
-        _describe(loaded, prepared, results, processes or 1)
+        with _scratch() as scratch:
+            bars = talk.is_terminal
+            prepared = prepare(loaded, store, search, show_progress=bars, verify=verify, instead=scratch)
+            _describe(loaded, prepared, results, processes or 1)
         return
     if environment is None and processes is not None and (processes > 1 or max_restarts):
         from econmt.parallel.launch import launch  # one process does not import PyTorch's elastic agent
@@ -124,6 +135,23 @@ def train(
     talk.print(
         "\n".join(["with this model:", *(f"  {step}" for step in steps)]), soft_wrap=True, markup=False
     )
+
+
+@contextmanager
+def _scratch() -> Iterator[Path]:
+    """Yields a folder for prepared text, and lets the context write its caches beside it; both vanish at the end."""
+    cache, before = cache_folder(), os.environ.get("ECONMT_CACHE")
+    with tempfile.TemporaryDirectory(prefix="econmt-dry-run-") as folder:
+        for file in cache.glob("*.json"):  # measurements, which are read as a run would read them
+            shutil.copy(file, folder)
+        os.environ["ECONMT_CACHE"] = folder
+        try:
+            with no_downloads():
+                yield Path(folder) / "prepared"
+        finally:
+            del os.environ["ECONMT_CACHE"]
+            if before is not None:
+                os.environ["ECONMT_CACHE"] = before
 
 
 def _rank_environment(processes: int | None, max_restarts: int) -> RankEnvironment | None:
