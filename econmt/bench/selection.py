@@ -284,7 +284,7 @@ SUMMARY = (
 
 
 def summary(rows: Sequence[Mapping[str, Value]]) -> list[Row]:
-    """Summarizes rows of the grid in a row for each op and, of several, one for all: the loss of the choices and of the rule alone.
+    """Summarizes rows of the grid, a row for each op and, of several, one for all: loss of the choices and of the rule.
 
     "perhaps noise" counts losses that are taken for none because they may be noise.
     """
