@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -10,8 +11,10 @@ import typer
 from rich.console import Console
 from rich.table import Column, Table
 
+from econmt import errors
 from econmt.checkpoint.checkpoints import load_state
 from econmt.checkpoint.folder import ModelFolder
+from econmt.cli.next_steps import commands_for
 from econmt.cli.option_groups import option
 from econmt.cli.options import RunRecipe, VerifyOption
 from econmt.cli.standard_streams import table_console
@@ -79,7 +82,7 @@ def train(
         )
     loaded = recipe.load({"output": output})
     search = recipe.search_path
-    talk = Console(stderr=True, highlight=False)
+    talk = Console(stderr=True, highlight=False, quiet=errors.quiet)
     results = table_console()
     if dry_run:
         folder, store = ModelFolder(loaded.output), store_folder(loaded)
@@ -105,17 +108,21 @@ def train(
                 communicator=communicator,
             )
     except Interrupted as interrupted:
-        talk.print(f"econmt: {interrupted}", soft_wrap=True, markup=False)
+        errors.talk(f"econmt: {printable(interrupted)}")
         raise typer.Exit(interrupted.exit_code) from interrupted
     if not communicator.is_rank_zero:
         return
     if outcome.results is not None:
         _print_results(outcome.results, results)
-        return
-    ended = outcome.training
-    print(
-        f"{loaded.output}: finished at update {ended.update} ({ended.reason}), best checkpoint {ended.best_update}; "
-        "nothing to do"
+    else:
+        ended = outcome.training
+        end = f"finished at update {ended.update} ({ended.reason}), best checkpoint {ended.best_update}"
+        print(f"{loaded.output}: {end}; nothing to do")
+    sys.stdout.flush()
+    samples = outcome.results.samples if outcome.results is not None else ()
+    steps = commands_for(loaded, min((each.source for each in samples), key=len, default="A sentence."))
+    talk.print(
+        "\n".join(["with this model:", *(f"  {step}" for step in steps)]), soft_wrap=True, markup=False
     )
 
 

@@ -46,7 +46,7 @@ def outcome(module: Any, call: Any, *arguments: Any, **options: Any) -> list[tor
     ]
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(3)
 @each_module
 @pytest.mark.parametrize(
     "given", [{}, {"lengths": LENGTHS, "resets": RESETS}], ids=["plain", "lengths-and-resets"]
@@ -56,6 +56,19 @@ def test_compiled_without_a_graph_break(kind: str, options: dict[str, Any], give
     module, inputs = module_and_inputs(kind, options)
     compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
     assert_close(outcome(module, compiled, inputs, **given), outcome(module, module, inputs, **given), 1e-5)
+
+
+def test_a_compiled_layer_is_one_operator() -> None:
+    torch._dynamo.reset()
+    module, inputs = module_and_inputs("LSTM", {})
+    targets: list[str] = []
+
+    def note(graph: torch.fx.GraphModule, _: Any) -> Any:
+        targets.extend(str(node.target) for node in graph.graph.nodes)
+        return graph
+
+    torch.compile(module, fullgraph=True, backend=note)(inputs)
+    assert targets.count("econmt_ops.lstm_layer.default") == 2
 
 
 @pytest.mark.parametrize("kind", ["LSTM", "GRU"])
@@ -70,6 +83,7 @@ def test_compiled_packed_sequences_and_dropout(kind: str) -> None:
     assert_close([compiled(packed)[0].data], [module(packed)[0].data], 1e-5)
 
 
+@pytest.mark.sampled(2)
 @each_module
 def test_exported(kind: str, options: dict[str, Any]) -> None:
     module, inputs = module_and_inputs(kind, options)
@@ -82,6 +96,8 @@ def test_exported(kind: str, options: dict[str, Any]) -> None:
     buffer.seek(0)
     program = torch.export.load(buffer)
     assert not [node for node in program.graph.nodes if "econmt_ops" in str(node.target)]
+    strict = torch.export.export(module, (inputs,), strict=True)
+    assert not [node for node in strict.graph.nodes if "econmt_ops" in str(node.target)]
     few = inputs.narrow(batch, 0, 3)
     assert_close(tree_leaves(program.module()(few)), tree_leaves(module(few)), 1e-5)
 
@@ -150,7 +166,7 @@ def wrong(kind: str) -> list[tuple[type[Exception], str, Any]]:
     return [
         (RuntimeError, "input.size\\(-1\\) must be equal to input_size. Expected 5, got 4", (ones[..., 1:],)),
         (ValueError, f"{kind}: Expected input to be 2D or 3D, got 1D instead", (ones[0, 0],)),
-        (ValueError, "RNN input dtype .* does not match weight dtype", (ones.double(),)),
+        (ValueError, "input dtype .* does not match weight dtype|input must have the type", (ones.double(),)),
         (RuntimeError, "sequence length to be larger than 0", (ones[:, :0],)),
         (RuntimeError, f"Expected hidden(\\[1\\])? size {size}", (ones, narrow)),
         (RuntimeError, "For batched 3-D input, hx .*should also be 3-D", (ones, tree_squeezed(hx))),

@@ -258,5 +258,6 @@ def _by_layer(states: States | None) -> State | None:
 def _is_transformed() -> bool:
     """Returns True inside torch.export or a transform of torch.func."""
     if torch.compiler.is_compiling():
-        return torch.compiler.is_exporting()
+        # Not is_exporting(): to torch.compile that is True in torch 2.7.
+        return bool(torch.compiler._is_exporting_flag)
     return torch._C._functorch.peek_interpreter_stack() is not None

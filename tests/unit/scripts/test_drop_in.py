@@ -80,7 +80,8 @@ class TestNN(TestCase):
 """
 
 
-@pytest.mark.parametrize(("package", "status"), [("econmt_ops", 0), ("torch", 1)])
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize(("package", "status"), [("torch", 1), ("econmt_ops", 0)])
 def test_pytorchs_tests_run_with_both_modules(package: str, status: int, tmp_path: Path) -> None:
     pytest.importorskip("expecttest")
     (tmp_path / "test_nn.py").write_text(TESTS.replace("PACKAGE", package), encoding="utf-8")
