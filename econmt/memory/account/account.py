@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,23 +39,23 @@ class Account:
         self.notes: list[str] = []
         self.names: list[str] = []
         self._tracker = tracker
-        self._ledger: Ledger | None = None
+        self._closed = False
 
     def close(self, scopes: ModuleScopes) -> None:
         """Ends the account, after the step."""
         self.names = list(scopes.names.values())
         for name in scopes.compiled:
             self.notes.append(f"{name} is compiled: everything inside of it is one row.")
-        self._ledger = ledger_of(self._tracker)
+        self._closed = True
 
-    @property
+    @cached_property
     def ledger(self) -> Ledger:
         """Ledger of the step."""
-        if self._ledger is None:
+        if not self._closed:
             raise InputError(
                 "the memory account is complete when its with block has ended; read it after the block"
             )
-        return self._ledger
+        return ledger_of(self._tracker)
 
     @property
     def peak_bytes(self) -> int:

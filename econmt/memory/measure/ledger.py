@@ -47,6 +47,7 @@ class TensorAtPeak(NamedTuple):
     category: str
     layer: str
     operator: str
+    line: str = ""
 
 
 class Moment(NamedTuple):
@@ -239,6 +240,7 @@ def track_step(
 
 def ledger_of(tracker: Tracker) -> Ledger:
     """Returns the ledger of a step that a tracker has observed."""
+    tracker.settle()
     peak, moment = tracker.peak()
     ledger = Ledger(peak=peak, flops=sum(tracker.flops.values()), device=tracker.device.type)
     alive = tracker.alive(moment)
@@ -257,7 +259,15 @@ def ledger_of(tracker: Tracker) -> Ledger:
         category, layer = kind_of(storage)
         dtype = str(storage.dtype).removeprefix("torch.")
         ledger.largest.append(
-            TensorAtPeak(alive[storage], storage.shape, dtype, category, layer, storage.operator)
+            TensorAtPeak(
+                alive[storage],
+                storage.shape,
+                dtype,
+                category,
+                layer,
+                storage.operator,
+                str(storage.line or ""),
+            )
         )
     ledger.largest = sorted(ledger.largest, key=itemgetter(0), reverse=True)[:LARGEST]
     ledger.stash = max(
