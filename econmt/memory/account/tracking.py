@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -15,6 +16,7 @@ from econmt.errors import InputError
 from econmt.memory.account.account import Account
 from econmt.memory.account.module_scopes import ModuleScopes
 from econmt.memory.measure.allocations import AllocationLog
+from econmt.memory.measure.layer_times import Clock
 from econmt.memory.measure.storages import BLOCK
 from econmt.memory.measure.tracker import Tracker
 
@@ -25,6 +27,7 @@ class StepTracker(Tracker):  # type: ignore[no-untyped-call]
     """Tracker of a program's step, which tells by itself which phase the step is in."""
 
     scopes: ModuleScopes | None = None
+    clock: Clock | None = None
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -33,12 +36,19 @@ class StepTracker(Tracker):  # type: ignore[no-untyped-call]
 
     def phase(self) -> str:
         """Returns the current phase, and begins it if it is another one than before."""
-        if self.scopes is not None and self.scopes.updating:
+        scopes = self.scopes
+        if scopes is not None and scopes.updating:
             phase = "optimizer"
-        else:
-            phase = "backward" if torch._C._current_graph_task_id() >= 0 else "forward"
+        elif torch._C._current_graph_task_id() >= 0:
+            phase = "backward"
+        elif scopes is None or scopes.is_running or not self.begins:
+            phase = "forward"
+        else:  # code between the phases, such as clipping of gradients, belongs to the one before
+            phase = self.begins[-1].phase
         if not self.begins or self.begins[-1].phase != phase:
             self.begin(phase)
+        if self.clock is not None:
+            self.clock.begin((phase, self.nodes.running()))
         return phase
 
 
@@ -74,6 +84,8 @@ def track(
         where = torch.device("cuda", torch.cuda.current_device())
     tracker = StepTracker(where, block=BLOCK if where.type == "cuda" else 1, log=AllocationLog(where))
     tracker.scopes = scopes = ModuleScopes(tracker, models, optimizers)
+    if where.type == "cuda":  # operators return before they have run, so their times need marks on the device
+        tracker.clock = Clock(where)
     dynamo = sys.modules.get("torch._dynamo.convert_frame")
     if dynamo is not None and (
         scopes.compiled or dynamo.input_codes.seen
@@ -84,8 +96,12 @@ def track(
     try:
         with tracker.recording():
             tracker.begin("forward")
-            with scopes.watching(), nested_hooks(tracker):
+            with scopes.watching(), nested_hooks(tracker), warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "Using `torch.compile")  # of hooks that see a module twice
                 yield account
+    except BaseException as error:
+        account.fail(error)
+        raise
     finally:
         account.close(scopes)
 

@@ -7,12 +7,14 @@ GPU, the bytes that were asked for on a CPU.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import time
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from operator import attrgetter
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -54,7 +56,8 @@ class AllocationLog:
             # No operator has this scope, so that memory events remain.
             autograd._enable_profiler(config, activities, {profiler.RecordScope.LITE_INTERPRETER})  # type: ignore[call-arg]
         try:
-            yield
+            with _without_warnings():
+                yield
         finally:
             with _quiet():
                 self._result = autograd._disable_profiler()
@@ -160,6 +163,23 @@ def _complete(storage: Storage, block: _Block, works: Sequence[Work]) -> None:
     work = works[index - 1] if index else None
     storage.operator = work.operator if work is not None and block.begin <= work.end else OUTSIDE
     storage.layer = "other" if work is None else work.layer
+
+
+@contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Hides the allocator's warnings about memory that is older than the log, which a tracker knows itself."""
+    try:
+        level = ctypes.c_int.in_dll(
+            ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so")), "FLAGS_caffe2_log_level"
+        )
+    except (OSError, ValueError):  # another system, or a torch without this variable
+        yield
+        return
+    before, level.value = level.value, max(level.value, 2)
+    try:
+        yield
+    finally:
+        level.value = before
 
 
 @contextmanager

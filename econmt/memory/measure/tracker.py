@@ -247,6 +247,8 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if facts.flops is not None and read:
             flops = int(facts.flops(*args, **kwargs, out_val=result))
             self.flops[read[0].dtype] += flops
+        declared = None if cost is None else cost(*args, **kwargs)
+        flops += 0 if declared is None else declared.flops
         layer = self.nodes.running()
         if begin:
             self.works.append(Work(begin, now(self._start), self._path(), layer, phase, flops))
@@ -256,8 +258,8 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for tensor in self._on_device((result,)):
             if tensor.untyped_storage()._cdata not in self._known:
                 self._add(tensor, layer)
-        if cost is not None:
-            self._charge(cost(*args, **kwargs), read[0].dtype, layer)
+        if declared is not None:
+            self._charge(declared, read[0].dtype, layer)
         if facts.workspace is not None:
             self._charge(Cost(facts.workspace(*args, **kwargs)), torch.uint8, layer)
         if body is None and self._meter is not None:
@@ -269,6 +271,10 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.flops[dtype] += cost.flops
         if self._meter is None and self._log is None:  # otherwise the allocator has counted it
             self._add(torch.empty(cost.workspace, dtype=torch.uint8, device=self.device), layer)
+
+    def now(self) -> float:
+        """Returns the seconds since the start of the recording."""
+        return now(self._start)
 
     def phase(self) -> str:
         """Returns the current phase."""
