@@ -29,7 +29,7 @@ from econmt.memory.report.tables import Cell, ReportTable, format_bytes, shape_t
 
 if TYPE_CHECKING:
     from econmt.memory.account.module_scopes import ModuleScopes
-    from econmt.memory.account.tracking import StepTracker
+    from econmt.memory.account.step_tracker import StepTracker
 
 OUTSIDE = "outside of modules"
 """Row of bytes that belong to no module."""

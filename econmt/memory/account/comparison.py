@@ -17,7 +17,7 @@ from econmt.memory.report.tables import Cell, ReportTable, format_bytes
 
 
 @dataclass(frozen=True)
-class Comparison:
+class AccountComparison:
     """Bytes of two accounts.
 
     Attributes:
@@ -54,13 +54,13 @@ class Comparison:
         print_table(console or Console(), self.table().for_terminal())
 
 
-def compare(before: Account | Path | str, after: Account | Path | str) -> Comparison:
+def compare(before: Account | Path | str, after: Account | Path | str) -> AccountComparison:
     """Compares two accounts, or files of ``Account.to_json`` and of ``econmt profile --json``.
 
     Raises:
         InputError: A file is missing, or is no account.
     """
-    return Comparison(_entries(before), _entries(after))
+    return AccountComparison(_entries(before), _entries(after))
 
 
 def _entries(source: Account | Path | str) -> Counter[tuple[str, str]]:

@@ -16,7 +16,8 @@ from torch.overrides import TorchFunctionMode
 from econmt.errors import InputError
 from econmt.memory.account.account import Account
 from econmt.memory.account.module_scopes import ModuleScopes
-from econmt.memory.account.tracking import StepTracker, nested_hooks, several
+from econmt.memory.account.step_tracker import StepTracker
+from econmt.memory.account.tracking import nested_hooks, several
 from econmt.memory.estimate.cpu_workspaces import cpu_workspace
 from econmt.memory.estimate.fake import ON_GPU, REPLACEMENTS, fake_tensors
 from econmt.memory.estimate.shape_cache import ShapeCache

@@ -46,7 +46,7 @@ def test_a_snapshot_opens_in_pytorchs_viewer(account: memory.Account, tmp_path: 
     assert _memory_viz.calc_active(snapshot["segments"][0]) == snapshot["segments"][0]["total_size"]
     assert f"segments: {len(snapshot['segments'])}\n" in _memory_viz.segsum(snapshot)
     assert "MemoryViz.js" in _memory_viz.segment_plot(snapshot)
-    assert "alloc(" in _memory_viz.trace(snapshot)
+    assert "= seg_0[0:" in _memory_viz.trace(snapshot)
     assert "MemoryViz.js" in _memory_viz.trace_plot(snapshot)
 
 
