@@ -54,7 +54,9 @@ def track(
         raise InputError(f"memory.track: device '{where}' cannot be tracked; use cpu or cuda")
     if where == torch.device("cuda"):
         where = torch.device("cuda", torch.cuda.current_device())
-    tracker = StepTracker(where, block=BLOCK if where.type == "cuda" else 1, log=AllocationLog(where))
+    tracker = StepTracker(
+        where, block=BLOCK if where.type == "cuda" else 1, log=AllocationLog(where), follows=False
+    )
     tracker.scopes = scopes = ModuleScopes(tracker, models, optimizers)
     if where.type == "cuda":  # operators return before they have run, so their times need marks on the device
         tracker.clock = Clock(where)
@@ -71,6 +73,8 @@ def track(
             with scopes.watching(), nested_hooks(tracker), warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "Using `torch.compile")  # of hooks that see a module twice
                 yield account
+                if tracker.clock is not None:
+                    tracker.clock.begin(None)
     except BaseException as error:
         account.fail(error)
         raise

@@ -11,7 +11,7 @@ import ctypes
 import os
 import time
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from operator import attrgetter
 from pathlib import Path
@@ -23,11 +23,15 @@ from econmt.memory.measure.storages import Change, Sighting, Storage, Work
 
 
 class Allocation(NamedTuple):
-    """Allocation of ``size`` bytes at an address (release if negative), ``seconds`` after the start."""
+    """Allocation of ``size`` bytes at an address (release if negative), ``seconds`` after the start.
+
+    ``total``: bytes that the device's allocator has given out after it.
+    """
 
     seconds: float
     address: int
     size: int
+    total: int
 
 
 class AllocationLog:
@@ -81,7 +85,8 @@ class AllocationLog:
                     self._device.index,
                 ):
                     seconds = (event.start_time_ns - start) / 1e9
-                    events.append(Allocation(seconds, fields.ptr, fields.alloc_size))
+                    total = fields.total_allocated
+                    events.append(Allocation(seconds, fields.ptr, fields.alloc_size, total))
         self._result = None
         return sorted(events, key=attrgetter("seconds"))
 
@@ -95,7 +100,10 @@ class _Block:
 
 
 def attribute(
-    events: Sequence[Allocation], sightings: Iterable[Sighting], works: Sequence[Work], *, with_earlier: bool
+    events: Sequence[Allocation],
+    sightings: Iterable[Sighting],
+    works: Sequence[Work],
+    start: int | None,
 ) -> tuple[list[Change], set[Storage]]:
     """Attributes allocations to the storages that a tracker has seen in them.
 
@@ -106,23 +114,45 @@ def attribute(
         events: Allocations and releases in order.
         sightings: Storages at their addresses, in order.
         works: Operators that ran, in order.
-        with_earlier: True if the events include releases of memory that is older than the record.
+        start: Bytes that the allocator had given out before; None if it does not report the release of those.
 
     Returns:
         The changes of sizes, and the storages whose memory was allocated within the record.
     """
     blocks: dict[int, list[_Block]] = {}
-    stream: list[tuple[float, int, _Block | None, int]] = []
-    for seconds, address, size in events:
-        there = blocks.setdefault(address, [])
-        if size > 0:
-            there.append(_Block(seconds, size))
-            stream.append((seconds, address, there[-1], size))
+    stream: list[tuple[Allocation, _Block | None]] = []
+    for event in events:
+        there = blocks.setdefault(event.address, [])
+        if event.size > 0:
+            there.append(_Block(event.seconds, event.size))
+            stream.append((event, there[-1]))
         elif there and there[-1].end == float("inf"):
-            there[-1].end = seconds
-            stream.append((seconds, address, there[-1], -there[-1].size))
-        else:
-            stream.append((seconds, address, None, size))
+            there[-1].end = event.seconds
+            stream.append((event, there[-1]))
+        elif start is not None:
+            stream.append((event, None))
+    earlier, made = _assign(blocks, sightings, works)
+    changes: list[Change] = []
+    unseen = Storage(0, (0,), torch.uint8, "", "other", 0)
+    for event, block in stream:
+        if block is not None and block.storage is None:
+            block.storage = Storage(block.size, (block.size,), torch.uint8, "", "other", event.address)
+            _complete(block.storage, block, works)
+        storage = earlier.pop(event.address, unseen) if block is None else block.storage
+        assert storage is not None
+        changes.append(Change(event.seconds, storage, event.size))
+        if start is not None:
+            start += event.size
+            if event.total != start:  # allocations by threads that the log does not hear
+                changes.append(Change(event.seconds, unseen, event.total - start))
+                start = event.total
+    return changes, made
+
+
+def _assign(
+    blocks: Mapping[int, list[_Block]], sightings: Iterable[Sighting], works: Sequence[Work]
+) -> tuple[dict[int, Storage], set[Storage]]:
+    """Assigns storages to blocks; returns those that are older than the log, by address, and those that are not."""
     made: set[Storage] = set()
     earlier: dict[int, Storage] = {}
     seen: set[Storage] = set()
@@ -132,25 +162,14 @@ def attribute(
         block = there[index - 1] if index else None
         if block is None or block.end < seconds:
             earlier[address] = storage
-            seen.add(storage)
         else:
             if storage not in seen:
-                seen.add(storage)
                 made.add(storage)
             block.storage = block.storage or storage
-            if not storage.operator:
+            if not storage.operator and storage in made:
                 _complete(storage, block, works)
-    changes = []
-    for seconds, address, block, size in stream:
-        if block is not None:
-            if block.storage is None:
-                block.storage = Storage(block.size, (block.size,), torch.uint8, "", "other", address)
-                _complete(block.storage, block, works)
-            changes.append(Change(seconds, block.storage, size))
-        elif with_earlier and size < 0:
-            older = earlier.pop(address, None) or Storage(-size, (-size,), torch.uint8, "", "other", address)
-            changes.append(Change(seconds, older, size))
-    return changes, made
+        seen.add(storage)
+    return earlier, made
 
 
 OUTSIDE = "code without operators"
