@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -15,7 +16,8 @@ from torch.overrides import TorchFunctionMode
 from econmt.errors import InputError
 from econmt.memory.account.account import Account
 from econmt.memory.account.module_scopes import ModuleScopes
-from econmt.memory.account.tracking import StepTracker, nested_hooks, several
+from econmt.memory.account.step_tracker import StepTracker
+from econmt.memory.account.tracking import nested_hooks, several
 from econmt.memory.estimate.cpu_workspaces import cpu_workspace
 from econmt.memory.estimate.fake import ON_GPU, REPLACEMENTS, fake_tensors
 from econmt.memory.estimate.shape_cache import ShapeCache
@@ -49,7 +51,7 @@ def predict(
             masks): k/n for a mixture of n experts of which k compute each token.
 
     Returns:
-        The account, without times.
+        The account, without times. Compiled functions count as if they were not compiled.
 
     Raises:
         InputError: The device is neither "cpu" nor "cuda", or the share is not between 0 and 1.
@@ -65,6 +67,8 @@ def predict(
         mode = stack.enter_context(fake_tensors(device))
         mode.allow_non_fake_inputs = True
         stack.enter_context(_OnCPU())
+        if "torch._dynamo" in sys.modules:
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(_faked(models, optimizers))
         replacements = dict(ON_GPU if on_gpu else REPLACEMENTS)
         replacements[aten.nonzero.default] = lambda tensor: tensor.new_empty(
@@ -87,7 +91,8 @@ def predict(
                 made()
         del workspaces
         account.close(scopes)
-    account.ledger.device, account.ledger.milliseconds = device, {}
+    account.ledger.device = device
+    account.ledger.milliseconds.clear()
     if on_gpu:
         allocator = simulate(tracker)
         account.ledger.allocated, account.ledger.reserved = allocator.peak_allocated, allocator.peak_reserved

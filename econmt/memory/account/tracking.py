@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -14,32 +15,13 @@ from torch.optim import Optimizer
 from econmt.errors import InputError
 from econmt.memory.account.account import Account
 from econmt.memory.account.module_scopes import ModuleScopes
+from econmt.memory.account.step_tracker import StepTracker
 from econmt.memory.measure.allocations import AllocationLog
+from econmt.memory.measure.layer_times import Clock
 from econmt.memory.measure.storages import BLOCK
 from econmt.memory.measure.tracker import Tracker
 
 _Any = TypeVar("_Any")
-
-
-class StepTracker(Tracker):  # type: ignore[no-untyped-call]
-    """Tracker of a program's step, which tells by itself which phase the step is in."""
-
-    scopes: ModuleScopes | None = None
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """Lets compiled functions run compiled."""
-        return True
-
-    def phase(self) -> str:
-        """Returns the current phase, and begins it if it is another one than before."""
-        if self.scopes is not None and self.scopes.updating:
-            phase = "optimizer"
-        else:
-            phase = "backward" if torch._C._current_graph_task_id() >= 0 else "forward"
-        if not self.begins or self.begins[-1].phase != phase:
-            self.begin(phase)
-        return phase
 
 
 @contextmanager
@@ -72,8 +54,12 @@ def track(
         raise InputError(f"memory.track: device '{where}' cannot be tracked; use cpu or cuda")
     if where == torch.device("cuda"):
         where = torch.device("cuda", torch.cuda.current_device())
-    tracker = StepTracker(where, block=BLOCK if where.type == "cuda" else 1, log=AllocationLog(where))
+    tracker = StepTracker(
+        where, block=BLOCK if where.type == "cuda" else 1, log=AllocationLog(where), follows=False
+    )
     tracker.scopes = scopes = ModuleScopes(tracker, models, optimizers)
+    if where.type == "cuda":  # operators return before they have run, so their times need marks on the device
+        tracker.clock = Clock(where)
     dynamo = sys.modules.get("torch._dynamo.convert_frame")
     if dynamo is not None and (
         scopes.compiled or dynamo.input_codes.seen
@@ -84,8 +70,14 @@ def track(
     try:
         with tracker.recording():
             tracker.begin("forward")
-            with scopes.watching(), nested_hooks(tracker):
+            with scopes.watching(), nested_hooks(tracker), warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "Using `torch.compile")  # of hooks that see a module twice
                 yield account
+                if tracker.clock is not None:
+                    tracker.clock.begin(None)
+    except BaseException as error:
+        account.fail(error)
+        raise
     finally:
         account.close(scopes)
 

@@ -2,9 +2,9 @@
 
 A :class:`Tracker` observes every storage that a PyTorch operator creates, resizes or frees, of real and of fake
 tensors; views share a storage, which counts once. Memory that operators use internally, such as a weight reordered by
-oneDNN, is included if the tracker has a log of the allocator or a meter. Without a log, operators registered with
-``torch.library.custom_op`` run with the tracker on, so that their workspace is included, or declare it
-(`econmt_ops.dispatch.traits.Traits.costs`).
+oneDNN, is included if the tracker has a log of the allocator or a meter. Operators registered with
+``torch.library.custom_op`` run with the tracker on, if it follows them, so that their workspace is included, or declare
+it (`econmt_ops.dispatch.traits.Traits.costs`).
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             its call to the operator.
         meter: Returns the bytes allocated on the device, and their peak since the last call.
         log: Record of the allocator; with it, the changes are those of the allocator.
+        follows: True if custom operators run with the tracker on.
         workspace: Returns a function that gives an operator's internal bytes for its arguments, or None.
 
     Attributes:
@@ -76,6 +77,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         replacements: Mapping[OpOverload, Callable[..., Any]] | None = None,
         meter: Callable[[], tuple[int, int]] | None = None,
         log: AllocationLog | None = None,
+        follows: bool = True,
         workspace: Callable[[Any], Callable[..., int] | None] | None = None,
         run: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any] | None = None,
     ) -> None:
@@ -99,13 +101,13 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.replacements = replacements or {}
         self._meter = meter
         self._log = log
-        self._workspace = workspace
+        self._follows, self._workspace = follows, workspace
         self._sightings: list[Sighting] = []
         self.run = run or _call
         self._at_start = self._grown = 0
         self._known: dict[int, tuple[Storage, weakref.ref[Any]]] = {}
-        # Shared by trackers with a log, which replace nothing and follow no bodies.
-        self._facts: dict[int, OperatorFacts] = {} if log is None else _FACTS
+        # Shared by trackers that run every operator as it is.
+        self._facts: dict[int, OperatorFacts] = {} if follows else _FACTS
         self._inside: list[str] = []
         self._replacing: int | None = None
         self._recording = False
@@ -140,10 +142,10 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         log = self._log
         if log is None or not log.has_events:
             return
-        on_gpu = self.device.type == "cuda"
-        changes, made = attribute(log.events(self._start), self._sightings, self.works, with_earlier=on_gpu)
+        start = self._at_start if self.device.type == "cuda" else None
+        changes, made = attribute(log.events(self._start), self._sightings, self.works, start)
         self.before = [(storage, size) for storage, size in self.before if storage not in made]
-        if not on_gpu:  # a CPU's allocator reports no release of memory that is older than the log
+        if start is None:  # a CPU's allocator reports no release of memory that is older than the log
             earlier = {storage for storage, _ in self.before}
             changes += [change for change in self.changes if change.storage in earlier]
             changes.sort(key=attrgetter("seconds"))
@@ -190,7 +192,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         # By id: operators live as long as the program, and their hashes are slow.
         facts = self._facts.get(id(func))
         if facts is None:
-            facts = look_at(func, self.replacements, follows=self._log is None)
+            facts = look_at(func, self.replacements, follows=self._follows)
             if self._workspace is not None:
                 facts = facts._replace(workspace=self._workspace(func))
             self._facts[id(func)] = facts
@@ -247,6 +249,8 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if facts.flops is not None and read:
             flops = int(facts.flops(*args, **kwargs, out_val=result))
             self.flops[read[0].dtype] += flops
+        declared = None if cost is None else cost(*args, **kwargs)
+        flops += 0 if declared is None else declared.flops
         layer = self.nodes.running()
         if begin:
             self.works.append(Work(begin, now(self._start), self._path(), layer, phase, flops))
@@ -256,8 +260,8 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for tensor in self._on_device((result,)):
             if tensor.untyped_storage()._cdata not in self._known:
                 self._add(tensor, layer)
-        if cost is not None:
-            self._charge(cost(*args, **kwargs), read[0].dtype, layer)
+        if declared is not None:
+            self._charge(declared, read[0].dtype, layer)
         if facts.workspace is not None:
             self._charge(Cost(facts.workspace(*args, **kwargs)), torch.uint8, layer)
         if body is None and self._meter is not None:
@@ -269,6 +273,10 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.flops[dtype] += cost.flops
         if self._meter is None and self._log is None:  # otherwise the allocator has counted it
             self._add(torch.empty(cost.workspace, dtype=torch.uint8, device=self.device), layer)
+
+    def now(self) -> float:
+        """Returns the seconds since the start of the recording."""
+        return now(self._start)
 
     def phase(self) -> str:
         """Returns the current phase."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from rich.console import Console
 
 from econmt import memory
 from econmt.errors import InputError
-from tests.unit.memory.account.models import CASES, Case, gpt
+from tests.unit.memory.account.models import CASES, Case, gpt, next_word_loss
 from tests.unit.memory.account.referee import counted_peak
 
 
@@ -180,3 +181,52 @@ def test_a_prediction_of_a_gpu_from_code_that_makes_everything_itself() -> None:
         memory.predict(training, device="tpu")
     with pytest.raises(InputError, match="nonzero 2 is no share; give a number from 0 to 1"):
         memory.predict(training, nonzero=2)
+
+
+@pytest.mark.parametrize("name", ["GPT", "checkpointing", "encoder-decoder"])
+def test_a_tracked_step_computes_the_same_bits(name: str) -> None:
+    results = []
+    for is_tracked in (False, True):
+        torch.manual_seed(0)
+        case = CASES[name](1)
+        with memory.track(case.model) if is_tracked else nullcontext():
+            case.step()
+        results.append([parameter.detach() for parameter in case.model.parameters()])
+    for plain, followed in zip(*results, strict=True):
+        assert torch.equal(plain, followed)
+
+
+def test_compiled_modules_are_one_row() -> None:
+    case = gpt()
+    for block in case.model.get_submodule("blocks").children():
+        block.compile(backend="aot_eager")
+    account = tracked(case)
+    modules = account.by_module()
+    assert modules["blocks.0"]["feature maps"] > 400_000
+    assert "feature maps" not in modules["blocks.0.up"]
+    assert "blocks.0 is compiled: what it computes is one row." in account.notes
+    compiled = torch.compile(case.model, backend="aot_eager")
+    ids = torch.zeros(4, 32, dtype=torch.int64)
+    next_word_loss(compiled, ids).backward()  # type: ignore[no-untyped-call]
+    with memory.track(compiled) as account:
+        next_word_loss(compiled, ids).backward()  # type: ignore[no-untyped-call]
+    assert account.names[0] == "GPT"
+    assert account.by_category()["weights"] == sum(each.nbytes for each in case.model.parameters())
+
+
+def test_a_model_in_distributed_data_parallel() -> None:
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        case = gpt()
+        parallel = torch.nn.parallel.DistributedDataParallel(case.model)
+        ids = torch.zeros(4, 32, dtype=torch.int64)
+        case.loss = lambda: next_word_loss(parallel, ids)
+        case.model = parallel
+        account = tracked(case)
+    finally:
+        torch.distributed.destroy_process_group()
+    modules = account.by_module(1)
+    assert list(modules)[:3] == ["words", "places", "blocks"]
+    # The buckets of gradients exist before the step.
+    assert account.by_category()["other"] >= account.by_category()["weights"]
