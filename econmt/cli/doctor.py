@@ -45,8 +45,15 @@ EXTRAS = {
 """Modules of each extra, and the feature that needs them."""
 DRIVER = Path("/proc/driver/nvidia/version")
 """File in which NVIDIA's driver for Linux tells its version."""
+BROKEN = (ImportError, OSError, RuntimeError, AttributeError, NameError)
+"""Errors with which the import of a package ends that is damaged or does not fit the others."""
+LEAST_TORCH = (2, 7)
+"""Oldest version of PyTorch that econmt works with."""
 LEAST_DISK = 2e9
 """Free bytes below which a run may fill the disk: a checkpoint has parameters and optimizer state several times."""
+
+
+_INSTALL_TORCH = f"install PyTorch {'.'.join(map(str, LEAST_TORCH))} or newer, see pytorch.org"
 
 
 class Diagnosis(NamedTuple):
@@ -134,9 +141,11 @@ def _torch() -> tuple[Any, Diagnosis]:
     """Returns torch, None if it cannot be loaded, and a finding about it."""
     try:
         torch = importlib.import_module("torch")
-    except (ImportError, OSError) as error:  # OSError: a library of its own that cannot be loaded
+    except BROKEN as error:
         text = f"cannot be loaded: {error}"
-        return None, Diagnosis("torch", text, "install PyTorch 2.7 or newer, see pytorch.org", fatal=True)
+        return None, Diagnosis("torch", text, _INSTALL_TORCH, fatal=True)
+    if tuple(map(int, torch.__version__.split(".")[:2])) < LEAST_TORCH:
+        return None, Diagnosis("torch", f"{torch.__version__}, too old", _INSTALL_TORCH, fatal=True)
     build = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
     return torch, Diagnosis("torch", f"{torch.__version__}, {build}")
 
@@ -208,7 +217,7 @@ def _triton(torch: Any) -> Diagnosis:
         )
     try:
         triton = importlib.import_module("triton")
-    except (ImportError, OSError, RuntimeError) as error:
+    except BROKEN as error:
         return Diagnosis(
             "Triton", f"cannot be loaded: {error}", "reinstall it in the version that torch needs"
         )
@@ -248,7 +257,7 @@ def _cache() -> Diagnosis:
         from econmt.data.files import cache_folder
 
         folder = cache_folder()
-    except (ImportError, OSError) as error:  # it is in econmt_ops, which needs torch
+    except BROKEN as error:  # it is in econmt_ops, which needs torch
         return Diagnosis("cache", f"unknown: {error}", "comes back with torch")
     problem = _why_not_writable(folder)
     if problem is None:
@@ -269,7 +278,11 @@ def _why_not_writable(folder: Path) -> str | None:
 
 def _disk() -> Diagnosis:
     """Tests whether a run could be written in the current folder."""
-    folder = Path.cwd()
+    try:
+        folder = Path.cwd()
+    except OSError as error:
+        cost = "the folder of this shell was removed; change into another one"
+        return Diagnosis("disk", f"current folder: {error.strerror}", cost)
     try:
         free = shutil.disk_usage(folder).free
     except OSError as error:

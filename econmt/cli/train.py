@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import math
+import os
+import shutil
 import sys
-from contextlib import AbstractContextManager, nullcontext
+import tempfile
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 
 import torch
 import typer
@@ -24,7 +29,9 @@ from econmt.config.recipe import Recipe, TextData
 from econmt.data.batching.batches import bucket_rule, training_batches
 from econmt.data.batching.buckets import assign_buckets
 from econmt.data.batching.store import PreparedData, prepare, store_folder
+from econmt.data.files import cache_folder
 from econmt.data.tables import print_table
+from econmt.data.text.download import no_downloads
 from econmt.data.text.filters import left_out
 from econmt.engine.communicator import Communicator
 from econmt.engine.devices import resolve_device
@@ -37,9 +44,10 @@ from econmt.parallel.rank_environment import RankEnvironment, rank_environment, 
 from econmt.parallel.simulated_rank import Rank, SimulatedRank
 from econmt.tasks.registry import make_task
 from econmt.training.budget import first_plan
+from econmt.training.hooks import program_hook
 from econmt.training.interrupts import Interrupted
 from econmt.training.results import RunResults
-from econmt.training.run import run_recipe
+from econmt.training.run import Outcome, run_recipe
 
 
 def train(
@@ -55,7 +63,15 @@ def train(
     ),
     resume_with_changes: bool = option(False, help="Resume although the recipe has changed."),
     verify: VerifyOption = False,
-    dry_run: bool = option(False, help="Prepare the text and describe the run without training."),
+    validation_hook: str | None = option(
+        None,
+        help="Program that judges each checkpoint: it gets the translations of the validation text, one a line, and "
+        "prints a figure last; for training.early_stopping.metric hook, higher is better.",
+        metavar="PROGRAM",
+    ),
+    dry_run: bool = option(
+        False, help="Read the text and describe the run; trains, writes and downloads nothing."
+    ),
     processes: int | None = option(
         None,
         help="Number of processes on this host that train together, each with its own GPU or share of the cores.",
@@ -82,14 +98,17 @@ def train(
         )
     loaded = recipe.load({"output": output})
     search = recipe.search_path
+    hook = None if validation_hook is None else program_hook(validation_hook)
     talk = Console(stderr=True, highlight=False, quiet=errors.quiet)
     results = table_console()
     if dry_run:
         folder, store = ModelFolder(loaded.output), store_folder(loaded)
         folder.check(overwrite=overwrite_output, last=loaded.training.max_updates)
         folder.check_writable()
-        prepared = prepare(loaded, store, search, show_progress=talk.is_terminal, verify=verify)
-        _describe(loaded, prepared, results, processes or 1)
+        with _scratch() as scratch:
+            bars = talk.is_terminal
+            prepared = prepare(loaded, store, search, show_progress=bars, verify=verify, instead=scratch)
+            _describe(loaded, prepared, results, processes or 1)
         return
     if environment is None and processes is not None and (processes > 1 or max_restarts):
         from econmt.parallel.launch import launch  # one process does not import PyTorch's elastic agent
@@ -106,24 +125,51 @@ def train(
                 resume_with_changes=resume_with_changes,
                 verify=verify,
                 communicator=communicator,
+                hook=hook,
             )
     except Interrupted as interrupted:
         errors.talk(f"econmt: {printable(interrupted)}")
         raise typer.Exit(interrupted.exit_code) from interrupted
     if not communicator.is_rank_zero:
         return
+    _print_outcome(outcome, loaded, results)
+    _print_commands(outcome, loaded, talk)
+
+
+def _print_commands(outcome: Outcome, recipe: Recipe, console: Console) -> None:
+    """Prints the lines that use the model, on standard error."""
+    samples = () if outcome.results is None else outcome.results.samples
+    steps = commands_for(recipe, min((each.source for each in samples), key=len, default="A sentence."))
+    lines = ["with this model:", *(f"  {step}" for step in steps)]
+    console.print("\n".join(lines), soft_wrap=True, markup=False)
+
+
+def _print_outcome(outcome: Outcome, recipe: Recipe, console: Console) -> None:
+    """Prints the results of a run, or that it had ended before, on standard output."""
     if outcome.results is not None:
-        _print_results(outcome.results, results)
+        _print_results(outcome.results, console)
     else:
         ended = outcome.training
         end = f"finished at update {ended.update} ({ended.reason}), best checkpoint {ended.best_update}"
-        print(f"{loaded.output}: {end}; nothing to do")
-    sys.stdout.flush()
-    samples = outcome.results.samples if outcome.results is not None else ()
-    steps = commands_for(loaded, min((each.source for each in samples), key=len, default="A sentence."))
-    talk.print(
-        "\n".join(["with this model:", *(f"  {step}" for step in steps)]), soft_wrap=True, markup=False
-    )
+        print(f"{recipe.output}: {end}; nothing to do")
+    sys.stdout.flush()  # before what follows on standard error
+
+
+@contextmanager
+def _scratch() -> Iterator[Path]:
+    """Yields a folder for prepared text, and lets the context write its caches beside it; both vanish at the end."""
+    cache, before = cache_folder(), os.environ.get("ECONMT_CACHE")
+    with tempfile.TemporaryDirectory(prefix="econmt-dry-run-") as folder:
+        for file in cache.glob("*.json"):  # measurements, which are read as a run would read them
+            shutil.copy(file, folder)
+        os.environ["ECONMT_CACHE"] = folder
+        try:
+            with no_downloads():
+                yield Path(folder) / "prepared"
+        finally:
+            del os.environ["ECONMT_CACHE"]
+            if before is not None:
+                os.environ["ECONMT_CACHE"] = before
 
 
 def _rank_environment(processes: int | None, max_restarts: int) -> RankEnvironment | None:

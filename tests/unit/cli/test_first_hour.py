@@ -133,10 +133,14 @@ def test_doctor(call: Call) -> None:
     assert found["threads"]["text"].endswith("cores" if "OMP" not in ended.out else found["threads"]["text"])
 
 
-def test_doctor_without_torch(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [ImportError("libtorch_cpu.so: cannot open shared object file"), NameError("libtorch_cpu.so, '_C'")],
+)
+def test_doctor_without_torch(call: Call, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     def fails(name: str) -> ModuleType:
         if name == "torch":
-            raise ImportError("libtorch_cpu.so: cannot open shared object file")
+            raise error
         return importlib.import_module(name)
 
     monkeypatch.setattr(doctor, "importlib", SimpleNamespace(import_module=fails, util=importlib.util))
@@ -145,6 +149,28 @@ def test_doctor_without_torch(call: Call, monkeypatch: pytest.MonkeyPatch) -> No
     assert "error torch" in ended.out
     assert "libtorch_cpu.so" in ended.out
     assert "econmt cannot run here" in ended.out
+
+
+@pytest.mark.parametrize(("version", "code"), [("2.6.0+cu124", 1), ("2.7.0", 0), ("2.10.0a0+git1", 0)])
+def test_doctor_knows_the_oldest_torch(
+    call: Call, monkeypatch: pytest.MonkeyPatch, version: str, code: int
+) -> None:
+    requirement = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    assert f"torch>={'.'.join(map(str, doctor.LEAST_TORCH))}" in requirement
+    monkeypatch.setattr("torch.__version__", version)
+    ended = call("doctor")
+    assert ended.code == code
+    assert (f"{version}, too old" in ended.out) == bool(code)
+
+
+def test_doctor_in_a_folder_that_was_removed(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    def removed(_: type[Path]) -> Path:
+        raise FileNotFoundError(2, "No such file or directory")
+
+    monkeypatch.setattr(doctor.Path, "cwd", classmethod(removed))
+    ended = call("doctor")
+    assert ended.code == 0
+    assert "the folder of this shell was removed" in " ".join(ended.out.split())
 
 
 def test_doctor_where_much_is_missing(call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
