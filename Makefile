@@ -1,3 +1,4 @@
+# make install      installs econmt and its server in .venv
 # make quickstart   installs econmt and trains a small translation model in a few minutes
 # make test         installs the test extras and runs every check but the long tests
 # make test-all     the long ones, too
@@ -5,7 +6,7 @@
 # make reference    writes docs/recipes.md and docs/commands.md anew
 # make environments installs in other Pythons, with the lowest and newest versions, without a compiler, and tries each
 #
-# Both make an environment in .venv the first time. To use another one:
+# They make an environment in .venv the first time. To use another one:
 #   make test VENV=/path/to/venv         a virtual environment, made if it is missing
 #   make test VENV=none PYTHON=python3   that Python itself, no virtual environment
 # A torch that is already there is kept, whatever its version.
@@ -26,7 +27,9 @@ endif
 # Two workers with one thread each are quicker than one worker with two threads: most tests are too small for threads.
 pytest = OMP_NUM_THREADS=1 $(python) -m pytest -n 2 --dist worksteal --durations 30
 
-.PHONY: quickstart test test-all thorough lint format type unit slow reference docs environments clean
+.PHONY: install quickstart test test-all thorough lint format type unit slow reference docs environments clean
+
+install: $(state)/serving
 
 quickstart: $(state)/installed
 	@start=$$(date +%s); \
@@ -84,6 +87,10 @@ without its C library, so training on the CPU will be slower; to build it, insta
 $(state)/installed: $(state)/constraints.txt $(sources)
 	$(python) -m pip install --constraint $(state)/constraints.txt --editable .
 	$(say_built)
+	@touch $@
+
+$(state)/serving: $(state)/installed
+	$(python) -m pip install --constraint $(state)/constraints.txt --editable '.[serve]'
 	@touch $@
 
 # Triton comes with a torch for CUDA, in the version that it needs; else the tests take the one that they ran with.

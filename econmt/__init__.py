@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
-__all__ = ["Request", "TrainedModel", "__version__", "load", "train"]
+__all__ = ["Request", "TrainedModel", "__version__", "evaluate", "load", "train"]
 
 if TYPE_CHECKING:
     from econmt.api import Request as Request
     from econmt.api import TrainedModel as TrainedModel
+    from econmt.api import evaluate as evaluate
     from econmt.api import load as load
     from econmt.api import train as train
 else:
@@ -21,3 +22,7 @@ else:
         from econmt import api
 
         return getattr(api, name)
+
+    def __dir__() -> list[str]:
+        """Returns the names of the Python interface, also before they are imported."""
+        return sorted(__all__)

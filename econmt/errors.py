@@ -13,6 +13,10 @@ _UNPRINTABLE = re.compile(
 _NAMED = {"\t": "\\t", "\n": "\\n", "\r": "\\r"}
 
 
+quiet = False
+"""True if standard error gets warnings and errors only; set by the command line for --quiet."""
+
+
 def printable(text: object) -> str:
     r"""Returns untrusted text as one line without characters that control a terminal.
 

@@ -26,6 +26,7 @@ import sys
 import tempfile
 import threading
 import time
+import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -36,6 +37,7 @@ from fuzz import TinyModel, any_changes, any_text, changed_data, edited, edited_
 
 import econmt
 from econmt.errors import printable
+from econmt.serving import files as files_kind
 from econmt.serving import server, unread
 from econmt.serving.access import Keys
 from econmt.serving.app import Service
@@ -70,6 +72,7 @@ PATHS = ["/translate"] * 5 + [
     "/health",
     "/metrics",
     "/languages",
+    "/spec",
     "/",
     "/page.js",
     "/no",
@@ -253,11 +256,45 @@ def markup(draw: Random) -> Input:
     return [request(draw, json.dumps(body).encode(), path="/translate")]
 
 
+def document(xml: str) -> bytes:
+    """Makes a Word document with the text of ``xml`` in its body."""
+    written = io.BytesIO()
+    space = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
+    with zipfile.ZipFile(written, "w") as archive:
+        archive.writestr("word/document.xml", f'<w:document xmlns:w="{space}">{xml}</w:document>')
+    return written.getvalue()
+
+
+def files(draw: Random) -> Input:
+    """Makes files to translate, some of them damaged."""
+    tags = [
+        "<w:p>",
+        "</w:p>",
+        "<w:r>",
+        "</w:r>",
+        "<w:t>",
+        "</w:t>",
+        "<w:tab/>",
+        "<w:rPr><w:b/></w:rPr>",
+        "a b",
+        "&#57344;0&#57345;",
+    ]
+    sound = "<w:p><w:r><w:t>a b. </w:t></w:r><w:r><w:rPr><w:b/></w:rPr><w:t>c</w:t></w:r></w:p>"
+    xml = sound if draw.random() < 0.5 else "".join(draw.choices(tags, k=draw.choice([3, 12])))
+    kind = draw.choice([files_kind.WORD, "text/html", "text/plain", "image/png"])
+    content = document(xml) if kind == files_kind.WORD else any_text(draw)[:200].encode("utf-8", "replace")
+    if draw.random() < 0.5:
+        content = edited_bytes(content, any_changes(draw))
+    query = draw.choice(["", "?source=src&target=trg", "?target=no", "?source=%ff"])
+    head = f"Content-Type: {kind}".encode()
+    return [request(draw, content, head, path=f"/translate_file{query}")]
+
+
 KINDS: dict[str, Callable[[Random], Input]] = {
     made.__name__: made
     for made in (
         *(fields, text, json_values, encodings, chunks, lengths, heads, headers),
-        *(pipelined, slow, damaged, markup),
+        *(pipelined, slow, damaged, markup, files),
     )
 }
 

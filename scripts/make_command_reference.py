@@ -35,7 +35,9 @@ so that an interrupted run keeps the lines that were done; every other file appe
 | 70 | a bug in econmt |
 | 130 | interrupted |
 
-Every command takes `--debug`, which shows the traceback of an error.
+Every command takes `--debug`, which shows the traceback of an error, and `-q` (`--quiet`), which leaves warnings and
+results. `econmt help COMMAND` is `econmt COMMAND --help`. `econmt --install-completion` completes commands, options and
+names of recipes in your shell.
 """
 VALUES = {**NAMES, Path: "path"}
 

@@ -78,17 +78,20 @@ def read_csv(path: Path) -> tuple[list[str], list[dict[str, str]]]:
 def append_csv(path: Path, rows: Sequence[Row], fixed: Mapping[str, Value]) -> None:
     """Appends rows, each with the values in ``fixed``, to a CSV; new columns come after the existing ones."""
     columns, old = read_csv(path)
-    for row in rows:
-        columns += [name for name in (*row, *fixed) if name not in columns]
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(old)
-    writer.writerows({**row, **fixed} for row in rows)
     try:
-        write_text(path, text.getvalue())
+        write_text(path, csv_text([*old, *({**row, **fixed} for row in rows)], columns))
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}") from None
+
+
+def csv_text(rows: Sequence[Mapping[str, Value]], columns: Iterable[str] = ()) -> str:
+    """Returns rows as CSV with a line of headings: ``columns``, then all others in the order of the rows."""
+    names = dict.fromkeys([*columns, *(name for row in rows for name in row)])
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(names), restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
 
 
 def table(rows: Sequence[Row], columns: Iterable[str], title: str) -> Table:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import econmt_ops
-from econmt.bench.rows import Row, Say
+from econmt.bench.rows import Row, Say, Value
 from econmt.config.recipe import Recipe
 from econmt.engine.precision import Precision
 from econmt.errors import InputError
@@ -21,12 +21,15 @@ from econmt.tasks.protocol import Shape
 from econmt.tasks.registry import task_of_sizes
 from econmt.training.choice import POSITIONS, choose_implementations, measure
 from econmt_ops import AttentionalLSTMWeights, LSTMWeights
-from econmt_ops.dispatch.measurements import MARGIN, Measurement
+from econmt_ops.dispatch.measurements import Measurement
 from econmt_ops.dispatch.session import measuring
 from econmt_ops.dispatch.timing import quantile
 
 MOST_OPERATIONS = 40e9
 """Maximum number of floating-point operations of a grid entry, forward and backward; a call takes a second or less."""
+
+NEAR = 0.05
+"""Regret below which a choice counts as good."""
 
 VOCABULARY = 8000
 """Vocabulary size of the grid's output layers."""
@@ -265,27 +268,51 @@ def part_of(entries: Sequence[GridEntry], part: str) -> list[GridEntry]:
     return list(entries[number - 1 :: count])
 
 
-def summary(rows: Sequence[Mapping[str, str | int | float]]) -> str:
-    """Summarizes rows: largest and mean loss of the choices and of the rule alone, and the shapes with large losses."""
+SUMMARY = (
+    "op",
+    "shapes",
+    "largest regret",
+    "mean regret",
+    "within 5 %",
+    "largest regret of the rule",
+    "mean regret of the rule",
+    "rule within 5 %",
+    "perhaps noise",
+    "worst shape",
+)
+"""Columns of a summary; the rule alone is kept unless another candidate is faster by more than its margin."""
+
+
+def summary(rows: Sequence[Mapping[str, Value]]) -> list[Row]:
+    """Summarizes rows of the grid, a row for each op and, of several, one for all: loss of the choices and of the rule.
+
+    "perhaps noise" counts losses that are taken for none because they may be noise.
+    """
+    ops = dict.fromkeys(str(row["op"]) for row in rows)
+    groups = {op: [row for row in rows if row["op"] == op] for op in ops}
+    if len(groups) > 1:
+        groups["all"] = list(rows)
+    return [_summary_row(op, group) for op, group in groups.items()]
+
+
+def _summary_row(op: str, rows: Sequence[Mapping[str, Value]]) -> Row:
     regrets, by_rule = ([float(row[name]) for row in rows] for name in ("regret", "regret of the rule"))
-    within = sum(regret <= 0.05 for regret in regrets)
-    text = (
-        f"{len(regrets)} shapes: regret at most {max(regrets):.1%}, on average {sum(regrets) / len(regrets):.2%}, "
-        f"{within} within 5 %; the rule alone: at most {max(by_rule):.1%}, on average "
-        f"{sum(by_rule) / len(by_rule):.1%}, {sum(regret <= 0.05 for regret in by_rule)} within 5 %. "
-        f"The rule is kept unless another candidate is {MARGIN:.0%} faster."
+    worst = rows[regrets.index(max(regrets))]
+    shape = " ".join(str(worst[name]) for name in GridEntry._fields)
+    noise = [row for row, regret in zip(rows, regrets, strict=True) if regret == 0.0]
+    values = (
+        op,
+        len(rows),
+        max(regrets),
+        sum(regrets) / len(rows),
+        sum(regret <= NEAR for regret in regrets),
+        max(by_rule),
+        sum(by_rule) / len(rows),
+        sum(regret <= NEAR for regret in by_rule),
+        sum(float(row.get("regret with noise") or 0.0) > 0.0 for row in noise),
+        f"{shape}: {worst['choice']} chosen, {worst['best']} is best" if max(regrets) > 0.0 else "",
     )
-    noisy = [float(row.get("regret with noise") or 0.0) for row in rows if float(row["regret"]) == 0.0]
-    if any(share > 0 for share in noisy):
-        text += (
-            f" Counted as none: {sum(share > 0 for share in noisy)} losses that may be noise, the largest "
-            f"{max(noisy):.1%}."
-        )
-    for row, regret in zip(rows, regrets, strict=True):
-        if regret > 0.05:
-            shape = " ".join(str(row[name]) for name in GridEntry._fields)
-            text += f"\n{shape}: {row['choice']} chosen, {row['best']} is best, regret {regret:.1%}"
-    return text
+    return dict(zip(SUMMARY, values, strict=True))
 
 
 def joined(rows: Iterable[Mapping[str, str]]) -> list[dict[str, str]]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from textwrap import wrap
 from typing import Literal
 
 import typer
@@ -19,13 +19,14 @@ from econmt.cli.options import BatchChoice, OverridesArgument, RecipeChoice, byt
 from econmt.cli.workload import find_workload
 from econmt.config import limits
 from econmt.config.recipe import load_recipe
-from econmt.data.tables import WIDTH
+from econmt.data.files import notice
 from econmt.engine.precision import precision_of_run
 from econmt.errors import InputError
 from econmt.training.choice import expected_updates
 
 app = typer.Typer(
-    help="Measure on this machine: layouts of matrix products, what auto chooses, training steps.",
+    help="Measure on this machine: layouts of matrix products, what auto chooses, training steps. Prints a table on a "
+    "terminal, and CSV into a pipe.",
     epilog="\b\nExample:\n  econmt bench layout --paper\n  econmt bench training multi30k --csv training.csv",
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -72,7 +73,7 @@ def layout_command(
             rows = session.kept(timer.products([layouts.PAPER] if paper else layouts.SHAPES))
     columns = ("dtype", "rows", "inputs", "outputs", "what", "library", "layout")
     figures = ("milliseconds", "highest decile", "GFLOP/s")
-    session.print(rows, (*columns, *figures), "layouts: X (rows, inputs), W (outputs, inputs)")
+    session.results(rows, (*columns, *figures), "layouts: X (rows, inputs), W (outputs, inputs)")
     label = ("dtype", "rows", "inputs", "what", "library", "layout")
     session.draw(rows, label=label, value="GFLOP/s", title="layouts")
 
@@ -136,7 +137,7 @@ def select_command(
         refuse_idle(context, why, "bucket", "batch", "compiled", "byte_limit")
     if grid.summary:
         refuse_idle(context, "is for measuring; leave it out with --summary", "seconds", "plot")
-        print(_sum_up([Path(name) for name in (recipe or "", *(overrides or []))], session.csv))
+        _sum_up([Path(name) for name in (recipe or "", *(overrides or []))], session)
         return
     with session.measuring() as say:
         if recipe is None:
@@ -175,10 +176,9 @@ def _select(
     rows = selection.rows_of(chosen.measurements, byte_limit)
     columns = ("problem", "calls", "candidate", "milliseconds", "highest decile")
     results = ("bytes kept", "first call, s", "chosen", "regret")
-    session.print(rows, (*columns, *results), f"{recipe.name}: what auto chooses")
+    session.results(rows, (*columns, *results), f"{recipe.name}: what auto chooses")
     parts = ", ".join(f"{key} {value}" for key, value in chosen.implementations._asdict().items())
-    line = f"a run uses: {parts} (measured in {chosen.seconds:.1f} s)"
-    print("\n".join(wrap(line, WIDTH, subsequent_indent="  ")))
+    notice(f"a run uses: {parts} (measured in {chosen.seconds:.1f} s)")
     return session.kept(rows)
 
 
@@ -190,18 +190,17 @@ def _grid(session: BenchSession, options: GridOptions, seconds: float, say: Say)
     missing = [entry for entry in entries if tuple(map(str, entry)) not in done]
     rows = session.kept(selection.regrets(missing, session.device, seconds, options.limit, say))
     columns = ("choice", "milliseconds", "best", "best milliseconds", "rule milliseconds", "regret")
-    session.print(rows, (*selection.GridEntry._fields, *columns), "what auto chooses, measured again")
-    everything: list[Mapping[str, str | int | float]] = [*before, *rows]
-    if everything:
-        print(selection.summary(everything))
+    session.results(rows, (*selection.GridEntry._fields, *columns), "what auto chooses, measured again")
+    if (before or rows) and sys.stdout.isatty():
+        session.print(selection.summary([*before, *rows]), selection.SUMMARY, "loss of what auto chooses")
     if len(rows) < len(missing):
         resumes = "" if session.csv is None else "; the same command resumes"
-        print(f"{len(missing) - len(rows)} shapes are left{resumes}")
+        notice(f"{len(missing) - len(rows)} shapes are left{resumes}")
     return rows
 
 
-def _sum_up(files: Sequence[Path], csv: Path | None) -> str:
-    """Returns a summary of the grid's rows in files; writes them to one file if ``csv`` is given."""
+def _sum_up(files: Sequence[Path], session: BenchSession) -> None:
+    """Prints a summary of the grid's rows in files; writes them to the session's file if it has one."""
     rows: list[dict[str, str]] = []
     for path in files:
         if not path.is_file():
@@ -210,10 +209,11 @@ def _sum_up(files: Sequence[Path], csv: Path | None) -> str:
     shapes = selection.joined(rows)
     if not shapes:
         raise InputError(f"{files[0]}: no rows of econmt bench select --grid")
-    if csv is not None:
-        append_csv(csv, [dict(row) for row in shapes], {})
+    if session.csv is not None:
+        append_csv(session.csv, [dict(row) for row in shapes], {})
     machines = sorted({f"{row['gpu'] or row['processor']}, {row['threads']} threads" for row in shapes})
-    return f"{'; '.join(machines)}\n{selection.summary(shapes)}"
+    machine: Row = {"machine": "; ".join(machines)}
+    session.results(selection.summary(shapes), selection.SUMMARY, f"{machine['machine']}: regret", machine)
 
 
 @app.command("training")
@@ -258,7 +258,7 @@ def training_command(
     label = ("recipe", "precision", "batch", "length")
     times = ("target tokens/s", "milliseconds", "highest decile")
     results = ("peak bytes", "feature map bytes", "of them attention", "failure")
-    session.print(rows, (*label, *times, *results), "training steps")
+    session.results(rows, (*label, *times, *results), "training steps")
     session.draw(rows, label=label, value="target tokens/s", title="training")
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from econmt.api import TrainedModel, load
+from econmt.api.language_model import refuse_language_model
 from econmt.cli.options import Computing, check_not_of_model, check_writable
 from econmt.data.files import notice
 from econmt.data.progress_bars import counting, seen, status_line
@@ -22,6 +23,19 @@ from econmt.engine.threads import crowded, missing_library
 
 
 def load_models(
+    models: Sequence[Path], computing: Computing, checkpoints: Sequence[str] | None = None
+) -> TrainedModel:
+    """Loads translation models as :func:`load_any` does.
+
+    Raises:
+        InputError: the model is a language model.
+    """
+    loaded = load_any(models, computing, checkpoints)
+    refuse_language_model(loaded, models[0])
+    return loaded
+
+
+def load_any(
     models: Sequence[Path], computing: Computing, checkpoints: Sequence[str] | None = None
 ) -> TrainedModel:
     """Loads models as :func:`econmt.api.load` does, with the fastest number of threads unless one is given."""

@@ -22,6 +22,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 import econmt
+from econmt import errors
 from econmt.cli.standard_streams import open_standard_streams
 from econmt.errors import EconmtError, InputError, printable, talk
 from econmt.parallel.orphans import end_with_launcher
@@ -46,6 +47,7 @@ COMMANDS = {
     "extract": "Write parameters of a model to a file for other programs.",
     "export": "Write a model without its training state.",
     "recipes": "List, copy, show and validate recipes.",
+    "doctor": "Say what this machine has for econmt, and what is missing.",
 }
 """Commands with their summaries."""
 LEAST_ADDRESS_SPACE = 1_300_000_000
@@ -62,6 +64,11 @@ REMEDIES = {
     errno.ENAMETOOLONG: "give a shorter name",
     errno.ELOOP: "give a name whose links lead somewhere",
 }
+WITHOUT_TORCH = frozenset({"recipes", "doctor"})
+"""Commands that do not load torch, or say why it cannot be loaded."""
+COMMON_OPTIONS = (
+    "Every command takes -q, --quiet (only warnings and results) and --debug (traceback of an error)."
+)
 UNUSABLE = frozenset({errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR})
 """Error numbers of paths that cannot exist."""
 # typer does not export the base class of its parser's errors.
@@ -90,7 +97,10 @@ def main(
     words = list(sys.argv[1:] if arguments is None else arguments)
     end = words.index("--") if "--" in words else len(words)
     debug = "--debug" in words[:end]
-    words = [word for word in words[:end] if word != "--debug"] + words[end:]
+    errors.quiet = not {"-q", "--quiet"}.isdisjoint(words[:end])
+    words = [word for word in words[:end] if word not in ("--debug", "-q", "--quiet")] + words[end:]
+    if words[:1] == ["help"]:
+        words = [*words[1:], "--help"]
     try:
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             _handle_interrupts(_interrupt)
@@ -138,7 +148,9 @@ def _run(
     try:
         _check_words(words)
         _check_address_space(words)
-        code = application(words)(words, prog_name=program, obj=words, standalone_mode=False)
+        typed = _typed_words() if "_ECONMT_COMPLETE" in os.environ else words
+        own = [*(["-q"] if errors.quiet else []), *words]
+        code = application(typed)(words, prog_name=program, obj=own, standalone_mode=False)
     except SystemExit as ending:
         return ending.code if isinstance(ending.code, int) else int(ending.code is not None)
     except BrokenPipeError:
@@ -150,6 +162,12 @@ def _run(
             traceback.print_exc()
         return _tell(error, debug)
     return code if isinstance(code, int) else 0
+
+
+def _typed_words() -> list[str]:
+    """Returns the words of the command line that a shell asks to complete, in the variables of typer's scripts."""
+    line = os.environ.get("_TYPER_COMPLETE_ARGS") or os.environ.get("COMP_WORDS", "")
+    return line.split()[1:]
 
 
 def _is_interrupt(error: BaseException | None) -> bool:
@@ -189,7 +207,7 @@ def _check_address_space(words: Sequence[str]) -> None:
     """Raises EconmtError if the limit of the address space is too low for torch, whose libraries would abort."""
     limit = _address_space()
     called = _called(words)
-    if limit is not None and limit < LEAST_ADDRESS_SPACE and called in COMMANDS and called != "recipes":
+    if limit is not None and limit < LEAST_ADDRESS_SPACE and called in COMMANDS.keys() - WITHOUT_TORCH:
         raise EconmtError(
             f"this process may take {limit // 1024:,} kB (ulimit -v), too few to load PyTorch and compute; "
             f"allow at least {LEAST_ADDRESS_SPACE // 1024:,}"
@@ -247,9 +265,8 @@ def _application(words: Sequence[str]) -> typer.Typer:
     app = typer.Typer(
         name="econmt",
         help=econmt.__doc__,
-        epilog="Example: econmt train quickstart. More help: econmt train --help",
+        epilog="Example: econmt train quickstart. More help: econmt help train",
         no_args_is_help=True,
-        add_completion=False,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
@@ -270,9 +287,11 @@ def _application(words: Sequence[str]) -> typer.Typer:
         if hasattr(module, "app"):
             app.add_typer(module.app, name=name, short_help=summary)
         else:
-            from econmt.cli.option_groups import with_option_groups  # what commands import anyway
+            from econmt.cli import option_groups  # what commands import anyway
 
-            app.command(name, short_help=summary)(with_option_groups(getattr(module, name)))
+            settings: dict[str, Any] = {"short_help": summary, "epilog": COMMON_OPTIONS}
+            declare = app.command(name, cls=option_groups.GroupedCommand, **settings)
+            declare(option_groups.with_option_groups(getattr(module, name)))
     return app
 
 
@@ -296,5 +315,6 @@ def _options(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only warnings and results.")] = False,
 ) -> None:
-    """Declares the options of all commands; :func:`main` has already read ``--debug``."""
+    """Declares the options of all commands; :func:`main` has already read all but ``--version``."""

@@ -13,7 +13,7 @@ import torch
 import typer
 from pydantic import Field
 
-from econmt.bench.rows import Row, Say, append_csv, circumstances, draw, read_csv, table
+from econmt.bench.rows import Row, Say, append_csv, circumstances, csv_text, draw, read_csv, table
 from econmt.cli.computing import warn_of_slowness
 from econmt.cli.option_groups import option
 from econmt.cli.options import DeviceOption, check_picture, check_writable
@@ -92,6 +92,22 @@ class BenchSession:
     def print(self, rows: Sequence[Row], columns: Iterable[str], title: str) -> None:
         """Prints some columns of rows as a table; then raises KeyboardInterrupt if :meth:`kept` was interrupted."""
         print_table(table_console(), table(rows, columns, title))
+        if self.interrupted:
+            raise KeyboardInterrupt
+
+    def results(
+        self, rows: Sequence[Row], columns: Iterable[str], title: str, fixed: Row | None = None
+    ) -> None:
+        """Prints rows on standard output: on a terminal as :meth:`print` does, else whole as CSV.
+
+        ``fixed`` are columns that all rows of the CSV have; by default those of :func:`circumstances`.
+        """
+        if sys.stdout.isatty():
+            self.print(rows, columns, title)
+            return
+        if rows:
+            more = circumstances(self.device) if fixed is None else fixed
+            sys.stdout.write(csv_text([{**row, **more} for row in rows]))
         if self.interrupted:
             raise KeyboardInterrupt
 

@@ -2,8 +2,9 @@
 
 A command is a function whose parameters have :func:`option`, :func:`argument` or :func:`recipe_option` as default. The
 type of a parameter may also be a dataclass with such fields: each field becomes an option, and the function gets the
-object. Types may contain ``Literal``, whose words become the choices, and pydantic's ``Field`` with bounds.
-:func:`with_option_groups` makes a function for typer of a command.
+object. A class variable ``heading`` of the dataclass is the heading of its options in the command's help. Types may
+contain ``Literal``, whose words become the choices, and pydantic's ``Field`` with bounds. :func:`with_option_groups`
+makes a function for typer of a command.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from types import NoneType
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import typer
+import typer.core
 from pydantic.fields import FieldInfo
 from typer.models import ParameterInfo
 
@@ -67,11 +69,33 @@ class RecipeKeys(NamedTuple):
         section: dotted key of the section.
         names: keys in it.
         short: short names of options by key.
+        heading: heading of the options in the command's help.
     """
 
     section: str
     names: Sequence[str]
     short: Mapping[str, str] = {}
+    heading: str | None = None
+
+
+class GroupedCommand(typer.core.TyperCommand):
+    """Command whose help shows the options of a group under the group's heading."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Writes arguments, groups in the order of the command, and all other options."""
+        sections: dict[str, list[Any]] = {"Arguments": []}
+        others: list[Any] = []
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None and parameter.param_type_name == "argument":
+                sections["Arguments"].append(record)
+            elif record is not None:
+                heading = getattr(parameter, "rich_help_panel", None)
+                (others if heading is None else sections.setdefault(heading, [])).append(record)
+        for heading, records in {**sections, "Options": others}.items():
+            if records:
+                with formatter.section(heading):
+                    formatter.write_dl(records)
 
 
 def _sentence(key: str, description: str) -> str:
@@ -120,6 +144,10 @@ def with_option_groups(function: Callable[..., Any]) -> Callable[..., None]:
             continue
         made = _of_dataclass(hint) if keys is None else _of_keys(keys)
         groups[name] = _given if keys else hint, [each.name for each in made]
+        heading = getattr(hint, "heading", None) if keys is None else keys.heading
+        for each in made:
+            info = next(mark for mark in get_args(each.annotation) if isinstance(mark, ParameterInfo))
+            info.rich_help_panel = heading
         parameters += made
 
     def command(**values: Any) -> None:

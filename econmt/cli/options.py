@@ -8,13 +8,13 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import typer
 
 from econmt.cli.option_groups import argument, option
 from econmt.config import limits
-from econmt.config.recipe import Recipe, find_recipe, load_recipe
+from econmt.config.recipe import Recipe, find_recipe, load_recipe, shipped_recipes
 from econmt.config.yaml_reader import parse_size
 from econmt.data.text.corpus import search_path
 from econmt.errors import InputError
@@ -53,6 +53,7 @@ VerifyOption = Annotated[
 class BatchChoice:
     """Changes to the batch whose training step is measured."""
 
+    heading: ClassVar[str] = "Batch"
     bucket: str | None = option(
         None,
         help="Bucket, as source x target positions, e.g. 100x80; default: the recipe's largest bucket.",
@@ -63,11 +64,17 @@ class BatchChoice:
     )
 
 
+def _shipped_names_that_begin(incomplete: str) -> list[str]:
+    return [name for name in shipped_recipes() if name.startswith(incomplete)]
+
+
 @dataclass(frozen=True)
 class RecipeChoice:
     """Recipe of a command, and changes to its keys."""
 
-    recipe: str = argument(..., help="Recipe: a YAML file or a shipped name.")
+    recipe: str = argument(
+        ..., help="Recipe: a YAML file or a shipped name.", autocompletion=_shipped_names_that_begin
+    )
     overrides: OverridesArgument = None
 
     def load(self, options: Mapping[str, str | int | None] | None = None) -> Recipe:
@@ -141,6 +148,7 @@ ThreadsOption = Annotated[
 class ModelChoice:
     """Model or ensemble, its checkpoints, and the averaging of the ensemble."""
 
+    heading: ClassVar[str] = "Model"
     models: list[Path] = option(
         ...,
         "--models",
@@ -165,6 +173,7 @@ class ModelChoice:
 class Computing:
     """Device, CPU threads and precision of matrix products."""
 
+    heading: ClassVar[str] = "Device and precision"
     device: DeviceOption = "auto"
     threads: ThreadsOption = None
     precision: str = "auto"

@@ -30,6 +30,7 @@ from econmt.engine.freeze import fix_parameters
 from econmt.engine.precision import Precision, precision_of_run
 from econmt.engine.threads import threads_for
 from econmt.errors import InputError
+from econmt.memory.account.comparison import compare
 from econmt.memory.estimate.techniques import Say, Technique, estimate, estimates, techniques
 from econmt.memory.measure.byte_budget import budget_bytes
 from econmt.memory.measure.kernels import KernelTimes
@@ -87,6 +88,11 @@ class ProfileOutput:
     as_json: bool = option(False, "--json", help="Print the report as one JSON object.")
     trace: Path | None = option(None, help="Write a PyTorch profiler trace of a step (chrome://tracing).")
     html: Path | None = option(None, help="Write an HTML page with charts.")
+    diff: bool = option(
+        False,
+        "--diff",
+        help="Show what changed between two files of --json or of econmt.memory, given in place of recipe and keys.",
+    )
 
 
 def profile(
@@ -100,7 +106,11 @@ def profile(
       econmt profile iwslt --device cuda --estimate
       econmt profile iwslt --fit 8GiB --device cuda
       econmt profile iwslt --processes 2 parallel.shard_optimizer=true
+      econmt profile --diff before.json after.json
     """
+    if output.diff:
+        _print_difference(context, recipe)
+        return
     budget = _check_options(context, steps, output)
     settings = recipe.load()
     step = _step_to_profile(recipe, settings, batch, steps, output)
@@ -141,6 +151,20 @@ def profile(
     )
     _print(report, output, traced=technique not in failures.errors)
     failures.raise_first()
+
+
+def _print_difference(context: typer.Context, files: RunRecipe) -> None:
+    """Prints what changed between two files, which are given in place of a recipe and its keys."""
+    others = files.overrides or []
+    if len(others) != 1:
+        raise InputError("--diff compares two files; give their names: econmt profile --diff A.json B.json")
+    given = [each.name or "" for each in context.command.params]
+    refuse_idle(
+        context,
+        "has no effect with --diff, which compares two files; leave it out",
+        *(name for name in given if name not in ("recipe", "overrides", "diff")),
+    )
+    print_table(table_console(), compare(files.recipe, others[0]).table().for_terminal())
 
 
 def _print(report: Report, output: ProfileOutput, *, traced: bool) -> None:

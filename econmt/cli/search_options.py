@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import typer
 
@@ -18,7 +18,10 @@ _BATCHES = ("batch_size", "max_input_length")
 SearchKeys = Annotated[
     dict[str, Any],
     RecipeKeys(
-        "decoding", [name for name in Decoding.model_fields if name not in _BATCHES], {"beam_size": "-b"}
+        "decoding",
+        [name for name in Decoding.model_fields if name not in _BATCHES],
+        {"beam_size": "-b"},
+        heading="Search",
     ),
 ]
 """Options that replace the recipe's search keys, as a dictionary of those given."""
@@ -47,6 +50,7 @@ RestoreCase = Annotated[
 class HypothesisOptions:
     """Options of a search that are no recipe keys; the names are those of ``econmt.decoding.search.options``."""
 
+    heading: ClassVar[str] = "Hypotheses"
     nbest_size: limits.NBestSize = option(
         1,
         help="Number of translations of a line; more than 1 are printed as in Moses: number ||| text ||| "
@@ -71,6 +75,7 @@ class HypothesisOptions:
 class Drawing:
     """Random draws of tokens."""
 
+    heading: ClassVar[str] = "Random draws"
     top_k: limits.TopTokens = option(0, help="Draw from the K most probable tokens; 0: all tokens.")
     temperature: limits.Temperature = option(1.0, help="Divisor of the log-probabilities before drawing.")
     seed: limits.Seed = option(1, help="Seed of the random draws.")
@@ -87,6 +92,7 @@ class Sampling(Drawing):
 class LineBatches:
     """Chunks and batches of lines, and the treatment of long lines."""
 
+    heading: ClassVar[str] = "Batches of lines"
     batch_size: int | None = recipe_option("decoding.batch_size")
     chunk_size: int = option(
         CHUNK_SIZE,
@@ -106,6 +112,7 @@ class LineBatches:
 class WordLists:
     """Files of words and phrases that translations must contain or must not contain."""
 
+    heading: ClassVar[str] = "Words of the translation"
     avoid_list: Path | None = option(
         None, help="Text file of phrases, one a line, that no translation may contain."
     )

@@ -7,22 +7,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-import torch
-
-from econmt.checkpoint.checkpoints import load_task
+from econmt.api.language_model import TrainedLanguageModel
 from econmt.checkpoint.folder import ModelFolder
-from econmt.cli.computing import line_chunks, warn_of_slowness
+from econmt.cli.computing import line_chunks, load_any
 from econmt.cli.options import FloatComputing
 from econmt.config.json_reader import json_text
 from econmt.data.files import notice
 from econmt.decoding.streams import LineOutput
 from econmt.decoding.text_reader import ScoredLine, TextReader
-from econmt.engine.devices import resolve_device
-from econmt.engine.precision import precision_of
-from econmt.engine.threads import threads_for
 from econmt.errors import InputError
 from econmt.export.model_folder import recipe_of
-from econmt.model.language_model import LanguageModel
 
 CHUNK = 1000
 """Number of lines read at a time."""
@@ -42,16 +36,10 @@ def holds_language_model(models: Sequence[Path]) -> bool:
 
 def load_reader(folder: Path, checkpoint: str, computing: FloatComputing) -> TextReader:
     """Loads the language model in a folder, as a reader at the beginning of a text."""
-    device = resolve_device(computing.device)
-    which = Path(checkpoint) if checkpoint.endswith(".safetensors") else checkpoint
-    model, vocabularies, task, _ = load_task(folder, which, device)
-    if not isinstance(model, LanguageModel):
+    loaded = load_any([folder], computing, [checkpoint])
+    if not isinstance(loaded, TrainedLanguageModel):
         raise InputError(f"{folder}: holds a translation model; this takes a language model")
-    if device.type == "cpu":
-        torch.set_num_threads(threads_for(computing.threads, device, task.recipe.model.widest).number)
-        warn_of_slowness()
-    precision = precision_of(computing.precision, device, [task.recipe]).dtype
-    return TextReader(model, vocabularies.target, device, precision)
+    return loaded.reader()
 
 
 def score_text(

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import math
-from contextlib import AbstractContextManager, nullcontext
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 
 import torch
 import typer
 from rich.console import Console
 from rich.table import Column, Table
 
+from econmt import errors
 from econmt.checkpoint.checkpoints import load_state
 from econmt.checkpoint.folder import ModelFolder
+from econmt.cli.next_steps import commands_for
 from econmt.cli.option_groups import option
 from econmt.cli.options import RunRecipe, VerifyOption
 from econmt.cli.standard_streams import table_console
@@ -21,7 +29,9 @@ from econmt.config.recipe import Recipe, TextData
 from econmt.data.batching.batches import bucket_rule, training_batches
 from econmt.data.batching.buckets import assign_buckets
 from econmt.data.batching.store import PreparedData, prepare, store_folder
+from econmt.data.files import cache_folder
 from econmt.data.tables import print_table
+from econmt.data.text.download import no_downloads
 from econmt.data.text.filters import left_out
 from econmt.engine.communicator import Communicator
 from econmt.engine.devices import resolve_device
@@ -52,7 +62,9 @@ def train(
     ),
     resume_with_changes: bool = option(False, help="Resume although the recipe has changed."),
     verify: VerifyOption = False,
-    dry_run: bool = option(False, help="Prepare the text and describe the run without training."),
+    dry_run: bool = option(
+        False, help="Read the text and describe the run; trains, writes and downloads nothing."
+    ),
     processes: int | None = option(
         None,
         help="Number of processes on this host that train together, each with its own GPU or share of the cores.",
@@ -79,14 +91,16 @@ def train(
         )
     loaded = recipe.load({"output": output})
     search = recipe.search_path
-    talk = Console(stderr=True, highlight=False)
+    talk = Console(stderr=True, highlight=False, quiet=errors.quiet)
     results = table_console()
     if dry_run:
         folder, store = ModelFolder(loaded.output), store_folder(loaded)
         folder.check(overwrite=overwrite_output, last=loaded.training.max_updates)
         folder.check_writable()
-        prepared = prepare(loaded, store, search, show_progress=talk.is_terminal, verify=verify)
-        _describe(loaded, prepared, results, processes or 1)
+        with _scratch() as scratch:
+            bars = talk.is_terminal
+            prepared = prepare(loaded, store, search, show_progress=bars, verify=verify, instead=scratch)
+            _describe(loaded, prepared, results, processes or 1)
         return
     if environment is None and processes is not None and (processes > 1 or max_restarts):
         from econmt.parallel.launch import launch  # one process does not import PyTorch's elastic agent
@@ -105,18 +119,39 @@ def train(
                 communicator=communicator,
             )
     except Interrupted as interrupted:
-        talk.print(f"econmt: {interrupted}", soft_wrap=True, markup=False)
+        errors.talk(f"econmt: {printable(interrupted)}")
         raise typer.Exit(interrupted.exit_code) from interrupted
     if not communicator.is_rank_zero:
         return
     if outcome.results is not None:
         _print_results(outcome.results, results)
-        return
-    ended = outcome.training
-    print(
-        f"{loaded.output}: finished at update {ended.update} ({ended.reason}), best checkpoint {ended.best_update}; "
-        "nothing to do"
+    else:
+        ended = outcome.training
+        end = f"finished at update {ended.update} ({ended.reason}), best checkpoint {ended.best_update}"
+        print(f"{loaded.output}: {end}; nothing to do")
+    sys.stdout.flush()
+    samples = outcome.results.samples if outcome.results is not None else ()
+    steps = commands_for(loaded, min((each.source for each in samples), key=len, default="A sentence."))
+    talk.print(
+        "\n".join(["with this model:", *(f"  {step}" for step in steps)]), soft_wrap=True, markup=False
     )
+
+
+@contextmanager
+def _scratch() -> Iterator[Path]:
+    """Yields a folder for prepared text, and lets the context write its caches beside it; both vanish at the end."""
+    cache, before = cache_folder(), os.environ.get("ECONMT_CACHE")
+    with tempfile.TemporaryDirectory(prefix="econmt-dry-run-") as folder:
+        for file in cache.glob("*.json"):  # measurements, which are read as a run would read them
+            shutil.copy(file, folder)
+        os.environ["ECONMT_CACHE"] = folder
+        try:
+            with no_downloads():
+                yield Path(folder) / "prepared"
+        finally:
+            del os.environ["ECONMT_CACHE"]
+            if before is not None:
+                os.environ["ECONMT_CACHE"] = before
 
 
 def _rank_environment(processes: int | None, max_restarts: int) -> RankEnvironment | None:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import typer
 
@@ -37,6 +38,7 @@ from econmt.decoding.translator import Translator
 class TextInput:
     """Text to translate."""
 
+    heading: ClassVar[str] = "Input"
     input_file: Path | None = option(
         None, "--input", "-i", help="Text file, also .gz.", show_default="standard input"
     )
@@ -55,6 +57,7 @@ class TextInput:
 class TranslationOutput:
     """Output of translations."""
 
+    heading: ClassVar[str] = "Output"
     output: OutputOption = None
     output_type: OutputType = option(
         "translation",

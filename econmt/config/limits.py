@@ -91,6 +91,20 @@ NBestSize = Annotated[int, Field(ge=1, le=NBEST)]
 Seed = Annotated[int, Field(ge=0, le=SEED)]
 
 
+def check_number(name: str, value: object, most: float, *, whole: bool = False, above: bool = False) -> None:
+    """Raises InputError unless an argument is a number from 0 to ``most``; ``above``: more than 0."""
+    kinds = (int,) if whole else (int, float)
+    if (
+        isinstance(value, kinds)
+        and not isinstance(value, bool)
+        and 0 <= value <= most
+        and (value or not above)
+    ):
+        return
+    kind, least = "a whole number" if whole else "a number", "more than 0" if above else "0"
+    raise InputError(f"{name}: expected {kind} from {least} to {most:g}, found {str(value)[:40]}")
+
+
 def check_whole(name: str, value: object, most: int) -> None:
     """Raises InputError unless an argument is None or an integer from 1 to ``most``."""
     if value is None or (isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most):

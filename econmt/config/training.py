@@ -98,7 +98,11 @@ class Training(Section):
         None, ge=1, le=limits.TOKENS, description="stop after this many target tokens"
     )
     max_seconds: Annotated[int | None, NO_PARAMETERS, NO_MEMORY] = Field(
-        None, ge=1, le=limits.SECONDS, description="stop after this many seconds, summed over resumed runs"
+        None,
+        ge=1,
+        le=limits.SECONDS,
+        description="stop after this many seconds, from the start of the command and summed over resumed runs; "
+        "preparing, planning, validating and saving count, scoring the test text at the end does not",
     )
     checkpoint_interval: Annotated[Updates, NO_MEMORY] = Field(
         500, description="updates between checkpoints (validate and save)"

@@ -19,6 +19,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from econmt.config import limits
+from econmt.config.suggestions import meant_keys
 from econmt.errors import InputError, printable
 
 SectionType = TypeVar("SectionType", bound=BaseModel)
@@ -344,14 +345,11 @@ def _explain(kind: type[BaseModel], error: ErrorDetails, locations: Locations) -
 
 def _advice(kind: type[BaseModel], path: Path, owners: list[type[BaseModel]]) -> str:
     """Returns a suggestion for an unknown key."""
-    wrong = shortened(str(path[-1]))
     valid = [name for owner in owners for name in owner.model_fields]
-    similar = difflib.get_close_matches(wrong.lower(), valid, n=1, cutoff=0.65)
-    if similar:
-        return f"did you mean {dotted((*path[:-1], similar[0]))}?"
-    same_name = [key for key, _, _ in walk(kind) if key.rpartition(".")[2] == wrong and key != dotted(path)]
-    if 1 <= len(same_name) <= 2:  # a longer list would not help
-        return f"did you mean {' or '.join(same_name)}?"
+    wrong = dotted(path)
+    meant = meant_keys(wrong.split("."), dict.fromkeys(key for key, _, _ in walk(kind) if key != wrong))
+    if meant:
+        return f"did you mean {' or '.join(meant)}?"
     return f"valid keys {'in ' + dotted(path[:-1]) if path[:-1] else 'here'}: {', '.join(valid)}"
 
 

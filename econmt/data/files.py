@@ -11,12 +11,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+from econmt import errors
 from econmt.errors import InputError, printable, talk
 
 
 def notice(text: str) -> None:
-    """Prints one line for the user on stderr; stdout is for results."""
-    talk(f"econmt: {printable(text)}")
+    """Prints one line for the user on stderr, with --quiet only if it is a warning; stdout is for results."""
+    if not errors.quiet or text.startswith("warning: "):
+        talk(f"econmt: {printable(text)}")
 
 
 def cache_folder() -> Path:

@@ -6,14 +6,17 @@ Without a terminal, the current activity is printed from time to time.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from types import TracebackType
 from typing import TypeVar
 
 from rich import progress
 from rich.console import Console
 from rich.markup import escape
 
+from econmt import errors
 from econmt.data.files import notice
 from econmt.errors import printable
 
@@ -23,14 +26,14 @@ _BAR_WIDTH = 20
 
 
 def seen() -> bool:
-    """Returns True if stderr is a terminal."""
-    return Console(stderr=True).is_terminal
+    """Returns True if stderr is a terminal and shows progress."""
+    return Console(stderr=True).is_terminal and not errors.quiet
 
 
 def _bar(*columns: progress.ProgressColumn, show: bool, transient: bool) -> progress.Progress:
     console = Console(stderr=True, highlight=False)
     columns = progress.TextColumn("{task.description}"), *columns
-    hidden = not (show and console.is_terminal)
+    hidden = not (show and seen())
     return progress.Progress(
         *columns, console=console, transient=transient, redirect_stdout=False, disable=hidden
     )
@@ -92,30 +95,44 @@ def status_line() -> Iterator[Callable[[str], None]]:
     Without a terminal, the latest activity is printed every :data:`QUIET_SECONDS`.
     """
     if not seen():
-        with _periodic_lines() as say:
-            yield say
+        with Heartbeat(QUIET_SECONDS) as heartbeat:
+            yield heartbeat.say
         return
     with _bar(progress.SpinnerColumn(), progress.TimeElapsedColumn(), show=True, transient=True) as bar:
         task = bar.add_task("", total=None, visible=False)
         yield lambda text: bar.update(task, description=escape(printable(text)), visible=True, refresh=True)
 
 
-@contextmanager
-def _periodic_lines() -> Iterator[Callable[[str], None]]:
-    doing, finished = "working", threading.Event()
+class Heartbeat:
+    """Prints the current activity on stderr whenever ``seconds`` have passed without a line, while it is entered."""
 
-    def print_periodically() -> None:
-        while not finished.wait(QUIET_SECONDS):
-            notice(doing)
+    def __init__(self, seconds: float) -> None:
+        self._seconds, self._doing = seconds, "working"
+        self._finished = threading.Event()
+        self._thread = threading.Thread(target=self._beat, daemon=True)
+        self.spoke()
 
-    def say(text: str) -> None:
-        nonlocal doing
-        doing = text
+    def say(self, text: str) -> None:
+        """Sets the current activity."""
+        self._doing = text
 
-    thread = threading.Thread(target=print_periodically, daemon=True)
-    thread.start()
-    try:
-        yield say
-    finally:
-        finished.set()
-        thread.join()
+    def spoke(self) -> None:
+        """Notes that a line was printed just now."""
+        self._last = time.monotonic()
+
+    def _beat(self) -> None:
+        while not self._finished.wait(max(0.0, self._last + self._seconds - time.monotonic())):
+            if time.monotonic() - self._last >= self._seconds:
+                notice(self._doing)
+                self.spoke()
+
+    def __enter__(self) -> Heartbeat:  # noqa: PYI034  typing.Self is newer than Python 3.10
+        self.spoke()
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._finished.set()
+        self._thread.join()

@@ -5,8 +5,7 @@ a word aligned with enclosed words counts for them, a word aligned with others a
 inside it and neighbours do not overlap, so that nesting is kept. Each tag occurs once in the translation. Everything
 else, as placeholders, is inserted before the words that follow it.
 
-Punctuation at the ends of words is separate: ``<b>dog</b>.`` leaves the full stop outside. A pair around a whole
-sentence encloses the whole translation.
+Punctuation at the ends of words is separate: ``<b>dog</b>.`` leaves the full stop outside.
 """
 
 from __future__ import annotations
@@ -186,7 +185,7 @@ def put_back(
         for kind, indices in made_places.get(made, {}).items():
             for at, index in zip(indices, places.get(seen, {}).get(kind, ()), strict=False):
                 sources[at].add(index)
-    pieces = list(_arranged(source.marks, target, sources, (0, len(target)), (0, len(source.units))))
+    pieces = list(_arranged(source.marks, target, sources, 0, len(target)))
     text, last, new_words = "", 0, dict[int, set[int]]()
     for piece, glued, _, word in pieces:
         if text and not glued:
@@ -244,23 +243,15 @@ def _arranged(
     marks: Sequence[Mark],
     target: Sequence[Unit],
     sources: Sequence[set[int]],
-    span: tuple[int, int],
-    enclosed: tuple[int, int],
+    begin: int,
+    end: int,
 ) -> Iterator[_Piece]:
-    """Yields the pieces of the target units within ``span`` with the marks among them.
-
-    ``enclosed`` is the span of the source's units that they translate: a mark around all of these encloses all of
-    them, punctuation included.
-    """
-    begin, end = span
+    """Yields the pieces of the target units from ``begin`` to ``end`` with the marks among them."""
     links = sorted((index, at) for at in range(begin, end) for index in sources[at]) if marks else []
     taken: set[int] = set()
     intervals: dict[int, tuple[int, int]] = {}
     for number, mark in enumerate(marks):
-        if mark.end and (mark.first, mark.last) == enclosed and begin < end and not taken:
-            interval: tuple[int, int] | None = span
-        else:
-            interval = _interval(mark, sources, links, taken) if mark.end else None
+        interval = _interval(mark, sources, links, taken) if mark.end else None
         if interval is not None:
             intervals[number] = interval
             taken.update(range(*interval))
@@ -294,10 +285,12 @@ def _arranged(
         for number in points.get(at, ()):
             mark = marks[number]
             if mark.end:  # none of its words is in the translation, so it encloses nothing
-                yield piece(mark.text, False, True)
-                for each in _arranged(mark.inner, target, sources, (at, at), (mark.first, mark.last)):
+                before = mark.glued[0] and at > begin
+                parts_words = before and at < end and not target[at].glued
+                yield piece(mark.text, before, True)
+                for each in _arranged(mark.inner, target, sources, at, at):
                     yield piece(*each)
-                yield piece(mark.end, True, mark.glued[3])
+                yield piece(mark.end, True, mark.glued[3] and not parts_words)
             else:
                 yield piece(mark.text, mark.glued[0] and at > begin, mark.glued[1])
         if at in begins:
@@ -305,8 +298,7 @@ def _arranged(
             mark, last = marks[number], intervals[number][1]
             yield piece(mark.text, target[at].glued and at > begin, mark.glued[1])
             first = True
-            inner = _arranged(mark.inner, target, sources, (at, last), (mark.first, mark.last))
-            for text, is_glued, glues, word in inner:
+            for text, is_glued, glues, word in _arranged(mark.inner, target, sources, at, last):
                 yield piece(text, is_glued and not first, glues, word)
                 first = False
             yield piece(mark.end, mark.glued[2], False)

@@ -190,14 +190,19 @@ class Translator:
         """Compiler of constraints, which knows the lists for all sentences."""
         return ConstraintCompiler(self.vocabularies.target, self.options.avoid, self._glossary)
 
-    def translate(self, lines: Iterable[str | Request], where: str = "input") -> Iterator[Translation]:
+    def translate(
+        self,
+        lines: Iterable[str | Request],
+        where: str = "input",
+        done: Callable[[int], object] = lambda _: None,
+    ) -> Iterator[Translation]:
         """Translates a stream of lines without line ends, in order; reads a chunk before translating it.
 
-        ``where`` names the input in messages.
+        ``where`` and ``done``: see :meth:`translate_chunk`.
         """
         stream, first = iter(lines), 1
         while chunk := list(islice(stream, self.options.chunk_size)):
-            yield from self.translate_chunk(chunk, first, where)
+            yield from self.translate_chunk(chunk, first, where, done)
             first += len(chunk)
 
     def translate_chunk(

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-__all__ = ["Account", "track"]
+__all__ = ["Account", "compare", "predict", "track"]
 
 if TYPE_CHECKING:
     from econmt.memory.account.account import Account as Account
+    from econmt.memory.account.comparison import compare as compare
+    from econmt.memory.account.prediction import predict as predict
     from econmt.memory.account.tracking import track as track
 else:
-    _HOMES = {"Account": "account", "track": "tracking"}
+    _HOMES = {"Account": "account", "compare": "comparison", "predict": "prediction", "track": "tracking"}
 
     def __getattr__(name: str) -> object:
         """Imports the parts of the memory account, and with them torch, on first use."""

@@ -8,7 +8,9 @@ the formats stays the same. Specification: ECMA-376, part 1, chapter 17 (Wordpro
 from __future__ import annotations
 
 import io
+import lzma
 import re
+import struct
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
@@ -25,6 +27,11 @@ _PARTS = re.compile(r"word/(?:document|header\d*|footer\d*|footnotes|endnotes)\.
 _SPACE = "http://schemas.openxmlformats.org/wordprocessingml/2006/main "
 _LARGEST = 1 << 26
 """Maximum number of bytes of an unpacked document."""
+_DAMAGES = (
+    *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, expat.ExpatError),
+    *(EOFError, NotImplementedError, OSError, RuntimeError, ValueError),
+)
+"""Errors of a damaged archive, of one that is encrypted or compressed in an unknown way, and of broken XML."""
 _MARK = re.compile("\ue000(/?)(\\d+)\ue001")
 """Stand-in for the begin or end of a format; its signs are for private use."""
 
@@ -58,22 +65,16 @@ class WordDocument:
 
     def __init__(self, content: bytes, how: TextDivision) -> None:
         try:
-            self._archive = zipfile.ZipFile(io.BytesIO(content))
-            files = self._archive.infolist()
-            if sum(file.file_size for file in files) > _LARGEST:
-                raise Refused(413, f"the document has more than {_LARGEST >> 20} MiB when unpacked; split it")
-            names = [file.filename for file in files if _PARTS.fullmatch(file.filename)]
+            self._files = _unpacked(content)
+            names = [file.filename for file in self._files]
             if "word/document.xml" not in names:
                 raise Refused(400, "this is not a .docx document: it has no word/document.xml")
-            self._parts = {name: _read_part(self._archive.read(name), how) for name in names}
-        except (
-            zipfile.BadZipFile,
-            zlib.error,
-            EOFError,
-            NotImplementedError,
-            RuntimeError,
-            expat.ExpatError,
-        ) as error:
+            self._parts = {
+                file.filename: _read_part(part, how)
+                for file, part in self._files.items()
+                if _PARTS.fullmatch(file.filename)
+            }
+        except _DAMAGES as error:
             raise Refused(400, f"this is not a .docx document: {error}") from None
 
     @property
@@ -88,11 +89,22 @@ class WordDocument:
         rest = iter(translations)
         output = io.BytesIO()
         with zipfile.ZipFile(output, "w", zipfile.ZIP_DEFLATED) as archive:
-            for file in self._archive.infolist():
+            for file, unchanged in self._files.items():
                 part = self._parts.get(file.filename)
-                content = self._archive.read(file) if part is None else _written_part(part, rest)
+                content = unchanged if part is None else _written_part(part, rest)
                 archive.writestr(file, content, zipfile.ZIP_DEFLATED)
         return output.getvalue()
+
+
+def _unpacked(content: bytes) -> dict[zipfile.ZipInfo, bytes]:
+    """Returns the files of an archive; raises Refused if they are too large, and one of :data:`_DAMAGES`."""
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        files = archive.infolist()
+        if sum(file.file_size for file in files) > _LARGEST:
+            raise Refused(413, f"the document has more than {_LARGEST >> 20} MiB when unpacked; split it")
+        if len({file.filename for file in files}) < len(files):
+            raise Refused(400, "this is not a .docx document: a file is in it twice")
+        return {file: archive.read(file) for file in files}
 
 
 def _read_part(xml: bytes, how: TextDivision) -> _Part:

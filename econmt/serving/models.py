@@ -9,6 +9,7 @@ from typing import NamedTuple, Union
 import torch
 
 from econmt.api import TrainedModel, load
+from econmt.api.language_model import refuse_language_model
 from econmt.checkpoint.checkpoints import parameter_file
 from econmt.checkpoint.folder import ModelFolder
 from econmt.checkpoint.hub import local_model
@@ -192,6 +193,7 @@ class Served:
 
     def _load_folders(self) -> LoadedModels:
         model = self._load(self.folders)
+        refuse_language_model(model, self.folders[0])
         if model.vocabularies.factors:
             raise InputError(
                 f"{self.folders[0]}: reads source factors, which no request to a server has; translate with econmt "

@@ -58,6 +58,7 @@ _OPERATIONS = {
             translatedText={"anyOf": [_TEXT, _list_of(_TEXT)]},
             alternatives={"type": "array", "description": "Further translations, best first."},
             details={"type": "array", "description": "An object for each sentence."},
+            detectedLanguage={"description": "The source language, if source is auto."},
             milliseconds=_NUMBER,
         ),
         TranslateBody,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+import time
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -12,6 +14,7 @@ from econmt.checkpoint.resume import Start
 from econmt.checkpoint.state import TrainingState
 from econmt.config.recipe import Recipe
 from econmt.data.batching.store import PreparedData
+from econmt.data.progress_bars import Heartbeat
 from econmt.engine.communicator import Communicator
 from econmt.engine.devices import reproducible
 from econmt.engine.precision import Precision, precision_of, precision_of_run
@@ -25,6 +28,8 @@ class RunContext:
     Attributes:
         folder: Model folder of the run, repaired (see :func:`~econmt.checkpoint.resume.find_start`).
         saved: State that training resumes from; None for a new run.
+        began: Time on the clock time.monotonic() from which the seconds of the run count.
+        heartbeat: Heartbeat that reports what the run is doing.
     """
 
     recipe: Recipe
@@ -36,6 +41,8 @@ class RunContext:
     threads: Threads
     precision: Precision
     communicator: Communicator
+    began: float = field(default_factory=time.monotonic)
+    heartbeat: Heartbeat = field(default_factory=lambda: Heartbeat(math.inf))
 
 
 def make_context(

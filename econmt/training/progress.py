@@ -16,8 +16,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from econmt import errors
+from econmt.data.progress_bars import Heartbeat
 from econmt.data.tables import WIDTH, print_table
-from econmt.errors import printable
+from econmt.errors import printable, talk
 
 BAR = range(4, 31)
 """Columns that the progress bar of a live line may take."""
@@ -125,13 +127,22 @@ class Progress:
         tensorboard: Folder of event files; None: no events.
         console: Output for the user; a live line if it is a terminal, else plain lines.
         update: Update at which the run begins; later events of a killed run are hidden.
+        heartbeat: Heartbeat that reports the current activity if nothing else is printed; need not beat.
     """
 
-    def __init__(self, log: Path, tensorboard: Path | None, console: Console, update: int) -> None:
+    def __init__(
+        self,
+        log: Path,
+        tensorboard: Path | None,
+        console: Console,
+        update: int,
+        heartbeat: Heartbeat | None = None,
+    ) -> None:
         self._log = log
         self._folder = tensorboard
         self._console = console
         self._update = update
+        self._heartbeat = Heartbeat(math.inf) if heartbeat is None else heartbeat
         self._live: Live | None = None
         self._writer: Any = None
 
@@ -161,7 +172,16 @@ class Progress:
     def note(self, text: str) -> None:
         """Writes a line to the console and the log file."""
         self._console.print(Text(printable(text)), soft_wrap=not self._console.is_terminal)
+        if errors.quiet and text.startswith("warning: "):
+            talk(f"econmt: {printable(text)}")
+        self._heartbeat.spoke()
         self.record(text)
+
+    def doing(self, text: str) -> None:
+        """Shows the current activity in the live line; without one, it is printed if it takes long."""
+        if self._live is not None:
+            self._live.update(Text(printable(text), overflow="ellipsis", no_wrap=True))
+        self._heartbeat.say(text)
 
     def show(self, table: Table) -> None:
         """Prints a table on the console, and writes it line by line to the log file."""
@@ -193,6 +213,7 @@ class Progress:
             self.live(figures)
         else:
             self._console.print(Text(figures.line(WIDTH)), soft_wrap=True)
+            self._heartbeat.spoke()
         self.record(figures.line())
         scalars = {
             "train/loss": figures.loss,

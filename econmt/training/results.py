@@ -19,7 +19,6 @@ from econmt.config.json_reader import Record, read_json
 from econmt.config.recipe import Recipe
 from econmt.data.batching.batch import AnyBatch
 from econmt.data.files import notice
-from econmt.data.progress_bars import status_line
 from econmt.decoding.attention_picture import draw_attention, missing_note
 from econmt.decoding.requests import Request
 from econmt.decoding.translation import Translation
@@ -37,7 +36,7 @@ from econmt.tasks.registry import make_task
 from econmt.training.choice import saved_choice
 from econmt.training.context import RunContext
 from econmt.training.pictures import draw_learning_curve
-from econmt.training.validation import make_translator, perplexity, requests_of
+from econmt.training.validation import counted_sentences, make_translator, perplexity, requests_of
 from econmt_ops.dispatch.rule import rules_only
 
 SAMPLES = 3
@@ -109,16 +108,17 @@ def are_complete(folder: ModelFolder, recipe: Recipe, update: int) -> bool:
     return results is not None and results.update == update and results.test == recipe.data.test
 
 
-def make_results(context: RunContext) -> RunResults:
+def make_results(context: RunContext, say: Callable[[str], object] = lambda _: None) -> RunResults:
     """Evaluates the best parameters, draws pictures, measures memory, and writes results.json at the end.
 
-    Of several ranks, the memory of the first one is measured.
+    Of several ranks, the memory of the first one is measured. ``say`` is called with the current activity.
 
     Raises:
         InputError: The folder holds no checkpoint, or an unreadable one.
         OSError: The disk is full.
     """
     recipe, folder = context.recipe, context.folder
+    say("measuring the memory of a training step")
     state, plan, ledger = _measure(context)
     curve = folder.pictures / "learning_curve.png"
     draw_learning_curve(
@@ -128,7 +128,7 @@ def make_results(context: RunContext) -> RunResults:
     results = RunResults(state.best_update, corpus, ledger, pictures=[curve])
     translates = make_task(recipe, context.prepared).translates
     evaluate = _evaluate_translation if translates else _evaluate_language_model
-    results = evaluate(context, plan, state, results)
+    results = evaluate(context, plan, state, results, say)
     record = ResultsFile(
         update=state.update,
         best_update=state.best_update,
@@ -144,7 +144,11 @@ def make_results(context: RunContext) -> RunResults:
 
 
 def _evaluate_language_model(
-    context: RunContext, plan: MemoryPlan | None, state: TrainingState, results: RunResults
+    context: RunContext,
+    plan: MemoryPlan | None,
+    state: TrainingState,
+    results: RunResults,
+    say: Callable[[str], object],
 ) -> RunResults:
     """Adds the perplexities of the validation and the test text."""
     recipe, prepared, device = context.recipe, context.prepared, context.device
@@ -157,7 +161,7 @@ def _evaluate_language_model(
     sliced = device.type == "cpu" and of_recipe.output == "auto"
     used = chosen._replace(output="recompute" if sliced else of_recipe.output)
     perplexities: dict[str, float] = {}
-    with status_line() as say, rules_only():  # as in training
+    with rules_only():  # as in training
         for split in splits:
             evaluation = step.task.evaluation(prepared, split, exact=True)
             batches = _with_status(evaluation.batches, f"reading the {split} text", say)
@@ -167,7 +171,9 @@ def _evaluate_language_model(
     return results._replace(perplexities=perplexities)
 
 
-def _with_status(batches: Iterable[AnyBatch], action: str, say: Callable[[str], None]) -> Iterator[AnyBatch]:
+def _with_status(
+    batches: Iterable[AnyBatch], action: str, say: Callable[[str], object]
+) -> Iterator[AnyBatch]:
     """Yields the batches and reports the number of tokens so far."""
     tokens = 0
     for batch in batches:
@@ -177,7 +183,11 @@ def _with_status(batches: Iterable[AnyBatch], action: str, say: Callable[[str], 
 
 
 def _evaluate_translation(
-    context: RunContext, plan: MemoryPlan | None, state: TrainingState, results: RunResults
+    context: RunContext,
+    plan: MemoryPlan | None,
+    state: TrainingState,
+    results: RunResults,
+    say: Callable[[str], object],
 ) -> RunResults:
     """Adds BLEU, samples and an attention picture: translates the test text, or 100 validation sentences."""
     recipe, folder, prepared, device = context.recipe, context.folder, context.prepared, context.device
@@ -187,7 +197,8 @@ def _evaluate_translation(
     text, shown = (prepared.valid_text, 100) if prepared.test is None else (prepared.test_text, None)
     sources, references = text.source[:shown], text.target[:shown]
     requests = requests_of(sources, text.factors)
-    translations = list(translator.translate(requests))
+    done = counted_sentences(f"scoring the {results.corpus} text", len(requests), say)
+    translations = list(translator.translate(requests, done=done))
     hypotheses = [translation.text for translation in translations]
     if prepared.test is not None:
         write_text(folder.test_hypotheses, "".join(line + "\n" for line in hypotheses))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,6 +21,7 @@ from econmt.config.conditions import keys_without_effect
 from econmt.config.recipe import Recipe, parse_recipe, recipe_text
 from econmt.config.yaml_reader import leaves
 from econmt.data.batching.store import PreparedData, open_prepared, prepare
+from econmt.data.progress_bars import Heartbeat, status_line
 from econmt.data.text.filters import left_out
 from econmt.data.text.subwords import fingerprint
 from econmt.engine.communicator import Communicator, jsonable
@@ -42,6 +45,9 @@ from econmt.training.results import RunResults, are_complete, make_results
 from econmt.training.trainer import Trainer, TrainingResult
 from econmt.training.validation import check_lengths
 from econmt_ops.dispatch.rule import rules_only
+
+HEARTBEAT = 30.0
+"""Seconds without a line after which a run that is not on a terminal says what it is doing."""
 
 
 class Outcome(NamedTuple):
@@ -77,6 +83,7 @@ def run_recipe(
         TrainingError: Training had to stop.
         Interrupted: SIGTERM or Ctrl-C was received; everything is saved.
     """
+    began = time.monotonic()
     communicator = Communicator() if communicator is None else communicator
     check_ranks(recipe, communicator.size)
     device = resolve_device(recipe.training.device)
@@ -86,7 +93,10 @@ def run_recipe(
         folder.check(overwrite=overwrite_output, last=recipe.training.max_updates)
         folder.create()
     check_shared(folder, communicator)
-    with folder.locked() if communicator.is_rank_zero else contextlib.nullcontext():
+    with (
+        folder.locked() if communicator.is_rank_zero else contextlib.nullcontext(),
+        _heartbeat(console, communicator) as heartbeat,
+    ):
         start = Start()
         if not overwrite_output:
             start = _find_start(recipe, folder, resume_with_changes, communicator)
@@ -96,8 +106,11 @@ def run_recipe(
             parameters_to_start_from(recipe)
         elif result := _finished(recipe, folder, saved, communicator):
             return Outcome(result, None)
+        heartbeat.say("preparing the text")
         prepared = _prepare(recipe, folder, search, console, verify, communicator)
+        heartbeat.say("measuring what is fastest here")
         context = make_context(recipe, folder, prepared, start, saved, device, communicator)
+        context = replace(context, began=began, heartbeat=heartbeat)
         with reproducible(device, context.threads.number):
             if overwrite_output:  # only now, since unusable text or budget must not cost the old run
                 first_plan(recipe, prepared, device, context.precision, communicator)
@@ -110,7 +123,26 @@ def run_recipe(
                 communicator.destroy()
                 raise
             communicator.destroy()
-            return Outcome(result, make_results(context) if communicator.is_rank_zero else None)
+            if not communicator.is_rank_zero:
+                return Outcome(result, None)
+            with _activity(console, heartbeat) as say:
+                return Outcome(result, make_results(context, say))
+
+
+@contextlib.contextmanager
+def _heartbeat(console: Console, communicator: Communicator) -> Iterator[Heartbeat]:
+    """Yields the heartbeat of a run; it beats on rank 0 unless the console is quiet or a terminal."""
+    heartbeat = Heartbeat(HEARTBEAT)
+    beats = communicator.is_rank_zero and not (console.quiet or console.is_terminal)
+    with heartbeat if beats else contextlib.nullcontext():
+        yield heartbeat
+
+
+@contextlib.contextmanager
+def _activity(console: Console, heartbeat: Heartbeat) -> Iterator[Callable[[str], None]]:
+    """Yields a function that shows the current activity after training: a status line on a terminal."""
+    with status_line() if console.is_terminal else contextlib.nullcontext(heartbeat.say) as say:
+        yield say
 
 
 def _find_start(
@@ -164,7 +196,7 @@ def train(context: RunContext, console: Console) -> TrainingResult:
         console.print(f"planning for a memory budget of {recipe.training.memory_budget}", markup=False)
     trainer, notes = make_trainer(context)
     try:
-        progress = Progress(folder.log, folder.tensorboard, console, trainer.state.update)
+        progress = Progress(folder.log, folder.tensorboard, console, trainer.state.update, context.heartbeat)
         if communicator.is_rank_zero:
             _write_recipe(folder.recipe, recipe)
         else:
@@ -208,7 +240,7 @@ def make_trainer(context: RunContext) -> tuple[Trainer, list[str]]:
         initial_file = parameters_to_start_from(recipe)
         initial_notes = initialize(model, recipe, initial_file, prepared.vocabularies, vocabulary)
     step, pipeline, divisions = make_step(task, model.to(device), context)
-    trainer = Trainer(step, folder, prepared, state)
+    trainer = Trainer(step, folder, prepared, state, context.began)
     notes = [
         f"{recipe.name}: {sum(parameter.numel() for parameter in model.parameters()):,} parameters, "
         f"{len(prepared.train):,} {'pairs' if task.translates else 'lines'}, "

@@ -68,7 +68,12 @@ class Trainer:
     """Training loop of one process."""
 
     def __init__(
-        self, step: TrainingStep, folder: ModelFolder, prepared: PreparedData, state: TrainingState
+        self,
+        step: TrainingStep,
+        folder: ModelFolder,
+        prepared: PreparedData,
+        state: TrainingState,
+        began: float | None = None,
     ) -> None:
         task, model, precision = step.task, step.model, step.precision
         training = task.recipe.training
@@ -98,7 +103,7 @@ class Trainer:
         self._monitors = Monitors(training.monitor_pattern, self.parameters)
         self._saved = state.update
         self._pace = Pace()
-        self._clock = time.monotonic()
+        self._clock = time.monotonic() if began is None else began
 
     def load(self, commit: Commit) -> list[str]:
         """Resumes from a saved state; returns messages about anything that could not be restored."""
@@ -138,7 +143,10 @@ class Trainer:
             while True:
                 if self._ranks.should_stop(interrupts, self.state):
                     self._save_and_stop(interrupts)
-                reason = end_reason(self.recipe.training, self.state, self.batches.epoch, self._ranks.seconds)
+                reason = None
+                if self.state.update:  # also a run whose time is over has results
+                    epoch, seconds = self.batches.epoch, self._ranks.seconds
+                    reason = end_reason(self.recipe.training, self.state, epoch, seconds)
                 if self._checkpoint_due(reason):
                     self._checkpoint(progress, interrupts)
                 elif reason is not None:
@@ -166,7 +174,8 @@ class Trainer:
             self.rehearse()
         self._report_plan(progress)
         give_back_library_pages()
-        self._clock = time.monotonic()
+        self._tick()
+        self._pace.seconds_per_update(self.state.seconds, self.state.update)
 
     def rehearse(self) -> None:
         """Computes the gradient of the largest batch and discards it, so that too little memory is noticed at once.
@@ -238,6 +247,8 @@ class Trainer:
             self.state.since_log = Meter()
         elif progress.is_live:
             progress.live(self._figures(update))
+        else:
+            progress.doing(f"training: update {update:,}")
 
     def gradient(self, batches: Sequence[AnyBatch], *, trim: bool = False) -> StepResult:
         """Computes the gradient of the loss per token, which the step's update clips and applies.
@@ -303,7 +314,9 @@ class Trainer:
             with self._streams_preserved(), self._average.in_place(self.state):
                 self.step.make_whole()
                 plan, signature = self.budget.plan, self.state.signature
-                result = validate(self.step, self.prepared, lambda: interrupts.pending, plan, signature)
+                result = validate(
+                    self.step, self.prepared, lambda: interrupts.pending, plan, signature, progress.doing
+                )
         except Abandoned:
             self._ranks.discard_answer()
             return

@@ -67,6 +67,7 @@ def validate(
     stop: Callable[[], bool],
     plan: MemoryPlan | None = None,
     signature: str = "",
+    say: Callable[[str], object] = lambda _: None,
 ) -> Validation:
     """Computes perplexity on the validation text and, for a translation model if the recipe asks for it, BLEU.
 
@@ -78,12 +79,14 @@ def validate(
         stop: Polled often; if it returns True, validation ends at once.
         plan: Plan of the run's memory budget, which validation respects too; None without one.
         signature: Signature of earlier BLEU scores, which determines the tokenizer.
+        say: Called with the current activity, for display.
 
     Raises:
         Abandoned: ``stop`` returned True.
     """
     model, count = step.model, step.task.recipe.training.decode_and_evaluate
     model.eval()
+    say("validation: computing the perplexity")
     try:
         value = perplexity(step, step.task.evaluation(prepared, "valid"), stop, plan)
         lengths = None
@@ -102,7 +105,7 @@ def validate(
             IncrementalModel(device_model), prepared.vocabularies, recipe, device, plan, stop
         )
         requests = requests_of(prepared.valid_text.source[:count], prepared.valid_text.factors)
-        hypotheses = _translated(step.communicator, translator, requests)
+        hypotheses = _translated(step.communicator, translator, requests, say)
         references = prepared.valid_text.target[:count]
         score = bleu(hypotheses, references, recipe_tokenizer(recipe, signature).name)
         metric, judged = recipe.training.early_stopping.metric, None
@@ -125,14 +128,32 @@ def requests_of(sources: Sequence[str], factors: Sequence[Sequence[str]]) -> lis
     return [Request(text, factors=row) for text, row in zip(sources, rows, strict=False)]
 
 
-def _translated(communicator: Communicator, translator: Translator, sources: Sequence[Request]) -> list[str]:
+def _translated(
+    communicator: Communicator,
+    translator: Translator,
+    sources: Sequence[Request],
+    say: Callable[[str], object],
+) -> list[str]:
     """Translates all sources, divided evenly among the ranks."""
     local = sources[communicator.rank :: communicator.size]
-    parts = _gathered(communicator, lambda: [translation.text for translation in translator.translate(local)])
+    done = counted_sentences("validation", len(local), say)
+    parts = _gathered(communicator, lambda: [each.text for each in translator.translate(local, done=done)])
     translations = [""] * len(sources)
     for rank, part in enumerate(parts):
         translations[rank :: communicator.size] = part
     return translations
+
+
+def counted_sentences(title: str, total: int, say: Callable[[str], object]) -> Callable[[int], None]:
+    """Returns a function that takes numbers of further translated sentences, and says how many there are so far."""
+    translated = 0
+
+    def done(count: int) -> None:
+        nonlocal translated
+        translated += count
+        say(f"{title}: {translated:,} of {total:,} sentences translated")
+
+    return done
 
 
 def _gathered(communicator: Communicator, compute: Callable[[], list[Any]]) -> list[list[Any]]:

@@ -21,7 +21,8 @@ ONLY_PARSED = {
         "scripts.bench cells --device cuda",
         "bench layout --device cuda --graph",
     ],
-    "the network": ["pip install", "hf auth", "hf upload", "hf://", "make ", "python3 -m venv"],
+    "the network": ["pip install", "hf auth", "hf upload", "hf://", "make ", "python3 -m venv", "git clone"],
+    "a text of the reader's": ["tail -n 1000"],
     "several hosts": ["torchrun ", "srun ", "#SBATCH", "scontrol "],
     "packages that tests do not install": [
         "scripts.bench compare.",

@@ -94,6 +94,7 @@ def test_holds_every_module_and_recipe_and_nothing_else(wheel: Path) -> None:
     assert {name for name in names if name.endswith(".html")} == {
         "econmt/memory/report/page.html",
         "econmt/serving/page/index.html",
+        "econmt/serving/page/docs.html",
     }
     page = {file.relative_to(ROOT).as_posix() for file in (ROOT / "econmt/serving/page").iterdir()}
     assert page <= names

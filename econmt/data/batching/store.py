@@ -161,7 +161,13 @@ _Input = tuple[str, Corpus]
 
 
 def prepare(
-    recipe: Recipe, folder: Path, search: Sequence[Path], *, show_progress: bool, verify: bool = False
+    recipe: Recipe,
+    folder: Path,
+    search: Sequence[Path],
+    *,
+    show_progress: bool,
+    verify: bool = False,
+    instead: Path | None = None,
 ) -> PreparedData:
     """Prepares a recipe's text in ``folder``, or reuses the store there if nothing has changed.
 
@@ -174,6 +180,7 @@ def prepare(
         show_progress: True shows bars on stderr if it is a terminal.
         verify: True reads the whole text and store to detect changes; otherwise sizes, times and a sample are compared,
             see :mod:`econmt.data.fingerprints`.
+        instead: folder in which a store is made if that in ``folder`` cannot be reused; None: in ``folder``.
     """
     data = recipe.data
     meta = _read_meta(folder)
@@ -195,9 +202,10 @@ def prepare(
                 return open_prepared(folder, verify=verify)
             except InputError as error:
                 reason = str(error)
-        notice(f"preparing the data in {folder} again: {reason}")
-    _build(data, folder, inputs, files, show_progress)
-    return open_prepared(folder)
+        if instead is None:
+            notice(f"preparing the data in {folder} again: {reason}")
+    _build(data, instead or folder, inputs, files, show_progress)
+    return open_prepared(instead or folder)
 
 
 def holds_text_of(recipe: Recipe, folder: Path) -> bool:

@@ -15,6 +15,7 @@ import urllib.error
 import urllib.request
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, cast
@@ -50,6 +51,20 @@ class _BrokenConnectionError(Exception):
     """Connection that ended early; another attempt can resume the download."""
 
 
+_forbidden = False
+
+
+@contextmanager
+def no_downloads() -> Iterator[None]:
+    """Makes :func:`download` refuse every file within a context."""
+    global _forbidden
+    _forbidden = True
+    try:
+        yield
+    finally:
+        _forbidden = False
+
+
 def download(remote: RemoteFile, path: Path, progress: bool) -> None:
     """Downloads a file to ``path``.
 
@@ -61,6 +76,10 @@ def download(remote: RemoteFile, path: Path, progress: bool) -> None:
             stalls, the checksum differs (the file is removed), or the folder cannot be written.
     """
     partial = path.with_name(path.name + ".part")
+    if _forbidden:
+        raise InputError(
+            f"{path.name}: would be downloaded from {remote.url}; a dry run downloads nothing, econmt prepare does"
+        )
     notice(f"downloading {remote.url}")
     with writing(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)

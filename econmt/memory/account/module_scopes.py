@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -25,6 +25,8 @@ class ModuleScopes:
     Attributes:
         names: Names of modules by their ids.
         compiled: Names of modules that ``torch.compile`` has compiled.
+        kinds: Classes of modules by name.
+        inputs: Bytes of the tensors that a module was called with last, by name.
         updating: True while an optimizer's step runs.
     """
 
@@ -33,6 +35,8 @@ class ModuleScopes:
     ) -> None:
         self.names: dict[int, str] = {}
         self.compiled: list[str] = []
+        self.kinds: dict[str, str] = {}
+        self.inputs: dict[str, int] = {}
         self.updating = False
         self._tracker = tracker
         self._owners: dict[Tensor, str] = {}
@@ -43,6 +47,11 @@ class ModuleScopes:
             self._register(model)
         for optimizer in self._optimizers:
             self._label_optimizer(optimizer)
+
+    @property
+    def is_running(self) -> bool:
+        """True while the code of a module runs."""
+        return bool(self._running)
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -66,19 +75,35 @@ class ModuleScopes:
 
     def _register(self, model: nn.Module) -> None:
         """Names a model's modules, labels its parameters and buffers, and follows its gradients."""
-        kind = type(model).__name__
+        kind = type(_inside(model)).__name__
         taken = set(self.names.values())
         root = next(name for name in _numbered(kind) if name not in taken)
         prefix = f"{root}." if self.names else ""
         for path, module in model.named_modules():
+            path = _without_wrappers(path, model)
             name = self.names.setdefault(id(module), prefix + path if path else root)
-            if type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None:
+            self.kinds.setdefault(name, type(module).__name__)
+            if hasattr(module, "_orig_mod"):
                 self.compiled.append(name)
+            elif module._compiled_call_impl is not None:
+                self.compiled.append(name)
+                self._enter_compiled(module, name)
             for parameter in module.parameters(recurse=False):
                 if parameter not in self._owners:
                     self._own(parameter, name)
             for buffer in module.buffers(recurse=False):
                 self._tracker.label(buffer, "weights", name)
+
+    def _enter_compiled(self, module: nn.Module, name: str) -> None:
+        """Enters the scope of a module whose call is compiled, and which therefore calls no hooks."""
+        compiled: Callable[..., Any] = module._compiled_call_impl  # type: ignore[assignment]
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with layer(name):
+                return compiled(*args, **kwargs)
+
+        module._compiled_call_impl = call
+        self._hooks.callback(setattr, module, "_compiled_call_impl", compiled)
 
     def _own(self, parameter: Tensor, name: str) -> None:
         self._owners[parameter] = name
@@ -110,7 +135,7 @@ class ModuleScopes:
         self.updating = False
         self._label_optimizer(optimizer)
 
-    def _enter(self, module: nn.Module, _: Any) -> None:
+    def _enter(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         if torch.compiler.is_compiling():
             return
         if id(module) not in self.names:
@@ -118,7 +143,9 @@ class ModuleScopes:
                 self.names[id(module)] = f"{current_layer()}.{type(module).__name__}"
             else:
                 self._register(module)
-        scope = layer(self.names[id(module)])
+        name = self.names[id(module)]
+        self.inputs[name] = sum(each.nbytes for each in args if isinstance(each, Tensor))
+        scope = layer(name)
         scope.__enter__()
         self._running.append((module, scope))
 
@@ -134,6 +161,27 @@ class ModuleScopes:
         """Leaves all but the outermost ``depth`` scopes."""
         while len(self._running) > depth:
             self._running.pop()[1].__exit__(None, None, None)
+
+
+def _inside(model: nn.Module) -> nn.Module:
+    """Returns the model below ``torch.compile`` and ``DistributedDataParallel``."""
+    while True:
+        inner = getattr(model, "_orig_mod", None) or (model.module if _is_parallel(model) else None)
+        if not isinstance(inner, nn.Module):
+            return model
+        model = inner
+
+
+def _is_parallel(model: nn.Module) -> bool:
+    return type(model).__name__ in ("DistributedDataParallel", "FullyShardedDataParallel")
+
+
+def _without_wrappers(path: str, model: nn.Module) -> str:
+    """Returns the name of a module without the parts that wrappers of the model add."""
+    parts = [part for part in path.split(".") if part != "_orig_mod"]
+    return ".".join(
+        parts[1:] if _is_parallel(model) or _is_parallel(getattr(model, "_orig_mod", model)) else parts
+    )
 
 
 def _numbered(name: str) -> Iterator[str]:

@@ -3,40 +3,25 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from econmt.errors import InputError
 from econmt.memory.account.account import Account
 from econmt.memory.account.module_scopes import ModuleScopes
+from econmt.memory.account.step_tracker import StepTracker
 from econmt.memory.measure.allocations import AllocationLog
+from econmt.memory.measure.layer_times import Clock
 from econmt.memory.measure.storages import BLOCK
 from econmt.memory.measure.tracker import Tracker
 
-
-class StepTracker(Tracker):  # type: ignore[no-untyped-call]
-    """Tracker of a program's step, which tells by itself which phase the step is in."""
-
-    scopes: ModuleScopes | None = None
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """Lets compiled functions run compiled."""
-        return True
-
-    def phase(self) -> str:
-        """Returns the current phase, and begins it if it is another one than before."""
-        if self.scopes is not None and self.scopes.updating:
-            phase = "optimizer"
-        else:
-            phase = "backward" if torch._C._current_graph_task_id() >= 0 else "forward"
-        if not self.begins or self.begins[-1].phase != phase:
-            self.begin(phase)
-        return phase
+_Any = TypeVar("_Any")
 
 
 @contextmanager
@@ -61,24 +46,74 @@ def track(
     Raises:
         InputError: The device is neither a CPU nor a CUDA device.
     """
-    models: list[nn.Module] = [model] if isinstance(model, nn.Module) else list(model or ())
-    optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer or ())
+    models = several(model, nn.Module)
+    optimizers = several(optimizer, Optimizer)
     parameter = next((each for one in models for each in one.parameters()), None)
     where = torch.device(device or ("cpu" if parameter is None else parameter.device))
     if where.type not in ("cpu", "cuda"):
         raise InputError(f"memory.track: device '{where}' cannot be tracked; use cpu or cuda")
     if where == torch.device("cuda"):
         where = torch.device("cuda", torch.cuda.current_device())
-    if "torch._dynamo" in sys.modules:  # keeps its compiler from compiling the tracker itself
+    tracker = StepTracker(
+        where, block=BLOCK if where.type == "cuda" else 1, log=AllocationLog(where), follows=False
+    )
+    tracker.scopes = scopes = ModuleScopes(tracker, models, optimizers)
+    if where.type == "cuda":  # operators return before they have run, so their times need marks on the device
+        tracker.clock = Clock(where)
+    dynamo = sys.modules.get("torch._dynamo.convert_frame")
+    if dynamo is not None and (
+        scopes.compiled or dynamo.input_codes.seen
+    ):  # else it would compile the tracker, too
         disabled = torch._disable_dynamo(Tracker.__torch_dispatch__)  # type: ignore[attr-defined]
         StepTracker.__torch_dispatch__ = disabled  # type: ignore[method-assign]
-    tracker = StepTracker(where, block=BLOCK if where.type == "cuda" else 1, log=AllocationLog(where))
-    tracker.scopes = scopes = ModuleScopes(tracker, models, optimizers)
     account = Account(tracker)
     try:
         with tracker.recording():
             tracker.begin("forward")
-            with scopes.watching():
+            with scopes.watching(), nested_hooks(tracker), warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "Using `torch.compile")  # of hooks that see a module twice
                 yield account
+                if tracker.clock is not None:
+                    tracker.clock.begin(None)
+    except BaseException as error:
+        account.fail(error)
+        raise
     finally:
         account.close(scopes)
+
+
+def several(given: _Any | Sequence[_Any] | None, kind: type[_Any]) -> list[_Any]:
+    """Returns one object, or several ones, as a list."""
+    return [given] if isinstance(given, kind) else list(given or ())  # type: ignore[arg-type]
+
+
+@contextmanager
+def nested_hooks(tracker: Tracker) -> Iterator[None]:
+    """Follows the hooks for saved tensors that a program sets, as activation checkpointing does.
+
+    Hooks replace the tracker's own. In the forward pass they may keep a tensor, put it elsewhere or forget it; what
+    they receive in the backward pass is recomputed, and kept until its gradient is computed.
+    """
+    hooks = torch.autograd.graph.saved_tensors_hooks
+    enter = hooks.__enter__
+
+    def enter_followed(self: torch.autograd.graph.saved_tensors_hooks) -> None:
+        pack = self.pack_hook
+
+        def followed(tensor: Tensor) -> Any:
+            packed = pack(tensor)
+            recomputed = torch._C._current_graph_task_id() >= 0
+            tracker.keep(tensor if recomputed else packed)
+            return packed
+
+        self.pack_hook = followed
+        try:
+            enter(self)
+        finally:
+            self.pack_hook = pack
+
+    hooks.__enter__ = enter_followed  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        hooks.__enter__ = enter  # type: ignore[method-assign]

@@ -7,12 +7,14 @@ GPU, the bytes that were asked for on a CPU.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import time
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from operator import attrgetter
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -21,11 +23,15 @@ from econmt.memory.measure.storages import Change, Sighting, Storage, Work
 
 
 class Allocation(NamedTuple):
-    """Allocation of ``size`` bytes at an address (release if negative), ``seconds`` after the start."""
+    """Allocation of ``size`` bytes at an address (release if negative), ``seconds`` after the start.
+
+    ``total``: bytes that the device's allocator has given out after it.
+    """
 
     seconds: float
     address: int
     size: int
+    total: int
 
 
 class AllocationLog:
@@ -54,7 +60,8 @@ class AllocationLog:
             # No operator has this scope, so that memory events remain.
             autograd._enable_profiler(config, activities, {profiler.RecordScope.LITE_INTERPRETER})  # type: ignore[call-arg]
         try:
-            yield
+            with _without_warnings():
+                yield
         finally:
             with _quiet():
                 self._result = autograd._disable_profiler()
@@ -78,7 +85,8 @@ class AllocationLog:
                     self._device.index,
                 ):
                     seconds = (event.start_time_ns - start) / 1e9
-                    events.append(Allocation(seconds, fields.ptr, fields.alloc_size))
+                    total = fields.total_allocated
+                    events.append(Allocation(seconds, fields.ptr, fields.alloc_size, total))
         self._result = None
         return sorted(events, key=attrgetter("seconds"))
 
@@ -92,7 +100,10 @@ class _Block:
 
 
 def attribute(
-    events: Sequence[Allocation], sightings: Iterable[Sighting], works: Sequence[Work], *, with_earlier: bool
+    events: Sequence[Allocation],
+    sightings: Iterable[Sighting],
+    works: Sequence[Work],
+    start: int | None,
 ) -> tuple[list[Change], set[Storage]]:
     """Attributes allocations to the storages that a tracker has seen in them.
 
@@ -103,23 +114,45 @@ def attribute(
         events: Allocations and releases in order.
         sightings: Storages at their addresses, in order.
         works: Operators that ran, in order.
-        with_earlier: True if the events include releases of memory that is older than the record.
+        start: Bytes that the allocator had given out before; None if it does not report the release of those.
 
     Returns:
         The changes of sizes, and the storages whose memory was allocated within the record.
     """
     blocks: dict[int, list[_Block]] = {}
-    stream: list[tuple[float, int, _Block | None, int]] = []
-    for seconds, address, size in events:
-        there = blocks.setdefault(address, [])
-        if size > 0:
-            there.append(_Block(seconds, size))
-            stream.append((seconds, address, there[-1], size))
+    stream: list[tuple[Allocation, _Block | None]] = []
+    for event in events:
+        there = blocks.setdefault(event.address, [])
+        if event.size > 0:
+            there.append(_Block(event.seconds, event.size))
+            stream.append((event, there[-1]))
         elif there and there[-1].end == float("inf"):
-            there[-1].end = seconds
-            stream.append((seconds, address, there[-1], -there[-1].size))
-        else:
-            stream.append((seconds, address, None, size))
+            there[-1].end = event.seconds
+            stream.append((event, there[-1]))
+        elif start is not None:
+            stream.append((event, None))
+    earlier, made = _assign(blocks, sightings, works)
+    changes: list[Change] = []
+    unseen = Storage(0, (0,), torch.uint8, "", "other", 0)
+    for event, block in stream:
+        if block is not None and block.storage is None:
+            block.storage = Storage(block.size, (block.size,), torch.uint8, "", "other", event.address)
+            _complete(block.storage, block, works)
+        storage = earlier.pop(event.address, unseen) if block is None else block.storage
+        assert storage is not None
+        changes.append(Change(event.seconds, storage, event.size))
+        if start is not None:
+            start += event.size
+            if event.total != start:  # allocations by threads that the log does not hear
+                changes.append(Change(event.seconds, unseen, event.total - start))
+                start = event.total
+    return changes, made
+
+
+def _assign(
+    blocks: Mapping[int, list[_Block]], sightings: Iterable[Sighting], works: Sequence[Work]
+) -> tuple[dict[int, Storage], set[Storage]]:
+    """Assigns storages to blocks; returns those that are older than the log, by address, and those that are not."""
     made: set[Storage] = set()
     earlier: dict[int, Storage] = {}
     seen: set[Storage] = set()
@@ -129,25 +162,14 @@ def attribute(
         block = there[index - 1] if index else None
         if block is None or block.end < seconds:
             earlier[address] = storage
-            seen.add(storage)
         else:
             if storage not in seen:
-                seen.add(storage)
                 made.add(storage)
             block.storage = block.storage or storage
-            if not storage.operator:
+            if not storage.operator and storage in made:
                 _complete(storage, block, works)
-    changes = []
-    for seconds, address, block, size in stream:
-        if block is not None:
-            if block.storage is None:
-                block.storage = Storage(block.size, (block.size,), torch.uint8, "", "other", address)
-                _complete(block.storage, block, works)
-            changes.append(Change(seconds, block.storage, size))
-        elif with_earlier and size < 0:
-            older = earlier.pop(address, None) or Storage(-size, (-size,), torch.uint8, "", "other", address)
-            changes.append(Change(seconds, older, size))
-    return changes, made
+        seen.add(storage)
+    return earlier, made
 
 
 OUTSIDE = "code without operators"
@@ -160,6 +182,23 @@ def _complete(storage: Storage, block: _Block, works: Sequence[Work]) -> None:
     work = works[index - 1] if index else None
     storage.operator = work.operator if work is not None and block.begin <= work.end else OUTSIDE
     storage.layer = "other" if work is None else work.layer
+
+
+@contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Hides the allocator's warnings about memory that is older than the log, which a tracker knows itself."""
+    try:
+        level = ctypes.c_int.in_dll(
+            ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so")), "FLAGS_caffe2_log_level"
+        )
+    except (OSError, ValueError):  # another system, or a torch without this variable
+        yield
+        return
+    before, level.value = level.value, max(level.value, 2)
+    try:
+        yield
+    finally:
+        level.value = before
 
 
 @contextmanager

@@ -57,6 +57,36 @@ def _cudnn(inputs: Tensor, weights: list[Tensor], stride: int, *_: Any, **__: An
     )
 
 
+def _convolution(
+    inputs: Tensor,
+    weight: Tensor,
+    *rest: Any,
+    out_val: Tensor | None = None,
+    transposed: bool | None = None,
+) -> int:
+    """Returns the operations of a convolution: each weight meets each output, or each input if it is transposed."""
+    at_inputs = bool(rest[4]) if transposed is None else transposed
+    places = inputs if at_inputs or out_val is None else out_val
+    return 2 * places.numel() * weight[0].numel()
+
+
+def _convolution_backward(gradient: Tensor, inputs: Tensor, weight: Tensor, *rest: Any, **_: Any) -> int:
+    transposed, needed = rest[4], rest[7]
+    return int(sum(needed[:2])) * _convolution(inputs, weight, out_val=gradient, transposed=transposed)
+
+
+def _attention(queries: Tensor, keys: Tensor, *_: Any, **__: Any) -> int:
+    """Returns the operations of scores and weighted sums; a causal mask saves none of them."""
+    return 4 * queries.numel() * keys.shape[-2]
+
+
+def _attention_backward(_gradient: Tensor, queries: Tensor, keys: Tensor, *_: Any, **__: Any) -> int:
+    """Returns the operations of five products, since the scores are computed again."""
+    return 10 * queries.numel() * keys.shape[-2]
+
+
+_ATTENTION = ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention")
+
 _FORMULAS: dict[Any, Callable[..., int]] = {
     aten.mm: _product,
     aten.bmm: _product,
@@ -68,4 +98,8 @@ _FORMULAS: dict[Any, Callable[..., int]] = {
     aten.mkldnn_rnn_layer_backward: lambda *arguments, **_: 2 * _onednn(*arguments),
     aten._cudnn_rnn: _cudnn,
     aten._cudnn_rnn_backward: lambda *arguments, **_: 2 * _cudnn(*arguments),
+    aten.convolution: _convolution,
+    aten.convolution_backward: _convolution_backward,
+    **{getattr(aten, f"_scaled_dot_product_{name}"): _attention for name in _ATTENTION},
+    **{getattr(aten, f"_scaled_dot_product_{name}_backward"): _attention_backward for name in _ATTENTION},
 }

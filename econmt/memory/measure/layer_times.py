@@ -25,7 +25,7 @@ _MARKED = 2
 """Number of steps timed by layer, the fastest of which counts: the first may find a cold machine."""
 
 
-class _Clock:
+class Clock:
     """Time stamps of a device: of the program on a CPU, of the current stream on a GPU."""
 
     def __init__(self, device: torch.device) -> None:
@@ -86,7 +86,7 @@ def time_step(
 def _time_layers(
     step: TrainingStep, batch: AnyBatch, tokens: Tensor, layers: Mapping[Tensor, str]
 ) -> dict[tuple[str, str], float]:
-    clock, nodes = _Clock(step.device), NodeLayers()
+    clock, nodes = Clock(step.device), NodeLayers()
     nodes.add_parameters(layers)
     running = ""
 

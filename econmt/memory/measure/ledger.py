@@ -8,12 +8,13 @@ first. Other storages that the step creates are *workspace*, and those that exis
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import chain, pairwise
-from operator import itemgetter
+from itertools import chain, islice, pairwise
+from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -47,6 +48,7 @@ class TensorAtPeak(NamedTuple):
     category: str
     layer: str
     operator: str
+    line: str = ""
 
 
 class Moment(NamedTuple):
@@ -80,6 +82,7 @@ class Ledger:
             `econmt.memory.measure.process.resident_parts`; empty in an estimate and if the system does not tell.
         process_peak: Most resident bytes of the process so far; 0 if unknown.
         order: Layers in the order of tables.
+        operations: Floating-point operations by layer; empty for a step of a recipe.
     """
 
     peak: int = 0
@@ -100,6 +103,7 @@ class Ledger:
     process: dict[str, int] = field(default_factory=dict)
     process_peak: int = 0
     order: Sequence[str] = LAYERS
+    operations: Counter[str] = field(default_factory=Counter)
 
     @property
     def layers(self) -> list[str]:
@@ -237,9 +241,16 @@ def track_step(
     return ledger
 
 
-def ledger_of(tracker: Tracker) -> Ledger:
-    """Returns the ledger of a step that a tracker has observed."""
+def ledger_of(tracker: Tracker, until: float | None = None) -> Ledger:
+    """Returns the ledger of a step that a tracker has observed.
+
+    Its entries are those of the peak, or of the moment ``until``, in seconds after the start.
+    """
+    tracker.settle()
     peak, moment = tracker.peak()
+    if until is not None:
+        moment = bisect_right(tracker.changes, until, key=attrgetter("seconds"))
+        peak = next(islice(tracker.live(), moment, None))
     ledger = Ledger(peak=peak, flops=sum(tracker.flops.values()), device=tracker.device.type)
     alive = tracker.alive(moment)
     for storage, size in alive.items():
@@ -257,7 +268,15 @@ def ledger_of(tracker: Tracker) -> Ledger:
         category, layer = kind_of(storage)
         dtype = str(storage.dtype).removeprefix("torch.")
         ledger.largest.append(
-            TensorAtPeak(alive[storage], storage.shape, dtype, category, layer, storage.operator)
+            TensorAtPeak(
+                alive[storage],
+                storage.shape,
+                dtype,
+                category,
+                layer,
+                storage.operator,
+                str(storage.line or ""),
+            )
         )
     ledger.largest = sorted(ledger.largest, key=itemgetter(0), reverse=True)[:LARGEST]
     ledger.stash = max(

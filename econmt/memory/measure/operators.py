@@ -29,6 +29,7 @@ class OperatorFacts(NamedTuple):
         body: Function that runs with the tracker on; None: the operator runs, without the tracker.
         cost: Returns the internal memory and operations that it declares.
         flops: Formula of its floating-point operations, unless it declares them.
+        workspace: Returns internal bytes that a prediction assumes.
     """
 
     name: str
@@ -41,6 +42,7 @@ class OperatorFacts(NamedTuple):
     body: Callable[..., Any] | None
     cost: Callable[..., Cost] | None
     flops: Callable[..., int] | None
+    workspace: Callable[..., int] | None = None
 
 
 def look_at(

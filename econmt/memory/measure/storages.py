@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from econmt.memory.measure.user_lines import UserLine
 from econmt_ops.core import scopes as accounting
 
 BLOCK = 512
@@ -64,6 +65,7 @@ class Storage:
         layer: Layer whose code created it.
         address: Address of its first byte; 0 for fake tensors.
         kept_by: First layer for which autograd keeps it for the backward pass; None if it is not kept.
+        line: Line of the program that ran when it was created; None if it is small or was there before.
         category: Category from :meth:`Tracker.label`, such as weights; None without a label.
     """
 
@@ -74,6 +76,7 @@ class Storage:
     layer: str
     address: int
     kept_by: str | None = None
+    line: UserLine | None = None
     category: str | None = None
 
 

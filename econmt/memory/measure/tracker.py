@@ -2,9 +2,9 @@
 
 A :class:`Tracker` observes every storage that a PyTorch operator creates, resizes or frees, of real and of fake
 tensors; views share a storage, which counts once. Memory that operators use internally, such as a weight reordered by
-oneDNN, is included if the tracker has a log of the allocator or a meter. Without a log, operators registered with
-``torch.library.custom_op`` run with the tracker on, so that their workspace is included, or declare it
-(`econmt_ops.dispatch.traits.Traits.costs`).
+oneDNN, is included if the tracker has a log of the allocator or a meter. Operators registered with
+``torch.library.custom_op`` run with the tracker on, if it follows them, so that their workspace is included, or declare
+it (`econmt_ops.dispatch.traits.Traits.costs`).
 """
 
 from __future__ import annotations
@@ -38,8 +38,12 @@ from econmt.memory.measure.storages import (
     Work,
     expanded,
 )
+from econmt.memory.measure.user_lines import LARGE, user_line
 from econmt_ops.core import scopes as accounting
 from econmt_ops.dispatch.traits import Cost
+
+_FACTS: dict[int, OperatorFacts] = {}
+"""Properties of operators that run as they are, by id."""
 
 
 class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -52,6 +56,8 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             its call to the operator.
         meter: Returns the bytes allocated on the device, and their peak since the last call.
         log: Record of the allocator; with it, the changes are those of the allocator.
+        follows: True if custom operators run with the tracker on.
+        workspace: Returns a function that gives an operator's internal bytes for its arguments, or None.
 
     Attributes:
         before: Storages that existed before the recording, with their sizes then.
@@ -71,13 +77,17 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         replacements: Mapping[OpOverload, Callable[..., Any]] | None = None,
         meter: Callable[[], tuple[int, int]] | None = None,
         log: AllocationLog | None = None,
-        run: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any] = lambda func, args, kwargs: func(
-            *args, **kwargs
-        ),
+        follows: bool = True,
+        workspace: Callable[[Any], Callable[..., int] | None] | None = None,
+        run: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any] | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.device = device
-        self._type = device.type
+        if log is None:
+            self._counts: Callable[[Tensor], bool] = lambda tensor: _device_type(tensor) == device.type
+        else:
+            index = device.index if device.type == "cuda" else -1
+            self._counts = lambda tensor: tensor.get_device() == index  # much faster, on real tensors
         self.nodes = NodeLayers()
         self.before: list[tuple[Storage, int]] = []
         self.changes: list[Change] = []
@@ -88,14 +98,16 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.seconds = 0.0
         self.flops: Counter[torch.dtype] = Counter()
         self._block = block
-        self._replacements = replacements or {}
+        self.replacements = replacements or {}
         self._meter = meter
         self._log = log
+        self._follows, self._workspace = follows, workspace
         self._sightings: list[Sighting] = []
-        self._run = run
+        self.run = run or _call
         self._at_start = self._grown = 0
         self._known: dict[int, tuple[Storage, weakref.ref[Any]]] = {}
-        self._facts: dict[int, OperatorFacts] = {}
+        # Shared by trackers that run every operator as it is.
+        self._facts: dict[int, OperatorFacts] = {} if follows else _FACTS
         self._inside: list[str] = []
         self._replacing: int | None = None
         self._recording = False
@@ -124,15 +136,16 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             finally:
                 self.seconds = now(self._start)
                 self._recording = False
-        if self._log is not None and self._log.has_events:
-            self._settle(self._log)
 
-    def _settle(self, log: AllocationLog) -> None:
-        """Replaces the changes by those of the allocator."""
-        on_gpu = self.device.type == "cuda"
-        changes, made = attribute(log.events(self._start), self._sightings, self.works, with_earlier=on_gpu)
+    def settle(self) -> None:
+        """Replaces the changes by those of the allocator, if there is a log that has not been read."""
+        log = self._log
+        if log is None or not log.has_events:
+            return
+        start = self._at_start if self.device.type == "cuda" else None
+        changes, made = attribute(log.events(self._start), self._sightings, self.works, start)
         self.before = [(storage, size) for storage, size in self.before if storage not in made]
-        if not on_gpu:  # a CPU's allocator reports no release of memory that is older than the log
+        if start is None:  # a CPU's allocator reports no release of memory that is older than the log
             earlier = {storage for storage, _ in self.before}
             changes += [change for change in self.changes if change.storage in earlier]
             changes.sort(key=attrgetter("seconds"))
@@ -179,7 +192,10 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         # By id: operators live as long as the program, and their hashes are slow.
         facts = self._facts.get(id(func))
         if facts is None:
-            facts = self._facts[id(func)] = look_at(func, self._replacements, follows=self._log is None)
+            facts = look_at(func, self.replacements, follows=self._follows)
+            if self._workspace is not None:
+                facts = facts._replace(workspace=self._workspace(func))
+            self._facts[id(func)] = facts
         if facts.is_device:
             return args[0].fake_device
         if facts.is_primitive:
@@ -189,13 +205,14 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             # into steps where the kernel calls cuDNN.
             with self:
                 return func._op_dk(COMPOSITE, *args, **kwargs)
+        if facts.is_view:  # creates no memory
+            return self.run(func, args, kwargs)
         read = self._on_device(args)
         if kwargs:
             read += self._on_device(kwargs.values())
         for tensor in read:
-            self._find(tensor)
-        if facts.is_view:  # its memory is known already
-            return self._run(func, args, kwargs)
+            if tensor.untyped_storage()._cdata not in self._known:
+                self._find(tensor)
         # The operators that a replacement runs are attributed to the replaced operator.
         self._inside.append(facts.name if self._replacing is None else "")
         if facts.replaced and self._replacing is None:
@@ -217,32 +234,36 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         """Runs an operator that creates or changes tensors, and records them; ``read``: its tensor arguments."""
         body, cost = facts.body, facts.cost
-        begin = 0.0
+        begin, phase = 0.0, self.phase()
         if body is None:
             if self._meter is not None:
                 self._meter()
             begin = now(self._start)
-            result = self._run(func, args, kwargs)
+            result = self.run(func, args, kwargs)
         else:
             with self:
                 result = body(*args, **kwargs)
             if result is NotImplemented:
-                result = self._run(func, args, kwargs)
+                result = self.run(func, args, kwargs)
         flops = 0
         if facts.flops is not None and read:
             flops = int(facts.flops(*args, **kwargs, out_val=result))
             self.flops[read[0].dtype] += flops
+        declared = None if cost is None else cost(*args, **kwargs)
+        flops += 0 if declared is None else declared.flops
         layer = self.nodes.running()
         if begin:
-            self.works.append(Work(begin, now(self._start), self._path(), layer, self.phase(), flops))
+            self.works.append(Work(begin, now(self._start), self._path(), layer, phase, flops))
         if facts.is_mutable:
             for tensor in read:
                 self._update(tensor)
         for tensor in self._on_device((result,)):
             if tensor.untyped_storage()._cdata not in self._known:
                 self._add(tensor, layer)
-        if cost is not None:
-            self._charge(cost(*args, **kwargs), read[0].dtype, layer)
+        if declared is not None:
+            self._charge(declared, read[0].dtype, layer)
+        if facts.workspace is not None:
+            self._charge(Cost(facts.workspace(*args, **kwargs)), torch.uint8, layer)
         if body is None and self._meter is not None:
             self._note_hidden(self._meter()[1])
         return result
@@ -253,6 +274,10 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self._meter is None and self._log is None:  # otherwise the allocator has counted it
             self._add(torch.empty(cost.workspace, dtype=torch.uint8, device=self.device), layer)
 
+    def now(self) -> float:
+        """Returns the seconds since the start of the recording."""
+        return now(self._start)
+
     def phase(self) -> str:
         """Returns the current phase."""
         return self.begins[-1].phase if self.begins else "forward"
@@ -262,7 +287,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         tensors: list[Tensor] = []
         for value in values:
             if isinstance(value, Tensor):
-                if _device_type(value) == self._type and value.layout == torch.strided:
+                if self._counts(value) and value.layout is torch.strided:
                     tensors.append(value)
             elif isinstance(value, list | tuple):
                 tensors += self._on_device(value)
@@ -287,6 +312,8 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _add(self, tensor: Tensor, layer: str) -> None:
         storage = self._watch(tensor, self._path(), layer)
+        if storage.size >= LARGE:
+            storage.line = user_line()
         self._change(storage, storage.size)
 
     def _watch(self, tensor: Tensor, operator: str, layer: str) -> Storage:
@@ -381,3 +408,7 @@ def _device_type(tensor: Tensor) -> str:
     # A fake tensor's ``device`` is a slow operator.
     device: torch.device = tensor.fake_device if isinstance(tensor, FakeTensor) else tensor.device
     return device.type
+
+
+def _call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return func(*args, **kwargs)

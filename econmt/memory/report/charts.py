@@ -5,11 +5,12 @@ from __future__ import annotations
 import html
 import math
 from collections.abc import Sequence
+from itertools import groupby
+from operator import attrgetter
 from typing import NamedTuple
 
 from econmt.errors import printable
 from econmt.memory.measure.ledger import Moment
-from econmt.memory.measure.storages import PHASES
 from econmt.memory.report.tables import format_bytes, format_share
 
 WIDTH = 1200
@@ -145,7 +146,10 @@ def timeline(
             f'<line class="grid" x1="{PLOT_LEFT}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>'
             f'<text class="tick" x="{PLOT_LEFT - 12}" y="{y:.1f}" text-anchor="end">{_short(size)}</text>'
         )
-    pieces += [_area(phase, moments, plot) for phase in PHASES]
+    runs = [list(run) for _, run in groupby(moments, key=attrgetter("phase"))]
+    pieces += [
+        _area(run, after[0], plot) for run, after in zip(runs, [*runs[1:], runs[-1][-1:]], strict=True)
+    ]
     pieces += [
         f'<text class="tick" x="{plot.across(tick):.1f}" y="{_PLOT_BOTTOM + 22}" '
         f'text-anchor="middle">{tick:,.0f}</text>'
@@ -174,17 +178,11 @@ def timeline(
     return "".join(pieces)
 
 
-def _area(phase: str, moments: Sequence[Moment], plot: Plot) -> str:
-    """Draws the area under one phase; bytes are constant between two moments."""
-    of_phase = [moment for moment in moments if moment.phase == phase]
-    if not of_phase:
-        return ""
-    after = PHASES[PHASES.index(phase) + 1 :]
-    end = next((moment for moment in moments if moment.phase in after), of_phase[-1])
-    path = [f"M{plot.across(of_phase[0].milliseconds):.1f} {_PLOT_BOTTOM}V{plot.up(of_phase[0].bytes):.1f}"]
-    path += [
-        f"H{plot.across(moment.milliseconds):.1f}V{plot.up(moment.bytes):.1f}" for moment in of_phase[1:]
-    ]
+def _area(run: Sequence[Moment], end: Moment, plot: Plot) -> str:
+    """Draws the area under consecutive moments of a phase; bytes are constant between two moments."""
+    phase = run[0].phase
+    path = [f"M{plot.across(run[0].milliseconds):.1f} {_PLOT_BOTTOM}V{plot.up(run[0].bytes):.1f}"]
+    path += [f"H{plot.across(moment.milliseconds):.1f}V{plot.up(moment.bytes):.1f}" for moment in run[1:]]
     path.append(f"H{plot.across(end.milliseconds):.1f}V{_PLOT_BOTTOM}Z")
     return f'<path class="{css_class(phase)}" d="{"".join(path)}"><title>{phase}</title></path>'
 

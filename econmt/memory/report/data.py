@@ -60,6 +60,7 @@ def ledger_data(ledger: Ledger) -> dict[str, Any]:
         "graph_bytes": ledger.graphs,
         "target_tokens": ledger.tokens,
         "flops": ledger.flops,
+        **({"flops_by_layer": dict(ledger.operations)} if ledger.operations else {}),
     }
 
 

@@ -53,19 +53,56 @@ def page(report: Report) -> str:
     content += [_comparison(report.profiles), _chooser(report.profiles)] if several else []
     content += [_panel(report, number) for number in range(len(report.profiles))]
     content += [kernel_section(report.kernels), _provenance(report)]
+    title = f"Memory of a training step: {report.recipe}"
+    ledgers = [profile.bytes for profile in report.profiles]
+    return _document(title, _subtitle(report), _tiles(report), "\n".join(content), ledgers)
+
+
+def account_page(ledger: Ledger, title: str, tables: Mapping[str, ReportTable], notes: Sequence[str]) -> str:
+    """Returns the page of a memory account.
+
+    Args:
+        tables: Tables below the charts, by their kinds; "ledger" belongs to the bars.
+        notes: Sentences for the reader.
+    """
+    at_peak = _layer_bars(ledger, max(map(ledger.layer, ledger.layers), default=0))
+    others = "".join(
+        f"<h3>{escape(table.title)}</h3>{_table(kind, table)}"
+        for kind, table in tables.items()
+        if kind != "ledger"
+    )
+    timed = bool(ledger.milliseconds)
+    live = _timeline(ledger, None, ledger.peak, timed=timed) if ledger.timeline else ""
+    sections = _section("Where the bytes are", at_peak + _table("ledger", tables["ledger"]))
+    sections += _section("Live memory over the step", live + others)
+    tiles = (
+        (format_bytes(ledger.peak), "live at the moment of the tables", f"{ledger.peak:,} bytes"),
+        (format_bytes(ledger.stashed), "feature maps kept for the backward pass", ""),
+    )
+    paragraphs = "".join(f"<p>{escape(note)}</p>" for note in notes)
+    content = (
+        f'<div class="panel" data-technique="0">{sections}</div><section class="made">{paragraphs}</section>'
+    )
+    return _document(
+        title, f"<p class='what'>{escape(ledger.device)}</p>", _tiles_of(tiles), content, [ledger]
+    )
+
+
+def _document(title: str, subtitle: str, tiles: str, content: str, ledgers: Sequence[Ledger]) -> str:
+    """Fills the template; the page's cursor shows the live bytes of the ledgers."""
     moments = [
         [
             [round(moment.milliseconds, 3), moment.bytes, PHASES.index(moment.phase)]
-            for moment in downsample(profile.bytes.timeline)
+            for moment in downsample(ledger.timeline)
         ]
-        for profile in report.profiles
+        for ledger in ledgers
     ]
     data = {"moments": moments, "phases": PHASES, "left": charts.PLOT_LEFT, "width": charts.PLOT_WIDTH}
     return Template(_TEMPLATE.read_text(encoding="utf-8")).substitute(
-        title=escape(f"Memory of a training step: {report.recipe}"),
-        subtitle=_subtitle(report),
-        tiles=_tiles(report),
-        content="\n".join(content),
+        title=escape(title),
+        subtitle=subtitle,
+        tiles=tiles,
+        content=content,
         # An unescaped "<" could end the script.
         data=json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"),
     )
@@ -117,6 +154,11 @@ def _tiles(report: Report) -> str:
             tiles.append(
                 (faster(first.tokens_per_second, best.tokens_per_second), "the reference's speed", figures)
             )
+    return _tiles_of(tiles)
+
+
+def _tiles_of(tiles: Sequence[tuple[str, str, str]]) -> str:
+    """Returns tiles of a figure, what it counts, and details."""
     return "".join(
         f'<div class="tile"><span class="figure">{escape(figure)}</span><span class="what">{escape(what)}</span>'
         f'<span class="detail">{escape(detail)}</span></div>'
@@ -142,13 +184,17 @@ def _panel(report: Report, number: int) -> str:
     profile = report.profiles[number]
     ledger, times = profile.bytes, profile.times
     name = f": {escape(profile.technique.name)}" if len(report.profiles) > 1 else ""
-    live = f"{_timeline(report, number)}<h3>The largest tensors at the peak</h3>"
+    before = report.profiles[0].bytes.peak if number else None
+    highest = max(each.bytes.peak for each in report.profiles)
+    chart = _timeline(ledger, before, highest, timed=bool(ledger.milliseconds))
+    live = f"{chart}<h3>The largest tensors at the peak</h3>"
     live += _table("largest", largest_table(ledger))
     if times is not None and times.milliseconds:
         note = f" ({_timed(profile)})" if _timed(profile) else ""
         live += f"<h3>Time by layer{note}</h3>{_table('times', layers_table(profile))}"
         live += f"<p class='note'>{speed_text(times)}</p>"
-    at_peak = _layer_bars(report, ledger) + _table("ledger", ledger_table(ledger))
+    largest = max(each.bytes.layer(layer) for each in report.profiles for layer in LAYERS)
+    at_peak = _layer_bars(ledger, largest) + _table("ledger", ledger_table(ledger))
     sections = _section(f"Where the bytes are at the peak{name}", at_peak)
     sections += _section(f"Live memory over the step{name}", live)
     of_process = ledger if times is None else times
@@ -162,14 +208,13 @@ def _section(title: str, content: str) -> str:
     return f"<section><h2>{title}</h2>{content}</section>"
 
 
-def _layer_bars(report: Report, ledger: Ledger) -> str:
-    """Returns bars of the bytes at the peak, one per layer; they have the same scale in all panels."""
+def _layer_bars(ledger: Ledger, largest: int) -> str:
+    """Returns bars of the bytes at the peak, one per layer; ``largest`` bytes fill the width."""
     rows = []
-    for layer in filter(ledger.layer, LAYERS):
+    for layer in ledger.layers:
         size = ledger.layer(layer)
         parts = _parts(layer, {category: ledger.entries.get((category, layer), 0) for category in CATEGORIES})
         rows.append(Bar(layer, parts, f"{format_bytes(size)} · {format_share(size, ledger.total)}"))
-    largest = max(profile.bytes.layer(layer) for profile in report.profiles for layer in LAYERS)
     return _bars("Bytes at the peak by layer", CATEGORIES, rows, largest)
 
 
@@ -185,13 +230,9 @@ def _bars(title: str, kinds: Sequence[str], rows: Sequence[Bar], largest: float)
     return legend + charts.bars(rows, f"{title}: {read_out}", largest=largest)
 
 
-def _timeline(report: Report, number: int) -> str:
-    profile = report.profiles[number]
-    ledger = profile.bytes
+def _timeline(ledger: Ledger, before: int | None, largest: int, *, timed: bool) -> str:
+    """Returns the chart of live bytes; ``before``: the reference's peak, ``largest``: bytes of the full height."""
     peak = peak_moment(ledger)
-    timed = bool(ledger.milliseconds)
-    before = report.profiles[0].bytes.peak if number else None
-    largest = max(each.bytes.peak for each in report.profiles)
     words = f"Live bytes over the step. Peak {format_bytes(peak.bytes)} in the {peak.phase} phase."
     chart = charts.timeline(downsample(ledger.timeline), words, largest=largest, timed=timed, before=before)
     marked = " data-timed" if timed else ""

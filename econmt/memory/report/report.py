@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from rich.console import Console
 
 from econmt.data.tables import print_table
+from econmt.memory.measure.allocations import OUTSIDE
 from econmt.memory.measure.kernels import KernelTimes
 from econmt.memory.measure.ledger import CATEGORIES, LAYERS, Ledger, Moment, TensorAtPeak
 from econmt.memory.measure.storages import PHASES
@@ -76,6 +77,8 @@ def grouped(largest: Sequence[TensorAtPeak]) -> list[tuple[TensorAtPeak, int]]:
 
 def maker(tensor: TensorAtPeak) -> str:
     """Names the operator that made a tensor, the innermost first: "mm in lstm_layer_backward"."""
+    if tensor.operator == OUTSIDE:
+        return OUTSIDE
     names = [name.rpartition(".")[2] for name in tensor.operator.split()]
     return " in ".join(reversed(names)) or "there before the step"
 

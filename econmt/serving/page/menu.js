@@ -44,6 +44,7 @@ export class Menu {
         item.setAttribute("role", "menuitem");
         item.title = entry.translation;
         const share = document.createElement("small");
+        share.className = "figure";
         share.textContent = `${(100 * entry.probability).toPrecision(2)} %`;
         item.append(entry.word, share);
         item.addEventListener("click", () => {

@@ -171,7 +171,10 @@ def test_a_grid_ends_in_time() -> None:
 
 
 def test_the_summary_counts() -> None:
-    shapes = [dict(zip(GridEntry._fields, map(str, entry), strict=True)) for entry in selection.grid()[:3]]
+    shapes = [
+        dict(zip(GridEntry._fields, map(str, entry), strict=True))
+        for entry in (*selection.grid()[:2], selection.grid()[-1])
+    ]
     figures = [(0.0, 0.5, 0.2), (0.02, 0.0, 0.02), (0.1, 0.1, 0.1)]
     rows = [
         {
@@ -185,15 +188,16 @@ def test_the_summary_counts() -> None:
         }
         for shape, (mine, rule, noisy) in zip(shapes, figures, strict=True)
     ]
-    text = selection.summary(rows)
-    assert text.startswith(
-        "3 shapes: regret at most 10.0%, on average 4.00%, 2 within 5 %; the rule alone: at most 50"
-    )
-    assert "Counted as none: 1 losses that may be noise, the largest 20.0%." in text
-    assert (
-        text.splitlines()[1]
-        == f"{' '.join(rows[2][name] for name in GridEntry._fields)}: a chosen, b is best, regret 10.0%"
-    )
+    *_, whole = selection.summary(rows)
+    assert tuple(whole) == selection.SUMMARY
+    expected = {"op": "all", "shapes": 3, "within 5 %": 2, "rule within 5 %": 1, "perhaps noise": 1}
+    assert {name: whole[name] for name in expected} == expected
+    figures_of_all = [whole[name] for name in ("largest regret", "mean regret", "largest regret of the rule")]
+    assert figures_of_all == pytest.approx([0.1, 0.04, 0.5])
+    assert whole["mean regret of the rule"] == pytest.approx(0.2)
+    shape = " ".join(rows[2][name] for name in GridEntry._fields)
+    assert whole["worst shape"] == f"{shape}: a chosen, b is best"
+    assert [row["op"] for row in selection.summary(rows)] == [*dict.fromkeys(s["op"] for s in shapes), "all"]
     # Files are joined shape by shape; what was measured last counts.
     again = {**rows[0], "regret": "0.3"}
     assert selection.joined([rows[2], rows[0], {"bench": "layout"}, again]) == [again, rows[2]]

@@ -200,3 +200,54 @@ def test_training_is_the_command_lines(
     ):
         with pytest.raises(InputError, match=message):
             econmt.train(recipe, wrong)
+
+
+def test_the_names_of_the_interface() -> None:
+    assert dir(econmt) == ["Request", "TrainedModel", "__version__", "evaluate", "load", "train"]
+
+
+def test_what_a_model_says_it_is(word_model: Path, model: econmt.TrainedModel) -> None:
+    count = sum(parameter.numel() for parameter in model.models[0].parameters())
+    text = repr(econmt.load([word_model, word_model], device="cpu", precision="float32"))
+    assert text.startswith("<TrainedModel reverse, reverse: src to trg, 1 x lstm 8 and 1 x lstm 8, ")
+    assert f"{2 * count:,} parameters, vocabularies of 12 and 12, float32 on cpu>" in text
+
+
+def test_scores_are_those_of_the_command_line(
+    call: Call, model: econmt.TrainedModel, word_model: Path
+) -> None:
+    pairs = [("a b c", "C B A"), ("d", "D"), ("h g", "G")]
+    found = model.score(*zip(*pairs, strict=True), batch_size=2)
+    ended = call("score", "-m", word_model, text="".join(f"{a}\t{b}\n" for a, b in pairs))
+    assert [f"{each.log_probability:.6f}" for each in found] == ended.lines
+    with pytest.raises(InputError, match="2 sources and 1 targets"):
+        model.score(["a", "b"], ["A"])
+    with pytest.raises(InputError, match="score expects two lists"):
+        model.score("a", "A")
+    with pytest.raises(InputError, match="generate is for language models"):
+        model.generate("a")
+
+
+def test_drawing_by_the_names_of_the_command_line(model: econmt.TrainedModel) -> None:
+    names = model.search_options({"sample": True, "top_k": 3})
+    assert names == model.search_options({"sample": 3})
+    assert model.search_options({"sample": True}).sample == 0
+    assert model.search_options({"sample": False}).sample is None
+    drawn = [each.text for each in model.translate(LINES, sample=True, top_k=2, seed=3)]
+    assert drawn == [each.text for each in model.translate(LINES, sample=2, seed=3)]
+    with pytest.raises(InputError, match="top_k has no effect without sample=True"):
+        model.translate(LINES, top_k=3)
+
+
+def test_evaluation_is_that_of_the_command_line(call: Call, tmp_path: Path) -> None:
+    hypotheses, references = ["A B C D E", "F G H"], ["A B C D F", "F G H"]
+    (tmp_path / "h").write_text("\n".join(hypotheses) + "\n")
+    (tmp_path / "r").write_text("\n".join(references) + "\n")
+    scores = econmt.evaluate(hypotheses, references)
+    out = call("evaluate", "-r", tmp_path / "r", "-i", tmp_path / "h").out
+    assert list(scores) == ["bleu", "chrf", "ter"]
+    assert all(f"{score.value:.2f}" in out for score in scores.values())
+    with pytest.raises(InputError, match="2 hypotheses and 1 references"):
+        econmt.evaluate(hypotheses, ["a"])
+    with pytest.raises(InputError, match="metric 'meteor'"):
+        econmt.evaluate(hypotheses, references, ["meteor"])

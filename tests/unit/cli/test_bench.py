@@ -34,8 +34,8 @@ def test_layout(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     options = ("--seconds", "0.01", "--threads", "1", "--csv", file)
     ended = call("bench", "layout", "--dtype", "float32", *options, "--plot", picture)
     assert ended.code == 0, ended.err
-    assert "by columns: W X^T" in " ".join(ended.out.split())
-    assert max(map(len, ended.lines)) <= 80
+    assert ended.out == file.read_text()
+    assert "by columns: W X^T" in ended.out
     assert picture.stat().st_size > 0
     first = rows_of(file)
     assert {row["dtype"] for row in first} == {"float32"}
@@ -44,6 +44,20 @@ def test_layout(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     later = rows_of(file)
     assert [row["milliseconds"] for row in later[: len(first)]] == [row["milliseconds"] for row in first]
     assert {row["steps"] for row in later[len(first) :]} == {str(layouts.STEPS)}
+
+
+@pytest.mark.parametrize("name", ["layout", "training"])
+def test_a_table_on_a_terminal(call: Call, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(layouts, "SHAPES", [(2, 3, 4)])
+    monkeypatch.setattr("econmt.cli.measuring.sys.stdout.isatty", lambda: True)
+    words = [word for change in SMALL for word in ("--set", change)]
+    more = ("--dtype", "float32") if name == "layout" else ("quickstart", "--length", "4", *words)
+    ended = call("bench", name, *more, "--seconds", "0.01", "--threads", "1")
+    assert ended.code == 0, ended.err
+    assert max(map(len, ended.lines)) <= 80
+    expected = "layouts: X (rows, inputs), W (outputs, inputs)" if name == "layout" else "training steps"
+    assert expected in " ".join(ended.out.split())
+    assert "processor" not in ended.out
 
 
 def test_what_was_measured_before_an_interruption_is_told(
@@ -81,8 +95,9 @@ def test_every_bench_takes_the_same_options(call: Call) -> None:
 def test_select(call: Call, tmp_path: Path) -> None:
     ended = call("bench", "select", "quickstart", *SMALL, "--bucket", "4x4", "--csv", tmp_path / "select.csv")
     assert ended.code == 0, ended.err
-    assert "a run uses: encoder re" in ended.out
+    assert "a run uses: encoder re" in ended.err
     assert "recompute/gates" in ended.out
+    assert {row["bench"] for row in csv.DictReader(ended.lines)} == {"select"}
     assert len(rows_of(tmp_path / "select.csv")) >= 6
     assert list((tmp_path / "cache").glob("choices.json"))
 
@@ -94,7 +109,7 @@ def test_the_grid_goes_on_where_it_stopped(
     file = tmp_path / "grid.csv"
     ended = call("bench", "select", "--grid", "--csv", file)
     assert ended.code == 0, ended.err
-    assert "1 shapes: regret at most" in ended.out
+    assert ended.out == file.read_text()
     assert len(rows_of(file)) == 1
     monkeypatch.setattr(
         selection,
@@ -102,9 +117,12 @@ def test_the_grid_goes_on_where_it_stopped(
         lambda: [GridEntry("linear", 1, 2, 8, "float32"), GridEntry("linear", 2, 2, 8, "float32")],
     )
     ended = call("bench", "select", "--grid", "--csv", file, "--limit", "0")
-    assert "1 shapes are left; the same command resumes" in ended.out
+    assert "1 shapes are left; the same command resumes" in ended.err
+    assert ended.out == ""
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
     ended = call("bench", "select", "--grid", "--csv", file)
-    assert "2 shapes: regret at most" in ended.out
+    assert ended.lines[-1].split()[:2] == ["linear", "2"]
+    assert max(map(len, ended.lines)) <= 80
     assert [row["batch"] for row in rows_of(file)] == ["1", "2"]
 
 
@@ -118,7 +136,9 @@ def test_the_grid_in_parts_and_summed_up(call: Call, tmp_path: Path, monkeypatch
     assert [[row["batch"] for row in rows_of(file)] for file in files] == [["1", "3"], ["2"]]
     ended = call("bench", "select", "--summary", *files, "--csv", tmp_path / "all.csv")
     assert ended.code == 0, ended.err
-    assert ", 1 threads\n3 shapes: regret at most" in ended.out
+    (row,) = csv.DictReader(ended.lines)
+    assert (row["op"], row["shapes"]) == ("linear", "3")
+    assert row["machine"].endswith(", 1 threads")
     assert [row["batch"] for row in rows_of(tmp_path / "all.csv")] == ["1", "2", "3"]
 
 
@@ -138,6 +158,7 @@ def test_training(call: Call, tmp_path: Path) -> None:
     )
     assert ended.code == 0, ended.err
     (row,) = rows_of(tmp_path / "t.csv")
+    assert ended.out == (tmp_path / "t.csv").read_text()
     assert float(row["target tokens/s"]) > 0
     assert row["ops"] == "encoder=auto, decoder=auto, attention=auto, output=auto, stash=auto"
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 
 import pytest
 
+import econmt
 from econmt.config.recipe import load_recipe
 from econmt.errors import InputError
 from scripts.bench import language_model
@@ -90,7 +92,7 @@ def test_prepare_profile_and_dry_run(call: Call, trained: TextRun, tmp_path: Pat
     assert "3 rows of 5 tokens" in told.out
     timed = call("bench", "training", trained.path, "--length", "5", "--seconds", "0.01", "--threads", "1")
     assert timed.code == 0, timed.err
-    assert "target tokens/s" in " ".join(timed.out.split())
+    assert "target tokens/s" in timed.out.partition("\n")[0].split(",")
     for options in (("--estimate", "--device", "cuda", "--compare"), (), ("--fit", "1GiB")):
         page = tmp_path / "page.html"
         html = ("--html", page) if "--fit" not in options else ()
@@ -146,3 +148,28 @@ def test_contenders_of_the_bench_compute_the_same() -> None:
     h, c = torch.randn(2, 2, 2, 6)
     for found, wanted in zip(*(model(inputs, targets, h, c) for model in models), strict=True):
         torch.testing.assert_close(found, wanted)
+
+
+def test_from_python(call: Call, trained: TextRun) -> None:
+    folder = trained.folder.path
+    model = econmt.load(folder, device="cpu", precision="float32")
+    assert re.fullmatch(
+        r"<TrainedLanguageModel .*: \d x \w+ \d+, [\d,]+ parameters, vocabulary of .*>", repr(model)
+    )
+    lines = (trained.text / "train.txt").read_text().splitlines()[:5]
+    scored = call(
+        "score", "-m", folder, "--precision", "float32", text="".join(f"{line}\n" for line in lines)
+    )
+    assert [f"{each.log_probability:.6f}" for each in model.score(lines)] == scored.lines
+    options = ("--length", 20, "--top-k", 5, "--seed", 3, "--precision", "float32")
+    written = call("generate", "-m", folder, *options)
+    text = model.generate(length=20, top_k=5, seed=3)
+    assert text == written.out.removesuffix("\n")
+    assert text == model.generate(length=20, top_k=5, seed=3)
+    for refused in (lambda: model.translate(["a"]), lambda: model.search_options({})):
+        with pytest.raises(InputError, match="is a language model, which does not translate"):
+            refused()
+    for wrong in ({"length": 0}, {"top_k": -1}, {"temperature": 0.0}, {"seed": 1.5}):
+        with pytest.raises(InputError, match=next(iter(wrong))):
+            model.generate(**wrong)
+    assert call("translate", "-m", folder, text="a\n").err.count("holds a language model") == 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal
 
 import pytest
@@ -131,11 +131,15 @@ def test_help_is_that_of_the_recipe() -> None:
 
 def test_every_key_of_the_search_is_an_option_of_translate() -> None:
     keys = SearchKeys.__metadata__[0].names  # type: ignore[attr-defined]
-    others = {
-        name for kind in (HypothesisOptions, Sampling, LineBatches) for name in kind.__dataclass_fields__
-    }
+    others = {field.name for kind in (HypothesisOptions, Sampling, LineBatches) for field in fields(kind)}
     known = set(SearchOptions.model_fields)
     assert {f"decoding.{name}" for name in keys} == {
         key for key in RECIPE_FIELDS if key.startswith("decoding.")
     } - {"decoding.batch_size", "decoding.max_input_length"}
-    assert set(keys) | others | {"ensemble_mode", "attention", "avoid", "continuous"} == known | {"top_k"}
+    assert set(keys) | others | {
+        "ensemble_mode",
+        "attention",
+        "avoid",
+        "continuous",
+        "split_sentences",
+    } == known | {"top_k"}

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator
 
 import pytest
 
-from econmt.data.progress_bars import counted, counting, download_bar, status_line
+from econmt.data import progress_bars
+from econmt.data.progress_bars import Heartbeat, counted, counting, download_bar, status_line
 
 
 def in_a_bar(items: Iterable[int], show: bool) -> list[int]:
@@ -68,3 +69,26 @@ def test_results_that_are_printed_meanwhile_go_where_they_belong(
         print("ein Hund")
         done(1)
     assert capsys.readouterr().out == "ein Hund\n"
+
+
+def test_a_heartbeat_speaks_only_after_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, told = 0.0, list[str]()
+    monkeypatch.setattr(progress_bars.time, "monotonic", lambda: now)
+    monkeypatch.setattr(progress_bars, "notice", told.append)
+    heartbeat = Heartbeat(30.0)
+    heartbeat.say("validation")
+    waits: list[float] = []
+
+    def once(seconds: float) -> bool:
+        waits.append(seconds)
+        return len(waits) % 2 == 0
+
+    monkeypatch.setattr(heartbeat._finished, "wait", once)
+    for now, count in ((29.0, 0), (30.0, 1), (59.0, 1), (61.0, 2)):  # noqa: B007  the clock reads it
+        heartbeat._beat()
+        assert len(told) == count
+    heartbeat.spoke()
+    now = 90.0
+    heartbeat._beat()
+    assert told == ["validation", "validation"]
+    assert waits[:2] == [1.0, 1.0]

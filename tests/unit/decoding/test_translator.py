@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from econmt.config.recipe import Decoding
 from econmt.data.text.subwords import EOS, PAD, Vocabularies
 from econmt.decoding.formats import format_translation
+from econmt.decoding.requests import Request
 from econmt.decoding.search import continuous
 from econmt.decoding.search.beam import SearchOptions
-from econmt.decoding.translation import one_line
+from econmt.decoding.translation import one_line, with_small_prefix
 from econmt.decoding.translator import Translator, batches_by_length, evaluation_mode, pad_sources
 from econmt.errors import EconmtError
 from econmt.model import IncrementalModel
@@ -130,6 +131,12 @@ def test_batches_have_sentences_of_like_length_and_are_bounded() -> None:
     model = Copying()
     list(translator(model, batch_size=2).translate(["aaaa", "b", "ccccc", "dd", "e"]))
     assert model.batches == [(2, 6), (2, 3), (1, 2)]
+
+
+def test_a_beginning_in_capitals_is_put_in_small_letters() -> None:
+    beginnings = ["EIN HUND", "Ein HUND", ""]
+    found = [with_small_prefix(Request("A DOG", target_prefix=each)).target_prefix for each in beginnings]
+    assert found == ["Ein hund", "Ein HUND", ""]
 
 
 def test_batches_by_length() -> None:

@@ -184,7 +184,7 @@ def test_what_only_an_allocator_sees_is_in_the_account() -> None:
         ("feature maps", "decoder"): 16,
         ("workspace", "decoder"): 300,
     }
-    assert ledger.largest[0] == (300, (300,), "uint8", "workspace", "decoder", "aten.exp")
+    assert ledger.largest[0] == (300, (300,), "uint8", "workspace", "decoder", "aten.exp", "")
 
 
 @pytest.mark.parametrize("implementation", ["reference", "recompute"])

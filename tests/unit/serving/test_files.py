@@ -106,6 +106,7 @@ ENTITY = HEAD.replace("<w:document", '<!DOCTYPE a [<!ENTITY b "cc">]><w:document
 REFUSED = [
     (b"no zip", WORD, 400, "not a .docx"),
     (document()[:-40], WORD, 400, "not a .docx"),
+    (document().replace(b"\1\2\3", b"\1\1\3"), WORD, 400, "Bad CRC-32"),
     (document("<w:p>"), WORD, 400, "mismatched tag"),
     (document(header1=(ENTITY + TAIL).encode()), WORD, 400, "declares a document type"),
     (document(header1=(HEAD + TAIL).encode("utf-16")), WORD, 400, "UTF-8"),

@@ -19,10 +19,12 @@ import pytest
 from econmt.api import TrainedModel
 from econmt.decoding.constraints.glossary import Glossary
 from econmt.decoding.passages import TextDivision
+from econmt.decoding.requests import Request
 from econmt.decoding.translation import EMPTY, Translation
 from econmt.errors import InputError
 from econmt.serving import answers, queries, server
 from econmt.serving.app import Service, _unless_left
+from econmt.serving.models import TranslationJob, by_pair
 from econmt.serving.settings import Settings
 from tests.unit.serving.conftest import Client, serving
 
@@ -214,6 +216,16 @@ def test_words_and_capitals_for_every_request(folder: Path, model: TrainedModel)
         refused = client.post("/translate", q="a b", constraints=["A"])
         assert (refused.status, "avoided phrase" in refused.json["error"]) == (400, True)
         assert client.post("/translate", q="c").status == 200
+
+
+def test_lists_that_contradict_each_other_stop_no_other_sentence(folder: Path) -> None:
+    settings = Settings(avoid=("A",), glossary=Glossary({"b": "G A"}))
+    (served,) = by_pair([folder], settings)
+    refused, translated = served.loaded.translate([Request("b"), Request("c")], TranslationJob())
+    assert isinstance(refused, InputError)
+    assert isinstance(translated, Translation)
+    with pytest.raises(InputError, match="are for one language pair, and the models have 2"):
+        by_pair([folder, folder / "none"], settings)
 
 
 def test_words_that_may_follow(client: Client) -> None:

@@ -116,6 +116,8 @@ class _Silent:
 
     def updates(self, _: object) -> None: ...
 
+    def doing(self, _: str) -> None: ...
+
 
 def test_the_mean_of_the_parameters_is_validated_and_saved(make_run: MakeRun) -> None:
     trainer = make_run("training.averaging={start: at-once}").trainer()

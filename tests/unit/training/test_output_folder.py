@@ -113,13 +113,39 @@ def test_a_dry_run_leaves_such_a_folder_alone_too(
     assert contents(tmp_path) == before
 
 
-def test_a_dry_run_writes_prepared_data_alone(make_run: MakeRun, tmp_path: Path) -> None:
+def test_a_dry_run_writes_nothing(
+    make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    monkeypatch.setenv("ECONMT_CACHE", str(tmp_path / "cache"))
     run = make_run(SHORT)
+    words = ["train", str(tmp_path / "run.yaml"), "--dry-run", "data.prepared=null"]
+    budget = ["training.memory_budget=1GiB", "training.precision=auto"]
+    for prepared in (False, True):
+        before = contents(tmp_path)
+        with pytest.raises(SystemExit) as ended:
+            main([*words, *budget])
+        assert ended.value.code == 0
+        assert contents(tmp_path) == before
+        assert "pairs in" in capsys.readouterr().out
+        if not prepared:
+            go(make_run(SHORT, "data.prepared=null"))
+            assert (run.folder.path / "prepared").is_dir()
+
+
+def test_a_dry_run_downloads_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ECONMT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("ECONMT_DATA", raising=False)
+    monkeypatch.setattr("urllib.request.urlopen", lambda *_, **__: pytest.fail("downloads"))
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as ended:
-        main(["train", str(tmp_path / "run.yaml"), "--dry-run", "data.prepared=null"])
-    assert ended.value.code == 0
-    assert [path.name for path in run.folder.path.iterdir()] == ["prepared"]
-    go(make_run(SHORT, "data.prepared=null"))
+        main(["train", "multi30k", "--dry-run"])
+    assert ended.value.code == 2
+    assert "a dry run downloads nothing, econmt prepare does" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_run_that_had_not_come_to_a_checkpoint_begins_again(

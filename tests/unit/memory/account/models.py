@@ -12,7 +12,7 @@ from torch.optim import SGD, AdamW, Optimizer
 from torch.utils.checkpoint import checkpoint
 
 from econmt.config import recipe
-from econmt.model import TranslationModel
+from econmt.model import Implementations, TranslationModel
 
 
 @dataclass
@@ -74,7 +74,7 @@ class GPT(nn.Module):
             self.head.weight = self.words.weight
 
     def forward(self, ids: Tensor) -> Tensor:
-        x = self.words(ids) + self.places(torch.arange(ids.shape[1]))
+        x = self.words(ids) + self.places(torch.arange(ids.shape[1], device=ids.device))
         for block in self.blocks:
             x = checkpoint(block, x, use_reentrant=False) if self.checkpointed else block(x)
         logits: Tensor = self.head(self.norm(x))
@@ -140,7 +140,7 @@ class EncoderDecoder(nn.Module):
         self.head = nn.Linear(width, words)
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
-        mask = nn.Transformer.generate_square_subsequent_mask(target.shape[1])
+        mask = nn.Transformer.generate_square_subsequent_mask(target.shape[1], device=target.device)
         hidden = self.transformer(self.words(source), self.words(target), tgt_mask=mask, tgt_is_causal=True)
         logits: Tensor = self.head(hidden)
         return logits
@@ -184,7 +184,7 @@ def vit(size: int = 1) -> Case:
     images, labels = torch.randn(4 * size, 3, 32, 32), torch.randint(0, 10, (4 * size,))
 
     def loss() -> Tensor:
-        with torch.autocast("cpu", dtype=torch.bfloat16):
+        with torch.autocast(images.device.type, dtype=torch.bfloat16):
             return functional.cross_entropy(model(images), labels)
 
     return Case(model, adam(model), loss)
@@ -317,10 +317,10 @@ def own(size: int = 1) -> Case:
     settings = {"embedding": 32 * size, "encoder": sizes, "decoder": sizes, "attention": {"size": 32 * size}}
     model = TranslationModel(recipe.Model.model_validate(settings), 300, 300)
     source, target = torch.randint(4, 300, (8, 12)), torch.randint(4, 300, (8, 10))
-    lengths = torch.full((8,), 12)
+    lengths, ops = torch.full((8,), 12), Implementations.everywhere("recompute")
 
     def loss() -> Tensor:
-        hidden = model(source, lengths, target)
+        hidden = model(source, lengths, target, ops)
         logits = functional.linear(hidden, model.output.weight, model.output.bias)
         return functional.cross_entropy(logits.flatten(0, -2), target.flatten())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from rich.console import Console
 
 from econmt import memory
 from econmt.errors import InputError
-from tests.unit.memory.account.models import CASES, Case, gpt
+from tests.unit.memory.account.models import CASES, Case, gpt, next_word_loss
 from tests.unit.memory.account.referee import counted_peak
 
 
@@ -78,3 +79,154 @@ def test_an_account_is_read_after_the_block() -> None:
         memory.track(device="meta"),
     ):
         pass
+
+
+def test_what_is_recomputed_is_a_feature_map_again() -> None:
+    plain, checkpointed = tracked(gpt(passes=1)), tracked(gpt(checkpointed=True))
+    stash = checkpointed.ledger.stash
+    # Between the passes, the blocks keep nothing, and the model their inputs: embeddings and the first result.
+    assert not [name for name in stash if name.startswith("blocks")]
+    assert stash["GPT"] == 2 * 4 * 32 * 64 * 4
+    assert checkpointed.ledger.stashed < plain.ledger.stashed
+    alive = {
+        storage.operator
+        for storage, _ in checkpointed._tracker.alive(len(checkpointed._tracker.changes)).items()
+        if storage.kept_by and storage.operator
+    }
+    recomputed = {
+        (change.storage.kept_by, change.storage.operator)
+        for change in checkpointed._tracker.changes[checkpointed._tracker.beginning("backward").changes :]
+        if change.size > 0 and change.storage.kept_by
+    }
+    assert ("blocks.0.down", "aten.gelu") in recomputed
+    assert not alive
+
+
+def test_the_line_that_made_a_feature_map() -> None:
+    account = tracked(gpt(2))
+    lines = {
+        tensor.line.rpartition("/")[2]
+        for tensor in account.ledger.largest
+        if tensor.category == "feature maps"
+    }
+    assert any(line.startswith("models.py:") and line.endswith(" in forward") for line in lines)
+
+
+def test_gradients_are_known_though_they_are_cleared_within_the_block() -> None:
+    case = gpt()
+    case.step()
+    with memory.track(case.model, case.optimizer) as account:
+        case.optimizer.zero_grad()
+        case.loss().backward()  # type: ignore[no-untyped-call]
+        case.optimizer.zero_grad(set_to_none=True)
+        made = torch.zeros(10_000_000)  # the peak
+    assert account.by_category()["gradients"] == 0
+    assert account.by_module()["outside of modules"]["workspace"] == made.nbytes
+    assert account.names[0] == "GPT"
+    with memory.track(case.model, case.optimizer) as account:
+        case.loss().backward()  # type: ignore[no-untyped-call]
+        made = torch.zeros(10_000_000)
+    assert account.by_category()["gradients"] == account.by_category()["weights"]
+
+
+def test_an_unknown_model_is_named_when_it_runs() -> None:
+    case = gpt()
+    with memory.track() as account:
+        case.step()
+    assert account.by_category()["weights"] == sum(parameter.nbytes for parameter in case.model.parameters())
+    assert account.by_category()["optimizer state"] > 0
+    assert list(account.by_module(1))[:2] == ["words", "places"]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_prediction_agrees_with_the_measured_step(name: str) -> None:
+    torch.manual_seed(0)
+    case = CASES[name](1)
+    before = {path: (parameter, parameter.clone()) for path, parameter in case.model.named_parameters()}
+    predicted = memory.predict(case.step, case.model, case.optimizer, device="cpu", nonzero=0.25)
+    for path, parameter in case.model.named_parameters():
+        assert parameter is before[path][0]
+        assert torch.equal(parameter, before[path][1])
+        assert parameter.grad is None
+    assert not case.optimizer.state
+    measured = tracked(case)
+    assert predicted.peak_bytes == pytest.approx(measured.peak_bytes, rel=0.02)
+    assert sum(predicted.by_category().values()) == predicted.peak_bytes
+    for category in ("weights", "optimizer state"):
+        assert predicted.by_category()[category] == measured.by_category()[category]
+
+
+def test_a_prediction_of_a_gpu_from_code_that_makes_everything_itself() -> None:
+    def training() -> Callable[[], None]:
+        model = torch.nn.Linear(1000, 1000, device="cuda")
+        optimizer = torch.optim.AdamW(model.parameters())
+
+        def step() -> None:
+            loss = model(torch.randn(8, 1000).to("cuda").cuda()).sum()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return step
+
+    account = memory.predict(training)
+    # Blocks of 512 bytes: 4,000 bytes of a bias are 4,096.
+    assert account.by_category()["weights"] == 4_000_256 + 4_096
+    assert account.ledger.device == "cuda"
+    assert account.ledger.allocated is not None
+    assert (
+        account.peak_bytes <= account.ledger.allocated < account.peak_bytes + 2_000_000
+    )  # parts of blocks unused
+    with pytest.raises(InputError, match="device 'tpu' is unknown; use cpu or cuda"):
+        memory.predict(training, device="tpu")
+    with pytest.raises(InputError, match="nonzero 2 is no share; give a number from 0 to 1"):
+        memory.predict(training, nonzero=2)
+
+
+@pytest.mark.parametrize("name", ["GPT", "checkpointing", "encoder-decoder"])
+def test_a_tracked_step_computes_the_same_bits(name: str) -> None:
+    results = []
+    for is_tracked in (False, True):
+        torch.manual_seed(0)
+        case = CASES[name](1)
+        with memory.track(case.model) if is_tracked else nullcontext():
+            case.step()
+        results.append([parameter.detach() for parameter in case.model.parameters()])
+    for plain, followed in zip(*results, strict=True):
+        assert torch.equal(plain, followed)
+
+
+def test_compiled_modules_are_one_row() -> None:
+    case = gpt()
+    for block in case.model.get_submodule("blocks").children():
+        block.compile(backend="aot_eager")
+    account = tracked(case)
+    modules = account.by_module()
+    assert modules["blocks.0"]["feature maps"] > 400_000
+    assert "feature maps" not in modules["blocks.0.up"]
+    assert "blocks.0 is compiled: what it computes is one row." in account.notes
+    compiled = torch.compile(case.model, backend="aot_eager")
+    ids = torch.zeros(4, 32, dtype=torch.int64)
+    next_word_loss(compiled, ids).backward()  # type: ignore[no-untyped-call]
+    with memory.track(compiled) as account:
+        next_word_loss(compiled, ids).backward()  # type: ignore[no-untyped-call]
+    assert account.names[0] == "GPT"
+    assert account.by_category()["weights"] == sum(each.nbytes for each in case.model.parameters())
+
+
+def test_a_model_in_distributed_data_parallel() -> None:
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        case = gpt()
+        parallel = torch.nn.parallel.DistributedDataParallel(case.model)
+        ids = torch.zeros(4, 32, dtype=torch.int64)
+        case.loss = lambda: next_word_loss(parallel, ids)
+        case.model = parallel
+        account = tracked(case)
+    finally:
+        torch.distributed.destroy_process_group()
+    modules = account.by_module(1)
+    assert list(modules)[:3] == ["words", "places", "blocks"]
+    # The buckets of gradients exist before the step.
+    assert account.by_category()["other"] >= account.by_category()["weights"]

@@ -1,20 +1,7 @@
-"""Python interface: train a recipe, load a trained model, translate with it.
-
-Example::
-
-    import econmt
-
-    econmt.train("multi30k", {"training.max_updates": 3000})
-    model = econmt.load("runs/multi30k", device="cpu")
-    best = model.translate(["A dog."], beam_size=5, nbest_size=3)[0]
-    print(best.text, best.score, [other.text for other in best.hypotheses], best.attention)
-
-Invalid arguments raise :class:`econmt.errors.InputError`.
-"""
+"""Trained translation models of programs: loading, translating and scoring."""
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -22,19 +9,17 @@ from typing import Any, Literal, Union
 
 import torch
 from pydantic import ValidationError
-from rich.console import Console
 
 from econmt.checkpoint.checkpoints import LoadedModel, load_model
-from econmt.checkpoint.hub import local_model
 from econmt.checkpoint.lexicons import read_lexicon
 from econmt.config import limits
-from econmt.config.recipe import Recipe, find_recipe, load_recipe
+from econmt.config.recipe import Recipe
 from econmt.config.yaml_reader import complaints
-from econmt.data.text.corpus import search_path
 from econmt.data.text.subwords import fingerprint, normalized
 from econmt.decoding.constraints.glossary import Glossary, read_glossary
 from econmt.decoding.requests import Request as Request
 from econmt.decoding.search.beam import SearchOptions
+from econmt.decoding.search.ensemble import EnsembleMode
 from econmt.decoding.search.shortlist import Shortlists
 from econmt.decoding.translation import Translation
 from econmt.decoding.translator import Translator
@@ -42,135 +27,46 @@ from econmt.engine.devices import resolve_device
 from econmt.engine.precision import precision_of
 from econmt.engine.threads import threads_for
 from econmt.errors import InputError
+from econmt.evaluation.scoring import ScoredPair, Scorer
 from econmt.model import IncrementalModel
-from econmt.training.run import Outcome, run_recipe
 
 Checkpoint = Union[str, int, Path]
 """Checkpoint to load: "best", "last", the number of its update, or the path of a parameter file."""
 
 
-def train(
-    recipe: Path | str,
-    overrides: Sequence[str] | Mapping[str, object] = (),
-    *,
-    data_dir: Path | str | None = None,
-    overwrite_output: bool = False,
-    resume_with_changes: bool = False,
-    verify: bool = False,
-    quiet: bool = False,
-) -> Outcome:
-    """Trains a recipe, or resumes the run in its model folder, like ``econmt train``.
-
-    Args:
-        recipe: YAML file, or name of a shipped recipe.
-        overrides: changes to the recipe, as ``["training.seed=2"]`` or ``{"training.seed": 2}``.
-        data_dir: folder in which the text is searched first.
-        overwrite_output: if True, starts a new run even if the model folder holds one.
-        resume_with_changes: if True, resumes even if the recipe differs from that of the run.
-        verify: if True, reads the text and the prepared data completely to detect changes, instead of a sample.
-        quiet: if True, prints nothing on standard error; the model folder always has the log.
-
-    Returns:
-        How training ended and the results of the best checkpoint, without results if the run was already complete.
-
-    Raises:
-        InputError: if the recipe, an override or the text cannot be used.
-        TrainingError: if training had to stop.
-        Interrupted: after SIGTERM or Ctrl-C, once everything is saved.
-
-    Example::
-
-        outcome = econmt.train("multi30k", {"training.max_updates": 3000, "output": "runs/short"})
-    """
-    if not isinstance(recipe, (str, Path)):
-        raise InputError(f"recipe {recipe!r}: expected a file or the name of a shipped recipe")
-    if data_dir is not None and not isinstance(data_dir, (str, Path)):
-        raise InputError(f"data_dir {data_dir!r}: expected a folder")
-    if not isinstance(overrides, Mapping) and not _is_list_of(overrides, str):
-        raise InputError(f"overrides {overrides!r}: expected a list of key=value, or a dictionary")
-    if isinstance(overrides, Mapping):
-        # Overrides are parsed as YAML, of which JSON is a subset.
-        values = {key: json.dumps(value, ensure_ascii=False, default=str) for key, value in overrides.items()}
-        overrides = [f"{key}={value}" for key, value in values.items()]
-    return run_recipe(
-        load_recipe(recipe, overrides),
-        search_path(find_recipe(recipe).parent, None if data_dir is None else Path(data_dir)),
-        console=Console(stderr=True, highlight=False, quiet=quiet),
-        overwrite_output=overwrite_output,
-        resume_with_changes=resume_with_changes,
-        verify=verify,
-    )
-
-
-def load(
-    model: Path | str | Sequence[Path | str],
-    checkpoint: Checkpoint | Sequence[Checkpoint] = "best",
-    *,
-    device: torch.device | str = "auto",
-    precision: str = "auto",
-    threads: int | Literal["auto"] | None = None,
+def load_translation_models(
+    folders: Sequence[Path],
+    checkpoints: Sequence[Checkpoint],
+    device: torch.device,
+    precision: str,
+    threads: int | Literal["auto"] | None,
 ) -> TrainedModel:
-    """Loads a trained model, or several as an ensemble.
-
-    Args:
-        model: model folder, or a list of them for an ensemble, which must share their vocabularies;
-            ``hf://OWNER/NAME`` loads a model from the Hugging Face Hub.
-        checkpoint: checkpoint of all models, or a list with one for each.
-        device: auto, cpu, cuda or cuda:N.
-        precision: precision of matrix products: float32, bfloat16, int8 (CPU only), or auto for the faster one on this
-            device; for models from ``econmt quantize`` that is int8 on a CPU.
-        threads: number of CPU threads, set for all of torch; "auto" for the fastest number; None leaves it unchanged.
-
-    Returns:
-        The model, ready to translate.
-
-    Raises:
-        InputError: if a model cannot be loaded, or the vocabularies of an ensemble differ.
-
-    Example::
-
-        model = econmt.load("runs/multi30k", device="cpu")
-        ensemble = econmt.load(["runs/a", "runs/b"], ["best", 3000])
-    """
-    if not _is_list_of([model] if isinstance(model, (str, Path)) else model, (str, Path)):
-        raise InputError(f"model {model!r}: expected a model folder, or a list of them")
-    checkpoints = [checkpoint] if isinstance(checkpoint, (str, int, Path)) else checkpoint
-    if isinstance(checkpoint, bool) or not _is_list_of(checkpoints, (str, int, Path)):
-        raise InputError(
-            f"checkpoint {checkpoint!r}: expected best, last, the number of an update, or a file"
-        )
-    folders = [local_model(name) for name in ([model] if isinstance(model, (str, Path)) else model)]
-    chosen = [checkpoint] if isinstance(checkpoint, (str, int, Path)) else list(checkpoint)
-    if not folders:
-        raise InputError("no model folder is given; give at least one")
-    if len(chosen) not in (1, len(folders)):
-        raise InputError(
-            f"{len(chosen)} checkpoints are given for {len(folders)} models; give one, or one for each model"
-        )
-    chosen *= len(folders) // len(chosen)
-    limits.check_whole("threads", None if threads == "auto" else threads, limits.THREADS)
-    resolved = resolve_device(str(device))
+    """Loads one translation model or an ensemble; see :func:`econmt.load`."""
     loaded = [
-        load_model(
-            folder,
-            Path(which) if isinstance(which, str) and which.endswith(".safetensors") else which,
-            resolved,
-        )
-        for folder, which in zip(folders, chosen, strict=True)
+        load_model(folder, parameters_of(which), device)
+        for folder, which in zip(folders, checkpoints, strict=True)
     ]
     for folder in folders[1:]:
         if fingerprint(folder) != fingerprint(folders[0]):
             raise InputError(
                 f"{folder}: its vocabularies differ from those of {folders[0]}; models of an ensemble must share them"
             )
+    set_threads(threads, device, max(each.recipe.model.widest for each in loaded))
+    return TrainedModel(loaded, device, precision, fingerprint(folders[0]))
+
+
+def parameters_of(which: Checkpoint) -> Checkpoint:
+    """Returns a checkpoint, as a path if it is the name of a parameter file."""
+    return Path(which) if isinstance(which, str) and which.endswith(".safetensors") else which
+
+
+def set_threads(threads: int | Literal["auto"] | None, device: torch.device, widest: int) -> None:
+    """Sets the number of CPU threads for a model whose widest layer is given; None leaves it unchanged."""
     if threads is not None:
-        widest = max(each.recipe.model.widest for each in loaded)
-        thread_count = None if threads == "auto" else threads
-        torch.set_num_threads(threads_for(thread_count, resolved, widest).number)
-    return TrainedModel(loaded, resolved, precision, fingerprint(folders[0]))
+        torch.set_num_threads(threads_for(None if threads == "auto" else threads, device, widest).number)
 
 
-def _is_list_of(value: Any, kinds: type | tuple[type, ...]) -> bool:
+def is_list_of(value: Any, kinds: type | tuple[type, ...]) -> bool:
     """Returns True if a value is a sequence, but not a text, of instances of ``kinds``."""
     is_sequence = isinstance(value, Sequence) and not isinstance(value, (str, bytes))
     return is_sequence and all(isinstance(each, kinds) for each in value)
@@ -193,6 +89,19 @@ class TrainedModel:
         self.vocabularies, self.recipe = loaded[0].vocabularies, loaded[0].recipe
         self._requested_precision, self.vocabulary = precision, vocabulary
         self.to(device)
+
+    def __repr__(self) -> str:
+        """Describes the model: names, languages, layers, parameters, vocabularies, device and precision."""
+        data, model = self.recipe.pairs, self.recipe.translation_model
+        source, target = self.vocabularies.sides
+        layers = " and ".join(
+            f"{side.layers} x {side.cell} {side.size}" for side in (model.encoder, model.decoder)
+        )
+        return (
+            f"<TrainedModel {', '.join(each.recipe.name for each in self.loaded)}: {data.source} to {data.target}, "
+            f"{layers}, {parameter_count(self.models):,} parameters, vocabularies of {source.size:,} and "
+            f"{target.size:,}, {str(self.precision).removeprefix('torch.')} on {self.device}>"
+        )
 
     def to(self, device: torch.device | str) -> TrainedModel:
         """Moves the model to a device: auto, cpu, cuda or cuda:N; returns itself."""
@@ -245,7 +154,8 @@ class TrainedModel:
             nbest_size: number of hypotheses returned per sentence.
             batch_size: number of sentences translated together; None: the recipe's value.
             device: device to move to first; None: the current one.
-            search: other fields of :class:`~econmt.decoding.search.options.SearchOptions`, such as ``seed``.
+            search: other fields of :class:`~econmt.decoding.search.options.SearchOptions`, such as ``seed``;
+                ``sample=True`` with ``top_k`` and ``temperature`` draws translations.
 
         Returns:
             A :class:`~econmt.decoding.translation.Translation` for each line, with text, score, tokens, ``attention``
@@ -263,7 +173,7 @@ class TrainedModel:
         texts: list[Any] = (
             list(lines) if isinstance(lines, Iterable) and not isinstance(lines, str) else [None]
         )
-        if not _is_list_of(texts, (str, Request)):
+        if not is_list_of(texts, (str, Request)):
             raise InputError("translate expects a list of lines of text, for example translate(['A dog.'])")
         if device is not None and resolve_device(str(device)) != self.device:
             self.to(device)
@@ -278,6 +188,70 @@ class TrainedModel:
             warn=warnings.warn,
         )
         return list(translator.translate(texts))
+
+    def score(
+        self,
+        sources: Sequence[str | Request],
+        targets: Sequence[str],
+        *,
+        batch_size: int | None = None,
+        ensemble_mode: EnsembleMode = "linear",
+    ) -> list[ScoredPair]:
+        """Computes the log-probabilities of given translations, as ``econmt score`` does.
+
+        Args:
+            sources: source sentences; those of a model with source factors as :class:`econmt.Request`.
+            targets: a translation of each.
+            batch_size: number of pairs scored together; None: the recipe's value.
+            ensemble_mode: average the probabilities of an ensemble, or their logarithms.
+
+        Returns:
+            A :class:`~econmt.evaluation.scoring.ScoredPair` for each pair, with ``log_probability`` (natural logarithm,
+            end of sentence included), ``perplexity``, ``tokens`` and ``token_log_probabilities``.
+
+        Raises:
+            InputError: if the numbers of sentences differ, or they are not lists of text.
+
+        Example::
+
+            print(model.score(["A dog."], ["Ein Hund."])[0].log_probability)
+        """
+        if not (is_list_of(sources, (str, Request)) and is_list_of(targets, str)):
+            raise InputError("score expects two lists of text, for example score(['A dog.'], ['Ein Hund.'])")
+        if len(sources) != len(targets):
+            raise InputError(
+                f"score got {len(sources)} sources and {len(targets)} targets; give a target for each"
+            )
+        limits.check_whole("batch_size", batch_size, limits.TRANSLATED)
+        requests = [each if isinstance(each, Request) else Request(each) for each in sources]
+        scorer = Scorer(
+            [each.model for each in self.loaded],
+            self.vocabularies,
+            self.device,
+            self.precision,
+            batch_size=batch_size or self.recipe.decoding.batch_size,
+            mode=ensemble_mode,
+            warn=warnings.warn,
+        )
+        encoded = self.vocabularies.target.encode_many(list(targets))
+        return scorer.score_ids(
+            [each.text for each in requests], encoded, factors=[each.factors for each in requests]
+        )
+
+    def generate(
+        self,
+        prompt: str = "",  # noqa: ARG002
+        length: int = 100,  # noqa: ARG002
+        *,
+        top_k: int = 0,  # noqa: ARG002
+        temperature: float = 1.0,  # noqa: ARG002
+        seed: int = 1,  # noqa: ARG002
+    ) -> str:
+        """Writes text with a language model; a translation model raises InputError."""
+        raise InputError(
+            f"{self.recipe.name}: translates; generate is for language models, and translate(lines, sample=True) draws "
+            "translations"
+        )
 
     def translator(
         self,
@@ -374,6 +348,13 @@ class TrainedModel:
         if not isinstance(search, Mapping):
             raise InputError(f"search {search!r}: expected options by name, as {{'beam_size': 5}}")
         changes = {name: value for name, value in search.items() if value is not None}
+        top_k = changes.pop("top_k", None)
+        if changes.get("sample") is True:  # as on the command line; a number is the top k itself
+            changes["sample"] = top_k or 0
+        elif top_k is not None or changes.get("sample") is False:
+            if top_k is not None:
+                raise InputError("top_k has no effect without sample=True; add that, or remove top_k")
+            del changes["sample"]
         try:
             options = SearchOptions.from_recipe(self.recipe.decoding).changed(**changes)
         except ValidationError as failure:
@@ -407,3 +388,8 @@ def _refuse_idle_penalties(changes: Mapping[str, Any], options: SearchOptions) -
     for name in (weight, ratio, "brevity_penalty_type", "coverage_penalty_weight"):
         if changes.get(name) and options.sample is not None:
             raise InputError(f"{name} cannot be combined with sample; remove one of them")
+
+
+def parameter_count(models: Iterable[torch.nn.Module]) -> int:
+    """Counts the parameters of models."""
+    return sum(parameter.numel() for model in models for parameter in model.parameters())

@@ -1,0 +1,157 @@
+"""Trained language models of programs: scoring and writing text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, NoReturn
+
+import torch
+
+from econmt.api.translation import (
+    Checkpoint,
+    TrainedModel,
+    is_list_of,
+    parameter_count,
+    parameters_of,
+    set_threads,
+)
+from econmt.checkpoint.checkpoints import LoadedTask, load_task
+from econmt.config import limits
+from econmt.data.text.subwords import EOS
+from econmt.decoding.text_reader import ScoredLine, TextReader
+from econmt.engine.devices import resolve_device
+from econmt.engine.precision import precision_of
+from econmt.errors import InputError
+from econmt.model.language_model import LanguageModel
+
+
+def load_language_model(
+    folder: Path,
+    checkpoint: Checkpoint,
+    device: torch.device,
+    precision: str,
+    threads: int | Literal["auto"] | None,
+) -> TrainedLanguageModel:
+    """Loads a language model; see :func:`econmt.load`."""
+    if precision == "int8":
+        raise InputError(f"{folder}: precision int8 is for translation; use auto, float32 or bfloat16")
+    loaded = load_task(folder, parameters_of(checkpoint), device)
+    set_threads(threads, device, loaded.task.recipe.model.widest)
+    return TrainedLanguageModel(loaded, device, precision)
+
+
+def refuse_language_model(model: TrainedModel, folder: Path) -> None:
+    """Raises InputError if a model is a language model."""
+    if isinstance(model, TrainedLanguageModel):
+        raise InputError(
+            f"{folder}: holds a language model, which does not translate; use it with econmt score or econmt generate"
+        )
+
+
+class TrainedLanguageModel(TrainedModel):
+    """Trained language model on one device, loaded by :func:`econmt.load`; it scores and writes text."""
+
+    def __init__(self, loaded: LoadedTask, device: torch.device, precision: str) -> None:
+        assert isinstance(loaded.model, LanguageModel)
+        self.model, self.vocabularies, self.recipe = loaded.model, loaded.vocabularies, loaded.task.recipe
+        self._requested_precision = precision
+        self.to(device)
+
+    def to(self, device: torch.device | str) -> TrainedLanguageModel:
+        """Moves the model to a device: auto, cpu, cuda or cuda:N; returns itself."""
+        self.device = resolve_device(str(device))
+        self.model.to(self.device)
+        self.precision = precision_of(self._requested_precision, self.device, [self.recipe]).dtype
+        return self
+
+    def __repr__(self) -> str:
+        """Describes the model: name, layers, parameters, vocabulary, device and precision."""
+        layers = self.recipe.model
+        assert not hasattr(layers, "encoder")
+        return (
+            f"<TrainedLanguageModel {self.recipe.name}: {layers.layers} x {layers.cell} {layers.size}, "
+            f"{parameter_count([self.model]):,} parameters, vocabulary of {self.vocabularies.target.size:,}, "
+            f"{str(self.precision).removeprefix('torch.')} on {self.device}>"
+        )
+
+    def reader(self) -> TextReader:
+        """Returns a reader at the beginning of a text, which scores and writes and keeps its state in between."""
+        return TextReader(self.model, self.vocabularies.target, self.device, self.precision)
+
+    def score(self, lines: Sequence[str]) -> list[ScoredLine]:  # type: ignore[override]
+        """Computes the log-probability of each line of a text given all lines before it, as ``econmt score`` does.
+
+        Returns:
+            A :class:`~econmt.decoding.text_reader.ScoredLine` for each line, with ``log_probability`` (natural
+            logarithm, end of line included), ``perplexity`` per word, and ``token_log_probabilities``.
+
+        Raises:
+            InputError: if ``lines`` is not a list of text.
+
+        Example::
+
+            print(model.score(["The city lies on a river ."])[0].perplexity)
+        """
+        if not is_list_of(lines, str):
+            raise InputError("score expects a list of lines of text, for example score(['The city .'])")
+        return list(self.reader().score(lines))
+
+    def generate(
+        self,
+        prompt: str = "",
+        length: int = 100,
+        *,
+        top_k: int = 0,
+        temperature: float = 1.0,
+        seed: int = 1,
+    ) -> str:
+        """Writes text: each token is drawn from the distribution given all tokens before it, as ``econmt generate``.
+
+        Args:
+            prompt: beginning of the text.
+            length: number of tokens to write, including ends of lines.
+            top_k: draw from this many most probable tokens; 0: from all.
+            temperature: divisor of the log-probabilities before drawing.
+            seed: seed of the random draws.
+
+        Returns:
+            The prompt with its continuation.
+
+        Raises:
+            InputError: if an argument is out of range.
+
+        Example::
+
+            print(model.generate("The city", length=50, top_k=50))
+        """
+        limits.check_whole("length", length, limits.INPUT_LENGTH)
+        limits.check_number("top_k", top_k, limits.WORDS, whole=True)
+        limits.check_number("seed", seed, limits.SEED, whole=True)
+        limits.check_number("temperature", temperature, limits.TEMPERATURE, above=True)
+        reader = self.reader()
+        lines = [reader.vocabulary.encode(prompt)]
+        reader.read(lines[0])
+        for token in reader.write(length, temperature=temperature, top_k=top_k, seed=seed):
+            if token == EOS:
+                lines.append([])
+            else:
+                lines[-1].append(token)
+        return "\n".join(map(reader.vocabulary.decode, lines)).removesuffix("\n")
+
+    def _refuse(self) -> NoReturn:
+        raise InputError(
+            f"{self.recipe.name}: is a language model, which does not translate; use score or generate"
+        )
+
+    def translate(self, lines: Any, **_: Any) -> NoReturn:  # noqa: ARG002
+        """Raises InputError, since a language model does not translate."""
+        self._refuse()
+
+    def translator(self, search: Any, **_: Any) -> NoReturn:  # noqa: ARG002
+        """Raises InputError, since a language model does not translate."""
+        self._refuse()
+
+    def search_options(self, search: Any) -> NoReturn:  # noqa: ARG002
+        """Raises InputError, since a language model does not search."""
+        self._refuse()

@@ -1,0 +1,173 @@
+"""Predicts the memory of a training step on tensors that have shapes and no memory."""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.overrides import TorchFunctionMode
+
+from econmt.errors import InputError
+from econmt.memory.account.account import Account
+from econmt.memory.account.module_scopes import ModuleScopes
+from econmt.memory.account.step_tracker import StepTracker
+from econmt.memory.account.tracking import nested_hooks, several
+from econmt.memory.estimate.cpu_workspaces import cpu_workspace
+from econmt.memory.estimate.fake import ON_GPU, REPLACEMENTS, fake_tensors
+from econmt.memory.estimate.shape_cache import ShapeCache
+from econmt.memory.estimate.training_step import cublas_workspaces, simulate
+from econmt.memory.measure.storages import BLOCK
+
+aten = torch.ops.aten
+
+
+def predict(
+    step: Callable[[], object],
+    model: nn.Module | Sequence[nn.Module] | None = None,
+    optimizer: Optimizer | Sequence[Optimizer] | None = None,
+    *,
+    device: str = "cuda",
+    nonzero: float = 1.0,
+) -> Account:
+    """Predicts the account of a training step without running it; a GPU's needs no GPU.
+
+    The step runs twice on tensors without memory: once so that the optimizer has its state, and once to be counted.
+    Parameters, gradients and optimizer state are as before afterwards; other state of the program, such as a schedule
+    of the learning rate, has advanced by two steps.
+
+    Args:
+        step: Runs a training step of ``model`` and ``optimizer``. Without a model, it makes all it needs itself; if it
+            returns a function, that one runs the step.
+        model: Model or models; on any device, also ``meta``.
+        optimizer: Optimizer or optimizers.
+        device: Device of the prediction, "cpu" or "cuda".
+        nonzero: Share of elements that are not zero, where the program looks for them (``torch.nonzero``, boolean
+            masks): k/n for a mixture of n experts of which k compute each token.
+
+    Returns:
+        The account, without times. Compiled functions count as if they were not compiled.
+
+    Raises:
+        InputError: The device is neither "cpu" nor "cuda", or the share is not between 0 and 1.
+    """
+    if device not in ("cpu", "cuda"):
+        raise InputError(f"memory.predict: device '{device}' is unknown; use cpu or cuda")
+    if not 0.0 <= nonzero <= 1.0:
+        raise InputError(f"memory.predict: nonzero {nonzero} is no share; give a number from 0 to 1")
+    on_gpu = device == "cuda"
+    models: list[nn.Module] = several(model, nn.Module)
+    optimizers: list[Optimizer] = several(optimizer, Optimizer)
+    with ExitStack() as stack:
+        mode = stack.enter_context(fake_tensors(device))
+        mode.allow_non_fake_inputs = True
+        stack.enter_context(_OnCPU())
+        if "torch._dynamo" in sys.modules:
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(_faked(models, optimizers))
+        replacements = dict(ON_GPU if on_gpu else REPLACEMENTS)
+        replacements[aten.nonzero.default] = lambda tensor: tensor.new_empty(
+            (round(nonzero * tensor.numel()), tensor.dim()), dtype=torch.int64
+        )
+        tracker = StepTracker(
+            torch.device("cpu"),
+            block=BLOCK if on_gpu else 1,
+            replacements=replacements,
+            run=ShapeCache(mode),
+            workspace=None if on_gpu else cpu_workspace,
+        )
+        made = _warm_up(tracker, step)
+        tracker.scopes = scopes = ModuleScopes(tracker, models, optimizers)
+        workspaces = cublas_workspaces(tracker, 2) if on_gpu else []
+        account = Account(tracker)
+        with tracker.recording():
+            tracker.begin("forward")
+            with scopes.watching(), nested_hooks(tracker):
+                made()
+        del workspaces
+        account.close(scopes)
+    account.ledger.device = device
+    account.ledger.milliseconds.clear()
+    if on_gpu:
+        allocator = simulate(tracker)
+        account.ledger.allocated, account.ledger.reserved = allocator.peak_allocated, allocator.peak_reserved
+    account.notes.append(f"Predicted for {device}; no step was run.")
+    return account
+
+
+def _warm_up(tracker: StepTracker, step: Callable[[], object]) -> Callable[[], object]:
+    """Runs the step once, in another tracker's replacements; returns the function that runs it again."""
+    warm = StepTracker(tracker.device, replacements=tracker.replacements, run=tracker.run)
+    with warm:
+        made = step()
+        if not callable(made):
+            return step
+        made()
+    return made
+
+
+class _OnCPU(TorchFunctionMode):
+    """Puts tensors of a GPU on the CPU, where fake tensors stand for them."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        if func is Tensor.cuda:
+            return args[0]
+        if _is_gpu(kwargs.get("device")):
+            kwargs["device"] = "cpu"
+        if func is Tensor.to:
+            args = tuple("cpu" if _is_gpu(each) else each for each in args)
+        return func(*args, **kwargs)
+
+
+def _is_gpu(value: Any) -> bool:
+    """Returns True if a value names a GPU."""
+    if isinstance(value, str):
+        return value.partition(":")[0] == "cuda"
+    return isinstance(value, torch.device) and value.type == "cuda"
+
+
+@contextmanager
+def _faked(models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> Iterator[None]:
+    """Replaces parameters, buffers, gradients and optimizer state by fake tensors within the context."""
+    fakes: dict[Tensor, Tensor] = {}
+
+    def fake(value: Any) -> Any:
+        if not isinstance(value, Tensor) or value.layout is not torch.strided:
+            return value
+        if value not in fakes:
+            plain = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
+            is_parameter = isinstance(value, nn.Parameter)
+            fakes[value] = nn.Parameter(plain, value.requires_grad) if is_parameter else plain
+            if value.is_leaf and value.grad is not None:
+                fakes[value].grad = fake(value.grad)
+        return fakes[value]
+
+    with ExitStack() as stack:
+        for module in [each for model in models for each in model.modules()]:
+            for name, parameter in module._parameters.items():
+                if parameter is not None:
+                    setattr(module, name, fake(parameter))  # as an RNN notices
+                    stack.callback(setattr, module, name, parameter)
+            stack.callback(module._buffers.update, dict(module._buffers))
+            module._buffers.update({name: fake(buffer) for name, buffer in module._buffers.items()})
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                stack.callback(group.update, dict(group))
+                group["params"] = [fake(parameter) for parameter in group["params"]]
+            stack.callback(setattr, optimizer, "state", optimizer.state)
+            optimizer.state = defaultdict(
+                dict,
+                {
+                    fake(parameter): {name: fake(part) for name, part in state.items()}
+                    for parameter, state in optimizer.state.items()
+                },
+            )
+        yield

@@ -1,0 +1,38 @@
+"""Tracker that tells by itself which phase a program's step is in."""
+
+from __future__ import annotations
+
+import torch
+
+from econmt.memory.account.module_scopes import ModuleScopes
+from econmt.memory.measure.layer_times import Clock
+from econmt.memory.measure.tracker import Tracker
+
+
+class StepTracker(Tracker):  # type: ignore[no-untyped-call]
+    """Tracker of a program's step, which tells by itself which phase the step is in."""
+
+    scopes: ModuleScopes | None = None
+    clock: Clock | None = None
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Lets compiled functions run compiled."""
+        return True
+
+    def phase(self) -> str:
+        """Returns the current phase, and begins it if it is another one than before."""
+        scopes = self.scopes
+        if scopes is not None and scopes.updating:
+            phase = "optimizer"
+        elif torch._C._current_graph_task_id() >= 0:
+            phase = "backward"
+        elif scopes is None or scopes.is_running or not self.begins:
+            phase = "forward"
+        else:  # code between the phases, such as clipping of gradients, belongs to the one before
+            phase = self.begins[-1].phase
+        if not self.begins or self.begins[-1].phase != phase:
+            self.begin(phase)
+        if self.clock is not None:
+            self.clock.begin((phase, self.nodes.running()))
+        return phase

@@ -1,0 +1,315 @@
+"""What a newcomer meets in the first hour: doctor, help, completion, quiet commands, lines to paste after training."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import io
+import json
+import re
+import shlex
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import tomllib
+from rich.console import Console
+
+from econmt.cli import doctor
+from econmt.cli.doctor import EXTRAS, REQUIRED
+from econmt.cli.next_steps import commands_for
+from econmt.config.recipe import Recipe, read_recipe
+from econmt.config.suggestions import FOREIGN, meant_keys
+from econmt.config.yaml_reader import walk
+from econmt.training import run as run_module
+from econmt.training.run import run_recipe
+from tests.conftest import ROOT
+from tests.unit.cli.conftest import Call
+from tests.unit.training.tiny import Run, metrics
+
+KEYS = dict.fromkeys(key for key, _, _ in walk(Recipe))
+
+
+@pytest.mark.parametrize("verb", ["train", "bench select", "recipes", ""])
+def test_help_of_a_verb_in_both_orders(call: Call, verb: str) -> None:
+    help_first = call("help", *verb.split())
+    assert help_first == call(*verb.split(), "--help")
+    assert help_first.code == 0
+    assert "Usage: econmt" in help_first.out
+
+
+def test_help_of_an_unknown_verb(call: Call) -> None:
+    ended = call("help", "trian")
+    assert ended.code == 2
+    assert "No such command 'trian'" in ended.err
+
+
+def test_options_of_translate_have_headings(call: Call) -> None:
+    out = call("translate", "--help").out
+    headings = re.findall(r"^(\S.*):$", out, re.MULTILINE)
+    assert headings[:4] == ["Model", "Input", "Output", "Search"]
+    assert headings[-1] == "Options"
+    search = out.partition("\nSearch:\n")[2].partition("\n\n")[0]
+    assert "--beam-size" in search
+    assert "--device" not in search
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        ("econmt tr", {"train", "translate"}),
+        ("econmt train --overw", {"--overwrite-output"}),
+        ("econmt bench la", {"layout"}),
+        ("econmt train multi", {"multi30k"}),
+    ],
+)
+def test_completion(call: Call, monkeypatch: pytest.MonkeyPatch, typed: str, expected: set[str]) -> None:
+    monkeypatch.setenv("_ECONMT_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", typed)
+    monkeypatch.setenv("COMP_CWORD", str(len(typed.split()) - 1))
+    assert set(call().out.split()) == expected
+
+
+def test_quiet_leaves_results_and_warnings(call: Call, word_model: Path) -> None:
+    text = "a b\nc. d. A e.\n"
+    loud = call("translate", "-m", word_model, text=text)
+    quiet = call("-q", "translate", "-m", word_model, text=text)
+    assert quiet.out == loud.out
+    assert "tokens/s" in loud.err
+    assert quiet.err == "".join(line for line in loud.err.splitlines(True) if "warning: " in line)
+    assert call("translate", "-m", word_model, text="a\n").err != ""
+
+
+def test_a_quiet_run_prints_its_results_only(call: Call, text: Path, tmp_path: Path) -> None:
+    made = Run(text, tmp_path / "run", ("training.max_updates=2",))
+    ended = call("train", tmp_path / "run.yaml", "training.max_updates=2", "--quiet")
+    assert (ended.code, ended.err) == (0, "")
+    assert "validation BLEU" in ended.out
+    assert made.folder.log.exists()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "meant"),
+    [
+        ("training.batch_size", ["training.batch.size"]),
+        ("batch_size", ["training.batch.size", "decoding.batch_size"]),
+        ("training.lr", ["training.optimizer.learning_rate"]),
+        ("lerning_rate", ["training.optimizer.learning_rate"]),
+        ("trainning", ["training"]),
+        ("training.beam_size", ["decoding.beam_size"]),
+        ("model.dropout_embedding", ["model.dropout.embedding"]),
+        ("training.checkpoint-interval", ["training.checkpoint_interval"]),
+        ("decoding.lenpen", ["decoding.length_penalty_alpha"]),
+        ("xyzzy", []),
+    ],
+)
+def test_the_key_that_was_meant(wrong: str, meant: list[str]) -> None:
+    assert meant_keys(wrong.split("."), KEYS) == meant
+
+
+def test_names_of_other_toolkits_lead_to_keys() -> None:
+    assert set(FOREIGN.values()) <= set(KEYS)
+    assert not {name for name in FOREIGN if name in Recipe.model_fields}
+
+
+def test_a_recipe_without_its_ending(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.yaml").write_text("name: x\n")
+    ended = call("train", "mine")
+    assert ended.code == 2
+    assert "mine: no such recipe, but mine.yaml is there; give its whole name" in ended.err
+    assert "mine.yaml: training: missing" not in ended.err
+
+
+def test_doctor(call: Call) -> None:
+    ended = call("doctor")
+    assert ended.code == 0, ended.out
+    assert "C library" in ended.out
+    assert "econmt runs here" in ended.out
+    assert max(map(len, ended.lines)) <= 80
+    found = json.loads(call("doctor", "--json").out)
+    assert found["torch"]["state"] == "ok"
+    assert found["threads"]["text"].endswith("cores" if "OMP" not in ended.out else found["threads"]["text"])
+
+
+@pytest.mark.parametrize(
+    "error",
+    [ImportError("libtorch_cpu.so: cannot open shared object file"), NameError("libtorch_cpu.so, '_C'")],
+)
+def test_doctor_without_torch(call: Call, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def fails(name: str) -> ModuleType:
+        if name == "torch":
+            raise error
+        return importlib.import_module(name)
+
+    monkeypatch.setattr(doctor, "importlib", SimpleNamespace(import_module=fails, util=importlib.util))
+    ended = call("doctor")
+    assert ended.code == 1
+    assert "error torch" in ended.out
+    assert "libtorch_cpu.so" in ended.out
+    assert "econmt cannot run here" in ended.out
+
+
+@pytest.mark.parametrize(("version", "code"), [("2.6.0+cu124", 1), ("2.7.0", 0), ("2.10.0a0+git1", 0)])
+def test_doctor_knows_the_oldest_torch(
+    call: Call, monkeypatch: pytest.MonkeyPatch, version: str, code: int
+) -> None:
+    requirement = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    assert f"torch>={'.'.join(map(str, doctor.LEAST_TORCH))}" in requirement
+    monkeypatch.setattr("torch.__version__", version)
+    ended = call("doctor")
+    assert ended.code == code
+    assert (f"{version}, too old" in ended.out) == bool(code)
+
+
+def test_doctor_in_a_folder_that_was_removed(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    def removed(_: type[Path]) -> Path:
+        raise FileNotFoundError(2, "No such file or directory")
+
+    monkeypatch.setattr(doctor.Path, "cwd", classmethod(removed))
+    ended = call("doctor")
+    assert ended.code == 0
+    assert "the folder of this shell was removed" in " ".join(ended.out.split())
+
+
+def test_doctor_where_much_is_missing(call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    lacking = {"triton", "uvicorn", "sentence_splitter"}
+    real = importlib.util.find_spec
+
+    def find(name: str) -> Any:
+        return None if name in lacking else real(name)
+
+    monkeypatch.setattr(importlib.util, "find_spec", find)
+    monkeypatch.setattr("econmt_ops.backends.c.is_built", lambda: False)
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("ECONMT_CACHE", str(tmp_path / "file" / "cache"))
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setenv("CC", "")
+    ended = call("doctor")
+    assert ended.code == 0
+    notes = {line.split()[1] for line in ended.lines if line.startswith("note")}
+    assert {"C", "compiler", "[serve]", "[sentences]", "cache"} <= notes
+    text = " ".join(ended.out.split())
+    assert "not available: econmt serve; pip install 'econmt[serve]'" in text
+    assert "every command measures anew what is fastest" in text
+    assert "translates two to three times as slowly" in text
+
+
+@pytest.mark.parametrize("cuda", [None, "12.8"])
+def test_doctor_tells_why_a_gpu_is_not_used(
+    call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cuda: str | None
+) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(doctor, "DRIVER", tmp_path / "version")
+    doctor.DRIVER.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  470.1\n")
+    out = " ".join(call("doctor").out.split())
+    reason = "built without CUDA; install a build with CUDA" if cuda is None else "older than CUDA 12.8"
+    assert "x86_64 Kernel Module 470.1" in out
+    assert reason in out
+
+
+def test_the_doctor_knows_the_extras_and_packages_of_the_project() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    assert set(EXTRAS) == set(extras) - {"docs", "test"}
+
+    def names(requirements: list[str]) -> list[str]:
+        return [re.split("[>=<]", each)[0].replace("-", "_") for each in requirements]
+
+    for name, (modules, _) in EXTRAS.items():
+        assert list(modules) == names(extras[name])
+    # Without the others not even the command line starts.
+    assert set(REQUIRED.values()) == set(names(project["dependencies"])) - {
+        "torch",
+        "pyyaml",
+        "pydantic",
+        "typer",
+        "rich",
+    }
+
+
+def test_the_lines_after_training_work(
+    call: Call, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Run(text, tmp_path / "a run", ("training.max_updates=2",))
+    ended = call(
+        "train", "a run.yaml", f"data.test={text}/test", f"output={tmp_path}/a run", "training.max_updates=2"
+    )
+    steps = [line.strip() for line in ended.err.partition("with this model:\n")[2].splitlines()]
+    assert [re.search(r"econmt (\w+)", step)[1] for step in steps] == [  # type: ignore[index]
+        "translate",
+        "translate",
+        "evaluate",
+        "serve",
+    ]
+    piped, *others = steps
+    sentence = shlex.split(piped)[1]
+    assert call(*shlex.split(piped)[4:], text=sentence).code == 0
+    for step in others[:2]:
+        ran = call(*shlex.split(step)[1:])
+        assert ran.code == 0, ran.err
+    assert "BLEU" in ran.out
+    again = call(
+        "train", "a run.yaml", f"data.test={text}/test", f"output={tmp_path}/a run", "training.max_updates=2"
+    )
+    assert "nothing to do" in again.out
+    assert steps[1] in again.err
+
+
+def test_lines_for_a_model_with_source_factors(word_model: Path) -> None:
+    recipe = read_recipe(word_model / "recipe.yaml")
+    data = recipe.pairs.model_copy(update={"source_factors": ["pos", "case"], "prepared": "p"})
+    first, second = commands_for(recipe.model_copy(update={"data": data, "output": "m"}), "a")
+    assert first.endswith(
+        "--input-factors p/valid.factor1.txt --input-factors p/valid.factor2.txt -o m.valid.trg"
+    )
+    assert second == "econmt evaluate -r p/valid.target.txt -i m.valid.trg"
+
+
+def test_everything_before_an_update_counts_for_max_seconds(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(text, tmp_path / "run", ("training.max_seconds=5000",))
+    real = run_module.prepare
+
+    def slow(*arguments: Any, **settings: Any) -> Any:
+        monkeypatch.setattr("time.monotonic", lambda now=run_module.time.monotonic: now() + 6000.0)
+        return real(*arguments, **settings)
+
+    monkeypatch.setattr(run_module, "prepare", slow)
+    outcome = run_recipe(run.recipe, [text], console=run.console)
+    assert outcome.training.reason == "max_seconds 5000 reached"
+    assert outcome.training.update == outcome.training.best_update == 1
+    assert metrics(run.folder)[0]["seconds"] > 5999
+    assert outcome.results is not None
+
+
+def test_a_run_in_a_pipe_says_what_it_does(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+
+    class Beating(run_module.Heartbeat):
+        """Prints nothing, but notes every activity."""
+
+        def say(self, text: str) -> None:
+            said.append(text)
+
+    monkeypatch.setattr(run_module, "Heartbeat", Beating)
+    run = Run(text, tmp_path / "run", ("training.max_updates=2", f"data.test={text}/test"))
+    run_recipe(run.recipe, [text], console=Console(file=io.StringIO()))
+    expected = [
+        "preparing the text",
+        "measuring what is fastest here",
+        "training: update 1",
+        "validation: computing the perplexity",
+        "validation: 6 of 6 sentences translated",
+        "measuring the memory of a training step",
+        "scoring the test text: 12 of 12 sentences translated",
+    ]
+    assert [each for each in said if each in expected] == expected

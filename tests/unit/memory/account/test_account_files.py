@@ -1,0 +1,167 @@
+"""Accounts are read by other programs, compared, and kept when the memory is full."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.cuda import _memory_viz
+
+from econmt import memory
+from econmt.errors import InputError
+from econmt.memory.measure.ledger import CATEGORIES
+from tests.unit.memory.account.models import GPT, Case, adam, gpt, next_word_loss
+
+
+def account_of(case: Case) -> memory.Account:
+    """The account of a case's second step."""
+    case.step()
+    with memory.track(case.model, case.optimizer) as account:
+        case.step()
+    return account
+
+
+@pytest.fixture(scope="module")
+def account() -> memory.Account:
+    torch.manual_seed(0)
+    return account_of(gpt())
+
+
+def test_a_snapshot_opens_in_pytorchs_viewer(account: memory.Account, tmp_path: Path) -> None:
+    import pickle
+
+    path = tmp_path / "snapshot.pickle"
+    account.to_snapshot(path)
+    snapshot = pickle.loads(path.read_bytes())
+    live = peak = 0
+    for event in snapshot["device_traces"][0]:
+        live += {"alloc": event["size"], "free_completed": -event["size"]}.get(event["action"], 0)
+        peak = max(peak, live)
+    assert peak == account.peak_bytes
+    assert live == sum(segment["allocated_size"] for segment in snapshot["segments"])
+    assert _memory_viz.calc_active(snapshot["segments"][0]) == snapshot["segments"][0]["total_size"]
+    assert f"segments: {len(snapshot['segments'])}\n" in _memory_viz.segsum(snapshot)
+    assert "MemoryViz.js" in _memory_viz.segment_plot(snapshot)
+    assert "= seg_0[0:" in _memory_viz.trace(snapshot)
+    assert "MemoryViz.js" in _memory_viz.trace_plot(snapshot)
+
+
+def test_a_trace_has_counters_in_order(account: memory.Account, tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    account.to_trace(path)
+    events = json.loads(path.read_text())["traceEvents"]
+    counters = [event for event in events if event["ph"] == "C"]
+    assert max(sum(event["args"].values()) for event in counters) == account.peak_bytes
+    assert {*counters[0]["args"]} == set(CATEGORIES)
+    stamps = [event["ts"] for event in counters]
+    assert stamps == sorted(stamps)
+    slices = [event for event in events if event["ph"] == "X"]
+    assert [event["name"] for event in slices if event["tid"] == 0] == ["forward", "backward", "optimizer"]
+    assert {"blocks.0.up", "head"} <= {event["name"] for event in slices if event["tid"] == 1}
+    assert all(event["dur"] >= 0 for event in slices)
+
+
+def test_tables_times_and_operations(account: memory.Account, tmp_path: Path) -> None:
+    rows = list(csv.DictReader(account.to_csv(tmp_path / "a.csv").splitlines()))
+    assert sum(int(row["all"]) for row in rows) == account.peak_bytes
+    (head,) = (row for row in rows if row["module"] == "head")
+    # 128 tokens, 64 x 500 weights: one product forward, two backward.
+    assert int(head["flops"]) == 3 * 2 * 128 * 64 * 500
+    assert float(head["forward ms"]) > 0
+    assert float(head["backward ms"]) > 0
+    (attention,) = (row for row in rows if row["module"] == "blocks.0")
+    assert int(attention["flops"]) == (4 + 10) * 4 * 32 * 64 * 32
+    moments = account.over_time()
+    assert max(sum(sizes.values()) for _, _, sizes in moments) == account.peak_bytes
+    page = tmp_path / "page.html"
+    account.save(page, depth=1)
+    text = page.read_text()
+    assert "Memory of a training step: GPT" in text
+    assert text.count('<path class="k-backward"') == 1
+    assert f"{account.peak_bytes:,} bytes" in text
+    assert 'data-kind="optimizer state"' in text
+
+
+def test_operations_of_convolutions() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ConvTranspose2d(8, 4, 2, 2))
+    with memory.track(model) as account:
+        model(torch.ones(2, 3, 10, 10)).sum().backward()
+    first, second = 2 * (2 * 8 * 100) * (3 * 9), 2 * (2 * 8 * 100) * (4 * 4)
+    # The image needs no gradient.
+    assert account.ledger.operations == {"0": 2 * first, "1": 3 * second}
+
+
+def test_what_grew(account: memory.Account, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    wider = account_of(gpt(2))
+    comparison = memory.compare(account, wider)
+    assert comparison.grown == wider.peak_bytes - account.peak_bytes
+    assert sum(comparison.changes().values()) == comparison.grown
+    weights = {name: size for (kind, name), size in comparison.changes().items() if kind == "weights"}
+    assert weights["head"] == 4 * (1000 * 128 - 500 * 64)
+    one, two = tmp_path / "one.json", tmp_path / "two.json"
+    account.to_json(one)
+    wider.to_json(two)
+    assert memory.compare(one, two) == comparison
+    two.write_text("[]")
+    with pytest.raises(InputError, match="no memory account; expected the output of"):
+        memory.compare(one, two)
+    with pytest.raises(InputError, match="No such file"):
+        memory.compare(one, tmp_path / "three.json")
+
+
+class Greedy(nn.Module):
+    """Asks for more memory than any machine has."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.expand(1 << 44, *x.shape).contiguous()
+
+
+def test_when_the_memory_is_full_the_account_says_what_was_alive() -> None:
+    torch.manual_seed(0)
+    model = GPT(200, 64, 6)
+    greedy, ids = Greedy(), torch.randint(0, 200, (8, 64))
+    optimizer = adam(model)
+    case = Case(model, optimizer, lambda: next_word_loss(model, ids))
+    case.step()
+    optimizer.zero_grad()
+    with pytest.raises(RuntimeError, match="allocate"), memory.track([model, greedy], optimizer) as account:
+        greedy(model(ids)).sum().backward()
+    assert account.full == (1 << 44) * 8 * 64 * 200 * 4
+    assert account.peak_bytes == sum(account.by_category().values())
+    assert account.by_category()["gradients"] == 0
+    assert account.by_module(2)["blocks.5"]["feature maps"] > 100_000
+    advice = {each.text: each.bytes for each in account.advice()}
+    assert advice["checkpoint each of the 6 modules Block in blocks"] > 0
+    assert "halve the batch" in advice
+    assert advice["use an optimizer with 8-bit state"] < account.by_category()["optimizer state"]
+    assert list(advice.values()) == sorted(advice.values(), reverse=True)
+    assert "what would make room" in {table.title for table in account.tables().values()}
+
+
+def test_advice_saves_what_it_predicts() -> None:
+    torch.manual_seed(0)
+    ids = torch.randint(0, 50, (8, 64))
+
+    def peak(checkpointed: bool, rows: int) -> memory.Account:
+        torch.manual_seed(0)
+        model = GPT(50, 64, 6, checkpointed=checkpointed)
+        return account_of(Case(model, adam(model), lambda: next_word_loss(model, ids[:rows])))
+
+    plain = peak(False, 8)
+    advice = {each.text: each.bytes for each in plain.advice()}
+    saved = plain.peak_bytes - peak(True, 8).peak_bytes
+    assert advice["checkpoint each of the 6 modules Block in blocks"] == pytest.approx(saved, rel=0.15)
+    assert advice["halve the batch"] == pytest.approx(plain.peak_bytes - peak(False, 4).peak_bytes, rel=0.1)
+
+
+def test_an_error_of_the_program_leaves_the_account() -> None:
+    case = gpt()
+    with pytest.raises(ZeroDivisionError), memory.track(case.model) as account:
+        _ = case.loss().item() / 0
+    assert account.notes == ["The step ended with ZeroDivisionError; the account counts until then."]
+    assert account.by_category()["weights"] == sum(each.nbytes for each in case.model.parameters())

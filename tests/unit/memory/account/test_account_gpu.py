@@ -1,0 +1,82 @@
+"""On a GPU the account adds up to what the caching allocator gives out, and predictions agree with it."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+from torch import nn
+
+from econmt import memory
+from econmt_ops.dispatch.capture import release_workspaces
+from tests.unit.memory.account.models import CASES, Case
+
+pytestmark = pytest.mark.cuda
+
+SIZES = {"econmt's own": 8, "ResNet": 8, "diffusion U-Net": 8}
+"""Sizes of models that are larger than 4, so that a step takes some MB."""
+
+
+def on_gpu(name: str) -> Case:
+    """A case on the GPU, after two steps."""
+    torch.manual_seed(0)
+    with torch.device("cuda"):
+        case = CASES[name](SIZES.get(name, 4))
+    case.step()
+    case.step()
+    gc.collect()
+    torch.cuda.synchronize()
+    return case
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_sum_is_the_allocators_peak(name: str) -> None:
+    case = on_gpu(name)
+    torch.cuda.reset_peak_memory_stats()
+    with memory.track(case.model, case.optimizer) as account:
+        case.step()
+    torch.cuda.synchronize()
+    peak = torch.cuda.max_memory_allocated()
+    assert account.peak_bytes == peak
+    assert sum(account.by_category().values()) == peak
+    weights = sum(each.nbytes for each in {*case.model.parameters(), *case.model.buffers()})
+    assert account.by_category()["weights"] == pytest.approx(weights, rel=0.2)  # whole blocks
+    assert account.ledger.phase("backward") > 0
+    torch.cuda.reset_peak_memory_stats()
+    case.step()
+    torch.cuda.synchronize()
+    assert account.peak_bytes == torch.cuda.max_memory_allocated()  # the step itself is not changed
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_prediction_agrees_with_the_allocator(name: str) -> None:
+    release_workspaces()
+    torch.cuda.empty_cache()
+    elsewhere = torch.cuda.memory_allocated()
+    case = on_gpu(name)
+    torch.cuda.reset_peak_memory_stats()
+    case.step()
+    torch.cuda.synchronize()
+    peak = torch.cuda.max_memory_allocated() - elsewhere
+    predicted = memory.predict(case.step, case.model, case.optimizer, device="cuda", nonzero=0.25)
+    print(f"{name}: allocator {peak:,}, predicted {predicted.peak_bytes:,}")
+    # cuDNN's workspaces of convolutions are not known without the GPU.
+    assert predicted.peak_bytes == pytest.approx(peak, rel=0.02)
+
+
+def test_full_memory_of_a_gpu() -> None:
+    case = on_gpu("GPT")
+    free, _ = torch.cuda.mem_get_info()
+
+    class Greedy(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.new_empty(free)
+
+    greedy = Greedy()
+    with pytest.raises(torch.OutOfMemoryError), memory.track([case.model, greedy], case.optimizer) as account:
+        greedy(case.loss())
+    assert account.full is not None
+    assert account.full >= free
+    assert account.by_category()["feature maps"] > 0
+    assert account.advice()
