@@ -44,9 +44,10 @@ from econmt.parallel.rank_environment import RankEnvironment, rank_environment, 
 from econmt.parallel.simulated_rank import Rank, SimulatedRank
 from econmt.tasks.registry import make_task
 from econmt.training.budget import first_plan
+from econmt.training.hooks import program_hook
 from econmt.training.interrupts import Interrupted
 from econmt.training.results import RunResults
-from econmt.training.run import run_recipe
+from econmt.training.run import Outcome, run_recipe
 
 
 def train(
@@ -62,6 +63,12 @@ def train(
     ),
     resume_with_changes: bool = option(False, help="Resume although the recipe has changed."),
     verify: VerifyOption = False,
+    validation_hook: str | None = option(
+        None,
+        help="Program that judges each checkpoint: it gets the translations of the validation text, one a line, and "
+        "prints a figure last; for training.early_stopping.metric hook, higher is better.",
+        metavar="PROGRAM",
+    ),
     dry_run: bool = option(
         False, help="Read the text and describe the run; trains, writes and downloads nothing."
     ),
@@ -91,6 +98,7 @@ def train(
         )
     loaded = recipe.load({"output": output})
     search = recipe.search_path
+    hook = None if validation_hook is None else program_hook(validation_hook)
     talk = Console(stderr=True, highlight=False, quiet=errors.quiet)
     results = table_console()
     if dry_run:
@@ -117,24 +125,34 @@ def train(
                 resume_with_changes=resume_with_changes,
                 verify=verify,
                 communicator=communicator,
+                hook=hook,
             )
     except Interrupted as interrupted:
         errors.talk(f"econmt: {printable(interrupted)}")
         raise typer.Exit(interrupted.exit_code) from interrupted
     if not communicator.is_rank_zero:
         return
+    _print_outcome(outcome, loaded, results)
+    _print_commands(outcome, loaded, talk)
+
+
+def _print_commands(outcome: Outcome, recipe: Recipe, console: Console) -> None:
+    """Prints the lines that use the model, on standard error."""
+    samples = () if outcome.results is None else outcome.results.samples
+    steps = commands_for(recipe, min((each.source for each in samples), key=len, default="A sentence."))
+    lines = ["with this model:", *(f"  {step}" for step in steps)]
+    console.print("\n".join(lines), soft_wrap=True, markup=False)
+
+
+def _print_outcome(outcome: Outcome, recipe: Recipe, console: Console) -> None:
+    """Prints the results of a run, or that it had ended before, on standard output."""
     if outcome.results is not None:
-        _print_results(outcome.results, results)
+        _print_results(outcome.results, console)
     else:
         ended = outcome.training
         end = f"finished at update {ended.update} ({ended.reason}), best checkpoint {ended.best_update}"
-        print(f"{loaded.output}: {end}; nothing to do")
-    sys.stdout.flush()
-    samples = outcome.results.samples if outcome.results is not None else ()
-    steps = commands_for(loaded, min((each.source for each in samples), key=len, default="A sentence."))
-    talk.print(
-        "\n".join(["with this model:", *(f"  {step}" for step in steps)]), soft_wrap=True, markup=False
-    )
+        print(f"{recipe.output}: {end}; nothing to do")
+    sys.stdout.flush()  # before what follows on standard error
 
 
 @contextmanager

@@ -133,7 +133,25 @@ RULES: dict[str, Rule] = {
         one_of("training.optimizer.name", "sgd", "nag", "rmsprop"), refused=True
     ),
     "training.averaging.non_monotone_interval": Rule(one_of("training.averaging.start", "non-monotone")),
-    "training.schedule.reduce_factor": Rule(one_of("training.schedule.name", "plateau-reduce")),
+    "training.schedule.reduce_factor": Rule(
+        one_of("training.schedule.name", "plateau-reduce", "step", "exponential")
+    ),
+    "training.schedule.decay_updates": Rule(
+        one_of("training.schedule.name", "cosine", "linear"), refused=True
+    ),
+    "training.schedule.decay_interval": Rule(
+        one_of("training.schedule.name", "step", "exponential"), refused=True
+    ),
+    "training.schedule.decay_start": Rule(one_of("training.schedule.name", "step", "exponential")),
+    "training.schedule.min_learning_rate": Rule(
+        one_of("training.schedule.name", "cosine", "linear", "step", "exponential")
+    ),
+    "training.min_updates": Rule(
+        other_than("training.early_stopping.max_num_checkpoint_not_improved", None), refused=True
+    ),
+    "training.min_epochs": Rule(
+        other_than("training.early_stopping.max_num_checkpoint_not_improved", None), refused=True
+    ),
     "training.schedule.reduce_num_not_improved": Rule(one_of("training.schedule.name", "plateau-reduce")),
     "training.gradient_clipping.threshold": Rule(other_than("training.gradient_clipping.type", "none")),
     "training.decode_and_evaluate_device": Rule(other_than("training.decode_and_evaluate", 0)),

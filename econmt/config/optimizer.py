@@ -35,7 +35,9 @@ METRICS = {
     "bleu": StopMetric("BLEU", "bleu", higher=True),
     "chrf": StopMetric("chrF", "chrf", higher=True),
     "ter": StopMetric("TER", "ter", higher=False),
+    "accuracy": StopMetric("accuracy", "valid_accuracy", higher=True, of_translations=False),
     "length_loss": StopMetric("length loss", "valid_length_loss", higher=False, of_translations=False),
+    "hook": StopMetric("figure of the validation hook", "hook", higher=True),
 }
 
 
@@ -56,12 +58,16 @@ class BatchSize(Section):
 class EarlyStopping(Section):
     """Choice of the best checkpoint, and the criterion for stopping."""
 
-    metric: Annotated[Literal["perplexity", "bleu", "chrf", "ter", "length_loss"], NO_MEMORY, TRANSLATION] = (
-        Field(
-            "perplexity",
-            description="validation metric that selects the best checkpoint; chrf and ter are computed by sacreBLEU, "
-            "only if chosen here; length_loss is the loss of model.length_task",
-        )
+    metric: Annotated[
+        Literal["perplexity", "bleu", "chrf", "ter", "accuracy", "length_loss", "hook"],
+        NO_MEMORY,
+        TRANSLATION,
+    ] = Field(
+        "perplexity",
+        description="validation metric that selects the best checkpoint; chrf and ter are computed by sacreBLEU, only "
+        "if chosen here, and so is accuracy, the percentage of target tokens that are the most probable ones given the "
+        "reference before them; length_loss is the loss of model.length_task; hook is the figure that the program of "
+        "econmt train --validation-hook returns, higher is better",
     )
     max_num_checkpoint_not_improved: Annotated[Checkpoints | None, NO_PARAMETERS, NO_MEMORY] = Field(
         8, description="stop after this many checkpoints without improvement; null: do not stop early"
@@ -122,9 +128,14 @@ class OptimizerSection(Section):
 class ScheduleSection(Section):
     """Schedule of the learning rate."""
 
-    name: Literal["constant", "inverse-sqrt", "plateau-reduce"] = Field(
+    name: Literal[
+        "constant", "inverse-sqrt", "noam", "cosine", "linear", "step", "exponential", "plateau-reduce"
+    ] = Field(
         "constant",
-        description="constant; inverse-sqrt: decays with the inverse square root of the updates after warmup; "
+        description="constant; inverse-sqrt: decays with the inverse square root of the updates after warmup; noam: "
+        "learning_rate * size ** -0.5 * min(update ** -0.5, update * warmup ** -1.5), with the size of the decoder or "
+        "language model; cosine, linear: falls to min_learning_rate at decay_updates along half a cosine or a line; "
+        "step: multiplied by reduce_factor every decay_interval updates; exponential: the same, smoothly; "
         "plateau-reduce: multiplied by reduce_factor when the early-stopping metric stalls, restoring the best "
         "parameters and optimizer state",
     )
@@ -134,15 +145,42 @@ class ScheduleSection(Section):
         le=limits.UPDATES,
         description="number of updates over which the learning rate rises linearly from 0",
     )
-    reduce_factor: float = Field(0.7, gt=0.0, lt=1.0, description="factor of each reduction (plateau-reduce)")
+    decay_updates: Updates | None = Field(
+        None, description="update at which min_learning_rate is reached (cosine, linear), usually max_updates"
+    )
+    decay_interval: Updates | None = Field(
+        None, description="updates in which the rate is multiplied by reduce_factor (step, exponential)"
+    )
+    decay_start: int = Field(
+        0,
+        ge=0,
+        le=limits.UPDATES,
+        description="number of updates before the decay begins (step, exponential)",
+    )
+    min_learning_rate: float = Field(
+        0.0,
+        ge=0.0,
+        le=limits.RATE,
+        description="lowest learning rate after warmup (cosine, linear, step, exponential)",
+    )
+    reduce_factor: float = Field(
+        0.7, gt=0.0, lt=1.0, description="factor of each reduction (plateau-reduce, step, exponential)"
+    )
     reduce_num_not_improved: Checkpoints = Field(
         3, description="checkpoints without improvement before a reduction (plateau-reduce)"
     )
 
     @model_validator(mode="after")
-    def _inverse_sqrt_needs_warmup(self) -> ScheduleSection:
-        if self.name == "inverse-sqrt" and self.warmup == 0:
-            raise ValueError("name: inverse-sqrt needs warmup of at least 1 update")
+    def _has_what_it_needs(self) -> ScheduleSection:
+        if self.name in ("inverse-sqrt", "noam") and self.warmup == 0:
+            raise ValueError(f"name: {self.name} needs warmup of at least 1 update")
+        if self.name in ("step", "exponential") and self.decay_interval is None:
+            raise ValueError(f"name: {self.name} needs decay_interval; set it to a number of updates")
+        if self.name in ("cosine", "linear") and (self.decay_updates or 0) <= self.warmup:
+            raise ValueError(
+                f"name: {self.name} needs decay_updates of more than warmup ({self.warmup}); set it, usually to "
+                "max_updates"
+            )
         return self
 
 

@@ -104,6 +104,12 @@ class Training(Section):
         description="stop after this many seconds, from the start of the command and summed over resumed runs; "
         "preparing, planning, validating and saving count, scoring the test text at the end does not",
     )
+    min_updates: Annotated[Updates | None, NO_PARAMETERS, NO_MEMORY] = Field(
+        None, description="do not stop early before a checkpoint at this update or later"
+    )
+    min_epochs: Annotated[Updates | None, NO_PARAMETERS, NO_MEMORY] = Field(
+        None, description="do not stop early before a checkpoint after this many epochs"
+    )
     checkpoint_interval: Annotated[Updates, NO_MEMORY] = Field(
         500, description="updates between checkpoints (validate and save)"
     )
@@ -190,6 +196,17 @@ class Training(Section):
             raise ValueError(
                 "the run would never end: set max_updates, max_epochs, max_tokens, max_seconds or "
                 "early_stopping.max_num_checkpoint_not_improved"
+            )
+        for name, least, most in (
+            ("updates", self.min_updates, self.max_updates),
+            ("epochs", self.min_epochs, self.max_epochs),
+        ):
+            if least is not None and most is not None and least > most:
+                raise ValueError(f"min_{name} {least} is more than max_{name} {most}; lower it")
+        if self.schedule.min_learning_rate > self.optimizer.learning_rate:
+            raise ValueError(
+                f"schedule.min_learning_rate {self.schedule.min_learning_rate} is more than optimizer.learning_rate "
+                f"{self.optimizer.learning_rate}; lower it"
             )
         budget = self.memory_budget
         if budget is not None and budget != "auto" and parse_size(str(budget)) < 1024:

@@ -19,6 +19,7 @@ from econmt.engine.communicator import Communicator
 from econmt.engine.devices import reproducible
 from econmt.engine.precision import Precision, precision_of, precision_of_run
 from econmt.engine.threads import Threads, threads_for
+from econmt.training.hooks import Hook
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class RunContext:
         saved: State that training resumes from; None for a new run.
         began: Time on the clock time.monotonic() from which the seconds of the run count.
         heartbeat: Heartbeat that reports what the run is doing.
+        hook: Judges the translations of every checkpoint.
     """
 
     recipe: Recipe
@@ -43,6 +45,7 @@ class RunContext:
     communicator: Communicator
     began: float = field(default_factory=time.monotonic)
     heartbeat: Heartbeat = field(default_factory=lambda: Heartbeat(math.inf))
+    hook: Hook | None = None
 
 
 def make_context(

@@ -24,9 +24,15 @@ def end_reason(
         if limit is not None and done >= limit:
             return f"{name} {limit} reached"
     patience = training.early_stopping.max_num_checkpoint_not_improved
-    if patience is not None and state.num_not_improved >= patience:
+    if patience is not None and state.num_not_improved >= patience and not _too_early(training, state):
         return f"no better {METRICS[training.early_stopping.metric].title} for {state.num_not_improved} checkpoints"
     return None
+
+
+def _too_early(training: recipe.Training, state: TrainingState) -> bool:
+    """Returns True if the last checkpoint lies before the earliest end of the run."""
+    epoch = state.metrics[-1]["epoch"] if state.metrics else 0
+    return state.last_checkpoint < (training.min_updates or 0) or epoch < (training.min_epochs or 0)
 
 
 RECENT = 180.0

@@ -27,7 +27,7 @@ from econmt.data.text.subwords import fingerprint
 from econmt.engine.communicator import Communicator, jsonable
 from econmt.engine.devices import reproducible, resolve_device
 from econmt.engine.threads import crowded, missing_library
-from econmt.errors import EconmtError, TrainingError
+from econmt.errors import EconmtError, InputError, TrainingError
 from econmt.evaluation.metrics import recipe_tokenizer
 from econmt.memory.plan.planner import plan_table
 from econmt.tasks.registry import make_task
@@ -35,6 +35,7 @@ from econmt.training.budget import first_plan
 from econmt.training.choice import choose
 from econmt.training.context import RunContext, make_context
 from econmt.training.end_of_run import end_reason
+from econmt.training.hooks import Hook
 from econmt.training.initialization import initialize, parameters_to_start_from
 from econmt.training.interrupts import Interrupted, Interrupts
 from econmt.training.pipelines import check_ranks, make_step
@@ -66,6 +67,7 @@ def run_recipe(
     resume_with_changes: bool = False,
     verify: bool = False,
     communicator: Communicator | None = None,
+    hook: Hook | None = None,
 ) -> Outcome:
     """Trains a recipe in its model folder, from the beginning or from the last saved state.
 
@@ -77,6 +79,7 @@ def run_recipe(
         resume_with_changes: True to resume although the recipe differs from the one that the run began with.
         verify: See :func:`econmt.data.batching.store.prepare`.
         communicator: Communicator of the processes that train together; None: a single process.
+        hook: Judges the translations of every checkpoint; see :mod:`econmt.training.hooks`.
 
     Raises:
         InputError: Recipe, text or folder cannot be used.
@@ -86,6 +89,7 @@ def run_recipe(
     began = time.monotonic()
     communicator = Communicator() if communicator is None else communicator
     check_ranks(recipe, communicator.size)
+    _check_hook(recipe, hook)
     device = resolve_device(recipe.training.device)
     resolve_device(recipe.training.decode_and_evaluate_device or "cpu")  # reports a missing device now
     folder = ModelFolder(recipe.output)
@@ -110,7 +114,7 @@ def run_recipe(
         prepared = _prepare(recipe, folder, search, console, verify, communicator)
         heartbeat.say("measuring what is fastest here")
         context = make_context(recipe, folder, prepared, start, saved, device, communicator)
-        context = replace(context, began=began, heartbeat=heartbeat)
+        context = replace(context, began=began, heartbeat=heartbeat, hook=hook)
         with reproducible(device, context.threads.number):
             if overwrite_output:  # only now, since unusable text or budget must not cost the old run
                 first_plan(recipe, prepared, device, context.precision, communicator)
@@ -127,6 +131,19 @@ def run_recipe(
                 return Outcome(result, None)
             with _activity(console, heartbeat) as say:
                 return Outcome(result, make_results(context, say))
+
+
+def _check_hook(recipe: Recipe, hook: Hook | None) -> None:
+    """Raises InputError if a hook is missing, or would get no translations."""
+    training = recipe.training
+    if hook is None and training.early_stopping.metric == "hook":
+        raise InputError(
+            "training.early_stopping.metric hook needs a validation hook; give econmt train --validation-hook PROGRAM"
+        )
+    if hook is not None and (recipe.task != "translation" or training.decode_and_evaluate == 0):
+        raise InputError(
+            "a validation hook judges translations, and this recipe makes none at checkpoints; leave it out"
+        )
 
 
 @contextlib.contextmanager
@@ -240,7 +257,7 @@ def make_trainer(context: RunContext) -> tuple[Trainer, list[str]]:
         initial_file = parameters_to_start_from(recipe)
         initial_notes = initialize(model, recipe, initial_file, prepared.vocabularies, vocabulary)
     step, pipeline, divisions = make_step(task, model.to(device), context)
-    trainer = Trainer(step, folder, prepared, state, context.began)
+    trainer = Trainer(step, folder, prepared, state, context.began, context.hook)
     notes = [
         f"{recipe.name}: {sum(parameter.numel() for parameter in model.parameters()):,} parameters, "
         f"{len(prepared.train):,} {'pairs' if task.translates else 'lines'}, "

@@ -12,13 +12,23 @@ class Schedule:
     """Learning rate of each update.
 
     constant keeps the recipe's rate; inverse-sqrt multiplies it by sqrt(warmup / update) after the warm-up (Vaswani et
-    al., 2017, up to a constant); plateau-reduce multiplies it by ``reduce_factor`` after ``reduce_num_not_improved``
-    checkpoints without improvement. All of them rise linearly from zero over the first ``warmup`` updates.
+    al., 2017, up to a constant); noam has the constant of that paper, (size * warmup) ** -0.5, too; cosine and linear
+    fall to ``min_learning_rate`` at ``decay_updates``; step and exponential multiply it by ``reduce_factor`` in every
+    ``decay_interval`` updates after ``decay_start``, at once or smoothly; plateau-reduce multiplies it by
+    ``reduce_factor`` after ``reduce_num_not_improved`` checkpoints without improvement. All of them rise linearly from
+    zero over the first ``warmup`` updates. But for plateau-reduce, the rate is a function of the update alone, so that
+    a resumed run has the same rates.
+
+    Args:
+        config: the recipe's section. learning_rate: rate after the warm-up.
+        size: size of the decoder or language model, for noam.
     """
 
-    def __init__(self, config: recipe.ScheduleSection, learning_rate: float) -> None:
+    def __init__(self, config: recipe.ScheduleSection, learning_rate: float, size: int) -> None:
         self._config = config
         self._base = learning_rate
+        if config.name == "noam":
+            self._base *= (size * config.warmup) ** -0.5
         self.factor = 1.0
         self.num_not_improved = 0
 
@@ -29,8 +39,21 @@ class Schedule:
         rate = self._base * self.factor
         if update < warmup:
             return rate * update / warmup
-        if self._config.name == "inverse-sqrt":
+        if self._config.name in ("inverse-sqrt", "noam"):
             return rate * math.sqrt(warmup / update)
+        return self._decayed(rate, update)
+
+    def _decayed(self, rate: float, update: int) -> float:
+        """Applies the decays that have a lower bound to the rate after the warm-up."""
+        config, lowest = self._config, self._config.min_learning_rate
+        if config.decay_updates is not None and config.name in ("cosine", "linear"):
+            done = min(1.0, (update - config.warmup) / (config.decay_updates - config.warmup))
+            left = 0.5 * (1.0 + math.cos(math.pi * done)) if config.name == "cosine" else 1.0 - done
+            return lowest + (rate - lowest) * left
+        if config.decay_interval is not None and config.name in ("step", "exponential"):
+            times = max(0, update - config.decay_start) / config.decay_interval
+            times = math.floor(times) if config.name == "step" else times
+            return float(max(lowest, rate * config.reduce_factor**times))
         return rate
 
     @property

@@ -25,6 +25,7 @@ from econmt.checkpoint.recovery import finish_commit
 from econmt.checkpoint.state import Meter, TrainingState, random_states, restore_random_states
 from econmt.checkpoint.tensor_files import read_tensors
 from econmt.config.optimizer import METRICS
+from econmt.config.recipe import Model
 from econmt.data.batching.batch import AnyBatch
 from econmt.data.batching.store import PreparedData
 from econmt.engine.devices import (
@@ -41,6 +42,7 @@ from econmt.model import Implementations
 from econmt.training.budget import Budget, divide
 from econmt.training.end_of_run import Pace, end_reason, seconds_left, share_done
 from econmt.training.failures import not_finite, out_of_memory
+from econmt.training.hooks import Hook
 from econmt.training.interrupts import Interrupted, Interrupts
 from econmt.training.monitors import Monitors
 from econmt.training.progress import Figures, Progress
@@ -48,7 +50,7 @@ from econmt.training.ranks import Ranks
 from econmt.training.run_average import RunAverage
 from econmt.training.schedules import Schedule
 from econmt.training.update_metrics import MetricsQueue, UpdateMetrics
-from econmt.training.validation import Abandoned, Validation, report_checkpoint, validate
+from econmt.training.validation import Abandoned, Validation, Watch, report_checkpoint, validate
 
 _UPDATES_BETWEEN_TRIMS = 5
 
@@ -74,6 +76,7 @@ class Trainer:
         prepared: PreparedData,
         state: TrainingState,
         began: float | None = None,
+        hook: Hook | None = None,
     ) -> None:
         task, model, precision = step.task, step.model, step.precision
         training = task.recipe.training
@@ -87,13 +90,16 @@ class Trainer:
         self.device = device = self.step.device
         self.optimizer = self.step.optimizer
         self.parameters = dict(model.named_parameters())
-        self.schedule = Schedule(training.schedule, training.optimizer.learning_rate)
+        config = task.recipe.model
+        size = config.decoder.size if isinstance(config, Model) else config.size
+        self.schedule = Schedule(training.schedule, training.optimizer.learning_rate, size)
         self.communicator = self.step.communicator
         self.communicator.broadcast(list(self.parameters.values()))
         self.batches = task.batches(prepared)
         self.budget = Budget(
             task, prepared, self.batches, device, precision, self.parameters.values(), self.communicator
         )
+        self.hook = hook
         self._trims = trims_batches(training.trim_batches, device)
         self._graphed: GraphedStep | None = None
         self._average = RunAverage(training.averaging, self.optimizer)
@@ -314,9 +320,8 @@ class Trainer:
             with self._streams_preserved(), self._average.in_place(self.state):
                 self.step.make_whole()
                 plan, signature = self.budget.plan, self.state.signature
-                result = validate(
-                    self.step, self.prepared, lambda: interrupts.pending, plan, signature, progress.doing
-                )
+                watch = Watch(lambda: interrupts.pending, progress.doing, self.hook)
+                result = validate(self.step, self.prepared, watch, plan, signature, self.state.update)
         except Abandoned:
             self._ranks.discard_answer()
             return

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import chain, repeat
 from operator import itemgetter
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from econmt.checkpoint.state import COLUMNS, TrainingState
+from econmt.config.optimizer import METRICS
 from econmt.config.recipe import Recipe
 from econmt.data.batching.batch import AnyBatch
 from econmt.data.batching.batches import Batch, longer_than
 from econmt.data.batching.store import PreparedData
+from econmt.data.files import notice
 from econmt.data.text.subwords import Vocabularies
 from econmt.decoding.requests import Request
 from econmt.decoding.search.beam import SearchOptions
@@ -27,10 +31,12 @@ from econmt.engine.devices import resolve_device
 from econmt.engine.step import TrainingStep
 from econmt.errors import InputError
 from econmt.evaluation.metrics import Score, bleu, corpus_score, make_metric, recipe_tokenizer
+from econmt.evaluation.scoring import ROWS_AT_ONCE
 from econmt.memory.plan.planner import MemoryPlan
 from econmt.model import Implementations, IncrementalModel, TranslationModel
 from econmt.tasks.protocol import Evaluation
 from econmt.training.budget import divide
+from econmt.training.hooks import Hook, HookError, Judged
 from econmt.training.progress import Progress
 from econmt.training.progress import perplexity as perplexity_of
 
@@ -42,8 +48,9 @@ class Abandoned(Exception):  # noqa: N818  not an error
 class Validation(NamedTuple):
     """Scores of a checkpoint; without translations BLEU is NaN and its signature is empty.
 
-    ``judged`` is the deciding metric if it is chrF or TER, with its column; ``length_loss`` is the loss per target
-    token of a length task, without the recipe's weight.
+    ``judged`` is the deciding metric if it is chrF or TER, with its column; ``others`` are further figures by column:
+    the accuracy, the figure of the validation hook, and the loss per target token of a length task, without the
+    recipe's weight.
     """
 
     perplexity: float
@@ -51,23 +58,35 @@ class Validation(NamedTuple):
     signature: str
     hypotheses: list[str] | None
     judged: tuple[str, Score] | None = None
-    length_loss: float | None = None
+    others: Mapping[str, float] = MappingProxyType({})
 
     def columns(self) -> dict[str, float]:
         """Returns the scores by their column names in metrics.tsv."""
         optional = {} if self.judged is None else {self.judged[0]: self.judged[1].value}
-        if self.length_loss is not None:
-            optional["valid_length_loss"] = self.length_loss
-        return {"valid_perplexity": self.perplexity, "bleu": self.bleu, **optional}
+        return {"valid_perplexity": self.perplexity, "bleu": self.bleu, **optional, **self.others}
+
+
+class Watch(NamedTuple):
+    """Functions that a validation asks and tells while it runs.
+
+    Attributes:
+        stop: polled often; if it returns True, validation ends at once.
+        say: called with the current activity, for display.
+        hook: judges the translations.
+    """
+
+    stop: Callable[[], bool] = lambda: False
+    say: Callable[[str], object] = lambda _: None
+    hook: Hook | None = None
 
 
 def validate(
     step: TrainingStep,
     prepared: PreparedData,
-    stop: Callable[[], bool],
+    watch: Watch,
     plan: MemoryPlan | None = None,
     signature: str = "",
-    say: Callable[[str], object] = lambda _: None,
+    update: int = 0,
 ) -> Validation:
     """Computes perplexity on the validation text and, for a translation model if the recipe asks for it, BLEU.
 
@@ -76,24 +95,28 @@ def validate(
     Args:
         step: Training step, whose model is switched to evaluation mode and back.
         prepared: Prepared text, with raw validation text, so that BLEU compares detokenized text with it.
-        stop: Polled often; if it returns True, validation ends at once.
+        watch: Whom to ask and to tell.
         plan: Plan of the run's memory budget, which validation respects too; None without one.
         signature: Signature of earlier BLEU scores, which determines the tokenizer.
-        say: Called with the current activity, for display.
+        update: Update of the checkpoint, for the hook.
 
     Raises:
-        Abandoned: ``stop`` returned True.
+        Abandoned: ``watch.stop`` returned True.
     """
+    stop, say, _ = watch
     model, count = step.model, step.task.recipe.training.decode_and_evaluate
     model.eval()
     say("validation: computing the perplexity")
     try:
         value = perplexity(step, step.task.evaluation(prepared, "valid"), stop, plan)
-        lengths = None
+        metric, others = step.task.recipe.training.early_stopping.metric, dict[str, float]()
         if isinstance(model, TranslationModel) and model.length_ratio is not None:
-            lengths = length_loss(step, step.task.evaluation(prepared, "valid"), stop, plan)
+            evaluation = step.task.evaluation(prepared, "valid")
+            others["valid_length_loss"] = length_loss(step, evaluation, stop, plan)
+        if metric == "accuracy":
+            others["valid_accuracy"] = accuracy(step, step.task.evaluation(prepared, "valid"), stop, plan)
         if count == 0 or not (step.task.translates and isinstance(model, TranslationModel)):
-            return Validation(value, float("nan"), "", None, length_loss=lengths)
+            return Validation(value, float("nan"), "", None, others=others)
         count = len(prepared.valid_text.source) if count < 0 else count
         recipe, device = step.task.recipe, step.device
         if recipe.training.decode_and_evaluate_device is not None:
@@ -108,12 +131,34 @@ def validate(
         hypotheses = _translated(step.communicator, translator, requests, say)
         references = prepared.valid_text.target[:count]
         score = bleu(hypotheses, references, recipe_tokenizer(recipe, signature).name)
-        metric, judged = recipe.training.early_stopping.metric, None
+        judged = None
         if metric in ("chrf", "ter"):
             judged = metric, corpus_score(make_metric(metric, [references]), hypotheses)
-        return Validation(value, score.value, score.signature, hypotheses, judged, lengths)
+        if watch.hook is not None:
+            source, reference = (prepared.folder / f"valid.{side}.txt" for side in ("source", "target"))
+            hooked = Judged(hypotheses, source, reference, update)
+            others["hook"] = _hooked(step.communicator, watch, hooked)
+        return Validation(value, score.value, score.signature, hypotheses, judged, others)
     finally:
         model.train()
+
+
+def _hooked(communicator: Communicator, watch: Watch, judged: Judged) -> float:
+    """Returns the figure of the hook, which rank 0 asks; NaN, with a warning, if it fails."""
+
+    def ask() -> list[float]:
+        if not communicator.is_rank_zero or watch.hook is None:
+            return []
+        watch.say("validation: waiting for the validation hook")
+        try:
+            return [watch.hook(judged, watch.stop)]
+        except HookError as error:
+            notice(f"warning: validation hook: {error}; this checkpoint has no figure")
+            return [math.nan]
+        except InterruptedError:
+            raise Abandoned from None
+
+    return float(_gathered(communicator, ask)[0][0])
 
 
 def _with_index(device: torch.device) -> torch.device:
@@ -216,6 +261,33 @@ def length_loss(
     return total / tokens
 
 
+def accuracy(
+    step: TrainingStep,
+    evaluation: Evaluation,
+    stop: Callable[[], bool] = lambda: False,
+    plan: MemoryPlan | None = None,
+) -> float:
+    """Computes the percentage of target tokens, ends included, that are the most probable; see :func:`perplexity`."""
+    model = step.model
+    assert isinstance(model, TranslationModel)
+
+    def right(batch: AnyBatch, _: Implementations) -> Tensor:
+        assert isinstance(batch, Batch)
+        positions = batch.target_output != model.pad
+        predictions = model.predict(batch.source, batch.source_lengths, batch.target_input, positions)
+        words = batch.target_output[positions]
+        count = words.new_zeros(())
+        for first in range(
+            0, len(words), ROWS_AT_ONCE
+        ):  # scores over the vocabulary of all rows need much memory
+            rows = slice(first, first + ROWS_AT_ONCE)
+            count += (predictions.log_probs(rows).argmax(1) == words[rows]).sum()
+        return count
+
+    total, tokens = _summed(step, evaluation, right, stop, plan, Implementations.of(step.task.recipe.ops))
+    return 100.0 * total / tokens
+
+
 def _summed(
     step: TrainingStep,
     evaluation: Evaluation,
@@ -310,8 +382,8 @@ def report_checkpoint(
     if result.judged is not None:
         score = result.judged[1]
         parts.append(f"{score.name} {score.value:.2f} ({score.signature})")
-    if result.length_loss is not None:
-        parts.append(f"length loss {result.length_loss:.4f}")
+    titles = {metric.column: metric.title for metric in METRICS.values()}
+    parts += [f"{titles[column]} {value:.4f}" for column, value in result.others.items()]
     best = "the best so far" if improved else f"best is checkpoint {state.best_update}"
     parts.append(
         best if improved or not goes_back else f"{best}; training returns to it with a reduced learning rate"

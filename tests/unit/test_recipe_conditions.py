@@ -40,6 +40,18 @@ CASES: dict[str, tuple[str, tuple[str, ...]]] = {
     "training.optimizer.momentum": ("0.9", ("training.optimizer.name=sgd",)),
     "training.averaging.non_monotone_interval": ("3", ("training.averaging.start=non-monotone",)),
     "training.schedule.reduce_factor": ("0.3", ("training.schedule.name=plateau-reduce",)),
+    "training.schedule.decay_updates": ("9", ("training.schedule.name=cosine",)),
+    "training.schedule.decay_interval": ("9", ("training.schedule.name=step",)),
+    "training.schedule.decay_start": (
+        "9",
+        ("training.schedule.name=exponential", "training.schedule.decay_interval=4"),
+    ),
+    "training.schedule.min_learning_rate": (
+        "1.0e-6",
+        ("training.schedule.name=linear", "training.schedule.decay_updates=4"),
+    ),
+    "training.min_updates": ("9", ("training.early_stopping.max_num_checkpoint_not_improved=3",)),
+    "training.min_epochs": ("2", ("training.early_stopping.max_num_checkpoint_not_improved=3",)),
     "training.schedule.reduce_num_not_improved": ("5", ("training.schedule.name=plateau-reduce",)),
     "training.gradient_clipping.threshold": ("0.1", ("training.gradient_clipping.type=norm",)),
     "training.decode_and_evaluate_device": ("cpu", ("training.decode_and_evaluate=5",)),
@@ -56,6 +68,8 @@ IDLE: dict[str, tuple[str, ...]] = {
     "training.optimizer.betas": ("training.optimizer.name=sgd",),
     "training.optimizer.eps": ("training.optimizer.name=sgd",),
     "training.gradient_clipping.threshold": ("training.gradient_clipping.type=none",),
+    "training.min_updates": ("training.early_stopping.max_num_checkpoint_not_improved=null",),
+    "training.min_epochs": ("training.early_stopping.max_num_checkpoint_not_improved=null",),
     "training.bleu_tokenizer": (
         "data.test=null",
         "training.decode_and_evaluate=0",

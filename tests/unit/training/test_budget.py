@@ -29,7 +29,7 @@ from econmt.training.progress import Progress
 from econmt.training.results import make_results
 from econmt.training.run import run_recipe
 from econmt.training.trainer import Trainer
-from econmt.training.validation import validate
+from econmt.training.validation import Watch, validate
 from tests.unit.training.test_trainer import batch_of, gradients
 from tests.unit.training.tiny import Run, metrics, snapshot, watch_losses
 
@@ -361,7 +361,7 @@ def test_validation_obeys_the_budget(
     monkeypatch.setattr("econmt.training.validation.Translator", Noted)
     found = []
     for plan in (None, trainer.budget.plan):
-        result = validate(trainer.step, trainer.prepared, lambda: False, plan)
+        result = validate(trainer.step, trainer.prepared, Watch(), plan)
         found.append((result.perplexity, result.hypotheses))
     assert rows == [6, 2, 2, 2]
     assert sizes == [64, 2]

@@ -4,13 +4,14 @@ import json
 import math
 
 import pytest
+from pydantic import ValidationError
 
 from econmt.config.recipe import ScheduleSection as Config
 from econmt.training.schedules import Schedule
 
 
 def schedule(**keys: object) -> Schedule:
-    return Schedule(Config.model_validate(keys), 0.4)
+    return Schedule(Config.model_validate(keys), 0.4, 16)
 
 
 def test_constant() -> None:
@@ -73,3 +74,49 @@ def test_the_state_of_another_schedule_is_left_aside() -> None:
     found = schedule(name="inverse-sqrt", warmup=1)
     found.load_state_dict(plateau.state_dict())
     assert found.learning_rate(4) == pytest.approx(0.4 / math.sqrt(4))
+
+
+def test_noam_is_the_formula_of_the_paper() -> None:
+    found = schedule(name="noam", warmup=100)
+    for update in (1, 50, 99, 100, 101, 400, 5000):
+        expected = 0.4 * 16**-0.5 * min(update**-0.5, update * 100**-1.5)
+        assert found.learning_rate(update) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("cosine", [0.2, 0.4, 0.1 + 0.3 * (2 + math.sqrt(2)) / 4, 0.25, 0.1, 0.1]),
+        ("linear", [0.2, 0.4, 0.325, 0.25, 0.1, 0.1]),
+    ],
+)
+def test_cosine_and_linear_end_at_the_lowest_rate(name: str, expected: list[float]) -> None:
+    found = schedule(name=name, warmup=4, decay_updates=20, min_learning_rate=0.1)
+    assert [found.learning_rate(update) for update in (2, 4, 8, 12, 20, 1000)] == pytest.approx(expected)
+    assert schedule(name=name, decay_updates=20).learning_rate(20) == pytest.approx(0.0, abs=1e-16)
+
+
+def test_step_and_exponential_multiply_by_the_factor_in_an_interval() -> None:
+    keys = {"decay_start": 10, "decay_interval": 5, "reduce_factor": 0.5, "min_learning_rate": 0.03}
+    step, smooth = schedule(name="step", **keys), schedule(name="exponential", **keys)
+    updates = (1, 10, 14, 15, 19, 20, 100)
+    assert [step.learning_rate(each) for each in updates] == pytest.approx(
+        [0.4, 0.4, 0.4, 0.2, 0.2, 0.1, 0.03]
+    )
+    expected = [0.4, 0.4, 0.4 * 0.5**0.8, 0.2, 0.4 * 0.5**1.8, 0.1, 0.03]
+    assert [smooth.learning_rate(each) for each in updates] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"name": "noam"}, "noam needs warmup"),
+        ({"name": "step"}, "step needs decay_interval"),
+        ({"name": "exponential"}, "exponential needs decay_interval"),
+        ({"name": "cosine"}, "cosine needs decay_updates of more than warmup"),
+        ({"name": "linear", "warmup": 5, "decay_updates": 5}, r"more than warmup \(5\)"),
+    ],
+)
+def test_schedules_that_lack_something(keys: dict[str, object], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        schedule(**keys)

@@ -1,0 +1,176 @@
+"""Figures that decide which checkpoint is best: accuracy, a validation hook; schedules that resume; earliest ends."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from econmt.cli.main import main
+from econmt.errors import InputError
+from econmt.model import TranslationModel
+from econmt.training.hooks import HookError, Judged, program_hook
+from econmt.training.run import run_recipe
+from econmt.training.validation import accuracy
+from tests.unit.training.tiny import Run, metrics, snapshot
+
+MakeRun = Callable[..., Run]
+PROGRAM = """
+import json, os, sys
+lines = sys.stdin.read().splitlines()
+told = {name: os.environ["ECONMT_" + name] for name in ("SOURCE", "REFERENCE", "UPDATE")}
+with open(sys.argv[1], "a") as log:
+    log.write(json.dumps([lines, *told.values()]) + "\\n")
+print("the figure is", -abs(int(told["UPDATE"]) - 4))
+"""
+
+
+def judged(folder: Path, *lines: str) -> Judged:
+    return Judged(lines, folder / "s", folder / "r", 7)
+
+
+def command(*words: object) -> str:
+    return shlex.join([sys.executable, *map(str, words)])
+
+
+def test_accuracy_counts_the_most_probable_tokens(make_run: MakeRun) -> None:
+    run = make_run("training.early_stopping.metric=accuracy", "training.max_updates=6")
+    trainer = run.trainer()
+    model, task = trainer.model, trainer.task
+    assert isinstance(model, TranslationModel)
+    model.eval()
+    right = total = 0
+    with torch.no_grad():
+        for batch in task.evaluation(trainer.prepared, "valid").batches:
+            hidden = model(batch.source, batch.source_lengths, batch.target_input)
+            best = (hidden @ model.output.weight.T + model.output.bias).argmax(-1)
+            mask = batch.target_output != 0
+            right += int((best == batch.target_output)[mask].sum())
+            total += int(mask.sum())
+    assert 0 < right < total
+    found = accuracy(trainer.step, task.evaluation(trainer.prepared, "valid"))
+    assert found == pytest.approx(100 * right / total)
+    run_recipe(run.recipe, [run.text], console=run.console)
+    rows = metrics(run.folder)
+    best_row = max(rows, key=lambda row: row["valid_accuracy"])
+    assert f"best checkpoint {best_row['update']:.0f}" in run.said()
+    assert f"accuracy {rows[-1]['valid_accuracy']:.4f}" in run.said()
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        "{name: noam, warmup: 3}",
+        "{name: cosine, decay_updates: 7}",
+        "{name: linear, warmup: 2, decay_updates: 7}",
+        "{name: step, decay_interval: 2}",
+        "{name: exponential, decay_interval: 3, decay_start: 1}",
+    ],
+)
+def test_schedules_resume_exactly(make_run: MakeRun, schedule: str) -> None:
+    key = f"training.schedule={schedule}"
+    whole = make_run(key, "training.optimizer.learning_rate=0.05", name="whole")
+    whole.train()
+    for updates in (3, 5, 8):
+        parts = make_run(
+            key, "training.optimizer.learning_rate=0.05", f"training.max_updates={updates}", name="parts"
+        )
+        parts.train()
+    last = "params.00008.safetensors"
+    assert snapshot(whole.folder)[last] == snapshot(parts.folder)[last]
+    rates = [row["learning_rate"] for row in metrics(whole.folder)]
+    assert len(set(rates)) > 1
+
+
+def test_a_run_does_not_stop_before_the_earliest_end(make_run: MakeRun) -> None:
+    patience = "training.early_stopping.max_num_checkpoint_not_improved=1"
+    never = ("training.optimizer={name: sgd, learning_rate: 1.0e-30}", "training.max_updates=40", patience)
+    assert make_run(*never, name="early").train().update == 4
+    assert make_run(*never, "training.min_updates=7", name="later").train().update == 8
+    by_epochs = make_run(*never, "training.min_epochs=2", name="epochs")
+    assert by_epochs.train().update > 8
+    *_, before, last = (row["epoch"] for row in metrics(by_epochs.folder))
+    assert before < 2 <= last
+    with pytest.raises(InputError, match="min_updates 50 is more than max_updates 40"):
+        make_run(*never, "training.min_updates=50")
+
+
+def test_a_program_judges_checkpoints(make_run: MakeRun, tmp_path: Path) -> None:
+    program, log = tmp_path / "judge.py", tmp_path / "told"
+    program.write_text(PROGRAM)
+    run = make_run("training.early_stopping.metric=hook")
+    words = ["train", str(tmp_path / "run.yaml"), "training.early_stopping.metric=hook"]
+    with pytest.raises(SystemExit) as ended:
+        main([*words, "--validation-hook", command(program, log)])
+    assert not ended.value.code
+    told = [json.loads(line) for line in log.read_text().splitlines()]
+    assert [each[3] for each in told] == ["2", "4", "6", "8"]
+    for lines, source, reference, update in told[-1:]:
+        assert lines == run.folder.hypotheses(int(update)).read_text().splitlines()
+        assert Path(source).read_text() == (run.text / "valid.src").read_text()
+        assert Path(reference).read_text() == (run.text / "valid.trg").read_text()
+    assert [row["hook"] for row in metrics(run.folder)] == [-2.0, 0.0, -2.0, -4.0]
+    assert "best checkpoint 4" in run.folder.log.read_text()
+
+
+def test_a_hook_is_needed_and_needs_translations(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run("training.early_stopping.metric=hook")
+    with pytest.raises(InputError, match="metric hook needs a validation hook; give econmt train"):
+        run_recipe(run.recipe, [run.text], console=run.console)
+    none = make_run("training.decode_and_evaluate=0", name="none")
+    with pytest.raises(InputError, match="this recipe makes none at checkpoints"):
+        run_recipe(none.recipe, [none.text], console=none.console, hook=lambda *_: 0.0)
+    with pytest.raises(InputError, match="no-such-program -x: no such program"):
+        program_hook("no-such-program -x")
+    with pytest.raises(InputError, match="No closing quotation"):
+        program_hook("cat 'x")
+
+
+def test_a_hook_that_fails_leaves_a_gap(make_run: MakeRun, capfd: pytest.CaptureFixture[str]) -> None:
+    run = make_run("training.early_stopping.metric=hook", "training.max_updates=6")
+
+    def hook(told: Judged, _: object) -> float:
+        if told.update == 4:
+            raise HookError("judge: ended with exit code 3")
+        return float(told.update)
+
+    run_recipe(run.recipe, [run.text], console=run.console, hook=hook)
+    found = [row["hook"] for row in metrics(run.folder)]
+    assert found[::2] == [2.0, 6.0]
+    assert math.isnan(found[1])
+    assert "best checkpoint 6" in run.said()
+    assert (
+        "warning: validation hook: judge: ended with exit code 3; this checkpoint has no figure"
+        in capfd.readouterr().err
+    )
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("print('BLEU 3.5e1')", None),
+        ("print('none')", "ends with 'none'; the last word must be a number"),
+        ("print('nan')", "ends with 'nan'"),
+        ("pass", "ends with ''"),
+        ("raise SystemExit(4)", "ended with exit code 4"),
+    ],
+)
+def test_the_figure_of_a_program(tmp_path: Path, code: str, message: str | None) -> None:
+    hook = program_hook(command("-c", code))
+    if message is None:
+        assert hook(judged(tmp_path, "a"), lambda: False) == 35.0
+        return
+    with pytest.raises(HookError, match=message):
+        hook(judged(tmp_path, "a"), lambda: False)
+
+
+def test_a_program_that_waits_is_ended_with_the_run(tmp_path: Path) -> None:
+    hook = program_hook(command("-c", "import threading; threading.Event().wait()"))
+    with pytest.raises(InterruptedError):
+        hook(judged(tmp_path), lambda: True)
