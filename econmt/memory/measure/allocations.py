@@ -135,6 +135,8 @@ def attribute(
     changes: list[Change] = []
     unseen = Storage(0, (0,), torch.uint8, "", "other", 0)
     for event, block in stream:
+        if start is None and block is not None and _is_second_scalar(block, works):
+            continue
         if block is not None and block.storage is None:
             block.storage = Storage(block.size, (block.size,), torch.uint8, "", "other", event.address)
             _complete(block.storage, block, works)
@@ -171,6 +173,23 @@ def _assign(
         seen.add(storage)
     return earlier, made
 
+
+def _is_second_scalar(block: _Block, works: Sequence[Work]) -> bool:
+    """Returns True if a block holds a number that an operator received as a tensor.
+
+    The tracker receives it as a number again, so that the operator that it calls makes a tensor of it once more, which
+    an untracked program does not.
+    """
+    if block.size > _SCALAR or block.storage is not None:
+        return False
+    index = bisect_right(works, block.begin, key=attrgetter("begin"))
+    return (not index or works[index - 1].end < block.begin) and (
+        index < len(works) and works[index].end <= block.end < float("inf")
+    )
+
+
+_SCALAR = 16
+"""Bytes of the largest number, a complex one."""
 
 OUTSIDE = "code without operators"
 """Maker of memory that was allocated while no operator ran, as in a compiled function."""

@@ -22,7 +22,7 @@ class OperatorFacts(NamedTuple):
     Attributes:
         is_device: True if it returns the device of a fake tensor.
         is_primitive: True if it creates no tensors.
-        is_composite: True if it consists of other operators.
+        is_composite: True if it consists of other operators, and no device has a kernel of its own for it.
         is_view: True if its results share the memory of its arguments.
         is_mutable: True if it may write to its arguments.
         replaced: True if a replacement runs instead.
@@ -57,7 +57,7 @@ def look_at(
         name.replace("::", "."),
         func is torch.ops.prim.device.default,
         is_primitive,
-        not is_primitive and torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), COMPOSITE),
+        not is_primitive and _has_kernel(func, COMPOSITE) and not _has_kernel(func, torch._C.DispatchKey.CPU),
         func.is_view and replacement is None,
         func._schema.is_mutable,
         replacement is not None,
@@ -65,6 +65,10 @@ def look_at(
         cost,
         None if cost else flops_formula(func),
     )
+
+
+def _has_kernel(func: Any, key: torch._C.DispatchKey) -> bool:
+    return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key)
 
 
 def _body(func: Any, name: str) -> Callable[..., Any] | None:

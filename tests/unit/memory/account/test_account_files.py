@@ -14,7 +14,7 @@ from torch.cuda import _memory_viz
 from econmt import memory
 from econmt.errors import InputError
 from econmt.memory.measure.ledger import CATEGORIES
-from tests.unit.memory.account.models import GPT, Case, adam, gpt, next_word_loss
+from scripts.bench.account_models import GPT, Case, adam, gpt, next_word_loss
 
 
 def account_of(case: Case) -> memory.Account:

@@ -1,4 +1,4 @@
-"""Twelve small models with their training steps, for tests of the memory account."""
+"""Twelve small models with their training steps, for tests and measurements of the memory account."""
 
 from __future__ import annotations
 
@@ -48,6 +48,7 @@ class Block(nn.Module):
         self.heads, self.causal = heads, causal
 
     def forward(self, x: Tensor) -> Tensor:
+        """Computes (B, T, D) from (B, T, D)."""
         rows, steps, width = x.shape
         qkv = self.qkv(self.before(x)).view(rows, steps, 3, self.heads, width // self.heads)
         q, k, v = qkv.permute(2, 0, 3, 1, 4)
@@ -74,6 +75,7 @@ class GPT(nn.Module):
             self.head.weight = self.words.weight
 
     def forward(self, ids: Tensor) -> Tensor:
+        """Returns logits (B, T, V) of token ids (B, T)."""
         x = self.words(ids) + self.places(torch.arange(ids.shape[1], device=ids.device))
         for block in self.blocks:
             x = checkpoint(block, x, use_reentrant=False) if self.checkpointed else block(x)
@@ -109,6 +111,7 @@ class Residual(nn.Module):
         self.skip = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Computes (B, C, H, W) of a residual block."""
         return functional.relu(self.body(x) + self.skip(x))
 
 
@@ -140,6 +143,7 @@ class EncoderDecoder(nn.Module):
         self.head = nn.Linear(width, words)
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
+        """Returns logits (B, T, V) of target positions."""
         mask = nn.Transformer.generate_square_subsequent_mask(target.shape[1], device=target.device)
         hidden = self.transformer(self.words(source), self.words(target), tgt_mask=mask, tgt_is_causal=True)
         logits: Tensor = self.head(hidden)
@@ -172,6 +176,7 @@ class ViT(nn.Module):
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 10)
 
     def forward(self, images: Tensor) -> Tensor:
+        """Returns logits (B, 10) of images (B, 3, 32, 32)."""
         x = self.patches(images).flatten(2).transpose(1, 2)
         x = torch.cat([self.first.expand(len(x), -1, -1), x], 1) + self.places
         logits: Tensor = self.head(self.norm(self.blocks(x))[:, 0])
@@ -200,6 +205,7 @@ class Recurrent(nn.Module):
         self.head = nn.Linear(layers.hidden_size * (2 if layers.bidirectional else 1), outputs)
 
     def forward(self, ids: Tensor) -> Tensor:
+        """Returns logits of token ids (B, T)."""
         hidden = self.layers(self.words(ids))[0]
         logits: Tensor = self.head(hidden[:, -1] if self.last else hidden)
         return logits
@@ -236,6 +242,7 @@ class UNet(nn.Module):
         self.leave = nn.Conv2d(2 * width, 3, 3, 1, 1)
 
     def forward(self, image: Tensor, time: Tensor) -> Tensor:
+        """Returns the noise in images (B, 3, 32, 32) at times (B, 1)."""
         first = self.enter(image)
         low = self.down(first) + self.time(time)[:, :, None, None]
         noise: Tensor = self.leave(torch.cat([first, self.up(low + self.middle(low))], 1))
@@ -267,6 +274,7 @@ class Mixture(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
+        """Computes (N, D) from tokens (N, D)."""
         weights, chosen = self.router(x).softmax(-1).max(-1)
         result = torch.zeros_like(x)
         for number, expert in enumerate(self.experts):
@@ -295,6 +303,7 @@ class LoRA(nn.Module):
         self.wide = nn.Linear(rank, frozen.out_features, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Computes (..., D) from (..., I)."""
         result: Tensor = self.frozen(x) + self.wide(self.narrow(x))
         return result
 
