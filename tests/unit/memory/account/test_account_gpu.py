@@ -52,7 +52,9 @@ WORKSPACES = "workspaces of cuBLAS and cuDNN, which the GPU's libraries choose, 
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=() if "GPT" in name or "GRU" in name else pytest.mark.xfail(reason=WORKSPACES))
+        pytest.param(
+            name, marks=() if "GPT" in name or "GRU" in name else pytest.mark.xfail(reason=WORKSPACES)
+        )
         for name in CASES
     ],
 )
