@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from rich.console import Console
+from torch import nn
 
 from econmt import memory
 from econmt.errors import InputError
@@ -230,3 +231,28 @@ def test_a_model_in_distributed_data_parallel() -> None:
     assert list(modules)[:3] == ["words", "places", "blocks"]
     # The buckets of gradients exist before the step.
     assert account.by_category()["other"] >= account.by_category()["weights"]
+
+
+def test_a_prediction_of_autocast_on_a_gpu_follows_its_list_of_functions() -> None:
+    """On a GPU, layer normalization returns float32, which the next product casts to bfloat16."""
+
+    def peak(kind: torch.dtype | None) -> int:
+        def training() -> Callable[[], None]:
+            layers = nn.Sequential(nn.Linear(64, 256), nn.LayerNorm(256), nn.Linear(256, 64))
+            inputs = torch.ones(512, 64)
+
+            def step() -> None:
+                with torch.autocast("cuda", kind, enabled=kind is not None):
+                    layers(inputs).sum().backward()
+                layers.zero_grad()
+
+            return step
+
+        return memory.predict(training).ledger.stashed
+
+    rows = 512
+    # In bfloat16 inputs, normalized values, and the weight of the second product; in float32 the first product as the
+    # normalization reads it, and its statistics. Inputs without autocast were there before.
+    weights = 2 * 256 * 64
+    assert peak(torch.bfloat16) == rows * (64 * 2 + 256 * 4 + 256 * 2 + 2 * 4) + weights
+    assert peak(None) == rows * (256 * 4 + 256 * 4 + 2 * 4)
