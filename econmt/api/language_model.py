@@ -103,6 +103,7 @@ class TrainedLanguageModel(TrainedModel):
         length: int = 100,
         *,
         top_k: int = 0,
+        top_p: float = 1.0,
         temperature: float = 1.0,
         seed: int = 1,
     ) -> str:
@@ -112,6 +113,7 @@ class TrainedLanguageModel(TrainedModel):
             prompt: beginning of the text.
             length: number of tokens to write, including ends of lines.
             top_k: draw from this many most probable tokens; 0: from all.
+            top_p: draw from the fewest most probable tokens whose probabilities add up to this.
             temperature: divisor of the log-probabilities before drawing.
             seed: seed of the random draws.
 
@@ -127,12 +129,13 @@ class TrainedLanguageModel(TrainedModel):
         """
         limits.check_whole("length", length, limits.INPUT_LENGTH)
         limits.check_number("top_k", top_k, limits.WORDS, whole=True)
+        limits.check_number("top_p", top_p, 1.0, above=True)
         limits.check_number("seed", seed, limits.SEED, whole=True)
         limits.check_number("temperature", temperature, limits.TEMPERATURE, above=True)
         reader = self.reader()
         lines = [reader.vocabulary.encode(prompt)]
         reader.read(lines[0])
-        for token in reader.write(length, temperature=temperature, top_k=top_k, seed=seed):
+        for token in reader.write(length, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed):
             if token == EOS:
                 lines.append([])
             else:

@@ -244,6 +244,7 @@ class TrainedModel:
         length: int = 100,  # noqa: ARG002
         *,
         top_k: int = 0,  # noqa: ARG002
+        top_p: float = 1.0,  # noqa: ARG002
         temperature: float = 1.0,  # noqa: ARG002
         seed: int = 1,  # noqa: ARG002
     ) -> str:
@@ -385,7 +386,7 @@ def _refuse_idle_penalties(changes: Mapping[str, Any], options: SearchOptions) -
         raise InputError(
             f"{ratio} has no effect with brevity_penalty_type {kind}; set the type to constant, or remove it"
         )
-    for name in (weight, ratio, "brevity_penalty_type", "coverage_penalty_weight"):
+    for name in (weight, ratio, "brevity_penalty_type", "coverage_penalty_weight", "word_penalty"):
         if changes.get(name) and options.sample is not None:
             raise InputError(f"{name} cannot be combined with sample; remove one of them")
 

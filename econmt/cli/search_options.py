@@ -77,6 +77,10 @@ class Drawing:
 
     heading: ClassVar[str] = "Random draws"
     top_k: limits.TopTokens = option(0, help="Draw from the K most probable tokens; 0: all tokens.")
+    top_p: limits.TopShare = option(
+        1.0,
+        help="Draw from the fewest most probable tokens whose probabilities add up to this; 1: all tokens.",
+    )
     temperature: limits.Temperature = option(1.0, help="Divisor of the log-probabilities before drawing.")
     seed: limits.Seed = option(1, help="Seed of the random draws.")
 

@@ -110,6 +110,7 @@ def translate(
             "split_sentences": text.split_sentences,
             "attention": attention,
             "sample": sampling.top_k if sampling.sample else None,
+            "top_p": sampling.top_p,
             "temperature": sampling.temperature,
             "seed": sampling.seed,
         },
@@ -140,7 +141,7 @@ def _check_options(
         refuse_idle(context, "is for searching; leave out that or --sample", "beam_size")
     else:
         why = "is for --sample; give that too, or leave it out"
-        refuse_idle(context, why, "top_k", "temperature", "seed")
+        refuse_idle(context, why, "top_k", "top_p", "temperature", "seed")
     if hypotheses.beam_groups == 1:
         refuse_idle(context, "is of --beam-groups; give that too, or leave it out", "diversity_strength")
     if text.split_sentences:

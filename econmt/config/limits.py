@@ -85,6 +85,8 @@ TEXT = 4096
 BeamSize = Annotated[int, Field(ge=1, le=BEAM)]
 PenaltyWeight = Annotated[float, Field(ge=0.0, le=PENALTY)]
 OutputFactor = Annotated[float, Field(gt=0.0, le=OUTPUT_FACTOR)]
+RepetitionPenalty = Annotated[float, Field(ge=1.0, le=PENALTY)]
+TopShare = Annotated[float, Field(gt=0.0, le=1.0)]
 TopTokens = Annotated[int, Field(ge=0, le=WORDS)]
 Temperature = Annotated[float, Field(gt=0.0, le=TEMPERATURE)]
 NBestSize = Annotated[int, Field(ge=1, le=NBEST)]

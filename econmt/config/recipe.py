@@ -147,6 +147,22 @@ class Decoding(Section):
         le=limits.NGRAM,
         description="no n-gram of this many tokens may occur twice in a translation; 0: off",
     )
+    min_output_length: int = Field(
+        0, ge=0, le=limits.POSITIONS, description="minimum number of tokens of a translation"
+    )
+    ban_unk: bool = Field(False, description="no translation may contain <unk>")
+    unk_penalty: limits.PenaltyWeight = Field(
+        0.0, description="subtract this from the log-probability of each <unk> in the score; 0: off"
+    )
+    word_penalty: limits.PenaltyWeight = Field(
+        0.0,
+        description="subtract this from scores for each token, end included; favours short translations; 0: off",
+    )
+    repetition_penalty: limits.RepetitionPenalty = Field(
+        1.0,
+        description="multiply the log-probability of tokens that a translation already has by this in its score "
+        "(Keskar et al., 2019); 1: off",
+    )
     batch_size: int = Field(
         64, ge=1, le=limits.TRANSLATED, description="number of sentences translated together"
     )
@@ -159,12 +175,14 @@ class Decoding(Section):
     )
 
     @model_validator(mode="after")
-    def _learned_penalty_has_a_weight(self) -> Decoding:
+    def _penalties_fit(self) -> Decoding:
         if self.brevity_penalty_type == "learned" and self.brevity_penalty_weight == 0.0:
             raise ValueError(
                 "brevity_penalty_type learned needs brevity_penalty_weight above 0, for example 1; type none turns it "
                 "off"
             )
+        if self.ban_unk and self.unk_penalty:
+            raise ValueError("ban_unk and unk_penalty cannot be combined; remove one of them")
         return self
 
 

@@ -100,6 +100,9 @@ FOREIGN = {
     "beam_alpha": "decoding.length_penalty_alpha",
     "lenpen": "decoding.length_penalty_alpha",
     "normalize": "decoding.length_penalty_alpha",
+    "min_length": "decoding.min_output_length",
+    "ban_unk_token": "decoding.ban_unk",
+    "unkpen": "decoding.unk_penalty",
     "no_repeat_ngram_size": "decoding.block_ngram_repeat",
 }
 """Keys by their names in Sockeye, fairseq, Joey NMT, OpenNMT and Marian; docs/coming-from.md has the tables."""

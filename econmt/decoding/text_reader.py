@@ -101,10 +101,13 @@ class TextReader:
             yield ScoredLine(self.vocabulary.tokens(ids), token_scores, len(split_words(text)) + 1)
 
     @torch.inference_mode()
-    def write(self, count: int, *, temperature: float, top_k: int, seed: int) -> Iterator[int]:
+    def write(
+        self, count: int, *, temperature: float, top_k: int, seed: int, top_p: float = 1.0
+    ) -> Iterator[int]:
         """Draws the next ids of the text from the ``top_k`` most probable ones, and reads them; 0 draws from all.
 
-        Log-probabilities are divided by ``temperature``.
+        Of these the most probable ones are taken that have ``top_p`` of their probability. Log-probabilities are
+        divided by ``temperature``.
         """
         generator = np.random.Generator(np.random.Philox(key=[seed, 0]))
         for _ in range(count):
@@ -114,5 +117,5 @@ class TextReader:
                 log_probs: Tensor = self.model.log_probabilities(hidden[0])
             log_probs[:, [PAD, BOS]] = -math.inf  # no text has them
             uniform = torch.from_numpy(generator.random(1, dtype=np.float32)).double().to(self.device)
-            self._last = int(draw(log_probs, uniform, top_k, temperature))
+            self._last = int(draw(log_probs, uniform, top_k, temperature, top_p))
             yield self._last

@@ -23,7 +23,7 @@ from econmt.checkpoint.lexicons import read_lexicon
 from econmt.checkpoint.quantized import STEPS
 from econmt.checkpoint.tensor_files import CHECKSUM, FORMAT, read_metadata, write_tensors, write_text
 from econmt.config.model import unfused_key
-from econmt.config.recipe import Recipe
+from econmt.config.recipe import Decoding, Recipe
 from econmt.data.text.subwords import fingerprint, vocabulary_files
 from econmt.decoding.search.options import SearchOptions
 from econmt.errors import InputError
@@ -39,6 +39,14 @@ RUNTIME_FORMAT = "econmt-runtime-2"
 _ENCODERS, _DECODERS = ("lstm", "gru", "ssru"), ("lstm", "ssru")
 _MAX_BEAM = 64
 """Largest beam size, equal to econmt_runtime.library.MOST_WORDS."""
+_UNSUPPORTED_SEARCH = (
+    "block_ngram_repeat",
+    "min_output_length",
+    "ban_unk",
+    "unk_penalty",
+    "word_penalty",
+    "repetition_penalty",
+)
 _LAUNCHER = "launcher.py"
 _NO_MODULES = "MODULES: dict[str, str] = {}"
 
@@ -150,8 +158,9 @@ def _check(recipe: Recipe, folder: Path) -> None:
         raise InputError(
             f"{folder}: its decoding.beam_size is {decoding.beam_size}; the runtime supports at most {_MAX_BEAM}"
         )
-    if decoding.block_ngram_repeat:
-        raise InputError(f"{folder}: the runtime does not support its decoding.block_ngram_repeat")
+    for name in _UNSUPPORTED_SEARCH:
+        if getattr(decoding, name) != Decoding.model_fields[name].default:
+            raise InputError(f"{folder}: the runtime does not support its decoding.{name}")
     if SearchOptions.from_recipe(decoding).penalizes or decoding.beam_prune:
         raise InputError(f"{folder}: its search has penalties or pruning, which the runtime does not support")
     if decoding.beam_search_stop != "all":

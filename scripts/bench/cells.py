@@ -3,6 +3,7 @@
     OMP_NUM_THREADS=1 python -m scripts.bench cells --turns 3
     python -m scripts.bench cells --device cuda --dtype bfloat16 --sizes 64x100x512 128x100x1024 --cells sru ssru
     python -m scripts.bench cells --device cuda --cells lstm --grid --csv grid.csv
+    python -m scripts.bench cells --device cuda --cells lstm --dtype float32 --tf32 --grid --named
     python -m scripts.bench cells --cells lstm --ranks 8 16 32 64 --sizes 64x100x256 16x100x256 1x100x256
 
 A row is one implementation of a cell; on a GPU and with --grid "auto" marks the one that the rule takes. Times are of
@@ -12,8 +13,9 @@ graphs, as in a captured step. Outputs and all gradients are first compared with
 the largest |found - exact| / |exact| of a tensor. Float32 is IEEE float32 everywhere, or TF32 everywhere with --tf32.
 On a GPU kernels are compiled first, in several processes. With --grid the shapes are those of ``econmt bench select
 --grid``: batches of 1 to 512, hidden sizes of 128 to 1,024, lengths of 5 to 100; only what the rule takes is timed
-then. With --ranks LSTM layers with low-rank matrices follow, whose random factors have products as large as the
-matrices.
+then. With --named "auto" is timed beside every implementation with every stash level by name, both passes alone, and
+the shapes of --grid are 48. With --ranks LSTM layers with low-rank matrices follow, whose random factors have products
+as large as the matrices.
 """
 
 from __future__ import annotations
@@ -45,6 +47,9 @@ MOST = {torch.bfloat16: 6e-2, torch.float32: 2e-3}
 OTHERS = {"cpu": ("reference", "recompute"), "cuda": ("recompute", "triton")}
 """Implementations that are timed beside the one of the rule; of a GRU on a GPU also cuDNN's, the reference."""
 LIBRARY = "torch.nn.LSTM"
+LEVELS = ("outputs", "cells", "gates")
+NAMED_GRID = [(b, t, h) for b in (1, 16, 64, 128, 256, 512) for t in (25, 100) for h in (128, 256, 512, 1024)]
+"""Rows, steps and units with --grid --named."""
 
 
 class Size(NamedTuple):
@@ -91,12 +96,16 @@ class Layer:
         self._incoming = torch.randn_like(made[0]).to(dtype)
 
     def passes(self, implementation: str, exact: bool = False) -> dict[str, Call]:
-        """Returns the passes, in float64 if ``exact``; all implementations but "auto" keep their gates."""
+        """Returns the passes of an implementation such as "triton" or "triton/cells", in float64 if ``exact``.
+
+        All implementations but "auto" keep their gates if no stash level is given.
+        """
         dtype = torch.float64 if exact else self._incoming.dtype
         leaves = (
             [each.detach().to(dtype).requires_grad_() for each in self._leaves] if exact else self._leaves
         )
-        stash = "auto" if implementation == "auto" else "gates"
+        implementation, _, stash = implementation.partition("/")
+        stash = stash or ("auto" if implementation == "auto" else "gates")
 
         def run() -> Tensor:
             layers = (self._weights(*leaves[1:]),)
@@ -119,13 +128,20 @@ def low_rank_weights(*parts: Tensor) -> LowRankLSTMWeights:
     return LowRankLSTMWeights(LowRank(*parts[:2]), LowRank(*parts[2:4]), parts[4])
 
 
-def ways(kind: Kind, size: Size, dtype: torch.dtype, device: str) -> list[str]:
-    """Returns the implementations of a cell to time, the one of the rule first; of low rank all that recompute."""
+def ways(kind: Kind, size: Size, dtype: torch.dtype, device: str, named: bool = False) -> list[str]:
+    """Returns the implementations of a cell to time, the one of the rule first; of low rank all that recompute.
+
+    If ``named``, every implementation but compiled ones follows once for each stash level.
+    """
     known = [each for each in implementations_of(kind.cell).values() if each.traits.runs_on(device, dtype)]
     if kind.rank:
         usable = [each for each in known if has_compiler() or not each.traits.warms_up]
         return [each.name for each in usable if each.traits.recomputes]
     chosen = rule(kind.cell, device, dtype, sizes=dict(zip("BTH", size, strict=True)))
+    if named:
+        usable = [each for each in known if not each.traits.warms_up]
+        levels = {each.name: LEVELS if each.traits.takes_stash else LEVELS[-1:] for each in usable}
+        return [chosen, *(f"{name}/{level}" for name, stashes in levels.items() for level in stashes)]
     wanted = (*OTHERS[device], "reference") if kind.cell == "gru" else OTHERS[device]
     return list(dict.fromkeys([chosen, *(each.name for each in known if each.name in wanted)]))
 
@@ -145,9 +161,9 @@ def measure(size: Size, dtype: torch.dtype, given: argparse.Namespace) -> Iterat
     runs = {LIBRARY: torch_lstm(*size[:2], size.hidden, dtype, device)}
     rows: dict[str, Row] = {}
     for kind in (*map(Kind, given.cells), *(Kind("lstm", rank) for rank in given.ranks)):
-        layer, names = Layer(kind, size, dtype, device), ways(kind, size, dtype, given.device)
+        layer, names = Layer(kind, size, dtype, device), ways(kind, size, dtype, given.device, given.named)
         expected = [part.detach() for part in layer.passes("reference", exact=True)["both"]()]
-        for way in names[:1] if given.grid else names:
+        for way in names[:1] if given.grid and not given.named else names:
             label = f"{kind.label:10} {way}"
             if way == names[0] and not kind.rank and (given.grid or device.type == "cuda"):
                 way, label = "auto", f"{label} (auto)"
@@ -158,7 +174,10 @@ def measure(size: Size, dtype: torch.dtype, given: argparse.Namespace) -> Iterat
                 runs[label] = layer.passes(way)
         del expected
     forward, both = (
-        timed({name: run[what] for name, run in runs.items()}, given) for what in ("forward", "both")
+        timed({name: run[what] for name, run in runs.items()}, given)
+        if what == "both" or not given.named
+        else dict.fromkeys(runs, float("nan"))
+        for what in ("forward", "both")
     )
     print(f"\nB {size.batch}, T {size.steps}, H {size.hidden}, {str(dtype)[6:]}")
     print(f"{'layer':28}{'error':>9}{'forward, ms':>13}{'both, ms':>10}{'x nn.LSTM':>11}")
@@ -177,6 +196,28 @@ def measure(size: Size, dtype: torch.dtype, given: argparse.Namespace) -> Iterat
         yield row
 
 
+def behind(rows: Sequence[Row]) -> None:
+    """Prints how far "auto" is behind the fastest implementation by name, for each type."""
+    shapes: dict[tuple[object, ...], dict[str, float]] = {}
+    for row in rows:
+        if "milliseconds" in row:
+            shape = shapes.setdefault((row["dtype"], *(row[name] for name in Size._fields)), {})
+            shape["auto" if "(auto)" in row["layer"] else row["layer"]] = row["milliseconds"]
+    for dtype in dict.fromkeys(shape[0] for shape in shapes):
+        of_type = {shape: times for shape, times in shapes.items() if shape[0] == dtype}
+        ratios = {shape: times["auto"] / min(times.values()) for shape, times in of_type.items()}
+        slow = {shape: ratio for shape, ratio in ratios.items() if ratio > 1.02}
+        print(
+            f"{dtype}: auto takes at most {max(ratios.values()):.3f} of the time of the best by name;",
+            end=" ",
+        )
+        print(f"more than 1.02 at {len(slow)} of {len(ratios)} shapes")
+        for shape, ratio in sorted(slow.items(), key=lambda each: -each[1])[:12]:
+            times = of_type[shape]
+            best = min(times, key=times.__getitem__)
+            print(f"  {'x'.join(map(str, shape[1:]))}: {ratio:.3f} of {best}, {times[best]:.3f} ms")
+
+
 def summarize(rows: Sequence[Row]) -> None:
     """Prints how the speed of what the rule takes is spread over the shapes, for each type."""
     for dtype in dict.fromkeys(row["dtype"] for row in rows):
@@ -189,11 +230,13 @@ def summarize(rows: Sequence[Row]) -> None:
         )
 
 
-def compiling(name: str, size: Size, dtype: torch.dtype) -> None:
+def compiling(name: str, size: Size, dtype: torch.dtype, named: bool = False) -> None:
     """Runs a cell once over a few steps, as in a captured step."""
     with captured():
-        way = ways(Kind(name), size, dtype, "cuda")[0]
-        Layer(Kind(name), size._replace(steps=4), dtype, torch.device("cuda")).passes(way)["both"]()
+        known = ways(Kind(name), size, dtype, "cuda", named)
+        layer = Layer(Kind(name), size._replace(steps=4), dtype, torch.device("cuda"))
+        for way in known if named else known[:1]:
+            layer.passes(way)["both"]()
 
 
 def main() -> None:
@@ -202,6 +245,7 @@ def main() -> None:
     sizes = [Size(64, 100, 512)]
     add("--sizes", nargs="+", type=Size.of, default=sizes, metavar="BxTxH", help="rows, steps and units")
     add("--grid", action="store_true", help="all shapes of econmt's grid, instead of --sizes")
+    add("--named", action="store_true", help="on a GPU: every implementation and stash level beside auto")
     add("--cells", nargs="+", choices=list(CELLS), default=list(CELLS), help="cells to time")
     add("--ranks", nargs="+", type=int, default=[], help="also LSTM layers with matrices of these ranks")
     add("--device", choices=("cpu", "cuda"), default="cpu", help="device (%(default)s)")
@@ -219,17 +263,19 @@ def main() -> None:
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = given.tf32
     if given.grid:
         shapes = (Size(each.batch, each.length, each.hidden) for each in grid() if each.op == "lstm")
-        given.sizes = list(dict.fromkeys(shapes))
+        given.sizes = [Size(*size) for size in NAMED_GRID] if given.named else list(dict.fromkeys(shapes))
     on_gpu, device = given.device == "cuda", torch.device(given.device)
     dtypes = [getattr(torch, name) for name in given.dtype or types[0 if on_gpu else 1 :]]
     cases = [(size, dtype) for size in given.sizes for dtype in dtypes]
-    jobs = [partial(compiling, name, *case) for name in given.cells for case in cases]
+    jobs = [partial(compiling, name, *case, given.named) for name in given.cells for case in cases]
     if on_gpu and compiled_by_workers("cells", given.compile, jobs):
         return
     with captured(on_gpu):
         print(f"{heading(device)}, {'TF32' if given.tf32 else 'IEEE float32'}")
         rows = [row for case in cases for row in measure(*case, given)]
-    if given.grid:
+    if given.named:
+        behind(rows)
+    elif given.grid:
         summarize(rows)
     if given.csv is not None:
         append_csv(given.csv, rows, circumstances(device))

@@ -198,6 +198,12 @@ def test_on_a_gpu_ieee_float32_is_cudnns(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(reference, "recurrent_tf32", lambda: False)
     assert is_light(128, 100, 512, torch.float32, cuda)
     assert not is_light(128, 100, 512, torch.bfloat16, cuda)
+    # In a graph single steps are faster where there are many units.
+    with captured():
+        assert not is_light(64, 100, 1024, torch.float32, cuda)
+        assert not is_light(128, 100, 512, torch.float32, cuda)
+        for batch, hidden in ((64, 128), (256, 1024), (1, 512)):
+            assert is_light(batch, 100, hidden, torch.float32, cuda)
     # With TF32 allowed a launch of ours serves float32.
     monkeypatch.setattr(reference, "recurrent_tf32", lambda: True)
     assert not is_light(128, 100, 512, torch.float32, cuda)

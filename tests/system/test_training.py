@@ -130,7 +130,7 @@ def test_a_finished_run_says_so_in_one_line(folder: Path, capsys: pytest.Capture
     assert only_line(said.out).startswith(
         f"{folder}/run: finished at update 4 (max_updates 4 reached), best checkpoint "
     )
-    assert said.err == ""
+    assert said.err.startswith("with this model:\n")
     assert train(folder, *SMALL, "training.max_updates=6") == 0
     assert "resuming from update 4" in capsys.readouterr().err
 

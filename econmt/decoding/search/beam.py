@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from econmt.data.text.subwords import BOS, EOS, PAD
+from econmt.decoding.search.adjustments import Adjustments
 from econmt.decoding.search.model import SearchModel
 from econmt.decoding.search.options import SearchOptions as SearchOptions
 from econmt.decoding.search.penalties import Penalties
@@ -82,8 +83,9 @@ class Ended(NamedTuple):
     Attributes:
         position: number of their tokens, including EOS.
         sentences, rows: sentence, and row of this position's model step that was extended, (E,) int64.
-        log_probabilities: (E,) float64.
+        log_probabilities: (E,) float64, as changed by :mod:`~econmt.decoding.search.adjustments`.
         penalties: values added to their scores, (E,) float64; None: nothing.
+        lowered: how much ``log_probabilities`` lie below those of the model, (E,) float64; None: not at all.
     """
 
     position: int
@@ -91,6 +93,7 @@ class Ended(NamedTuple):
     rows: Tensor
     log_probabilities: Tensor
     penalties: Tensor | None = None
+    lowered: Tensor | None = None
 
 
 class Grown(NamedTuple):
@@ -123,7 +126,10 @@ class Trace:
             scores = ended.log_probabilities / penalty
             if ended.penalties is not None:
                 scores = scores + ended.penalties
-            entries = (ended.sentences, ended.rows, ended.log_probabilities, scores)
+            real = ended.log_probabilities
+            if ended.lowered is not None:
+                real = real + ended.lowered
+            entries = (ended.sentences, ended.rows, real, scores)
             for sentence, row, log_probability, score in zip(
                 *(part.tolist() for part in entries), strict=True
             ):
@@ -310,8 +316,8 @@ def beam_search(
     """Searches for the translations with the highest scores.
 
     PAD and BOS are never produced; UNK may be, as in Sockeye, because models over words need it. After ``limits``
-    tokens only EOS may follow, with the model's probability. Every hypothesis therefore ends in EOS, and its
-    log-probability equals that of teacher forcing.
+    tokens, or ``options.min_output_length`` if that is more, only EOS may follow, with the model's probability. Every
+    hypothesis therefore ends in EOS, and its log-probability equals that of teacher forcing.
 
     Args:
         model: model in evaluation mode, or an ensemble.
@@ -323,11 +329,9 @@ def beam_search(
     Returns:
         The n best hypotheses of each sentence, best first; fewer only if the model gives no others a probability.
     """
-    device, beam = source.device, options.beam_size
-    lengths_here, limits = lengths.cpu(), limits.cpu()
-    if chooser is not None:
-        limits = chooser.limits(limits)
-    numbers = torch.arange(len(source))
+    device, beam, lengths_here, limits = source.device, options.beam_size, lengths.cpu(), limits.cpu()
+    limits = limits if chooser is None else chooser.limits(limits)
+    limits, numbers = limits.clamp(min=options.min_output_length), torch.arange(len(source))
     batch = _Batch(
         numbers,
         limits,
@@ -335,7 +339,7 @@ def beam_search(
         torch.full_like(numbers, beam),
         torch.full((len(source), options.nbest_size), -torch.inf, dtype=torch.float64),
     )
-    state, penalties = _begin(model, source, lengths, options)
+    state, penalties, adjustments = _begin(model, source, lengths, options)
     tokens = torch.full_like(numbers, BOS, device=device)
     sentences, places = numbers, torch.zeros_like(numbers)
     totals = torch.zeros(len(source), dtype=torch.float64)
@@ -345,6 +349,7 @@ def beam_search(
         position += 1
         log_probs, attention, state = model.step(tokens, state)
         rule_out(log_probs, batch.limits[sentences] if position > shortest else None, position)
+        adjustments.apply(log_probs, position)
         if options.attention:
             trace.attention.append(attention)
         # The rest concerns few numbers, which a CPU processes in less time than launching GPU kernels takes.
@@ -362,7 +367,9 @@ def beam_search(
             penalties.look(attention)
             added = penalties.of(position, batch.numbers, now.parents)
             scores, extra = scores + added, added[owners, columns]
-        trace.ended.append(Ended(position, batch.numbers[owners], parents, ended, extra))
+        lowered = adjustments.lowered(now.totals - totals[now.parents], now.parents, now.tokens)
+        of_model = lowered[owners, columns]
+        trace.ended.append(Ended(position, batch.numbers[owners], parents, ended, extra, of_model))
         scores = scores.masked_fill(~now.ends, -torch.inf)
         best_scores = torch.cat([batch.best_scores, scores], dim=1).topk(options.nbest_size, dim=1).values
         batch = batch._replace(free=batch.free - now.ends.sum(dim=1), best_scores=best_scores)
@@ -382,6 +389,7 @@ def beam_search(
             chooser.grow(parents, words)
         if penalties is not None:
             penalties.grow(parents)
+        adjustments.grow(parents, words, lowered[sentences, columns])
         if not len(sentences):
             return trace.hypotheses(lengths_here, limits, options)
         places = (growing.cumsum(dim=1) - 1)[sentences, columns]
@@ -396,15 +404,15 @@ def beam_search(
 
 def _begin(
     model: SearchModel, source: Tensor, lengths: Tensor, options: SearchOptions
-) -> tuple[Any, Penalties | None]:
-    """Returns the initial state of a search, and its penalties if there are any."""
+) -> tuple[Any, Penalties | None, Adjustments]:
+    """Returns the initial state of a search, its penalties if there are any, and its changes of log-probabilities."""
     state = model.encode(source, lengths)
     penalties = None
     if options.penalizes:
         learned = options.punishes_brevity and options.brevity_penalty_type == "learned"
         ratios = model.length_ratios(state) if learned else None
         penalties = Penalties(options, lengths.cpu(), source, ratios)
-    return state, penalties
+    return state, penalties, Adjustments(options, len(source))
 
 
 def rule_out(log_probs: Tensor, limits: Tensor | None, position: int) -> None:

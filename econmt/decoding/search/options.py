@@ -19,6 +19,7 @@ class SearchOptions(recipe.Decoding):
         nbest_size: number of hypotheses returned per sentence, at most ``beam_size`` in beam search.
         ensemble_mode: average the models' probabilities (linear) or their log-probabilities (log_linear).
         sample: None for beam search; 0 draws from the whole distribution, k from its k most probable tokens.
+        top_p: share of the probability from whose most probable tokens a token is drawn (Holtzman et al., 2020).
         temperature: divisor of log-probabilities before a token is drawn.
         seed: seed of the draws; the draws of a sentence depend on it and on the sentence's number only.
         attention: True if hypotheses carry their attention.
@@ -43,6 +44,7 @@ class SearchOptions(recipe.Decoding):
     nbest_size: limits.NBestSize = 1
     ensemble_mode: Literal["linear", "log_linear"] = "linear"
     sample: limits.TopTokens | None = None
+    top_p: limits.TopShare = 1.0
     temperature: limits.Temperature = 1.0
     seed: limits.Seed = 1
     attention: bool = True
@@ -63,6 +65,8 @@ class SearchOptions(recipe.Decoding):
             raise ValueError(f"nbest_size {self.nbest_size} must not exceed beam_size {self.beam_size}")
         if self.sample is not None and self.block_ngram_repeat:
             raise ValueError("block_ngram_repeat cannot be combined with sample; remove one of them")
+        if self.sample is None and self.top_p < 1.0:
+            raise ValueError("top_p is for sample; give that too, or remove top_p")
         if not self.attention:
             for name in ("replace_unk", "markup"):
                 if getattr(self, name):
@@ -89,7 +93,7 @@ class SearchOptions(recipe.Decoding):
     @property
     def penalizes(self) -> bool:
         """True if scores include more than log-probabilities divided by the length penalty."""
-        return self.punishes_brevity or self.coverage_penalty_weight > 0.0
+        return self.punishes_brevity or self.coverage_penalty_weight > 0.0 or self.word_penalty > 0.0
 
     @property
     def punishes_brevity(self) -> bool:
@@ -97,7 +101,15 @@ class SearchOptions(recipe.Decoding):
         return self.brevity_penalty_type != "none" and self.brevity_penalty_weight > 0.0
 
     @property
+    def adjusts(self) -> bool:
+        """True if the log-probabilities of next tokens are changed (:mod:`econmt.decoding.search.adjustments`)."""
+        return bool(
+            self.min_output_length or self.ban_unk or self.unk_penalty or self.repetition_penalty > 1.0
+        )
+
+    @property
     def is_plain(self) -> bool:
         """True if a search uses only log-probabilities and lengths, and ends when no better hypothesis can come."""
         ends_early = self.beam_search_stop == "first" or self.beam_prune
-        return not (self.penalizes or ends_early or self.block_ngram_repeat or self.beam_groups > 1)
+        changed = self.penalizes or self.adjusts or self.block_ngram_repeat
+        return not (changed or ends_early or self.beam_groups > 1)

@@ -1,4 +1,4 @@
-"""Brevity and coverage penalties in the scores of translations.
+"""Brevity, coverage and word penalties in the scores of translations.
 
 Shapes: B sentences, K beam size, R rows, S source positions.
 """
@@ -15,7 +15,7 @@ _LEAST_SEEN = 1e-10
 
 
 class Penalties:
-    """Brevity and coverage penalties of a search's hypotheses, none of them positive.
+    """Brevity, coverage and word penalties of a search's hypotheses, none of them positive.
 
     Args:
         options: options of the search. lengths: source lengths including EOS, (B,) on the CPU.
@@ -46,11 +46,12 @@ class Penalties:
 
         Brevity: weight * min(0, 1 - ratio * source / target) with lengths including EOS, as in Sockeye. Coverage:
         weight * sum over source tokens without EOS of log min(sum of attention, 1) (Wu et al., 2016, equation 15).
+        Words: - weight * ``position``, as in Marian.
         ``numbers`` (B',) are sentence indices, ``parents`` (B', K) the rows that end.
         """
         options = self._options
         short = self._weight * (1.0 - self._expected[numbers] / position).clamp(max=0.0)
-        penalties = short[:, None].expand(parents.shape)
+        penalties = (short - options.word_penalty * position)[:, None].expand(parents.shape)
         if self._seen is not None:
             device = self._seen.device
             seen = self._seen[parents.to(device)].double().clamp(_LEAST_SEEN, 1.0).log()

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from econmt.data.text.subwords import BOS, EOS
+from econmt.decoding.search.adjustments import Adjustments
 from econmt.decoding.search.beam import Ended, Grown, Hypothesis, SearchOptions, Trace, rule_out
 from econmt.decoding.search.model import SearchModel
 
@@ -26,16 +27,23 @@ def uniform_numbers(seed: int, sentence: int, draws: int, positions: int) -> Ten
     return torch.from_numpy(generator.random((positions, draws), dtype=np.float32)).double()
 
 
-def draw(log_probs: Tensor, uniform: Tensor, top: int, temperature: float) -> Tensor:
+def draw(log_probs: Tensor, uniform: Tensor, top: int, temperature: float, share: float = 1.0) -> Tensor:
     """Draws one token per row, (R,) int64, by inverting the cumulative distribution.
 
     ``log_probs`` (R, V) are -inf if ruled out and are divided by ``temperature``; ``uniform`` (R,) float64 are random
-    numbers in [0, 1). The ``top`` most probable tokens are drawn from, or all if it is 0.
+    numbers in [0, 1). The ``top`` most probable tokens are drawn from, or all if it is 0, and of these the fewest most
+    probable ones whose probabilities reach the ``share`` of their sum.
     """
     tokens: Tensor | None = None
     if 0 < top < log_probs.shape[1]:
         log_probs, tokens = log_probs.topk(top, dim=1)
-    cumulative = torch.softmax(log_probs.double() / temperature, dim=1).cumsum(dim=1)
+    if share < 1.0:
+        log_probs, order = log_probs.sort(dim=1, descending=True, stable=True)
+        tokens = order if tokens is None else tokens.gather(1, order)
+    probabilities = torch.softmax(log_probs.double() / temperature, dim=1)
+    cumulative = probabilities.cumsum(dim=1)
+    if share < 1.0:
+        cumulative = probabilities.masked_fill(cumulative - probabilities >= share, 0.0).cumsum(dim=1)
     threshold = uniform[:, None] * cumulative[:, -1:]
     # The first entry above the threshold has a positive probability, so it is never ruled out.
     chosen = torch.searchsorted(cumulative, threshold, right=True)
@@ -54,7 +62,8 @@ def sample(
     """Draws ``options.nbest_size`` independent translations of each sentence.
 
     Tokens and scores follow the rules of :func:`~econmt.decoding.search.beam.beam_search`: no PAD or BOS, EOS after
-    ``limits`` tokens, and log-probabilities of the model, independent of temperature and ``options.sample``.
+    ``limits`` tokens, and log-probabilities of the model, independent of temperature and ``options.sample``; unlike
+    there, scores are independent of :mod:`~econmt.decoding.search.adjustments`, too, which change the draws alone.
 
     Args:
         model, source, lengths, limits, options: see :func:`~econmt.decoding.search.beam.beam_search`.
@@ -65,6 +74,7 @@ def sample(
     """
     assert options.sample is not None
     device, draws = source.device, options.nbest_size
+    limits = limits.clamp(min=options.min_output_length)
     limits_here, shortest, longest = limits.to(device), int(limits.min()), int(limits.max())
     uniform = torch.stack(
         [uniform_numbers(options.seed, number, draws, longest + 1) for number in numbers], dim=1
@@ -76,19 +86,24 @@ def sample(
     tokens = torch.full_like(sentences, BOS)
     totals = torch.zeros(len(sentences), dtype=torch.float64, device=device)
     trace, position = Trace(), 0
+    adjustments = Adjustments(options, len(sentences))
     while len(sentences):
         position += 1
         log_probs, attention, state = model.step(tokens, state)
         rule_out(log_probs, limits_here[sentences] if position > shortest else None, position)
         if options.attention:
             trace.attention.append(attention)
-        tokens = draw(log_probs, uniform[position - 1, columns], options.sample, options.temperature)
-        totals = totals + log_probs.gather(1, tokens[:, None])[:, 0]
+        real = log_probs.clone() if options.adjusts else log_probs
+        adjustments.apply(log_probs, position)
+        numbers_now = uniform[position - 1, columns]
+        tokens = draw(log_probs, numbers_now, options.sample, options.temperature, options.top_p)
+        totals = totals + real.gather(1, tokens[:, None])[:, 0]
         ends = tokens == EOS
         rows = ends.nonzero()[:, 0]
         trace.ended.append(Ended(position, sentences[rows], rows, totals[rows]))
         growing = (~ends).nonzero()[:, 0]
         trace.grown.append(Grown(tokens[growing], growing))
+        adjustments.grow(growing.cpu(), tokens[growing].cpu())
         if len(growing) < len(tokens):
             sentences, columns, tokens, totals = (
                 part[growing] for part in (sentences, columns, tokens, totals)

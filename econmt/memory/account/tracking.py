@@ -18,6 +18,7 @@ from econmt.memory.account.module_scopes import ModuleScopes
 from econmt.memory.account.step_tracker import StepTracker
 from econmt.memory.measure.allocations import AllocationLog
 from econmt.memory.measure.layer_times import Clock
+from econmt.memory.measure.ledger import read_allocator
 from econmt.memory.measure.storages import BLOCK
 from econmt.memory.measure.tracker import Tracker
 
@@ -43,6 +44,8 @@ def track(
     Returns:
         The account.
 
+    On a GPU the peaks of `torch.cuda.memory_stats` are reset.
+
     Raises:
         InputError: The device is neither a CPU nor a CUDA device.
     """
@@ -54,9 +57,10 @@ def track(
         raise InputError(f"memory.track: device '{where}' cannot be tracked; use cpu or cuda")
     if where == torch.device("cuda"):
         where = torch.device("cuda", torch.cuda.current_device())
-    tracker = StepTracker(
-        where, block=BLOCK if where.type == "cuda" else 1, log=AllocationLog(where), follows=False
-    )
+    if where.type == "cuda":  # its allocator tells the profiler of nothing, but counts by itself
+        tracker = StepTracker(where, block=BLOCK, meter=lambda: read_allocator(where), follows=False)
+    else:
+        tracker = StepTracker(where, log=AllocationLog(where), follows=False)
     tracker.scopes = scopes = ModuleScopes(tracker, models, optimizers)
     if where.type == "cuda":  # operators return before they have run, so their times need marks on the device
         tracker.clock = Clock(where)

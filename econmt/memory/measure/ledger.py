@@ -192,7 +192,7 @@ def measure_step(
         if device.type == "cuda":
             release_workspaces()
             torch.cuda.empty_cache()
-            tracker = Tracker(device, block=BLOCK, meter=lambda: _read_allocator(device))
+            tracker = Tracker(device, block=BLOCK, meter=lambda: read_allocator(device))
         ledger = track_step(tracker, step, batch, accumulating=accumulating)
         if device.type == "cuda":
             ledger.allocated, ledger.reserved = ledger.peak, torch.cuda.memory_reserved(device)
@@ -361,7 +361,7 @@ def _restored(step: TrainingStep) -> Iterator[None]:
                 step.optimizer.state.clear()
 
 
-def _read_allocator(device: torch.device) -> tuple[int, int]:
+def read_allocator(device: torch.device) -> tuple[int, int]:
     """Returns the bytes allocated on a GPU, and their peak since the last call."""
     peak = torch.cuda.max_memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)

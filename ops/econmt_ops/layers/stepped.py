@@ -69,17 +69,17 @@ def reference_layer(
 def _gru_layer(
     inputs: Tensor, weights: GRUWeights, state: Sequence[Tensor], lengths: Tensor | None
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Runs one GRU layer by torch (cuDNN's on a GPU); in 16-bit types, which would be accumulated, by a loop of steps.
+    """Runs one GRU layer by torch (cuDNN's on a GPU); in 16-bit types on a CPU, which would be accumulated, by a loop.
 
     Lengths cost nothing: rows begin at position 0, h is the only state, and values after a row's end become zeros.
     """
-    by_cudnn = inputs.is_cuda and not torch.compiler.is_compiling()
-    if inputs.dtype in STEPWISE or (by_cudnn and isinstance(inputs, FakeTensor)):
+    by_cudnn = inputs.is_cuda and not torch.compiler.is_compiling() and torch.cudnn_is_acceptable(inputs)
+    if (inputs.dtype in STEPWISE and not by_cudnn) or (by_cudnn and isinstance(inputs, FakeTensor)):
         return reference_layer(GRU, inputs, weights, state, lengths)
     padding = None if lengths is None else padding_mask(lengths, inputs.shape[1], inputs.device)
     inputs, training = zero_padding(inputs, padding), torch.is_grad_enabled()
     h = state[0].unsqueeze(0).contiguous()
-    if by_cudnn and torch.cudnn_is_acceptable(inputs):
+    if by_cudnn:
         parts = []
         for part in torch.split(inputs, MOST_STEPS, 1):
             parts.append(cudnn_gru(part, h, None, list(weights), training)[0])

@@ -149,6 +149,9 @@ def test_what_the_runtime_does_not_know_is_refused_in_a_line(
     for variant, decoding, message in (
         ("qrnn", {}, "the runtime supports decoders of lstm, ssru, not of qrnn"),
         ("additive", {"beam_prune": 1.0}, "has penalties or pruning"),
+        ("additive", {"min_output_length": 2}, "does not support its decoding.min_output_length"),
+        ("additive", {"word_penalty": 0.5}, "does not support its decoding.word_penalty"),
+        ("additive", {"repetition_penalty": 1.5}, "does not support its decoding.repetition_penalty"),
         ("additive", {"beam_size": 65}, "decoding.beam_size is 65; the runtime supports at most 64"),
         ("additive", {"beam_search_stop": "first"}, "its beam_search_stop is first"),
     ):

@@ -372,3 +372,14 @@ def test_a_terminal_is_told_how_many_lines_are_done(
 
 def without_colours(text: str) -> str:
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
+
+
+def test_options_that_change_the_next_tokens(call: Call, word_model: Path) -> None:
+    text = "a b c\nd\n"
+    long = call("translate", "-m", word_model, "--min-output-length", 7, "--ban-unk", text=text)
+    assert long.code == 0, long.err
+    assert all(len(line.split()) >= 7 and "<unk>" not in line for line in long.lines)
+    drawn = call("translate", "-m", word_model, "--sample", "--top-p", 0.001, text=text)
+    assert drawn.lines == call("translate", "-m", word_model, "--beam-size", 1, text=text).lines
+    refused = call("translate", "-m", word_model, "--top-p", 0.5, text=text)
+    assert (refused.code, refused.err.count("--top-p is for --sample")) == (2, 1)

@@ -279,7 +279,17 @@ def test_numbers_that_are_not_finite_give_no_translation() -> None:
 
 @pytest.mark.parametrize(
     "given",
-    [{"beam_prune": 1.0}, {"beam_search_stop": "first"}, {"block_ngram_repeat": 2}, {"sample": 0}],
+    [
+        {"beam_prune": 1.0},
+        {"beam_search_stop": "first"},
+        {"block_ngram_repeat": 2},
+        {"sample": 0},
+        {"min_output_length": 1},
+        {"ban_unk": True},
+        {"unk_penalty": 0.1},
+        {"word_penalty": 0.1},
+        {"repetition_penalty": 1.1},
+    ],
     ids=str,
 )
 def test_other_searches_are_not_its(given: dict[str, Any]) -> None:

@@ -1,0 +1,61 @@
+"""Changes of the next tokens' log-probabilities: least length, unknown words, repetitions.
+
+Changes act on the choice of tokens and on scores; the log-probability of a translation remains that of the model.
+
+Shapes: B sentences, K beam size, R rows, V target vocabulary.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from econmt.data.text.subwords import EOS, UNK
+from econmt.decoding.search.options import SearchOptions
+
+
+class Adjustments:
+    """Changes that a search's options make, and the sums by which they have lowered its rows' log-probabilities.
+
+    Args:
+        options: options of the search; nothing is changed unless ``adjusts`` is True. rows: R at the first step.
+    """
+
+    def __init__(self, options: SearchOptions, rows: int) -> None:
+        self._adjusts = options.adjusts
+        self._least, self._bans_unk = options.min_output_length, options.ban_unk
+        self._unk, self._repetition = options.unk_penalty, options.repetition_penalty
+        self._history = torch.zeros(rows, 0, dtype=torch.int64)
+        self._lowered = torch.zeros(rows, dtype=torch.float64)
+
+    def apply(self, log_probs: Tensor, position: int) -> None:
+        """Changes the log-probabilities (R, V) of the token at ``position``, counted from 1, in place."""
+        if position <= self._least:
+            log_probs[:, EOS] = -torch.inf
+        if self._repetition > 1.0 and self._history.shape[1]:
+            history = self._history.to(log_probs.device)
+            log_probs.scatter_(1, history, log_probs.gather(1, history) * self._repetition)
+        if self._bans_unk:
+            log_probs[:, UNK] = -torch.inf
+        elif self._unk:
+            log_probs[:, UNK] -= self._unk
+
+    def lowered(self, steps: Tensor, parents: Tensor, tokens: Tensor) -> Tensor:
+        """Returns the sums by which hypotheses now lie below the model's log-probabilities, (B, K) float64.
+
+        ``steps`` are the changed log-probabilities of the ``tokens`` that extend the rows ``parents``, all (B, K).
+        """
+        if not self._adjusts:
+            return torch.zeros_like(steps)
+        repeated = (self._history[parents] == tokens[:, :, None]).any(dim=2)
+        real = (steps + (tokens == UNK) * self._unk) / torch.where(repeated, self._repetition, 1.0)
+        return self._lowered[parents] + (real - steps).masked_fill(steps == -torch.inf, 0.0)
+
+    def grow(self, parents: Tensor, tokens: Tensor, lowered: Tensor | None = None) -> None:
+        """Informs that the rows are now those that extend ``parents`` (R',) by ``tokens`` (R',)."""
+        if self._repetition > 1.0:
+            self._history = torch.cat([self._history[parents], tokens[:, None]], dim=1)
+        elif self._adjusts:
+            self._history = self._history[parents]
+        if lowered is not None:
+            self._lowered = lowered
