@@ -256,3 +256,17 @@ def test_a_prediction_of_autocast_on_a_gpu_follows_its_list_of_functions() -> No
     weights = 2 * 256 * 64
     assert peak(torch.bfloat16) == rows * (64 * 2 + 256 * 4 + 256 * 2 + 2 * 4) + weights
     assert peak(None) == rows * (256 * 4 + 256 * 4 + 2 * 4)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_model_is_predicted_for_a_gpu(name: str) -> None:
+    case = CASES[name](1)
+    account = memory.predict(case.step, case.model, case.optimizer, nonzero=0.25)
+    trained = sum(parameter.nbytes for parameter in case.model.parameters())
+    assert (
+        trained
+        <= account.by_category()["weights"]
+        <= trained + 512 * (len(list(case.model.parameters())) + 2 * len(list(case.model.buffers())))
+    )
+    assert account.peak_bytes == sum(account.by_category().values())
+    assert account.ledger.stashed > 0
