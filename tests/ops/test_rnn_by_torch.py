@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 import subprocess
@@ -19,16 +20,17 @@ from torch.utils._pytree import tree_leaves
 import econmt_ops
 
 pytest.importorskip("expecttest", reason="PyTorch's test tools need expecttest")
-with pytest.MonkeyPatch.context() as patched:
-    # PyTorch's tools forbid the whole process to change settings such as allow_tf32, which other tests here do.
-    patched.setattr(torch.backends, "disable_global_flags", lambda: None)
-    common: Any = importlib.import_module("torch.testing._internal.common_modules")
-ENTRIES = {
-    entry.module_cls.__name__: entry
-    for entry in common.module_db
-    if entry.module_cls.__name__ in ("LSTM", "GRU")
-}
-each_entry = pytest.mark.parametrize("name", list(ENTRIES))
+each_entry = pytest.mark.parametrize("name", ["LSTM", "GRU"])
+
+
+@functools.cache
+def entry_of(name: str) -> Any:
+    """Returns the entry of a module; imported here, since PyTorch's tools import triton, whose interpreter others need."""
+    with pytest.MonkeyPatch.context() as patched:
+        # PyTorch's tools forbid the whole process to change settings such as allow_tf32, which other tests here do.
+        patched.setattr(torch.backends, "disable_global_flags", lambda: None)
+        common: Any = importlib.import_module("torch.testing._internal.common_modules")
+    return next(each for each in common.module_db if each.module_cls.__name__ == name)
 
 
 def made(kind: Any, arguments: Any) -> Any:
@@ -40,7 +42,7 @@ def made(kind: Any, arguments: Any) -> Any:
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 def test_results_on_torchs_inputs(name: str, training: bool, dtype: torch.dtype, device: str) -> None:
-    entry, ours = ENTRIES[name], getattr(econmt_ops, name)
+    entry, ours = entry_of(name), getattr(econmt_ops, name)
     inputs = entry.module_inputs_func(
         entry, device=device, dtype=dtype, requires_grad=True, training=training
     )
@@ -68,7 +70,7 @@ def test_results_on_torchs_inputs(name: str, training: bool, dtype: torch.dtype,
 
 @each_entry
 def test_torchs_errors(name: str) -> None:
-    entry, ours = ENTRIES[name], getattr(econmt_ops, name)
+    entry, ours = entry_of(name), getattr(econmt_ops, name)
     wrong = entry.module_error_inputs_func(
         entry, device="cpu", dtype=torch.float32, requires_grad=False, training=True
     )

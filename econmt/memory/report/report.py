@@ -80,7 +80,7 @@ def maker(tensor: TensorAtPeak) -> str:
     if tensor.operator == OUTSIDE:
         return OUTSIDE
     names = [name.rpartition(".")[2] for name in tensor.operator.split()]
-    return " in ".join(reversed(names)) or "there before the step"
+    return " in ".join(reversed(names)) or "code before the step"
 
 
 def format_precision(profile: Profile) -> str:

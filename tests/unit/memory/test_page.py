@@ -165,7 +165,7 @@ def test_largest_tensors_are_named(parsed: Page) -> None:
         "attention",
         "tanh",
     ]
-    assert second[-1]["text"] == "there before the step"
+    assert second[-1]["text"] == "code before the step"
 
 
 def test_techniques_stand_against_the_reference(parsed: Page) -> None:

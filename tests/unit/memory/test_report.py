@@ -96,7 +96,7 @@ def test_equal_tensors_stand_together() -> None:
         "float32",
         "weights",
         "decoder",
-        "there before the step",
+        "code before the step",
     ]
     assert largest_table(make_ledger(3)).title == "the 4 largest tensors at the peak"
 
