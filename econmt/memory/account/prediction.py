@@ -44,7 +44,7 @@ def predict(
     Args:
         step: Runs a training step of ``model`` and ``optimizer``. Without a model, it makes all it needs itself; if it
             returns a function, that one runs the step.
-        model: Model or models; on the CPU or ``meta``, as all tensors that the step reads.
+        model: Model or models; on any device, also ``meta``, as all tensors that the step reads.
         optimizer: Optimizer or optimizers.
         device: Device of the prediction, "cpu" or "cuda".
         nonzero: Share of elements that are not zero, where the program looks for them (``torch.nonzero``, boolean
