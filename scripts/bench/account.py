@@ -1,8 +1,14 @@
-"""Compares the memory account of twelve models with the allocator, its prediction and PyTorch's MemTracker."""
+"""Compares memory accounts with the allocator's bytes.
+
+    python -m scripts.bench account
+    python -m scripts.bench account --models GPT ViT --size 2
+
+Each row is one of twelve models: the peak of its account, the difference to the allocator's, that of the prediction,
+and the peak that PyTorch's MemTracker reports.
+"""
 
 from __future__ import annotations
 
-import argparse
 import gc
 import time
 from collections.abc import Callable
@@ -16,6 +22,7 @@ from econmt import memory
 from econmt.data.tables import print_table
 from econmt.memory.report.tables import ReportTable
 from scripts.bench.account_models import CASES, Case
+from scripts.bench.arguments import parser_of
 
 SIZES = {
     "GPT": 4,
@@ -152,7 +159,7 @@ def measure(name: str, device: str, rounds: int, size: int | None) -> list[str]:
 
 def main() -> None:
     """Measures all models and prints a table."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = parser_of(__doc__)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="Device of the models.")
     parser.add_argument(
         "--rounds", default=5, type=int, help="Number of timed steps, of which the fastest counts."
