@@ -50,6 +50,7 @@ class BenchSession:
         check_picture(self.plot)
         self.device = resolve_device(self.device_name)
         self.interrupted = False
+        self.conditions: Row = {}
 
     @contextmanager
     def measuring(self) -> Iterator[Say]:
@@ -61,7 +62,7 @@ class BenchSession:
 
     def kept(self, rows: Iterable[Row]) -> list[Row]:
         """Collects rows, and appends each to the CSV file; after Ctrl-C returns those measured so far."""
-        fixed = circumstances(self.device)
+        self.conditions = fixed = circumstances(self.device)
         if self.csv is not None:
             read_csv(self.csv)
         kept: list[Row] = []
@@ -100,13 +101,13 @@ class BenchSession:
     ) -> None:
         """Prints rows on standard output: on a terminal as :meth:`print` does, else whole as CSV.
 
-        ``fixed`` are columns that all rows of the CSV have; by default those of :func:`circumstances`.
+        ``fixed`` are columns that all rows of the CSV have; by default the conditions of the measurement.
         """
         if sys.stdout.isatty():
             self.print(rows, columns, title)
             return
         if rows:
-            more = circumstances(self.device) if fixed is None else fixed
+            more = self.conditions if fixed is None else fixed
             sys.stdout.write(csv_text([{**row, **more} for row in rows]))
         if self.interrupted:
             raise KeyboardInterrupt

@@ -105,7 +105,7 @@ FOREIGN = {
     "unkpen": "decoding.unk_penalty",
     "no_repeat_ngram_size": "decoding.block_ngram_repeat",
 }
-"""Keys by their names in Sockeye, fairseq, Joey NMT, OpenNMT and Marian; docs/coming-from.md has the tables."""
+"""Keys by their names in Sockeye, fairseq, Joey NMT, OpenNMT and Marian."""
 
 
 def meant_keys(path: Sequence[str], keys: Collection[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""TextDivision of a text into sentences and what lies between them: blanks, line ends and tags.
+"""Division of a text into sentences and what lies between them: blanks, line ends and tags.
 
 The sentences are translated one by one, and their translations take their places; everything else stays.
 """

@@ -1,8 +1,14 @@
-"""Compares the memory account of twelve models with the allocator, its prediction and PyTorch's MemTracker."""
+"""Compares memory accounts with the allocator's bytes.
+
+    python -m scripts.bench account
+    python -m scripts.bench account --models GPT ViT --size 2
+
+Each row is one of twelve models: the peak of its account, the difference to the allocator's, that of the prediction,
+and the peak that PyTorch's MemTracker reports.
+"""
 
 from __future__ import annotations
 
-import argparse
 import gc
 import time
 from collections.abc import Callable
@@ -16,6 +22,7 @@ from econmt import memory
 from econmt.data.tables import print_table
 from econmt.memory.report.tables import ReportTable
 from scripts.bench.account_models import CASES, Case
+from scripts.bench.arguments import parser_of
 
 SIZES = {
     "GPT": 4,
@@ -78,10 +85,10 @@ def counted_peak(make: Callable[[], Callable[[], object]]) -> int:
     return peak
 
 
-def _make(name: str, device: str) -> Case:
+def _make(name: str, device: str, size: int | None) -> Case:
     torch.manual_seed(0)
     with torch.device(device):
-        return CASES[name](SIZES[name])
+        return CASES[name](size or SIZES[name])
 
 
 def _seconds(run: Callable[[], object], device: str) -> float:
@@ -94,9 +101,9 @@ def _seconds(run: Callable[[], object], device: str) -> float:
     return clock() - begin
 
 
-def _allocator_peak(case: Case, name: str, device: str) -> int:
+def _allocator_peak(case: Case, name: str, device: str, size: int | None) -> int:
     if device == "cpu":
-        return counted_peak(lambda: _make(name, device).step)
+        return counted_peak(lambda: _make(name, device, size).step)
     torch.cuda.reset_peak_memory_stats()
     case.step()
     torch.cuda.synchronize()
@@ -116,16 +123,16 @@ def _mem_tracker(case: Case, device: str) -> str:
     return f"{sum(sizes['Total'] for kind, sizes in peaks.items() if kind.type == device) / 1e6:,.3f}"
 
 
-def measure(name: str, device: str, rounds: int) -> list[str]:
+def measure(name: str, device: str, rounds: int, size: int | None) -> list[str]:
     """Returns a row of the table."""
-    case = _make(name, device)
+    case = _make(name, device, size)
     begin = time.perf_counter()
     predicted = memory.predict(case.step, case.model, case.optimizer, device=device, nonzero=0.25)
     took = time.perf_counter() - begin
     case.step()
     case.step()
     gc.collect()
-    peak = _allocator_peak(case, name, device)
+    peak = _allocator_peak(case, name, device, size)
     bare, tracked = [], []
     for _ in range(rounds):
         bare.append(_seconds(case.step, device))
@@ -152,7 +159,7 @@ def measure(name: str, device: str, rounds: int) -> list[str]:
 
 def main() -> None:
     """Measures all models and prints a table."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = parser_of(__doc__)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="Device of the models.")
     parser.add_argument(
         "--rounds", default=5, type=int, help="Number of timed steps, of which the fastest counts."
@@ -160,6 +167,7 @@ def main() -> None:
     parser.add_argument(
         "--models", nargs="*", default=list(CASES), choices=list(CASES), help="Names of models."
     )
+    parser.add_argument("--size", type=int, help="Size of the models, from 1, instead of one for each.")
     options = parser.parse_args()
     torch.set_flush_denormal(True)  # otherwise steps of a few models become slower as they train
     columns = (
@@ -172,7 +180,7 @@ def main() -> None:
         "overhead",
         "MemTracker, MB",
     )
-    rows = [measure(name, options.device, options.rounds) for name in options.models]
+    rows = [measure(name, options.device, options.rounds, options.size) for name in options.models]
     print_table(Console(width=140), ReportTable("memory account", columns, rows).for_terminal())
 
 

@@ -1,4 +1,4 @@
-"""Compares econmt_ops.LSTM and GRU with the modules of torch.nn that they replace, forward and backward.
+"""Compares econmt_ops.LSTM and GRU with those of torch.nn.
 
     python -m scripts.bench drop-in --device cpu
     python -m scripts.bench drop-in --device cuda --precision bfloat16

@@ -1,10 +1,10 @@
-"""Times an LSTM layer whose rows begin anew at some steps, beside ways to do so with torch.nn.LSTM.
+"""Times LSTM layers whose rows begin anew at some steps.
 
     python -m scripts.bench resets                    # B 128, T 64, H 512, 3 % resets
     python -m scripts.bench resets --batch 8 --steps 20 --hidden 64 --device cpu --precision ieee
 
-Each line is a way: milliseconds of the forward pass and of both passes with all gradients, medians of eager calls in
-turns, and how many times as long as `econmt_ops.LSTM` with resets it takes.
+Each line is a way, of econmt_ops or of torch.nn.LSTM: milliseconds of the forward pass and of both passes with all
+gradients, medians of eager calls in turns, and how many times as long as `econmt_ops.LSTM` with resets it takes.
 
 resets           econmt_ops.LSTM with resets=, which are on the device
 resets, on CPU   the same with resets on the CPU, so that the host does not wait for the device
@@ -31,6 +31,7 @@ from scripts.bench.arguments import parser_of
 from scripts.bench.gpu.frame import heading
 from scripts.bench.layers import Call, in_turns, passes, relative
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 PRECISIONS = ("bfloat16", "tf32", "ieee")
 Way = Callable[[Tensor, Tensor], Tensor]
 """Function of inputs (B, T, I) and resets (B, T) that returns outputs (B, T, H)."""
@@ -135,7 +136,7 @@ def main() -> None:
     )
     parser.add_argument("--precision", nargs="+", default=PRECISIONS, choices=PRECISIONS)
     parser.add_argument("--turns", type=int, default=15, help="timed samples of each way (%(default)s)")
-    parser.add_argument("--device", type=torch.device, default=torch.device("cuda"))
+    parser.add_argument("--device", type=torch.device, default=torch.device(DEVICE))
     given = parser.parse_args()
     print(
         f"{heading(given.device)}: B {given.batch}, T {given.steps}, H {given.hidden}, {given.rate:.1%} resets"

@@ -19,6 +19,8 @@ ONLY_PARSED = {
     "a GPU": [
         "scripts.bench gpu.",
         "scripts.bench cells --device cuda",
+        "scripts.bench resets",
+        "scripts.bench drop-in --device cuda",
         "bench layout --device cuda --graph",
     ],
     "the network": ["pip install", "hf auth", "hf upload", "hf://", "make ", "python3 -m venv", "git clone"],

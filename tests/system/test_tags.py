@@ -47,7 +47,7 @@ GERMAN = [
 MEANS = dict(zip(ENGLISH, GERMAN, strict=True))
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_tags_land_on_the_words_that_translate_theirs(run_econmt: RunEconmt, tmp_path: Path) -> None:
     done = run_econmt(["train", "quickstart", f"output={tmp_path / 'run'}"])
     assert done.returncode == 0, done.stderr

@@ -71,7 +71,7 @@ class Account:
         asked = _ASKED.search(text)
         self.full = int(float(asked[1]) * _UNITS[asked[2]]) if asked else 0
         self._until = self._tracker.now()
-        size = f" when {format_bytes(self.full)} were asked for" if self.full else ""
+        size = f" when {format_bytes(self.full)} were requested" if self.full else ""
         self.notes.append(f"The memory was full{size}; the tables show what was alive then.")
 
     def close(self, scopes: ModuleScopes) -> None:

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.overrides import TorchFunctionMode
 
 from econmt.errors import InputError
 from econmt.memory.account.account import Account
 from econmt.memory.account.module_scopes import ModuleScopes
+from econmt.memory.account.stand_ins import OnCPU, autocast_on_cpu
 from econmt.memory.account.step_tracker import StepTracker
 from econmt.memory.account.tracking import nested_hooks, several
 from econmt.memory.estimate.cpu_workspaces import cpu_workspace
@@ -44,7 +44,7 @@ def predict(
     Args:
         step: Runs a training step of ``model`` and ``optimizer``. Without a model, it makes all it needs itself; if it
             returns a function, that one runs the step.
-        model: Model or models; on the CPU or ``meta``, as all tensors that the step reads.
+        model: Model or models; on any device, also ``meta``, as all tensors that the step reads.
         optimizer: Optimizer or optimizers.
         device: Device of the prediction, "cpu" or "cuda".
         nonzero: Share of elements that are not zero, where the program looks for them (``torch.nonzero``, boolean
@@ -66,7 +66,8 @@ def predict(
     with ExitStack() as stack:
         mode = stack.enter_context(fake_tensors(device))
         mode.allow_non_fake_inputs = True
-        stack.enter_context(_OnCPU())
+        stack.enter_context(OnCPU(like_gpu=on_gpu))
+        stack.enter_context(autocast_on_cpu())
         if "torch._dynamo" in sys.modules:
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(_faked(models, optimizers))
@@ -109,29 +110,6 @@ def _warm_up(tracker: StepTracker, step: Callable[[], object]) -> Callable[[], o
             return step
         made()
     return made
-
-
-class _OnCPU(TorchFunctionMode):
-    """Puts tensors of a GPU on the CPU, where fake tensors stand for them."""
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = dict(kwargs or {})
-        if func is Tensor.cuda:
-            return args[0]
-        if _is_gpu(kwargs.get("device")):
-            kwargs["device"] = "cpu"
-        if func is Tensor.to:
-            args = tuple("cpu" if _is_gpu(each) else each for each in args)
-        return func(*args, **kwargs)
-
-
-def _is_gpu(value: Any) -> bool:
-    """Returns True if a value names a GPU."""
-    if isinstance(value, str):
-        return value.partition(":")[0] == "cuda"
-    return isinstance(value, torch.device) and value.type == "cuda"
 
 
 @contextmanager

@@ -34,7 +34,8 @@ def track(
 ) -> Iterator[Account]:
     """Accounts for every byte of the code within the context, which is usually one training step.
 
-    The account may be read when the context has ended, also if it ended with an error.
+    The account may be read when the context has ended, also if it ended with an error. On a GPU the peaks of
+    `torch.cuda.memory_stats` are reset.
 
     Args:
         model: Model or models whose modules are named; others are named when they run.
@@ -43,8 +44,6 @@ def track(
 
     Returns:
         The account.
-
-    On a GPU the peaks of `torch.cuda.memory_stats` are reset.
 
     Raises:
         InputError: The device is neither a CPU nor a CUDA device.
@@ -57,13 +56,16 @@ def track(
         raise InputError(f"memory.track: device '{where}' cannot be tracked; use cpu or cuda")
     if where == torch.device("cuda"):
         where = torch.device("cuda", torch.cuda.current_device())
-    if where.type == "cuda":  # its allocator tells the profiler of nothing, but counts by itself
+    log = None
+    if where.type == "cuda":  # its allocator reports nothing to the profiler, but counts by itself
         tracker = StepTracker(where, block=BLOCK, meter=lambda: read_allocator(where), follows=False)
+        tracker.clock = Clock(
+            where
+        )  # operators return before they have run, so times need marks on the device
     else:
-        tracker = StepTracker(where, log=AllocationLog(where), follows=False)
+        log = AllocationLog()
+        tracker = StepTracker(where, log=log, follows=False)
     tracker.scopes = scopes = ModuleScopes(tracker, models, optimizers)
-    if where.type == "cuda":  # operators return before they have run, so their times need marks on the device
-        tracker.clock = Clock(where)
     dynamo = sys.modules.get("torch._dynamo.convert_frame")
     if dynamo is not None and (
         scopes.compiled or dynamo.input_codes.seen
@@ -84,6 +86,8 @@ def track(
         raise
     finally:
         account.close(scopes)
+        if log is not None and not log.has_events:
+            account.notes.append("A profiler ran already, so memory inside of operators is not counted.")
 
 
 def several(given: _Any | Sequence[_Any] | None, kind: type[_Any]) -> list[_Any]:

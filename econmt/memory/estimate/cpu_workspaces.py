@@ -58,9 +58,9 @@ def _measured(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
 
 
 def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    with torch._C._DisableTorchDispatch(), torch.random.fork_rng(devices=[]):
+    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch(), torch.random.fork_rng(devices=[]):
         real_args, real_kwargs = _zeros(args), _zeros(kwargs)
-        log = AllocationLog(_CPU)
+        log = AllocationLog()
         with log.recording():
             results = func(*real_args, **real_kwargs)
         sizes = [event.size for event in log.events(time.time_ns())] if log.has_events else []

@@ -127,13 +127,24 @@ class CuDNN(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func is not torch.lstm:
+        if func is not torch.lstm or len(args) != 9 or not isinstance(args[1], list | tuple):
             return func(*args, **(kwargs or {}))
-        inputs, (h, c), weights, biases, layers, dropout, training, bidirectional, batch_first = args
-        assert biases
-        assert layers == 1
-        assert dropout == 0.0
-        return cudnn_lstm(inputs, h, c, weights, training, bidirectional, batch_first)
+        outputs, (h, c), weights, biases, layers, _, training, bidirectional, batch_first = args
+        directions = 2 if bidirectional else 1
+        count = 4 * directions
+        if not biases or len(weights) != layers * count:
+            return func(*args, **(kwargs or {}))
+        last: list[tuple[Tensor, Tensor]] = []
+        for layer in range(layers):  # of which cuDNN runs all at once
+            states = slice(layer * directions, (layer + 1) * directions)
+            own = list(weights[layer * count : (layer + 1) * count])
+            outputs, *states_after = cudnn_lstm(
+                outputs, h[states], c[states], own, training, bidirectional, batch_first
+            )
+            last.append((states_after[0], states_after[1]))
+        if layers == 1:
+            return outputs, *last[0]
+        return outputs, torch.cat([h for h, _ in last]), torch.cat([c for _, c in last])
 
 
 def _time_first(inputs: Tensor, batch_first: bool) -> Tensor:

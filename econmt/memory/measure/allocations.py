@@ -1,8 +1,7 @@
-"""Allocations and releases of a device, as PyTorch's allocator reports them to its profiler.
+"""Allocations and releases of a CPU's memory, as PyTorch's allocator reports them to its profiler.
 
 The log hears of memory that no operator returns, such as a weight that oneDNN reorders. It asks the profiler for
-memory events alone, which cost about three microseconds each. The sizes are those of the allocator: whole blocks on a
-GPU, the bytes that were asked for on a CPU.
+memory events alone, which cost about three microseconds each. A GPU's allocator reports nothing to it.
 """
 
 from __future__ import annotations
@@ -23,22 +22,17 @@ from econmt.memory.measure.storages import Change, Sighting, Storage, Work
 
 
 class Allocation(NamedTuple):
-    """Allocation of ``size`` bytes at an address (release if negative), ``seconds`` after the start.
-
-    ``total``: bytes that the device's allocator has given out after it.
-    """
+    """Allocation of ``size`` bytes at an address (release if negative), ``seconds`` after the start."""
 
     seconds: float
     address: int
     size: int
-    total: int
 
 
 class AllocationLog:
-    """Record of the allocations of one device."""
+    """Record of the allocations of a CPU's memory."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self) -> None:
         self._result: Any = None
 
     @contextmanager
@@ -80,13 +74,9 @@ class AllocationLog:
             waiting += event.children
             if event.tag.name == "Allocation":
                 fields = event.extra_fields
-                if fields.device.type == self._device.type and fields.device.index in (
-                    None,
-                    self._device.index,
-                ):
+                if fields.device.type == "cpu":
                     seconds = (event.start_time_ns - start) / 1e9
-                    total = fields.total_allocated
-                    events.append(Allocation(seconds, fields.ptr, fields.alloc_size, total))
+                    events.append(Allocation(seconds, fields.ptr, fields.alloc_size))
         self._result = None
         return sorted(events, key=attrgetter("seconds"))
 
@@ -103,7 +93,6 @@ def attribute(
     events: Sequence[Allocation],
     sightings: Iterable[Sighting],
     works: Sequence[Work],
-    start: int | None,
 ) -> tuple[list[Change], set[Storage]]:
     """Attributes allocations to the storages that a tracker has seen in them.
 
@@ -114,13 +103,12 @@ def attribute(
         events: Allocations and releases in order.
         sightings: Storages at their addresses, in order.
         works: Operators that ran, in order.
-        start: Bytes that the allocator had given out before; None if it does not report the release of those.
 
     Returns:
         The changes of sizes, and the storages whose memory was allocated within the record.
     """
     blocks: dict[int, list[_Block]] = {}
-    stream: list[tuple[Allocation, _Block | None]] = []
+    stream: list[tuple[Allocation, _Block]] = []
     for event in events:
         there = blocks.setdefault(event.address, [])
         if event.size > 0:
@@ -129,49 +117,36 @@ def attribute(
         elif there and there[-1].end == float("inf"):
             there[-1].end = event.seconds
             stream.append((event, there[-1]))
-        elif start is not None:
-            stream.append((event, None))
-    earlier, made = _assign(blocks, sightings, works)
+    made = _assign(blocks, sightings, works)
     changes: list[Change] = []
-    unseen = Storage(0, (0,), torch.uint8, "", "other", 0)
     for event, block in stream:
-        if start is None and block is not None and _is_second_scalar(block, works):
+        if _is_second_scalar(block, works):
             continue
-        if block is not None and block.storage is None:
+        if block.storage is None:
             block.storage = Storage(block.size, (block.size,), torch.uint8, "", "other", event.address)
             _complete(block.storage, block, works)
-        storage = earlier.pop(event.address, unseen) if block is None else block.storage
-        assert storage is not None
-        changes.append(Change(event.seconds, storage, event.size))
-        if start is not None:
-            start += event.size
-            if event.total != start:  # allocations by threads that the log does not hear
-                changes.append(Change(event.seconds, unseen, event.total - start))
-                start = event.total
+        changes.append(Change(event.seconds, block.storage, event.size))
     return changes, made
 
 
 def _assign(
     blocks: Mapping[int, list[_Block]], sightings: Iterable[Sighting], works: Sequence[Work]
-) -> tuple[dict[int, Storage], set[Storage]]:
-    """Assigns storages to blocks; returns those that are older than the log, by address, and those that are not."""
+) -> set[Storage]:
+    """Assigns storages to blocks; returns those that are not older than the log."""
     made: set[Storage] = set()
-    earlier: dict[int, Storage] = {}
     seen: set[Storage] = set()
     for seconds, address, storage in sightings:
         there = blocks.get(address, [])
         index = bisect_right(there, seconds, key=attrgetter("begin"))
         block = there[index - 1] if index else None
-        if block is None or block.end < seconds:
-            earlier[address] = storage
-        else:
+        if block is not None and seconds <= block.end:
             if storage not in seen:
                 made.add(storage)
             block.storage = block.storage or storage
             if not storage.operator and storage in made:
                 _complete(storage, block, works)
         seen.add(storage)
-    return earlier, made
+    return made
 
 
 def _is_second_scalar(block: _Block, works: Sequence[Work]) -> bool:

@@ -55,7 +55,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         replacements: Functions to run instead of operators, with the tracker on; one that returns NotImplemented leaves
             its call to the operator.
         meter: Returns the bytes allocated on the device, and their peak since the last call.
-        log: Record of the allocator; with it, the changes are those of the allocator.
+        log: Record of the allocator of a CPU's memory; with it, the changes are those of the allocator.
         follows: True if custom operators run with the tracker on.
         workspace: Returns a function that gives an operator's internal bytes for its arguments, or None.
 
@@ -86,8 +86,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if log is None:
             self._counts: Callable[[Tensor], bool] = lambda tensor: _device_type(tensor) == device.type
         else:
-            index = device.index if device.type == "cuda" else -1
-            self._counts = lambda tensor: tensor.get_device() == index  # much faster, on real tensors
+            self._counts = lambda tensor: tensor.get_device() == -1  # much faster, on real tensors of a CPU
         self.nodes = NodeLayers()
         self.before: list[tuple[Storage, int]] = []
         self.changes: list[Change] = []
@@ -123,8 +122,6 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._recording = True
             if self._meter is not None:
                 self._at_start, _ = self._meter()
-            elif self.device.type == "cuda" and self._log is not None:
-                self._at_start = torch.cuda.memory_allocated(self.device)
             self.nodes.note(accounting.current_layer())
             try:
                 with (
@@ -142,13 +139,12 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         log = self._log
         if log is None or not log.has_events:
             return
-        start = self._at_start if self.device.type == "cuda" else None
-        changes, made = attribute(log.events(self._start), self._sightings, self.works, start)
+        changes, made = attribute(log.events(self._start), self._sightings, self.works)
         self.before = [(storage, size) for storage, size in self.before if storage not in made]
-        if start is None:  # a CPU's allocator reports no release of memory that is older than the log
-            earlier = {storage for storage, _ in self.before}
-            changes += [change for change in self.changes if change.storage in earlier]
-            changes.sort(key=attrgetter("seconds"))
+        # The allocator reports no release of memory that is older than the log.
+        earlier = {storage for storage, _ in self.before}
+        changes += [change for change in self.changes if change.storage in earlier]
+        changes.sort(key=attrgetter("seconds"))
         self.changes = changes
         stamps = [change.seconds for change in changes]
         self.begins = [begin._replace(changes=bisect_left(stamps, begin.seconds)) for begin in self.begins]

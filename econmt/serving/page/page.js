@@ -7,7 +7,7 @@ import { Failed, get, post, postFile } from "./server.js";
 import { TargetView } from "./target.js";
 
 const PAUSE = 150; // milliseconds after a key before the server is asked
-const PART = 2000; // characters that are asked for at once
+const PART = 2000; // characters of a request
 const KINDS = {
   html: "text/html",
   htm: "text/html",

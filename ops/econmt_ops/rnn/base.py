@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import rnn as torch_rnn
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_leaves
 
@@ -21,7 +23,7 @@ States = tuple[Tensor, ...]
 """States of all layers, (D L, B, H) each: (h, c) of an LSTM, (h,) of a GRU."""
 
 
-class RecurrentModule(nn.RNNBase):
+class RecurrentModule(nn.RNNBase, ABC):
     """Stack of recurrent layers with the interface of `torch.nn.LSTM` and `torch.nn.GRU`.
 
     Parameters, initialization, checks of arguments, pickling and `repr` are inherited from PyTorch's own base class. It
@@ -71,6 +73,10 @@ class RecurrentModule(nn.RNNBase):
             ValueError: If the type or the number of dimensions does not fit, or ``lengths`` or ``resets``.
         """
         self._refuse_vmap(input, hx)
+        is_torchs = lengths is None and resets is None and dropout_seed is None
+        if self.proj_size and is_torchs and not (self.residual or self.variational):
+            by_torch: Any = torch_rnn.LSTM.forward
+            return by_torch(self, input, hx)  # type: ignore[no-any-return]
         if isinstance(input, PackedSequence):
             return self._run_packed(input, hx, lengths, resets, dropout_seed)
         if input.dim() not in (2, 3):
@@ -163,17 +169,17 @@ class RecurrentModule(nn.RNNBase):
             return self.implementation
         return "reference"
 
+    @abstractmethod
     def _stack(self) -> LayerStack:
         """Returns the layers with their weights."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _states(self, hx: Any) -> States:
         """Returns the states of ``hx``."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _hx(self, states: States) -> Any:
         """Returns states in the form of ``hx``."""
-        raise NotImplementedError
 
     def _suffixes(self, layer: int) -> tuple[str, ...]:
         return (f"_l{layer}", f"_l{layer}_reverse") if self.bidirectional else (f"_l{layer}",)

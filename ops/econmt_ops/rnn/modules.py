@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 from torch.nn.modules import rnn as torch_rnn
 
-from econmt_ops.core.dropout import Seed
 from econmt_ops.core.shapes import kind_of
 from econmt_ops.core.stack import StackOptions
 from econmt_ops.core.weights import GRUWeights, LSTMWeights, ProjectedLSTMWeights, State
@@ -104,23 +103,6 @@ class LSTM(RecurrentModule):
         if self.bias:
             bias = getattr(self, "bias_ih" + suffix) + getattr(self, "bias_hh" + suffix)
         return LSTMWeights(weight_ih, weight_hh, bias)
-
-    def forward(
-        self,
-        input: Any,  # noqa: A002  its name in torch.nn
-        hx: Any = None,
-        *,
-        lengths: Tensor | None = None,
-        resets: Tensor | None = None,
-        dropout_seed: Seed | None = None,
-    ) -> tuple[Any, Any]:
-        """See `RecurrentModule.forward`."""
-        is_torchs = lengths is None and resets is None and dropout_seed is None
-        if self.proj_size and is_torchs and not (self.residual or self.variational):
-            self._refuse_vmap(input, hx)
-            by_torch: Any = torch_rnn.LSTM.forward
-            return by_torch(self, input, hx)  # type: ignore[no-any-return]
-        return super().forward(input, hx, lengths=lengths, resets=resets, dropout_seed=dropout_seed)
 
     def _run(self, inputs: Tensor, state: States | None, options: StackOptions) -> tuple[Tensor, States]:
         if not self.proj_size and not self.bidirectional and options.dropout < 1.0:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from rich.console import Console
+from torch import nn
 
 from econmt import memory
 from econmt.errors import InputError
@@ -230,3 +231,52 @@ def test_a_model_in_distributed_data_parallel() -> None:
     assert list(modules)[:3] == ["words", "places", "blocks"]
     # The buckets of gradients exist before the step.
     assert account.by_category()["other"] >= account.by_category()["weights"]
+
+
+def test_a_prediction_of_autocast_on_a_gpu_follows_its_list_of_functions() -> None:
+    """On a GPU, layer normalization returns float32, which the next product casts to bfloat16."""
+
+    def peak(kind: torch.dtype | None) -> int:
+        def training() -> Callable[[], None]:
+            layers = nn.Sequential(nn.Linear(64, 256), nn.LayerNorm(256), nn.Linear(256, 64))
+            inputs = torch.ones(512, 64)
+
+            def step() -> None:
+                with torch.autocast("cuda", kind, enabled=kind is not None):
+                    layers(inputs).sum().backward()
+                layers.zero_grad()
+
+            return step
+
+        return memory.predict(training).ledger.stashed
+
+    rows = 512
+    # In bfloat16 inputs, normalized values, and the weight of the second product; in float32 the first product as the
+    # normalization reads it, and its statistics. Inputs without autocast were there before.
+    weights = 2 * 256 * 64
+    assert peak(torch.bfloat16) == rows * (64 * 2 + 256 * 4 + 256 * 2 + 2 * 4) + weights
+    assert peak(None) == rows * (256 * 4 + 256 * 4 + 2 * 4)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_model_is_predicted_for_a_gpu(name: str) -> None:
+    case = CASES[name](1)
+    account = memory.predict(case.step, case.model, case.optimizer, nonzero=0.25)
+    trained = sum(parameter.nbytes for parameter in case.model.parameters())
+    assert (
+        trained
+        <= account.by_category()["weights"]
+        <= trained + 512 * (len(list(case.model.parameters())) + 2 * len(list(case.model.buffers())))
+    )
+    assert account.peak_bytes == sum(account.by_category().values())
+    assert account.ledger.stashed > 0
+
+
+def test_an_account_says_that_a_profiler_runs_already() -> None:
+    """PyTorch has one profiler at a time, so that the allocator cannot be followed."""
+    model, inputs = nn.Linear(3, 2), torch.ones(4, 3)
+    for profiler in (torch.profiler.profile(profile_memory=True), nullcontext()):
+        with profiler, memory.track(model) as account:
+            model(inputs).sum().backward()
+        noted = [note for note in account.notes if "profiler" in note]
+        assert len(noted) == (not isinstance(profiler, nullcontext))

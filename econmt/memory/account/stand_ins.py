@@ -1,0 +1,107 @@
+"""Puts a program's tensors of any device on the CPU, where fake tensors stand for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.overrides import TorchFunctionMode
+
+_IN_FLOAT32 = frozenset(
+    {
+        *("layer_norm", "group_norm", "norm", "kl_div", "dist", "cdist", "cosine_similarity"),
+        *("cross_entropy", "nll_loss", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"),
+        *("binary_cross_entropy_with_logits", "softplus", "logsumexp"),
+        *("exp", "log", "log1p", "log2", "pow", "__pow__", "rsqrt", "reciprocal"),
+    }
+)
+"""Functions that autocast computes in float32 on a GPU."""
+
+_TO_FLOAT32 = frozenset(("softmax", "log_softmax", "sum", "prod", "cumsum", "cumprod"))
+"""Functions whose results autocast makes float32 on a GPU."""
+
+_HALF = (torch.float16, torch.bfloat16)
+
+
+class OnCPU(TorchFunctionMode):
+    """Replaces real tensors of a program by fake ones, and devices of a GPU by the CPU.
+
+    Args:
+        like_gpu: True if autocast follows the list of functions of a GPU.
+    """
+
+    def __init__(self, *, like_gpu: bool) -> None:
+        super().__init__()
+        self._like_gpu = like_gpu
+        self._fakes: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        args, kwargs = self._replaced(args), self._replaced(kwargs or {})
+        name = getattr(func, "__name__", "")
+        if func is Tensor.cuda:
+            return args[0]
+        if self._like_gpu and torch.is_autocast_enabled("cpu"):
+            if name in _IN_FLOAT32:
+                with torch.autocast("cpu", enabled=False):
+                    return func(*_widened(args), **_widened(kwargs))
+            if name in _TO_FLOAT32 and args and isinstance(args[0], Tensor) and args[0].dtype in _HALF:
+                kwargs.setdefault("dtype", torch.float32)
+        return func(*args, **kwargs)
+
+    def _replaced(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return self._stand_in(value)
+        if isinstance(value, torch.device):
+            return torch.device("cpu") if value.type == "cuda" else value
+        if isinstance(value, str):
+            return "cpu" if value.partition(":")[0] == "cuda" else value
+        if isinstance(value, dict):
+            return {name: self._replaced(part) for name, part in value.items()}
+        return type(value)(map(self._replaced, value)) if type(value) in (list, tuple) else value
+
+    def _stand_in(self, tensor: Tensor) -> Tensor:
+        """Returns the fake tensor that stands for a real one; the same one each time."""
+        if (
+            isinstance(tensor, FakeTensor)
+            or tensor.device.type == "meta"
+            or tensor.layout is not torch.strided
+        ):
+            return tensor
+        if id(tensor) not in self._fakes:
+            fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+            self._fakes[id(tensor)] = tensor, fake.requires_grad_(tensor.requires_grad)
+        return self._fakes[id(tensor)][1]
+
+
+def _widened(value: Any) -> Any:
+    """Returns arguments with tensors of 16 bits in float32."""
+    if isinstance(value, Tensor):
+        return value.float() if value.dtype in _HALF else value
+    if isinstance(value, dict):
+        return {name: _widened(part) for name, part in value.items()}
+    return type(value)(map(_widened, value)) if type(value) in (list, tuple) else value
+
+
+@contextmanager
+def autocast_on_cpu() -> Iterator[None]:
+    """Lets autocast for a GPU act on the CPU within the context."""
+    begin = torch.autocast.__init__
+
+    def begin_on_cpu(
+        self: torch.autocast, device_type: str, dtype: torch.dtype | None = None, *rest: Any, **more: Any
+    ) -> None:
+        if device_type.partition(":")[0] == "cuda":
+            device_type, dtype = "cpu", dtype or torch.get_autocast_dtype("cuda")
+        begin(self, device_type, dtype, *rest, **more)
+
+    torch.autocast.__init__ = begin_on_cpu  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        torch.autocast.__init__ = begin  # type: ignore[method-assign]
