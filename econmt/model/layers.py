@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from econmt.config.model import RecurrentStack
 from econmt.config.recipe import Initialization
+from econmt.config.stacks import RecurrentStack
 from econmt.model.cells import CELLS
 from econmt_ops import LowRank, LowRankLSTMWeights, LSTMWeights
 from econmt_ops.cells.lstm import LSTMCell
@@ -214,7 +214,7 @@ class SeededDropout(nn.Module):
 
 
 class EmbeddingDropout(SeededDropout):
-    """Dropout of embeddings, and of whole tokens: all values of the embedding at a position (Gal and Ghahramani, 2016).
+    """Dropout of embeddings, and of whole tokens: all values of the embedding at a position, as in Nematus and Marian.
 
     Args:
         probability, variational: see :class:`SeededDropout`.

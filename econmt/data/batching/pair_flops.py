@@ -12,7 +12,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from econmt.config.model import LayerShape, Model, RecurrentStack, layer_shapes
+from econmt.config.model import LayerShape, Model, layer_shapes
+from econmt.config.stacks import RecurrentStack
 
 
 class PairFlops(NamedTuple):
