@@ -34,6 +34,8 @@ class Figures(NamedTuple):
         memory: Peak memory in bytes of the process on a CPU, of PyTorch's allocator on a GPU; see `peak_memory`.
         left: Remaining seconds, if known.
         device: "cpu" or "cuda", the type of device whose memory is shown.
+        loss_scale: Loss scale of the last update; None in precisions other than float16.
+        skipped: Number of updates so far that were skipped because gradients overflowed.
     """
 
     update: int
@@ -46,6 +48,8 @@ class Figures(NamedTuple):
     left: float | None
     updates: int | None = None
     device: str = "cpu"
+    loss_scale: float | None = None
+    skipped: int = 0
 
     @property
     def memory_name(self) -> str:
@@ -88,7 +92,9 @@ class Figures(NamedTuple):
 
     def _rest(self) -> list[str]:
         """Returns the figures that are shown if there is space, the most important first."""
+        scale = "" if self.loss_scale is None else f"loss scale {self.loss_scale:g}, {self.skipped} skipped"
         return [
+            *([scale] if scale else []),
             f"epoch {self.epoch + 1}",
             f"perplexity {perplexity(self.loss):.2f}",
             f"learning rate {self.learning_rate:.3g}",
@@ -222,6 +228,11 @@ class Progress:
             "train/target_tokens_per_second": figures.tokens_per_second,
             f"train/{figures.memory_name.lower()}_peak_bytes": float(figures.memory),
         }
+        if figures.loss_scale is not None:
+            scalars |= {
+                "train/loss_scale": figures.loss_scale,
+                "train/skipped_updates": float(figures.skipped),
+            }
         self.scalars(scalars, figures.update)
 
     def scalars(self, values: dict[str, float], update: int) -> None:

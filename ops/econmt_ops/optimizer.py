@@ -155,7 +155,7 @@ class FusedOptimizer:
         values = [_values(parameter) for parameter in self._with_gradient()]
         if norm is None:
             norm = torch.nn.utils.get_total_norm(values)
-        bound: float | Tensor = threshold
+        bound: Any = threshold
         self._divisor = None
         if self.loss_scale is not None:
             norm = self.loss_scale.unscaled(norm)
