@@ -124,10 +124,10 @@ def _check_data(data: Data, recipe: Any) -> None:
         if model.source_factors_combine != "concat":
             raise ValueError("model.source_factors_combine needs data.source_factors; set them, or remove it")
         return
-    if model.source_factors_combine == "sum" and set(widths) != {model.embedding}:
+    if model.source_factors_combine == "sum" and set(widths) != {model.embedding_widths[0]}:
         raise ValueError(
             f"model.source_factors_num_embed {widths}: source_factors_combine: sum adds embeddings, so each width must "
-            f"equal model.embedding, {model.embedding}"
+            f"equal the width of source embeddings, {model.embedding_widths[0]}"
         )
     if not data.noise.is_default:
         raise ValueError(

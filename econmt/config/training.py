@@ -9,7 +9,6 @@ from pydantic import Field, model_validator
 from econmt.config import limits
 from econmt.config.data import Positions
 from econmt.config.marks import LANGUAGE_MODEL, NO_MEMORY, NO_PARAMETERS, TRANSLATION
-from econmt.config.model import Probability, Regex, Section
 from econmt.config.optimizer import (
     METRICS,
     Averaging,
@@ -21,6 +20,7 @@ from econmt.config.optimizer import (
     ScheduleSection,
     Updates,
 )
+from econmt.config.section import Probability, Regex, Section
 from econmt.config.yaml_reader import SizeOrAuto, parse_size
 
 

@@ -23,6 +23,7 @@ from econmt.model.encoder import Encoder
 from econmt.model.implementations import Implementations
 from econmt.model.layers import (
     Embedding,
+    EmbeddingDropout,
     SeededDropout,
     initialize_embedding,
     initialize_linear,
@@ -67,7 +68,8 @@ def _make_decoder(config: recipe.Model) -> Decoder:
     if unfused_key(config, "decoder"):
         return UnfusedDecoder(config)
     kind = InputFeedingDecoder if config.decoder.input_feeding else ParallelDecoder
-    return kind(config.decoder, config.attention, config.embedding, config.encoder.size, config.dropouts)
+    width = config.embedding_widths[1]
+    return kind(config.decoder, config.attention, width, config.encoder.size, config.dropouts)
 
 
 class EncoderOutput(NamedTuple):
@@ -118,24 +120,30 @@ class TranslationModel(nn.Module):
         self.source_size = source_size
         self.target_size = target_size
         self.source_sizes = source_size, *factor_sizes
-        self.source_embedding = Embedding(source_size, config.embedding, padding_idx=self.pad)
+        source_width, width = config.embedding_widths
+        self.source_embedding = Embedding(source_size, source_width, padding_idx=self.pad)
         self.source_factor_embeddings = nn.ModuleList(
             Embedding(size, width, padding_idx=self.pad)
             for size, width in zip(factor_sizes, config.source_factors_num_embed, strict=True)
         )
-        self.target_embedding = Embedding(target_size, config.embedding, padding_idx=self.pad)
+        self.target_embedding = Embedding(target_size, width, padding_idx=self.pad)
         if tying in ("src_trg", "src_trg_softmax"):
             self.target_embedding.weight = self.source_embedding.weight
-        self.embedding_dropout = SeededDropout(dropout.embedding, dropout.variational)
+        self.source_dropout, self.target_dropout = (
+            EmbeddingDropout(probability, words, dropout.variational)
+            for probability, words in zip(
+                dropout.embeddings, (dropout.source_words, dropout.target_words), strict=True
+            )
+        )
         self.encoder = _make_encoder(config)
         self.decoder = _make_decoder(config)
         self.output_dropout = SeededDropout(dropout.output, dropout.variational)
         tied = tying in ("trg_softmax", "src_trg_softmax")
         # A tied output layer has inputs of the embedding width; a decoder of another width is projected to it.
         self.readout: nn.Linear | None = None
-        if tied and config.decoder.size != config.embedding:
-            self.readout = nn.Linear(config.decoder.size, config.embedding)
-        self.output = nn.Linear(config.embedding if tied else config.decoder.size, target_size)
+        if tied and config.decoder.size != width:
+            self.readout = nn.Linear(config.decoder.size, width)
+        self.output = nn.Linear(width if tied else config.decoder.size, target_size)
         if tied:
             self.output.weight = self.target_embedding.weight
         self.copying: Copying | None = None
@@ -144,7 +152,7 @@ class TranslationModel(nn.Module):
                 raise ValueError(
                     f"copy_attention needs one vocabulary, got {source_size} source and {target_size} target entries"
                 )
-            self.copying = Copying(config.encoder.size, self.output.in_features, config.embedding)
+            self.copying = Copying(config.encoder.size, self.output.in_features, width)
         self.length_ratio: LengthRatio | None = None
         if config.length_task != "none":
             self.length_ratio = LengthRatio(config.encoder.size, config.length_task_layers)
@@ -189,7 +197,8 @@ class TranslationModel(nn.Module):
         """Encodes sentences, ``source`` (B, S) int64, of ``lengths`` (B,) int64, each at least 1."""
         how = self.implementations if implementations is None else implementations
         with layer("embedding"):
-            embedded = self._look_up(self.embed_source, source, how.accepts_unique_rows("encoder"))
+            once = how.accepts_unique_rows("encoder")
+            embedded = self._look_up(self.embed_source, source, self.source_dropout, once)
         with layer("encoder"):
             values, last = self.encoder(embedded, lengths, how)
         return self.encoded(values, last, lengths)
@@ -242,6 +251,7 @@ class TranslationModel(nn.Module):
             embedded = self._look_up(
                 self.target_embedding,
                 target_input,
+                self.target_dropout,
                 how.accepts_unique_rows("decoder"),
                 device_of(target_input) == "cuda",
             )
@@ -317,7 +327,12 @@ class TranslationModel(nn.Module):
             return length_loss(task, ratios, encoded.memory.lengths, lengths).to(torch.float32)
 
     def _look_up(
-        self, embedding: Callable[[Tensor], Tensor], ids: Tensor, once: bool, time_first: bool = False
+        self,
+        embedding: Callable[[Tensor], Tensor],
+        ids: Tensor,
+        dropout: EmbeddingDropout,
+        once: bool,
+        time_first: bool = False,
     ) -> Inputs:
         """Looks up ids (B, T) and applies dropout; returns all embeddings, or those of the distinct words only.
 
@@ -327,18 +342,18 @@ class TranslationModel(nn.Module):
         Args:
             embedding: function from ids to embeddings.
             ids: (B, T).
+            dropout: dropout of this side's embeddings.
             once: True if the layer that reads the embeddings accepts the distinct words.
             time_first: True if the embeddings of a step lie together in memory, as decoders on a GPU read them.
         """
-        drops = self.training and self.embedding_dropout.probability > 0.0
-        if once and not (drops or ids.is_cuda) and torch.is_grad_enabled():
+        if once and not (dropout.drops or ids.is_cuda) and torch.is_grad_enabled():
             words, positions = torch.unique(ids, return_inverse=True)
             rows = -(-words.numel() // ROWS) * ROWS
             if rows <= most_distinct(ids.numel()):
                 words = functional.pad(words, (0, rows - words.numel()), value=self.pad)
                 return UniqueRows(embedding(words), positions)
         embedded = embedding(ids.t()).transpose(0, 1) if time_first else embedding(ids)
-        dropped: Tensor = self.embedding_dropout(embedded)
+        dropped: Tensor = dropout(embedded)
         return dropped
 
     def parameter_layers(self) -> dict[str, str]:

@@ -10,12 +10,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BaseModel, Field
 
 from econmt.config import limits
 from econmt.config.json_reader import Record, parse_json
 from econmt.config.marks import NO_PREPARED_TEXT, marked_keys
-from econmt.config.recipe import Data, Recipe, TextData
+from econmt.config.recipe import Data, Recipe, SentencePieceSubwords, TextData, TextSubwords
 from econmt.config.yaml_reader import check_section
 from econmt.data.batching.split_writer import SplitWriter, TrainingSplit
 from econmt.data.batching.token_store import TokenStore
@@ -187,6 +187,7 @@ def prepare(
     fits = meta is not None and _changed_setting(meta, data) is None
     try:
         inputs = _find_inputs(data, search, show_progress, fetch=not fits)
+        own = _find_own_vocabulary(data, search)
     except InputError:
         if not fits:
             raise
@@ -194,7 +195,8 @@ def prepare(
             f"using the prepared data in {folder}; its text was not found, so it was not checked for changes"
         )
         return open_prepared(folder, verify=verify)
-    files = _describe_inputs(inputs, meta, verify)
+    vocabulary = [("vocabulary", Corpus(path, None)) for path in own]
+    files = _describe_inputs([*inputs, *vocabulary], meta, verify)
     if meta is not None:
         reason = _why_outdated(meta, data, files)
         if reason is None:
@@ -204,7 +206,7 @@ def prepare(
                 reason = str(error)
         if instead is None:
             notice(f"preparing the data in {folder} again: {reason}")
-    _build(data, instead or folder, inputs, files, show_progress)
+    _build(data, instead or folder, inputs, files, own, show_progress)
     return open_prepared(instead or folder)
 
 
@@ -304,6 +306,10 @@ def _changed_setting(meta: dict[str, Any], data: Data | TextData) -> str | None:
     for key in dict.fromkeys((*settings, *meta["data"])):
         old, new = meta["data"].get(key), settings.get(key)
         is_newer = key not in meta["data"] and getattr(data, key) == fields[key].get_default()
+        section = getattr(data, key, None)
+        if isinstance(old, dict) and isinstance(new, dict) and isinstance(section, BaseModel):
+            defaults = {name: field.get_default() for name, field in type(section).model_fields.items()}
+            new = {name: value for name, value in new.items() if name in old or value != defaults[name]}
         if old != new and not is_newer:
             return f"data.{key} changed from {old!r} to {new!r}"
     return None
@@ -324,6 +330,16 @@ def _find_inputs(
         corpus = find_corpus(prefix, data.source, data.target, search, progress, fetch=fetch)
         inputs.append((split, find_factors(corpus, prefix, data.source_factors, search)))
     return inputs
+
+
+def _find_own_vocabulary(data: Data | TextData, search: Sequence[Path]) -> list[Path]:
+    """Finds the files of vocabularies that the recipe names; none if they are learnt."""
+    subwords = data.subwords
+    if isinstance(subwords, (SentencePieceSubwords, TextSubwords)):
+        names = subwords.models
+    else:
+        names = subwords.lists
+    return [find_text(name, search, progress=False, fetch=False) for name in names]
 
 
 def _describe_inputs(
@@ -355,7 +371,12 @@ def _why_outdated(meta: dict[str, Any], data: Data | TextData, files: Sequence[d
 
 
 def _build(
-    data: Data | TextData, folder: Path, inputs: Sequence[_Input], files: list[dict[str, Any]], progress: bool
+    data: Data | TextData,
+    folder: Path,
+    inputs: Sequence[_Input],
+    files: list[dict[str, Any]],
+    own: Sequence[Path],
+    progress: bool,
 ) -> None:
     began = time.monotonic()
     if folder.exists() and not folder.is_dir():
@@ -368,7 +389,7 @@ def _build(
             f"{folder}: the folder contains other files{examples}; move them, or choose an empty or new folder"
         )
     with writing(folder), whole_folder(folder) as partial:
-        meta = _write_store(data, partial, inputs, progress)
+        meta = _write_store(data, partial, inputs, own, progress)
         meta["files"] = files
         meta["store"] = {path.name: describe(path) for path in sorted(partial.iterdir())}
         meta["statistics"]["seconds"] = round(time.monotonic() - began, 2)
@@ -391,7 +412,7 @@ def _training(data: Data | TextData, corpora: Sequence[Corpus], progress: bool) 
 
 
 def _write_store(
-    data: Data | TextData, folder: Path, inputs: Sequence[_Input], progress: bool
+    data: Data | TextData, folder: Path, inputs: Sequence[_Input], own: Sequence[Path], progress: bool
 ) -> dict[str, Any]:
     train = _training(data, [corpus for split, corpus in inputs if split == "train"], progress)
 
@@ -403,7 +424,7 @@ def _write_store(
         if isinstance(data, Data) and data.source_factors:
             rows = (row[2:] for each in train for row in each.kept(data))
             train_factor_vocabularies(rows, len(data.source_factors), folder)
-        vocabularies = train_vocabularies(data, train_pairs, folder)
+        vocabularies = train_vocabularies(data, train_pairs, folder, own)
     splits: dict[str, Any] = {}
     sizes = vocabularies.source.size, vocabularies.target.size
     statistics: dict[str, Any] = dict(zip(("source_vocabulary", "target_vocabulary"), sizes, strict=True))
