@@ -94,7 +94,7 @@ def test_clipping(make_run: MakeRun, kind: str) -> None:
         name="clipped",
     ).trainer()
     start = {name: parameter.detach().clone() for name, parameter in clipped.parameters.items()}
-    _, logged = clipped.gradient([batch])
+    logged = clipped.gradient([batch]).norm
     assert float(logged) == pytest.approx(expected_norm, rel=1e-5)
     clipped.step.update()
     for name, value in before.items():
@@ -116,12 +116,15 @@ def test_update_interval_takes_several_batches_for_one_update(make_run: MakeRun)
     assert 0.0 < rows[0]["target_tokens"] / rows[0]["target_tokens_per_second"] < rows[0]["seconds"]
 
 
-def test_bfloat16_keeps_float32_parameters_and_learns_the_same_within_its_rounding(make_run: MakeRun) -> None:
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+def test_16_bits_keep_float32_parameters_and_learn_the_same_within_rounding(
+    make_run: MakeRun, precision: str
+) -> None:
     exact = make_run("model.dropout=0.0", name="exact").trainer()
-    rounded = make_run("model.dropout=0.0", "training.precision=bfloat16", name="rounded").trainer()
+    rounded = make_run("model.dropout=0.0", f"training.precision={precision}", name="rounded").trainer()
     batch = batch_of(exact, range(8))
-    loss, _ = exact.gradient([batch])
-    loss16, _ = rounded.gradient([batch])
+    loss = exact.gradient([batch]).loss
+    loss16 = rounded.gradient([batch]).loss
     assert loss16.dtype == torch.float32
     assert float(loss16) == pytest.approx(float(loss), rel=0.02)
     assert float(loss16) != float(loss)
@@ -193,7 +196,7 @@ def test_train_loss_is_the_mean_over_the_tokens_since_the_last_row(make_run: Mak
     # Parameters hardly move and 8 batches are an epoch: the rows add up to the training text under the first ones.
     trainer = run.trainer()
     whole = batch_of(trainer, range(len(trainer.prepared.train)))
-    loss, _ = trainer.gradient([whole])
+    loss = trainer.gradient([whole]).loss
     first, second = metrics(run.folder)
     later = second["target_tokens"] - first["target_tokens"]
     found = first["train_loss"] * first["target_tokens"] + second["train_loss"] * later
