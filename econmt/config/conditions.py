@@ -145,6 +145,7 @@ RULES: dict[str, Rule] = {
             all_of(one_of("ops.decoder", "auto", "recompute"), _TRANSLATION),
         )
     ),
+    "training.guided_alignment_weight": Rule(other_than("data.alignment", None)),
     "training.max_buckets": Rule(one_of("training.bucket_width", None)),
     "training.optimizer.betas": Rule(
         other_than("training.optimizer.name", "sgd", "nag", "adagrad", "adafactor")

@@ -17,9 +17,10 @@ from torch.nn import functional
 from econmt.config import recipe
 from econmt.config.model import unfused_key
 from econmt.factored_ids import separate_ids
-from econmt.model.copying import Copied, Copying, Decoded, Predictions, first_positions, mixture_loss
+from econmt.model.copying import Copied, Copying, Decoded, Predictions, first_positions, mixture_losses
 from econmt.model.decoder import Decoder, InputFeedingDecoder, Memory, ParallelDecoder
 from econmt.model.encoder import Encoder
+from econmt.model.guided_alignment import TrainingGuides, alignment_losses
 from econmt.model.implementations import Implementations
 from econmt.model.layers import (
     Embedding,
@@ -275,6 +276,7 @@ class TranslationModel(nn.Module):
         label_smoothing: float = 0.0,
         implementations: Implementations | None = None,
         length_task_weight: float = 0.0,
+        guides: TrainingGuides | None = None,
     ) -> Tensor:
         """Computes the cross-entropy summed over the target tokens without padding, a float32 scalar in nats.
 
@@ -284,18 +286,23 @@ class TranslationModel(nn.Module):
             label_smoothing: probability mass spread evenly over all V target tokens; in a model that copies, it smooths
                 the log-probabilities of the softmax.
             length_task_weight: weight of :meth:`length_loss`, which is added; 0: not added.
+            guides: alignments and weights of the pairs; None without any.
         """
         how = self.implementations if implementations is None else implementations
+        guides = TrainingGuides() if guides is None else guides
         encoded = self.encode(source, source_lengths, how)
         decoded = None
-        if self.copying is None:  # no reference to other results is held, which would keep their memory
+        if (
+            self.copying is None and guides.alignment is None
+        ):  # no reference to other results is held, which would keep their memory
             hidden = self._decode(encoded, target_input, how).hidden
         else:
             decoded = self._decode(encoded, target_input, how)
             hidden = decoded.hidden
         with layer("output"):
             rows, targets = hidden, target_output
-            if decoded is None and device_of(hidden) == "cuda" and hidden.transpose(0, 1).is_contiguous():
+            together = self.copying is None and guides.weights is None
+            if together and device_of(hidden) == "cuda" and hidden.transpose(0, 1).is_contiguous():
                 rows, targets = rows.transpose(0, 1), targets.t()  # time is first in memory: no copy
             rows = rows.reshape(-1, rows.size(-1))
             loss = linear_cross_entropy(
@@ -305,17 +312,36 @@ class TranslationModel(nn.Module):
                 bias=self.output.bias,
                 label_smoothing=label_smoothing,
                 ignore_index=self.pad,
-                reduction="sum" if decoded is None else "none",
+                reduction="sum" if together else "none",
                 implementation=how.output,
             )
-            if self.copying is not None and decoded is not None:
-                gates = self.copying(decoded, rows)
+            if not together:
                 losses = loss.view_as(target_output)
-                words = self.words_of(source)
-                loss = mixture_loss(losses, gates, decoded.attention, words, target_output, self.pad)
+                if self.copying is not None and decoded is not None:
+                    gates, words = self.copying(decoded, rows), self.words_of(source)
+                    losses = mixture_losses(losses, gates, decoded.attention, words, target_output, self.pad)
+                loss = losses.sum() if guides.weights is None else (losses.sum(1) * guides.weights).sum()
+        if guides.alignment is not None and decoded is not None:
+            with layer("attention"):
+                each = alignment_losses(decoded.attention, guides.alignment)
+                each = each if guides.weights is None else each * guides.weights
+            loss = loss + guides.alignment_weight * each.sum()
         if length_task_weight > 0.0:
             loss = loss + length_task_weight * self.length_loss(encoded, target_output)
         return loss.to(torch.float32)
+
+    def alignment_loss(
+        self,
+        source: Tensor,
+        source_lengths: Tensor,
+        target_input: Tensor,
+        alignment: Tensor,
+        implementations: Implementations | None = None,
+    ) -> Tensor:
+        """Computes the alignment loss alone, summed over target tokens, a float32 scalar; see :meth:`loss`."""
+        how = self.implementations if implementations is None else implementations
+        decoded = self._decode(self.encode(source, source_lengths, how), target_input, how)
+        return alignment_losses(decoded.attention, alignment).sum().to(torch.float32)
 
     def length_loss(self, encoded: EncoderOutput, target_output: Tensor) -> Tensor:
         """Computes :func:`~econmt.model.length_ratio.length_loss` for targets (B, T), float32; needs a length task."""

@@ -36,6 +36,7 @@ CASES: dict[str, tuple[str, tuple[str, ...]]] = {
     "model.dropout.variational": ("true", ("model.dropout.inputs=0.2",)),
     "model.initialization.scale": ("0.3", ("model.initialization.weights=uniform",)),
     "ops.stash": ("outputs", ("ops.encoder=recompute",)),
+    "training.guided_alignment_weight": ("0.5", ("data.alignment=align",)),
     "training.max_buckets": ("3", ("training.bucket_width=null",)),
     "training.optimizer.betas": ("[0.8, 0.9]", ("training.optimizer.name=adam",)),
     "training.optimizer.eps": ("0.01", ("training.optimizer.name=adam",)),
