@@ -11,11 +11,13 @@ import pytest
 import torch
 
 from econmt.checkpoint.checkpoints import load_state
+from econmt.checkpoint.state import TrainingState
 from econmt.config.parallel import ParallelSection
 from econmt.data.batching.batches import Batch
 from econmt.decoding.translator import Translator
 from econmt.engine.communicator import Communicator
 from econmt.engine.devices import is_out_of_memory
+from econmt.engine.outside_memory import OutsideMemory
 from econmt.engine.precision import NAMED
 from econmt.errors import InputError, TrainingError
 from econmt.memory.measure.byte_budget import AUTO_SHARE
@@ -426,6 +428,33 @@ def test_a_budget_below_the_parameters_is_refused_without_an_estimate(
     monkeypatch.setattr("econmt.training.budget.estimator", None)  # it would be asked before anything else
     with pytest.raises(InputError, match=r"20 KiB: the parameters and the optimizer's state alone take"):
         make_run("training.memory_budget=20KiB", *REAL).trainer()
+
+
+def test_a_gpus_budget_is_about_all_of_its_memory(
+    make_run: MakeRun, use_rows: Use, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_rows(2)
+
+    class Meter:
+        def expected(self) -> OutsideMemory:
+            return OutsideMemory(300 << 20, 150 << 20, 50 << 20)
+
+    monkeypatch.setattr("econmt.training.budget.outside_meter", lambda device: Meter())
+    budget = make_run(BUDGET).trainer().budget
+    budget._device = torch.device("cuda")
+    budget.make(TrainingState(), 0)
+    assert budget.plan is not None
+    assert budget.plan.budget == (1024 - 500) << 20
+    assert budget.notes == [
+        "training.memory_budget 1GiB: 500 MiB of it for memory outside of PyTorch's allocator (context 300 MiB, "
+        "libraries 150 MiB, kernels and CUDA graphs 50 MiB)"
+    ]
+    small = make_run("training.memory_budget=400MiB").trainer().budget
+    small._device = torch.device("cuda")
+    with pytest.raises(
+        InputError, match="beside 500 MiB outside of PyTorch's allocator; use a larger budget, such as"
+    ):
+        small.make(TrainingState(), 0)
 
 
 def test_auto_is_what_the_device_has(
