@@ -317,6 +317,8 @@ class Trainer:
         """Validates and saves a checkpoint; an interruption during validation discards it."""
         self._flush()
         self.step.clear()
+        if self._graphed is not None and self.budget.plan is not None:
+            self._graphed.release()  # the plan gives translating all of the budget
         try:
             with self._streams_preserved(), self._average.in_place(self.state):
                 self.step.make_whole()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -430,16 +431,18 @@ def test_a_budget_below_the_parameters_is_refused_without_an_estimate(
         make_run("training.memory_budget=20KiB", *REAL).trainer()
 
 
+def memory_outside(monkeypatch: pytest.MonkeyPatch, expected: OutsideMemory) -> None:
+    """Sets the memory outside of PyTorch's allocator that budgets count."""
+    meter = SimpleNamespace(expected=lambda: expected)
+    monkeypatch.setattr("econmt.training.budget.outside_meter", lambda device: meter)
+
+
 def test_a_gpus_budget_is_about_all_of_its_memory(
     make_run: MakeRun, use_rows: Use, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_rows(2)
 
-    class Meter:
-        def expected(self) -> OutsideMemory:
-            return OutsideMemory(300 << 20, 150 << 20, 50 << 20)
-
-    monkeypatch.setattr("econmt.training.budget.outside_meter", lambda device: Meter())
+    memory_outside(monkeypatch, OutsideMemory(300 << 20, 150 << 20, 50 << 20))
     budget = make_run(BUDGET).trainer().budget
     budget._device = torch.device("cuda")
     budget.make(TrainingState(), 0)
@@ -589,7 +592,8 @@ def test_the_limit_of_a_gpu_names_it_by_its_number(
 
 
 @pytest.mark.cuda
-def test_a_gpu_keeps_to_the_budget(make_run: MakeRun) -> None:
+def test_a_gpu_keeps_to_the_budget(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory_outside(monkeypatch, OutsideMemory(0, 0, 0))  # other tests may use the same GPU
     budget = 256 << 20
     run = make_run("training.device=cuda", f"training.memory_budget={budget}", *REAL)
     torch.cuda.empty_cache()
@@ -599,7 +603,10 @@ def test_a_gpu_keeps_to_the_budget(make_run: MakeRun) -> None:
 
 
 @pytest.mark.cuda
-def test_a_gpu_that_is_full_learns_smaller_micro_batches(make_run: MakeRun, use_rows: Use) -> None:
+def test_a_gpu_that_is_full_learns_smaller_micro_batches(
+    make_run: MakeRun, use_rows: Use, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory_outside(monkeypatch, OutsideMemory(0, 0, 0))
     use_rows(1)
     trainer = make_run("training.device=cuda", BUDGET, *EXACT).trainer()
     few, times = batch_of(trainer, range(30)), 4000
