@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from econmt.config.model import CELLS as CELL_RULES
+from econmt.config.stacks import CELLS as CELL_RULES
 from econmt_ops import bidirectional_lstm, final_state, lstm
 from econmt_ops.cells import table
 from econmt_ops.cells.protocol import Cell
@@ -84,4 +84,4 @@ CELLS: dict[str, RecipeCell] = {
     name: LSTMLayers(table.CELLS[name], lstm) if name == "lstm" else RecipeCell(table.CELLS[name], OPS[name])
     for name in CELL_RULES
 }
-"""All cells by their names in recipes; :data:`econmt.config.model.CELLS` has the features of each."""
+"""All cells by their names in recipes; :data:`econmt.config.stacks.CELLS` has the features of each."""

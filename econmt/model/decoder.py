@@ -63,7 +63,7 @@ class Decoder(nn.Module, ABC):
         self.config = config
         self.cell = CELLS[config.cell]
         self.attention = self.make_attention(attention, encoder_size, input_size)
-        self.dropout = SeededDropout(dropout.layers, dropout.variational)
+        self.dropout = SeededDropout(dropout.stacks[1], dropout.variational)
         self.layers = nn.ModuleList(
             self.make_layer(width) for width in self._input_widths(input_size, encoder_size)
         )

@@ -51,7 +51,8 @@ class UnfusedDecoder(Decoder):
     def __init__(self, model: recipe.Model) -> None:
         dropout = model.dropouts
         self._model, self._within = model, StepDropout.of(dropout)
-        super().__init__(model.decoder, model.attention, model.embedding, model.encoder.size, dropout)
+        width = model.embedding_widths[1]
+        super().__init__(model.decoder, model.attention, width, model.encoder.size, dropout)
         vectors = len(self.cell.cell.states) * model.decoder.layers
         self.norm = (
             nn.LayerNorm(model.decoder.size, LAYER_NORM_EPSILON) if model.layer_normalization else None
