@@ -481,7 +481,7 @@ def test_graphs_make_room_for_the_first_run_of_another_shape(
 ) -> None:
     eager, step = bag_step(), bag_step()
     one, other, third = some_batches(BagTask(step.task.recipe, VOCABULARY, VOCABULARY), 3)
-    updates = [[one, other], [other, third], [third, one]] if several else [[one], [other], [one]]
+    updates = [[one, other, third]] if several else [[one], [other], [one]]
     graphed = GraphedStep(step, several=several, note=pytest.fail)
     warm_up, runs = GraphedStep._warm_up, list[int]()
 
