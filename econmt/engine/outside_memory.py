@@ -38,7 +38,7 @@ class OutsideMemory(NamedTuple):
         return sum(self)
 
 
-ASSUMED = OutsideMemory(329 * MIB, 158 * MIB, 144 * MIB)
+ASSUMED = OutsideMemory(329 * MIB, 158 * MIB, 192 * MIB)
 """Memory that predictions assume, as measured in training on an H100."""
 
 
@@ -46,16 +46,18 @@ class OutsideMeter:
     """Measures the memory of a GPU outside of PyTorch's allocator, by what the process has done since it began.
 
     Memory of other processes is not counted, except what they allocate later, and what they had if CUDA was in use
-    before or NVIDIA's management library is missing.
+    before or NVIDIA's management library is missing. Stacks are limited unless CUDA was in use before.
     """
 
     def __init__(self, device: torch.device) -> None:
         cuda: Any = torch.cuda
-        others = 0 if cuda.is_initialized() else taken_by_all(device.index)
+        begins = not cuda.is_initialized()
+        others = taken_by_all(device.index) if begins else 0
         self._device, self._others = device, others
         torch.cuda.synchronize(device)  # creates the context
-        with torch.cuda.device(device):
-            _limit_stacks(STACK_BYTES)
+        if begins:
+            with torch.cuda.device(device):
+                _limit_stacks(STACK_BYTES)
         self._context = self._bytes()
         _use_libraries(device)
         self._libraries = self._bytes() - self._context

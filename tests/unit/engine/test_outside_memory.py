@@ -52,8 +52,9 @@ def test_memory_is_told_apart_by_when_it_is_taken(monkeypatch: pytest.MonkeyPatc
 
 
 def test_other_processes_count_if_the_gpu_was_in_use_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    Card(monkeypatch, initialized=True)
-    assert OutsideMeter(GPU).read().context == 220
+    card = Card(monkeypatch, initialized=True)
+    assert OutsideMeter(GPU).read().context == 300
+    assert not card.limits
 
 
 def test_a_gpu_has_one_meter(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,9 +84,18 @@ def test_a_gpus_memory_is_complete() -> None:
     found = meter.read()
     assert found.context > 100 << 20
     assert found.total <= total - free - torch.cuda.memory_reserved(device)
-    limit = ctypes.c_size_t()
+
+
+@pytest.mark.cuda
+def test_stacks_are_as_deep_as_kernels_need() -> None:
+    device, limit = torch.device("cuda:0"), ctypes.c_size_t()
+    torch.ones(1, device=device)
+    outside_memory._limit_stacks(STACK_BYTES)
     assert ctypes.CDLL("libcuda.so.1").cuCtxGetLimit(ctypes.byref(limit), 0) == 0
-    assert limit.value <= 2 * STACK_BYTES  # as large as the deepest kernel so far
+    assert limit.value == STACK_BYTES
+    numbers = torch.randn(1000, 1000, dtype=torch.float64, device=device)
+    torch.testing.assert_close(torch.linalg.inv(numbers) @ numbers, torch.eye(1000, device=device).double())
+    torch.testing.assert_close(numbers.sort().values.cpu(), numbers.cpu().sort().values)
 
 
 @pytest.mark.cuda
