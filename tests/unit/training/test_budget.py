@@ -609,6 +609,7 @@ def test_a_gpu_that_is_full_learns_smaller_micro_batches(
     memory_outside(monkeypatch, OutsideMemory(0, 0, 0))
     use_rows(1)
     trainer = make_run("training.device=cuda", BUDGET, *EXACT).trainer()
+    trainer.budget.notes.clear()
     few, times = batch_of(trainer, range(30)), 4000
     names = ("source", "source_lengths", "target_input", "target_output", "target_lengths", "indices")
     many = {name: torch.cat([getattr(few, name)] * times) for name in names}
