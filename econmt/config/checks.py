@@ -8,7 +8,7 @@ from pydantic import BaseModel
 
 from econmt.config.data import Data, WordSubwords
 from econmt.config.marks import LANGUAGE_MODEL, TRANSLATION, marked_keys
-from econmt.config.model import UNFUSED_IMPLEMENTATIONS, Model, unfused_key
+from econmt.config.model import UNFUSED_IMPLEMENTATIONS, Model, lstm_key, unfused_key
 from econmt.config.text import data_kind, model_kind
 from econmt.config.yaml_reader import leaves
 
@@ -160,8 +160,11 @@ def _check_unfused(recipe: Any) -> None:
         stack, implementation = getattr(model, part), getattr(recipe.ops, part)
         if not key:
             continue
-        if stack.cell != "lstm" or stack.rank is not None:
-            raise ValueError(f"model.{key} needs model.{part}.cell: lstm and model.{part}.rank: null")
+        within = key if part == "encoder" else lstm_key(model, part)
+        if stack.rank is not None or (within and stack.cell != "lstm"):
+            raise ValueError(
+                f"model.{within or key} needs model.{part}.cell: lstm and model.{part}.rank: null"
+            )
         if part == "decoder" and not model.decoder.input_feeding:
             raise ValueError(f"model.{key} needs model.decoder.input_feeding: true")
         if implementation not in UNFUSED_IMPLEMENTATIONS:

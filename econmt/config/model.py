@@ -8,7 +8,7 @@ from pydantic import Field, Tag, model_validator
 
 from econmt.config import limits
 from econmt.config.section import Layers, Probability, Section, Width, number_or_section
-from econmt.config.stacks import DecoderSection, EncoderSection
+from econmt.config.stacks import CELLS, DecoderSection, EncoderSection
 
 LengthTask = Literal["none", "ratio", "length"]
 
@@ -260,7 +260,7 @@ class Model(Section):
                     f"{' with source factors' if part == 'encoder' and width != own else ''} must equal {part}.size "
                     f"{stack.size}"
                 )
-            if self.initialization.rnn_h2h != "default" and stack.cell in ("sru", "ssru", "qrnn"):
+            if self.initialization.rnn_h2h != "default" and not CELLS[stack.cell].recurrent:
                 raise ValueError(
                     f"{initialization}: {part}.cell {stack.cell} has no recurrent matrix; set rnn_h2h to default"
                 )
@@ -361,9 +361,9 @@ def unfused_key(model: Model, part: str) -> str:
 
     Layers with such keys are unfused: computed one time step at a time in PyTorch.
     """
-    decoder, attention, dropout = model.decoder, model.attention, model.dropouts
+    decoder, attention = model.decoder, model.attention
     stack = model.encoder if part == "encoder" else decoder
-    options = {}
+    options = dict[str, bool]()
     if part == "decoder":
         options = {
             "decoder.context_gating": decoder.context_gating,
@@ -373,10 +373,19 @@ def unfused_key(model: Model, part: str) -> str:
             f"attention.function {attention.function}": attention.function != "softmax",
             f"attention.coverage.type {attention.coverage.type}": attention.coverage.type != "none",
             "layer_normalization": model.layer_normalization,
+            f"decoder.input_feeding with cell {decoder.cell}": (
+                decoder.input_feeding and not CELLS[decoder.cell].feeding
+            ),
         }
     first = stack.first_residual_layer
-    options |= {
-        f"{part}.first_residual_layer {first}": stack.residual and first != 2,
+    options[f"{part}.first_residual_layer {first}"] = stack.residual and first != 2
+    return next((key for key, is_set in options.items() if is_set), "") or lstm_key(model, part)
+
+
+def lstm_key(model: Model, part: str) -> str:
+    """Returns the first key of the encoder or decoder (``part``) that acts within steps of LSTM layers; or empty."""
+    dropout = model.dropouts
+    options = {
         "dropout.states": dropout.states > 0.0,
         "dropout.recurrent": dropout.recurrent > 0.0,
         "dropout.zoneout_hidden": dropout.zoneout_hidden > 0.0,

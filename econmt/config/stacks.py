@@ -12,20 +12,26 @@ from econmt.config.section import Layers, Section, Width
 class CellRules(NamedTuple):
     """Features that a recurrent cell supports."""
 
-    input_feeding: bool = False
-    """True if a decoder with this cell can use input feeding."""
+    recurrent: bool = False
+    """True if it has a matrix that multiplies the hidden state before a step."""
+    feeding: bool = False
+    """True if a decoder of it with input feeding is a fused operation; others are computed step by step."""
     ranks: bool = False
     """True if its weight matrices can be factorised into two of lower rank."""
 
 
 CELLS = {
-    "lstm": CellRules(input_feeding=True, ranks=True),
-    "lnlstm": CellRules(),
-    "gru": CellRules(),
+    "lstm": CellRules(recurrent=True, feeding=True, ranks=True),
+    "lnlstm": CellRules(recurrent=True),
+    "lnglstm": CellRules(recurrent=True),
+    "gru": CellRules(recurrent=True),
     "sru": CellRules(),
     "ssru": CellRules(),
     "qrnn": CellRules(),
-    "gilr_lstm": CellRules(),
+    "qrnn2": CellRules(),
+    "gilr_lstm": CellRules(recurrent=True),
+    "min_gru": CellRules(),
+    "min_lstm": CellRules(),
 }
 """Features of each cell, by its name."""
 
@@ -33,10 +39,13 @@ CELLS = {
 class RecurrentStack(Section):
     """A stack of recurrent layers."""
 
-    cell: Literal["lstm", "lnlstm", "gru", "sru", "ssru", "qrnn", "gilr_lstm"] = Field(
+    cell: Literal[
+        "lstm", "lnlstm", "lnglstm", "gru", "sru", "ssru", "qrnn", "qrnn2", "gilr_lstm", "min_gru", "min_lstm"
+    ] = Field(
         "lstm",
-        description="recurrent cell; lnlstm: an LSTM with layer normalisation; sru, ssru, qrnn (window 1) and "
-        "gilr_lstm: linear recurrences, which compute all time steps in parallel",
+        description="recurrent cell; lnlstm, lnglstm: an LSTM with layer normalisation over all gates or gate by gate; "
+        "sru, ssru, qrnn (window of 1 step), qrnn2 (of 2), gilr_lstm, min_gru and min_lstm: linear recurrences, which "
+        "compute all time steps in parallel. Decoders with input feeding and a cell other than lstm are unfused",
     )
     rank: Width | None = Field(
         None,
@@ -106,13 +115,3 @@ class DecoderSection(RecurrentStack):
         "last",
         description="initial decoder state: from the encoder's last state, the mean of its outputs, or zero",
     )
-
-    @model_validator(mode="after")
-    def _feeding_has_a_cell(self) -> DecoderSection:
-        if self.input_feeding and not CELLS[self.cell].input_feeding:
-            known = ", ".join(name for name, rules in CELLS.items() if rules.input_feeding)
-            raise ValueError(
-                f"cell {self.cell} needs input_feeding: false, or use cell: {known}; with input feeding each step "
-                "depends on the attention of the step before"
-            )
-        return self

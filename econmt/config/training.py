@@ -61,7 +61,9 @@ class Training(Section):
         description="replay the step of each batch shape as a CUDA graph on a GPU; off: launch each kernel",
     )
     memory_budget: Annotated[SizeOrAuto | None, NO_PARAMETERS] = Field(
-        None, description="maximum bytes, as 4GiB or 512MiB; auto: the memory of the device; null: unlimited"
+        None,
+        description="maximum bytes, as 4GiB or 512MiB, including CUDA's context and libraries on a GPU; auto: the free "
+        "memory of the device; null: unlimited",
     )
     update_interval: int = Field(
         1,

@@ -94,6 +94,8 @@ class RecurrentLayer(nn.Module):
 
     def initialize(self, init: Initialization) -> None:
         """Draws initial values; the matrix of each gate has its own fan-in and fan-out, and gains are 1."""
+        # A bias before a normalisation gate by gate has no effect if it is the same for all units.
+        forgets = ("shift",) if hasattr(self, "shift") else ("bias", "surrogate_bias")
         for name, parameter in self.named_parameters(recurse=False):
             if name == "hidden":
                 initialize_hidden(parameter.data, init)
@@ -104,7 +106,7 @@ class RecurrentLayer(nn.Module):
                 nn.init.ones_(parameter)
             else:
                 nn.init.zeros_(parameter)
-            if name in ("bias", "surrogate_bias"):  # the second gate of every cell is its forget gate
+            if name in forgets:  # the second gate of every cell is its forget gate
                 parameter.data[self.hidden_size : 2 * self.hidden_size] = init.forget_bias
 
 

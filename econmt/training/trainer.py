@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,7 +23,6 @@ from econmt.checkpoint.folder import Commit, ModelFolder
 from econmt.checkpoint.recovery import finish_commit
 from econmt.checkpoint.state import Meter, TrainingState, random_states, restore_random_states
 from econmt.checkpoint.tensor_files import read_tensors
-from econmt.config.optimizer import METRICS
 from econmt.config.recipe import Model
 from econmt.data.batching.batch import AnyBatch
 from econmt.data.batching.store import PreparedData
@@ -36,11 +34,12 @@ from econmt.engine.devices import (
     trims_batches,
 )
 from econmt.engine.graphs import GraphedStep
+from econmt.engine.outside_memory import outside_meter
 from econmt.engine.step import OtherRankError, StepResult, TrainingStep
 from econmt.errors import InputError, TrainingError
 from econmt.model import Implementations
 from econmt.training.budget import Budget, divide
-from econmt.training.end_of_run import Pace, end_reason, seconds_left, share_done
+from econmt.training.end_of_run import Pace, end_reason, judge_checkpoint, seconds_left, share_done
 from econmt.training.failures import not_finite, out_of_memory
 from econmt.training.hooks import Hook
 from econmt.training.interrupts import Interrupted, Interrupts
@@ -320,6 +319,8 @@ class Trainer:
         """Validates and saves a checkpoint; an interruption during validation discards it."""
         self._flush()
         self.step.clear()
+        if self._graphed is not None and self.budget.plan is not None:
+            self._graphed.release()  # the plan gives translating all of the budget
         try:
             with self._streams_preserved(), self._average.in_place(self.state):
                 self.step.make_whole()
@@ -335,7 +336,7 @@ class Trainer:
                 "lower decoding.batch_size or decoding.beam_size"
             ) from error
         state = self.state
-        improved = self._judge(result)
+        improved = judge_checkpoint(self.recipe.training, state, result.columns())
         new_signature = result.signature != state.signature
         state.signature = result.signature
         self._tick()
@@ -371,18 +372,6 @@ class Trainer:
                 progress.note(f"the best checkpoint's optimizer state cannot be used: {error}")
         parameters, _ = read_tensors(self.folder.parameters(self.state.best_update))
         return Saved(self.state, parameters, current, self.recipe.training.optimizer.name)
-
-    def _judge(self, result: Validation) -> bool:
-        """Returns True if this checkpoint is the best so far, as the first one always is."""
-        state = self.state
-        metric = METRICS[self.recipe.training.early_stopping.metric]
-        score, best = result.columns()[metric.column], state.best_score
-        improved = best is None or math.isnan(best) or (score > best if metric.higher else score < best)
-        if improved:
-            state.best_score, state.best_update, state.num_not_improved = score, state.update, 0
-        else:
-            state.num_not_improved += 1
-        return improved
 
     def _row(self, result: Validation) -> dict[str, float]:
         state = self.state
@@ -488,6 +477,7 @@ class Trainer:
             left=seconds_left(training, state, epochs, self._pace.seconds_per_update(state.seconds, update)),
             updates=round(update / share) if share else None,
             device=self.device.type,
+            outside=outside_meter(self.device).read().total if self.device.type == "cuda" else 0,
             loss_scale=self._scaling.last,
             skipped=state.skipped,
         )

@@ -68,10 +68,10 @@ def pair_flops(model: Model, target_vocabulary: int) -> PairFlops:
 
 def _layer(shape: LayerShape, stack: RecurrentStack) -> int:
     """Returns the operations per position of a recurrent layer, with factorised matrices if it has a rank."""
-    from econmt_ops.cells.table import CELLS  # needs PyTorch, which other users of this module do not
+    from econmt_ops.cells.table import KINDS  # needs PyTorch, which other users of this module do not
 
     inputs, size, directions = shape
     rank = stack.rank
     if rank is None:
-        return directions * CELLS[stack.cell].operations(inputs, size)
+        return directions * KINDS[stack.cell].operations(inputs, size)
     return directions * 2 * rank * (inputs + 4 * size + size + 4 * size)

@@ -3,18 +3,20 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import sacrebleu
 import torch
 
+from econmt.checkpoint.state import TrainingState
 from econmt.config.optimizer import METRICS
+from econmt.config.recipe import EarlyStopping, Training
 from econmt.data.batching.batches import Batch, pad_batch
 from econmt.errors import TrainingError
 from econmt.evaluation.metrics import Score
 from econmt.tasks.translation import TranslationTask
+from econmt.training.end_of_run import judge_checkpoint
 from econmt.training.failures import not_finite
 from econmt.training.interrupts import Interrupts
 from econmt.training.progress import Progress
@@ -334,22 +336,13 @@ def test_a_plateau_after_a_change_of_schedule_goes_back_to_the_parameters_alone(
 
 @pytest.mark.parametrize("metric", ["perplexity", "bleu"])
 def test_a_first_score_that_is_not_a_number_gives_way_to_the_next(metric: str) -> None:
-    columns: dict[str, float] = {}
-    trainer = SimpleNamespace(
-        recipe=SimpleNamespace(training=SimpleNamespace(early_stopping=SimpleNamespace(metric=metric))),
-        state=SimpleNamespace(best_score=None, best_update=0, num_not_improved=0, update=0),
-    )
+    training, state = Training(early_stopping=EarlyStopping(metric=metric)), TrainingState()
     found = []
     for update, score in enumerate((math.nan, 5.0, math.nan, 5.0), start=1):
-        trainer.state.update = update
-        columns[METRICS[metric].column] = score
-        found.append(Trainer._judge(trainer, SimpleNamespace(columns=lambda: columns)))  # type: ignore[arg-type]
+        state.update = update
+        found.append(judge_checkpoint(training, state, {METRICS[metric].column: score}))
     assert found == [True, True, False, False]
-    assert (trainer.state.best_score, trainer.state.best_update, trainer.state.num_not_improved) == (
-        5.0,
-        2,
-        2,
-    )
+    assert (state.best_score, state.best_update, state.num_not_improved) == (5.0, 2, 2)
 
 
 def test_early_stopping_counts_checkpoints_since_the_best(
