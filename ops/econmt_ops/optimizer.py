@@ -360,6 +360,13 @@ class FusedOptimizer:
             )
         )
 
+    def _rate_on(self, device: torch.device) -> Tensor:
+        """Returns the learning rate as a scalar on the device."""
+        rate = self.param_groups[0]["lr"]
+        if isinstance(rate, Tensor):
+            return rate
+        return torch.full((), rate, dtype=torch.float32, device=device)
+
     def _run_kernel(
         self,
         updates: Sequence[Update],
@@ -368,9 +375,7 @@ class FusedOptimizer:
         *,
         norm: bool = False,
     ) -> Tensor | None:
-        rate = self.param_groups[0]["lr"]
-        if not isinstance(rate, Tensor):
-            rate = torch.full((), rate, dtype=torch.float32, device=updates[0].values.device)
+        rate = self._rate_on(updates[0].values.device)
         settings = AdamSettings(
             self._betas,
             self._eps,

@@ -13,6 +13,7 @@ quantization"), with two differences:
 
 from __future__ import annotations
 
+import importlib
 import struct
 from collections.abc import Iterable
 from typing import Any
@@ -22,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from econmt_ops import optimizer
+from econmt_ops.backends import triton
 from econmt_ops.optimizer import FusedOptimizer, Update, unchanged_by_overflow
 
 BLOCK = 256
@@ -51,7 +53,8 @@ _GOLDEN = (5.0**0.5 - 1.0) / 2.0
 class EightBitOptimizer(FusedOptimizer):
     """Adam or AdamW with 8-bit moments (names "adam8bit" and "adamw8bit"); otherwise as :class:`FusedOptimizer`.
 
-    An update expands the moments of a few megabytes of values at a time to float32 (float64 for float64 parameters).
+    An update expands the moments of a few megabytes of values at a time to float32 (float64 for float64 parameters), or
+    of none where Triton serves the GPU.
 
     The state of a matrix is ``exp_avg`` int8 and ``exp_avg_sq`` uint8, of the matrix's shape, and for each a ``_scale``
     (rows, blocks) float32.
@@ -84,13 +87,29 @@ class EightBitOptimizer(FusedOptimizer):
         if unquantized:
             super()._run(unquantized, divisor)
         for update in updates:
-            if len(update.moments) == 4:
+            if len(update.moments) == 4 and _have_kernel(update):
+                self._run_matrix(update, divisor)
+            elif len(update.moments) == 4:
                 parts = [part.flatten(0, -2) for part in (update.values, update.gradient, *update.moments)]
                 rows = max(1, optimizer.BLOCK_BYTES // (parts[0].shape[1] * parts[0].element_size()))
                 for values, gradient, *moments in zip(
                     *(torch.split(part, rows) for part in parts), strict=True
                 ):
                     self._run_rows(Update(values, gradient, tuple(moments), update.numbers), divisor)
+
+    def _run_matrix(self, update: Update, divisor: Tensor | None) -> None:
+        kernels = importlib.import_module("econmt_ops.backends.triton.adam_8bit")
+        settings = kernels.EightBitSettings(
+            self._betas,
+            self._eps,
+            self._weight_decay,
+            self._name == "adamw",
+            self._rate_on(update.values.device),
+            divisor,
+            self._overflow,
+        )
+        parts = [part.flatten(0, -2) for part in (update.values, update.gradient, *update.moments)]
+        kernels.run(settings, kernels.EightBitMatrix(*parts, update.numbers["step"]))
 
     def _run_rows(self, update: Update, divisor: Tensor | None) -> None:
         first, first_scale, second, second_scale = update.moments
@@ -101,6 +120,17 @@ class EightBitOptimizer(FusedOptimizer):
         with unchanged_by_overflow(self._overflow, *update.moments):  # also by another rounding
             write_first(moments[0], first, first_scale, turn)
             write_second(moments[1], second, second_scale, turn + 0.5)
+
+
+def _have_kernel(update: Update) -> bool:
+    """Returns True if a Triton kernel serves a matrix."""
+    return (
+        triton.serves(update.values)
+        and type(update.gradient) is Tensor
+        and update.values.dtype == update.gradient.dtype == torch.float32
+        and update.values.is_contiguous()
+        and update.gradient.is_contiguous()
+    )
 
 
 def read_first(codes: Tensor, scales: Tensor) -> Tensor:

@@ -224,13 +224,14 @@ def main() -> None:
     add("--variants", nargs="+", choices=VARIANTS, default=["plain", "reference", "auto"], help="variants")
     add("--seconds", type=float, default=2.0, help="seconds for timing a variant (%(default)s)")
     add("--json", type=Path, help="JSON file to write the rows to")
+    add("--set", nargs="+", default=[], metavar="KEY=VALUE", help="keys of the recipes to change")
     add("--budget", type=parse_size, help="give each variant the largest batch within these bytes, e.g. 4GiB")
     given = parser.parse_args()
     rows: list[Row] = []
     print(heading())
     for name, precision in itertools.product(given.only, given.precision):
         recipe_name, shapes, source, target, full = WORKLOADS[name]
-        task = TranslationTask(load_recipe(recipe_name), source, target)
+        task = TranslationTask(load_recipe(recipe_name, given.set), source, target)
         torch.manual_seed(2)
         batches = batches_of(task, shapes, full)
         runs: dict[str, Run] = {}

@@ -26,7 +26,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
-from econmt_ops.backends.triton import cells
+from econmt_ops.backends.triton import adam_8bit, cells
 from econmt_ops.backends.triton.attention import AttentionLauncher, KeyGradients
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
@@ -79,7 +79,17 @@ def calls() -> dict[str, Callable[[], None]]:
                 found[f"{kind} {size} {str(dtype)[6:]}"] = lambda args=(size, dtype, kind): attend(*args)
     found["additive 300 bfloat16"] = lambda: attend(300, torch.bfloat16, "additive")
     found["cell 512 bfloat16"] = lambda: step(512, torch.bfloat16)
+    found["adam 300"] = lambda: update(300)
+    found["adam 512"] = lambda: update(512)
     return found
+
+
+def update(columns: int) -> None:
+    """Adam with 8-bit moments."""
+    values, scales, scalar = torch.zeros(64, columns), torch.zeros(64, 2), torch.zeros(())
+    codes = values.to(torch.int8), scales, values.to(torch.uint8), scales
+    settings = adam_8bit.EightBitSettings((0.9, 0.999), 1e-8, 0.01, True, scalar, scalar, scalar)
+    adam_8bit.run(settings, adam_8bit.EightBitMatrix(values, values, *codes, scalar))
 
 
 def attend(size: int, dtype: torch.dtype, kind: str) -> None:

@@ -16,6 +16,8 @@ TABLE = {
     "additive 1024 float32": [(184, 16500), (192, 16500), (80, 1100)],
     "additive 300 bfloat16": [(128, 33000), (128, 33000), (64, 1100)],
     "cell 512 bfloat16": [(48, 0), (72, 0), (72, 0)],
+    "adam 300": [(128, 2048)],
+    "adam 512": [(128, 2048)],
 }
 SPILLED = 16
 """Bytes of a thread's registers that may be kept in memory: ptxas does so, now and then, where it need not."""

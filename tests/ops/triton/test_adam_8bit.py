@@ -1,0 +1,89 @@
+"""The kernel of Adam with 8-bit moments computes what the definition in PyTorch does."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from econmt_ops import optimizer_8bit
+from econmt_ops.loss_scale import LossScale
+from econmt_ops.optimizer_8bit import EightBitOptimizer
+from tests.ops.triton.conftest import DEVICE
+
+SHAPES = [(70, 300), (17, 256), (9, 1000), (3, 50, 40), (130, 33)]
+
+
+def steps(
+    monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], name: str, decay: float, *, kernel: bool
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Three clipped steps, of which the second one has a gradient with zeros and small numbers."""
+    with monkeypatch.context() as patch:
+        if not kernel:
+            patch.setattr(optimizer_8bit, "_have_kernel", lambda update: False)
+        draw = torch.Generator().manual_seed(sum(shape))
+        parameter = nn.Parameter(torch.randn(shape, generator=draw).to(DEVICE))
+        ours = EightBitOptimizer(
+            [parameter], name=name, learning_rate=0.01, weight_decay=decay, betas=(0.8, 0.95)
+        )
+        for step in range(3):
+            gradient = torch.randn(shape, generator=draw)
+            if step == 1:
+                gradient[::2] *= 1e-12
+                gradient[1::4] = 0.0
+            parameter.grad = gradient.to(DEVICE)
+            ours.clip("norm", 3.0)
+            ours.step()
+        return parameter.detach(), ours.state[parameter]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(("name", "decay"), [("adam8bit", 0.0), ("adam8bit", 0.1), ("adamw8bit", 0.1)])
+@pytest.mark.sampled(5)
+def test_steps_are_those_of_the_definition(
+    monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], name: str, decay: float
+) -> None:
+    (found, state), (wanted, expected) = (
+        steps(monkeypatch, shape, name, decay, kernel=kernel) for kernel in (True, False)
+    )
+    torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-6)
+    for moment in ("exp_avg", "exp_avg_sq"):
+        # Another rounding before the dither may change a code, and with it the scale of the next step.
+        scales = state[f"{moment}_scale"], expected[f"{moment}_scale"]
+        assert torch.isclose(*scales, rtol=1e-5, atol=0.0).float().mean() > 0.998
+        codes = state[moment].int() - expected[moment].int()
+        assert codes.abs().max() <= 1
+        assert (codes != 0).float().mean() < 2e-3
+        assert state[moment].unique().numel() > 10
+    assert int(state["step"]) == 3
+
+
+def test_a_launch_reads_what_is_contiguous(monkeypatch: pytest.MonkeyPatch) -> None:
+    parameter = nn.Parameter(torch.ones(64, 80, device=DEVICE))
+    ours = EightBitOptimizer([parameter], name="adam8bit", learning_rate=0.01)
+    parameter.grad = torch.arange(64.0 * 80, device=DEVICE).view(80, 64).t()
+    ours.step()
+    twin = nn.Parameter(torch.ones(64, 80, device=DEVICE))
+    others = EightBitOptimizer([twin], name="adam8bit", learning_rate=0.01)
+    twin.grad = parameter.grad.contiguous()
+    others.step()
+    torch.testing.assert_close(parameter, twin)
+
+
+def test_an_overflow_changes_nothing() -> None:
+    draw = torch.Generator().manual_seed(1)
+    parameter = nn.Parameter(torch.randn(70, 300, generator=draw).to(DEVICE))
+    ours = EightBitOptimizer([parameter], name="adam8bit", learning_rate=0.01)
+    ours.loss_scale = LossScale(parameter.device)
+    for infinite in (False, True):
+        before = [part.clone() for part in (parameter.detach(), *ours.state.get(parameter, {}).values())]
+        gradient = torch.randn(70, 300, generator=draw).to(DEVICE) * ours.loss_scale.scale
+        gradient[3, 3] = torch.inf if infinite else 1.0
+        parameter.grad = gradient
+        ours.clip("none", 0.0)
+        ours.step()
+        after = [parameter.detach(), *ours.state[parameter].values()]
+        if infinite:
+            assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+        else:
+            assert not torch.equal(before[0], after[0])
