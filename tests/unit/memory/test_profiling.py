@@ -15,12 +15,13 @@ from econmt.engine.precision import NAMED
 from econmt.memory import profiling
 from econmt.memory.estimate.techniques import Technique, estimate, techniques
 from econmt.memory.measure.ledger import Ledger
-from econmt.memory.measure.machine import bytes_outside_allocator, describe_machine, free_memory
+from econmt.memory.measure.machine import bytes_outside_allocator, describe_machine, free_memory, total_memory
 from econmt.memory.profiling import Failures, Step, affordable_rows, profile, rows_that_fit
 from econmt.model import Implementations
 from econmt.parallel.simulated_rank import ALONE
 from econmt.tasks.protocol import Shape
 from econmt.tasks.translation import TranslationTask
+from econmt_ops.dispatch.device_limits import H200, playing
 from econmt_ops.dispatch.measurements import processor
 from econmt_ops.dispatch.rule import rules_only
 from econmt_ops.dispatch.traits import implementations_of
@@ -303,6 +304,17 @@ def test_bytes_outside_of_the_allocator(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 120)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (550, 1000))
     assert bytes_outside_allocator(torch.device("cuda")) == 330
+
+
+def test_memory_of_a_card_that_is_played(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has as many bytes less free as in all."""
+    gpu = torch.device("cuda", 0)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (H200.memory - (3 << 30), H200.memory))
+    assert (total_memory(gpu), free_memory(gpu)) == (H200.memory, H200.memory - (3 << 30))
+    with playing("memory=8GiB"):
+        assert (total_memory(gpu), free_memory(gpu)) == (8 << 30, 5 << 30)
+    with playing("memory=2GiB"):
+        assert free_memory(gpu) == 0
 
 
 @pytest.mark.cuda
