@@ -122,7 +122,8 @@ class WordLists:
     )
     glossary: Path | None = option(
         None,
-        help="Text file of terms, one a line: source phrase, tab, and the target phrase that must translate it.",
+        help="Text file of terms, one a line, and the translation that each must have, with a tab, = or a comma "
+        "between them. Blank lines and those that begin with # are skipped.",
     )
 
 

@@ -20,7 +20,8 @@ from econmt.config import limits
 from econmt.config.recipe import read_recipe
 from econmt.config.yaml_reader import shortened
 from econmt.data.files import notice
-from econmt.decoding.constraints.glossary import read_avoid_list, read_glossary
+from econmt.data.text.glossary import read_glossary
+from econmt.decoding.constraints.phrases import read_avoid_list
 from econmt.engine.devices import resolve_device
 from econmt.engine.precision import LEAST_SIZE, int8_pays
 from econmt.errors import InputError

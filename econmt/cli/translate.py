@@ -25,7 +25,7 @@ from econmt.cli.search_options import (
 )
 from econmt.data.files import notice
 from econmt.decoding.attention_picture import draw_attention, missing_note
-from econmt.decoding.constraints.glossary import read_avoid_list
+from econmt.decoding.constraints.phrases import read_avoid_list
 from econmt.decoding.formats import OutputType, format_nbest, format_translation
 from econmt.decoding.requests import Request, read_request
 from econmt.decoding.sentences import Splitter, splitter_for

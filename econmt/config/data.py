@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
 from econmt.config import limits
 from econmt.config.marks import NO_MEMORY, NO_PARAMETERS, NO_PREPARED_TEXT
-from econmt.config.model import Probability, Section
+from econmt.config.section import Probability, Section
 
 Positions = Annotated[int, Field(ge=1, le=limits.POSITIONS)]
 VocabularySize = Annotated[int, Field(ge=5, le=limits.WORDS)]
@@ -43,8 +43,20 @@ Language = Annotated[str, Field(min_length=1, max_length=100), AfterValidator(_c
 TextPrefix = Annotated[str, AfterValidator(_check_prefix)]
 
 
+def refuse_learning(section: Section, files: str, *names: str) -> None:
+    """Raises ValueError if a section names vocabulary files and keys that tell how to learn a vocabulary."""
+    for name in names if getattr(section, files) else ():
+        value = getattr(section, name)
+        if value != type(section).model_fields[name].default:
+            raise ValueError(f"{name} {value} has no effect with {files}; remove one of them")
+
+
+MinimumCount = Annotated[int, Field(ge=1, le=limits.TOKENS)]
+FileName = Annotated[str, Field(min_length=1)]
+
+
 class SentencePieceSubwords(Section):
-    """Subwords learnt by SentencePiece from the raw training text."""
+    """Subwords of SentencePiece, learnt from the raw training text or of a model that exists."""
 
     type: Literal["bpe", "unigram"] = Field("bpe", description="segmentation model")
     size: int = Field(
@@ -55,6 +67,12 @@ class SentencePieceSubwords(Section):
     )
     joint: bool = Field(
         True, description="true: one subword model for both languages; false: one per language"
+    )
+    models: list[FileName] = Field(
+        [],
+        max_length=2,
+        description="SentencePiece models to use, of any program: one for both languages, or, if joint is false, "
+        "[source, target]; searched where the text is. Its special tokens are replaced by econmt's; empty: learn them",
     )
     dropout: Annotated[Probability, NO_PREPARED_TEXT] = Field(
         0.0, description="BPE-dropout: probability of skipping a merge, drawn again in every epoch (bpe only)"
@@ -70,6 +88,12 @@ class SentencePieceSubwords(Section):
     def _dropout_needs_bpe(self) -> SentencePieceSubwords:
         if self.dropout > 0.0 and self.type != "bpe":
             raise ValueError("dropout (BPE-dropout) needs type: bpe")
+        refuse_learning(self, "models", "size", "character_coverage")
+        if self.models and len(self.models) != (1 if self.joint else 2):
+            raise ValueError(
+                f"models has {len(self.models)} files and joint is {str(self.joint).lower()}; give one file with "
+                "joint: true, or those of source and target with joint: false"
+            )
         return self
 
 
@@ -83,6 +107,22 @@ class WordSubwords(Section):
     target: VocabularySize = Field(
         50000, description="size of the target vocabulary, special tokens included; rarer words become <unk>"
     )
+    min_count: MinimumCount = Field(
+        1, description="words that occur less often in the training text become <unk>, on both sides"
+    )
+    lists: list[FileName] = Field(
+        [],
+        max_length=2,
+        description="[source, target]: lists of words to use, one a line, with or without a count, or Sockeye's JSON; "
+        "searched where the text is; empty: learn them",
+    )
+
+    @model_validator(mode="after")
+    def _lists_are_two(self) -> WordSubwords:
+        refuse_learning(self, "lists", "source", "target", "min_count")
+        if len(self.lists) == 1:
+            raise ValueError("lists needs two files, those of source and target; they may be the same")
+        return self
 
 
 def subword_type(value: Any) -> str:
@@ -232,6 +272,18 @@ class Data(Section):
         "token for each space-separated word of the source line; needed for data.train, data.valid and data.test. A "
         "subword gets the factors of its word",
     )
+    alignment: Language | None = Field(
+        None,
+        description="suffix of files with word alignments for training.guided_alignment_weight: line n of PREFIX.align "
+        "(or .gz) has the pairs of words of line n, source-target from 0, as 0-0 1-2 (Pharaoh format of fast_align, "
+        "eflomal and others); needed for data.train; with one of data.valid, metrics.tsv has valid_alignment_loss",
+    )
+    weights: Language | None = Field(
+        None,
+        description="suffix of files with a weight for each training pair: line n of PREFIX.weights (or .gz) is the "
+        "factor of the losses of pair n, from 0 to 4000. The divisor of an update stays its number of target tokens, "
+        "so weights of mean 1 keep the learning rate; model.length_task is not weighted",
+    )
     tags: list[Annotated[str, AfterValidator(_check_tag)]] = Field(
         [],
         description="a tag for each prefix of data.train, put before its sources as a separate token, as ['', <BT>] "
@@ -261,11 +313,14 @@ class Data(Section):
 
     @model_validator(mode="after")
     def _factors_are_their_own(self) -> Data:
-        for number, name in enumerate(self.source_factors):
-            if name in (self.source, self.target, *self.source_factors[:number]):
+        taken = [self.source, self.target]
+        others = [("alignment", self.alignment), ("weights", self.weights)]
+        for key, name in [*(("source_factors", name) for name in self.source_factors), *others]:
+            if name in taken:
                 raise ValueError(
-                    f"source_factors: {name!r} is also the suffix of other files; each needs its own suffix"
+                    f"{key}: {name!r} is also the suffix of other files; each needs its own suffix"
                 )
+            taken += [] if name is None else [name]
         return self
 
     @model_validator(mode="after")

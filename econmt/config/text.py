@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Union
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from econmt.config import limits
-from econmt.config.data import Language, TextPrefix, VocabularySize, subword_type
+from econmt.config.data import (
+    FileName,
+    Language,
+    MinimumCount,
+    TextPrefix,
+    VocabularySize,
+    refuse_learning,
+    subword_type,
+)
 from econmt.config.marks import NO_MEMORY, NO_PARAMETERS, NO_PREPARED_TEXT
-from econmt.config.model import Initialization, Layers, Probability, Section, Width, number_or_section
+from econmt.config.model import Initialization
+from econmt.config.section import Layers, Probability, Section, Width, number_or_section
 
 
 class TextWords(Section):
@@ -19,6 +28,19 @@ class TextWords(Section):
     size: VocabularySize = Field(
         50000, description="size of the vocabulary, special tokens included; rarer words become <unk>"
     )
+    min_count: MinimumCount = Field(
+        1, description="words that occur less often in the training text become <unk>"
+    )
+    lists: list[FileName] = Field(
+        [],
+        max_length=1,
+        description="a list of words to use, as for translation; empty: learn it",
+    )
+
+    @model_validator(mode="after")
+    def _learns_or_reads(self) -> TextWords:
+        refuse_learning(self, "lists", "size", "min_count")
+        return self
 
 
 class TextSubwords(Section):
@@ -34,6 +56,14 @@ class TextSubwords(Section):
         le=1.0,
         description="share of the characters in the text that subwords cover; 0.9995 suits Chinese and Japanese",
     )
+    models: list[FileName] = Field(
+        [], max_length=1, description="a SentencePiece model to use, as for translation; empty: learn one"
+    )
+
+    @model_validator(mode="after")
+    def _learns_or_reads(self) -> TextSubwords:
+        refuse_learning(self, "models", "size", "character_coverage")
+        return self
 
 
 class TextData(Section):

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from econmt.config import limits
 from econmt.config.json_reader import json_text, parse_json
 from econmt.config.yaml_reader import complaints
+from econmt.data.text.glossary import Glossary
 from econmt.data.text.subwords import normalized
 from econmt.errors import InputError
 
@@ -28,6 +29,7 @@ class Request(NamedTuple):
         target_prefix: its beginning.
         passed: other fields of a JSON object, copied to the JSON output.
         factors: source factors: for each stream, a text with one token a word.
+        glossary: terms of this sentence, with priority over those of a glossary for all sentences.
     """
 
     text: str
@@ -36,11 +38,17 @@ class Request(NamedTuple):
     target_prefix: str = ""
     passed: Mapping[str, Any] = {}
     factors: Sequence[str] = ()
+    glossary: Glossary | None = None
 
     @property
     def is_plain(self) -> bool:
-        """True if the request has no constraints."""
-        return not (self.constraints or self.avoid or self.target_prefix)
+        """True if the request has no constraints and no glossary."""
+        return self.glossary is None and not self.constrains
+
+    @property
+    def constrains(self) -> bool:
+        """True if the request has constraints that belong to one sentence."""
+        return bool(self.constraints or self.avoid or self.target_prefix)
 
 
 _ADVICE = 'expected one JSON object per line, as {"text": "A dog.", "constraints": ["Hund"]}'

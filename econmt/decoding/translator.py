@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from econmt.config import recipe
 from econmt.data.batching.token_store import rectangle
+from econmt.data.text.glossary import Glossary
 from econmt.data.text.source_factors import encode_sources
 from econmt.data.text.subwords import EOS, UNK, Vocabularies
 from econmt.decoding.alignment import copied, hard_alignment, joined
 from econmt.decoding.constraints.batch import ConstrainedContinuations, DecodingConstraints
-from econmt.decoding.constraints.glossary import Glossary
 from econmt.decoding.constraints.tokens import ConstraintCompiler
 from econmt.decoding.markup_reader import line_passage
 from econmt.decoding.passages import TextDivision, division, plain_passage
@@ -231,7 +231,7 @@ class Translator:
         passages = [divide(request.text, self._division) for request in requests]
         sentences: list[Request] = []
         for number, request, passage in zip(numbers, requests, passages, strict=True):
-            if len(passage.sentences) > 1 and not request.is_plain:
+            if len(passage.sentences) > 1 and request.constrains:
                 raise InputError(
                     f"{where}:{number}: constraints belong to one sentence, and this line has "
                     f"{len(passage.sentences)}; give one sentence a line"

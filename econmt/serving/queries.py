@@ -9,14 +9,12 @@ from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 from urllib.parse import parse_qsl
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from econmt.config import limits
 from econmt.config.json_reader import parse_json
 from econmt.config.yaml_reader import complaints, shortened
-from econmt.data.text.subwords import normalized
-from econmt.decoding.constraints.glossary import Glossary
-from econmt.decoding.constraints.phrases import units
+from econmt.data.text.glossary import Glossary, checked_term, parse_terms
 from econmt.decoding.markup_reader import html_passage
 from econmt.decoding.passages import Passage, TextDivision, plain_passage
 from econmt.decoding.requests import Request, check_request, request_of
@@ -33,6 +31,11 @@ class _Body(BaseModel):
     api_key: str = Field("", description="API key; the header Authorization: Bearer KEY is better.")
 
 
+def _terms_of(glossary: Any) -> Any:
+    """Returns the terms of a glossary's text, and any other value as it is; raises InputError with the line."""
+    return parse_terms(glossary.split("\n"), "glossary") if isinstance(glossary, str) else glossary
+
+
 class _Constraints(_Body):
     source: str = Field("auto", description="Source language; auto if only one pair of the server fits.")
     target: str = Field(
@@ -42,8 +45,11 @@ class _Constraints(_Body):
         [], description="Phrases that the translation of the only sentence must contain."
     )
     avoid: Phrases = Field([], description="Phrases that no translation may contain.")
-    glossary: dict[str, str] = Field(
-        {}, max_length=limits.PHRASES, description="Terms and the translations that they must have."
+    glossary: Annotated[dict[str, str], BeforeValidator(_terms_of)] = Field(
+        {},
+        max_length=limits.PHRASES,
+        description="Terms and the translations that they must have, or the text of a glossary file.",
+        json_schema_extra={"type": ["object", "string"]},
     )
     target_prefix: str = Field("", description="Beginning of the translation of the only sentence.")
 
@@ -215,17 +221,14 @@ def _characters(trees: Iterable[Any]) -> int:
 
 
 def read_terms(terms: Mapping[str, str]) -> Glossary | None:
-    """Makes a glossary of source and target phrases; None if there are none. Raises Refused for a blank phrase."""
-    for source, target in terms.items():
-        if not units(source) or not normalized(target):
-            phrase = f"the {'target' if units(source) else 'source'} phrase of {shortened(source)!r}"
-            raise Refused(400, f"glossary: {phrase} is blank; give one, or leave the term out")
-    pairs = {normalized(source): normalized(target) for source, target in terms.items()}
+    """Makes a glossary of a request's terms; None if there are none. Raises InputError for a blank one."""
+    named = ((term, f"glossary: {shortened(term)!r}") for term in terms)
+    pairs = dict(checked_term(term, terms[term], where) for term, where in named)
     return Glossary(pairs) if pairs else None
 
 
 def with_terms(request: Request, glossary: Glossary | None) -> Request:
-    """Adds the translations of terms that occur in a sentence to its constraints."""
-    if glossary is None:
+    """Adds a glossary to a request if one of its terms occurs in the sentence."""
+    if glossary is None or not glossary.occurrences(request.text):
         return request
-    return request._replace(constraints=[*request.constraints, *glossary.constraints(request.text)])
+    return request._replace(glossary=glossary)

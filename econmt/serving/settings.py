@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from econmt.decoding.constraints.glossary import Glossary
+from econmt.data.text.glossary import Glossary
 from econmt.errors import InputError
 
 

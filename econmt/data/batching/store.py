@@ -10,19 +10,19 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BaseModel, Field
 
 from econmt.config import limits
 from econmt.config.json_reader import Record, parse_json
 from econmt.config.marks import NO_PREPARED_TEXT, marked_keys
-from econmt.config.recipe import Data, Recipe, TextData
+from econmt.config.recipe import Data, Recipe, SentencePieceSubwords, TextData, TextSubwords
 from econmt.config.yaml_reader import check_section
 from econmt.data.batching.split_writer import SplitWriter, TrainingSplit
 from econmt.data.batching.token_store import TokenStore
 from econmt.data.files import notice, refuse_pipe, whole_folder, writing
 from econmt.data.fingerprints import describe, is_as_described
 from econmt.data.progress_bars import counted, counting
-from econmt.data.text.corpus import Corpus, find_corpus, find_factors, find_text
+from econmt.data.text.corpus import Corpus, existing_companion, find_companions, find_corpus, find_text
 from econmt.data.text.filters import Codes, Selection
 from econmt.data.text.subwords import (
     Vocabularies,
@@ -36,7 +36,8 @@ from econmt.errors import InputError
 FORMAT = "econmt-data-1"
 META_FILE = "meta.json"
 _STORE_FILES = re.compile(
-    r"meta\.json|left-out\.txt|(train|valid|test)\.(tokens|index|lines|(source|target|factor[0-9]+)\.txt)"
+    r"meta\.json|left-out\.txt|(train|valid|test)\.(tokens|index|lines|weights|(source|target|factor[0-9]+)\.txt)"
+    r"|(train|valid)_links\.(tokens|index|lines)"
     r"|(subwords|vocab)(\.source|\.target|\.factor[0-9]+)?\.(model|txt)"
 )
 """Names of a store's files; a folder with other files is never overwritten."""
@@ -80,6 +81,7 @@ class SplitDescription(Record):
     type: Literal["<u2", "<u4", "<u8"]
     files: list[Annotated[list[Any], AfterValidator(_check_file)]] = Field(min_length=1)
     corpora: list[Count] = Field(default_factory=list)
+    weighted: bool = False
 
 
 class StoreStatistics(Record):
@@ -116,6 +118,8 @@ class Splits(Record):
     train: SplitDescription
     valid: SplitDescription
     test: SplitDescription | None = None
+    train_links: SplitDescription | None = None
+    valid_links: SplitDescription | None = None
 
 
 class StoreDescription(Record):
@@ -149,6 +153,10 @@ class PreparedData(NamedTuple):
     test: TokenStore | None
     test_text: RawText
     """Raw text of the test split; empty without one."""
+    train_links: TokenStore | None
+    """Word alignments of the training pairs: source words as source, the target word of each as target."""
+    valid_links: TokenStore | None
+    """Word alignments of the validation pairs."""
     statistics: dict[str, Any]
     """Counts of pairs, tokens, unknown tokens and left-out pairs by split, and the words of a language model's text
     including line ends; see ``econmt prepare``."""
@@ -187,6 +195,7 @@ def prepare(
     fits = meta is not None and _changed_setting(meta, data) is None
     try:
         inputs = _find_inputs(data, search, show_progress, fetch=not fits)
+        own = _find_own_vocabulary(data, search)
     except InputError:
         if not fits:
             raise
@@ -194,7 +203,8 @@ def prepare(
             f"using the prepared data in {folder}; its text was not found, so it was not checked for changes"
         )
         return open_prepared(folder, verify=verify)
-    files = _describe_inputs(inputs, meta, verify)
+    vocabulary = [("vocabulary", Corpus(path, None)) for path in own]
+    files = _describe_inputs([*inputs, *vocabulary], meta, verify)
     if meta is not None:
         reason = _why_outdated(meta, data, files)
         if reason is None:
@@ -204,7 +214,7 @@ def prepare(
                 reason = str(error)
         if instead is None:
             notice(f"preparing the data in {folder} again: {reason}")
-    _build(data, instead or folder, inputs, files, show_progress)
+    _build(data, instead or folder, inputs, files, own, show_progress)
     return open_prepared(instead or folder)
 
 
@@ -251,6 +261,8 @@ def open_prepared(folder: Path, *, verify: bool = False) -> PreparedData:
         valid_text=texts["valid"],
         test=stores.get("test"),
         test_text=texts.get("test", RawText([], [])),
+        train_links=stores.get("train_links"),
+        valid_links=stores.get("valid_links"),
         statistics=meta["statistics"],
         checksums={name: entry["sha256"] for name, entry in _described(folder, meta).items()},
     )
@@ -304,6 +316,10 @@ def _changed_setting(meta: dict[str, Any], data: Data | TextData) -> str | None:
     for key in dict.fromkeys((*settings, *meta["data"])):
         old, new = meta["data"].get(key), settings.get(key)
         is_newer = key not in meta["data"] and getattr(data, key) == fields[key].get_default()
+        section = getattr(data, key, None)
+        if isinstance(old, dict) and isinstance(new, dict) and isinstance(section, BaseModel):
+            defaults = {name: field.get_default() for name, field in type(section).model_fields.items()}
+            new = {name: value for name, value in new.items() if name in old or value != defaults[name]}
         if old != new and not is_newer:
             return f"data.{key} changed from {old!r} to {new!r}"
     return None
@@ -322,8 +338,32 @@ def _find_inputs(
     inputs = []
     for split, prefix in prefixes:
         corpus = find_corpus(prefix, data.source, data.target, search, progress, fetch=fetch)
-        inputs.append((split, find_factors(corpus, prefix, data.source_factors, search)))
+        factors = find_companions(corpus, prefix, data.source_factors, "data.source_factors", search)
+        corpus = corpus._replace(factors=factors)
+        inputs.append((split, _with_guides(corpus, data, split, prefix, search)))
     return inputs
+
+
+def _with_guides(corpus: Corpus, data: Data, split: str, prefix: str, search: Sequence[Path]) -> Corpus:
+    """Adds the files of alignments and weights to a training corpus, and existing alignments to validation text."""
+    if split == "valid" and data.alignment is not None:
+        return corpus._replace(alignment=existing_companion(corpus, prefix, data.alignment))
+    found: list[Path | None] = [None, None]
+    for place, key in enumerate(("alignment", "weights") if split == "train" else ()):
+        name = getattr(data, key)
+        if name is not None:
+            (found[place],) = find_companions(corpus, prefix, [name], f"data.{key}", search)
+    return corpus._replace(alignment=found[0], weights=found[1])
+
+
+def _find_own_vocabulary(data: Data | TextData, search: Sequence[Path]) -> list[Path]:
+    """Finds the files of vocabularies that the recipe names; none if they are learnt."""
+    subwords = data.subwords
+    if isinstance(subwords, (SentencePieceSubwords, TextSubwords)):
+        names = subwords.models
+    else:
+        names = subwords.lists
+    return [find_text(name, search, progress=False, fetch=False) for name in names]
 
 
 def _describe_inputs(
@@ -355,7 +395,12 @@ def _why_outdated(meta: dict[str, Any], data: Data | TextData, files: Sequence[d
 
 
 def _build(
-    data: Data | TextData, folder: Path, inputs: Sequence[_Input], files: list[dict[str, Any]], progress: bool
+    data: Data | TextData,
+    folder: Path,
+    inputs: Sequence[_Input],
+    files: list[dict[str, Any]],
+    own: Sequence[Path],
+    progress: bool,
 ) -> None:
     began = time.monotonic()
     if folder.exists() and not folder.is_dir():
@@ -368,7 +413,7 @@ def _build(
             f"{folder}: the folder contains other files{examples}; move them, or choose an empty or new folder"
         )
     with writing(folder), whole_folder(folder) as partial:
-        meta = _write_store(data, partial, inputs, progress)
+        meta = _write_store(data, partial, inputs, own, progress)
         meta["files"] = files
         meta["store"] = {path.name: describe(path) for path in sorted(partial.iterdir())}
         meta["statistics"]["seconds"] = round(time.monotonic() - began, 2)
@@ -391,7 +436,7 @@ def _training(data: Data | TextData, corpora: Sequence[Corpus], progress: bool) 
 
 
 def _write_store(
-    data: Data | TextData, folder: Path, inputs: Sequence[_Input], progress: bool
+    data: Data | TextData, folder: Path, inputs: Sequence[_Input], own: Sequence[Path], progress: bool
 ) -> dict[str, Any]:
     train = _training(data, [corpus for split, corpus in inputs if split == "train"], progress)
 
@@ -403,7 +448,7 @@ def _write_store(
         if isinstance(data, Data) and data.source_factors:
             rows = (row[2:] for each in train for row in each.kept(data))
             train_factor_vocabularies(rows, len(data.source_factors), folder)
-        vocabularies = train_vocabularies(data, train_pairs, folder)
+        vocabularies = train_vocabularies(data, train_pairs, folder, own)
     splits: dict[str, Any] = {}
     sizes = vocabularies.source.size, vocabularies.target.size
     statistics: dict[str, Any] = dict(zip(("source_vocabulary", "target_vocabulary"), sizes, strict=True))
@@ -414,7 +459,8 @@ def _write_store(
             others = [TrainingSplit(corpus) for name, corpus in inputs if name == split]
             for each in train if split == "train" else others:
                 writer.write(each, progress)
-            splits[split], statistics[split] = writer.finish()
+            descriptions, statistics[split] = writer.finish()
+            splits |= descriptions
     return {
         "format": FORMAT,
         "data": _data_settings(data),

@@ -26,6 +26,7 @@ import sentencepiece
 from econmt.config import limits
 from econmt.config.recipe import Data, SentencePieceSubwords, TextData, TextSubwords, TextWords, WordSubwords
 from econmt.data.files import notice, write_atomically
+from econmt.data.text.own_vocabulary import own_subwords, own_words
 from econmt.errors import InputError
 
 PAD, UNK, BOS, EOS = 0, 1, 2, 3
@@ -173,21 +174,50 @@ def split_words(text: str) -> list[str]:
 
 
 def train_vocabularies(
-    data: Data | TextData, pairs_factory: Callable[[], Iterator[tuple[str, str]]], folder: Path
+    data: Data | TextData,
+    pairs_factory: Callable[[], Iterator[tuple[str, str]]],
+    folder: Path,
+    own: Sequence[Path] = (),
 ) -> Vocabularies:
-    """Learns the vocabularies of a recipe from its training text and writes them into ``folder``.
+    """Learns the vocabularies of a recipe from its training text, or converts its ``own``, and writes them.
 
     The files are deterministic: ``subwords.model`` (joint), ``subwords.source.model`` and ``subwords.target.model``, or
     ``vocab.source.txt`` and ``vocab.target.txt``; for a language model, ``subwords.model`` or ``vocab.txt``.
-    ``pairs_factory`` returns an iterator over the training pairs, and is called more than once.
+    ``pairs_factory`` returns an iterator over the training pairs, and is called more than once. ``own`` are the files
+    that the recipe names, see :mod:`econmt.data.text.own_vocabulary`.
     """
     subwords = data.subwords
     tags = list(dict.fromkeys(filter(None, data.tags))) if isinstance(data, Data) else []
-    if isinstance(subwords, (WordSubwords, TextWords)):
+    if own:
+        _convert(subwords, own, folder, tags)
+    elif isinstance(subwords, (WordSubwords, TextWords)):
         _train_words(subwords, pairs_factory, folder, tags)
     else:
         _train_subwords(subwords, pairs_factory, folder, tags)
     return load_vocabularies(folder)
+
+
+def _convert(
+    settings: SentencePieceSubwords | TextSubwords | WordSubwords | TextWords,
+    own: Sequence[Path],
+    folder: Path,
+    tags: Sequence[str],
+) -> None:
+    """Converts vocabularies that exist; ``tags`` are added to the source's."""
+    if isinstance(settings, (WordSubwords, TextWords)):
+        names = TEXT_WORD_FILES if isinstance(settings, TextWords) else WORD_FILES
+        for name, path in zip(names, own, strict=True):
+            fixed = [*SPECIAL_TOKENS, *(tags if name == WORD_FILES[0] else ())]
+            words = [*fixed, *(word for word in own_words(path, SPECIAL_TOKENS) if word not in fixed)]
+            write_atomically(folder / name, "".join(word + "\n" for word in words).encode())
+        return
+    for number, (name, path) in enumerate(
+        zip((JOINT_FILE,) if len(own) == 1 else SUBWORD_FILES, own, strict=True)
+    ):
+        marked = [f"{WORD_START}{tag}" for tag in tags] if number == 0 else []
+        model = own_subwords(path, settings.type, SPECIAL_TOKENS, marked)
+        SentencePieceVocabulary(model, str(path))
+        write_atomically(folder / name, model)
 
 
 def _train_words(
@@ -205,7 +235,8 @@ def _train_words(
         sides = list(zip(WORD_FILES, counts, (settings.source, settings.target), strict=True))
     for name, counter, limit in sides:
         fixed = [*SPECIAL_TOKENS, *(tags if name == WORD_FILES[0] else ())]
-        _write_words(folder / name, counter, fixed, limit)
+        frequent = Counter({word: count for word, count in counter.items() if count >= settings.min_count})
+        _write_words(folder / name, frequent, fixed, limit)
 
 
 def _train_subwords(

@@ -1,34 +1,36 @@
-"""Segmentation of raw phrases into the tokens of a target vocabulary."""
+"""Raw phrases: their segmentation into the tokens of a target vocabulary, and lists of phrases to avoid."""
 
 from __future__ import annotations
 
 import re
 import unicodedata
 from functools import cached_property
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from econmt.data.text.subwords import BOS, EOS, PAD, UNK, WORD_START, Vocabulary, WordVocabulary, normalized
+from econmt.data.text.corpus import read_lines
+from econmt.data.text.glossary import SPACELESS
+from econmt.data.text.subwords import (
+    BOS,
+    EOS,
+    PAD,
+    UNK,
+    WORD_START,
+    Vocabulary,
+    WordVocabulary,
+    normalized,
+    split_words,
+)
 
 _MARKER = "\ufffe"
 """Character that occurs in no text; text after it is segmented as within a word."""
 
-_SPACELESS = (
-    "\u0e00-\u0eff\u0f00-\u0fff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
-    "\U00020000-\U0003ffff"
-)
-_UNIT = re.compile(rf"[{_SPACELESS}]|[^\W{_SPACELESS}]+|\S")
-
-
-def units(text: str) -> list[str]:
-    """Returns the words and signs of raw text; in scripts without spaces each letter is a unit."""
-    return _UNIT.findall(normalized(text))
-
 
 def is_of_word(character: str) -> bool:
     """Returns True for a letter, mark or digit of a script with spaces between words."""
-    return unicodedata.category(character)[0] in "LMN" and not re.match(f"[{_SPACELESS}]", character)
+    return unicodedata.category(character)[0] in "LMN" and not re.match(f"[{SPACELESS}]", character)
 
 
 class Spelling:
@@ -70,7 +72,7 @@ class Spelling:
         text = normalized(text)
         ids = tuple(self._vocabulary.encode(text))
         # An unknown first character would merge with the marker.
-        if UNK in ids or self.words or not re.match(f"[{_SPACELESS}]", text):
+        if UNK in ids or self.words or not re.match(f"[{SPACELESS}]", text):
             return ids
         marked = self._vocabulary.encode(_MARKER + text)
         return tuple(marked[marked.index(UNK) + 1 :])
@@ -78,3 +80,13 @@ class Spelling:
     def ends_word(self, text: str) -> bool:
         """Returns True if the token after a phrase must not continue its last word."""
         return not self.words and is_of_word(normalized(text)[-1])
+
+
+def read_avoid_list(path: Path) -> tuple[str, ...]:
+    """Reads phrases that no translation may contain, one a line. Blank lines are skipped.
+
+    Raises:
+        InputError: The file cannot be read; the message names it.
+    """
+    phrases = (" ".join(split_words(line)) for line in read_lines(path))
+    return tuple(dict.fromkeys(filter(None, phrases)))

@@ -7,10 +7,10 @@ from functools import lru_cache
 
 from torch import Tensor
 
+from econmt.data.text.glossary import Glossary, occurrences
 from econmt.data.text.subwords import UNK, Vocabulary
 from econmt.decoding.constraints.avoidance import Avoidance
 from econmt.decoding.constraints.batch import DecodingConstraints
-from econmt.decoding.constraints.glossary import Glossary
 from econmt.decoding.constraints.inclusion import Phrase
 from econmt.decoding.constraints.phrases import Spelling
 from econmt.decoding.requests import Request, check_request
@@ -43,9 +43,8 @@ class ConstraintCompiler:
             InputError: The vocabulary cannot write a phrase, or a phrase is also avoided; the message names ``where``.
         """
         check_request(request, where)
-        texts = list(request.constraints)
-        if self._glossary is not None:
-            texts += self._glossary.constraints(request.text)
+        glossaries = [each for each in (request.glossary, self._glossary) if each is not None]
+        texts = [*request.constraints, *(each.target for each in occurrences(request.text, glossaries))]
         avoidances = self._everywhere
         if request.avoid:
             avoidances = (*avoidances, self._avoidance(tuple(request.avoid)))

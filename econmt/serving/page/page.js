@@ -49,14 +49,8 @@ const model = () => state.models[pair.selectedIndex] ?? state.models[0];
 const languages = () => ({ source: model().source, target: model().target });
 
 function wishes() {
-  const terms = {};
-  for (const line of glossary.value.split("\n")) {
-    const [term, ...rest] = line.split(/[=\t]/);
-    const translation = rest.join("=").trim();
-    if (term.trim() && translation) terms[term.trim()] = translation;
-  }
   const avoided = avoid.value.split(",").map((phrase) => phrase.trim()).filter(Boolean);
-  return { glossary: terms, avoid: avoided, ...(key.value ? { api_key: key.value } : {}) };
+  return { glossary: glossary.value, avoid: avoided, ...(key.value ? { api_key: key.value } : {}) };
 }
 
 function later() {

@@ -14,7 +14,7 @@ import pytest
 
 import econmt
 from econmt.checkpoint.folder import ModelFolder
-from econmt.decoding.constraints.glossary import Glossary
+from econmt.data.text.glossary import Glossary
 from econmt.errors import InputError
 from tests.conftest import ROOT, econmt_environment
 from tests.unit.cli.conftest import Call

@@ -8,10 +8,17 @@ from pathlib import Path
 import pytest
 
 from econmt.config.recipe import Data
+from econmt.data.text.glossary import (
+    Glossary,
+    Occurrence,
+    occurrences,
+    parse_glossary,
+    parse_terms,
+    read_glossary,
+)
 from econmt.data.text.subwords import SPECIAL_TOKENS, UNK, Vocabularies, WordVocabulary, train_vocabularies
-from econmt.decoding.constraints.glossary import Glossary, read_avoid_list, read_glossary
 from econmt.decoding.constraints.inclusion import Phrase
-from econmt.decoding.constraints.phrases import Spelling
+from econmt.decoding.constraints.phrases import Spelling, read_avoid_list
 from econmt.decoding.constraints.tokens import ConstraintCompiler
 from econmt.decoding.requests import Request, read_request
 from econmt.errors import InputError
@@ -153,19 +160,56 @@ def test_words_are_whole_in_a_vocabulary_of_words() -> None:
     assert not spelling.joins.any()
 
 
+def targets(glossary: Glossary, text: str) -> list[str]:
+    """Returns the translations of the terms in a text."""
+    return [each.target for each in glossary.occurrences(text)]
+
+
+def test_terms_may_be_separated_by_a_tab_an_equals_sign_or_commas() -> None:
+    lines = [
+        "# a comment = no term",
+        "",
+        "dog\tHund = gut",
+        "cat = Katze, klein",
+        " E = mc = Formel",
+        "hot dog, Wurst ",
+        '"yes, please","ja, ""bitte"""',
+        'say "no",nein',
+    ]
+    assert len(parse_terms(lines, "terms")) == 6
+    assert targets(parse_glossary(lines, "terms"), 'Dog! E cat yes, please say "no", hot dog') == [
+        "Hund = gut",
+        "mc = Formel",
+        "Katze, klein",
+        'ja, "bitte"',
+        "nein",
+        "Wurst",
+    ]
+    assert targets(parse_glossary(['"a = b", c'], "terms"), "a = b") == ["c"]
+
+
 def test_terms_are_found_whole_the_longest_first_and_as_often_as_they_are_there() -> None:
     glossary = Glossary({"dog": "Hund", "hot dog": "Wurst", "US": "USA", "us": "uns", "狗": "Hund"})
-    assert glossary.constraints("A dog and a hot  dog, Dog-dog dogs.") == ["Hund", "Wurst", "Hund", "Hund"]
-    assert glossary.constraints("US us Us") == ["USA", "uns", "uns"]
-    assert glossary.constraints("我的狗。") == ["Hund"]
+    assert targets(glossary, "A dog and a hot  dog, Dog-dog dogs.") == ["Hund", "Wurst", "Hund", "Hund"]
+    assert targets(glossary, "US us Us") == ["USA", "uns", "uns"]
+    assert glossary.occurrences(" a hot  dog, 我的狗。") == [
+        Occurrence("Wurst", 2, 10),
+        Occurrence("Hund", 14, 15),
+    ]
     unsorted = Glossary({"us": "uns", "US": "USA", "hot": "heiß", "hot dog": "Wurst"})
-    assert unsorted.constraints("US us hot hot dog") == ["USA", "uns", "heiß", "Wurst"]
-    assert glossary.constraints("") == []
+    assert targets(unsorted, "US us hot hot dog") == ["USA", "uns", "heiß", "Wurst"]
+    assert targets(glossary, "") == []
+
+
+def test_a_sentence_s_own_glossary_has_priority() -> None:
+    own, general = Glossary({"dog": "Köter"}), Glossary({"hot dog": "Wurst", "dog": "Hund", "cat": "Katze"})
+    assert [each.target for each in occurrences("cat, hot dog", [own, general])] == ["Katze", "Köter"]
+    assert [each.target for each in occurrences("cat, hot dog", [general])] == ["Katze", "Wurst"]
 
 
 def test_files_of_terms_and_phrases(tmp_path: Path) -> None:
     (tmp_path / "terms").write_text("dog\tHund\n\n  hot dog \tWurst\ndog\tHund\n", encoding="utf-8")
-    assert read_glossary(tmp_path / "terms").constraints("hot dog dog") == ["Wurst", "Hund"]
+    assert targets(read_glossary(tmp_path / "terms"), "hot dog dog") == ["Wurst", "Hund"]
     (tmp_path / "avoid").write_text("Hund\n\nder  Mann \nHund\n", encoding="utf-8")
     assert read_avoid_list(tmp_path / "avoid") == ("Hund", "der Mann")
 
@@ -173,9 +217,13 @@ def test_files_of_terms_and_phrases(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("dog Hund\n", ":1: 1 tab-separated columns"),
-        ("a\tb\ndog\t \n", ":2: the target phrase is blank"),
-        ("\tHund\n", ":1: the source phrase is blank"),
+        ("dog Hund\n", ":1: 1 column in 'dog Hund'; expected a term and its translation"),
+        ("a=b\na\tb\tc\n", ":2: 3 columns in"),
+        ("a,b,c\n", ":1: 3 columns in"),
+        ('# a\n"dog, Hund\n', ":2: no CSV that can be read"),
+        ("a\tb\ndog\t \n", ":2: the translation is blank; give both sides"),
+        ("dog =\n", ":1: the translation is blank"),
+        ("\tHund\n", ":1: the term is blank"),
         ("dog\tHund\na\tb\ndog\tKöter\n", ":3: 'dog' has another translation in line 1"),
     ],
 )

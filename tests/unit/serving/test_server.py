@@ -17,7 +17,7 @@ from urllib.parse import urlencode
 import pytest
 
 from econmt.api import TrainedModel
-from econmt.decoding.constraints.glossary import Glossary
+from econmt.data.text.glossary import Glossary
 from econmt.decoding.passages import TextDivision
 from econmt.decoding.requests import Request
 from econmt.decoding.translation import EMPTY, Translation
@@ -102,10 +102,9 @@ def test_what_is_wished_of_a_translation_holds(client: Client) -> None:
     assert "C" not in words
     own = client.post("/translate", q=[{"text": "a b c", "constraints": ["F F"]}, "a b c"]).json
     assert ["F F" in text for text in own["translatedText"]] == [True, False]
-    terms = (
-        client.post("/translate", q="a b c\nb a", glossary={"c": "G E"}).json["translatedText"].split("\n")
-    )
-    assert ["G E" in line for line in terms] == [True, False]
+    for glossary in ({"c": "G E"}, "# terms\nc, G E\n"):
+        found = client.post("/translate", q="a b c\nb a", glossary=glossary).json["translatedText"]
+        assert ["G E" in line for line in found.split("\n")] == [True, False]
 
 
 def test_one_client_s_impossible_wish_stops_no_other(client: Client, model: TrainedModel) -> None:
@@ -303,7 +302,8 @@ WRONG = [
     ),
     ({"q": [{"text": "a", "constrains": ["A"]}]}, 400, "q[0]: unknown field constrains"),
     ({"q": [{"text": "a", "factors": ["x"]}]}, 400, "q[0]: factors: the model has no source factors"),
-    ({"q": "a", "glossary": {"a": " "}}, 400, "glossary: the target phrase of 'a' is blank"),
+    ({"q": "a", "glossary": {"a": " "}}, 400, "glossary: 'a': the translation is blank"),
+    ({"q": "a", "glossary": "a = d\nb"}, 400, "glossary:2: 1 column in 'b'"),
     ({"q": ["", ""] * 300}, 413, "q has 600 characters, this server takes 500 at a time"),
     (
         {"q": "a", "avoid": ["b"] * 250},

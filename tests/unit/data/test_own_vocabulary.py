@@ -1,0 +1,216 @@
+"""Vocabularies that a user brings along divide text as in the program that made them."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sentencepiece
+
+from econmt.checkpoint.checkpoints import load_task
+from econmt.config.recipe import load_recipe
+from econmt.data.batching.store import open_prepared, prepare
+from econmt.data.text.own_vocabulary import own_subwords, own_words
+from econmt.data.text.subwords import SPECIAL_TOKENS, SentencePieceVocabulary, WordVocabulary, normalized
+from econmt.errors import InputError
+from econmt.training.run import run_recipe
+from tests.unit.training.tiny import Run, write_text
+
+LINES = [
+    "a house by the sea",
+    "the old house is sold",
+    "sea and sky",
+    "Ähren im Wind, ﬁne days",
+    "< s > </s> <pad>",
+    "hello world hello worlds",
+    "the quick brown fox jumps over the lazy dog",
+    "日本語 text",
+]
+DATA = "data.subwords={{type: bpe, joint: true, models: [{}]}}"
+
+
+def foreign(
+    path: Path, kind: str = "bpe", size: int = 70, **settings: Any
+) -> sentencepiece.SentencePieceProcessor:
+    """A model as spm_train makes it: <unk>, <s> and </s> first, no padding, normalisation by nmt_nfkc."""
+    made = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.Train(
+        sentence_iterator=iter(LINES * 4),
+        model_writer=made,
+        model_type=kind,
+        vocab_size=size,
+        hard_vocab_limit=False,
+        minloglevel=2,
+        **settings,
+    )
+    path.write_bytes(made.getvalue())
+    return sentencepiece.SentencePieceProcessor(model_proto=made.getvalue())
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("bpe", {}),
+        ("unigram", {}),
+        ("bpe", {"byte_fallback": True, "size": 340}),
+        ("unigram", {"pad_id": 3, "user_defined_symbols": ["<sep>"], "control_symbols": ["<2de>"]}),
+        ("bpe", {"pad_id": 0, "unk_id": 3, "bos_id": -1, "eos_id": 1, "self_test_sample_size": 3}),
+    ],
+)
+def test_a_model_divides_text_as_before(tmp_path: Path, kind: str, settings: dict[str, Any]) -> None:
+    path = tmp_path / "theirs.model"
+    theirs = foreign(path, kind, **settings)
+    mine = SentencePieceVocabulary(own_subwords(path, kind, SPECIAL_TOKENS, ["▁<BT>"]), "mine")
+    assert mine.tokens(range(4)) == list(SPECIAL_TOKENS)
+    for line in [*LINES, "unseen words: żółw", "ﬀ ½"]:
+        pieces = theirs.EncodeAsPieces(normalized(line))
+        known = [piece if theirs.PieceToId(piece) != theirs.unk_id() else "<unk>" for piece in pieces]
+        assert mine.tokens(mine.encode(line)) == known
+        if "<unk>" not in known and "<" not in line:
+            assert mine.decode(mine.encode(line)) == theirs.DecodePieces(pieces)
+    tagged = mine.tokens(mine.encode("<BT> the sea"))
+    assert tagged[0] == "▁<BT>"
+    assert tagged[1:] == theirs.EncodeAsPieces("the sea")
+
+
+def test_models_that_cannot_be_used(tmp_path: Path) -> None:
+    path = tmp_path / "theirs.model"
+    foreign(path, "unigram")
+    with pytest.raises(InputError, match=r"of type unigram; data.subwords.type is bpe; set it to unigram"):
+        own_subwords(path, "bpe", SPECIAL_TOKENS, [])
+    whole = path.read_bytes()
+    for content in (b"", b"words\nmore words\n", whole[: len(whole) // 2], b"\xff" * 40):
+        path.write_bytes(content)
+        with pytest.raises(InputError, match=r"not a SentencePiece model; give the .model file"):
+            own_subwords(path, "unigram", SPECIAL_TOKENS, [])
+    with pytest.raises(InputError, match="cannot be read"):
+        own_subwords(tmp_path / "none", "bpe", SPECIAL_TOKENS, [])
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("plain.txt", "<unk>\n<s>\nthe\nof\n\nsea\n", ["the", "of", "sea"]),
+        ("subword-nmt.vocab", "the 51\nsea@@ 3\n", ["the", "sea@@"]),
+        ("opennmt.vocab", "<blank>\t1\nthe\t5.1e1\nsea\t3\n", ["the", "sea"]),
+        ("spm.vocab", "<unk>\t0\n▁the\t-1.5\n", ["▁the"]),
+        (
+            "sockeye.json",
+            json.dumps({"<pad>": 0, "<unk>": 1, "<s>": 2, "</s>": 3, "of": 5, "the": 4}),
+            ["the", "of"],
+        ),
+    ],
+)
+def test_lists_of_several_programs(tmp_path: Path, name: str, text: str, words: list[str]) -> None:
+    (tmp_path / name).write_text(text)
+    assert own_words(tmp_path / name, SPECIAL_TOKENS) == words
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a", "the\nof the sea\n", "a:2: expected a word, and perhaps a number after it, found 'of the sea'"),
+        ("a", "the\nof\nthe 3\n", "a:3: the word 'the' is also in line 1"),
+        ("a", "<unk>\n", "a: has no word"),
+        ("a.json", "[1]", "not a JSON object from words to ids"),
+        ("a.json", "{", "not a JSON object from words to ids"),
+    ],
+)
+def test_lists_that_cannot_be_used(tmp_path: Path, name: str, text: str, message: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(InputError, match=message):
+        own_words(tmp_path / name, SPECIAL_TOKENS)
+
+
+def letters(tmp_path: Path, **more: str) -> Path:
+    write_text(tmp_path, {"train": 20, "valid": 4})
+    return tmp_path
+
+
+def test_a_run_with_an_own_model(tmp_path: Path) -> None:
+    text = letters(tmp_path)
+    made = foreign(text / "theirs.model", size=80)
+    run = Run(
+        text,
+        tmp_path / "run",
+        (DATA.format("theirs.model"), "training.max_updates=2", f"data.prepared={tmp_path}/p"),
+    )
+    run_recipe(run.recipe, [text], console=run.console)
+    vocabulary = load_task(run.folder.path).vocabularies.source
+    assert vocabulary.size == made.GetPieceSize() + 1  # padding
+    (tmp_path / "none").mkdir()
+    foreign(text / "theirs.model", size=60)
+    prepared = prepare(run.recipe, tmp_path / "p", [text], show_progress=False)
+    assert prepared.vocabularies.source.size < vocabulary.size  # the file has changed
+
+
+def test_a_run_with_own_lists(tmp_path: Path) -> None:
+    text = letters(tmp_path)
+    (text / "source.vocab").write_text("d 5\na 9\n")
+    (text / "target.vocab").write_text("A\nB\nC\n")
+    words = "{type: words, lists: [source.vocab, target.vocab]}"
+    run = Run(text, tmp_path / "run", (f"data.subwords={words}", "training.max_updates=2"))
+    prepared = prepare(run.recipe, tmp_path / "p", [text], show_progress=False)
+    source, target = prepared.vocabularies.sides
+    assert source.tokens(range(source.size)) == [*SPECIAL_TOKENS, "d", "a"]
+    assert target.tokens(range(target.size)) == [*SPECIAL_TOKENS, "A", "B", "C"]
+    run_recipe(run.recipe, [text], console=run.console)
+
+
+def test_rare_words_are_unknown(tmp_path: Path) -> None:
+    for side in ("src", "trg"):
+        (tmp_path / f"train.{side}").write_text("a b a\nc a b\nd a\n")
+        (tmp_path / f"valid.{side}").write_text("a\n")
+    run = Run(
+        tmp_path, tmp_path / "run", ("data.subwords={type: words, source: 50, target: 6, min_count: 2}",)
+    )
+    prepared = prepare(run.recipe, tmp_path / "p", [tmp_path], show_progress=False)
+    source, target = prepared.vocabularies.sides
+    assert source.tokens(range(source.size)) == [*SPECIAL_TOKENS, "a", "b"]
+    assert isinstance(target, WordVocabulary)
+    assert target.encode("a b c d") == [4, 5, 1, 1]
+
+
+def test_a_store_of_before_these_keys_is_used_again(tmp_path: Path) -> None:
+    text = letters(tmp_path)
+    run = Run(text, tmp_path / "run")
+    store = tmp_path / "p"
+    prepare(run.recipe, store, [text], show_progress=False)
+    meta = json.loads((store / "meta.json").read_text())
+    for key in ("min_count", "lists"):
+        del meta["data"]["subwords"][key]
+    (store / "meta.json").write_text(json.dumps(meta))
+    before = (store / "train.tokens").stat().st_mtime_ns
+    prepare(run.recipe, store, [text], show_progress=False)
+    assert (store / "train.tokens").stat().st_mtime_ns == before
+    assert open_prepared(store).vocabularies.source.size == 12
+    rare = load_recipe(
+        tmp_path / "run.yaml", ["data.subwords={type: words, source: 50, target: 50, min_count: 2}"]
+    )
+    prepare(rare, store, [text], show_progress=False)
+    assert (store / "train.tokens").stat().st_mtime_ns != before
+
+
+@pytest.mark.parametrize(
+    ("subwords", "message"),
+    [
+        ("{type: bpe, models: [a, b]}", "models has 2 files and joint is true"),
+        ("{type: bpe, joint: false, models: [a]}", "models has 1 files and joint is false"),
+        ("{type: words, lists: [a]}", "lists needs two files"),
+        ("{type: words, lists: [a, b], min_count: 2}", "min_count 2 has no effect with lists"),
+        ("{type: bpe, models: [a], size: 90}", "size 90 has no effect with models"),
+        ("{type: bpe, models: [nowhere.model]}", "nowhere.model"),
+    ],
+)
+def test_keys_that_do_not_fit(tmp_path: Path, subwords: str, message: str) -> None:
+    text = letters(tmp_path)
+
+    def prepare_it() -> None:
+        run = Run(text, tmp_path / "run", (f"data.subwords={subwords}",))
+        prepare(run.recipe, tmp_path / "p", [text], show_progress=False)
+
+    with pytest.raises(InputError, match=message):
+        prepare_it()
