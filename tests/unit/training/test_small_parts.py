@@ -22,6 +22,7 @@ from econmt.engine.devices import (
     reproducible,
     resolve_device,
 )
+from econmt.engine.step import StepResult
 from econmt.errors import InputError
 from econmt.training.end_of_run import Pace, end_reason, seconds_left, share_done
 from econmt.training.interrupts import Interrupts
@@ -69,12 +70,12 @@ def test_time_left_is_that_of_the_nearest_limit() -> None:
 def test_readings_come_at_once_on_the_cpu_and_know_what_is_finite() -> None:
     readings = MetricsQueue(CPU)
     index = [np.arange(3)]
-    (found,) = readings.submit(4, torch.tensor(6.5), torch.tensor(0.25), 13, index)
+    (found,) = readings.submit(4, StepResult(torch.tensor(6.5), torch.tensor(0.25)), 13, index)
     assert (found.update, found.loss, found.gradient_norm, found.tokens) == (4, 6.5, 0.25, 13)
     assert found.finite
     assert readings.flush() == []
     for loss, norm in ((float("nan"), 1.0), (1.0, float("inf")), (float("-inf"), 1.0)):
-        (found,) = readings.submit(5, torch.tensor(loss), torch.tensor(norm), 1, index)
+        (found,) = readings.submit(5, StepResult(torch.tensor(loss), torch.tensor(norm)), 1, index)
         assert not found.finite
 
 
@@ -99,7 +100,9 @@ def test_readings_of_a_gpu_come_one_update_late_and_in_order(monkeypatch: pytest
     readings = MetricsQueue(torch.device("cuda"))
     found = []
     for update in (1, 2, 3):
-        ready = readings.submit(update, torch.tensor(10.0 * update), torch.tensor(0.5), update, [])
+        ready = readings.submit(
+            update, StepResult(torch.tensor(10.0 * update), torch.tensor(0.5)), update, []
+        )
         found.append([(reading.update, reading.loss, reading.tokens) for reading in ready])
     assert found == [[], [(1, 10.0, 1)], [(2, 20.0, 2)]]
     assert [(reading.update, reading.loss) for reading in readings.flush()] == [(3, 30.0)]
