@@ -13,6 +13,7 @@ from typing import Protocol
 
 import pytest
 
+from econmt.engine.outside_memory import WORKSPACE
 from tests import extras
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -21,6 +22,8 @@ ROOT = Path(__file__).resolve().parent.parent
 def pytest_configure(config: pytest.Config) -> None:
     """Registers the hooks that pytest asks of a folder before it has read the folder's conftest.py."""
     config.pluginmanager.register(extras)
+    # As in the commands of econmt, which set it before CUDA is used.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", WORKSPACE)
     # A shell's background jobs ignore Ctrl-C, and so would the programs that tests start and interrupt.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

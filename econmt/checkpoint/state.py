@@ -19,6 +19,7 @@ from econmt.config.json_reader import Record, parse_json, shaped_like
 from econmt.config.recipe import OPS, implementation_names
 from econmt.config.yaml_reader import complaints
 from econmt.errors import InputError
+from econmt_ops.core.chunks import STASHES
 
 FORMAT = "econmt-training-state-1"
 TIMES = frozenset({"seconds", "target_tokens_per_second", "peak_memory_bytes"})
@@ -88,7 +89,7 @@ COLUMNS = tuple(MetricsRow.model_fields)
 
 
 def _check_implementations(names: Any, keys: Any) -> None:
-    stashes = ["auto", "outputs", "attention", "cells", "gates"]
+    stashes = ["auto", *STASHES]
     for key, name in zip(keys, names, strict=True):
         known = implementation_names(key) if key in OPS else stashes
         if name not in known:

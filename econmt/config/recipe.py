@@ -95,10 +95,13 @@ class Ops(Section):
         "auto", description="attention of a decoder without input feeding"
     )
     output: Annotated[Implementation, NO_PARAMETERS] = Field("auto", description="output layer and loss")
-    stash: Annotated[Literal["auto", "outputs", "attention", "cells", "gates"], NO_PARAMETERS] = Field(
-        "auto",
-        description="what recompute keeps for the backward pass, from least to most memory: outputs; also attention "
-        "weights; also cell states; also gates. auto: chosen by the implementation, or by the plan for memory_budget",
+    stash: Annotated[Literal["auto", "least", "outputs", "attention", "cells", "gates"], NO_PARAMETERS] = (
+        Field(
+            "auto",
+            description="what recompute keeps for the backward pass, from least to most memory: outputs, recomputing fewer "
+            "steps at a time (least) or more; also attention weights; also cell states; also gates. auto: chosen by the "
+            "implementation, or by the plan for memory_budget",
+        )
     )
 
 

@@ -19,7 +19,7 @@ class Implementations(NamedTuple):
         decoder: implementation of the decoder: with input feeding all steps including attention, else its layers.
         attention: implementation of the attention of a decoder without input feeding.
         output: implementation of the output layer and its loss.
-        stash: feature maps that recomputing LSTMs keep: "outputs", "attention", "cells", "gates" or "auto".
+        stash: feature maps that recomputing LSTMs keep: a level of `econmt_ops.core.chunks.STASHES`, or "auto".
     """
 
     encoder: str = "auto"

@@ -366,7 +366,7 @@ def test_dropout_keeps_no_mask() -> None:
 
 def test_unknown_stash_level() -> None:
     arguments = lstm_arguments(Make("cpu"))
-    with pytest.raises(ValueError, match="lstm: unknown stash level 'all'; available: auto, outputs"):
+    with pytest.raises(ValueError, match="lstm: unknown stash level 'all'; available: auto, least, outputs"):
         econmt_ops.lstm(**arguments, stash="all")
 
 

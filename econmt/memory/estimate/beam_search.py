@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from econmt.config.recipe import Recipe
+from econmt.engine.outside_memory import workspace_bytes
 from econmt.memory.estimate.fake import ON_GPU, REPLACEMENTS, fake_tensors
 from econmt.memory.estimate.training_step import cublas_workspaces, simulate
 from econmt.memory.measure.storages import BLOCK
@@ -44,7 +45,9 @@ def estimate_search(
         lengths = torch.ones(sentences, dtype=torch.int64)
         rows = torch.zeros(sentences * beam, dtype=torch.int64)
         tracker = Tracker(_CPU, block=BLOCK if cuda else 1, replacements=ON_GPU if cuda else REPLACEMENTS)
-        workspaces = cublas_workspaces(tracker, 2) if cuda else []  # of training, which continues afterwards
+        workspaces = (
+            cublas_workspaces(tracker, 2, workspace_bytes()) if cuda else []
+        )  # of training, which continues afterwards
         for parameter in model.parameters():
             tracker.label(parameter, "weights", "other")
         with tracker.recording():

@@ -15,7 +15,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from econmt.engine.outside_memory import ASSUMED
+from econmt.engine.outside_memory import ASSUMED, workspace_bytes
 from econmt.engine.precision import Precision, precision_of
 from econmt.memory.estimate.allocator import CachingAllocator
 from econmt.memory.estimate.fake import ON_GPU, REPLACEMENTS, fake_tensors
@@ -30,7 +30,7 @@ from econmt_ops.core.loops import shortened
 from econmt_ops.dispatch.rule import captured
 
 CUBLAS_WORKSPACE = 32 << 20
-"""Bytes of cuBLAS's workspace on a GPU of compute capability 9.0; PyTorch gives it 8.1 MiB on others.
+"""Bytes of cuBLAS's workspace by default on a GPU of compute capability 9.0; PyTorch gives it 8.1 MiB on others.
 
 Each thread has its own workspace (ATen/cuda/CublasHandlePool.cpp), and backward passes on a GPU have their own thread.
 Both workspaces persist from the first step on; in a CUDA graph the first is freed before the second is allocated.
@@ -89,7 +89,7 @@ def estimate_step(
             replacements=ON_GPU if cuda else REPLACEMENTS,
             run=ShapeCache(mode),
         )
-        workspaces = cublas_workspaces(tracker, 1 if in_graphs else 2) if cuda else []
+        workspaces = cublas_workspaces(tracker, 1 if in_graphs else 2, workspace_bytes()) if cuda else []
         with shortened(tracker.repeating):
             ledger = track_step(tracker, step, batch, accumulating=accumulating)
         del workspaces
@@ -101,9 +101,9 @@ def estimate_step(
     return ledger
 
 
-def cublas_workspaces(tracker: Tracker, threads: int) -> list[Tensor]:
-    """Creates tensors in place of cuBLAS's workspaces, which exist before the step; keep them while it runs."""
-    workspaces = [torch.empty(CUBLAS_WORKSPACE, dtype=torch.uint8) for _ in range(threads)]
+def cublas_workspaces(tracker: Tracker, threads: int, size: int) -> list[Tensor]:
+    """Creates tensors of ``size`` bytes in place of cuBLAS's workspaces, which exist before the step; keep them."""
+    workspaces = [torch.empty(size, dtype=torch.uint8) for _ in range(threads)]
     for workspace in workspaces:
         tracker.label(workspace, "workspace", "other")
     return workspaces

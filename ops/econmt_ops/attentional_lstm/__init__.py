@@ -122,7 +122,8 @@ def attentional_lstm(
         clean: True if the caller guarantees that keys and values are finite past the lengths, which saves copies of
             both.
         stash: tensors that the recomputing implementations save for the backward pass, each level in addition to the
-            previous ones: "outputs", "attention" (weights), "cells", "gates". "auto" is the default of the
+            previous ones: "least", "outputs" (as much, with a larger workspace, which is faster), "attention"
+            (weights), "cells", "gates". "auto" is the default of the
             implementation, and "gates" if the implementation is "auto" too. The reference saves what autograd saves.
         implementation: "auto" or the name of an implementation.
 

@@ -90,8 +90,8 @@ class AttentionalArguments(NamedTuple):
         batch, steps = (self.inputs if self.places is None else self.places).shape[:2]
         hidden, dtype = len(self.biases[0]) // 4, self.inputs.dtype
         if self.backend == "triton":  # its kernels read the gates in the compute type
-            return split_blocks(steps, batch, hidden, dtype, large=True)
-        return split_blocks(steps, batch, hidden, accumulate_dtype(dtype))
+            return split_blocks(steps, batch, hidden, dtype, large=True, stash=self.stash)
+        return split_blocks(steps, batch, hidden, accumulate_dtype(dtype), stash=self.stash)
 
 
 class Result(NamedTuple):

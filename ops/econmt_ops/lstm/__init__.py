@@ -134,7 +134,8 @@ def lstm(
             one layer. The weights then get no gradient: it is computed from this one, for several calls at once; see
             :mod:`econmt_ops.lstm.chunked`.
         stash: tensors that the recomputing implementations save for the backward pass, each level in addition to the
-            previous ones: "outputs", "attention" (weights), "cells", "gates". "auto" is the default of the
+            previous ones: "least", "outputs" (as much, with a larger workspace, which is faster), "attention"
+            (weights), "cells", "gates". "auto" is the default of the
             implementation, and "gates" if the implementation is "auto" too. The reference saves what autograd saves.
         implementation: "auto" or the name of an implementation.
 

@@ -83,7 +83,7 @@ def empty_results(call: LSTMArguments, keep: bool) -> LSTMResults:
     inputs, directions, hidden = call.inputs, len(call.biases), call.biases[0].shape[0] // 4
     steps, batch = (inputs if call.places is None else call.places).shape[:2]
     accumulate = accumulate_dtype(inputs.dtype)
-    blocks = 0 if call.products else len(split_blocks(steps, batch, hidden, accumulate))
+    blocks = 0 if call.products else len(split_blocks(steps, batch, hidden, accumulate, stash=call.stash))
     cells = (steps if reaches(call.stash, "cells") else blocks) if keep else 0
     gates = steps if keep and reaches(call.stash, "gates") else 0
     return LSTMResults(
@@ -130,7 +130,7 @@ class Direction:
         self.run, self.padding, self.reverse = run, padding, call.reverse[number]
         self.stash = call.stash
         self.accumulate = accumulate_dtype(inputs.dtype)
-        self.blocks = split_blocks(self.steps, self.batch, self.hidden, self.accumulate)
+        self.blocks = split_blocks(self.steps, self.batch, self.hidden, self.accumulate, stash=self.stash)
         self.unrolled = None
         if isinstance(weights.hidden, LowRank) and isinstance(run, CompiledSteps):
             self.unrolled = UnrolledSteps(weights.hidden)

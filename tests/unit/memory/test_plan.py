@@ -56,7 +56,7 @@ from econmt.tasks.translation import TranslationTask
 from econmt_ops.dispatch.rule import rules_only
 
 AUTO = Implementations()
-LEAN = Implementations.everywhere("recompute", "outputs")
+LEAN = Implementations.everywhere("recompute", "least")
 LADDER = [AUTO, Implementations(decoder="recompute"), LEAN]
 CPU = torch.device("cpu")
 
@@ -386,7 +386,7 @@ def test_settings_begin_with_the_given_one_and_end_with_the_leanest(device: str)
     assert found[1] == Implementations(output="recompute")
     assert found[2] == Implementations("auto", "recompute", "recompute", "recompute", "gates")
     assert PRICES[device]["stash"] == max(PRICES[device].values())
-    assert [setting.stash for setting in found[3:]] == ["gates", "cells", "attention", "outputs"]
+    assert [setting.stash for setting in found[3:]] == ["gates", "cells", "attention", "outputs", "least"]
 
 
 @pytest.mark.thorough
@@ -410,7 +410,7 @@ def test_what_a_recipe_names_stays() -> None:
     level = Implementations(stash="cells")
     assert settings(level, "cpu")[-1] == Implementations.everywhere("recompute", "cells")
     recomputing = Implementations("recompute", "compiled", "recompute", "compiled")
-    assert settings(recomputing, "cpu")[-1] == recomputing._replace(stash="outputs")
+    assert settings(recomputing, "cpu")[-1] == recomputing._replace(stash="least")
 
 
 # ---------------------------------------------------------------------- with the real estimator

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_VALUES = 2048
+_VALUES = 1024
 """Values of a program."""
 
 _SHIFT = tl.constexpr(20)
