@@ -21,9 +21,11 @@ from econmt.data.batching.split_writer import SplitWriter, TrainingSplit
 from econmt.data.batching.token_store import TokenStore
 from econmt.data.files import notice, refuse_pipe, whole_folder, writing
 from econmt.data.fingerprints import describe, is_as_described
-from econmt.data.progress_bars import counted, counting
+from econmt.data.progress_bars import counted, counting, status_line
+from econmt.data.text.annotation import AlignedTerms, GlossaryTerms, Terms
 from econmt.data.text.corpus import Corpus, find_corpus, find_factors, find_text
 from econmt.data.text.filters import Codes, Selection
+from econmt.data.text.glossary import read_glossary
 from econmt.data.text.subwords import (
     Vocabularies,
     fingerprint,
@@ -64,6 +66,7 @@ class SplitCounts(Record):
     source_unknown: Count
     target_unknown: Count
     words: Count = 0
+    annotated: Count = 0
     few_words: Count = 0
     many_words: Count = 0
     ratio: Count = 0
@@ -157,7 +160,8 @@ class PreparedData(NamedTuple):
 
 
 _Input = tuple[str, Corpus]
-"""Split and corpus."""
+"""Split, or ``_TERMS`` of a glossary, and corpus."""
+_TERMS = "terms"
 
 
 def prepare(
@@ -326,6 +330,9 @@ def _find_inputs(
             for split, prefix in prefixes
         ]
     inputs = []
+    if data.annotate_terms.glossary is not None:
+        terms = find_text(data.annotate_terms.glossary, search, progress=False, fetch=False)
+        inputs.append((_TERMS, Corpus(terms, None)))
     for split, prefix in prefixes:
         corpus = find_corpus(prefix, data.source, data.target, search, progress, fetch=fetch)
         inputs.append((split, find_factors(corpus, prefix, data.source_factors, search)))
@@ -411,6 +418,20 @@ def _training(data: Data | TextData, corpora: Sequence[Corpus], progress: bool) 
     ]
 
 
+def _terms_of(
+    data: Data | TextData, train: Sequence[TrainingSplit], inputs: Sequence[_Input]
+) -> Terms | None:
+    """Returns the finder of terms to annotate in training pairs; None if none are."""
+    if isinstance(data, TextData) or data.annotate_terms.share == 0.0:
+        return None
+    for split, corpus in inputs:
+        if split == _TERMS:
+            return GlossaryTerms(read_glossary(corpus.source))
+    with status_line() as say:
+        say("aligning the words of the training text")
+        return AlignedTerms(lambda: ((row[0], row[1]) for each in train for row in each.kept(data)))
+
+
 def _write_store(
     data: Data | TextData, folder: Path, inputs: Sequence[_Input], own: Sequence[Path], progress: bool
 ) -> dict[str, Any]:
@@ -430,7 +451,9 @@ def _write_store(
     statistics: dict[str, Any] = dict(zip(("source_vocabulary", "target_vocabulary"), sizes, strict=True))
     if vocabularies.factors:
         statistics["factor_vocabularies"] = vocabularies.factor_sizes
-    for split in dict.fromkeys(split for split, _ in inputs):
+    terms = _terms_of(data, train, inputs)
+    train = [each._replace(terms=terms) for each in train]
+    for split in dict.fromkeys(split for split, _ in inputs if split != _TERMS):
         with contextlib.closing(SplitWriter(data, vocabularies, folder, split)) as writer:
             others = [TrainingSplit(corpus) for name, corpus in inputs if name == split]
             for each in train if split == "train" else others:
