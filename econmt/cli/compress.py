@@ -16,8 +16,9 @@ from econmt.cli.option_groups import option
 from econmt.cli.options import CheckpointOption, ModelOption, NewModelOption, ThreadsOption, refuse_idle
 from econmt.cli.standard_streams import table_console
 from econmt.config import limits
-from econmt.config.model import CELLS, rank_limit, unfused_key
+from econmt.config.model import rank_limit, unfused_key
 from econmt.config.recipe import Model, recipe_text
+from econmt.config.stacks import CELLS
 from econmt.data.files import notice
 from econmt.data.progress_bars import status_line
 from econmt.data.tables import print_table

@@ -27,12 +27,13 @@ from econmt.data.tables import print_table
 from econmt.engine.communicator import rows_of_share
 from econmt.engine.devices import check_device_name, reproducible, resolve_device
 from econmt.engine.freeze import fix_parameters
+from econmt.engine.outside_memory import ASSUMED, outside_meter
 from econmt.engine.precision import Precision, precision_of_run
 from econmt.engine.threads import threads_for
 from econmt.errors import InputError
 from econmt.memory.account.comparison import compare
 from econmt.memory.estimate.techniques import Say, Technique, estimate, estimates, techniques
-from econmt.memory.measure.byte_budget import budget_bytes
+from econmt.memory.measure.byte_budget import budget_bytes, size_text
 from econmt.memory.measure.kernels import KernelTimes
 from econmt.memory.measure.machine import describe_machine
 from econmt.memory.plan.fit import Fit, demand, fit_all
@@ -121,7 +122,13 @@ def profile(
     if budget is not None:
         if steps.compare:
             rows = [each for each in rows if each.name in FITTED]
-        fits = step.fits(rows, budget)
+        outside = ASSUMED.total if step.device.type == "cuda" else 0
+        if outside:
+            notes = [
+                *notes,
+                f"{size_text(outside)} of the {size_text(budget)} are assumed to be outside of PyTorch",
+            ]
+        fits = step.fits(rows, max(0, budget - outside))
         if output.as_json:
             record: dict[str, Any] = {"recipe": settings.name, "command": command, "device": str(step.device)}
             record |= {"machine": describe_machine(str(step.device)), "fit": fit_data(fits, budget)}
@@ -371,7 +378,10 @@ def _device(name: str, predicted: bool) -> torch.device:
             raise InputError(
                 f"device '{name}': torch sees no GPU here; add --estimate to predict without one, or give --device cpu"
             )
-    return resolve_device(name)
+    device = resolve_device(name)
+    if device.type == "cuda" and not predicted:
+        outside_meter(device)  # begins before anything else uses the GPU
+    return device
 
 
 def _how(profiles: Sequence[Profile], predicted: bool) -> str:

@@ -8,7 +8,7 @@ from pydantic import BaseModel
 
 from econmt.config.data import Data, WordSubwords
 from econmt.config.marks import LANGUAGE_MODEL, TRANSLATION, marked_keys
-from econmt.config.model import UNFUSED_IMPLEMENTATIONS, Model, unfused_key
+from econmt.config.model import UNFUSED_IMPLEMENTATIONS, Model, lstm_key, unfused_key
 from econmt.config.text import data_kind, model_kind
 from econmt.config.yaml_reader import leaves
 
@@ -76,6 +76,8 @@ def check_pipeline(recipe: Any) -> None:
                 model.decoder.copy_attention
             ),
             "data.source_factors": bool(recipe.data.source_factors),
+            "data.alignment": recipe.data.alignment is not None,
+            "data.weights": recipe.data.weights is not None,
             f"model.length_task {model.length_task}": model.length_task != "none",
             **{f"model.{key}": True for key in unfused},
         }
@@ -114,6 +116,15 @@ def _check_data(data: Data, recipe: Any) -> None:
         for reason, is_set in reasons.items():
             if is_set:
                 raise ValueError(f"{reason} and needs data.subwords.joint: true")
+    if data.alignment is not None:
+        if model.attention.type == "fixed":
+            raise ValueError(
+                "data.alignment trains the attention, and model.attention.type fixed has no parameters; remove one"
+            )
+        if not data.noise.is_default:
+            raise ValueError(
+                "data.noise changes words and cannot be combined with data.alignment; remove one of them"
+            )
     names, widths = data.source_factors, model.source_factors_num_embed
     if len(names) != len(widths):
         raise ValueError(
@@ -124,10 +135,10 @@ def _check_data(data: Data, recipe: Any) -> None:
         if model.source_factors_combine != "concat":
             raise ValueError("model.source_factors_combine needs data.source_factors; set them, or remove it")
         return
-    if model.source_factors_combine == "sum" and set(widths) != {model.embedding}:
+    if model.source_factors_combine == "sum" and set(widths) != {model.embedding_widths[0]}:
         raise ValueError(
             f"model.source_factors_num_embed {widths}: source_factors_combine: sum adds embeddings, so each width must "
-            f"equal model.embedding, {model.embedding}"
+            f"equal the width of source embeddings, {model.embedding_widths[0]}"
         )
     if not data.noise.is_default:
         raise ValueError(
@@ -149,8 +160,11 @@ def _check_unfused(recipe: Any) -> None:
         stack, implementation = getattr(model, part), getattr(recipe.ops, part)
         if not key:
             continue
-        if stack.cell != "lstm" or stack.rank is not None:
-            raise ValueError(f"model.{key} needs model.{part}.cell: lstm and model.{part}.rank: null")
+        within = key if part == "encoder" else lstm_key(model, part)
+        if stack.rank is not None or (within and stack.cell != "lstm"):
+            raise ValueError(
+                f"model.{within or key} needs model.{part}.cell: lstm and model.{part}.rank: null"
+            )
         if part == "decoder" and not model.decoder.input_feeding:
             raise ValueError(f"model.{key} needs model.decoder.input_feeding: true")
         if implementation not in UNFUSED_IMPLEMENTATIONS:

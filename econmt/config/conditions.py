@@ -63,7 +63,7 @@ def at_least(key: str, least: int | str) -> Condition:
 
 def above_zero(key: str) -> Condition:
     """Returns the condition that a key is above 0."""
-    return Condition(lambda values: values.get(key, 0) > 0, f"{key} above 0")
+    return Condition(lambda values: (values.get(key) or 0) > 0, f"{key} above 0")
 
 
 def any_of(*conditions: Condition) -> Condition:
@@ -111,10 +111,31 @@ RULES: dict[str, Rule] = {
     ),
     "model.attention.coverage.max_fertility": Rule(one_of("model.attention.coverage.type", "fertility")),
     "model.dropout.layers": Rule(any_of(_TRANSLATION, at_least("model.layers", 2)), refused=True),
+    **{
+        key: Rule(any_of(*(one_of(side, None) for side in sides)))
+        for key, sides in (
+            ("model.embedding", ("model.source_embedding", "model.target_embedding")),
+            (
+                "model.dropout.embedding",
+                ("model.dropout.source_embedding", "model.dropout.target_embedding"),
+            ),
+        )
+    },
     "model.dropout.variational": Rule(
         any_of(
             all_of(above_zero("model.dropout.embedding"), _TRANSLATION),
-            *(above_zero(f"model.dropout.{name}") for name in ("inputs", "layers", "output")),
+            *(
+                above_zero(f"model.dropout.{name}")
+                for name in (
+                    "inputs",
+                    "layers",
+                    "output",
+                    "source_embedding",
+                    "target_embedding",
+                    "encoder_layers",
+                    "decoder_layers",
+                )
+            ),
         )
     ),
     "model.initialization.scale": Rule(one_of("model.initialization.weights", "uniform")),
@@ -124,6 +145,7 @@ RULES: dict[str, Rule] = {
             all_of(one_of("ops.decoder", "auto", "recompute"), _TRANSLATION),
         )
     ),
+    "training.guided_alignment_weight": Rule(other_than("data.alignment", None)),
     "training.max_buckets": Rule(one_of("training.bucket_width", None)),
     "training.optimizer.betas": Rule(
         other_than("training.optimizer.name", "sgd", "nag", "adagrad", "adafactor")

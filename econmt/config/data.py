@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
 from econmt.config import limits
 from econmt.config.marks import NO_MEMORY, NO_PARAMETERS, NO_PREPARED_TEXT
-from econmt.config.model import Probability, Section
+from econmt.config.section import Probability, Section
 
 Positions = Annotated[int, Field(ge=1, le=limits.POSITIONS)]
 VocabularySize = Annotated[int, Field(ge=5, le=limits.WORDS)]
@@ -295,6 +295,18 @@ class Data(Section):
         "token for each space-separated word of the source line; needed for data.train, data.valid and data.test. A "
         "subword gets the factors of its word",
     )
+    alignment: Language | None = Field(
+        None,
+        description="suffix of files with word alignments for training.guided_alignment_weight: line n of PREFIX.align "
+        "(or .gz) has the pairs of words of line n, source-target from 0, as 0-0 1-2 (Pharaoh format of fast_align, "
+        "eflomal and others); needed for data.train; with one of data.valid, metrics.tsv has valid_alignment_loss",
+    )
+    weights: Language | None = Field(
+        None,
+        description="suffix of files with a weight for each training pair: line n of PREFIX.weights (or .gz) is the "
+        "factor of the losses of pair n, from 0 to 4000. The divisor of an update stays its number of target tokens, "
+        "so weights of mean 1 keep the learning rate; model.length_task is not weighted",
+    )
     tags: list[Annotated[str, AfterValidator(_check_tag)]] = Field(
         [],
         description="a tag for each prefix of data.train, put before its sources as a separate token, as ['', <BT>] "
@@ -327,11 +339,14 @@ class Data(Section):
 
     @model_validator(mode="after")
     def _factors_are_their_own(self) -> Data:
-        for number, name in enumerate(self.source_factors):
-            if name in (self.source, self.target, *self.source_factors[:number]):
+        taken = [self.source, self.target]
+        others = [("alignment", self.alignment), ("weights", self.weights)]
+        for key, name in [*(("source_factors", name) for name in self.source_factors), *others]:
+            if name in taken:
                 raise ValueError(
-                    f"source_factors: {name!r} is also the suffix of other files; each needs its own suffix"
+                    f"{key}: {name!r} is also the suffix of other files; each needs its own suffix"
                 )
+            taken += [] if name is None else [name]
         return self
 
     @model_validator(mode="after")
@@ -342,8 +357,9 @@ class Data(Section):
                     "annotate_terms puts target words into sources and needs subwords of both languages; set "
                     "subwords.type to bpe or unigram and subwords.joint to true"
                 )
-            if self.source_factors:
-                raise ValueError("annotate_terms adds words that have no source_factors; remove one of them")
+            for name, is_set in (("source_factors", self.source_factors), ("alignment", self.alignment)):
+                if is_set:
+                    raise ValueError(f"annotate_terms adds words that have no {name}; remove one of them")
         return self
 
     @model_validator(mode="after")

@@ -1,154 +1,16 @@
-"""Model section of a translation recipe, the base class of all sections, and layer shapes derived from a recipe."""
+"""Model section of a translation recipe, and layer shapes derived from a recipe."""
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Literal, NamedTuple, Union
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import Field, Tag, model_validator
 
 from econmt.config import limits
+from econmt.config.section import Layers, Probability, Section, Width, number_or_section
+from econmt.config.stacks import CELLS, DecoderSection, EncoderSection
 
-Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
-Width = Annotated[int, Field(ge=1, le=limits.WIDTH)]
-Layers = Annotated[int, Field(ge=1, le=limits.LAYERS)]
 LengthTask = Literal["none", "ratio", "length"]
-
-
-def _check_regex(pattern: str) -> str:
-    try:
-        re.compile(pattern)
-    except re.error as error:
-        raise ValueError(f"not a valid regular expression ({error})") from None
-    return pattern
-
-
-number_or_section = Discriminator(
-    lambda value: "section" if isinstance(value, (dict, BaseModel)) else "number"
-)
-"""Chooses between the members tagged number and section of a key that holds one probability or a section of them."""
-
-Regex = Annotated[str, Field(min_length=1, max_length=limits.REGEX), AfterValidator(_check_regex)]
-
-
-class Section(BaseModel):
-    """Base class of all recipe sections: rejects unknown keys, checks types strictly, immutable."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
-
-    @property
-    def is_default(self) -> bool:
-        """True if all keys have their default values."""
-        return self == type(self)()
-
-
-class CellRules(NamedTuple):
-    """Features that a recurrent cell supports."""
-
-    input_feeding: bool = False
-    """True if a decoder with this cell can use input feeding."""
-    ranks: bool = False
-    """True if its weight matrices can be factorised into two of lower rank."""
-
-
-CELLS = {
-    "lstm": CellRules(input_feeding=True, ranks=True),
-    "lnlstm": CellRules(),
-    "gru": CellRules(),
-    "sru": CellRules(),
-    "ssru": CellRules(),
-    "qrnn": CellRules(),
-    "gilr_lstm": CellRules(),
-}
-"""Features of each cell, by its name."""
-
-
-class RecurrentStack(Section):
-    """A stack of recurrent layers."""
-
-    cell: Literal["lstm", "lnlstm", "gru", "sru", "ssru", "qrnn", "gilr_lstm"] = Field(
-        "lstm",
-        description="recurrent cell; lnlstm: an LSTM with layer normalisation; sru, ssru, qrnn (window 1) and "
-        "gilr_lstm: linear recurrences, which compute all time steps in parallel",
-    )
-    rank: Width | None = Field(
-        None,
-        description="factorise each weight matrix of a layer into two matrices of this rank, which makes the model "
-        "smaller and faster (Prabhavalkar et al., 2016); null: full matrices",
-    )
-    layers: Layers = Field(1, description="number of layers")
-    first_residual_layer: Layers = Field(
-        2,
-        description="lowest layer, counted from 1, with a residual connection if residual is true; 1 adds the "
-        "embeddings, which need the layers' width. Values other than 2 are unfused",
-    )
-
-    @model_validator(mode="after")
-    def _rank_has_a_cell(self) -> RecurrentStack:
-        if self.rank is not None and not CELLS[self.cell].ranks:
-            known = ", ".join(name for name, rules in CELLS.items() if rules.ranks)
-            raise ValueError(f"rank {self.rank} needs cell: {known}; cell {self.cell} cannot be factorised")
-        return self
-
-
-class EncoderSection(RecurrentStack):
-    """A stack of recurrent layers over the source."""
-
-    size: Width = Field(
-        512, description="output width of each layer; a bidirectional layer has half of it in each direction"
-    )
-    bidirectional: Literal["none", "bottom", "all"] = Field(
-        "bottom", description="which layers read the source in both directions"
-    )
-    residual: bool = Field(
-        False, description="add each layer's input to its output, from the second layer on"
-    )
-    reverse_input: bool = Field(False, description="read the source backwards (Sutskever et al., 2014)")
-
-    @model_validator(mode="after")
-    def _two_directions_halve(self) -> EncoderSection:
-        if self.bidirectional != "none" and self.size % 2:
-            raise ValueError(
-                f"size {self.size} must be even: a bidirectional layer has half of it in each direction"
-            )
-        return self
-
-
-class DecoderSection(RecurrentStack):
-    """A stack of recurrent layers over the target, with attention."""
-
-    size: Width = Field(512, description="output width of each layer and of the attentional hidden vector")
-    input_feeding: bool = Field(
-        True,
-        description="feed the attentional hidden vector into the next step (Luong et al., 2015); false: as in GNMT, "
-        "the bottom layer attends, the upper layers read its context, and all target positions are computed at once",
-    )
-    residual: bool = Field(
-        False, description="add each layer's input to its output, from the second layer on"
-    )
-    context_gating: bool = Field(
-        False, description="weigh decoder state and context with a gate (Tu et al., 2017); unfused"
-    )
-    attention_in_upper_layers: bool = Field(
-        False, description="with input feeding: the upper layers read the context too; unfused"
-    )
-    copy_attention: bool = Field(
-        False, description="copy source tokens by attention (See et al., 2017); needs data.subwords.joint"
-    )
-    state_init: Literal["last", "avg", "zero"] = Field(
-        "last",
-        description="initial decoder state: from the encoder's last state, the mean of its outputs, or zero",
-    )
-
-    @model_validator(mode="after")
-    def _feeding_has_a_cell(self) -> DecoderSection:
-        if self.input_feeding and not CELLS[self.cell].input_feeding:
-            known = ", ".join(name for name, rules in CELLS.items() if rules.input_feeding)
-            raise ValueError(
-                f"cell {self.cell} needs input_feeding: false, or use cell: {known}; with input feeding each step "
-                "depends on the attention of the step before"
-            )
-        return self
 
 
 class Coverage(Section):
@@ -225,6 +87,24 @@ class Dropout(Section):
     layers: Probability = Field(
         0.0, description="dropout between recurrent layers and of the encoder's outputs"
     )
+    source_embedding: Probability | None = Field(
+        None, description="dropout of source embeddings; null: as embedding"
+    )
+    target_embedding: Probability | None = Field(
+        None, description="dropout of target embeddings; null: as embedding"
+    )
+    encoder_layers: Probability | None = Field(
+        None, description="dropout of the encoder's layers and outputs; null: as layers"
+    )
+    decoder_layers: Probability | None = Field(
+        None, description="dropout between the decoder's layers; null: as layers"
+    )
+    source_words: Probability = Field(
+        0.0, description="probability that the embedding of a source token is dropped as a whole"
+    )
+    target_words: Probability = Field(
+        0.0, description="probability that the embedding of a previous target token is dropped as a whole"
+    )
     output: Probability = Field(
         0.0, description="dropout of the attentional hidden vector, before the output layer"
     )
@@ -244,6 +124,21 @@ class Dropout(Section):
         description="zoneout probability of hidden values, which keep their old value (Krueger et al., 2017); unfused",
     )
     zoneout_cell: Probability = Field(0.0, description="zoneout probability of cell values; unfused")
+
+    @property
+    def embeddings(self) -> tuple[float, float]:
+        """Dropout of source and target embeddings."""
+        sides = self.source_embedding, self.target_embedding
+        source, target = (self.embedding if own is None else own for own in sides)
+        return source, target
+
+    @property
+    def stacks(self) -> tuple[float, float]:
+        """Dropout of the layers of encoder and decoder."""
+        encoder, decoder = (
+            self.layers if own is None else own for own in (self.encoder_layers, self.decoder_layers)
+        )
+        return encoder, decoder
 
 
 class Initialization(Section):
@@ -279,6 +174,8 @@ class Model(Section):
     """Attention-LSTM translation model; options marked unfused are computed step by step in PyTorch (slower)."""
 
     embedding: Width = Field(512, description="width of source and target embeddings")
+    source_embedding: Width | None = Field(None, description="width of source embeddings; null: as embedding")
+    target_embedding: Width | None = Field(None, description="width of target embeddings; null: as embedding")
     source_factors_num_embed: list[Width] = Field(
         [], max_length=limits.FACTORS, description="embedding width of each of data.source_factors"
     )
@@ -349,14 +246,21 @@ class Model(Section):
     @model_validator(mode="after")
     def _layers_fit(self) -> Model:
         initialization = f"initialization.rnn_h2h {self.initialization.rnn_h2h}"
-        sides = ("encoder", self.encoder, self.source_width), ("decoder", self.decoder, self.embedding)
+        own, target = self.embedding_widths
+        if self.weight_tying.startswith("src_trg") and own != target:
+            raise ValueError(
+                f"weight_tying {self.weight_tying} shares the embeddings, whose widths are {own} and {target}; make "
+                "source_embedding and target_embedding equal"
+            )
+        sides = ("encoder", self.encoder, self.source_width), ("decoder", self.decoder, target)
         for part, stack, width in sides:
             if stack.residual and stack.first_residual_layer == 1 and width != stack.size:
                 raise ValueError(
                     f"{part}.first_residual_layer 1 adds embeddings: embedding width {width}"
-                    f"{'' if width == self.embedding else ' with source factors'} must equal {part}.size {stack.size}"
+                    f"{' with source factors' if part == 'encoder' and width != own else ''} must equal {part}.size "
+                    f"{stack.size}"
                 )
-            if self.initialization.rnn_h2h != "default" and stack.cell in ("sru", "ssru", "qrnn"):
+            if self.initialization.rnn_h2h != "default" and not CELLS[stack.cell].recurrent:
                 raise ValueError(
                     f"{initialization}: {part}.cell {stack.cell} has no recurrent matrix; set rnn_h2h to default"
                 )
@@ -371,10 +275,16 @@ class Model(Section):
         return self
 
     @property
+    def embedding_widths(self) -> tuple[int, int]:
+        """Widths of source embeddings, without factors, and of target embeddings."""
+        source, target = (own or self.embedding for own in (self.source_embedding, self.target_embedding))
+        return source, target
+
+    @property
     def source_width(self) -> int:
         """Width of the encoder's input: source embeddings with their factors."""
         factor_widths = self.source_factors_num_embed if self.source_factors_combine == "concat" else []
-        return self.embedding + sum(factor_widths)
+        return self.embedding_widths[0] + sum(factor_widths)
 
     @property
     def widest(self) -> int:
@@ -400,6 +310,7 @@ class LayerShape(NamedTuple):
 def layer_shapes(model: Model) -> tuple[list[LayerShape], list[LayerShape]]:
     """Returns the shapes of the recurrent layers of encoder and decoder, bottom first."""
     encoder, decoder = model.encoder, model.decoder
+    target = model.embedding_widths[1]
     encoder_layers, decoder_layers = [], []
     for layer in range(encoder.layers):
         inputs = model.source_width if layer == 0 else encoder.size
@@ -408,10 +319,10 @@ def layer_shapes(model: Model) -> tuple[list[LayerShape], list[LayerShape]]:
         encoder_layers.append(LayerShape(inputs, encoder.size // directions, directions))
     for layer in range(decoder.layers):
         if decoder.input_feeding:
-            inputs = model.embedding + decoder.size if layer == 0 else decoder.size
+            inputs = target + decoder.size if layer == 0 else decoder.size
             inputs += encoder.size if layer and decoder.attention_in_upper_layers else 0
         else:
-            inputs = model.embedding if layer == 0 else decoder.size + encoder.size
+            inputs = target if layer == 0 else decoder.size + encoder.size
         decoder_layers.append(LayerShape(inputs, decoder.size, 1))
     return encoder_layers, decoder_layers
 
@@ -450,9 +361,9 @@ def unfused_key(model: Model, part: str) -> str:
 
     Layers with such keys are unfused: computed one time step at a time in PyTorch.
     """
-    decoder, attention, dropout = model.decoder, model.attention, model.dropouts
+    decoder, attention = model.decoder, model.attention
     stack = model.encoder if part == "encoder" else decoder
-    options = {}
+    options = dict[str, bool]()
     if part == "decoder":
         options = {
             "decoder.context_gating": decoder.context_gating,
@@ -462,10 +373,19 @@ def unfused_key(model: Model, part: str) -> str:
             f"attention.function {attention.function}": attention.function != "softmax",
             f"attention.coverage.type {attention.coverage.type}": attention.coverage.type != "none",
             "layer_normalization": model.layer_normalization,
+            f"decoder.input_feeding with cell {decoder.cell}": (
+                decoder.input_feeding and not CELLS[decoder.cell].feeding
+            ),
         }
     first = stack.first_residual_layer
-    options |= {
-        f"{part}.first_residual_layer {first}": stack.residual and first != 2,
+    options[f"{part}.first_residual_layer {first}"] = stack.residual and first != 2
+    return next((key for key, is_set in options.items() if is_set), "") or lstm_key(model, part)
+
+
+def lstm_key(model: Model, part: str) -> str:
+    """Returns the first key of the encoder or decoder (``part``) that acts within steps of LSTM layers; or empty."""
+    dropout = model.dropouts
+    options = {
         "dropout.states": dropout.states > 0.0,
         "dropout.recurrent": dropout.recurrent > 0.0,
         "dropout.zoneout_hidden": dropout.zoneout_hidden > 0.0,

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from econmt.config import limits
 from econmt.config.marks import NO_MEMORY, NO_PARAMETERS
-from econmt.config.model import Layers, Section
+from econmt.config.section import Layers, Section
 
 
 class ParallelSection(Section):

@@ -29,18 +29,18 @@ from econmt.config.migration import rename
 from econmt.config.migration import rename_ops as rename_ops
 from econmt.config.model import AttentionSection as AttentionSection
 from econmt.config.model import Coverage as Coverage
-from econmt.config.model import DecoderSection as DecoderSection
 from econmt.config.model import Dropout as Dropout
-from econmt.config.model import EncoderSection as EncoderSection
 from econmt.config.model import Initialization as Initialization
 from econmt.config.model import Model as Model
-from econmt.config.model import Section
 from econmt.config.optimizer import Averaging as Averaging
 from econmt.config.optimizer import BatchSize as BatchSize
 from econmt.config.optimizer import EarlyStopping as EarlyStopping
 from econmt.config.optimizer import OptimizerSection as OptimizerSection
 from econmt.config.optimizer import ScheduleSection as ScheduleSection
 from econmt.config.parallel import ParallelSection as ParallelSection
+from econmt.config.section import Section
+from econmt.config.stacks import DecoderSection as DecoderSection
+from econmt.config.stacks import EncoderSection as EncoderSection
 from econmt.config.text import LanguageModelSection as LanguageModelSection
 from econmt.config.text import TextData as TextData
 from econmt.config.text import TextSubwords as TextSubwords

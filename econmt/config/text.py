@@ -17,7 +17,8 @@ from econmt.config.data import (
     subword_type,
 )
 from econmt.config.marks import NO_MEMORY, NO_PARAMETERS, NO_PREPARED_TEXT
-from econmt.config.model import Initialization, Layers, Probability, Section, Width, number_or_section
+from econmt.config.model import Initialization
+from econmt.config.section import Layers, Probability, Section, Width, number_or_section
 
 
 class TextWords(Section):

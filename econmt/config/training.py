@@ -9,7 +9,6 @@ from pydantic import Field, model_validator
 from econmt.config import limits
 from econmt.config.data import Positions
 from econmt.config.marks import LANGUAGE_MODEL, NO_MEMORY, NO_PARAMETERS, TRANSLATION
-from econmt.config.model import Probability, Regex, Section
 from econmt.config.optimizer import (
     METRICS,
     Averaging,
@@ -21,6 +20,7 @@ from econmt.config.optimizer import (
     ScheduleSection,
     Updates,
 )
+from econmt.config.section import Probability, Regex, Section
 from econmt.config.yaml_reader import SizeOrAuto, parse_size
 
 
@@ -61,7 +61,9 @@ class Training(Section):
         description="replay the step of each batch shape as a CUDA graph on a GPU; off: launch each kernel",
     )
     memory_budget: Annotated[SizeOrAuto | None, NO_PARAMETERS] = Field(
-        None, description="maximum bytes, as 4GiB or 512MiB; auto: the memory of the device; null: unlimited"
+        None,
+        description="maximum bytes, as 4GiB or 512MiB, including CUDA's context and libraries on a GPU; auto: the free "
+        "memory of the device; null: unlimited",
     )
     update_interval: int = Field(
         1,
@@ -76,6 +78,13 @@ class Training(Section):
     )
     gradient_clipping: GradientClipping = Field(GradientClipping(), description="clipping of gradients")
     label_smoothing: Probability = Field(0.0, description="probability mass spread over all tokens")
+    guided_alignment_weight: Annotated[float, NO_MEMORY, TRANSLATION] = Field(
+        0.1,
+        gt=0.0,
+        le=limits.PENALTY,
+        description="weight of the cross-entropy between the attention and data.alignment, a mean over target tokens, "
+        "which is added to the loss (Chen et al., 2016)",
+    )
     length_task_weight: float = Field(
         1.0,
         gt=0.0,

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from econmt.config import recipe
 from econmt.data.batching.token_store import rectangle
-from econmt.data.text.annotation import knows_terms
+from econmt.data.text.annotation import term_tag_ids
 from econmt.data.text.glossary import Glossary
 from econmt.data.text.source_factors import encode_sources
 from econmt.data.text.subwords import EOS, UNK, Vocabularies, normalized
@@ -165,7 +165,7 @@ class Translator:
         self._continuous: ContinuousSearch | None = None
         self._shortlists = shortlists
         self._glossary = glossary
-        self.annotates = options.glossary_mode != "constrain" and knows_terms(vocabularies.source)
+        self.annotates = options.glossary_mode != "constrain" and bool(term_tag_ids(vocabularies.source))
         if options.glossary_mode == "annotate" and not self.annotates:
             raise InputError(
                 "glossary_mode annotate: the model was not trained with data.annotate_terms; use auto or constrain"

@@ -126,6 +126,8 @@ class GraphedStep:
         self._capturer = Capturer(step.device, threads=step.communicator.size > 1)
         self._graphs: dict[tuple[Implementations, tuple[int, int]], list[_Captured]] = {}
         self._refused: set[tuple[Implementations, tuple[int, int]]] = set()
+        self._warm: set[tuple[Implementations, tuple[int, int], int]] = set()
+        self._releases = 0
         self._update: tuple[torch.cuda.CUDAGraph, StepResult] | None = None
         self._total = torch.zeros((), device=step.device)
         step.prepare(gradients=several)
@@ -153,11 +155,15 @@ class GraphedStep:
             Scalars on the device, valid until the next call.
         """
         chosen = implementations or [self.step.implementations] * len(batches)
-        graphs = []
         before = self.captured + len(self._refused)
-        for number, (batch, batch_implementations) in enumerate(zip(batches, chosen, strict=True)):
-            self.step.number = number
-            graphs.append(self._find(batch, batch_implementations))
+        releases = -1
+        while (
+            releases != self._releases
+        ):  # a batch may have made room by releasing the graphs of those before it
+            releases, graphs = self._releases, []
+            for number, (batch, batch_implementations) in enumerate(zip(batches, chosen, strict=True)):
+                self.step.number = number
+                graphs.append(self._find(batch, batch_implementations))
         self.step.number = None
         if self.captured + len(self._refused) != before:
             self.step.agree()
@@ -188,6 +194,7 @@ class GraphedStep:
 
     def release(self) -> None:
         """Destroys all graphs, even those still referenced elsewhere, and frees their memory."""
+        self._releases += 1
         torch.cuda.synchronize(self.step.device)
         for captured in itertools.chain.from_iterable(self._graphs.values()):
             captured.graph.reset()
@@ -199,7 +206,12 @@ class GraphedStep:
         torch.cuda.empty_cache()
 
     def _find(self, batch: AnyBatch, implementations: Implementations) -> _Captured | None:
-        """Returns a graph with enough rows for a batch, captured if needed; None if the shape cannot be captured."""
+        """Returns a graph with enough rows for a batch, captured if needed; None if the shape cannot be captured.
+
+        A first run of the shape takes memory beside that of the graphs. If there is none, all graphs are released; they
+        are captured again when they are needed, without such a run. With several ranks they are kept, since all ranks
+        capture in the same order.
+        """
         key = implementations, batch.positions
         if key in self._refused:
             return None
@@ -207,21 +219,27 @@ class GraphedStep:
         fitting = [entry for entry in self._graphs.get(key, ()) if entry.inputs.rows >= rows]
         if fitting:
             return min(fitting, key=lambda entry: entry.inputs.rows)
+        can_release = self.captured and self.step.communicator.size == 1 and (*key, rows) not in self._warm
         try:
             new_graph = self._capture(batch, implementations)
         except RuntimeError as error:
             first = first_error(error)
-            if is_out_of_memory(first):
+            if not is_out_of_memory(first):
+                self._refused.add(key)
+                if self._note is not None:
+                    reason = str(first).strip().splitlines()[0]
+                    self._note(
+                        f"batches of {batch.size_text} run without a CUDA graph, which is slower: {reason}"
+                    )
+                return None
+            if not can_release:
                 raise first from None
-            self._refused.add(key)
-            if self._note is not None:
-                reason = str(first).strip().splitlines()[0]
-                self._note(
-                    f"batches of {batch.size_text} run without a CUDA graph, which is slower: {reason}"
-                )
-            return None
-        self._graphs.setdefault(key, []).append(new_graph)
-        return new_graph
+        else:
+            self._graphs.setdefault(key, []).append(new_graph)
+            return new_graph
+        # The tensors of the failed run are released only now, after its exception.
+        self.release()
+        return self._find(batch, implementations)
 
     def _capacity(self, batch: AnyBatch) -> int:
         """Returns the number of rows of the graph that a batch runs in."""
@@ -232,7 +250,10 @@ class GraphedStep:
         step = self.step
         inputs = _Inputs(batch, self._capacity(batch), step.device)
         inputs.fill(batch, batch.target_tokens)
-        self._warm_up(inputs, implementations)
+        shape = implementations, batch.positions, inputs.rows
+        if shape not in self._warm:
+            self._warm_up(inputs, implementations)
+            self._warm.add(shape)
 
         def run() -> StepResult | None:
             if self._several:

@@ -16,13 +16,13 @@ import torch
 
 from econmt.engine.devices import peak_memory, seconds_of
 from econmt.engine.graphs import GraphedStep
+from econmt.engine.outside_memory import outside_meter
 from econmt.engine.step import StepResult
 from econmt.errors import printable
 from econmt.memory.estimate.techniques import Say, Technique, estimate, estimates, fixed_bytes
 from econmt.memory.measure.byte_budget import budget_bytes
 from econmt.memory.measure.kernels import KernelTimes, measure_kernels, optimizer_bytes
 from econmt.memory.measure.ledger import Ledger, measure_step
-from econmt.memory.measure.machine import bytes_outside_allocator
 from econmt.memory.measure.process import resident_parts
 from econmt.model import Implementations
 from econmt.parallel.simulated_rank import ALONE, Rank, simulated_step
@@ -101,7 +101,11 @@ class Failures:
 
 
 class Step:
-    """Training step on a batch of random ids, which can run repeatedly with any technique; simulates other ranks."""
+    """Training step on a batch of random ids, which can run repeatedly with any technique; simulates other ranks.
+
+    Attributes:
+        device: Device on which it runs.
+    """
 
     def __init__(self, task: Task, shape: Shape, device: torch.device, rank: Rank = ALONE) -> None:
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
@@ -110,7 +114,7 @@ class Step:
             self._example = task.example(shape)
         self._batch = self._example.to(device)
         self._tokens = self.training.tokens([self._batch])
-        self._device, self._rank = device, rank
+        self.device, self._rank = device, rank
         self.training.prepare()
 
     def use(self, technique: Technique) -> None:
@@ -124,7 +128,7 @@ class Step:
 
     def seconds(self) -> float:
         """Runs one step and returns its seconds."""
-        return seconds_of(self.run, self._device)
+        return seconds_of(self.run, self.device)
 
     def measure(self) -> Ledger:
         """Returns the ledger of a step with its times, after a warm-up step."""
@@ -141,19 +145,20 @@ class Step:
             Seconds of the fastest replay, and the graph's bytes outside of PyTorch's allocator; None if the step cannot
             be captured.
         """
-        graphed, before = GraphedStep(self.training), bytes_outside_allocator(self._device)
+        meter = outside_meter(self.device)
+        graphed, before = GraphedStep(self.training), meter.read().total
         graphed.capture(self._example)
         if not graphed.captured:
             return None
-        outside = bytes_outside_allocator(self._device) - before
-        seconds = min(seconds_of(lambda: graphed([self._example]), self._device) for _ in range(times))
+        outside = meter.read().total - before
+        seconds = min(seconds_of(lambda: graphed([self._example]), self.device) for _ in range(times))
         graphed.release()
         return seconds, outside
 
     def trace(self, path: Path) -> None:
         """Writes a Chrome trace of one step by PyTorch's profiler, after a warm-up step."""
         activities = [torch.profiler.ProfilerActivity.CPU]
-        if self._device.type == "cuda":
+        if self.device.type == "cuda":
             activities.append(torch.profiler.ProfilerActivity.CUDA)
         self.run()
         with torch.profiler.profile(activities=activities, profile_memory=True) as profiler:
@@ -163,7 +168,7 @@ class Step:
     def forget(self) -> None:
         """Frees the memory that a failed step has left allocated."""
         self.training.clear()
-        if self._device.type == "cuda":
+        if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
 
@@ -306,6 +311,8 @@ def _measure_gpu(step: Step, in_graphs: bool) -> Ledger | None:
                 seconds, ledger.graphs = replayed
                 ledger.take(seconds)
         step.forget()
+    if ledger is not None:
+        ledger.outside = outside_meter(step.device).read()
     return ledger
 
 

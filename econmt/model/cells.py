@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from econmt.config.model import CELLS as CELL_RULES
+from econmt.config.stacks import CELLS as CELL_RULES
 from econmt_ops import bidirectional_lstm, final_state, lstm
-from econmt_ops.cells import table
 from econmt_ops.cells.protocol import Cell
+from econmt_ops.cells.table import KINDS
 from econmt_ops.core.repeated import Inputs
 from econmt_ops.core.weights import State
 from econmt_ops.dispatch.traits import implementations_of
@@ -81,7 +81,7 @@ class LSTMLayers(RecipeCell):
 
 
 CELLS: dict[str, RecipeCell] = {
-    name: LSTMLayers(table.CELLS[name], lstm) if name == "lstm" else RecipeCell(table.CELLS[name], OPS[name])
-    for name in CELL_RULES
+    name: LSTMLayers(cell, lstm) if name == "lstm" else RecipeCell(cell, OPS[cell.name])
+    for name, cell in ((name, KINDS[name]) for name in CELL_RULES)
 }
-"""All cells by their names in recipes; :data:`econmt.config.model.CELLS` has the features of each."""
+"""All cells by their names in recipes; :data:`econmt.config.stacks.CELLS` has the features of each."""

@@ -130,10 +130,10 @@ class Copying(nn.Module):
         nn.init.zeros_(self.bias)
 
 
-def mixture_loss(
+def mixture_losses(
     losses: Tensor, gates: Tensor, attention: Tensor, source: Tensor, target: Tensor, pad: int
 ) -> Tensor:
-    """Computes -log p(w), summed over the words w of a target without padding.
+    """Computes -log p(w) of the words w of a target, 0 at padding, (B, T).
 
     Args:
         losses: cross-entropies of the softmax alone, (B, T). gates: logits of g, (B, T). attention: (B, T, S).
@@ -144,4 +144,4 @@ def mixture_loss(
     absent = mass <= 0.0
     copied = mass.masked_fill(absent, 1.0).log().masked_fill(absent, -torch.inf)
     both = torch.logaddexp(functional.logsigmoid(gates) - losses, functional.logsigmoid(-gates) + copied)
-    return -both.masked_fill(target == pad, 0.0).sum()
+    return -both.masked_fill(target == pad, 0.0)

@@ -63,14 +63,18 @@ class Decoder(nn.Module, ABC):
         self.config = config
         self.cell = CELLS[config.cell]
         self.attention = self.make_attention(attention, encoder_size, input_size)
-        self.dropout = SeededDropout(dropout.layers, dropout.variational)
-        self.layers = nn.ModuleList(
-            self.make_layer(width) for width in self._input_widths(input_size, encoder_size)
-        )
+        self.dropout = SeededDropout(dropout.stacks[1], dropout.variational)
+        self.widths = self._input_widths(input_size, encoder_size)
+        self.layers = nn.ModuleList(map(self.make_layer, self.widths))
         self.combine = self.make_combine(encoder_size)
         self.start: nn.Linear | None = None
         if config.state_init != "zero":
-            self.start = nn.Linear(encoder_size, len(self.cell.cell.states) * config.layers * config.size)
+            self.start = nn.Linear(encoder_size, len(self.started) * config.layers * config.size)
+
+    @property
+    def started(self) -> list[str]:
+        """Names of the states of a layer that the source gives; x, the input before the first step, is zero."""
+        return [name for name in self.cell.cell.states if name != "x"]
 
     def make_attention(
         self,
@@ -124,7 +128,7 @@ class Decoder(nn.Module, ABC):
 
     def initial_state(self, summary: Tensor) -> Recurrent:
         """Computes the initial state from a ``summary`` (B, E) of the source: tanh of an affine map, or zero."""
-        batch, size, names = summary.shape[0], self.config.size, self.cell.cell.states
+        batch, size, names = summary.shape[0], self.config.size, self.started
         if self.start is None:
             vectors = summary.new_zeros(batch, len(names), len(self.layers), size)
         else:
@@ -135,7 +139,13 @@ class Decoder(nn.Module, ABC):
             part if name == "h" else part.to(exact)
             for name, part in zip(names, vectors.unbind(1), strict=True)
         ]
-        layers = tuple(tuple(part[:, layer] for part in parts) for layer in range(len(self.layers)))
+        layers = tuple(
+            (
+                *(part[:, layer] for part in parts),
+                *(summary.new_zeros(batch, width) for name in self.cell.cell.states if name == "x"),
+            )
+            for layer, width in enumerate(self.widths)
+        )
         return Recurrent(layers, torch.zeros_like(vectors[:, 0, 0]))
 
     def initialize(self, init: recipe.Initialization) -> None:

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from econmt.config.model import RecurrentStack
 from econmt.config.recipe import Initialization
+from econmt.config.stacks import RecurrentStack
 from econmt.model.cells import CELLS
 from econmt_ops import LowRank, LowRankLSTMWeights, LSTMWeights
 from econmt_ops.cells.lstm import LSTMCell
@@ -94,6 +94,8 @@ class RecurrentLayer(nn.Module):
 
     def initialize(self, init: Initialization) -> None:
         """Draws initial values; the matrix of each gate has its own fan-in and fan-out, and gains are 1."""
+        # A bias before a normalisation gate by gate has no effect if it is the same for all units.
+        forgets = ("shift",) if hasattr(self, "shift") else ("bias", "surrogate_bias")
         for name, parameter in self.named_parameters(recurse=False):
             if name == "hidden":
                 initialize_hidden(parameter.data, init)
@@ -104,7 +106,7 @@ class RecurrentLayer(nn.Module):
                 nn.init.ones_(parameter)
             else:
                 nn.init.zeros_(parameter)
-            if name in ("bias", "surrogate_bias"):  # the second gate of every cell is its forget gate
+            if name in forgets:  # the second gate of every cell is its forget gate
                 parameter.data[self.hidden_size : 2 * self.hidden_size] = init.forget_bias
 
 
@@ -211,6 +213,34 @@ class SeededDropout(nn.Module):
     def draw(self) -> Seed | None:
         """Draws the seed of the next mask; None if nothing is dropped."""
         return draw_seed(rows=self.rows) if self.drops else None
+
+
+class EmbeddingDropout(SeededDropout):
+    """Dropout of embeddings, and of whole tokens: all values of the embedding at a position, as in Nematus and Marian.
+
+    Args:
+        probability, variational: see :class:`SeededDropout`.
+        words: probability that the embedding at a position is dropped as a whole.
+    """
+
+    def __init__(self, probability: float, words: float, variational: bool) -> None:
+        super().__init__(probability, variational)
+        self.words = words
+
+    @property
+    def drops(self) -> bool:
+        """True if the module is in training mode and one of its probabilities above 0."""
+        return self.training and max(self.probability, self.words) > 0.0
+
+    def forward(self, inputs: Tensor, seed: Seed | None = None) -> Tensor:
+        """See :meth:`SeededDropout.forward`; without embeddings to drop, the seed is that of the tokens."""
+        if not self.drops:
+            return inputs
+        chosen = draw_seed(rows=self.rows) if seed is None else seed
+        if self.words > 0.0:
+            keep = keep_mask((*inputs.shape[:2], 1), self.words, chosen, inputs.device, index=0)
+            inputs = apply_dropout(inputs, keep, self.words)
+        return super().forward(inputs, chosen) if self.probability > 0.0 else inputs
 
 
 class _Drawing(threading.local):

@@ -17,12 +17,14 @@ from torch.nn import functional
 from econmt.config import recipe
 from econmt.config.model import unfused_key
 from econmt.factored_ids import separate_ids
-from econmt.model.copying import Copied, Copying, Decoded, Predictions, first_positions, mixture_loss
+from econmt.model.copying import Copied, Copying, Decoded, Predictions, first_positions, mixture_losses
 from econmt.model.decoder import Decoder, InputFeedingDecoder, Memory, ParallelDecoder
 from econmt.model.encoder import Encoder
+from econmt.model.guided_alignment import TrainingGuides, alignment_losses
 from econmt.model.implementations import Implementations
 from econmt.model.layers import (
     Embedding,
+    EmbeddingDropout,
     SeededDropout,
     initialize_embedding,
     initialize_linear,
@@ -67,7 +69,8 @@ def _make_decoder(config: recipe.Model) -> Decoder:
     if unfused_key(config, "decoder"):
         return UnfusedDecoder(config)
     kind = InputFeedingDecoder if config.decoder.input_feeding else ParallelDecoder
-    return kind(config.decoder, config.attention, config.embedding, config.encoder.size, config.dropouts)
+    width = config.embedding_widths[1]
+    return kind(config.decoder, config.attention, width, config.encoder.size, config.dropouts)
 
 
 class EncoderOutput(NamedTuple):
@@ -118,24 +121,30 @@ class TranslationModel(nn.Module):
         self.source_size = source_size
         self.target_size = target_size
         self.source_sizes = source_size, *factor_sizes
-        self.source_embedding = Embedding(source_size, config.embedding, padding_idx=self.pad)
+        source_width, width = config.embedding_widths
+        self.source_embedding = Embedding(source_size, source_width, padding_idx=self.pad)
         self.source_factor_embeddings = nn.ModuleList(
             Embedding(size, width, padding_idx=self.pad)
             for size, width in zip(factor_sizes, config.source_factors_num_embed, strict=True)
         )
-        self.target_embedding = Embedding(target_size, config.embedding, padding_idx=self.pad)
+        self.target_embedding = Embedding(target_size, width, padding_idx=self.pad)
         if tying in ("src_trg", "src_trg_softmax"):
             self.target_embedding.weight = self.source_embedding.weight
-        self.embedding_dropout = SeededDropout(dropout.embedding, dropout.variational)
+        self.source_dropout, self.target_dropout = (
+            EmbeddingDropout(probability, words, dropout.variational)
+            for probability, words in zip(
+                dropout.embeddings, (dropout.source_words, dropout.target_words), strict=True
+            )
+        )
         self.encoder = _make_encoder(config)
         self.decoder = _make_decoder(config)
         self.output_dropout = SeededDropout(dropout.output, dropout.variational)
         tied = tying in ("trg_softmax", "src_trg_softmax")
         # A tied output layer has inputs of the embedding width; a decoder of another width is projected to it.
         self.readout: nn.Linear | None = None
-        if tied and config.decoder.size != config.embedding:
-            self.readout = nn.Linear(config.decoder.size, config.embedding)
-        self.output = nn.Linear(config.embedding if tied else config.decoder.size, target_size)
+        if tied and config.decoder.size != width:
+            self.readout = nn.Linear(config.decoder.size, width)
+        self.output = nn.Linear(width if tied else config.decoder.size, target_size)
         if tied:
             self.output.weight = self.target_embedding.weight
         self.copying: Copying | None = None
@@ -144,7 +153,7 @@ class TranslationModel(nn.Module):
                 raise ValueError(
                     f"copy_attention needs one vocabulary, got {source_size} source and {target_size} target entries"
                 )
-            self.copying = Copying(config.encoder.size, self.output.in_features, config.embedding)
+            self.copying = Copying(config.encoder.size, self.output.in_features, width)
         self.length_ratio: LengthRatio | None = None
         if config.length_task != "none":
             self.length_ratio = LengthRatio(config.encoder.size, config.length_task_layers)
@@ -189,7 +198,8 @@ class TranslationModel(nn.Module):
         """Encodes sentences, ``source`` (B, S) int64, of ``lengths`` (B,) int64, each at least 1."""
         how = self.implementations if implementations is None else implementations
         with layer("embedding"):
-            embedded = self._look_up(self.embed_source, source, how.accepts_unique_rows("encoder"))
+            once = how.accepts_unique_rows("encoder")
+            embedded = self._look_up(self.embed_source, source, self.source_dropout, once)
         with layer("encoder"):
             values, last = self.encoder(embedded, lengths, how)
         return self.encoded(values, last, lengths)
@@ -242,6 +252,7 @@ class TranslationModel(nn.Module):
             embedded = self._look_up(
                 self.target_embedding,
                 target_input,
+                self.target_dropout,
                 how.accepts_unique_rows("decoder"),
                 device_of(target_input) == "cuda",
             )
@@ -265,6 +276,7 @@ class TranslationModel(nn.Module):
         label_smoothing: float = 0.0,
         implementations: Implementations | None = None,
         length_task_weight: float = 0.0,
+        guides: TrainingGuides | None = None,
     ) -> Tensor:
         """Computes the cross-entropy summed over the target tokens without padding, a float32 scalar in nats.
 
@@ -274,18 +286,23 @@ class TranslationModel(nn.Module):
             label_smoothing: probability mass spread evenly over all V target tokens; in a model that copies, it smooths
                 the log-probabilities of the softmax.
             length_task_weight: weight of :meth:`length_loss`, which is added; 0: not added.
+            guides: alignments and weights of the pairs; None without any.
         """
         how = self.implementations if implementations is None else implementations
+        guides = TrainingGuides() if guides is None else guides
         encoded = self.encode(source, source_lengths, how)
         decoded = None
-        if self.copying is None:  # no reference to other results is held, which would keep their memory
+        if (
+            self.copying is None and guides.alignment is None
+        ):  # no reference to other results is held, which would keep their memory
             hidden = self._decode(encoded, target_input, how).hidden
         else:
             decoded = self._decode(encoded, target_input, how)
             hidden = decoded.hidden
         with layer("output"):
             rows, targets = hidden, target_output
-            if decoded is None and device_of(hidden) == "cuda" and hidden.transpose(0, 1).is_contiguous():
+            together = self.copying is None and guides.weights is None
+            if together and device_of(hidden) == "cuda" and hidden.transpose(0, 1).is_contiguous():
                 rows, targets = rows.transpose(0, 1), targets.t()  # time is first in memory: no copy
             rows = rows.reshape(-1, rows.size(-1))
             loss = linear_cross_entropy(
@@ -295,17 +312,36 @@ class TranslationModel(nn.Module):
                 bias=self.output.bias,
                 label_smoothing=label_smoothing,
                 ignore_index=self.pad,
-                reduction="sum" if decoded is None else "none",
+                reduction="sum" if together else "none",
                 implementation=how.output,
             )
-            if self.copying is not None and decoded is not None:
-                gates = self.copying(decoded, rows)
+            if not together:
                 losses = loss.view_as(target_output)
-                words = self.words_of(source)
-                loss = mixture_loss(losses, gates, decoded.attention, words, target_output, self.pad)
+                if self.copying is not None and decoded is not None:
+                    gates, words = self.copying(decoded, rows), self.words_of(source)
+                    losses = mixture_losses(losses, gates, decoded.attention, words, target_output, self.pad)
+                loss = losses.sum() if guides.weights is None else (losses.sum(1) * guides.weights).sum()
+        if guides.alignment is not None and decoded is not None:
+            with layer("attention"):
+                each = alignment_losses(decoded.attention, guides.alignment)
+                each = each if guides.weights is None else each * guides.weights
+            loss = loss + guides.alignment_weight * each.sum()
         if length_task_weight > 0.0:
             loss = loss + length_task_weight * self.length_loss(encoded, target_output)
         return loss.to(torch.float32)
+
+    def alignment_loss(
+        self,
+        source: Tensor,
+        source_lengths: Tensor,
+        target_input: Tensor,
+        alignment: Tensor,
+        implementations: Implementations | None = None,
+    ) -> Tensor:
+        """Computes the alignment loss alone, summed over target tokens, a float32 scalar; see :meth:`loss`."""
+        how = self.implementations if implementations is None else implementations
+        decoded = self._decode(self.encode(source, source_lengths, how), target_input, how)
+        return alignment_losses(decoded.attention, alignment).sum().to(torch.float32)
 
     def length_loss(self, encoded: EncoderOutput, target_output: Tensor) -> Tensor:
         """Computes :func:`~econmt.model.length_ratio.length_loss` for targets (B, T), float32; needs a length task."""
@@ -317,7 +353,12 @@ class TranslationModel(nn.Module):
             return length_loss(task, ratios, encoded.memory.lengths, lengths).to(torch.float32)
 
     def _look_up(
-        self, embedding: Callable[[Tensor], Tensor], ids: Tensor, once: bool, time_first: bool = False
+        self,
+        embedding: Callable[[Tensor], Tensor],
+        ids: Tensor,
+        dropout: EmbeddingDropout,
+        once: bool,
+        time_first: bool = False,
     ) -> Inputs:
         """Looks up ids (B, T) and applies dropout; returns all embeddings, or those of the distinct words only.
 
@@ -327,18 +368,18 @@ class TranslationModel(nn.Module):
         Args:
             embedding: function from ids to embeddings.
             ids: (B, T).
+            dropout: dropout of this side's embeddings.
             once: True if the layer that reads the embeddings accepts the distinct words.
             time_first: True if the embeddings of a step lie together in memory, as decoders on a GPU read them.
         """
-        drops = self.training and self.embedding_dropout.probability > 0.0
-        if once and not (drops or ids.is_cuda) and torch.is_grad_enabled():
+        if once and not (dropout.drops or ids.is_cuda) and torch.is_grad_enabled():
             words, positions = torch.unique(ids, return_inverse=True)
             rows = -(-words.numel() // ROWS) * ROWS
             if rows <= most_distinct(ids.numel()):
                 words = functional.pad(words, (0, rows - words.numel()), value=self.pad)
                 return UniqueRows(embedding(words), positions)
         embedded = embedding(ids.t()).transpose(0, 1) if time_first else embedding(ids)
-        dropped: Tensor = self.embedding_dropout(embedded)
+        dropped: Tensor = dropout(embedded)
         return dropped
 
     def parameter_layers(self) -> dict[str, str]:

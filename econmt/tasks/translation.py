@@ -11,10 +11,13 @@ from torch import Tensor, nn
 from econmt.config.recipe import Recipe
 from econmt.data.batching.batch import AnyBatch
 from econmt.data.batching.batches import Batch, BatchIterator, training_batches, valid_batches
+from econmt.data.batching.pair_guides import PairGuides
 from econmt.data.batching.store import PreparedData
+from econmt.data.text.guides import WEIGHT_UNIT
 from econmt.data.text.subwords import Vocabularies
 from econmt.factored_ids import joined_ids
 from econmt.model import Implementations, TranslationModel, build_model
+from econmt.model.guided_alignment import TrainingGuides
 from econmt.tasks.protocol import Evaluation, Shape, Split, random_ids
 
 
@@ -66,12 +69,14 @@ class TranslationTask:
         """See :meth:`econmt.tasks.protocol.Task.evaluation`; leaves out pairs that are too long."""
         store = prepared.valid if split == "valid" else prepared.test
         assert store is not None
-        decoding = self.recipe.decoding
-        return Evaluation(valid_batches(store, decoding.batch_size, decoding.max_input_length))
+        decoding, links = self.recipe.decoding, prepared.valid_links if split == "valid" else None
+        guides = PairGuides.of(store, links, prepared.vocabularies)
+        return Evaluation(valid_batches(store, decoding.batch_size, decoding.max_input_length, guides))
 
     def example(self, shape: Shape) -> Batch:
         """See :meth:`econmt.tasks.protocol.Task.example`."""
         rows, source, target = shape
+        data = self.recipe.pairs
         words = random_ids(self.source_size, rows, source)
         # Factors are a function of the word, so that there are no more distinct joint ids than words.
         factors = [words % size for size in self.factor_sizes]
@@ -84,6 +89,8 @@ class TranslationTask:
             indices=torch.arange(rows),
             source_tokens=rows * source,
             target_tokens=rows * target,
+            alignment=None if data.alignment is None else torch.ones(rows, target, source, dtype=torch.int64),
+            weights=None if data.weights is None else torch.full((rows,), round(1.0 / WEIGHT_UNIT)),
         )
 
     def loss(
@@ -95,13 +102,16 @@ class TranslationTask:
     ) -> Tensor:
         """See :meth:`econmt.tasks.protocol.Task.loss`; the end of a sentence counts as a target token.
 
-        Adds the loss of the length task if the model is in training mode.
+        If the model is in training mode, weights apply, and the losses of alignment and length task are added.
         """
         assert isinstance(model, TranslationModel)
         assert isinstance(batch, Batch)
-        length_options: dict[str, float] = {}
-        if model.training and model.length_ratio is not None:
-            length_options["length_task_weight"] = self.recipe.training.length_task_weight
+        training, guides, length_task_weight = self.recipe.training, None, 0.0
+        if model.training:
+            weights = None if batch.weights is None else batch.weights.to(torch.float32) * WEIGHT_UNIT
+            guides = TrainingGuides(batch.alignment, training.guided_alignment_weight, weights)
+            if model.length_ratio is not None:
+                length_task_weight = training.length_task_weight
         return model.loss(
             batch.source,
             batch.source_lengths,
@@ -109,7 +119,8 @@ class TranslationTask:
             batch.target_output,
             label_smoothing,
             implementations,
-            **length_options,
+            length_task_weight,
+            guides,
         )
 
     def description(self) -> dict[str, Any]:

@@ -20,10 +20,11 @@ from econmt.decoding.search.beam import MAX_OUTPUT_EXTRA
 from econmt.engine.communicator import Communicator, rows_of_share
 from econmt.engine.freeze import fix_parameters
 from econmt.engine.optimizers import make_optimizer
+from econmt.engine.outside_memory import outside_meter
 from econmt.engine.precision import Precision
 from econmt.errors import InputError, TrainingError
 from econmt.memory.estimate.beam_search import estimate_search, search_rows
-from econmt.memory.measure.byte_budget import budget_bytes, size_text
+from econmt.memory.measure.byte_budget import budget_bytes, nearest_budget, size_text
 from econmt.memory.measure.machine import total_memory
 from econmt.memory.plan.planner import MemoryPlan, Planner, estimator, sufficient_budget, usable
 from econmt.memory.plan.prices import settings
@@ -118,19 +119,36 @@ class Budget:
         value = self._recipe.training.memory_budget
         if value is None:
             return
-        least = self._weights + self._state
+        outside = self._outside(str(value))
+        least = self._weights + self._state + outside
         if value != "auto" and parse_size(str(value)) < least:  # reported at once, without an estimate
+            beside = f", beside {size_text(outside)} outside of PyTorch's allocator" if outside else ""
             raise InputError(
                 f"training.memory_budget {size_text(parse_size(str(value)))}: the parameters and the optimizer's "
-                f"state alone take {size_text(least)}; use a larger budget, such as 1GiB, or a smaller model"
+                f"state alone take {size_text(least - outside)}{beside}; use a larger budget, such as "
+                f"{nearest_budget(2 * least)}, or a smaller model"
             )
         if state.plan.get("made_for") == self._made_for(state.text):
             self.plan = MemoryPlan.from_state_dict(state.plan)
             return
         planned = self._communicator.on_rank_zero(
-            lambda: self._planned(budget_bytes(value, self._device, self._weights + taken)).state_dict()
+            lambda: self._planned(
+                budget_bytes(value, self._device, self._weights + taken) - outside
+            ).state_dict()
         )
         self.plan = MemoryPlan.from_state_dict(planned)
+
+    def _outside(self, value: str) -> int:
+        """Returns how much of a budget in bytes is not for tensors; the free memory that "auto" means is for them."""
+        if value == "auto" or self._device.type != "cuda":
+            return 0
+        outside = outside_meter(self._device).expected()
+        context, libraries, kernels = map(size_text, outside)
+        self.notes.append(
+            f"training.memory_budget {value}: {size_text(outside.total)} of it for memory outside of PyTorch's "
+            f"allocator (context {context}, libraries {libraries}, kernels and CUDA graphs {kernels})"
+        )
+        return outside.total
 
     @contextmanager
     def enforced(self) -> Iterator[None]:

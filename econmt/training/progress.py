@@ -34,6 +34,7 @@ class Figures(NamedTuple):
         memory: Peak memory in bytes of the process on a CPU, of PyTorch's allocator on a GPU; see `peak_memory`.
         left: Remaining seconds, if known.
         device: "cpu" or "cuda", the type of device whose memory is shown.
+        outside: Bytes of a GPU outside of PyTorch's allocator; 0 on a CPU.
     """
 
     update: int
@@ -46,6 +47,7 @@ class Figures(NamedTuple):
     left: float | None
     updates: int | None = None
     device: str = "cpu"
+    outside: int = 0
 
     @property
     def memory_name(self) -> str:
@@ -59,7 +61,7 @@ class Figures(NamedTuple):
             f"update {self.update}",
             f"loss {self.loss:.4f}",
             f"{self.tokens_per_second:,.0f} target tokens/s",
-            f"{self.memory_name} peak {self.memory / 1e6:,.0f} MB",
+            f"{self.memory_name} peak {self._memory()}{' outside PyTorch' if self.outside else ''}",
             *left,
         ]
         if width is not None and len("  ".join(first)) > width:
@@ -84,7 +86,12 @@ class Figures(NamedTuple):
         return Text.assemble(f"{done}  ", *bar, f"  {rest}", overflow="ellipsis", no_wrap=True)
 
     def _short(self) -> list[str]:
-        return [f"{self.tokens_per_second:,.0f} tokens/s", f"{self.memory_name} {self.memory / 1e6:,.0f} MB"]
+        return [f"{self.tokens_per_second:,.0f} tokens/s", f"{self.memory_name} {self._memory()}"]
+
+    def _memory(self) -> str:
+        """Returns the peak of the tensors in megabytes, and what is outside of PyTorch's allocator: 535 + 623 MB."""
+        sizes = [self.memory, self.outside] if self.outside else [self.memory]
+        return " + ".join(f"{size / 1e6:,.0f}" for size in sizes) + " MB"
 
     def _rest(self) -> list[str]:
         """Returns the figures that are shown if there is space, the most important first."""
@@ -222,6 +229,8 @@ class Progress:
             "train/target_tokens_per_second": figures.tokens_per_second,
             f"train/{figures.memory_name.lower()}_peak_bytes": float(figures.memory),
         }
+        if figures.outside:
+            scalars["train/gpu_outside_bytes"] = float(figures.outside)
         self.scalars(scalars, figures.update)
 
     def scalars(self, values: dict[str, float], update: int) -> None:

@@ -36,6 +36,7 @@ from econmt.engine.devices import (
     trims_batches,
 )
 from econmt.engine.graphs import GraphedStep
+from econmt.engine.outside_memory import outside_meter
 from econmt.engine.step import OtherRankError, StepResult, TrainingStep
 from econmt.errors import InputError, TrainingError
 from econmt.model import Implementations
@@ -316,6 +317,8 @@ class Trainer:
         """Validates and saves a checkpoint; an interruption during validation discards it."""
         self._flush()
         self.step.clear()
+        if self._graphed is not None and self.budget.plan is not None:
+            self._graphed.release()  # the plan gives translating all of the budget
         try:
             with self._streams_preserved(), self._average.in_place(self.state):
                 self.step.make_whole()
@@ -483,6 +486,7 @@ class Trainer:
             left=seconds_left(training, state, epochs, self._pace.seconds_per_update(state.seconds, update)),
             updates=round(update / share) if share else None,
             device=self.device.type,
+            outside=outside_meter(self.device).read().total if self.device.type == "cuda" else 0,
         )
 
     def _last_good(self) -> str:

@@ -49,8 +49,8 @@ class Validation(NamedTuple):
     """Scores of a checkpoint; without translations BLEU is NaN and its signature is empty.
 
     ``judged`` is the deciding metric if it is chrF or TER, with its column; ``others`` are further figures by column:
-    the accuracy, the figure of the validation hook, and the loss per target token of a length task, without the
-    recipe's weight.
+    the accuracy, the figure of the validation hook, and the losses per target token of a length task and of guided
+    alignment, without the recipe's weights.
     """
 
     perplexity: float
@@ -113,6 +113,9 @@ def validate(
         if isinstance(model, TranslationModel) and model.length_ratio is not None:
             evaluation = step.task.evaluation(prepared, "valid")
             others["valid_length_loss"] = length_loss(step, evaluation, stop, plan)
+        if prepared.valid_links is not None:
+            evaluation = step.task.evaluation(prepared, "valid")
+            others["valid_alignment_loss"] = alignment_loss(step, evaluation, stop, plan)
         if metric == "accuracy":
             others["valid_accuracy"] = accuracy(step, step.task.evaluation(prepared, "valid"), stop, plan)
         if count == 0 or not (step.task.translates and isinstance(model, TranslationModel)):
@@ -261,6 +264,28 @@ def length_loss(
     return total / tokens
 
 
+def alignment_loss(
+    step: TrainingStep,
+    evaluation: Evaluation,
+    stop: Callable[[], bool] = lambda: False,
+    plan: MemoryPlan | None = None,
+) -> float:
+    """Computes the loss of guided alignment per target token; see :func:`perplexity`."""
+    model = step.model
+    assert isinstance(model, TranslationModel)
+
+    def loss(batch: AnyBatch, implementations: Implementations) -> Tensor:
+        assert isinstance(batch, Batch)
+        assert batch.alignment is not None
+        return model.alignment_loss(
+            batch.source, batch.source_lengths, batch.target_input, batch.alignment, implementations
+        )
+
+    implementations = Implementations.of(step.task.recipe.ops)
+    total, tokens = _summed(step, evaluation, loss, stop, plan, implementations)
+    return total / tokens
+
+
 def accuracy(
     step: TrainingStep,
     evaluation: Evaluation,
@@ -383,6 +408,7 @@ def report_checkpoint(
         score = result.judged[1]
         parts.append(f"{score.name} {score.value:.2f} ({score.signature})")
     titles = {metric.column: metric.title for metric in METRICS.values()}
+    titles["valid_alignment_loss"] = "alignment loss"
     parts += [f"{titles[column]} {value:.4f}" for column, value in result.others.items()]
     best = "the best so far" if improved else f"best is checkpoint {state.best_update}"
     parts.append(

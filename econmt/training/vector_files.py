@@ -43,7 +43,8 @@ def read_vectors(path: Path, wanted: Collection[str], width: int) -> dict[str, T
                     raise InputError(f"{location}: a value is not a number; {_FORM}") from None
                 if vector.shape != (width,):
                     raise InputError(
-                        f"{location}: a vector of {vector.size} values, but model.embedding is {width}; make them equal"
+                        f"{location}: a vector of {vector.size} values, but the embedding has {width}; make them equal "
+                        "(model.embedding, source_embedding, target_embedding)"
                     )
                 if not np.isfinite(vector).all():
                     raise InputError(f"{location}: has values that are not finite")

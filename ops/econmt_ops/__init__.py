@@ -81,10 +81,10 @@ __all__ = [
 ]
 
 gru = LayerOp(GRU_CELL)
-lnlstm = LayerOp(LNLSTM, LNLSTM_PER_GATE)
+lnlstm = LayerOp(LNLSTM, LNLSTM_PER_GATE, others=("lnglstm",))
 sru = LayerOp(scan.SRU)
 ssru = LayerOp(scan.SSRU)
-qrnn = LayerOp(scan.QRNN, scan.QRNN_OF_TWO)
+qrnn = LayerOp(scan.QRNN, scan.QRNN_OF_TWO, others=("qrnn2",))
 gilr_lstm = LayerOp(scan.GILR_LSTM)
 min_gru = LayerOp(scan.MIN_GRU)
 min_lstm = LayerOp(scan.MIN_LSTM)

@@ -183,7 +183,11 @@ class CheckpointedModel(TranslationModel):
         super().__init__(config, *sizes, REFERENCE)
         self.scope = scope
         decoder = CheckpointedDecoder(
-            config.decoder, config.attention, config.embedding, config.encoder.size, config.dropouts
+            config.decoder,
+            config.attention,
+            config.embedding_widths[1],
+            config.encoder.size,
+            config.dropouts,
         )
         decoder.scope = scope
         self.decoder = decoder

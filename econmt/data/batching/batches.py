@@ -44,8 +44,9 @@ from econmt.data.batching.epochs import mix, plan_epoch
 from econmt.data.batching.mixtures import Mixture
 from econmt.data.batching.noise import NoiseMaker
 from econmt.data.batching.pair_flops import pair_flops
+from econmt.data.batching.pair_guides import PairGuides
 from econmt.data.batching.store import PreparedData
-from econmt.data.batching.token_store import IntArray, TokenStore
+from econmt.data.batching.token_store import IntArray, PairIds, TokenStore
 from econmt.data.text.subwords import BOS, EOS, PAD
 
 
@@ -68,6 +69,10 @@ class Batch(AnyBatch):
     """Target lengths including ``</s>``, (B,); 0 for padding rows."""
     source_tokens: int
     """Number of source tokens, padding excluded."""
+    alignment: torch.Tensor | None = None
+    """1 where a source token is aligned to a target token, else 0, (B, T, S); None without alignments."""
+    weights: torch.Tensor | None = None
+    """Weights of the pairs' losses in units of :data:`econmt.data.text.guides.WEIGHT_UNIT`, (B,); None without."""
 
     @property
     def positions(self) -> tuple[int, int]:
@@ -89,6 +94,7 @@ class Batch(AnyBatch):
             source=self.source[:, :source].contiguous(),
             target_input=self.target_input[:, :target].contiguous(),
             target_output=self.target_output[:, :target].contiguous(),
+            alignment=None if self.alignment is None else self.alignment[:, :target, :source].contiguous(),
         )
 
     def part(self, rows: slice) -> Batch:
@@ -110,6 +116,7 @@ def pad_batch(
     target: IntArray,
     target_lengths: IntArray,
     shape: tuple[int, int],
+    guides: PairGuides | None = None,
 ) -> Batch:
     """Builds a batch from token ids without ``<s>`` and ``</s>``.
 
@@ -118,8 +125,13 @@ def pad_batch(
         source, target: ids, (B, at least the longest row); values past a row's length are ignored.
         source_lengths, target_lengths: lengths without ``</s>``, (B,).
         shape: source and target positions of the batch; each has room for ``</s>``.
+        guides: alignments and weights of the store's pairs.
     """
     rows = len(indices)
+    alignment = weights = None
+    if guides is not None:
+        pairs = PairIds(source, source_lengths, target, target_lengths)
+        alignment, weights = guides.alignment(indices, pairs, shape), guides.store.weights(indices)
     padded_source = _with_end(source, source_lengths, shape[0])
     target_output = _with_end(target, target_lengths, shape[1])
     target_input = np.full((rows, shape[1]), PAD, dtype=np.int64)
@@ -134,6 +146,8 @@ def pad_batch(
         indices=torch.from_numpy(indices.astype(np.int64)),
         source_tokens=int(source_lengths.sum()) + rows,
         target_tokens=int(target_lengths.sum()) + rows,
+        alignment=None if alignment is None else torch.from_numpy(alignment),
+        weights=None if weights is None else torch.from_numpy(weights),
     )
 
 
@@ -163,6 +177,7 @@ class BatchIterator(Batches[Batch]):
         max_length: maximum number of tokens on a side, also after BPE-dropout and noise.
         mixture: selects the pairs of an epoch; None: all. noise: changes them. Both need derived buckets.
         dropout: BPE-dropout; None: pairs keep their stored segmentation.
+        guides: alignments and weights of the pairs; None without any.
     """
 
     def __init__(
@@ -176,9 +191,11 @@ class BatchIterator(Batches[Batch]):
         mixture: Mixture | None = None,
         noise: NoiseMaker | None = None,
         dropout: BpeDropout | None = None,
+        guides: PairGuides | None = None,
     ) -> None:
         super().__init__()
         assert len(store) > 0, "an empty store is refused when it is made"
+        self._guides = guides
         self.store, self._dropout, self._batch_size = store, dropout, batch
         capacity = None if dropout is None else dropout_capacity(dropout.probability, max_length)
         self._rule, self._seed, self._max_length = rule, seed, max_length
@@ -255,14 +272,14 @@ class BatchIterator(Batches[Batch]):
         """Returns the batch with the most rows of this padded shape, one of :meth:`shapes`."""
         if self._changing is not None:  # epochs differ; any of them may contain this batch
             indices = self._changing.pairs_within(source, target, rows_of_batch(self._batch_size, target))
-            return pad_batch(indices, *self.store.gather(indices), (source, target))
+            return pad_batch(indices, *self.store.gather(indices), (source, target), self._guides)
         alike = np.flatnonzero((self._table.shapes == (source, target)).all(axis=1))
         return self._unshuffled_batch(int(alike[np.argmax(self._table.rows[alike])]))
 
     def _unshuffled_batch(self, row: int) -> Batch:
         """Builds batch ``row`` of the table in stored order and without BPE-dropout."""
         indices = self._positions_of(row, self._buckets.order)
-        return pad_batch(indices, *self.store.gather(indices), self._shape_of(row))
+        return pad_batch(indices, *self.store.gather(indices), self._shape_of(row), self._guides)
 
     def _shape_of(self, row: int) -> tuple[int, int]:
         return int(self._table.shapes[row, 0]), int(self._table.shapes[row, 1])
@@ -306,7 +323,7 @@ class BatchIterator(Batches[Batch]):
         if self._dropout is not None or self._changing is not None:
             longest = int(pairs.source_lengths.max()) + 1, int(pairs.target_lengths.max()) + 1
             shape = self._shape_for(*longest, shape)
-        return pad_batch(indices, *pairs, shape)
+        return pad_batch(indices, *pairs, shape, self._guides)
 
     def _shape_for(self, source: int, target: int, largest: tuple[int, int]) -> tuple[int, int]:
         """Returns the smallest shape for the actual lengths of a batch, at most ``largest``."""
@@ -350,6 +367,7 @@ def training_batches(recipe: Recipe, prepared: PreparedData) -> BatchIterator:
         mixture=mixture,
         noise=noise,
         dropout=BpeDropout(prepared.vocabularies, dropout) if dropout else None,
+        guides=PairGuides.of(store, prepared.train_links, prepared.vocabularies),
     )
 
 
@@ -359,7 +377,9 @@ def longer_than(store: TokenStore, longest_side: int) -> npt.NDArray[np.bool_]:
     return longest
 
 
-def valid_batches(store: TokenStore, batch_size: int, longest_side: int | None = None) -> Iterator[Batch]:
+def valid_batches(
+    store: TokenStore, batch_size: int, longest_side: int | None = None, guides: PairGuides | None = None
+) -> Iterator[Batch]:
     """Yields every pair once, sorted by length and padded to the longest pair of its batch.
 
     Leaves out pairs with more than ``longest_side`` tokens on a side; a single huge line would delay all others.
@@ -371,5 +391,5 @@ def valid_batches(store: TokenStore, batch_size: int, longest_side: int | None =
         indices = order[first : first + batch_size]
         pairs = store.gather(indices)
         longest = int(pairs.source_lengths.max()) + 1, int(pairs.target_lengths.max()) + 1
-        yield pad_batch(indices, *pairs, longest)
+        yield pad_batch(indices, *pairs, longest, guides)
     store.release()

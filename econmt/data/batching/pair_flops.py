@@ -12,7 +12,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from econmt.config.model import LayerShape, Model, RecurrentStack, layer_shapes
+from econmt.config.model import LayerShape, Model, layer_shapes
+from econmt.config.stacks import RecurrentStack
 
 
 class PairFlops(NamedTuple):
@@ -43,6 +44,7 @@ def pair_flops(model: Model, target_vocabulary: int) -> PairFlops:
     """
     encoder, decoder = model.encoder, model.decoder
     comparison = model.attention.size if model.attention.type in ("additive", "mhdot") else decoder.size
+    embedding = model.embedding_widths[1]
     encoder_layers, decoder_layers = layer_shapes(model)
     source = sum(_layer(shape, encoder) for shape in encoder_layers)
     if model.attention.type in ("additive", "bilinear", "mhdot"):
@@ -52,24 +54,24 @@ def pair_flops(model: Model, target_vocabulary: int) -> PairFlops:
         target += 2 * decoder.size * comparison  # the query
     target += 2 * (decoder.size + encoder.size) * decoder.size  # [h ; context] to the attentional vector
     tied = model.weight_tying in ("trg_softmax", "src_trg_softmax")
-    if tied and decoder.size != model.embedding:
-        target += 2 * decoder.size * model.embedding
-    output_inputs = model.embedding if tied else decoder.size
+    if tied and decoder.size != embedding:
+        target += 2 * decoder.size * embedding
+    output_inputs = embedding if tied else decoder.size
     target += 2 * output_inputs * target_vocabulary
     pair = 2 * comparison + 2 * encoder.size
     if decoder.copy_attention:  # its gate
         source += 2 * encoder.size
-        target += 2 * (output_inputs + model.embedding)
+        target += 2 * (output_inputs + embedding)
         pair += 2
     return PairFlops(source, target, pair)
 
 
 def _layer(shape: LayerShape, stack: RecurrentStack) -> int:
     """Returns the operations per position of a recurrent layer, with factorised matrices if it has a rank."""
-    from econmt_ops.cells.table import CELLS  # needs PyTorch, which other users of this module do not
+    from econmt_ops.cells.table import KINDS  # needs PyTorch, which other users of this module do not
 
     inputs, size, directions = shape
     rank = stack.rank
     if rank is None:
-        return directions * CELLS[stack.cell].operations(inputs, size)
+        return directions * KINDS[stack.cell].operations(inputs, size)
     return directions * 2 * rank * (inputs + 4 * size + size + 4 * size)

@@ -9,12 +9,15 @@ from itertools import compress, islice
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
+from econmt.config import limits
 from econmt.config.recipe import Data, TextData
 from econmt.data.batching.token_store import TokenStoreWriter
-from econmt.data.progress_bars import counted, counting
-from econmt.data.text.annotation import Terms, annotate, draw_terms
+from econmt.data.progress_bars import counted, counting, status_line
+from econmt.data.text.annotation import AlignedTerms, GlossaryTerms, Terms, annotate, draw_terms
 from econmt.data.text.corpus import Corpus, read_lines, read_pairs
 from econmt.data.text.filters import KEPT, REASONS, Codes, LeftOut, no_pair_left
+from econmt.data.text.glossary import read_glossary
+from econmt.data.text.guides import GuideFile, check_words, parse_links, parse_weight, words_of_line
 from econmt.data.text.source_factors import count_of_ids, encode_sources, with_factors
 from econmt.data.text.subwords import EOS, UNK, Vocabularies, normalized, split_words
 from econmt.errors import InputError
@@ -51,6 +54,51 @@ class TrainingSplit(NamedTuple):
         return pairs if self.codes is None else compress(pairs, self.codes == KEPT)
 
 
+def terms_of(data: Data | TextData, train: Sequence[TrainingSplit], glossary: Path | None) -> Terms | None:
+    """Returns the finder of terms to annotate in training pairs, by a glossary's file or alignment; None: no terms."""
+    if isinstance(data, TextData) or data.annotate_terms.share == 0.0:
+        return None
+    if glossary is not None:
+        return GlossaryTerms(read_glossary(glossary))
+    with status_line() as say:
+        say("aligning the words of the training text")
+        return AlignedTerms(lambda: ((row[0], row[1]) for each in train for row in each.kept(data)))
+
+
+class _Guides(NamedTuple):
+    """Guides of the pairs of one text file, read along with them; ``tag_words`` stand before each source."""
+
+    alignment: GuideFile | None
+    weight: GuideFile | None
+    tag_words: int
+
+    @classmethod
+    def of(cls, corpus: Corpus, tag: str) -> _Guides:
+        """Opens the files of a corpus."""
+        paths = corpus.alignment, corpus.weights
+        files = [None if path is None else GuideFile(path, corpus.source) for path in paths]
+        return cls(files[0], files[1], 1 if tag else 0)
+
+    @property
+    def files(self) -> list[GuideFile]:
+        """Files that the corpus has."""
+        return [file for file in (self.alignment, self.weight) if file is not None]
+
+    def take(self, count: int) -> list[tuple[str, str]]:
+        """Returns the lines of alignment and weight of the next pairs; empty if there is no such file."""
+        columns = [
+            [""] * count if file is None else file.take(count) for file in (self.alignment, self.weight)
+        ]
+        return list(zip(*columns, strict=True))
+
+    def weights(self, rows: Sequence[tuple[str, str]], lines: Sequence[int]) -> list[int] | None:
+        """Parses the weights of pairs; None without a file."""
+        if self.weight is None:
+            return None
+        path = self.weight.path
+        return [parse_weight(row[1], f"{path}:{line}") for row, line in zip(rows, lines, strict=True)]
+
+
 class SplitWriter:
     """Encoder and writer of one split; training pairs are filtered, validation and test keep all pairs and raw lines.
 
@@ -73,7 +121,11 @@ class SplitWriter:
         self._folder, self._dropped = folder, LeftOut()
         size = max(count_of_ids(vocabularies), vocabularies.target.size)
         self._opened = contextlib.ExitStack()
-        self._store = self._opened.enter_context(contextlib.closing(TokenStoreWriter(folder, split, size)))
+        weighted = split == "train" and isinstance(data, Data) and data.weights is not None
+        self._store = self._opened.enter_context(
+            contextlib.closing(TokenStoreWriter(folder, split, size, weighted=weighted))
+        )
+        self._links: TokenStoreWriter | None = None
         factors = [f"factor{number}" for number in range(1, len(vocabularies.factors) + 1)]
         sides = [] if split == "train" else ["source", "target", *factors]
         self._raw: list[IO[bytes]] = [
@@ -89,9 +141,15 @@ class SplitWriter:
     def write(self, training: TrainingSplit, progress: bool) -> None:
         """Appends all pairs of a corpus."""
         self._store.begin_corpus()
+        if training.corpus.alignment is not None and self._links is None:
+            links = TokenStoreWriter(self._folder, f"{self._split}_links", limits.POSITIONS)
+            self._links = self._opened.enter_context(contextlib.closing(links))
         pairs_done = 0
         for part in training.corpus.parts:
             self._store.begin_file(part.source, part.target)
+            guides = _Guides.of(part, training.tag)
+            if self._links is not None and part.alignment is not None:
+                self._links.begin_file(part.alignment, None)
             self._files.append(str(part.source))
             first_line = 1
             with counting(f"writing {self._split}", None, "pairs", show=progress) as more:
@@ -100,12 +158,19 @@ class SplitWriter:
                     codes = [KEPT] * len(chunk)
                     if training.codes is not None:
                         codes = training.codes[pairs_done : pairs_done + len(chunk)].tolist()
-                    self._write_chunk(training._replace(corpus=part), chunk, first_line, codes)
+                    self._write_chunk(training._replace(corpus=part), chunk, first_line, codes, guides)
                     first_line += len(chunk)
                     pairs_done += len(chunk)
+            for file in guides.files:
+                file.finish()
 
     def _write_chunk(
-        self, training: TrainingSplit, chunk: Sequence[tuple[str, ...]], first_line: int, codes: Sequence[int]
+        self,
+        training: TrainingSplit,
+        chunk: Sequence[tuple[str, ...]],
+        first_line: int,
+        codes: Sequence[int],
+        guides: _Guides,
     ) -> None:
         corpus = training.corpus
 
@@ -123,6 +188,7 @@ class SplitWriter:
             targets = [[*ids, EOS] for ids in targets]
             self._counts["words"] += sum(len(split_words(row[1])) + 1 for row in chunk)
         self._counts["lines"] += len(chunk)
+        rows = guides.take(len(chunk))
         for column, stream in enumerate(self._raw):
             stream.write("".join(row[column] + "\n" for row in chunk).encode())
         if self._split == "train" and isinstance(self._data, Data):
@@ -134,13 +200,33 @@ class SplitWriter:
                 if reason is not None:
                     self._dropped.add(reason, f"{corpus.source}:{line}", (row[0], row[1]))
             sources, targets = list(compress(sources, kept_flags)), list(compress(targets, kept_flags))
-            lines = list(compress(lines, kept_flags))
+            lines, chunk = list(compress(lines, kept_flags)), list(compress(chunk, kept_flags))
+            rows = list(compress(rows, kept_flags))
+        if self._links is not None:
+            self._write_links(guides, list(zip(chunk, sources, targets, lines, rows, strict=True)))
         for side, sentences in (("source", sources), ("target", targets)):
             self._counts[f"{side}_tokens"] += sum(map(len, sentences))
             if side == "source" and self._vocabularies.factors:
                 sentences = [[i % self._vocabularies.source.size for i in ids] for ids in sentences]
             self._counts[f"{side}_unknown"] += sum(ids.count(UNK) for ids in sentences)
-        self._store.add(sources, targets, lines)
+        self._store.add(sources, targets, lines, guides.weights(rows, lines))
+
+    def _write_links(self, guides: _Guides, pairs: Sequence[tuple[Any, ...]]) -> None:
+        """Adds the links of pairs: texts, source ids, target ids, line and guides of each."""
+        assert self._links is not None
+        assert guides.alignment is not None
+        both, size = self._vocabularies.sides, self._vocabularies.source.size
+        numbers, links = [], []
+        for texts, source, target, line, (alignment, _) in pairs:
+            where = f"{guides.alignment.path}:{line}"
+            words = [words_of_line(text, side) for text, side in zip(texts, both, strict=False)]
+            for ids, vocabulary, count in zip(([i % size for i in source], target), both, words, strict=True):
+                check_words(ids, vocabulary, count, where)
+            first = guides.tag_words if texts[0].strip() else 0
+            parsed = parse_links(alignment, where, words[0] - first, words[1])
+            links.append(([word + first for word, _ in parsed], [word for _, word in parsed]))
+            numbers.append(line)
+        self._links.add([link[0] for link in links], [link[1] for link in links], numbers)
 
     def _annotate(
         self, terms: Terms, tag: str, chunk: Sequence[tuple[str, ...]], sources: list[list[int]]
@@ -175,11 +261,14 @@ class SplitWriter:
         return "too_long" if max(len(source), len(target)) > data.max_length else None
 
     def finish(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Syncs the files; returns the store's description and the split's statistics."""
+        """Syncs the files; returns the descriptions of the stores by name, and the split's statistics."""
         for stream in self._raw:
             stream.flush()
             os.fsync(stream.fileno())
         description = self._store.finish()
+        descriptions = {self._split: description}
+        if self._links is not None:
+            descriptions[f"{self._split}_links"] = self._links.finish()
         counts = self._counts
         if self._split == "train" and isinstance(self._data, Data):
             counts |= self._dropped.counts
@@ -187,4 +276,4 @@ class SplitWriter:
             if not description["pairs"]:
                 raise no_pair_left(self._files, counts, self._data)
             self._dropped.write(self._folder, self._data, counts["lines"])
-        return description, {"pairs": description["pairs"], **counts}
+        return descriptions, {"pairs": description["pairs"], **counts}

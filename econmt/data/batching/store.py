@@ -17,15 +17,13 @@ from econmt.config.json_reader import Record, parse_json
 from econmt.config.marks import NO_PREPARED_TEXT, marked_keys
 from econmt.config.recipe import Data, Recipe, SentencePieceSubwords, TextData, TextSubwords
 from econmt.config.yaml_reader import check_section
-from econmt.data.batching.split_writer import SplitWriter, TrainingSplit
+from econmt.data.batching.split_writer import SplitWriter, TrainingSplit, terms_of
 from econmt.data.batching.token_store import TokenStore
 from econmt.data.files import notice, refuse_pipe, whole_folder, writing
 from econmt.data.fingerprints import describe, is_as_described
-from econmt.data.progress_bars import counted, counting, status_line
-from econmt.data.text.annotation import AlignedTerms, GlossaryTerms, Terms
-from econmt.data.text.corpus import Corpus, find_corpus, find_factors, find_text
+from econmt.data.progress_bars import counted, counting
+from econmt.data.text.corpus import Corpus, existing_companion, find_companions, find_corpus, find_text
 from econmt.data.text.filters import Codes, Selection
-from econmt.data.text.glossary import read_glossary
 from econmt.data.text.subwords import (
     Vocabularies,
     fingerprint,
@@ -38,7 +36,8 @@ from econmt.errors import InputError
 FORMAT = "econmt-data-1"
 META_FILE = "meta.json"
 _STORE_FILES = re.compile(
-    r"meta\.json|left-out\.txt|(train|valid|test)\.(tokens|index|lines|(source|target|factor[0-9]+)\.txt)"
+    r"meta\.json|left-out\.txt|(train|valid|test)\.(tokens|index|lines|weights|(source|target|factor[0-9]+)\.txt)"
+    r"|(train|valid)_links\.(tokens|index|lines)"
     r"|(subwords|vocab)(\.source|\.target|\.factor[0-9]+)?\.(model|txt)"
 )
 """Names of a store's files; a folder with other files is never overwritten."""
@@ -83,6 +82,7 @@ class SplitDescription(Record):
     type: Literal["<u2", "<u4", "<u8"]
     files: list[Annotated[list[Any], AfterValidator(_check_file)]] = Field(min_length=1)
     corpora: list[Count] = Field(default_factory=list)
+    weighted: bool = False
 
 
 class StoreStatistics(Record):
@@ -119,6 +119,8 @@ class Splits(Record):
     train: SplitDescription
     valid: SplitDescription
     test: SplitDescription | None = None
+    train_links: SplitDescription | None = None
+    valid_links: SplitDescription | None = None
 
 
 class StoreDescription(Record):
@@ -152,6 +154,10 @@ class PreparedData(NamedTuple):
     test: TokenStore | None
     test_text: RawText
     """Raw text of the test split; empty without one."""
+    train_links: TokenStore | None
+    """Word alignments of the training pairs: source words as source, the target word of each as target."""
+    valid_links: TokenStore | None
+    """Word alignments of the validation pairs."""
     statistics: dict[str, Any]
     """Counts of pairs, tokens, unknown tokens and left-out pairs by split, and the words of a language model's text
     including line ends; see ``econmt prepare``."""
@@ -257,6 +263,8 @@ def open_prepared(folder: Path, *, verify: bool = False) -> PreparedData:
         valid_text=texts["valid"],
         test=stores.get("test"),
         test_text=texts.get("test", RawText([], [])),
+        train_links=stores.get("train_links"),
+        valid_links=stores.get("valid_links"),
         statistics=meta["statistics"],
         checksums={name: entry["sha256"] for name, entry in _described(folder, meta).items()},
     )
@@ -335,8 +343,22 @@ def _find_inputs(
         inputs.append((_TERMS, Corpus(terms, None)))
     for split, prefix in prefixes:
         corpus = find_corpus(prefix, data.source, data.target, search, progress, fetch=fetch)
-        inputs.append((split, find_factors(corpus, prefix, data.source_factors, search)))
+        factors = find_companions(corpus, prefix, data.source_factors, "data.source_factors", search)
+        corpus = corpus._replace(factors=factors)
+        inputs.append((split, _with_guides(corpus, data, split, prefix, search)))
     return inputs
+
+
+def _with_guides(corpus: Corpus, data: Data, split: str, prefix: str, search: Sequence[Path]) -> Corpus:
+    """Adds the files of alignments and weights to a training corpus, and existing alignments to validation text."""
+    if split == "valid" and data.alignment is not None:
+        return corpus._replace(alignment=existing_companion(corpus, prefix, data.alignment))
+    found: list[Path | None] = [None, None]
+    for place, key in enumerate(("alignment", "weights") if split == "train" else ()):
+        name = getattr(data, key)
+        if name is not None:
+            (found[place],) = find_companions(corpus, prefix, [name], f"data.{key}", search)
+    return corpus._replace(alignment=found[0], weights=found[1])
 
 
 def _find_own_vocabulary(data: Data | TextData, search: Sequence[Path]) -> list[Path]:
@@ -418,20 +440,6 @@ def _training(data: Data | TextData, corpora: Sequence[Corpus], progress: bool) 
     ]
 
 
-def _terms_of(
-    data: Data | TextData, train: Sequence[TrainingSplit], inputs: Sequence[_Input]
-) -> Terms | None:
-    """Returns the finder of terms to annotate in training pairs; None if none are."""
-    if isinstance(data, TextData) or data.annotate_terms.share == 0.0:
-        return None
-    for split, corpus in inputs:
-        if split == _TERMS:
-            return GlossaryTerms(read_glossary(corpus.source))
-    with status_line() as say:
-        say("aligning the words of the training text")
-        return AlignedTerms(lambda: ((row[0], row[1]) for each in train for row in each.kept(data)))
-
-
 def _write_store(
     data: Data | TextData, folder: Path, inputs: Sequence[_Input], own: Sequence[Path], progress: bool
 ) -> dict[str, Any]:
@@ -451,14 +459,15 @@ def _write_store(
     statistics: dict[str, Any] = dict(zip(("source_vocabulary", "target_vocabulary"), sizes, strict=True))
     if vocabularies.factors:
         statistics["factor_vocabularies"] = vocabularies.factor_sizes
-    terms = _terms_of(data, train, inputs)
+    terms = terms_of(data, train, next((corpus.source for split, corpus in inputs if split == _TERMS), None))
     train = [each._replace(terms=terms) for each in train]
     for split in dict.fromkeys(split for split, _ in inputs if split != _TERMS):
         with contextlib.closing(SplitWriter(data, vocabularies, folder, split)) as writer:
             others = [TrainingSplit(corpus) for name, corpus in inputs if name == split]
             for each in train if split == "train" else others:
                 writer.write(each, progress)
-            splits[split], statistics[split] = writer.finish()
+            descriptions, statistics[split] = writer.finish()
+            splits |= descriptions
     return {
         "format": FORMAT,
         "data": _data_settings(data),

@@ -1,13 +1,14 @@
 """Token store: ids of sentence pairs in flat files that open instantly and occupy no memory.
 
-A split NAME consists of three little-endian files without headers, whose sizes are checked on opening. The target ids
-of a pair directly follow its source ids.
+A split NAME consists of little-endian files without headers, whose sizes are checked on opening. The target ids of a
+pair directly follow its source ids.
 
 | file | type | values |
 |---|---|---|
 | NAME.tokens | uint16, or uint32 or uint64 if an id needs it | source ids, target ids of pair 0, of pair 1, ... |
 | NAME.index | int64, int32, int32 | where each pair starts in NAME.tokens, its source length, its target length |
 | NAME.lines | uint32 | line of the pair in its file, from 1 |
+| NAME.weights | uint32 | weight of the pair in millionths, in stores with ``data.weights`` only |
 
 The index is memory-mapped for passes over all lengths. Single pairs, which training reads at random, are read with
 ``pread`` instead: touched pages of a mapping count as resident memory, and kernels map 64 KiB to 2 MiB around each
@@ -34,6 +35,7 @@ IntArray = npt.NDArray[np.integer[Any]]
 
 INDEX_TYPE = np.dtype([("start", "<i8"), ("source", "<i4"), ("target", "<i4")])
 LINE_TYPE = np.dtype("<u4")
+WEIGHT_TYPE = np.dtype("<u4")
 
 
 class StoreFile(NamedTuple):
@@ -126,6 +128,11 @@ class TokenStore:
         )
         self._index = _PositionalFile(folder / f"{name}.index", INDEX_TYPE, self._count)
         self._lines = _PositionalFile(folder / f"{name}.lines", LINE_TYPE, self._count)
+        self.weighted = bool(description.get("weighted"))
+        """True if pairs have weights."""
+        self._weights: _PositionalFile | None = None
+        if self.weighted:
+            self._weights = _PositionalFile(folder / f"{name}.weights", WEIGHT_TYPE, self._count)
         self._map = mmap.mmap(self._index.descriptor, 0, access=mmap.ACCESS_READ) if self._count else None
         self._mapped = np.frombuffer(self._map if self._map is not None else b"", dtype=INDEX_TYPE)
 
@@ -170,6 +177,13 @@ class TokenStore:
         longest_source, longest_target = lengths.max(axis=0, initial=0).tolist()
         return PairIds(rows[:, 0, :longest_source], lengths[:, 0], rows[:, 1, :longest_target], lengths[:, 1])
 
+    def weights(self, indices: IntArray) -> IntArray | None:
+        """Reads the weights of pairs (B,) in millionths, (B,) int64; None in a store without weights."""
+        if self._weights is None:
+            return None
+        content = b"".join([self._weights.read(index, 1) for index in indices.tolist()])
+        return np.frombuffer(content, WEIGHT_TYPE).astype(np.int64)
+
     def tokens(self, first: int, count: int) -> IntArray:
         """Reads ids ``first`` to ``first + count`` of the concatenated split, (count,) int64."""
         return np.frombuffer(self._tokens.read(first, count), self._tokens.dtype).astype(np.int64)
@@ -188,13 +202,14 @@ class TokenStore:
 class TokenStoreWriter:
     """Incremental writer of one split, which holds nothing in memory; call ``close`` at the end."""
 
-    def __init__(self, folder: Path, name: str, vocabulary_size: int) -> None:
+    def __init__(self, folder: Path, name: str, vocabulary_size: int, *, weighted: bool = False) -> None:
         """Creates the files of split ``name``; ``vocabulary_size`` is the larger of both sides."""
+        self._weighted = weighted
         self._type = token_type(vocabulary_size)
         self._opened = contextlib.ExitStack()
         self._streams: dict[str, IO[bytes]] = {
             kind: self._opened.enter_context((folder / f"{name}.{kind}").open("wb"))
-            for kind in ("tokens", "index", "lines")
+            for kind in ("tokens", "index", "lines", *(("weights",) if weighted else ()))
         }
         self._files: list[StoreFile] = []
         self._corpora: list[int] = []
@@ -213,15 +228,22 @@ class TokenStoreWriter:
         self._files.append(StoreFile(str(source), None if target is None else str(target), self._pairs))
 
     def add(
-        self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], lines: Sequence[int]
+        self,
+        sources: Sequence[Sequence[int]],
+        targets: Sequence[Sequence[int]],
+        lines: Sequence[int],
+        weights: Sequence[int] | None = None,
     ) -> None:
-        """Appends pairs: ids of both sides, and the line of each pair in its file."""
+        """Appends pairs: ids of both sides, the line of each pair in its file, and its weight in millionths."""
         pairs = zip(sources, targets, strict=True)
         flat = np.array([*chain.from_iterable(chain.from_iterable(pairs))], dtype=self._type)
         source_lengths, target_lengths = (
             np.array([*map(len, side)], np.int64) for side in (sources, targets)
         )
         self.add_arrays(flat, source_lengths, target_lengths, np.asarray(lines))
+        if self._weighted:
+            assert weights is not None
+            self._streams["weights"].write(np.asarray(weights, dtype=WEIGHT_TYPE).data)
 
     def add_arrays(
         self, tokens: IntArray, source_lengths: IntArray, target_lengths: IntArray, lines: IntArray
@@ -244,4 +266,5 @@ class TokenStoreWriter:
             os.fsync(stream.fileno())
         files = [list(file) for file in self._files]
         sizes = {"pairs": self._pairs, "tokens": self._tokens, "type": self._type.str}
-        return {**sizes, "files": files, "corpora": self._corpora}
+        weighted = {"weighted": True} if self._weighted else {}
+        return {**sizes, "files": files, "corpora": self._corpora, **weighted}

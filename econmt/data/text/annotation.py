@@ -44,12 +44,13 @@ _KEPT = 2
 """Number of likely translations of a word, among which an aligned word is."""
 
 
-def knows_terms(vocabulary: Vocabulary) -> bool:
-    """Returns True if a source vocabulary has the tags of annotated terms."""
+def term_tag_ids(vocabulary: Vocabulary) -> list[int]:
+    """Returns the ids of the tags of annotated terms; none if a source vocabulary lacks one of them."""
     if not isinstance(vocabulary, SentencePieceVocabulary):
-        return False
+        return []
     tags = [f"{WORD_START}{tag}" for tag in TERM_TAGS]
-    return vocabulary.tokens(vocabulary.processor.PieceToId(tags)) == tags
+    ids = [int(number) for number in vocabulary.processor.PieceToId(tags)]
+    return ids if vocabulary.tokens(ids) == tags else []
 
 
 class Annotation(NamedTuple):

@@ -32,11 +32,16 @@ class Corpus(NamedTuple):
     """Further files that continue ``source``, such as shards."""
     factors: tuple[Path, ...] = ()
     """Files of source factors, one per stream."""
+    alignment: Path | None = None
+    """File of word alignments."""
+    weights: Path | None = None
+    """File of the weights of pairs."""
 
     @property
     def files(self) -> list[Path]:
         """All files of the corpus."""
-        return [self.source, *([] if self.target is None else [self.target]), *self.more, *self.factors]
+        each = [self.source, self.target, *self.more, *self.factors, self.alignment, self.weights]
+        return [path for path in each if path is not None]
 
     @property
     def parts(self) -> list[Corpus]:
@@ -99,21 +104,35 @@ def find_corpus(
     raise _not_found(prefix, wanted, bases, halves)
 
 
-def find_factors(corpus: Corpus, prefix: str, names: Sequence[str], search: Sequence[Path]) -> Corpus:
-    """Adds the source-factor files PREFIX.NAME, plain or .gz, to a corpus; tries its own folder before ``search``.
+def find_companions(
+    corpus: Corpus, prefix: str, names: Sequence[str], key: str, search: Sequence[Path]
+) -> tuple[Path, ...]:
+    """Finds the files PREFIX.NAME of a recipe's ``key``, plain or .gz; tries the corpus's folder before ``search``.
 
     Raises InputError for a corpus that is not line-based (.tmx, .parquet).
     """
     if names and corpus.target is None and not corpus.source.name.endswith((".tsv", ".tsv.gz")):
         raise InputError(
-            f"{corpus.source}: data.source_factors needs a line-based corpus; convert the pairs to {prefix}.tsv"
+            f"{corpus.source}: {key} needs a line-based corpus; convert the pairs to {prefix}.tsv"
         )
-    beside = corpus.source.parent / Path(prefix).name
-    files = (
-        _existing(beside, name) or find_text(f"{prefix}.{name}", search, progress=False, fetch=False)
+    return tuple(
+        existing_companion(corpus, prefix, name)
+        or find_text(f"{prefix}.{name}", search, progress=False, fetch=False)
         for name in names
     )
-    return corpus._replace(factors=tuple(files))
+
+
+def existing_companion(corpus: Corpus, prefix: str, name: str) -> Path | None:
+    """Returns the file PREFIX.NAME, plain or .gz, in the corpus's folder; None if there is none."""
+    return _existing(corpus.source.parent / Path(prefix).name, name)
+
+
+def different_lengths(path: Path, lines: int, source: Path, pairs: int) -> InputError:
+    """Returns the error for a companion file whose number of lines is not the number of pairs."""
+    return InputError(
+        f"{path} has {lines:,} line{'' if lines == 1 else 's'} but {source} has {pairs:,}; line n of one must belong "
+        "to line n of the other"
+    )
 
 
 def find_text(name: str, search: Sequence[Path], progress: bool, *, fetch: bool = True) -> Path:

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 
-from econmt.data.text.corpus import Corpus, read_lines
+from econmt.data.text.corpus import Corpus, different_lengths, read_lines
 from econmt.data.text.subwords import (
     UNK,
     WORD_START,
@@ -153,18 +152,11 @@ def with_factors(pairs: Iterator[tuple[str, str]], corpus: Corpus) -> Iterator[t
         lines = [next(stream, None) for stream in streams]
         for path, line in zip(corpus.factors, lines, strict=True):
             if line is None:
-                raise _different(path, number - 1, corpus.source, number + sum(1 for _ in pairs))
+                raise different_lengths(path, number - 1, corpus.source, number + sum(1 for _ in pairs))
         yield *pair, *(line for line in lines if line is not None)
     for path, stream in zip(corpus.factors, streams, strict=True):
         if rest := sum(1 for _ in stream):
-            raise _different(path, number + rest, corpus.source, number)
-
-
-def _different(path: Path, count: int, source: Path, pairs: int) -> InputError:
-    return InputError(
-        f"{path} has {_count(count, 'line')} but {source} has {pairs:,}; line n of one must hold the source factors of "
-        "line n of the other"
-    )
+            raise different_lengths(path, number + rest, corpus.source, number)
 
 
 def _count(number: int, name: str) -> str:

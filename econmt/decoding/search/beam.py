@@ -406,14 +406,7 @@ def beam_search(
         scores = scores.masked_fill(~now.ends, -torch.inf)
         best_scores = torch.cat([batch.best_scores, scores], dim=1).topk(options.nbest_size, dim=1).values
         batch = batch._replace(free=batch.free - now.ends.sum(dim=1), best_scores=best_scores)
-        # Totals only fall and length penalties only rise as hypotheses grow, and other penalties are never positive, so
-        # this is the highest score that a growing hypothesis can still reach.
-        reach = (now.totals.masked_fill(~now.grows, -torch.inf) / batch.largest_penalty[:, None]).amax(dim=1)
-        growing = now.grows & (best_scores[:, -1] < reach)[:, None]
-        if options.beam_search_stop == "first":
-            growing &= best_scores[:, :1] == -torch.inf
-        if options.beam_prune:
-            growing &= reached >= best_scores[:, :1] - options.beam_prune
+        growing = _still_growing(now, reached, batch, options)
         sentences, columns = growing.nonzero(as_tuple=True)
         words, parents = now.tokens[sentences, columns], now.parents[sentences, columns]
         totals, sums = now.totals[sentences, columns], sums.at(sentences, columns)
@@ -433,6 +426,19 @@ def beam_search(
             kept = live.nonzero()[:, 0]
             state, batch = state.keep(kept.to(device)), batch.keep(kept)
             sentences = (live.cumsum(dim=0) - 1)[sentences]
+
+
+def _still_growing(now: Places, reached: Tensor, batch: _Batch, options: SearchOptions) -> Tensor:
+    """Returns (B, K) bool, True for growing hypotheses that may still be among the n best; ``reached`` are scores."""
+    # Totals only fall and length penalties only rise as hypotheses grow, and other penalties are never positive, so
+    # this is the highest score that a growing hypothesis can still reach.
+    reach = (now.totals.masked_fill(~now.grows, -torch.inf) / batch.largest_penalty[:, None]).amax(dim=1)
+    growing = now.grows & (batch.best_scores[:, -1] < reach)[:, None]
+    if options.beam_search_stop == "first":
+        growing &= batch.best_scores[:, :1] == -torch.inf
+    if options.beam_prune:
+        growing &= reached >= batch.best_scores[:, :1] - options.beam_prune
+    return growing
 
 
 def _begin(

@@ -15,6 +15,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from econmt.engine.outside_memory import ASSUMED
 from econmt.engine.precision import Precision, precision_of
 from econmt.memory.estimate.allocator import CachingAllocator
 from econmt.memory.estimate.fake import ON_GPU, REPLACEMENTS, fake_tensors
@@ -96,6 +97,7 @@ def estimate_step(
     if cuda:
         allocator = simulate(tracker)
         ledger.allocated, ledger.reserved = allocator.peak_allocated, allocator.peak_reserved
+        ledger.outside = ASSUMED
     return ledger
 
 

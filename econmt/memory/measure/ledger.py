@@ -27,7 +27,8 @@ from econmt_ops.dispatch.capture import release_workspaces
 
 if TYPE_CHECKING:
     from econmt.data.batching.batch import AnyBatch
-    from econmt.engine.step import TrainingStep
+    from econmt.engine.outside_memory import OutsideMemory
+from econmt.engine.step import TrainingStep
 
 LAYERS = ("embedding", "encoder", "attention", "decoder", "output", "loss", "exchange", "other")
 """Layers of a model; "exchange" stands for buffers of communication between ranks."""
@@ -78,6 +79,7 @@ class Ledger:
         peak_flops_per_second: Rate of a large matrix product in the step's precision; None if unknown.
         allocated, reserved: Peaks of CUDA's caching allocator, measured or, in an estimate, simulated; None on a CPU.
         graphs: Bytes of the step's CUDA graph outside of the allocator; None if it was not captured.
+        outside: Bytes of the device outside of the allocator, measured or, in an estimate, assumed; None on a CPU.
         process: Resident bytes of the process after the step, by origin, see
             `econmt.memory.measure.process.resident_parts`; empty in an estimate and if the system does not tell.
         process_peak: Most resident bytes of the process so far; 0 if unknown.
@@ -100,6 +102,7 @@ class Ledger:
     allocated: int | None = None
     reserved: int | None = None
     graphs: int | None = None
+    outside: OutsideMemory | None = None
     process: dict[str, int] = field(default_factory=dict)
     process_peak: int = 0
     order: Sequence[str] = LAYERS

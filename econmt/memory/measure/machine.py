@@ -32,16 +32,6 @@ def describe_machine(device: str) -> dict[str, str]:
     return description
 
 
-def bytes_outside_allocator(device: torch.device) -> int:
-    """Returns the bytes of a GPU that are taken, but not by this process's PyTorch allocator; waits for the device.
-
-    They hold CUDA's context, loaded kernels, nodes of captured graphs, and memory of other processes.
-    """
-    torch.cuda.synchronize(device)
-    free, total = torch.cuda.mem_get_info(device)
-    return int(total - free) - torch.cuda.memory_reserved(device)
-
-
 def total_memory(device: torch.device) -> int:
     """Returns the bytes of memory of a GPU or of the machine; 0 if the system does not tell."""
     if device.type == "cuda":

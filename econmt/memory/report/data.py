@@ -58,6 +58,7 @@ def ledger_data(ledger: Ledger) -> dict[str, Any]:
         "allocated_bytes": ledger.allocated,
         "reserved_bytes": ledger.reserved,
         "graph_bytes": ledger.graphs,
+        "outside_bytes": None if ledger.outside is None else ledger.outside._asdict(),
         "target_tokens": ledger.tokens,
         "flops": ledger.flops,
         **({"flops_by_layer": dict(ledger.operations)} if ledger.operations else {}),

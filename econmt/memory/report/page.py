@@ -300,7 +300,7 @@ def _table(kind: str, table: ReportTable) -> str:
     """Returns a table; a row that begins with text is named by it."""
     top = "".join(f'<th scope="col">{escape(column)}</th>' for column in table.columns)
     body = []
-    for first, *others in filter(None, [*table.rows, table.sums]):
+    for first, *others in filter(None, [*table.rows, table.sums, *table.below]):
         named = f'<th scope="row">{escape(first)}</th>' if isinstance(first, str) else _cell(first)
         body.append(f"<tr>{named}{''.join(map(_cell, others))}</tr>")
     return (

@@ -141,6 +141,11 @@ def summary(profile: Profile) -> list[str]:
         )
     if ledger.graphs is not None:
         lines.append(f"CUDA graph: {format_bytes(ledger.graphs)} outside of the allocator")
+    if ledger.outside is not None:
+        how = "measured" if profile.measured else "assumed"
+        parts = zip(("context", "libraries", "kernels and CUDA graphs"), ledger.outside, strict=True)
+        text = ", ".join(f"{name} {format_bytes(size)}" for name, size in parts)
+        lines.append(f"outside PyTorch's allocator: {format_bytes(ledger.outside.total)} ({how}: {text})")
     if times is not None and times.seconds:
         text = f"{1000 * times.seconds:,.0f} ms a step, {speed_text(times)}"
         lines.append(text + (f" ({profile.timed_shape})" if profile.timed_shape != profile.shape else ""))
@@ -165,7 +170,20 @@ def ledger_table(ledger: Ledger, kind: str = "layer") -> ReportTable:
         (kind, *CATEGORIES, "all", "share"),
         rows,
         ["all", *map(ledger.category, CATEGORIES), ledger.total, "100 %"],
+        below=_device_rows(ledger),
     )
+
+
+def _device_rows(ledger: Ledger) -> list[list[Cell]]:
+    """Returns the rows of a ledger's table about the rest of a GPU's memory."""
+    if ledger.outside is None or ledger.reserved is None:
+        return []
+    sizes = {
+        "reserved, unused": ledger.reserved - ledger.total,
+        "outside PyTorch": ledger.outside.total,
+        "of the GPU": ledger.reserved + ledger.outside.total,
+    }
+    return [[name, *[""] * len(CATEGORIES), size, ""] for name, size in sizes.items()]
 
 
 def ranks_table(ledgers: Sequence[Ledger]) -> ReportTable:

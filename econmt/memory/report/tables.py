@@ -12,13 +12,17 @@ Cell = str | int
 
 
 class ReportTable(NamedTuple):
-    """A table of a report; ``sums`` are below a line, and columns with indices ``left`` are aligned to the left."""
+    """A table of a report.
+
+    ``sums`` are below a line, and rows ``below`` after them; columns with indices ``left`` are aligned to the left.
+    """
 
     title: str
     columns: Sequence[str]
     rows: Sequence[Sequence[Cell]]
     sums: Sequence[Cell] = ()
     left: Collection[int] = (0,)
+    below: Sequence[Sequence[Cell]] = ()
 
     def for_terminal(self) -> Table:
         """Returns the table for a terminal."""
@@ -30,6 +34,8 @@ class ReportTable(NamedTuple):
         if self.sums:
             result.add_section()
             result.add_row(*map(cell_text, self.sums))
+        for row in self.below:
+            result.add_row(*map(cell_text, row))
         return result
 
 

@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from econmt.model.attention import Attention
+from econmt.model.cell_steps import layer_step
 from econmt.model.decoder import Decoder, Recurrent
-from econmt.model.inference.cells import layer_step
 from econmt.model.inference.copying import CopyStep
 from econmt.model.inference.encoder import PrepackedEncoder
 from econmt.model.inference.layout import Gates, WordShares, is_watched, prepacked, value_type
@@ -442,7 +442,15 @@ class _CellStepDecoder(_StepDecoder):
         cell = decoder.cell.cell
         self.count = len(cell.states)
         self.embedding = embedding
-        self.steps = [layer_step(cell, weights, dtype) for weights in weights_of(decoder.layers)]
+
+        def product(matrix: Tensor, bias: Tensor | None) -> Gates:
+            return Gates([matrix], bias, dtype)
+
+        def extra(part: Tensor) -> Tensor:
+            rounded = part.detach().to(value_type(dtype))
+            return rounded.to(accumulate_dtype(rounded.dtype))
+
+        self.steps = [layer_step(cell, part, product, extra) for part in weights_of(decoder.layers)]
         self.words = WordShares(embedding, self.steps[0].read, self.steps[0].width)
 
     def states(self, layers: State) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:

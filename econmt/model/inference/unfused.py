@@ -19,7 +19,7 @@ from econmt_ops.core.weights import State
 class UnfusedStepDecoder:
     """Search step of an :class:`~econmt.model.unfused.decoder.UnfusedDecoder`.
 
-    The memory of a state has h and c of every layer, then the coverage (R, S, C) if there is one.
+    The memory of a state has the states of every layer, then the coverage (R, S, C) if there is one.
 
     Args:
         decoder: decoder in evaluation mode.
@@ -50,11 +50,9 @@ class UnfusedStepDecoder:
         memory = Memory(
             *(part.index_select(0, owners) for part in (sources.keys, sources.values, sources.lengths))
         )
-        count = 2 * len(self.decoder.layers)
-        parts = state.memory
-        layers = tuple((parts[number], parts[number + 1]) for number in range(0, count, 2))
+        layers, coverage = self.decoder.layer_states(state.memory)
         # Sources may have been cut since the last step, when the longest sentences left the batch.
-        extra = tuple(part[:, : sources.keys.shape[1]] for part in parts[count:])
+        extra = tuple(part[:, : sources.keys.shape[1]] for part in coverage)
         words = self.embedding.index_select(0, tokens).to(self.dtype)
         with autocast_to(words.device, self.dtype):
             weights, after = self.decoder.step(words, memory, Recurrent(layers, state.output, extra))

@@ -5,6 +5,7 @@ Shapes: R rows, T target positions, S source positions, I embedding size, H deco
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import cast
 
 import torch
@@ -17,7 +18,7 @@ from econmt.model.decoder import Decoder, Memory, Recurrent
 from econmt.model.implementations import Implementations
 from econmt.model.layers import RecurrentLayer, initialize_linear
 from econmt.model.unfused.attention import UnfusedAttention
-from econmt.model.unfused.layers import Masks, StepDropout, UnfusedLayer, run_step
+from econmt.model.unfused.layers import Masks, StepDropout, UnfusedCellLayer, UnfusedLayer, run_step
 from econmt_ops.cells.attention import LAYER_NORM_EPSILON
 from econmt_ops.core.dropout import Seed, apply_dropout, layer_keep_masks
 from econmt_ops.core.repeated import Inputs, expanded
@@ -51,8 +52,9 @@ class UnfusedDecoder(Decoder):
     def __init__(self, model: recipe.Model) -> None:
         dropout = model.dropouts
         self._model, self._within = model, StepDropout.of(dropout)
-        super().__init__(model.decoder, model.attention, model.embedding, model.encoder.size, dropout)
-        vectors = len(self.cell.cell.states) * model.decoder.layers
+        width = model.embedding_widths[1]
+        super().__init__(model.decoder, model.attention, width, model.encoder.size, dropout)
+        vectors = len(self.started) * model.decoder.layers
         self.norm = (
             nn.LayerNorm(model.decoder.size, LAYER_NORM_EPSILON) if model.layer_normalization else None
         )
@@ -73,6 +75,8 @@ class UnfusedDecoder(Decoder):
 
     def make_layer(self, width: int) -> RecurrentLayer:
         """See :class:`Decoder`."""
+        if self.config.cell != "lstm":
+            return UnfusedCellLayer(self.cell.cell, width, self.config.size)
         return UnfusedLayer(
             width, self.config.size, self._within, lhuc=self._model.lhuc in ("decoder", "all")
         )
@@ -181,10 +185,8 @@ class UnfusedDecoder(Decoder):
             read = below
             if number > 0 and context is not None:
                 read = torch.cat([below, context.to(below.dtype)], dim=1)
-            h, c = layer.step(
-                layer.shares(read), cast(tuple[Tensor, Tensor], state.layers[number]), layer_masks
-            )
-            states.append((h, c))
+            h, after = layer.advance(read, state.layers[number], layer_masks)
+            states.append(after)
             above = h
             if self.config.residual and number + 1 >= self.config.first_residual_layer:
                 above = h + (words.to(h.dtype) if number == 0 else below.to(h.dtype))
@@ -211,15 +213,21 @@ class UnfusedDecoder(Decoder):
         return state._replace(extra=(self.attention.coverage.first(memory.values),))
 
     @property
-    def _layers(self) -> list[UnfusedLayer]:
+    def _layers(self) -> list[UnfusedLayer | UnfusedCellLayer]:
         return [cast(UnfusedLayer, layer) for layer in self.layers]
+
+    def layer_states(self, parts: Sequence[Tensor]) -> tuple[State, tuple[Tensor, ...]]:
+        """Divides tensors into the states of the layers and what follows them."""
+        each = len(self.cell.cell.states)
+        count = each * len(self.layers)
+        layers = tuple(tuple(parts[number : number + each]) for number in range(0, count, each))
+        return layers, tuple(parts[count:])
 
     def _unflat(self, parts: tuple[Tensor, ...] | list[Tensor]) -> Recurrent:
         """Converts the tensors of :func:`_flat` back to a state."""
         output, *rest = parts
-        count = 2 * len(self.layers)
-        layers: State = tuple((rest[number], rest[number + 1]) for number in range(0, count, 2))
-        return Recurrent(layers, output, tuple(rest[count:]))
+        layers, extra = self.layer_states(rest)
+        return Recurrent(layers, output, extra)
 
     def initialize(self, init: recipe.Initialization) -> None:
         """See :class:`Decoder`; normalisation and LHUC start with factors of 1."""

@@ -6,7 +6,7 @@ Shapes: B batch, T positions, I input size, H hidden size.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from econmt.config import recipe
-from econmt.model.layers import LSTMLayer, draw_seed
+from econmt.model.cell_steps import LayerProduct, layer_step
+from econmt.model.layers import LSTMLayer, RecurrentLayer, draw_seed
 from econmt_ops.core.dropout import Seed, apply_dropout, keep_mask
 from econmt_ops.core.lengths import padding_mask
 from econmt_ops.core.precision import accumulate_dtype
@@ -186,6 +187,13 @@ class UnfusedLayer(LSTMLayer):
         size = self.bias.shape[0] // 4
         return self.step_dropout.masks(self.step_dropout.draw(), rows, steps, size, device)
 
+    def advance(
+        self, inputs: Tensor, state: tuple[Tensor, ...], masks: Masks | None
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Computes h (B, H) and the states after a step from inputs (B, I) and the states before it."""
+        after = self.step(self.shares(inputs), cast(LSTMState, state), masks)
+        return after[0], after
+
     def step(self, shares: Tensor, state: LSTMState, masks: Masks | None) -> LSTMState:
         """See :func:`lstm_step`."""
         assert isinstance(self.hidden, nn.Parameter)
@@ -230,3 +238,28 @@ class UnfusedLayer(LSTMLayer):
             h, c = torch.where(inside, after, h), torch.where(inside, cell, c)
             outputs[position] = torch.where(inside, after, 0.0)
         return torch.stack(outputs, dim=1), h
+
+
+class UnfusedCellLayer(RecurrentLayer):
+    """Layer of any other cell that computes one time step at a time, as :class:`UnfusedLayer`, without its dropout."""
+
+    def draw_masks(self, rows: int, steps: int, device: torch.device) -> None:
+        """Returns None: such layers have no masks within steps."""
+
+    def advance(
+        self,
+        inputs: Tensor,
+        state: tuple[Tensor, ...],
+        masks: Masks | None,  # noqa: ARG002  always None
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """See :meth:`UnfusedLayer.advance`."""
+        step = layer_step(self.cell, self.weights, _product)
+        return step(step.read(inputs), inputs, state)
+
+
+def _product(matrix: Tensor, bias: Tensor | None) -> LayerProduct:
+    def call(inputs: Tensor, *, start: Tensor | None = None) -> Tensor:
+        made = functional.linear(inputs, matrix, bias)
+        return made if start is None else start + made
+
+    return call

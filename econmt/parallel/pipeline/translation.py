@@ -22,7 +22,7 @@ from econmt.data.batching.batch import AnyBatch
 from econmt.data.batching.batches import Batch
 from econmt.model import Implementations, TranslationModel
 from econmt.model.decoder import Memory, ParallelDecoder
-from econmt.model.layers import LSTMLayer
+from econmt.model.layers import EmbeddingDropout, LSTMLayer
 from econmt.parallel.pipeline.embedding import reader
 from econmt.parallel.pipeline.parts import ChunkedDropout, Chunks, Parts
 from econmt.parallel.pipeline.plan import Like, Output
@@ -58,10 +58,9 @@ class TranslationParts(Parts):
     ) -> None:
         super().__init__(batch.target_output)
         self._model, self._batch, self._homes, self._implementations = model, batch, homes, implementations
-        embedding = model.embedding_dropout
-        self._source_seed = embedding.draw()
+        self._source_seed = model.source_dropout.draw()
         self._encoder_seeds = model.encoder.draw_seeds()
-        self._target_seed = embedding.draw()
+        self._target_seed = model.target_dropout.draw()
         self._decoder_seeds = model.decoder.draw_seeds()
         self._output_seed = model.output_dropout.draw()
         self._embedding_dtype = model.source_embedding.weight.dtype
@@ -69,9 +68,11 @@ class TranslationParts(Parts):
         (self._rows, source), target = batch.source.shape, batch.target_input.shape[1]
         self._source = Chunks(source, homes.source_chunks)
         self._target = Chunks(target, homes.target_chunks)
-        drop = model.encoder.dropout
-        self._drop_source = ChunkedDropout(drop.probability, drop.variational, source)
-        self._drop_target = ChunkedDropout(drop.probability, drop.variational, target)
+        drops = model.encoder.dropout, model.decoder.dropout
+        self._drop_source, self._drop_target = (
+            ChunkedDropout(drop.probability, drop.variational, steps)
+            for drop, steps in zip(drops, (source, target), strict=True)
+        )
         tops, last = self._encode()
         fed = not isinstance(model.decoder, ParallelDecoder)
         self.like = Like((self._rows, target, model.output.in_features), self._dtype)
@@ -80,12 +81,19 @@ class TranslationParts(Parts):
     def _like(self, *shape: int) -> Like:
         return Like((self._rows, *shape), self._dtype)
 
-    def _embed(self, table: nn.Embedding, ids: Tensor, seed: Seed | None, cuts: Chunks) -> list[Output]:
+    def _embed(
+        self,
+        table: nn.Embedding,
+        ids: Tensor,
+        dropout: EmbeddingDropout,
+        seed: Seed | None,
+        cuts: Chunks,
+    ) -> list[Output]:
         """Adds the embedding of one side; returns its output for every chunk."""
         read = reader(table, self._model.output.weight, ids, 0, self.look_ups)
 
         def embed() -> Sequence[Tensor]:
-            return torch.split(self._model.embedding_dropout(read(), seed), cuts.length, 1)
+            return torch.split(dropout(read(), seed), cuts.length, 1)
 
         like = [Like((self._rows, size, table.embedding_dim), self._embedding_dtype) for size in cuts.sizes]
         number = self.add(0, embed, (), like, "embedding")
@@ -97,7 +105,9 @@ class TranslationParts(Parts):
         pairs = self._homes.pairs
         cuts = Chunks(self._source.steps, 1) if pairs else self._source
 
-        embedded = self._embed(model.source_embedding, self._batch.source, self._source_seed, cuts)
+        embedded = self._embed(
+            model.source_embedding, self._batch.source, model.source_dropout, self._source_seed, cuts
+        )
         current: list[list[Output]] = [[chunk_output] for chunk_output in embedded]
         last: list[Output] = []
         for layer, both in enumerate(pairs):
@@ -197,7 +207,9 @@ class TranslationParts(Parts):
     def _embed_target(self) -> list[Output]:
         """Adds the target's embedding; returns its output for every chunk."""
         model, batch = self._model, self._batch
-        return self._embed(model.target_embedding, batch.target_input, self._target_seed, self._target)
+        return self._embed(
+            model.target_embedding, batch.target_input, model.target_dropout, self._target_seed, self._target
+        )
 
     def _decode_at_once(self, tops: list[list[Output]], last: list[Output]) -> Output:
         """Adds the decoder with input feeding as one part; returns the output layer's input."""

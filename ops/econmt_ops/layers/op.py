@@ -12,7 +12,7 @@ from econmt_ops.backends.triton import STEP_CELLS, with_kernels
 from econmt_ops.cells.gru import GRU
 from econmt_ops.cells.protocol import Cell, StepCell
 from econmt_ops.cells.scan import ScanLayer
-from econmt_ops.cells.table import CELLS
+from econmt_ops.cells.table import CELLS, KINDS
 from econmt_ops.core.dropout import Seed
 from econmt_ops.core.precision import compute_dtype, explicit_casts
 from econmt_ops.core.repeated import Inputs, check_inputs, expanded, values_of
@@ -35,10 +35,12 @@ class LayerOp:
 
     Args:
         cells: Cells whose weights it takes; the first whose shapes fit the bottom layer is used.
+        others: Names of the cells but the first.
     """
 
-    def __init__(self, *cells: Cell) -> None:
+    def __init__(self, *cells: Cell, others: tuple[str, ...] = ()) -> None:
         cell = cells[0]
+        KINDS.update(zip((cell.name, *others), cells, strict=True))
         self.cells, self.__name__ = cells, cell.name
         states = f"States of a layer: {', '.join(cell.states)}."
         self.__doc__ = f"{cell.summary}\n\n    {states} `LayerOp.__call__` describes the arguments."

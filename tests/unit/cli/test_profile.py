@@ -11,6 +11,7 @@ import torch
 
 from econmt.cli import profile as verb
 from econmt.config.recipe import load_recipe, shipped_recipes
+from econmt.engine.outside_memory import ASSUMED
 from econmt.memory import profiling
 from econmt.memory.measure.ledger import Ledger
 from econmt.model import Implementations
@@ -112,6 +113,7 @@ def test_estimates_without_a_gpu(
     assert (found["device"], only["bytes"], only["precision"]) == ("cuda", "estimated", "bfloat16")
     assert only["times"] is None
     assert only["ledger"]["reserved_bytes"] % (2 << 20) == 0
+    assert only["ledger"]["outside_bytes"] == ASSUMED._asdict()
     ended = call("profile", recipe, *BUCKET, "--estimate", "training.device=cuda:1")
     assert "CUDA's allocator" in ended.out
     assert "no step was run" in ended.out
@@ -181,6 +183,10 @@ def test_largest_batches_of_all_buckets(
         assert any(name in line for line in heads)
     rows = [line.split("│")[1:3] for line in ended.lines if line.startswith("│")]
     assert [[cell.strip() for cell in row] for row in rows] == [["4", "4"], ["8", "8"], ["9", "9"]]
+    asked.clear()
+    assert not any("outside of PyTorch" in line for line in ended.lines)
+    ended = call("profile", recipe, "data.max_length=9", "--fit", "1GiB", "--device", "cuda")
+    assert "679 MiB of the 1 GiB are assumed to be outside of PyTorch" in ended.out
     asked.clear()
     call("profile", recipe, "data.max_length=100", "--fit", "1GiB")
     assert len(asked) == 12

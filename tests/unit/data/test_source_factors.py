@@ -19,7 +19,7 @@ from econmt.config.recipe import Recipe, load_recipe
 from econmt.data.batching.batches import training_batches, valid_batches
 from econmt.data.batching.store import PreparedData, open_prepared, prepare
 from econmt.data.batching.token_store import token_type
-from econmt.data.text.corpus import Corpus, find_factors
+from econmt.data.text.corpus import Corpus, find_companions
 from econmt.data.text.source_factors import (
     count_of_ids,
     encode_sources,
@@ -342,10 +342,12 @@ def test_files_beside_the_source_come_first(make_recipe: MakeRecipe, text: Path,
     older = tmp_path / "older"
     older.mkdir()
     (older / "train.len").write_text("wrong\n")
-    corpus = find_factors(Corpus(text / "train.src", text / "train.trg"), "train", ["len"], [older, text])
-    assert corpus.factors == (text / "train.len",)
-    apart = find_factors(Corpus(older / "train.src", older / "train.trg"), "train", ["first"], [older, text])
-    assert apart.factors == (text / "train.first",)
+    corpus = Corpus(text / "train.src", text / "train.trg")
+    found = find_companions(corpus, "train", ["len"], "data.source_factors", [older, text])
+    assert found == (text / "train.len",)
+    corpus = Corpus(older / "train.src", older / "train.trg")
+    apart = find_companions(corpus, "train", ["first"], "data.source_factors", [older, text])
+    assert apart == (text / "train.first",)
 
 
 def test_examples_of_many_factors_fit_into_one_number(make_recipe: MakeRecipe) -> None:

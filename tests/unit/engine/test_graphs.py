@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -472,3 +472,43 @@ def test_too_little_memory_is_no_reason_to_go_on_without_graphs(monkeypatch: pyt
     with pytest.raises(torch.cuda.OutOfMemoryError):
         graphed([batch])
     assert is_out_of_memory(first_error(torch.cuda.OutOfMemoryError()))
+
+
+@fake
+@pytest.mark.parametrize("several", [False, True])
+def test_graphs_make_room_for_the_first_run_of_another_shape(
+    monkeypatch: pytest.MonkeyPatch, several: bool
+) -> None:
+    eager, step = bag_step(), bag_step()
+    one, other, third = some_batches(BagTask(step.task.recipe, VOCABULARY, VOCABULARY), 3)
+    updates = [[one, other, third]] if several else [[one], [other], [one]]
+    graphed = GraphedStep(step, several=several, note=pytest.fail)
+    warm_up, runs = GraphedStep._warm_up, list[int]()
+
+    def beside_no_graph(graphed: GraphedStep, *rest: Any) -> None:
+        if any(graphed._graphs.values()):
+            full_memory()
+        runs.append(1)
+        warm_up(graphed, *rest)
+
+    monkeypatch.setattr(GraphedStep, "_warm_up", beside_no_graph)
+    found, wanted = train(step, graphed, updates), train(eager, eager, updates)
+    if several:
+        assert_close(found, wanted)
+    else:
+        assert_same(found, wanted)
+    assert len(runs) == (3 if several else 2)
+    assert graphed.captured == (4 if several else 2)
+
+
+@fake
+def test_several_ranks_release_no_graph_to_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = bag_step()
+    one, other = some_batches(BagTask(step.task.recipe, VOCABULARY, VOCABULARY), 2)
+    graphed = GraphedStep(step)
+    graphed([one])
+    monkeypatch.setattr(step.communicator, "size", 2)
+    monkeypatch.setattr(BagTask, "loss", full_memory)
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        graphed.capture(other)
+    assert graphed.captured == 1

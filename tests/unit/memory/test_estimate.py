@@ -79,6 +79,11 @@ CASES = [
     Case("groundhog", ("training.optimizer={name: sgd, learning_rate: 0.1, momentum: 0.9}",), (40, 1, 4)),
     Case("iwslt", ("model.encoder.rank=6", "model.decoder.rank=8"), (48, 7, 4)),
     Case("iwslt", (*RECOMPUTE, "model.encoder.rank=6", "model.decoder.rank=8"), (64, 9, 4)),
+    Case(
+        "iwslt",
+        ("model.target_embedding=24", "model.dropout={target_words: 0.2, source_embedding: 0.1}"),
+        (48, 6, 5),
+    ),
     Case("best", (), (48, 6, 3)),
     Case("gnmt", (), (40, 5, 3)),
     Case("best", (*RECOMPUTE, "ops.stash=gates", "training.precision=bfloat16"), (32, 4, 3)),

@@ -6,16 +6,18 @@ import gc
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from econmt.config.recipe import load_recipe
+from econmt.engine.outside_memory import ASSUMED, outside_meter
 from econmt.engine.precision import NAMED
 from econmt.memory import profiling
 from econmt.memory.estimate.techniques import Technique, estimate, techniques
 from econmt.memory.measure.ledger import Ledger
-from econmt.memory.measure.machine import bytes_outside_allocator, describe_machine, free_memory
+from econmt.memory.measure.machine import describe_machine, free_memory
 from econmt.memory.profiling import Failures, Step, affordable_rows, profile, rows_that_fit
 from econmt.model import Implementations
 from econmt.parallel.simulated_rank import ALONE
@@ -151,7 +153,7 @@ def test_on_a_gpu_what_does_not_fit_is_estimated(
         """A step on a GPU that is too small for the reference."""
 
         def __init__(self, *_: object) -> None:
-            self.forgot = 0
+            self.forgot, self.device = 0, torch.device("cuda")
 
         def use(self, technique: Technique) -> None:
             self.technique = technique
@@ -173,6 +175,8 @@ def test_on_a_gpu_what_does_not_fit_is_estimated(
             assert self.technique.name == "all"
             return 2.0
 
+    meter = SimpleNamespace(read=lambda: ASSUMED)
+    monkeypatch.setattr(profiling, "outside_meter", lambda device: meter)
     monkeypatch.setattr(profiling, "Step", FakeStep)
     reference, everything = profile(
         task, ROWS[:2], SHAPE, torch.device("cuda"), patient=False, say=str, rank=ALONE, failures=Failures()
@@ -183,6 +187,7 @@ def test_on_a_gpu_what_does_not_fit_is_estimated(
     assert everything.bytes is everything.times
     assert everything.tokens_per_second == speed
     assert everything.bytes.graphs == outside
+    assert everything.bytes.outside == ASSUMED
 
 
 def test_a_gpu_too_small_for_the_model(task: TranslationTask, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -298,24 +303,18 @@ def test_the_machine_is_described() -> None:
     assert 1 << 20 < free_memory(CPU) < 1 << 50
 
 
-def test_bytes_outside_of_the_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 120)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (550, 1000))
-    assert bytes_outside_allocator(torch.device("cuda")) == 330
-
-
 @pytest.mark.cuda
 @pytest.mark.alone
 def test_a_graph_takes_memory_that_the_allocator_does_not_see() -> None:
     device = torch.device("cuda")
     numbers = torch.ones(8, device=device)
     numbers.add_(1.0)
-    before, graph = bytes_outside_allocator(device), torch.cuda.CUDAGraph()
+    meter, graph = outside_meter(device), torch.cuda.CUDAGraph()
+    before = meter.read()
     with torch.cuda.graph(graph):
         for _ in range(20_000):
             numbers.add_(1.0)
-    assert bytes_outside_allocator(device) > before
+    assert meter.read().kernels > before.kernels
     del graph
 
 
@@ -388,7 +387,7 @@ def test_a_gpu_technique_that_fails_leaves_the_others_measured(
         """A step on a GPU whose second technique cannot be compiled."""
 
         def __init__(self, *_: object) -> None:
-            pass
+            self.device = torch.device("cuda")
 
         def use(self, technique: Technique) -> None:
             self.technique = technique
@@ -407,6 +406,7 @@ def test_a_gpu_technique_that_fails_leaves_the_others_measured(
         def seconds(self) -> float:
             return 2.0
 
+    monkeypatch.setattr(profiling, "outside_meter", lambda device: SimpleNamespace(read=lambda: ASSUMED))
     monkeypatch.setattr(profiling, "Step", FakeStep)
     failures, device = Failures(), torch.device("cuda")
     found = profile(task, ROWS, SHAPE, device, patient=False, say=str, rank=ALONE, failures=failures)

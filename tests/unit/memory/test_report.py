@@ -8,6 +8,7 @@ import re
 import pytest
 from rich.console import Console
 
+from econmt.engine.outside_memory import OutsideMemory
 from econmt.memory.measure.ledger import Ledger, Moment, TensorAtPeak
 from econmt.memory.plan.fit import Fit
 from econmt.memory.report.data import downsample, fit_data, report_data
@@ -18,6 +19,7 @@ from econmt.memory.report.report import (
     heading,
     largest_table,
     layers_table,
+    ledger_table,
     maker,
     peak_moment,
     print_report,
@@ -72,6 +74,19 @@ def test_summary_tells_the_allocator() -> None:
     profile = make_profile("reference", 1, timed=False)
     profile.bytes.allocated, profile.bytes.reserved = 12_000_000, 20_000_000
     assert summary(profile)[1] == "CUDA's allocator: 12.0 MB allocated, 20.0 MB reserved"
+    assert not ledger_table(profile.bytes).below
+    profile.bytes.outside = OutsideMemory(300_000_000, 150_000_000, 50_000_000)
+    assert summary(profile)[2] == (
+        "outside PyTorch's allocator: 500.0 MB (assumed: context 300.0 MB, libraries 150.0 MB, kernels and CUDA graphs "
+        "50.0 MB)"
+    )
+    below = ledger_table(profile.bytes).below
+    assert [(row[0], row[-2]) for row in below] == [
+        ("reserved, unused", 20_000_000 - profile.bytes.total),
+        ("outside PyTorch", 500_000_000),
+        ("of the GPU", 520_000_000),
+    ]
+    assert {len(row) for row in below} == {len(ledger_table(profile.bytes).columns)}
 
 
 def test_equal_tensors_stand_together() -> None:

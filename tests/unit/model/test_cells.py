@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from econmt.config import model
+from econmt.config.recipe import load_recipe
+from econmt.config.stacks import CELLS as RULES
+from econmt.config.stacks import RecurrentStack
 from econmt.data.batching.pair_flops import pair_flops
-from econmt.model import IncrementalModel, TranslationModel
+from econmt.errors import InputError
+from econmt.model import Implementations, IncrementalModel, TranslationModel
 from econmt.model.cells import CELLS
 from econmt.model.layers import RecurrentLayer
+from econmt.model.unfused.layers import UnfusedCellLayer
 from tests.unit.model.test_translation import VOCABULARY, make_batch, make_config, make_model
 
 OTHERS = [name for name in CELLS if name != "lstm"]
@@ -31,9 +36,102 @@ def config_of(cell: str, layers: int = 2, residual: bool = True, **options: obje
     )
 
 
+def feeding_config(cell: str, **options: object) -> model.Model:
+    decoder = {"cell": cell, "size": 8, "layers": 2, "residual": True, "input_feeding": True}
+    return make_config(encoder={"size": 8, "layers": 1}, decoder=decoder, **options)
+
+
+@each_cell
+def test_a_layer_step_by_step_is_the_operation(cell: str) -> None:
+    """With its gradients, in the type of the operation, from given states."""
+    torch.manual_seed(4)
+    found = []
+    layer = UnfusedCellLayer(CELLS[cell].cell, 6, 5).double()
+    inputs = torch.randn(3, 4, 6, dtype=torch.float64)
+    for parameter in layer.parameters():
+        nn.init.uniform_(parameter, -0.8, 0.8)
+    widths = [6 if name == "x" else 5 for name in CELLS[cell].cell.states]
+    state = tuple(torch.randn(3, width, dtype=torch.float64) for width in widths)
+    for stepwise in (True, False):
+        layer.zero_grad()
+        if stepwise:
+            outputs, current = [], state
+            for step in range(4):
+                output, current = layer.advance(inputs[:, step], current, None)
+                outputs.append(output)
+            after, made = current, torch.stack(outputs, 1)
+        else:
+            made, (after,) = CELLS[cell].run(
+                inputs, (layer.weights,), {"implementation": "reference"}, state=(state,)
+            )
+        (made.square().sum() + sum(part.sum() for part in after)).backward()
+        found.append((made.detach(), after, [part.grad.clone() for part in layer.parameters()]))  # type: ignore[union-attr]
+    torch.testing.assert_close(found[0], found[1], rtol=1e-9, atol=1e-11)
+
+
+@each_cell
+@pytest.mark.parametrize("state_init", ["last", "zero"])
+def test_input_feeding_in_search_and_training(cell: str, state_init: str) -> None:
+    """Steps of a search equal teacher forcing; outputs are fed; recomputation changes no gradient."""
+    config = feeding_config(cell)
+    config = config.model_copy(
+        update={"decoder": config.decoder.model_copy(update={"state_init": state_init})}
+    )
+    model = make_model(config)
+    source, lengths, target, _ = make_batch()
+    expected = log_probabilities(model, source, lengths, target)
+    search = IncrementalModel(model)
+    state = search.encode(source, lengths)
+    for position in range(target.shape[1]):
+        found, _, state = search.step(target[:, position], state)
+        torch.testing.assert_close(found, expected[:, position], rtol=1e-9, atol=1e-11)
+    fed = model.decoder.layers[0]
+    with torch.no_grad():
+        columns = fed.input[:, 6:14]  # those of the attentional vector
+        columns += torch.randn_like(columns)
+    others = log_probabilities(model, source, lengths, target)
+    torch.testing.assert_close(others[:, 0], expected[:, 0])
+    assert not torch.allclose(others[:, 1], expected[:, 1])
+    gradients = []
+    for name in ("reference", "recompute"):
+        model.zero_grad()
+        model.train().loss(*make_batch(), implementations=Implementations.everywhere(name)).backward()
+        gradients.append([part.grad.clone() for part in model.parameters()])  # type: ignore[union-attr]
+        assert all(bool(gradient.any()) for gradient in gradients[-1])
+    torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("cell", ["gru", "qrnn2", "lnglstm"])
+def test_input_feeding_with_other_options(cell: str) -> None:
+    """Coverage, context gates and normalisation do not depend on the cell; the state of a search does."""
+    model = make_model(
+        feeding_config(
+            cell,
+            attention__coverage={"type": "gru", "num_hidden": 2},
+            decoder__context_gating=True,
+            decoder__attention_in_upper_layers=True,
+            layer_normalization=True,
+        )
+    )
+    source, lengths, target, _ = make_batch()
+    expected = log_probabilities(model, source, lengths, target)
+    search = IncrementalModel(model)
+    state = search.encode(source, lengths)
+    for position in range(target.shape[1]):
+        found, _, state = search.step(target[:, position], state)
+        torch.testing.assert_close(found, expected[:, position], rtol=1e-9, atol=1e-11)
+
+
+def test_dropout_within_steps_needs_an_lstm() -> None:
+    keys = ["model.decoder.cell=gru", "model.decoder.input_feeding=true"]
+    assert load_recipe("quickstart", keys).ops.decoder == "recompute"
+    with pytest.raises(InputError, match=r"model.dropout.states needs model.decoder.cell: lstm"):
+        load_recipe("quickstart", [*keys, "model.dropout={states: 0.1}"])
+
+
 def test_recipes_and_models_know_the_same_cells() -> None:
-    assert set(CELLS) == set(model.CELLS)
-    kinds = model.RecurrentStack.model_fields["cell"].annotation
+    assert set(CELLS) == set(RULES)
+    kinds = RecurrentStack.model_fields["cell"].annotation
     assert set(kinds.__args__) == set(CELLS)  # type: ignore[union-attr]
 
 
@@ -106,12 +204,12 @@ def test_first_values(cell: str) -> None:
             assert 0.2 < float(parameter.detach().abs().max()) <= 0.25
         elif name.endswith("gain"):
             assert bool((parameter == 1.0).all())
-        elif name in ("bias", "surrogate_bias"):
+        elif name in (("shift",) if cell == "lnglstm" else ("bias", "surrogate_bias")):
             gates = parameter.view(-1, 8)
             assert bool((gates[1] == 1.5).all())
             assert not gates[[0, *range(2, len(gates))]].any()
         else:
-            assert name in ("cell_bias", "hidden_bias")
+            assert name in ("cell_bias", "hidden_bias", "bias")
             assert not parameter.any()
 
 
@@ -163,7 +261,11 @@ def test_work_of_a_pair_is_that_of_the_cells() -> None:
         "gru": 3 * 8 * (6 + 8 + 8 + 8),
         "sru": 4 * 8 * 6 + 3 * 8 * 8,
         "ssru": 2 * 8 * (6 + 8),
+        "lnglstm": 4 * 8 * (6 + 8 + 8 + 8),
         "qrnn": 3 * 8 * (6 + 8),
+        "qrnn2": 3 * 8 * 2 * (6 + 8),
+        "min_gru": 2 * 8 * (6 + 8),
+        "min_lstm": 3 * 8 * (6 + 8),
         "gilr_lstm": 8 * (6 * 6 + 4 * 8) + 8 * (6 * 8 + 4 * 8),
     }
     for cell, count in products.items():
@@ -175,8 +277,8 @@ def test_work_of_a_pair_is_that_of_the_cells() -> None:
     ("options", "message"),
     [
         (
-            {"decoder__cell": "ssru"},
-            "cell ssru needs input_feeding: false, or use cell: lstm; with input feeding each step depends",
+            {"encoder__cell": "min_gru", "initialization__rnn_h2h": "orthogonal"},
+            "encoder.cell min_gru has no recurrent matrix; set rnn_h2h to default",
         ),
         (
             {"encoder__cell": "gru", "encoder__rank": 2},
@@ -184,7 +286,7 @@ def test_work_of_a_pair_is_that_of_the_cells() -> None:
         ),
         (
             {"encoder__cell": "rnn"},
-            "Input should be 'lstm', 'lnlstm', 'gru', 'sru', 'ssru', 'qrnn'",
+            "Input should be 'lstm', 'lnlstm', 'lnglstm', 'gru', 'sru', 'ssru', 'qrnn'",
         ),
     ],
 )

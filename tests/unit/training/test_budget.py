@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from econmt.checkpoint.checkpoints import load_state
+from econmt.checkpoint.state import TrainingState
 from econmt.config.parallel import ParallelSection
 from econmt.data.batching.batches import Batch
 from econmt.decoding.translator import Translator
 from econmt.engine.communicator import Communicator
 from econmt.engine.devices import is_out_of_memory
+from econmt.engine.outside_memory import OutsideMemory
 from econmt.engine.precision import NAMED
 from econmt.errors import InputError, TrainingError
 from econmt.memory.measure.byte_budget import AUTO_SHARE
@@ -428,6 +431,35 @@ def test_a_budget_below_the_parameters_is_refused_without_an_estimate(
         make_run("training.memory_budget=20KiB", *REAL).trainer()
 
 
+def memory_outside(monkeypatch: pytest.MonkeyPatch, expected: OutsideMemory) -> None:
+    """Sets the memory outside of PyTorch's allocator that budgets count."""
+    meter = SimpleNamespace(expected=lambda: expected)
+    monkeypatch.setattr("econmt.training.budget.outside_meter", lambda device: meter)
+
+
+def test_a_gpus_budget_is_about_all_of_its_memory(
+    make_run: MakeRun, use_rows: Use, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_rows(2)
+
+    memory_outside(monkeypatch, OutsideMemory(300 << 20, 150 << 20, 50 << 20))
+    budget = make_run(BUDGET).trainer().budget
+    budget._device = torch.device("cuda")
+    budget.make(TrainingState(), 0)
+    assert budget.plan is not None
+    assert budget.plan.budget == (1024 - 500) << 20
+    assert budget.notes == [
+        "training.memory_budget 1GiB: 500 MiB of it for memory outside of PyTorch's allocator (context 300 MiB, "
+        "libraries 150 MiB, kernels and CUDA graphs 50 MiB)"
+    ]
+    small = make_run("training.memory_budget=400MiB").trainer().budget
+    small._device = torch.device("cuda")
+    with pytest.raises(
+        InputError, match="beside 500 MiB outside of PyTorch's allocator; use a larger budget, such as"
+    ):
+        small.make(TrainingState(), 0)
+
+
 def test_auto_is_what_the_device_has(
     make_run: MakeRun, use_rows: Use, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -560,7 +592,8 @@ def test_the_limit_of_a_gpu_names_it_by_its_number(
 
 
 @pytest.mark.cuda
-def test_a_gpu_keeps_to_the_budget(make_run: MakeRun) -> None:
+def test_a_gpu_keeps_to_the_budget(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory_outside(monkeypatch, OutsideMemory(0, 0, 0))  # other tests may use the same GPU
     budget = 256 << 20
     run = make_run("training.device=cuda", f"training.memory_budget={budget}", *REAL)
     torch.cuda.empty_cache()
@@ -570,9 +603,13 @@ def test_a_gpu_keeps_to_the_budget(make_run: MakeRun) -> None:
 
 
 @pytest.mark.cuda
-def test_a_gpu_that_is_full_learns_smaller_micro_batches(make_run: MakeRun, use_rows: Use) -> None:
+def test_a_gpu_that_is_full_learns_smaller_micro_batches(
+    make_run: MakeRun, use_rows: Use, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory_outside(monkeypatch, OutsideMemory(0, 0, 0))
     use_rows(1)
     trainer = make_run("training.device=cuda", BUDGET, *EXACT).trainer()
+    trainer.budget.notes.clear()
     few, times = batch_of(trainer, range(30)), 4000
     names = ("source", "source_lengths", "target_input", "target_output", "target_lengths", "indices")
     many = {name: torch.cat([getattr(few, name)] * times) for name in names}

@@ -163,6 +163,10 @@ def test_a_line_of_progress_has_all_that_was_promised() -> None:
     )
     assert "left" not in FIGURES._replace(left=None).line()
     assert "GPU peak 2,500 MB" in FIGURES._replace(device="cuda").line()
+    on_gpu = FIGURES._replace(device="cuda", outside=623_000_000)
+    assert "GPU peak 2,500 + 623 MB outside PyTorch  " in on_gpu.line()
+    assert "GPU 2,500 + 623 MB  " in on_gpu.line(80)
+    assert "GPU 2,500 + 623 MB  " in on_gpu.live(80).plain
 
 
 def test_without_room_what_matters_most_stays() -> None:

@@ -1,0 +1,146 @@
+"""Memory of a GPU that a process takes outside of PyTorch's allocator: CUDA's context, libraries, kernels and graphs.
+
+CUDA reserves a stack for every thread that a GPU can run at once, by default 1 KB each: 264 MiB of an H100. The driver
+enlarges it at the launch of a kernel whose stack the compiler found to be deeper, so a command begins with a small one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+
+STACK_BYTES = 256
+"""Bytes of stack per thread with which a command begins."""
+
+MIB = 1 << 20
+
+
+class OutsideMemory(NamedTuple):
+    """Bytes of a GPU that a process takes outside of PyTorch's allocator.
+
+    Attributes:
+        context: CUDA's context with the stacks of all threads.
+        libraries: Kernels of PyTorch and cuBLAS, after their first use.
+        kernels: Everything since: kernels of Triton and cuDNN, further ones of cuBLAS, CUDA graphs.
+    """
+
+    context: int
+    libraries: int
+    kernels: int
+
+    @property
+    def total(self) -> int:
+        """All bytes outside of the allocator."""
+        return sum(self)
+
+
+ASSUMED = OutsideMemory(329 * MIB, 158 * MIB, 192 * MIB)
+"""Memory that predictions assume, as measured in training on an H100."""
+
+
+class OutsideMeter:
+    """Measures the memory of a GPU outside of PyTorch's allocator, by what the process has done since it began.
+
+    Memory of other processes is not counted, except what they allocate later, and what they had if CUDA was in use
+    before or NVIDIA's management library is missing. Stacks are limited unless CUDA was in use before.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        cuda: Any = torch.cuda
+        begins = not cuda.is_initialized()
+        others = taken_by_all(device.index) if begins else 0
+        self._device, self._others = device, others
+        torch.cuda.synchronize(device)  # creates the context
+        if begins:
+            with torch.cuda.device(device):
+                _limit_stacks(STACK_BYTES)
+        self._context = self._bytes()
+        _use_libraries(device)
+        self._libraries = self._bytes() - self._context
+
+    def read(self) -> OutsideMemory:
+        """Returns the memory that is taken now."""
+        kernels = self._bytes() - self._context - self._libraries
+        return OutsideMemory(self._context, self._libraries, max(0, kernels))
+
+    def expected(self) -> OutsideMemory:
+        """Returns the memory of a run that is about to begin: what is taken, and the kernels that are assumed."""
+        now = self.read()
+        return now._replace(kernels=max(now.kernels, ASSUMED.kernels))
+
+    def _bytes(self) -> int:
+        free, total = torch.cuda.mem_get_info(self._device)
+        return max(0, total - free - torch.cuda.memory_reserved(self._device) - self._others)
+
+
+def outside_meter(device: torch.device) -> OutsideMeter:
+    """Returns the meter of a GPU, which begins with the first call: as early as possible in a command."""
+    cuda: Any = torch.cuda
+    if ":" in str(device):
+        return _meter(device.index)
+    return _meter(torch.cuda.current_device() if cuda.is_initialized() else 0)
+
+
+@cache
+def _meter(index: int) -> OutsideMeter:
+    return OutsideMeter(torch.device("cuda", index))
+
+
+def _use_libraries(device: torch.device) -> None:
+    """Loads PyTorch's kernels and cuBLAS."""
+    sample = torch.ones(64, 64, device=device, dtype=torch.float16)
+    (sample @ sample).sum().item()
+
+
+def _library(name: str) -> ctypes.CDLL | None:
+    """Loads a library of NVIDIA's driver; None if it is missing, as on other systems than Linux."""
+    if not sys.platform.startswith("linux"):
+        return None
+    try:
+        return ctypes.CDLL(name)
+    except OSError:
+        return None
+
+
+def _limit_stacks(size: int) -> None:
+    """Sets the stack of each thread in the current context, if it is larger; the driver enlarges it where needed."""
+    driver = _library("libcuda.so.1")
+    if driver is None:
+        return
+    stack, current = 0, ctypes.c_size_t()  # CU_LIMIT_STACK_SIZE
+    if driver.cuCtxGetLimit(ctypes.byref(current), stack) == 0 and current.value > size:
+        driver.cuCtxSetLimit(stack, ctypes.c_size_t(size))
+
+
+class _DriverMemory(ctypes.Structure):
+    """Structure nvmlMemory_v2_t, in bytes."""
+
+    _fields_ = (
+        ("version", ctypes.c_uint),
+        ("total", ctypes.c_ulonglong),
+        ("reserved", ctypes.c_ulonglong),
+        ("free", ctypes.c_ulonglong),
+        ("used", ctypes.c_ulonglong),
+    )
+
+
+def taken_by_all(index: int) -> int:
+    """Returns the bytes of a GPU that all processes take, without creating a context on it; 0 if unknown."""
+    driver, management = _library("libcuda.so.1"), _library("libnvidia-ml.so.1")
+    if driver is None or management is None:
+        return 0
+    gpu, handle, address = ctypes.c_int(), ctypes.c_void_p(), ctypes.create_string_buffer(32)
+    memory = _DriverMemory(version=ctypes.sizeof(_DriverMemory) | 2 << 24)
+    failed = (
+        driver.cuInit(0)
+        or driver.cuDeviceGet(ctypes.byref(gpu), index)
+        or driver.cuDeviceGetPCIBusId(address, len(address), gpu)
+        or management.nvmlInit_v2()
+        or management.nvmlDeviceGetHandleByPciBusId_v2(address, ctypes.byref(handle))
+        or management.nvmlDeviceGetMemoryInfo_v2(handle, ctypes.byref(memory))
+    )
+    return 0 if failed else int(memory.used)

@@ -1,0 +1,106 @@
+"""Memory of a GPU outside of PyTorch's allocator."""
+
+from __future__ import annotations
+
+import ctypes
+from contextlib import nullcontext
+
+import pytest
+import torch
+
+from econmt.engine import outside_memory
+from econmt.engine.outside_memory import ASSUMED, STACK_BYTES, OutsideMemory, OutsideMeter, outside_meter
+
+GPU = torch.device("cuda:1")
+
+
+class Card:
+    """GPU of 1,000 bytes; ``taken`` by all processes, ``reserved`` by this one's allocator."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, initialized: bool = False) -> None:
+        self.taken, self.reserved, self.limits = 100, 0, list[int]()
+        cuda = "torch.cuda."
+        monkeypatch.setattr(cuda + "is_initialized", lambda: initialized)
+        monkeypatch.setattr(cuda + "synchronize", lambda device: self._take(200))
+        monkeypatch.setattr(cuda + "device", lambda device: nullcontext())
+        monkeypatch.setattr(cuda + "mem_get_info", lambda device: (1000 - self.taken, 1000))
+        monkeypatch.setattr(cuda + "memory_reserved", lambda device: self.reserved)
+        monkeypatch.setattr(outside_memory, "taken_by_all", lambda index: self.taken if index == 1 else 0)
+        monkeypatch.setattr(outside_memory, "_limit_stacks", self._shrink)
+        monkeypatch.setattr(outside_memory, "_use_libraries", lambda device: self._take(50, 20))
+
+    def _take(self, size: int, reserved: int = 0) -> None:
+        self.taken += size + reserved
+        self.reserved += reserved
+
+    def _shrink(self, size: int) -> None:
+        self.limits.append(size)
+        self.taken -= 80
+
+
+def test_memory_is_told_apart_by_when_it_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    card = Card(monkeypatch)
+    meter = OutsideMeter(GPU)
+    assert card.limits == [STACK_BYTES]
+    assert meter.read() == OutsideMemory(120, 50, 0)
+    card.taken, card.reserved = card.taken + 300 + 7, card.reserved + 300
+    assert meter.read() == OutsideMemory(120, 50, 7)
+    assert meter.read().total == card.taken - card.reserved - 100
+    assert meter.expected() == OutsideMemory(120, 50, ASSUMED.kernels)
+    card.taken -= 30  # an earlier kernel is unloaded
+    assert meter.read().kernels == 0
+
+
+def test_other_processes_count_if_the_gpu_was_in_use_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    card = Card(monkeypatch, initialized=True)
+    assert OutsideMeter(GPU).read().context == 300
+    assert not card.limits
+
+
+def test_a_gpu_has_one_meter(monkeypatch: pytest.MonkeyPatch) -> None:
+    Card(monkeypatch, initialized=True)
+    monkeypatch.setattr("torch.cuda.current_device", lambda: 1)
+    outside_memory._meter.cache_clear()
+    try:
+        assert outside_meter(GPU) is outside_meter(torch.device("cuda"))
+    finally:
+        outside_memory._meter.cache_clear()
+
+
+def test_without_a_driver_nothing_is_limited_and_nobody_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> ctypes.CDLL:
+        raise OSError(name)
+
+    monkeypatch.setattr(ctypes, "CDLL", missing)
+    outside_memory._limit_stacks(256)
+    assert outside_memory.taken_by_all(0) == 0
+
+
+@pytest.mark.cuda
+def test_a_gpus_memory_is_complete() -> None:
+    device = torch.device("cuda:0")
+    meter = outside_meter(device)
+    free, total = torch.cuda.mem_get_info(device)
+    found = meter.read()
+    assert found.context > 100 << 20
+    assert found.total <= total - free - torch.cuda.memory_reserved(device)
+
+
+@pytest.mark.cuda
+def test_stacks_are_as_deep_as_kernels_need() -> None:
+    device, limit = torch.device("cuda:0"), ctypes.c_size_t()
+    torch.ones(1, device=device)
+    outside_memory._limit_stacks(STACK_BYTES)
+    assert ctypes.CDLL("libcuda.so.1").cuCtxGetLimit(ctypes.byref(limit), 0) == 0
+    assert limit.value == STACK_BYTES
+    numbers = torch.randn(1000, 1000, dtype=torch.float64, device=device)
+    torch.testing.assert_close(torch.linalg.inv(numbers) @ numbers, torch.eye(1000, device=device).double())
+    torch.testing.assert_close(numbers.sort().values.cpu(), numbers.cpu().sort().values)
+
+
+@pytest.mark.cuda
+def test_before_a_context_the_management_library_knows_what_is_taken() -> None:
+    device = torch.device("cuda:0")
+    torch.ones(1, device=device)
+    free, total = torch.cuda.mem_get_info(device)
+    assert abs(outside_memory.taken_by_all(0) - (total - free)) < 32 << 20
