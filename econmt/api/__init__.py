@@ -106,8 +106,8 @@ def load(
             ``hf://OWNER/NAME`` loads a model from the Hugging Face Hub.
         checkpoint: checkpoint of all models, or a list with one for each.
         device: auto, cpu, cuda or cuda:N.
-        precision: precision of matrix products: float32, bfloat16, int8 (CPU only), or auto for the faster one on this
-            device; for models from ``econmt quantize`` that is int8 on a CPU.
+        precision: precision of matrix products: float32, bfloat16, float16, int8 (CPU only), or auto for the faster one
+            on this device; for models from ``econmt quantize`` that is int8 on a CPU.
         threads: number of CPU threads, set for all of torch; "auto" for the fastest number; None leaves it unchanged.
 
     Returns:

@@ -35,7 +35,9 @@ def load_language_model(
 ) -> TrainedLanguageModel:
     """Loads a language model; see :func:`econmt.load`."""
     if precision == "int8":
-        raise InputError(f"{folder}: precision int8 is for translation; use auto, float32 or bfloat16")
+        raise InputError(
+            f"{folder}: precision int8 is for translation; use auto, float32, bfloat16 or float16"
+        )
     loaded = load_task(folder, parameters_of(checkpoint), device)
     set_threads(threads, device, loaded.task.recipe.model.widest)
     return TrainedLanguageModel(loaded, device, precision)

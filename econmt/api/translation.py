@@ -83,8 +83,8 @@ class TrainedModel:
         vocabulary: str | None = None,
     ) -> None:
         """Initialises the model; ``vocabulary`` is the fingerprint of the vocabulary files that lexicons must match."""
-        if precision not in ("auto", "float32", "bfloat16", "int8"):
-            raise InputError(f"precision '{precision}': expected auto, float32, bfloat16 or int8")
+        if precision not in ("auto", "float32", "bfloat16", "float16", "int8"):
+            raise InputError(f"precision '{precision}': expected auto, float32, bfloat16, float16 or int8")
         self.loaded = list(loaded)
         self.vocabularies, self.recipe = loaded[0].vocabularies, loaded[0].recipe
         self._requested_precision, self.vocabulary = precision, vocabulary
@@ -118,7 +118,7 @@ class TrainedModel:
         on_cpu = self.device.type == "cpu"
         if self._requested_precision == "int8" and not on_cpu:
             raise InputError(
-                f"precision int8 is supported on a CPU only; on {self.device} use auto, float32 or bfloat16"
+                f"precision int8 is supported on a CPU only; on {self.device} use auto, float32, bfloat16 or float16"
             )
         stored = on_cpu and all(each.stored == "int8" for each in self.loaded)
         if self._requested_precision == "int8" or (self._requested_precision == "auto" and stored):

@@ -134,6 +134,13 @@ class PipelineState(Record):
         return self
 
 
+class LossScaleState(Record):
+    """Loss scale of float16 and its counter, see :class:`econmt_ops.loss_scale.LossScale`."""
+
+    scale: Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
+    good: Count
+
+
 class RandomStates(Record):
     """States of random generators, see :func:`econmt.checkpoint.state.random_states`; validated by a generator."""
 
@@ -166,7 +173,7 @@ def _check_choices(names: dict[str, str]) -> dict[str, str]:
 
 Values = dict[str, Any]
 Choices = Annotated[dict[str, str], AfterValidator(_check_choices)]
-PrecisionName = Literal["float32", "tf32", "bfloat16"]
+PrecisionName = Literal["float32", "tf32", "bfloat16", "float16"]
 Score = Union[float, None]
 
 
@@ -193,8 +200,9 @@ class TrainingState:
     monitored parameters; ``text`` and ``vocabulary`` are fingerprints; ``plan`` is that of a memory budget, empty
     without one; ``choices`` names the implementations that the run began with, empty with a budget; ``pipeline`` is the
     division of layers over ranks, empty without a pipeline; ``precision`` is that at the beginning, by its name in a
-    recipe; ``average_from`` is the update after which parameter averaging began, None before; ``environment`` is that
-    of the last save, see :mod:`econmt.training.provenance`.
+    recipe; ``loss_scale`` is that of the next update, empty unless in float16, and ``skipped`` counts the updates that
+    overflowed; ``average_from`` is the update after which parameter averaging began, None before; ``environment`` is
+    that of the last save, see :mod:`econmt.training.provenance`.
     """
 
     update: Update = 0
@@ -219,6 +227,10 @@ class TrainingState:
     choices: Choices = field(default_factory=dict)
     pipeline: Annotated[Values, shaped_like(PipelineState, may_be_empty=True)] = field(default_factory=dict)
     precision: PrecisionName = "float32"
+    loss_scale: Annotated[Values, shaped_like(LossScaleState, may_be_empty=True)] = field(
+        default_factory=dict
+    )
+    skipped: Count = 0
     average_from: Update | None = None
     environment: dict[str, str] = field(default_factory=dict)
     metrics: list[Annotated[Values, shaped_like(MetricsRow)]] = field(default_factory=list)
@@ -238,6 +250,7 @@ class TrainingState:
             )
         # States of older versions lack fields that were added later; their precision was float32.
         later = {"plan", "choices", "precision", "average_from", "environment", "monitored"}
+        later |= {"loss_scale", "skipped"}
         missing = {entry.name for entry in fields(cls)} - later - set(values)
         wrong = [f"{name}: missing" for name in sorted(missing)]
         try:

@@ -224,7 +224,7 @@ def training_command(
     changes: list[str] | None = option(
         None, "--set", help="Key to change in all recipes; may be repeated.", metavar="KEY=VALUE"
     ),
-    precisions: list[Literal["auto", "float32", "bfloat16"]] = option(
+    precisions: list[Literal["auto", "float32", "bfloat16", "float16"]] = option(
         ["auto"], "--precision", help="Precision of matrix products; may be repeated."
     ),
     lengths: list[int] = option(

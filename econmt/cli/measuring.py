@@ -24,7 +24,7 @@ from econmt.data.tables import print_table
 from econmt.engine.devices import reproducible, resolve_device
 
 Dtypes = Annotated[
-    list[Literal["float32", "bfloat16"]],
+    list[Literal["float32", "bfloat16", "float16"]],
     typer.Option("--dtype", help="Type of the operands; may be repeated."),
 ]
 Seconds = Annotated[float, Field(ge=0.0, le=limits.SECONDS)]

@@ -183,9 +183,9 @@ class Computing:
 class FloatComputing(Computing):
     """Device, threads and precision of commands that score."""
 
-    precision: Literal["auto", "float32", "bfloat16"] = option(
+    precision: Literal["auto", "float32", "bfloat16", "float16"] = option(
         "auto",
-        help="Precision of matrix products; auto picks the faster one on this device. bfloat16 moves scores by "
+        help="Precision of matrix products; auto picks the faster one on this device. 16 bits move scores by "
         "some hundredths; validation in training uses float32.",
     )
 

@@ -31,10 +31,10 @@ SearchKeys = Annotated[
 class SearchComputing(Computing):
     """Device, threads and precision of a search, which can multiply in 8 bits."""
 
-    precision: Literal["auto", "float32", "bfloat16", "int8"] = option(
+    precision: Literal["auto", "float32", "bfloat16", "float16", "int8"] = option(
         "auto",
         help="Precision of matrix products; auto picks the faster one on this device, on a CPU int8 for models of "
-        "econmt quantize. bfloat16 and int8 move scores by some hundredths; validation in training uses float32.",
+        "econmt quantize. 16 and 8 bits move scores by some hundredths; validation in training uses float32.",
     )
 
 

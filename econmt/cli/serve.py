@@ -36,10 +36,10 @@ _DEFAULTS = Settings()
 class ServeComputing(SearchComputing):
     """Device, threads and precision of a server."""
 
-    precision: Literal["auto", "float32", "bfloat16", "int8"] = option(
+    precision: Literal["auto", "float32", "bfloat16", "float16", "int8"] = option(
         "auto",
         help="Precision of matrix products; auto picks the fastest one on this device, on a CPU often int8. "
-        "bfloat16 and int8 move scores by some hundredths.",
+        "16 and 8 bits move scores by some hundredths.",
     )
 
 

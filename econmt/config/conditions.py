@@ -168,6 +168,8 @@ RULES: dict[str, Rule] = {
     "training.schedule.min_learning_rate": Rule(
         one_of("training.schedule.name", "cosine", "linear", "step", "exponential")
     ),
+    "training.loss_scale": Rule(one_of("training.precision", "float16", "auto")),
+    "training.loss_scale_window": Rule(one_of("training.precision", "float16", "auto")),
     "training.min_updates": Rule(
         other_than("training.early_stopping.max_num_checkpoint_not_improved", None), refused=True
     ),

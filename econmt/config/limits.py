@@ -31,6 +31,7 @@ BATCH = 1_000_000
 MICRO_BATCHES = 10_000
 """Batches whose gradients are accumulated."""
 UPDATES = 10**12
+LOSS_SCALE = 2**60
 TOKENS = 10**15
 SECONDS = 10**9
 """About thirty years."""

@@ -91,11 +91,22 @@ class Training(Section):
         le=limits.PENALTY,
         description="weight of the loss of model.length_task, relative to the cross-entropy",
     )
-    precision: Literal["auto", "float32", "tf32", "bfloat16"] = Field(
+    precision: Literal["auto", "float32", "tf32", "bfloat16", "float16"] = Field(
         "auto",
         description="precision of matrix products and feature maps; weights, optimizer state, cell state and softmax "
         "stay float32. auto: bfloat16 on a GPU that supports it and on a CPU that is clearly faster with it (measured "
-        "when the run begins, then kept), else float32. On a GPU, float32 means IEEE products, tf32 allows TF32",
+        "when the run begins, then kept), float16 on a GPU of compute capability 7, else float32. On a GPU, float32 "
+        "means IEEE products, tf32 allows TF32. float16 scales the loss",
+    )
+    loss_scale: Annotated[int, NO_MEMORY] = Field(
+        1 << 16,
+        ge=1,
+        le=limits.LOSS_SCALE,
+        description="factor of the loss in the first update in float16, a power of two. An update whose gradients "
+        "overflow is skipped and halves it; below 0.0001 the run stops",
+    )
+    loss_scale_window: Annotated[Updates, NO_MEMORY] = Field(
+        2000, description="updates in a row without overflow after which the loss scale doubles"
     )
     max_updates: Annotated[Updates | None, NO_PARAMETERS, NO_MEMORY] = Field(
         None, description="stop after this many updates"
@@ -216,6 +227,11 @@ class Training(Section):
             raise ValueError(
                 f"schedule.min_learning_rate {self.schedule.min_learning_rate} is more than optimizer.learning_rate "
                 f"{self.optimizer.learning_rate}; lower it"
+            )
+        if self.loss_scale & (self.loss_scale - 1):
+            power = 1 << self.loss_scale.bit_length()
+            raise ValueError(
+                f"loss_scale {self.loss_scale} is not a power of two; use {power // 2} or {power}"
             )
         budget = self.memory_budget
         if budget is not None and budget != "auto" and parse_size(str(budget)) < 1024:

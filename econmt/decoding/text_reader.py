@@ -58,7 +58,7 @@ def perplexity_of(log_probability: float, count: int) -> float:
 class TextReader:
     """Reader of a text from its beginning by a model in evaluation mode; only the model's state is kept.
 
-    Matrix products are computed in ``precision``, float32 or bfloat16.
+    Matrix products are computed in ``precision``, float32, bfloat16 or float16.
     """
 
     model: LanguageModel

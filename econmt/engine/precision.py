@@ -43,8 +43,8 @@ _SMALL_SIZES = (32, 256, 512)
 _REPEATS = 5
 _CPU = torch.device("cpu")
 
-_BFLOAT16_SINCE = (8, 0)
-"""Lowest CUDA compute capability with bfloat16 tensor cores."""
+_BFLOAT16_SINCE, _FLOAT16_SINCE = (8, 0), (7, 0)
+"""Lowest CUDA compute capability with tensor cores for the type."""
 
 
 class Precision(NamedTuple):
@@ -61,12 +61,12 @@ class Precision(NamedTuple):
     why: str = ""
 
     @property
-    def name(self) -> Literal["float32", "tf32", "bfloat16"]:
+    def name(self) -> Literal["float32", "tf32", "bfloat16", "float16"]:
         """Name of the precision in a recipe."""
         if self.dtype == torch.float32:
             return "tf32" if self.allow_tf32 else "float32"
-        assert self.dtype == torch.bfloat16
-        return "bfloat16"
+        assert self.dtype in (torch.bfloat16, torch.float16)
+        return "bfloat16" if self.dtype == torch.bfloat16 else "float16"
 
     def autocast(self, device: torch.device) -> torch.autocast:
         """Returns the autocast context of a forward pass, in which products are computed in the dtype."""
@@ -96,6 +96,7 @@ NAMED = {
     "float32": Precision(),
     "tf32": Precision(allow_tf32=True),
     "bfloat16": Precision(torch.bfloat16, allow_tf32=True),
+    "float16": Precision(torch.float16, allow_tf32=True),
 }
 
 
@@ -105,8 +106,8 @@ def precision_of(
     """Returns the precision that a name stands for.
 
     Args:
-        wanted: "float32", "tf32", "bfloat16" or "auto": the precision the run began with, or the faster one on the
-            device.
+        wanted: "float32", "tf32", "bfloat16", "float16" or "auto": the precision the run began with, or the faster one
+            on the device.
         recipes: Recipes of the models that compute together.
         saved: Name of the precision that the run began with; empty at its start.
     """
@@ -120,9 +121,11 @@ def precision_of(
     if device.type == "cuda":
         # A plan may be made on a machine without a GPU; it then assumes one with bfloat16.
         has_gpu = torch.cuda.is_available()
-        if not has_gpu or torch.cuda.get_device_capability(device) >= _BFLOAT16_SINCE:
-            return NAMED["bfloat16"]._replace(why="auto: the GPU has bfloat16 tensor cores")
-        return NAMED["float32"]._replace(why="auto: the GPU does not support bfloat16")
+        capability = torch.cuda.get_device_capability(device) if has_gpu else _BFLOAT16_SINCE
+        for name, since in (("bfloat16", _BFLOAT16_SINCE), ("float16", _FLOAT16_SINCE)):
+            if capability >= since:
+                return NAMED[name]._replace(why=f"auto: the GPU has {name} tensor cores")
+        return NAMED["float32"]._replace(why="auto: the GPU has no tensor cores")
     sizes = [recipe.model.widest for recipe in recipes]
     if sizes and max(sizes) < LEAST_SIZE:
         return Precision(why="auto: the model is too small for bfloat16 to be faster")

@@ -19,6 +19,7 @@ from econmt.model import Implementations
 from econmt.model.layers import drawing_from, give_sparse_gradients
 from econmt.tasks.protocol import Task, device_of
 from econmt_ops.core.dropout import SeedCounter
+from econmt_ops.loss_scale import LossScale
 from econmt_ops.optimizer import FusedOptimizer
 
 Watch = Callable[[str, Tensor | None], object]
@@ -34,11 +35,14 @@ class StepResult(NamedTuple):
 
     Attributes:
         loss: Loss in nats, summed over all target tokens.
-        norm: Norm of the gradient of the loss per token, before clipping.
+        norm: Norm of the gradient of the loss per token, before clipping; not finite if the gradient overflows, with
+            which a step in float16 changes no parameter.
+        loss_scale: Factor of the loss in this step; None if there is none, in all precisions but float16.
     """
 
     loss: Tensor
     norm: Tensor
+    loss_scale: Tensor | None = None
 
 
 class OtherRankError(RuntimeError):
@@ -100,6 +104,8 @@ class TrainingStep:
             owned = None if self.shares is None else self.shares.owned
             optimizer = make_optimizer(dict(model.named_parameters()), training.optimizer, owned)
         self.optimizer = optimizer
+        if self.precision.dtype == torch.float16:
+            optimizer.loss_scale = LossScale(self.device, training.loss_scale, training.loss_scale_window)
         self.keeps_gradients = False
         self.overlaps = True
         self._reduction = self.communicator.reduction(self.parameters)
@@ -153,7 +159,7 @@ class TrainingStep:
         *,
         adds: bool = False,
     ) -> StepResult:
-        """Computes the gradient of the loss per token, which :meth:`update` clips and applies.
+        """Computes the gradient of the loss per token, times the loss scale, which :meth:`update` clips and applies.
 
         Args:
             batches: Batches on the device, whose gradients are added up.
@@ -213,10 +219,23 @@ class TrainingStep:
         """Runs the forward and backward pass of a batch; see :meth:`accumulate`."""
         with self.precision.autocast(self.device):
             loss = self.task.loss(self.model, batch, implementations, self.label_smoothing)
-        mean = loss / tokens
+        mean = self.scaled(loss / tokens)
         watch("backward", mean)
         torch.autograd.backward(mean)
         return loss.detach()
+
+    @property
+    def loss_scale(self) -> LossScale | None:
+        """Dynamic factor of the loss in float16; None in other precisions."""
+        return self.optimizer.loss_scale
+
+    def scaled(self, value: Tensor) -> Tensor:
+        """Multiplies a value by the loss scale, if there is one."""
+        return value if self.loss_scale is None else value * self.loss_scale.scale
+
+    def scale_in_use(self) -> Tensor | None:
+        """Returns a copy of the loss scale, which the update overwrites; None if there is none."""
+        return None if self.loss_scale is None else self.loss_scale.scale.clone()
 
     def agree(self, failed: int | None = None) -> int:
         """Checks with the other ranks that all have computed their batches, unless gradients are already being sent.
@@ -241,16 +260,18 @@ class TrainingStep:
         """Sums gradients and ``loss`` over all ranks, and computes the clipping that :meth:`update` applies."""
         if self._reduction is not None:
             self._reduction.finish(loss)
-        return StepResult(loss, self.optimizer.clip(self.clipping.type, self.clipping.threshold))
+        norm = self.optimizer.clip(self.clipping.type, self.clipping.threshold)
+        return StepResult(loss, norm, self.scale_in_use())
 
     def finish_and_update(self, loss: Tensor) -> StepResult:
         """Does :meth:`finish`, then :meth:`update`; on a GPU the gradients may be read once for both."""
         if self._reduction is not None:
             self._reduction.finish(loss)
+        scale = self.scale_in_use()
         norm = self.optimizer.clip_and_step(self.clipping.type, self.clipping.threshold)
         if self.shares is not None:
             self.shares.spread()
-        return StepResult(loss, norm)
+        return StepResult(loss, norm, scale)
 
     def update(self) -> None:
         """Updates the parameters with the clipped gradients."""

@@ -73,7 +73,7 @@ class Scorer:
     Args:
         models: models on ``device`` that share the vocabularies.
         vocabularies: source and target vocabulary.
-        device: device of the models. precision: type of matrix products, float32 or bfloat16.
+        device: device of the models. precision: type of matrix products: float32, bfloat16 or float16.
         batch_size: number of pairs scored together.
         warn: called with a message about doubtful source factors; None: nobody is told.
     """

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
+from collections.abc import Mapping
 
 from econmt.checkpoint.state import TrainingState
 from econmt.config import recipe
@@ -27,6 +29,18 @@ def end_reason(
     if patience is not None and state.num_not_improved >= patience and not _too_early(training, state):
         return f"no better {METRICS[training.early_stopping.metric].title} for {state.num_not_improved} checkpoints"
     return None
+
+
+def judge_checkpoint(training: recipe.Training, state: TrainingState, columns: Mapping[str, float]) -> bool:
+    """Returns True if the checkpoint at the current update, of these figures, is the best so far, as the first is."""
+    metric = METRICS[training.early_stopping.metric]
+    score, best = columns[metric.column], state.best_score
+    improved = best is None or math.isnan(best) or (score > best if metric.higher else score < best)
+    if improved:
+        state.best_score, state.best_update, state.num_not_improved = score, state.update, 0
+    else:
+        state.num_not_improved += 1
+    return improved
 
 
 def _too_early(training: recipe.Training, state: TrainingState) -> bool:

@@ -14,9 +14,22 @@ def not_finite(metrics: UpdateMetrics, store: TokenStore, last_good: str) -> str
     quantity = "loss" if metrics.loss != metrics.loss or abs(metrics.loss) == float("inf") else "gradient"
     lines = [store.location(int(i)) for indices in metrics.indices for i in indices]
     shown = ", ".join(lines[:8]) + (f" and {len(lines) - 8} more" if len(lines) > 8 else "")
+    wider = (
+        ""
+        if metrics.loss_scale is None
+        else ", or compute in training.precision=float32, which has a wider range"
+    )
     return (
         f"the {quantity} is not finite at update {metrics.update}, pairs {shown}; {last_good}; lower "
-        "training.optimizer.learning_rate or training.gradient_clipping.threshold"
+        f"training.optimizer.learning_rate or training.gradient_clipping.threshold{wider}"
+    )
+
+
+def scale_too_small(metrics: UpdateMetrics, last_good: str) -> str:
+    """Describes gradients that overflow float16 with whatever loss scale."""
+    return (
+        f"gradients overflow float16 at update {metrics.update} even with a loss scale of {metrics.loss_scale:.3g}; "
+        f"{last_good}; lower training.optimizer.learning_rate, or compute in training.precision=float32"
     )
 
 

@@ -31,14 +31,24 @@ class Monitors:
         self._gradients: dict[str, Tensor] = {}
 
     @torch.no_grad()
-    def measure(self) -> None:
-        """Computes the norms of the current gradients; 0 for a parameter without gradient."""
+    def measure(self, loss_scale: Tensor | None = None) -> None:
+        """Computes the norms of the current gradients; 0 for a parameter without gradient.
+
+        Gradients contain the factor ``loss_scale``, which norms do not. Of a gradient that overflows, the norm of the
+        update before is kept.
+        """
+        before = self._gradients
         self._gradients = {
             name: parameter.new_zeros(())
             if parameter.grad is None
             else torch.linalg.vector_norm(_values(parameter.grad))
             for name, parameter in self._watched.items()
         }
+        if loss_scale is None:
+            return
+        for name, norm in self._gradients.items():
+            last = before[name].to(norm.device) if name in before else torch.zeros_like(norm)
+            self._gradients[name] = torch.where(norm.isfinite(), norm / loss_scale, last)
 
     def gradients(self) -> dict[str, float]:
         """Returns the norms from the last :meth:`measure` by parameter name, as JSON values."""

@@ -35,6 +35,8 @@ class Figures(NamedTuple):
         left: Remaining seconds, if known.
         device: "cpu" or "cuda", the type of device whose memory is shown.
         outside: Bytes of a GPU outside of PyTorch's allocator; 0 on a CPU.
+        loss_scale: Loss scale of the last update; None in precisions other than float16.
+        skipped: Number of updates so far that were skipped because gradients overflowed.
     """
 
     update: int
@@ -48,6 +50,8 @@ class Figures(NamedTuple):
     updates: int | None = None
     device: str = "cpu"
     outside: int = 0
+    loss_scale: float | None = None
+    skipped: int = 0
 
     @property
     def memory_name(self) -> str:
@@ -95,7 +99,9 @@ class Figures(NamedTuple):
 
     def _rest(self) -> list[str]:
         """Returns the figures that are shown if there is space, the most important first."""
+        scale = "" if self.loss_scale is None else f"loss scale {self.loss_scale:g}, {self.skipped} skipped"
         return [
+            *([scale] if scale else []),
             f"epoch {self.epoch + 1}",
             f"perplexity {perplexity(self.loss):.2f}",
             f"learning rate {self.learning_rate:.3g}",
@@ -231,6 +237,11 @@ class Progress:
         }
         if figures.outside:
             scalars["train/gpu_outside_bytes"] = float(figures.outside)
+        if figures.loss_scale is not None:
+            scalars |= {
+                "train/loss_scale": figures.loss_scale,
+                "train/skipped_updates": float(figures.skipped),
+            }
         self.scalars(scalars, figures.update)
 
     def scalars(self, values: dict[str, float], update: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,7 +23,6 @@ from econmt.checkpoint.folder import Commit, ModelFolder
 from econmt.checkpoint.recovery import finish_commit
 from econmt.checkpoint.state import Meter, TrainingState, random_states, restore_random_states
 from econmt.checkpoint.tensor_files import read_tensors
-from econmt.config.optimizer import METRICS
 from econmt.config.recipe import Model
 from econmt.data.batching.batch import AnyBatch
 from econmt.data.batching.store import PreparedData
@@ -41,10 +39,11 @@ from econmt.engine.step import OtherRankError, StepResult, TrainingStep
 from econmt.errors import InputError, TrainingError
 from econmt.model import Implementations
 from econmt.training.budget import Budget, divide
-from econmt.training.end_of_run import Pace, end_reason, seconds_left, share_done
+from econmt.training.end_of_run import Pace, end_reason, judge_checkpoint, seconds_left, share_done
 from econmt.training.failures import not_finite, out_of_memory
 from econmt.training.hooks import Hook
 from econmt.training.interrupts import Interrupted, Interrupts
+from econmt.training.loss_scaling import LossScaling
 from econmt.training.monitors import Monitors
 from econmt.training.progress import Figures, Progress
 from econmt.training.ranks import Ranks
@@ -106,6 +105,7 @@ class Trainer:
         self._average = RunAverage(training.averaging, self.optimizer)
         self._average.begin(state)
         self._metrics = MetricsQueue(device, self.step.communicator)
+        self._scaling = LossScaling(step.loss_scale)
         self._ranks = Ranks(self.step)
         self._monitors = Monitors(training.monitor_pattern, self.parameters)
         self._saved = state.update
@@ -133,6 +133,7 @@ class Trainer:
         self.schedule.load_state_dict(saved.state.schedule)
         self.batches.load_state_dict(saved.state.data)
         self._monitors.restore(saved.state.monitored)
+        self._scaling.restore(self.state)
         restore_random_states(saved.state.random)
         dropout = saved.state.random.get("dropout", [])
         self.step.set_random_state(torch.tensor(dropout, dtype=torch.int64))
@@ -223,18 +224,17 @@ class Trainer:
 
     def _update(self, progress: Progress) -> None:
         """Updates the parameters once, from ``update_interval`` batches."""
-        training = self.recipe.training
-        began = time.monotonic()
+        training, began = self.recipe.training, time.monotonic()
         update = self.state.update + 1
         batches = [next(self.batches) for _ in range(training.update_interval)]
         tokens = sum(batch.target_tokens for batch in batches)
         rate = self.schedule.learning_rate(update) * sum(batch.rate for batch in batches) / len(batches)
         self.optimizer.set_learning_rate(rate)
-        loss, norm = self.gradient(batches, trim=self._trims)
-        self._monitors.measure()
+        result = self.gradient(batches, trim=self._trims)
+        self._monitors.measure(result.loss_scale)
         self._report_plan(progress)
         indices = [batch.indices.numpy() for batch in batches]
-        for metrics in self._metrics.submit(update, loss, norm, tokens, indices):
+        for metrics in self._metrics.submit(update, result, tokens, indices):
             self._count(metrics)
         if self._graphed is None:
             self.step.update()
@@ -300,7 +300,9 @@ class Trainer:
     def _count(self, metrics: UpdateMetrics) -> None:
         if not metrics.finite:
             raise TrainingError(not_finite(metrics, self.prepared.train, self._last_good()))
-        self.state.gradient_norm = metrics.gradient_norm
+        self._scaling.count(metrics, self.state, self._last_good())
+        if not metrics.skipped:
+            self.state.gradient_norm = metrics.gradient_norm
         self.state.since_log.loss += metrics.loss
         self.state.since_checkpoint.loss += metrics.loss
 
@@ -334,7 +336,7 @@ class Trainer:
                 "lower decoding.batch_size or decoding.beam_size"
             ) from error
         state = self.state
-        improved = self._judge(result)
+        improved = judge_checkpoint(self.recipe.training, state, result.columns())
         new_signature = result.signature != state.signature
         state.signature = result.signature
         self._tick()
@@ -371,18 +373,6 @@ class Trainer:
         parameters, _ = read_tensors(self.folder.parameters(self.state.best_update))
         return Saved(self.state, parameters, current, self.recipe.training.optimizer.name)
 
-    def _judge(self, result: Validation) -> bool:
-        """Returns True if this checkpoint is the best so far, as the first one always is."""
-        state = self.state
-        metric = METRICS[self.recipe.training.early_stopping.metric]
-        score, best = result.columns()[metric.column], state.best_score
-        improved = best is None or math.isnan(best) or (score > best if metric.higher else score < best)
-        if improved:
-            state.best_score, state.best_update, state.num_not_improved = score, state.update, 0
-        else:
-            state.num_not_improved += 1
-        return improved
-
     def _row(self, result: Validation) -> dict[str, float]:
         state = self.state
         meter = state.since_checkpoint
@@ -397,6 +387,7 @@ class Trainer:
             "peak_memory_bytes": peak_memory(self.device),
             "epoch": self.batches.epoch,
             "gradient_norm": state.gradient_norm,
+            **self._scaling.columns(state),
             **self._monitors.columns(),
         }
 
@@ -406,6 +397,7 @@ class Trainer:
         state.schedule = self.schedule.state_dict()
         state.data = self.batches.state_dict()
         state.monitored = self._monitors.gradients()
+        self._scaling.store(state)
         state.random = {**random_states(), "dropout": self.step.random_state().tolist()}
         self.budget.store(state)
         with self._average.in_place(self.state):
@@ -471,8 +463,7 @@ class Trainer:
             restore()
 
     def _figures(self, update: int) -> Figures:
-        meter = self.state.since_log
-        training, state = self.recipe.training, self.state
+        training, state, meter = self.recipe.training, self.state, self.state.since_log
         epochs = update * training.update_interval / self.batches.batches_per_epoch
         share = share_done(training, state, epochs)
         return Figures(
@@ -480,13 +471,15 @@ class Trainer:
             epoch=self.batches.epoch,
             loss=meter.loss / meter.tokens,
             learning_rate=self.schedule.learning_rate(update),
-            gradient_norm=self.state.gradient_norm,
+            gradient_norm=state.gradient_norm,
             tokens_per_second=meter.tokens / max(meter.seconds, 1e-9),
             memory=peak_memory(self.device),
             left=seconds_left(training, state, epochs, self._pace.seconds_per_update(state.seconds, update)),
             updates=round(update / share) if share else None,
             device=self.device.type,
             outside=outside_meter(self.device).read().total if self.device.type == "cuda" else 0,
+            loss_scale=self._scaling.last,
+            skipped=state.skipped,
         )
 
     def _last_good(self) -> str:

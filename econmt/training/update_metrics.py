@@ -11,21 +11,36 @@ import torch
 from torch import Tensor
 
 from econmt.engine.communicator import Communicator
+from econmt.engine.step import StepResult
 
 
 class UpdateMetrics(NamedTuple):
-    """Metrics of one update: loss in nats summed over target tokens, gradient norm, tokens, and indices of pairs."""
+    """Metrics of one update.
+
+    Attributes:
+        loss: Loss in nats, summed over target tokens.
+        gradient_norm: Norm of the gradient before clipping.
+        tokens: Number of target tokens.
+        indices: Indices of the pairs, an array for each batch.
+        loss_scale: Factor of the loss in float16; None in other precisions.
+    """
 
     update: int
     loss: float
     gradient_norm: float
     tokens: int
     indices: Sequence[np.ndarray]
+    loss_scale: float | None = None
+
+    @property
+    def skipped(self) -> bool:
+        """True if only the gradient, times the loss scale, overflows, so that the update changed no parameter."""
+        return self.loss_scale is not None and not math.isfinite(self.gradient_norm)
 
     @property
     def finite(self) -> bool:
-        """True if loss and gradient norm are finite."""
-        return math.isfinite(self.loss) and math.isfinite(self.gradient_norm)
+        """True if the loss is finite, and the gradient norm is or the update was skipped."""
+        return math.isfinite(self.loss) and (math.isfinite(self.gradient_norm) or self.skipped)
 
 
 class MetricsQueue:
@@ -42,10 +57,11 @@ class MetricsQueue:
         self._waiting: list[tuple[UpdateMetrics, Tensor, torch.cuda.Event]] = []
 
     def submit(
-        self, update: int, loss: Tensor, norm: Tensor, tokens: int, indices: Sequence[np.ndarray]
+        self, update: int, result: StepResult, tokens: int, indices: Sequence[np.ndarray]
     ) -> list[UpdateMetrics]:
         """Adds the scalars of an update and returns the metrics that are ready, of this update or the one before."""
-        values = torch.stack((loss.detach(), norm.detach().to(loss.dtype)))
+        scalars = [scalar.detach().to(result.loss.dtype) for scalar in result if scalar is not None]
+        values = torch.stack(scalars)
         metrics = UpdateMetrics(update, 0.0, 0.0, tokens, indices)
         if self._device.type != "cuda":
             return [_with_values(metrics, values)]
@@ -74,5 +90,5 @@ def copy_in_background(values: Tensor) -> tuple[Tensor, torch.cuda.Event]:
 
 
 def _with_values(metrics: UpdateMetrics, values: Tensor) -> UpdateMetrics:
-    loss, norm = values.tolist()
-    return metrics._replace(loss=loss, gradient_norm=norm)
+    loss, norm, *scale = values.tolist()
+    return metrics._replace(loss=loss, gradient_norm=norm, loss_scale=scale[0] if scale else None)

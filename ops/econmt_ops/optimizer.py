@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from econmt_ops.backends.cuda import adam
 from econmt_ops.backends.cuda.adam import AdamSettings, AdamTensors
+from econmt_ops.loss_scale import LossScale
 
 _NORM_EPSILON = 1e-6
 """Term that `torch.nn.utils.clip_grads_with_norm_` adds to the norm in its denominator."""
@@ -59,6 +61,9 @@ class FusedOptimizer:
         names: Names of the supported algorithms.
         param_groups: One group with "params" and "lr", as in `torch.optim`.
         state: State of each parameter, under the names of `torch.optim`; empty before the first step.
+        loss_scale: Factor that the gradients contain, or None. `clip` and `clip_and_step` then return the norm without
+            it, and thresholds refer to gradients without it. A step whose gradients overflow changes no parameter and
+            no state, the number of steps included; each step updates the scale.
 
     Raises:
         ValueError: If the name is unknown.
@@ -87,6 +92,7 @@ class FusedOptimizer:
         self._name = name
         self._betas, self._eps = betas, eps
         self._weight_decay, self._momentum = weight_decay, momentum
+        self.loss_scale: LossScale | None = None
         self._divisor: Tensor | None = None
         self._owned = None if owned is None else set(owned)
 
@@ -107,6 +113,8 @@ class FusedOptimizer:
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drops the gradients, or fills them with zeros, and drops the clipping divisor of the next step."""
         self._divisor = None
+        if self.loss_scale is not None:
+            self.loss_scale.overflow = None
         for parameter in self.param_groups[0]["params"]:
             if set_to_none:
                 parameter.grad = None
@@ -147,15 +155,22 @@ class FusedOptimizer:
         values = [_values(parameter) for parameter in self._with_gradient()]
         if norm is None:
             norm = torch.nn.utils.get_total_norm(values)
+        bound: Any = threshold
         self._divisor = None
+        if self.loss_scale is not None:
+            norm = self.loss_scale.unscaled(norm)
+            self._divisor = self.loss_scale.scale
+            bound = threshold * self.loss_scale.scale
         if kind == "norm":
             divisor = ((norm + _NORM_EPSILON) / threshold).clamp(min=1.0).to(torch.float32)
+            if self._divisor is not None:
+                self._divisor = self._divisor * divisor
             # On the CPU the comparison is free and may save the division; on a GPU it would wait for the device.
-            if norm.is_cuda or not divisor <= 1.0:
+            elif norm.is_cuda or not divisor <= 1.0:
                 self._divisor = divisor
         elif kind == "value":
             for gradient in values:  # torch._foreach_* would pass over them twice
-                gradient.clamp_(-threshold, threshold)
+                gradient.clamp_(-bound, bound)
         return norm
 
     def _with_gradient(self) -> list[Tensor]:
@@ -174,12 +189,21 @@ class FusedOptimizer:
     @torch.no_grad()
     def step(self) -> None:
         """Updates every parameter that has a gradient; dense gradients may hold the clipped values afterwards."""
+        if self.loss_scale is not None and self.loss_scale.overflow is None:
+            self.clip("none", math.inf)
         divisor, self._divisor = self._divisor, None
         dense, sparse = self._updates()
         if dense:
             self._run(dense, divisor)
         for update, rows in sparse:
             self._run_in_blocks(update, rows, divisor)
+        if self.loss_scale is not None:
+            self.loss_scale.update()
+
+    @property
+    def _overflow(self) -> Tensor | None:
+        """1.0 if the current step is skipped, else 0.0, a float32 scalar; None if steps are never skipped."""
+        return None if self.loss_scale is None else self.loss_scale.overflow
 
     @torch.no_grad()
     def clip_and_step(self, kind: str, threshold: float) -> Tensor:
@@ -189,7 +213,8 @@ class FusedOptimizer:
             The norm of all gradients before clipping, a scalar on their device.
         """
         gradients = self._with_gradient()
-        if kind != "norm" and self._owned is None and self._have_kernel(gradients):
+        one_pass = kind != "norm" and self.loss_scale is None and self._owned is None
+        if one_pass and self._have_kernel(gradients):
             self._divisor = None
             dense, _ = self._updates()
             norm = self._run_kernel(dense, None, threshold if kind == "value" else math.inf, norm=True)
@@ -245,6 +270,8 @@ class FusedOptimizer:
         steps = [scalars["step"] for scalars in numbers if "step" in scalars]
         if steps:
             torch._foreach_add_(steps, 1)
+        if steps and self._overflow is not None:
+            torch._foreach_sub_(steps, [self._overflow] * len(steps))
 
     def _state(self, parameter: Tensor) -> dict[str, Tensor]:
         """Returns the state of a parameter and creates the parts that are missing."""
@@ -293,6 +320,7 @@ class FusedOptimizer:
                 maximize=False,
                 is_first_step=False,
                 grad_scale=divisor,
+                found_inf=self._overflow,
             )
             return
         if all(adam.serves(part.values, part.gradient, *part.moments) for part in updates):
@@ -314,6 +342,7 @@ class FusedOptimizer:
             amsgrad=False,
             maximize=False,
             grad_scale=divisor,
+            found_inf=self._overflow,
         )
 
     @property
@@ -343,13 +372,33 @@ class FusedOptimizer:
         if not isinstance(rate, Tensor):
             rate = torch.full((), rate, dtype=torch.float32, device=updates[0].values.device)
         settings = AdamSettings(
-            self._betas, self._eps, self._weight_decay, self._name == "adamw", rate, divisor, bound
+            self._betas,
+            self._eps,
+            self._weight_decay,
+            self._name == "adamw",
+            rate,
+            divisor,
+            bound,
+            self._overflow,
         )
         tensors = [
             AdamTensors(part.values, part.gradient, part.moments[0], part.moments[1], part.numbers["step"])
             for part in updates
         ]
         return adam.run(settings, tensors, norm=norm)
+
+
+@contextmanager
+def unchanged_by_overflow(overflow: Tensor | None, *tensors: Tensor) -> Iterator[None]:
+    """Restores the tensors after the context if ``overflow``, a scalar, is not zero; see `LossScale.overflow`.
+
+    The device decides, so that a captured graph may contain the context. Nothing is copied if ``overflow`` is None.
+    """
+    before = [] if overflow is None else [tensor.clone() for tensor in tensors]
+    yield
+    if overflow is not None:
+        for tensor, old in zip(tensors, before, strict=True):
+            tensor.copy_(old.where(overflow != 0.0, tensor))
 
 
 def _values(parameter: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from econmt_ops import optimizer
-from econmt_ops.optimizer import FusedOptimizer, Update
+from econmt_ops.optimizer import FusedOptimizer, Update, unchanged_by_overflow
 
 BLOCK = 256
 """Largest number of columns with a common scale."""
@@ -98,8 +98,9 @@ class EightBitOptimizer(FusedOptimizer):
         moments = read_first(first, first_scale).to(kind), read_second(second, second_scale).to(kind)
         super()._run([update._replace(moments=moments)], divisor)
         turn = update.numbers["step"].double() * _GOLDEN
-        write_first(moments[0], first, first_scale, turn)
-        write_second(moments[1], second, second_scale, turn + 0.5)
+        with unchanged_by_overflow(self._overflow, *update.moments):  # also by another rounding
+            write_first(moments[0], first, first_scale, turn)
+            write_second(moments[1], second, second_scale, turn + 0.5)
 
 
 def read_first(codes: Tensor, scales: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from econmt_ops.optimizer import FusedOptimizer, Update
+from econmt_ops.optimizer import FusedOptimizer, Update, unchanged_by_overflow
 
 _NADAM_DECAY = 4e-3
 """Rate at which NAdam's momentum approaches its full value: psi of Dozat (2016), as in `torch.optim.NAdam`."""
@@ -53,7 +53,10 @@ class PlainOptimizer(FusedOptimizer):
         super()._advance(numbers)
         if self._name == "nadam":
             for scalars in numbers:
-                scalars["mu_product"].mul_(self._nadam_momentum(scalars["step"]))
+                momentum = self._nadam_momentum(scalars["step"])
+                if self._overflow is not None:
+                    momentum = momentum.where(self._overflow == 0.0, 1.0)
+                scalars["mu_product"].mul_(momentum)
 
     def step(self) -> None:
         """See :class:`FusedOptimizer`."""
@@ -69,7 +72,8 @@ class PlainOptimizer(FusedOptimizer):
                 gradient.div_(divisor)
             if self._weight_decay and self._name != "adafactor":
                 gradient = gradient.add(update.values, alpha=self._weight_decay)
-            rule(update._replace(gradient=gradient))
+            with unchanged_by_overflow(self._overflow, update.values, *update.moments):
+                rule(update._replace(gradient=gradient))
 
     @property
     def _rate(self) -> float | Tensor:

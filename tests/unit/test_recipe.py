@@ -142,7 +142,7 @@ def test_subwords_and_dropout_take_either_form(tmp_path: Path) -> None:
         (("name: small", "name: small\nname: x"), "mine.yaml:2: name: given twice; first at mine.yaml:1"),
         (
             ("  max_updates: 10", "  precision: bfloat\n  max_updates: 10"),
-            "mine.yaml:9: training.precision: must be one of auto, float32, tf32, bfloat16, found the text 'bfloat'; "
+            "mine.yaml:9: training.precision: must be one of auto, float32, tf32, bfloat16, float16, found the text 'bfloat'; "
             "did you mean bfloat16?",
         ),
     ],

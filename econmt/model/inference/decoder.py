@@ -52,8 +52,8 @@ class IncrementalModel:
 
     Args:
         model: model in evaluation mode.
-        precision: type of products: float32, bfloat16 or, on a CPU, int8; a float64 model stays float64. Scores, cell
-            states and log-probabilities have at least float32.
+        precision: type of products: float32, bfloat16, float16 or, on a CPU, int8; a float64 model stays float64.
+            Scores, cell states and log-probabilities have at least float32.
     """
 
     def __init__(self, model: TranslationModel, precision: torch.dtype = torch.float32) -> None:
@@ -100,7 +100,7 @@ class IncrementalModel:
     @property
     def native(self) -> NativeDecoder | None:
         """Decoder for the C library's search; None if the library is not installed or does not support the model."""
-        return self._native if NativeDecoder.knows(self.model) else None
+        return self._native if NativeDecoder.knows(self.model, self.precision) else None
 
     def _encoded(self, source: Tensor, lengths: Tensor) -> tuple[EncoderOutput, Recurrent]:
         """Returns the encoder's output and the decoder's initial state."""

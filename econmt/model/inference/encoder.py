@@ -50,7 +50,11 @@ class _Direction:
         self.size = weights.hidden.shape[1]
         self.reverse = reverse
         self.native: SearchWeight | None = None
-        if not isinstance(weights.hidden, LowRank) and native.serves(weights.hidden):
+        if (
+            SearchWeight.supports(dtype)
+            and not isinstance(weights.hidden, LowRank)
+            and native.serves(weights.hidden)
+        ):
             self.native = SearchWeight(weights.hidden, None, dtype)
 
     @functools.cached_property

@@ -144,8 +144,10 @@ class NativeDecoder:
             self.tensors["known"] = torch.zeros(len(embedding), dtype=torch.uint8)
 
     @staticmethod
-    def knows(model: TranslationModel) -> bool:
-        """Returns True if the C library is installed and supports the model's decoder."""
+    def knows(model: TranslationModel, precision: torch.dtype) -> bool:
+        """Returns True if the C library is installed and supports the model's decoder and the type of products."""
+        if not SearchWeight.supports(precision):
+            return False
         decoder = model.decoder
         if decoder.is_unfused or not decoder.cell.prepacked or model.copying is not None:
             return False

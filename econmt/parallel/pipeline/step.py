@@ -204,7 +204,7 @@ class PipelinedStep(TrainingStep):
             forward_parts.targets.flatten(),
             vocabulary_slice,
             self.stages.gather,
-            scale=tokens.to(torch.float32).reciprocal(),
+            scale=self.scaled(tokens.to(torch.float32).reciprocal()),
             label_smoothing=self.label_smoothing,
             ignore_index=self.divided.pad,
         )
@@ -222,7 +222,8 @@ class PipelinedStep(TrainingStep):
         with self.communicator.watched():
             self.stages.all_reduce(norms)
         norm = torch.linalg.vector_norm(norms)
-        return StepResult(loss, self.optimizer.clip(self.clipping.type, self.clipping.threshold, norm))
+        norm = self.optimizer.clip(self.clipping.type, self.clipping.threshold, norm)
+        return StepResult(loss, norm, self.scale_in_use())
 
     def finish_and_update(self, loss: Tensor) -> StepResult:
         """See :meth:`econmt.engine.step.TrainingStep.finish_and_update`."""

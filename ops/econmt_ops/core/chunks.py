@@ -90,7 +90,8 @@ def outer(left: Tensor, right: Tensor, dtype: torch.dtype, width: int | None = N
 def add_outer(total: Tensor, left: Tensor, right: Tensor, fresh: bool = False) -> None:
     """Adds left^T right to ``total`` (N, M), in place; left (K, B, N), right (K, B, M).
 
-    The product is computed in the type of ``left``, the sum in the type of ``total``, on a GPU in one kernel.
+    The product is computed in the type of ``left``, the sum in the type of ``total``, on a GPU in one kernel. A product
+    of float16 matrices is not rounded to float16, whose range a sum over many rows may exceed.
 
     Args:
         total: Sum, (N, M).
@@ -102,6 +103,8 @@ def add_outer(total: Tensor, left: Tensor, right: Tensor, fresh: bool = False) -
         _add_product(total, left, right, fresh)
         return
     left, right = left[: len(total)], right[:, : total.shape[1]]
+    if left.dtype == torch.float16:
+        left, right = left.to(total.dtype), right.to(total.dtype)
     if total.dtype == left.dtype:
         total.addmm_(left, right, beta=0 if fresh else 1)
     elif fresh:

@@ -24,8 +24,9 @@ list them, but torch.compile cannot trace it in torch 2.11."""
 
 
 def autocast_to(device: torch.device, dtype: torch.dtype) -> torch.autocast:
-    """Returns a context in which products on a device are computed in a type, float32 or bfloat16."""
-    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=dtype == torch.bfloat16)
+    """Returns a context in which products on a device are computed in a type: float32, bfloat16 or float16."""
+    lowered = dtype in (torch.bfloat16, torch.float16)
+    return torch.autocast(device.type, dtype=dtype if lowered else torch.bfloat16, enabled=lowered)
 
 
 def _autocast_is_on(device_type: str) -> bool:

@@ -37,6 +37,10 @@ LARGE_VOCABULARY = 1 << 16
 (`backends.triton.words_cross_entropy`). There, reading and writing the float32 gradient of the weight once per chunk
 takes longer than computing the logits twice."""
 
+_FLOAT16_FACTOR = 256.0
+"""Factor of the gradients that the forward pass saves in float16: the smallest probability that they hold is then 2e-10
+instead of 6e-8, and they overflow only if a weight is larger than 128. The backward pass divides by it."""
+
 
 class CrossEntropyArguments(NamedTuple):
     """Arguments of the output layer operator.
@@ -65,15 +69,15 @@ class CrossEntropyResults(NamedTuple):
     Attributes:
         loss: scalar, or (N,).
         dhidden: (N, H). dweight: (V, H). dbias: (V,). Gradients that are not saved have no elements.
-        counted: scalar, number of rows that are not ignored, at least 1; or 1 if the gradients have already been
-            divided by it.
+        divisor: scalar by which the gradients still have to be divided: for reduction "mean" the number of rows that
+            are not ignored, at least 1, unless they have been divided by it; times `_FLOAT16_FACTOR` in float16.
     """
 
     loss: Tensor
     dhidden: Tensor
     dweight: Tensor
     dbias: Tensor
-    counted: Tensor
+    divisor: Tensor
 
 
 def _chunks(
@@ -164,13 +168,19 @@ def _walk(call: CrossEntropyArguments, factors: Tensor | None, sums: _CrossEntro
 def _forward(call: CrossEntropyArguments, keep: bool) -> CrossEntropyResults:
     sums = _CrossEntropySums(call) if keep and call.reduction != "none" else None
     counted = (call.targets != call.ignore_index).sum().to(accumulate_dtype(call.hidden.dtype))
-    # Gradients that are rounded to the type of the weight are divided by the count first, and count as one row.
-    divides_first = call.reduction == "mean" and _slices_vocabulary(call)
-    divisor = counted.clamp(min=1)  # the mean over no rows is NaN, its gradient is zero
-    losses = _walk(call, divisor.reciprocal() if divides_first else None, sums)
+    divisor, factors = torch.ones_like(counted), None
+    if call.reduction == "mean":
+        divisor = counted.clamp(min=1)  # the mean over no rows is NaN, its gradient is zero
+    if call.reduction == "mean" and _slices_vocabulary(call):
+        # Gradients that are rounded to the type of the weight are divided by the count first.
+        divisor, factors = torch.ones_like(counted), divisor.reciprocal()
+    if call.hidden.dtype == torch.float16 and sums is not None:
+        divisor = divisor * _FLOAT16_FACTOR
+        factors = counted.new_full(call.targets.shape, _FLOAT16_FACTOR)
+    losses = _walk(call, factors, sums)
     loss = losses if call.reduction == "none" else losses.sum()
     loss = loss / counted if call.reduction == "mean" else loss
-    return _results(call, loss, sums, torch.ones_like(counted) if divides_first else divisor)
+    return _results(call, loss, sums, divisor)
 
 
 def _empty_results(call: CrossEntropyArguments, keep: bool) -> CrossEntropyResults:
@@ -181,14 +191,14 @@ def _empty_results(call: CrossEntropyArguments, keep: bool) -> CrossEntropyResul
 
 
 def _results(
-    call: CrossEntropyArguments, loss: Tensor, sums: _CrossEntropySums | None, counted: Tensor
+    call: CrossEntropyArguments, loss: Tensor, sums: _CrossEntropySums | None, divisor: Tensor
 ) -> CrossEntropyResults:
     """Assembles the results; without ``sums`` the gradients are empty."""
     empty = loss.new_empty(0)
     if sums is None:
-        return CrossEntropyResults(loss, call.hidden.new_empty(0), empty, empty.clone(), counted)
+        return CrossEntropyResults(loss, call.hidden.new_empty(0), empty, empty.clone(), divisor)
     dhidden, dweight, dbias = sums.results()
-    return CrossEntropyResults(loss, dhidden, dweight, empty if dbias is None else dbias, counted)
+    return CrossEntropyResults(loss, dhidden, dweight, empty if dbias is None else dbias, divisor)
 
 
 def _backward_by_row(
@@ -208,9 +218,16 @@ def _scaled(
     if call.reduction == "none" or dloss is None:
         return None
     gradients = {"hidden": results.dhidden, "weight": results.dweight, "bias": results.dbias}
-    factor = dloss / results.counted if call.reduction == "mean" else dloss
+    factor = dloss / results.divisor
     in_place = not _are_needed_again(call, list(gradients.values()))
-    return {name: part.mul_(factor) if in_place else part * factor for name, part in gradients.items()}
+    return {name: _times(part, factor, in_place) for name, part in gradients.items()}
+
+
+def _times(gradient: Tensor, factor: Tensor, in_place: bool) -> Tensor:
+    """Multiplies a gradient by a float32 scalar, which may be out of float16's range."""
+    if gradient.dtype == torch.float16:
+        factor = factor.unsqueeze(0)  # on a GPU, PyTorch casts a scalar to float16
+    return gradient.mul_(factor) if in_place else (gradient * factor).to(gradient.dtype)
 
 
 def _are_needed_again(call: CrossEntropyArguments, gradients: list[Tensor]) -> bool:
@@ -233,7 +250,7 @@ _operator = Operator(
     saves=lambda call: (
         ("hidden", "weight", "targets", "bias")
         if call.reduction == "none"
-        else ("dhidden", "dweight", "dbias", "counted")
+        else ("dhidden", "dweight", "dbias", "divisor")
     ),
     in_place=_scaled,
 )

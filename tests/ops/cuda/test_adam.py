@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from econmt_ops.backends.cuda import adam
+from econmt_ops.loss_scale import LossScale
 from econmt_ops.optimizer import FusedOptimizer
 from tests.ops.cuda.host import HostKernel
 
@@ -81,6 +82,25 @@ def test_clipping_and_step_apart_give_the_same_bits() -> None:
     optimizers[1].clip("value", 0.5)
     optimizers[1].step()
     assert all(one.equal(other) for one, other in zip(*runs, strict=True))
+
+
+@pytest.mark.parametrize("kind", ["none", "value", "norm"])
+def test_a_scaled_step_is_one_without_scale_or_none(kind: str) -> None:
+    start, gradients = draws(2)
+    runs = [[nn.Parameter(part.clone()) for part in start] for _ in range(2)]
+    scaled, plain = optimizers = [FusedOptimizer(run, name="adam", learning_rate=0.05) for run in runs]
+    scaled.loss_scale = LossScale(torch.device("cpu"), 1024.0)
+    for factor in (math.inf, 512.0):
+        for parameter, gradient in zip(runs[0], gradients, strict=True):
+            parameter.grad = gradient * factor
+        scaled.clip_and_step(kind, 0.5)
+        assert all(map(torch.equal, runs[0], start)) is (factor == math.inf)
+    for parameter, gradient in zip(runs[1], gradients, strict=True):
+        parameter.grad = gradient.clone()
+    plain.clip_and_step(kind, 0.5)
+    for one, other in zip(*runs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=0.0)
+        assert optimizers[0].state[one]["step"] == optimizers[1].state[other]["step"] == 1.0
 
 
 def test_more_tensors_than_a_launch_takes_at_addresses_that_are_not_aligned() -> None:

@@ -38,8 +38,9 @@ def test_scores_of_tokens_agree_with_the_translator(
         assert [float(score) for score in scores] == pytest.approx([line[key] for line in found], abs=1e-4)
 
 
-def test_in_bfloat16_scores_agree_to_some_hundredths(call: Call, subword_model: Path) -> None:
-    found = translated(call, subword_model, "--precision", "bfloat16")
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+def test_in_16_bits_scores_agree_to_some_hundredths(call: Call, subword_model: Path, precision: str) -> None:
+    found = translated(call, subword_model, "--precision", precision)
     text = tabbed([(s, " ".join(line["tokens"])) for s, line in zip(SOURCES, found, strict=True)])  # type: ignore[arg-type]
     scored, exact = (
         [
@@ -48,7 +49,7 @@ def test_in_bfloat16_scores_agree_to_some_hundredths(call: Call, subword_model: 
                 "score", "-m", subword_model, "--target-tokens", "--precision", name, text=text
             ).lines
         ]
-        for name in ("bfloat16", "float32")
+        for name in (precision, "float32")
     )
     assert scored != exact
     assert scored == pytest.approx([line["log_probability"] for line in found], abs=0.1)

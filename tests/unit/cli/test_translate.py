@@ -171,16 +171,17 @@ def test_what_cannot_be_used_is_one_clear_line(
     failure(call(*good, "-o", tmp_path / "none" / "out", text="a\n"), "none: no such folder")
 
 
-def test_bfloat16_is_near(call: Call, word_model: Path) -> None:
-    exact, rounded = (
+def test_16_bits_are_near(call: Call, word_model: Path) -> None:
+    exact, *others = (
         [float(line.split("\t")[0]) for line in call(*arguments, text=INPUT).lines]
         for arguments in (
             ("translate", "-m", word_model, "-b", 1, "--output-type", "score", "--precision", precision)
-            for precision in ("float32", "bfloat16")
+            for precision in ("float32", "bfloat16", "float16")
         )
     )
-    assert rounded != exact
-    assert rounded == pytest.approx(exact, abs=0.1)
+    for rounded, allowed in zip(others, (0.1, 0.02), strict=True):
+        assert rounded != exact
+        assert rounded == pytest.approx(exact, abs=allowed)
 
 
 def test_standard_input_may_be_closed(word_model: Path) -> None:

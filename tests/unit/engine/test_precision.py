@@ -96,13 +96,16 @@ def test_what_a_gpu_has(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert precision_of("auto", cuda).name == "bfloat16"  # a prediction, of a GPU that is not here
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    for capability, expected in (((9, 0), "bfloat16"), ((8, 0), "bfloat16"), ((7, 5), "float32")):
+    known = {(9, 0): "bfloat16", (8, 0): "bfloat16", (7, 5): "float16", (7, 0): "float16", (6, 1): "float32"}
+    for capability, expected in known.items():
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, found=capability: found)
         assert precision_of("auto", cuda).name == expected
         assert precision_of("auto", cuda, saved="tf32").name == "tf32"
 
 
-@pytest.mark.parametrize(("name", "allowed"), [("float32", False), ("tf32", True), ("bfloat16", True)])
+@pytest.mark.parametrize(
+    ("name", "allowed"), [("float32", False), ("tf32", True), ("bfloat16", True), ("float16", True)]
+)
 def test_a_name_says_how_float32_products_are_made(name: str, allowed: bool) -> None:
     libraries = torch.backends.cuda.matmul, torch.backends.cudnn
     before = [library.allow_tf32 for library in libraries]
@@ -117,7 +120,7 @@ def test_a_name_says_how_float32_products_are_made(name: str, allowed: bool) -> 
 
 def test_products_have_the_dtype() -> None:
     product = torch.ones(2, 2)
-    for found in (Precision(), Precision(torch.bfloat16)):
+    for found in (Precision(), Precision(torch.bfloat16), Precision(torch.float16)):
         with found.autocast(CPU):
             assert (product @ product).dtype == found.dtype
 

@@ -114,9 +114,9 @@ def hang(communicator: Communicator) -> list[str]:
     return said
 
 
-def state_bytes(communicator: Communicator, path: Path, text: Path) -> int:
-    """Bytes of optimizer state after an update."""
-    recipe = load_recipe(path)
+def trainer_of(communicator: Communicator, path: Path, text: Path, overrides: Sequence[str] = ()) -> Trainer:
+    """A trainer that has done no update."""
+    recipe = load_recipe(path, overrides)
     folder = ModelFolder(path.parent / "state")
     if communicator.is_rank_zero:
         folder.create()
@@ -125,9 +125,37 @@ def state_bytes(communicator: Communicator, path: Path, text: Path) -> int:
     prepared = open_prepared(folder.prepared)
     trainer, _ = make_trainer(context_of(recipe, folder, prepared, Start(), communicator))
     trainer.model.train()
+    return trainer
+
+
+def state_bytes(communicator: Communicator, path: Path, text: Path) -> int:
+    """Bytes of optimizer state after an update."""
+    trainer = trainer_of(communicator, path, text)
     trainer.gradient([next(trainer.batches)])
     trainer.step.update()
     return sum(value.nbytes for state in trainer.optimizer.state.values() for value in state.values())
+
+
+def float16_updates(
+    communicator: Communicator, path: Path, text: Path, overrides: Sequence[str]
+) -> list[list[float]]:
+    """Loss scale, skipped updates and sum of all parameters after five updates, in which either rank overflows once."""
+    trainer = trainer_of(communicator, path, text, overrides)
+    real = TranslationTask.loss
+
+    def loss(task: TranslationTask, *arguments: Any) -> Tensor:
+        overflows = {2: 0, 4: 1}.get(trainer.state.update) == communicator.rank
+        return real(task, *arguments) * (1e30 if overflows else 1.0)
+
+    found = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TranslationTask, "loss", loss)
+        for _ in range(5):
+            trainer._update(Progress.silent())
+            assert trainer.step.loss_scale is not None
+            total = sum(float(part.double().sum()) for part in trainer.parameters.values())
+            found.append([trainer.step.loss_scale.state()[0], float(trainer.state.skipped), total])
+    return found
 
 
 def reduced(communicator: Communicator, _precision: str) -> Tensor:

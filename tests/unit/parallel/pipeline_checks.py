@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,7 @@ from econmt.data.batching.batches import Batch
 from econmt.data.batching.text_batches import TextBatch
 from econmt.engine.communicator import Communicator
 from econmt.engine.precision import Precision
-from econmt.engine.step import TrainingStep
+from econmt.engine.step import StepResult, TrainingStep
 from econmt.model import Implementations, TranslationModel
 from econmt.model.language_model import LanguageModel
 from econmt.parallel.pipeline.costs import PipelinePlan
@@ -36,7 +36,6 @@ Check = Callable[[Communicator], None]
 VOCABULARY = 37
 PAD = 0
 CPU = torch.device("cpu")
-BFLOAT16 = Precision(torch.bfloat16)
 ALL_DROPOUT = "model.dropout={embedding: 0.1, inputs: 0.2, layers: 0.3, output: 0.2, weights: 0.2}"
 VARIATIONAL = "model.dropout={inputs: 0.2, layers: 0.3, output: 0.2, variational: true}"
 
@@ -264,25 +263,46 @@ def decoder_with_input_feeding(communicator: Communicator) -> None:
 
 def bfloat16(communicator: Communicator) -> None:
     """What travels has the type of the products: losses and norms are those of one process but for rounding."""
-    text, pairs = language_model_task("model.dropout=0.2"), translation_task(*PLAIN, *SHAPED)
+    for ours, wanted in steps_in(communicator, Precision(torch.bfloat16)):
+        torch.testing.assert_close((ours.loss, ours.norm), (wanted.loss, wanted.norm), rtol=0.03, atol=0.0)
+
+
+def float16(communicator: Communicator) -> None:
+    """Losses and norms are those of one process whatever the scale, and stages agree on what overflows."""
+    for scale in (2**4, 2**10):
+        for ours, wanted in steps_in(communicator, Precision(torch.float16), f"training.loss_scale={scale}"):
+            assert ours.loss_scale is not None
+            assert float(ours.loss_scale) == scale
+            torch.testing.assert_close(
+                (ours.loss, ours.norm), (wanted.loss, wanted.norm), rtol=0.03, atol=0.0
+            )
+    for ours, _ in steps_in(communicator, Precision(torch.float16), f"training.loss_scale={2**30}"):
+        assert not ours.norm.isfinite()
+
+
+def steps_in(
+    communicator: Communicator, precision: Precision, *changes: str
+) -> Iterator[tuple[StepResult, StepResult]]:
+    """The results of a pipelined step of each task, and those of one process."""
+    text = language_model_task("model.dropout=0.2", *changes)
+    pairs = translation_task(*PLAIN, *SHAPED, *changes)
     for task, batch in ((text, windows(text, (6,))[0]), (pairs, pairs_of_sentences(pairs)[0])):
         found = []
-        for alone in (True, False):
+        for alone in (False, True):
             torch.manual_seed(5)
             model = task.build_model().train()
             if alone:
-                step = TrainingStep(task, model, BFLOAT16)
+                step = TrainingStep(task, model, precision)
             else:
                 divided = (
                     divide_language_model(model, [layer * communicator.size // 8 for layer in range(8)], 3)
                     if isinstance(model, LanguageModel)
                     else divide_translation(model, translation_homes(model, communicator.size, False, 2))
                 )
-                step = PipelinedStep(task, model, Stages(communicator.size, CPU), divided, BFLOAT16)
+                step = PipelinedStep(task, model, Stages(communicator.size, CPU), divided, precision)
             torch.manual_seed(6)
             found.append(step.gradient([batch], torch.tensor(batch.target_tokens)))
-        for ours, wanted in zip(*found, strict=True):
-            torch.testing.assert_close(ours, wanted, rtol=0.03, atol=0.0)
+        yield found[0], found[1]
 
 
 def run_evenly(communicator: Communicator, path: Path, text: Path, overrides: Sequence[str] = ()) -> str:

@@ -203,3 +203,21 @@ def test_gradients_may_travel_in_bfloat16(group: Group) -> None:
     assert sums[0].equal(sums[1])
     torch.testing.assert_close(sums[0], exact[0], rtol=0.0, atol=0.03)
     assert not sums[0].equal(exact[0])
+
+
+@pytest.mark.parametrize("shares", [False, pytest.param(True, marks=pytest.mark.thorough)])
+def test_ranks_agree_on_overflows_of_float16(
+    group: Group, text: Path, tmp_path: Path, *, shares: bool
+) -> None:
+    """An overflow on any rank is one of all, and halves the scale of all, whoever holds the optimizer's state."""
+    path = recipe_in(tmp_path, text)
+    scale = ("training.precision=float16", f"training.loss_scale={2**10}", "training.loss_scale_window=2")
+    settings = {"shard_optimizer": shares}
+    first, second = group.run(2, jobs.float16_updates, path, text, scale, **settings)
+    assert first == second
+    assert [skipped for _, skipped, _ in first] == [0, 0, 1, 1, 2]
+    assert [factor for factor, _, _ in first] == [2.0**10, 2.0**11, 2.0**10, 2.0**10, 2.0**9]
+    sums = [total for _, _, total in first]
+    assert sums[1] == sums[2]
+    assert sums[3] == sums[4]
+    assert len(set(sums)) == 3

@@ -17,6 +17,7 @@ from tests.unit.parallel.group import Group
         pipeline_checks.decoder_without_input_feeding,
         pipeline_checks.decoder_with_input_feeding,
         pipeline_checks.bfloat16,
+        pipeline_checks.float16,
     ],
 )
 def test_a_pipeline_computes_what_one_process_does(

@@ -22,11 +22,13 @@ from econmt.engine.devices import (
     reproducible,
     resolve_device,
 )
+from econmt.engine.step import StepResult
 from econmt.errors import InputError
 from econmt.training.end_of_run import Pace, end_reason, seconds_left, share_done
 from econmt.training.interrupts import Interrupts
 from econmt.training.progress import Figures, Progress, duration, perplexity
 from econmt.training.update_metrics import MetricsQueue
+from econmt_ops.dispatch.device_limits import VARIABLE, _of_environment
 
 CPU = torch.device("cpu")
 
@@ -68,12 +70,12 @@ def test_time_left_is_that_of_the_nearest_limit() -> None:
 def test_readings_come_at_once_on_the_cpu_and_know_what_is_finite() -> None:
     readings = MetricsQueue(CPU)
     index = [np.arange(3)]
-    (found,) = readings.submit(4, torch.tensor(6.5), torch.tensor(0.25), 13, index)
+    (found,) = readings.submit(4, StepResult(torch.tensor(6.5), torch.tensor(0.25)), 13, index)
     assert (found.update, found.loss, found.gradient_norm, found.tokens) == (4, 6.5, 0.25, 13)
     assert found.finite
     assert readings.flush() == []
     for loss, norm in ((float("nan"), 1.0), (1.0, float("inf")), (float("-inf"), 1.0)):
-        (found,) = readings.submit(5, torch.tensor(loss), torch.tensor(norm), 1, index)
+        (found,) = readings.submit(5, StepResult(torch.tensor(loss), torch.tensor(norm)), 1, index)
         assert not found.finite
 
 
@@ -98,7 +100,9 @@ def test_readings_of_a_gpu_come_one_update_late_and_in_order(monkeypatch: pytest
     readings = MetricsQueue(torch.device("cuda"))
     found = []
     for update in (1, 2, 3):
-        ready = readings.submit(update, torch.tensor(10.0 * update), torch.tensor(0.5), update, [])
+        ready = readings.submit(
+            update, StepResult(torch.tensor(10.0 * update), torch.tensor(0.5)), update, []
+        )
         found.append([(reading.update, reading.loss, reading.tokens) for reading in ready])
     assert found == [[], [(1, 10.0, 1)], [(2, 20.0, 2)]]
     assert [(reading.update, reading.loss) for reading in readings.flush()] == [(3, 30.0)]
@@ -120,13 +124,25 @@ def test_the_first_signal_is_remembered_and_the_second_leaves_at_once() -> None:
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
 
 
+def test_wrong_limits_of_a_card_that_is_played(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "multiprocessors=many")
+    _of_environment.cache_clear()
+    with pytest.raises(InputError, match=f"{VARIABLE}: 'multiprocessors=many' is no limit; give some of "):
+        resolve_device("auto")
+
+
 def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert resolve_device("auto") == resolve_device("cpu") == CPU
     with pytest.raises(InputError, match="device 'tpu': unknown; use auto, cpu, cuda or cuda:N"):
         resolve_device("tpu")
-    with pytest.raises(InputError, match="device 'mps': unknown"):
-        resolve_device("mps")
+    for name, remedy in {
+        "mps": "econmt does not use Apple's GPUs; use device cpu or auto",
+        "xpu:0": "econmt does not use Intel's GPUs; use device cpu or auto",
+        "rocm": "PyTorch's builds for ROCm call AMD's GPUs cuda; use device cuda or auto",
+    }.items():
+        with pytest.raises(InputError, match=f"device '{name}': {remedy}"):
+            resolve_device(name)
     with pytest.raises(InputError, match="device 'cuda:1': torch sees no GPU here"):
         resolve_device("cuda:1")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

@@ -116,7 +116,7 @@ def test_memory_that_is_full_leaves_nothing_of_the_gradient_behind(
         assert len(divide(batch, trainer.budget.plan, Implementations())) == 4 // rows
         with monkeypatch.context() as patch:
             watch_losses(patch, full)
-            _, norm = trainer.gradient([batch])
+            norm = trainer.gradient([batch]).norm
         trainer.step.update()
         assert parts == {1: [1, 1, 1, 1], 2: [2, 2, 1, 1, 1, 1]}[rows]
         found.append([norm, *(parameter.detach() for parameter in trainer.parameters.values())])

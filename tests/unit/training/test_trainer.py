@@ -3,18 +3,20 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import sacrebleu
 import torch
 
+from econmt.checkpoint.state import TrainingState
 from econmt.config.optimizer import METRICS
+from econmt.config.recipe import EarlyStopping, Training
 from econmt.data.batching.batches import Batch, pad_batch
 from econmt.errors import TrainingError
 from econmt.evaluation.metrics import Score
 from econmt.tasks.translation import TranslationTask
+from econmt.training.end_of_run import judge_checkpoint
 from econmt.training.failures import not_finite
 from econmt.training.interrupts import Interrupts
 from econmt.training.progress import Progress
@@ -80,7 +82,7 @@ def test_the_gradient_is_of_the_mean_over_target_tokens(make_run: MakeRun) -> No
 def test_clipping(make_run: MakeRun, kind: str) -> None:
     free = make_run("model.dropout=0.0", "training.gradient_clipping.type=none", name="free").trainer()
     batch = batch_of(free, range(6))
-    _, norm = free.gradient([batch])
+    norm = free.gradient([batch]).norm
     before = {name: p.grad.clone() for name, p in free.parameters.items() if p.grad is not None}
     expected_norm = math.sqrt(sum(float(value.double().square().sum()) for value in before.values()))
     assert float(norm) == pytest.approx(expected_norm, rel=1e-5)
@@ -94,7 +96,7 @@ def test_clipping(make_run: MakeRun, kind: str) -> None:
         name="clipped",
     ).trainer()
     start = {name: parameter.detach().clone() for name, parameter in clipped.parameters.items()}
-    _, logged = clipped.gradient([batch])
+    logged = clipped.gradient([batch]).norm
     assert float(logged) == pytest.approx(expected_norm, rel=1e-5)
     clipped.step.update()
     for name, value in before.items():
@@ -116,12 +118,15 @@ def test_update_interval_takes_several_batches_for_one_update(make_run: MakeRun)
     assert 0.0 < rows[0]["target_tokens"] / rows[0]["target_tokens_per_second"] < rows[0]["seconds"]
 
 
-def test_bfloat16_keeps_float32_parameters_and_learns_the_same_within_its_rounding(make_run: MakeRun) -> None:
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+def test_16_bits_keep_float32_parameters_and_learn_the_same_within_rounding(
+    make_run: MakeRun, precision: str
+) -> None:
     exact = make_run("model.dropout=0.0", name="exact").trainer()
-    rounded = make_run("model.dropout=0.0", "training.precision=bfloat16", name="rounded").trainer()
+    rounded = make_run("model.dropout=0.0", f"training.precision={precision}", name="rounded").trainer()
     batch = batch_of(exact, range(8))
-    loss, _ = exact.gradient([batch])
-    loss16, _ = rounded.gradient([batch])
+    loss = exact.gradient([batch]).loss
+    loss16 = rounded.gradient([batch]).loss
     assert loss16.dtype == torch.float32
     assert float(loss16) == pytest.approx(float(loss), rel=0.02)
     assert float(loss16) != float(loss)
@@ -193,7 +198,7 @@ def test_train_loss_is_the_mean_over_the_tokens_since_the_last_row(make_run: Mak
     # Parameters hardly move and 8 batches are an epoch: the rows add up to the training text under the first ones.
     trainer = run.trainer()
     whole = batch_of(trainer, range(len(trainer.prepared.train)))
-    loss, _ = trainer.gradient([whole])
+    loss = trainer.gradient([whole]).loss
     first, second = metrics(run.folder)
     later = second["target_tokens"] - first["target_tokens"]
     found = first["train_loss"] * first["target_tokens"] + second["train_loss"] * later
@@ -331,22 +336,13 @@ def test_a_plateau_after_a_change_of_schedule_goes_back_to_the_parameters_alone(
 
 @pytest.mark.parametrize("metric", ["perplexity", "bleu"])
 def test_a_first_score_that_is_not_a_number_gives_way_to_the_next(metric: str) -> None:
-    columns: dict[str, float] = {}
-    trainer = SimpleNamespace(
-        recipe=SimpleNamespace(training=SimpleNamespace(early_stopping=SimpleNamespace(metric=metric))),
-        state=SimpleNamespace(best_score=None, best_update=0, num_not_improved=0, update=0),
-    )
+    training, state = Training(early_stopping=EarlyStopping(metric=metric)), TrainingState()
     found = []
     for update, score in enumerate((math.nan, 5.0, math.nan, 5.0), start=1):
-        trainer.state.update = update
-        columns[METRICS[metric].column] = score
-        found.append(Trainer._judge(trainer, SimpleNamespace(columns=lambda: columns)))  # type: ignore[arg-type]
+        state.update = update
+        found.append(judge_checkpoint(training, state, {METRICS[metric].column: score}))
     assert found == [True, True, False, False]
-    assert (trainer.state.best_score, trainer.state.best_update, trainer.state.num_not_improved) == (
-        5.0,
-        2,
-        2,
-    )
+    assert (state.best_score, state.best_update, state.num_not_improved) == (5.0, 2, 2)
 
 
 def test_early_stopping_counts_checkpoints_since_the_best(

@@ -44,6 +44,11 @@ class SearchWeight:
             self._rows = weight.detach().to(dtype)
         self._prepacked: tuple[Tensor, Tensor | None] | None = None
 
+    @staticmethod
+    def supports(dtype: torch.dtype) -> bool:
+        """Returns True if searches in the C library can compute products in this type."""
+        return dtype in _KINDS
+
     @property
     def outputs(self) -> int:
         """Number of outputs, N."""

@@ -15,13 +15,15 @@ struct AdamArguments {
   int count;
   const float* rate;
   const float* divisor;
+  const float* skip;
   float* squares;
   float beta1, beta2, log_beta1, log_beta2, bound, epsilon, decay;
   int decoupled;
 };
 // Per tensor: values, gradients, first (exp_avg), second (exp_avg_sq); steps: the number of this step, counted from 1;
 // ends: the blocks of the tensor and of all before it. squares: per block, the sum of squares of the gradients as they
-// come; or null. Gradients are divided by divisor, if there is one, and then clipped to bound.
+// come; or null. Gradients are divided by divisor, if there is one, and then clipped to bound. A launch whose skip is not
+// zero, if there is one, changes nothing.
 
 struct Rule {
   float beta1, beta2, rate, epsilon, decay, decay_factor, root, divisor, bound;
@@ -42,6 +44,7 @@ __device__ inline void update(const Rule& rule, float& value, float gradient, fl
 __device__ inline bool is_aligned(const void* pointer) { return reinterpret_cast<unsigned long long>(pointer) % 16 == 0; }
 
 extern "C" __global__ void __launch_bounds__(THREADS) adam(const __grid_constant__ AdamArguments its) {
+  if (its.skip != nullptr && *its.skip != 0.f) return;
   const int block = blockIdx.x, thread = threadIdx.x;
   int tensor = 0;
   for (int skip = MOST / 2; skip; skip /= 2)

@@ -34,6 +34,7 @@ class AdamSettings(NamedTuple):
         rate: learning rate, a scalar on the device.
         divisor: divisor of the gradients, a scalar on the device; or None.
         bound: largest absolute value of a gradient, to which others are clipped; infinity for none.
+        skip: nonzero to change nothing, a float32 scalar on the device; or None.
     """
 
     betas: tuple[float, float]
@@ -43,6 +44,7 @@ class AdamSettings(NamedTuple):
     rate: Tensor
     divisor: Tensor | None
     bound: float
+    skip: Tensor | None = None
 
 
 class AdamTensors(NamedTuple):
@@ -84,8 +86,10 @@ def run(settings: AdamSettings, updates: Sequence[AdamTensors], *, norm: bool) -
     """Updates parameters whose tensors `serves` accepts, and their moments; the gradients are left as they are.
 
     Returns:
-        With ``norm`` the norm of all gradients before they are divided and clipped, a float32 scalar; otherwise None.
+        With ``norm``, for settings without ``skip``, the norm of all gradients before they are divided and clipped, a
+        float32 scalar; otherwise None.
     """
+    assert not (norm and settings.skip is not None)
     updates = [update for update in updates if update.values.numel()]
     blocks = [-(-update.values.numel() // _TILE) for update in updates]
     device = settings.rate.device
@@ -117,6 +121,7 @@ def _arguments(
     argument.count = len(updates)
     argument.rate = settings.rate.data_ptr()
     argument.divisor = None if settings.divisor is None else settings.divisor.data_ptr()
+    argument.skip = None if settings.skip is None else settings.skip.data_ptr()
     argument.squares = None if squares is None else squares.data_ptr()
     argument.beta1, argument.beta2 = settings.betas
     argument.log_beta1, argument.log_beta2 = (

@@ -1,0 +1,184 @@
+"""Training in float16: the loss scale follows overflows, whose updates are skipped, and a run goes on with it exactly."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from econmt.errors import TrainingError
+from econmt.training.progress import Progress
+from econmt.training.trainer import Trainer
+from tests.unit.training.tiny import Run, metrics, snapshot
+
+MakeRun = Callable[..., Run]
+HALF = "training.precision=float16"
+LARGE = (HALF, f"training.loss_scale={2**30}", "training.loss_scale_window=3")
+"""A scale with which gradients overflow at first, and that then grows and falls again in a few updates."""
+
+
+def begin(run: Run) -> Trainer:
+    trainer = run.trainer()
+    trainer.model.train()
+    return trainer
+
+
+def tensors(trainer: Trainer) -> list[torch.Tensor]:
+    """Copies of the parameters and the optimizer's state."""
+    states = [value for state in trainer.optimizer.state.values() for value in state.values()]
+    return [part.detach().clone() for part in (*trainer.parameters.values(), *states)]
+
+
+def scale_of(trainer: Trainer) -> tuple[float, int]:
+    assert trainer.step.loss_scale is not None
+    return trainer.step.loss_scale.state()
+
+
+def test_learns_what_float32_learns(make_run: MakeRun) -> None:
+    one_batch = ("training.batch.size=30", "training.max_buckets=1", "training.bucket_width=null")
+    often = ("training.max_updates=60", "training.checkpoint_interval=30", "training.decode_and_evaluate=0")
+    rate = "training.optimizer={learning_rate: 0.05}"
+    found = {}
+    for precision in ("float32", "float16"):
+        run = make_run(
+            "model.dropout=0.0", *one_batch, *often, rate, f"training.precision={precision}", name=precision
+        )
+        run.train()
+        found[precision] = metrics(run.folder)[-1]
+    assert found["float16"]["train_loss"] < 0.6
+    assert found["float16"]["train_loss"] == pytest.approx(found["float32"]["train_loss"], rel=0.1)
+    assert found["float16"]["loss_scale"] == 2.0**16
+    assert found["float16"]["skipped_updates"] == 0.0
+    assert "loss_scale" not in found["float32"]
+
+
+def test_an_overflow_skips_the_update_and_halves_the_scale(make_run: MakeRun) -> None:
+    several = ("training.update_interval=2", "training.log_interval=100")
+    trainer = begin(make_run(*LARGE, *several, "training.averaging.start=at-once"))
+    trainer.optimizer.prepare()
+    before, seen = tensors(trainer), []
+    while trainer.state.skipped == trainer.state.update:
+        assert all(map(torch.equal, tensors(trainer)[: len(trainer.parameters)], before))
+        seen.append(scale_of(trainer)[0])
+        trainer._update(Progress.silent())
+    assert len(seen) > 2
+    assert seen == [2.0 ** (30 - number) for number in range(len(seen))]
+    assert trainer.state.skipped == len(seen) - 1
+    assert scale_of(trainer) == (seen[-1], 1)
+    assert not torch.equal(tensors(trainer)[0], before[0])
+    steps = {float(state["step"]) for state in trainer.optimizer.state.values()}
+    assert steps == {1.0}, "the optimizer counts only updates that were done"
+    figures = trainer._figures(trainer.state.update)
+    assert f"loss scale {seen[-1]:g}, {len(seen) - 1} skipped" in figures.line()
+    assert 0.0 < figures.gradient_norm < float("inf")
+    for number in range(2):
+        trainer._update(Progress.silent())
+        assert scale_of(trainer) == (seen[-1], 2) if number == 0 else (2 * seen[-1], 0)
+
+
+def test_clipping_and_norms_do_not_depend_on_the_scale(make_run: MakeRun) -> None:
+    found = []
+    for number, scale in enumerate((2**8, 2**12)):
+        how = (f"training.loss_scale={scale}", "training.gradient_clipping={type: norm, threshold: 0.01}")
+        monitored = ("training.monitor_pattern=decoder.*", "model.dropout=0.0")
+        trainer = begin(make_run(HALF, *how, *monitored, name=str(number)))
+        trainer._update(Progress.silent())
+        found.append((trainer.state.gradient_norm, trainer._monitors.gradients(), tensors(trainer)))
+    assert found[0][0] == pytest.approx(found[1][0], rel=1e-2)
+    norms = found[0][1]
+    assert 0.0 < sum(norm**2 for norm in norms.values()) <= found[0][0] ** 2 * 1.01
+    assert norms == pytest.approx(found[1][1], rel=1e-2)
+    for one, other in zip(found[0][2], found[1][2], strict=True):
+        torch.testing.assert_close(one, other, rtol=0.05, atol=2e-2)
+
+
+def test_the_norm_of_a_monitored_gradient_that_overflows_is_the_one_before(make_run: MakeRun) -> None:
+    trainer = begin(make_run(HALF, "training.monitor_pattern=decoder.combine.bias"))
+    trainer._update(Progress.silent())
+    norms = trainer._monitors.gradients()
+    assert trainer.step.loss_scale is not None
+    trainer.step.loss_scale.restore(2.0**40, 0)
+    trainer._update(Progress.silent())
+    assert trainer.state.skipped == 1
+    assert trainer._monitors.gradients() == norms
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        (),
+        pytest.param(
+            (
+                "training.averaging={start: at-once, decay: 0.5}",
+                "training.optimizer.name=adam8bit",
+                "model.decoder.size=40",
+                "training.update_interval=2",
+            ),
+            marks=pytest.mark.thorough,
+        ),
+    ],
+    ids=["plain", "average, 8 bits, several batches"],
+)
+def test_a_run_in_parts_keeps_scale_and_counter(make_run: MakeRun, changes: tuple[str, ...]) -> None:
+    """Also where it ends right after an overflow, or between two."""
+    how = (*LARGE, *changes, "training.max_updates=24", "training.checkpoint_interval=4")
+    whole = make_run(*how, name="whole")
+    whole.train()
+    for updates in (4, 16, 24):
+        make_run(*how, f"training.max_updates={updates}", name="parts").train()
+    parts = make_run(*how, name="parts")
+    assert snapshot(parts.folder) == snapshot(whole.folder)
+    rows = metrics(whole.folder)
+    assert rows[0]["skipped_updates"] == 4.0
+    assert rows[0]["loss_scale"] == 2.0**26
+    assert 4.0 < rows[-1]["skipped_updates"] < 24.0
+    assert len({row["loss_scale"] for row in rows}) > 2
+    state = json.loads(next(whole.folder.path.glob("training_state/*24/state.json")).read_text())
+    assert state["loss_scale"]["scale"] == rows[-1]["loss_scale"]
+    assert state["skipped"] == rows[-1]["skipped_updates"]
+
+
+def test_a_run_in_another_precision_has_no_scale(make_run: MakeRun) -> None:
+    run = make_run()
+    trainer = begin(run)
+    assert trainer.step.loss_scale is None
+    trainer._update(Progress.silent())
+    assert "loss scale" not in trainer._figures(1).line()
+
+
+def test_a_scale_that_is_too_small_stops_the_run(make_run: MakeRun) -> None:
+    trainer = begin(make_run(HALF))
+    assert trainer.step.loss_scale is not None
+    trainer.step.loss_scale.restore(2.0**-13, 0)
+    trainer._update(Progress.silent())
+    trainer.step.loss_scale.restore(2.0**-14, 0)
+    with pytest.raises(TrainingError) as caught:
+        trainer._update(Progress.silent())
+    assert str(caught.value) == (
+        "gradients overflow float16 at update 2 even with a loss scale of 6.1e-05; there is no checkpoint yet; "
+        "lower training.optimizer.learning_rate, or compute in training.precision=float32"
+    )
+
+
+def test_a_loss_that_is_not_finite_is_no_matter_of_scale(make_run: MakeRun) -> None:
+    trainer = begin(make_run(HALF))
+    with torch.no_grad():
+        trainer.model.output.bias.fill_(float("nan"))
+    with pytest.raises(
+        TrainingError, match=r"the loss is not finite at update 1.*float32, which has a wider range"
+    ):
+        trainer._update(Progress.silent())
+
+
+def test_a_memory_budget_changes_no_scale(make_run: MakeRun) -> None:
+    whole, parts = (
+        begin(make_run(*LARGE, "model.dropout=0.0", *more, name=name))
+        for name, more in (("whole", ()), ("parts", ("training.memory_budget=1GiB",)))
+    )
+    for _ in range(12):
+        for trainer in (whole, parts):
+            trainer._update(Progress.silent())
+        assert scale_of(whole) == scale_of(parts)
+    assert whole.state.skipped == parts.state.skipped > 0
