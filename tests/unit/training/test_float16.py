@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from econmt.errors import TrainingError
+from econmt.errors import InputError, TrainingError
 from econmt.training.progress import Progress
 from econmt.training.trainer import Trainer
 from tests.unit.training.tiny import Run, metrics, snapshot
@@ -170,6 +170,25 @@ def test_a_loss_that_is_not_finite_is_no_matter_of_scale(make_run: MakeRun) -> N
         TrainingError, match=r"the loss is not finite at update 1.*float32, which has a wider range"
     ):
         trainer._update(Progress.silent())
+
+
+def test_a_scale_is_a_power_of_two(make_run: MakeRun) -> None:
+    with pytest.raises(InputError, match="loss_scale 1000 is not a power of two; use 512 or 1024"):
+        make_run(HALF, "training.loss_scale=1000")
+
+
+def test_another_precision_starts_and_ends_without_a_scale(make_run: MakeRun) -> None:
+    """A run that goes on in float16 starts with the recipe's scale, and one that leaves float16 forgets it."""
+    scales: list[tuple[str, object]] = [
+        ("float32", {}),
+        ("float16", {"scale": 2.0**16, "good": 2}),
+        ("float32", {}),
+    ]
+    for number, (precision, scale) in enumerate(scales, start=1):
+        run = make_run(f"training.precision={precision}", f"training.max_updates={2 * number}")
+        run.train(resume_with_changes=True)
+        saved = json.loads(max(run.folder.path.glob("training_state/*/state.json")).read_text())
+        assert (saved["precision"], saved["loss_scale"]) == (precision, scale)
 
 
 def test_a_memory_budget_changes_no_scale(make_run: MakeRun) -> None:
