@@ -53,6 +53,7 @@ LEAST_DISK = 2e9
 """Free bytes below which a run may fill the disk: a checkpoint has parameters and optimizer state several times."""
 
 
+_BY_PYTORCH = "PyTorch's operations, with the same results and more slowly"
 _INSTALL_TORCH = f"install PyTorch {'.'.join(map(str, LEAST_TORCH))} or newer, see pytorch.org"
 
 
@@ -146,23 +147,28 @@ def _torch() -> tuple[Any, Diagnosis]:
         return None, Diagnosis("torch", text, _INSTALL_TORCH, fatal=True)
     if tuple(map(int, torch.__version__.split(".")[:2])) < LEAST_TORCH:
         return None, Diagnosis("torch", f"{torch.__version__}, too old", _INSTALL_TORCH, fatal=True)
-    build = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
+    builds = {"CUDA": torch.version.cuda, "ROCm": torch.version.hip}
+    build = next(
+        (f"built for {name} {version}" for name, version in builds.items() if version), "built without CUDA"
+    )
     return torch, Diagnosis("torch", f"{torch.__version__}, {build}")
 
 
 def _gpu(torch: Any) -> Diagnosis:
     names = []
-    old = []
     if _sees_gpu(torch)[0]:
         for number in range(torch.cuda.device_count()):
             properties = torch.cuda.get_device_properties(number)
             names.append(f"{properties.name}, {properties.total_memory / 1e9:.0f} GB")
-            old += [properties.name] if (properties.major, properties.minor) < (8, 0) else []
-    if not names:
-        cost = "training and translating run on the CPU; one H200 trains about 200 times as fast as two cores"
-        return Diagnosis("GPU", "none that torch can use", cost)
-    cost = f"{', '.join(old)}: older than compute capability 8.0, for which nothing is tested" if old else ""
-    return Diagnosis("GPU", "; ".join(names), cost)
+    if names:
+        cost = f"AMD's GPUs run {_BY_PYTORCH}; nothing is tested with ROCm" if torch.version.hip else ""
+        return Diagnosis("GPU", "; ".join(names), cost)
+    for name, module, maker in (("mps", torch.backends.mps, "Apple"), ("xpu", torch.xpu, "Intel")):
+        if module.is_available():
+            cost = f"econmt does not use {maker}'s GPUs; training and translating run on the CPU"
+            return Diagnosis("GPU", f"{maker}'s, which torch calls {name}", cost)
+    cost = "training and translating run on the CPU; one H200 trains about 200 times as fast as two cores"
+    return Diagnosis("GPU", "none that torch can use", cost)
 
 
 def _sees_gpu(torch: Any) -> tuple[bool, str]:
@@ -185,6 +191,8 @@ def _driver(torch: Any) -> Diagnosis:
         text = "nvidia-smi is there" if shutil.which("nvidia-smi") else ""
     sees, why = _sees_gpu(torch)
     text = " ".join(text.split())
+    if torch.version.hip:
+        return Diagnosis("driver", "that of ROCm")
     if sees:
         return Diagnosis("driver", text or "works")
     if not text:
@@ -209,6 +217,8 @@ def _library(_: Any) -> Diagnosis:
 
 
 def _triton(torch: Any) -> Diagnosis:
+    if torch.version.hip:
+        return Diagnosis("Triton", "not used on AMD's GPUs")
     if importlib.util.find_spec("triton") is None:
         cost = "on the GPU econmt runs PyTorch's kernels only, several times as slowly; pip install triton"
         sees = _sees_gpu(torch)[0]
@@ -223,9 +233,9 @@ def _triton(torch: Any) -> Diagnosis:
         )
     from econmt_ops.backends import triton as kernels
 
-    unused = _sees_gpu(torch)[0] and not kernels.is_available()
-    cost = "econmt's GPU kernels need another version and are not used; install the one that torch needs"
-    return Diagnosis("Triton", str(getattr(triton, "__version__", "unknown version")), cost if unused else "")
+    why = kernels.why_unused() if _sees_gpu(torch)[0] else ""
+    cost = f"econmt's GPU kernels are not used: {why}; the GPU runs {_BY_PYTORCH}" if why else ""
+    return Diagnosis("Triton", str(getattr(triton, "__version__", "unknown version")), cost)
 
 
 def _threads(torch: Any) -> Diagnosis:

@@ -14,7 +14,17 @@ from typing import Any
 import torch
 
 from econmt.errors import InputError
+from econmt_ops.backends import triton as kernels
+from econmt_ops.dispatch.device_limits import played
 from econmt_ops.dispatch.timing import synchronizer
+
+UNUSED_DEVICES = {
+    "mps": "econmt does not use Apple's GPUs; use device cpu or auto",
+    "xpu": "econmt does not use Intel's GPUs; use device cpu or auto",
+    "hip": "PyTorch's builds for ROCm call AMD's GPUs cuda; use device cuda or auto",
+    "rocm": "PyTorch's builds for ROCm call AMD's GPUs cuda; use device cuda or auto",
+}
+"""Names of devices that PyTorch or a user knows and a recipe cannot have, and what to do."""
 
 
 def check_device_name(name: str) -> None:
@@ -23,6 +33,9 @@ def check_device_name(name: str) -> None:
     Raises:
         InputError: The name is not auto, cpu, cuda or cuda:N.
     """
+    kind = name.partition(":")[0]
+    if kind in UNUSED_DEVICES:
+        raise InputError(f"device '{name[:40]}': {UNUSED_DEVICES[kind]}")
     if re.fullmatch("auto|cpu|cuda(:[0-9]{1,2})?", name) is None:
         raise InputError(f"device '{name[:40]}': unknown; use auto, cpu, cuda or cuda:N")
 
@@ -31,8 +44,12 @@ def resolve_device(name: str) -> torch.device:
     """Returns the device that a recipe or an option names: auto, cpu, cuda or cuda:N.
 
     Raises:
-        InputError: There is no such device.
+        InputError: There is no such device, or the limits of the card that is played are wrong.
     """
+    try:
+        played()
+    except ValueError as error:
+        raise InputError(str(error)) from error
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     check_device_name(name)
@@ -43,6 +60,17 @@ def resolve_device(name: str) -> torch.device:
             available = f"{count} GPUs" if count else "no GPU"
             raise InputError(f"device '{name}': torch sees {available} here; use device cpu or auto")
     return device
+
+
+def unused_kernels(device: torch.device) -> str | None:
+    """Returns a one-line warning if econmt's GPU kernels are not used on a device that is a GPU, else None."""
+    why = kernels.why_unused() if device.type == "cuda" else ""
+    if not why:
+        return None
+    return (
+        f"econmt's GPU kernels are not used: {why}; its operations run as calls of PyTorch, with the same results and "
+        "more slowly"
+    )
 
 
 _ALLOCATION_FAILED = (

@@ -25,7 +25,7 @@ from econmt.data.progress_bars import Heartbeat, status_line
 from econmt.data.text.filters import left_out
 from econmt.data.text.subwords import fingerprint
 from econmt.engine.communicator import Communicator, jsonable
-from econmt.engine.devices import reproducible, resolve_device
+from econmt.engine.devices import reproducible, resolve_device, unused_kernels
 from econmt.engine.outside_memory import outside_meter
 from econmt.engine.threads import crowded, missing_library
 from econmt.errors import EconmtError, InputError, TrainingError
@@ -288,7 +288,7 @@ def make_trainer(context: RunContext) -> tuple[Trainer, list[str]]:
     if communicator.size > 1:  # measuring may have drawn random numbers on rank 0
         restore_random_states(communicator.on_rank_zero(random_states))
     notes.append(f"threads: {context.threads.number} ({context.threads.why})")
-    warnings = crowded(context.threads.number), missing_library()
+    warnings = crowded(context.threads.number), missing_library(), unused_kernels(context.device)
     notes += [f"warning: {line}" for line in warnings if line is not None]
     return trainer, [note for note in notes if note]
 

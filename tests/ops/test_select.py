@@ -120,7 +120,10 @@ def test_what_the_machine_cannot_run() -> None:
     # Where tensors only stand for those of a GPU, it is enough that the kernels are installed.
     with rules_only("cuda"):
         assert resolved("triton", available) == "triton"
-        assert resolved("auto", made(triton=Traits(has_kernels=True, needs="no_such_module"))) == "reference"
+        assert (
+            resolved("auto", made(triton=Traits(has_kernels=True, can_be_estimated=lambda: False)))
+            == "reference"
+        )
 
 
 def test_auto_recomputes_where_a_backward_pass_will_follow() -> None:

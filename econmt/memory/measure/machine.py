@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 import econmt
+from econmt_ops.dispatch.device_limits import VARIABLE, limits_of, played_text, real_limits
 from econmt_ops.dispatch.measurements import processor
 
 _SYSTEM = Path("/proc")
@@ -29,13 +30,15 @@ def describe_machine(device: str) -> dict[str, str]:
     }
     if device.startswith("cuda") and torch.cuda.is_available():
         description["GPU"] = torch.cuda.get_device_name(device)
+        if played_text():
+            description[VARIABLE] = played_text()
     return description
 
 
 def total_memory(device: torch.device) -> int:
     """Returns the bytes of memory of a GPU or of the machine; 0 if the system does not tell."""
     if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).total_memory)
+        return limits_of(device).memory
     if not hasattr(os, "sysconf"):
         return 0
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -44,7 +47,8 @@ def total_memory(device: torch.device) -> int:
 def free_memory(device: torch.device) -> int:
     """Returns the bytes that a process may still take: of the GPU, or of the machine without swapping."""
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
+        beyond = real_limits(device).memory - limits_of(device).memory  # of a smaller card that is played
+        return max(0, int(torch.cuda.mem_get_info(device)[0]) - beyond)
     try:
         text = (_SYSTEM / "meminfo").read_text(encoding="utf-8")
     except OSError:

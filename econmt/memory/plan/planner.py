@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import torch
 from rich.table import Table
 
 from econmt.data.batching.batch import AnyBatch, BatchShape
@@ -24,6 +25,7 @@ from econmt.memory.plan.peaks import PeakModel
 from econmt.model import Implementations
 from econmt.parallel.simulated_rank import ALONE, Rank
 from econmt.tasks.protocol import Shape, Task
+from econmt_ops.dispatch.device_limits import limits_of
 
 RESERVE = 0.03
 """Share of a budget that predictions must leave free, for their errors."""
@@ -294,7 +296,8 @@ def estimator(task: Task, device: str, precision: Precision, ranks: Sequence[Ran
     key = json.dumps([task.name, *task.sizes, *dumped, *others], sort_keys=True)
 
     def peak(setting: Implementations, shape: Shape, accumulating: bool) -> int:
-        conditions = key, device, precision.name, tuple(ranks), setting, shape, accumulating
+        limits = limits_of(torch.device(device))
+        conditions = key, device, limits, precision.name, tuple(ranks), setting, shape, accumulating
         if conditions not in _PEAKS:
             ledgers = [
                 estimate_step(

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import torch
 
 from econmt_ops.backends import c as native
+from econmt_ops.dispatch.device_limits import played_text
 
 MARGIN = 0.03
 """Share by which a candidate needs to be faster than the rule's candidate to replace it, so that noise does not decide.
@@ -132,7 +133,7 @@ def machine(device: torch.device) -> str:
     """Returns the key of a machine: library versions, processor or GPU, and number of threads."""
     parts = [f"torch {torch.__version__}", f"econmt_ops {sources()}"]
     if device.type == "cuda":
-        parts.append(torch.cuda.get_device_name(device))
+        parts += [torch.cuda.get_device_name(device), *filter(None, [played_text()])]
     else:
         parts += [processor(), f"{torch.get_num_threads()} threads"]
         parts += [] if native.is_built() else ["no C library"]

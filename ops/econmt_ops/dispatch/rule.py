@@ -165,7 +165,7 @@ def can_run(traits: Traits, device: str, dtype: torch.dtype) -> bool:
     if not traits.runs_on(device, dtype) or (MODE.captured and not traits.capturable):
         return False
     # An estimate for another device only traces the implementation.
-    return traits.is_installed if MODE.device is not None else traits.is_available()
+    return traits.can_be_estimated() if MODE.device is not None else traits.is_available()
 
 
 class CallRequest(NamedTuple):

@@ -73,7 +73,9 @@ def _check_named(problem: Problem, request: CallRequest) -> None:
     """Raises ValueError if the requested implementation does not exist or this machine cannot run it."""
     available, name = request.available, request.implementation
     named = available.get(name)
-    if named is not None and (named.traits.is_available() or (MODE.device and named.traits.is_installed)):
+    if named is not None and (
+        named.traits.is_available() or (MODE.device and named.traits.can_be_estimated())
+    ):
         return
     names = ", ".join(("auto", *(each.name for each in available.values() if each.traits.is_available())))
     reason = "unknown implementation" if named is None else "this machine cannot run the implementation"

@@ -57,8 +57,8 @@ class Traits:
             implementations.
         is_last: True if it is used only where no other can run, with or without gradients: a Python loop over many
             steps.
-        needs: Module that it imports and that may be missing; "" if there is none.
         is_available: Returns True if this machine can run it.
+        can_be_estimated: Returns True if the device of an estimate could run it, which this machine may not have.
         serves: Returns True if it supports a problem, by sizes (letters as in `Shapes`) and detail; not consulted if
             the call names the implementation.
         fake_implementation: Implementation of the op that allocates the same bytes, to trace instead of this one on
@@ -77,8 +77,8 @@ class Traits:
     warms_up: bool = False
     has_kernels: bool = False
     is_last: bool = False
-    needs: str = ""
     is_available: Callable[[], bool] = _always
+    can_be_estimated: Callable[[], bool] = _always
     serves: Callable[[Mapping[str, int], str], bool] = _always
     fake_implementation: str = ""
     costs: Mapping[str, Callable[..., Cost]] = field(default_factory=dict)
@@ -86,11 +86,6 @@ class Traits:
     def runs_on(self, device: str, dtype: torch.dtype) -> bool:
         """Returns True if it supports this device type and compute type."""
         return device in self.devices and dtype in self.dtypes
-
-    @property
-    def is_installed(self) -> bool:
-        """True if the module it needs is installed, even if the device is missing."""
-        return not self.needs or importlib.util.find_spec(self.needs) is not None
 
 
 class Implementation(NamedTuple):

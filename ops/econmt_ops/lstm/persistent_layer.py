@@ -23,6 +23,7 @@ from econmt_ops.core.alignment import widened
 from econmt_ops.core.chunks import outer, reaches
 from econmt_ops.core.lengths import padding_mask
 from econmt_ops.core.repeated import clean_rows
+from econmt_ops.dispatch.plans import Plans
 from econmt_ops.dispatch.registration import Gradients, Incoming
 from econmt_ops.lstm.direction import LSTMArguments, LSTMResults, empty_results
 from econmt_ops.lstm.persistent_operands import LayerOperands, LayerSettings, OperandMaker
@@ -390,9 +391,7 @@ class LayerPlan:
         return gradient
 
 
-_PLANS: dict[object, LayerPlan] = {}
-
-_MOST_PLANS = 4096
+_PLANS: Plans[LayerPlan] = Plans()
 
 
 def plan_of(settings: LayerSettings, tensors: LayerTensors, keep: bool) -> LayerPlan:
@@ -404,9 +403,8 @@ def plan_of(settings: LayerSettings, tensors: LayerTensors, keep: bool) -> Layer
     key = settings, shapes, types, inputs.device, state is None, lengths is None, keep
     plan = _PLANS.get(key)
     if plan is None:
-        if len(_PLANS) >= _MOST_PLANS:
-            _PLANS.clear()
-        plan = _PLANS[key] = LayerPlan(settings, tensors, keep)
+        plan = LayerPlan(settings, tensors, keep)
+        _PLANS.add(key, plan)
     return plan
 
 

@@ -19,6 +19,7 @@ from econmt_ops.core.precision import recurrent_tf32
 from econmt_ops.core.repeated import Inputs, UniqueRows, values_of
 from econmt_ops.core.stack import StackOptions, run_stack
 from econmt_ops.core.weights import AnyLSTMWeights, LSTMState, LSTMWeights
+from econmt_ops.dispatch.device_limits import limits_of
 from econmt_ops.lstm import recompute
 from econmt_ops.lstm.eager_layer import is_plain, run_layer
 from econmt_ops.lstm.persistent_layer import LayerTensors, plan_of
@@ -46,7 +47,7 @@ def products_type(inputs: Tensor) -> torch.dtype | None:
 
 def products_of(inputs: Inputs, layers: Sequence[AnyLSTMWeights]) -> torch.dtype | None:
     """Returns `products_type`, or None if no launch fits the device."""
-    from econmt_ops.backends.triton.persistent import limits_of, plan
+    from econmt_ops.backends.triton.persistent import plan
 
     values = values_of(inputs)
     products = products_type(values)

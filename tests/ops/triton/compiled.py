@@ -8,7 +8,20 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
+from econmt_ops.dispatch.device_limits import SHARED
 from tests.conftest import ROOT, econmt_environment
+
+CAPABILITIES = (80, 86, 89, 90, 120)
+"""Compute capabilities for which all kernels are compiled."""
+
+
+def assert_fits(capability: int, found: dict[str, Any], spilled: int = 0) -> None:
+    """Every kernel has room in a multiprocessor, and keeps at most that many bytes of registers in memory."""
+    most = SHARED[divmod(capability, 10)] << 10
+    for name, kernels in found.items():
+        for kernel in kernels:
+            assert kernel["shared"] <= most, (name, kernel)
+            assert kernel["stack"] <= spilled, (name, kernel)
 
 
 def compiled(module: str, capability: int, names: Iterable[str] = ()) -> dict[str, Any]:

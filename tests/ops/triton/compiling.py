@@ -28,6 +28,7 @@ from triton.runtime.jit import JITFunction
 
 from econmt_ops.backends.triton import cells
 from econmt_ops.backends.triton.attention import AttentionLauncher, KeyGradients
+from econmt_ops.dispatch.device_limits import playing
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 
@@ -57,7 +58,10 @@ def resources(kernel: Any) -> dict[str, Any]:
         file.write(kernel.asm["cubin"])
         file.flush()
         found = subprocess.run(
-            [CUOBJDUMP, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True
+            [CUOBJDUMP, "--dump-resource-usage", "--dump-sass", file.name],
+            capture_output=True,
+            text=True,
+            check=True,
         ).stdout
     usage = {name: int(value) for name, value in re.findall(r"(REG|STACK):(\d+)", found)}
     return {
@@ -65,10 +69,13 @@ def resources(kernel: Any) -> dict[str, Any]:
         "registers": usage["REG"],
         "stack": usage["STACK"],
         "shared": kernel.metadata.shared,
+        "wide products": len(re.findall(r"\bHGMMA\b", found)),
+        "products": len(re.findall(r"\bHMMA\b", found)),
+        "barriers between programs": len(re.findall(r"STRONG\.GPU", found)),
     }
 
 
-def calls() -> dict[str, Callable[[], None]]:
+def launches() -> dict[str, Callable[[], None]]:
     """Launches by name."""
     found: dict[str, Callable[[], None]] = {}
     for size in 512, 1024:
@@ -115,12 +122,13 @@ def report(calls: Mapping[str, Callable[[], object]]) -> None:
     capability, *names = sys.argv[1:]
     compiled = compile_only(int(capability))
     found = {}
-    for name in names or calls:
-        compiled.clear()
-        calls[name]()
-        found[name] = [resources(kernel) for kernel in compiled]
+    with playing(f"capability={capability[:-1]}.{capability[-1]}"):
+        for name in names or calls:
+            compiled.clear()
+            calls[name]()
+            found[name] = [resources(kernel) for kernel in compiled]
     print(json.dumps(found))
 
 
 if __name__ == "__main__":
-    report(calls())
+    report(launches())

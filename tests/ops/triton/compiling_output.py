@@ -1,4 +1,4 @@
-"""As compiling.py, for the kernels of the output layer, of dropout, look-ups, reversal and of cell states.
+"""As compiling.py, for the kernels of the output layer, of dropout, look-ups, reversal, of a layer and of searches.
 
 python -m tests.ops.triton.compiling_output CAPABILITY NAME...
 """
@@ -10,13 +10,17 @@ from collections.abc import Callable
 import torch
 
 from econmt_ops.backends.triton import (
+    beam,
     cross_entropy,
     embedding,
+    layer_kernels,
     persistent,
     random,
     reversal,
     sliced_cross_entropy,
 )
+from econmt_ops.dispatch.rule import rules_only
+from econmt_ops.lstm.persistent_operands import LayerSettings, OperandMaker
 from tests.ops.triton.compiling import report
 
 
@@ -45,7 +49,38 @@ def cell_states() -> None:
     persistent.walk_cells(sums, states[:, 0], states, torch.ones(5, dtype=torch.int64), (True,))
 
 
-def calls() -> dict[str, Callable[[], object]]:
+def layer(name: str) -> None:
+    """What a layer of 512 units in bfloat16 launches beside its walk, with float32 weights and lengths."""
+    values, workspace = torch.zeros(8, 16, 512), torch.zeros(4096, dtype=torch.int32)
+    with rules_only("cuda"):
+        if name == "operands":
+            bfloat16, shape = torch.bfloat16, torch.Size((8, 16, 500))
+            maker = OperandMaker(
+                LayerSettings(bfloat16, bfloat16, "gates", (False,), "auto"),
+                (shape, torch.float32),
+                (torch.float32,) * 4,
+                512,
+            )
+            weights = torch.zeros(2048, 500), torch.zeros(2048, 512), torch.zeros(2048), torch.zeros(2048)
+            maker(torch.zeros(shape), None, weights, (4096, 64), True, torch.ones(16, dtype=torch.int64))
+        elif name == "sums":
+            layer_kernels.column_sums(values.view(128, 512), torch.zeros(512), workspace, 0, 64)
+        else:
+            layer_kernels.largest(values, values[0], values[0], workspace, 0)
+
+
+def search() -> None:
+    """A step of a beam of five among 32,000 words, for three sentences."""
+    count, exact = torch.zeros(3, dtype=torch.int64), torch.zeros(3, 5, dtype=torch.float64)
+    places = torch.zeros(3, 5, dtype=torch.int64)
+    ended, grown = torch.zeros(3, 6, 2, dtype=torch.float64), torch.zeros(3, 20, 5, dtype=torch.int64)
+    beam.advance(
+        torch.zeros(15, 32_000), exact, count, count, count, exact[0], exact, ended, grown, places, places,
+        masked=(0, 1), end=2,
+    )  # fmt: skip
+
+
+def launches() -> dict[str, Callable[[], object]]:
     """Launches by name."""
     rows, lengths = torch.zeros(2, 16, 512, dtype=torch.bfloat16), torch.ones(2, dtype=torch.int64)
     seed = torch.zeros((), dtype=torch.int64)
@@ -61,9 +96,16 @@ def calls() -> dict[str, Callable[[], object]]:
         "dropout float32": lambda: random.dropout(rows.float(), seed, 1, 50_000, 1.25, True),
         "look-up": lambda: embedding.gradient(rows.float(), torch.zeros(2, 16, dtype=torch.int64), 32_000, 0),
         "cell states": cell_states,
+        "table": lambda: embedding.look_up(
+            rows.view(-1, 512), torch.zeros(2, 16, dtype=torch.int64), torch.bfloat16
+        ),
+        "operands": lambda: layer("operands"),
+        "sums": lambda: layer("sums"),
+        "largest": lambda: layer("largest"),
+        "search": search,
         "reversal": lambda: reversal.reverse(rows, lengths),
     }
 
 
 if __name__ == "__main__":
-    report(calls())
+    report(launches())

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -42,5 +43,10 @@ def call(dtype: torch.dtype, tiled: bool | None, again: bool, options: bool) -> 
     recurrence.backward(arguments, carries, block, values, tiled)
 
 
+def launches() -> dict[str, Callable[[], None]]:
+    """Launches by name."""
+    return {name: partial(call, *options) for name, options in calls().items()}
+
+
 if __name__ == "__main__":
-    report({name: partial(call, *options) for name, options in calls().items()})
+    report(launches())

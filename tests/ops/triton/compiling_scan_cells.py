@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -73,11 +74,14 @@ def in_chunks() -> None:
     scan_cells._chunks = chunks
 
 
+def launches() -> dict[str, Callable[[], None]]:
+    """Launches by name."""
+    return {
+        **{name: partial(call, *options) for name, options in calls().items()},
+        "gilr_lstm float32 chunks": in_chunks,
+        **{name: partial(step, name) for name in STEPS},
+    }
+
+
 if __name__ == "__main__":
-    report(
-        {
-            **{name: partial(call, *options) for name, options in calls().items()},
-            "gilr_lstm float32 chunks": in_chunks,
-            **{name: partial(step, name) for name in STEPS},
-        }
-    )
+    report(launches())

@@ -8,16 +8,21 @@ import pytest
 import torch
 import triton
 
-from econmt_ops.backends.triton.persistent import Limits, Partition, _launches, candidates, limits_of, plan
+from econmt_ops.backends.triton.persistent import Partition, _launches, candidates, plan
+from econmt_ops.dispatch.device_limits import H200, DeviceLimits, limits_of, playing
 
-H200 = Limits(132, 232_448)
+A100 = DeviceLimits(108, 166_912, (8, 0), 40 << 30)
+RTX_3090 = DeviceLimits(82, 101_376, (8, 6), 24 << 30)
 DEVICES = {
     "H200": H200,
-    "A100": Limits(108, 166_912),
-    "RTX 3090": Limits(82, 101_376),
-    "a seventh of an H200": Limits(16, 232_448),
-    "a seventh of an A100": Limits(14, 166_912),
-    "RTX 3050": Limits(16, 101_376),
+    "A100": A100,
+    "RTX 3090": RTX_3090,
+    "a seventh of an H200": H200._replace(multiprocessors=16),
+    "a seventh of an A100": A100._replace(multiprocessors=14),
+    "RTX 3050": RTX_3090._replace(multiprocessors=20),
+    "RTX 4060": RTX_3090._replace(multiprocessors=24, capability=(8, 9)),
+    "RTX 5070": RTX_3090._replace(multiprocessors=48, capability=(12, 0)),
+    "RTX 5090": RTX_3090._replace(multiprocessors=170, capability=(12, 0)),
 }
 
 
@@ -41,7 +46,7 @@ def test_partitions_are_resident_at_once_and_serve_every_row(device: str, back: 
             parts = found.parts(hidden)
             served = set()
             for programs, first_direction, first_group, groups in _launches(found, directions, batch, hidden):
-                assert programs <= limits.processors
+                assert programs <= limits.multiprocessors
                 assert programs % (parts * groups) == 0
                 for direction in range(programs // (parts * groups)):
                     new = {(first_direction + direction, first_group + group) for group in range(groups)}
@@ -106,5 +111,40 @@ def test_launches_in_turn_where_not_all_rows_fit() -> None:
     assert list(_launches(partition, 2, 64, 512)) == [(128, 0, 0, 4), (128, 1, 0, 4)]
 
 
-def test_without_a_gpu_limits_are_those_of_an_h200() -> None:
+@pytest.mark.parametrize(
+    ("multiprocessors", "largest"),
+    [(20, 320), (24, 384), (28, 448), (34, 512), (46, 704), (60, 704), (170, 704)],
+)
+def test_the_largest_layers_of_small_cards(multiprocessors: int, largest: int) -> None:
+    """Of layers with 32 rows; larger ones run step by step."""
+    limits = RTX_3090._replace(multiprocessors=multiprocessors)
+    served = [
+        hidden
+        for hidden in range(64, 1025, 64)
+        if all(plan(32, hidden, torch.bfloat16, limits, back=back) for back in (False, True))
+    ]
+    assert max(served) == largest
+    assert served == list(range(64, largest + 1, 64))
+
+
+def test_walks_that_would_take_longer_than_single_steps_are_not_divided() -> None:
+    """384 rows of 512 units need a launch for every 32 of them on a card with 34 multiprocessors."""
+    limits = RTX_3090._replace(multiprocessors=34)
+    assert plan(32, 512, torch.bfloat16, limits, back=False) is not None
+    assert plan(384, 512, torch.bfloat16, limits, back=False) is None
+
+
+def test_programs_of_other_tensor_cores_do_not_split_products_and_take_all_registers() -> None:
+    for limits in (RTX_3090, A100, DEVICES["RTX 5070"]):
+        for back in (False, True):
+            for each in candidates(256, torch.bfloat16, limits, back=back):
+                assert each.split == 1
+                assert each.registers == 255
+                assert each.chunks(1024 if back else 256) == 1 or each.chunk >= 64
+    assert {each.registers for each in candidates(256, torch.bfloat16, H200, back=True)} == {None}
+
+
+def test_without_a_gpu_limits_are_those_of_an_h200_or_of_the_card_that_is_played() -> None:
     assert limits_of(torch.device("cpu")) == H200
+    with playing("multiprocessors=24"):
+        assert limits_of(torch.device("cpu")) == H200._replace(multiprocessors=24)

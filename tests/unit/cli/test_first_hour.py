@@ -8,6 +8,7 @@ import io
 import json
 import re
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -22,8 +23,10 @@ from econmt.cli.next_steps import commands_for
 from econmt.config.recipe import Recipe, read_recipe
 from econmt.config.suggestions import FOREIGN, meant_keys
 from econmt.config.yaml_reader import walk
+from econmt.engine.devices import unused_kernels
 from econmt.training import run as run_module
 from econmt.training.run import run_recipe
+from econmt_ops.dispatch import device_limits
 from tests.conftest import ROOT
 from tests.unit.cli.conftest import Call
 from tests.unit.training.tiny import Run, metrics
@@ -210,6 +213,90 @@ def test_doctor_tells_why_a_gpu_is_not_used(
     reason = "built without CUDA; install a build with CUDA" if cuda is None else "older than CUDA 12.8"
     assert "x86_64 Kernel Module 470.1" in out
     assert reason in out
+
+
+@pytest.mark.parametrize(
+    ("module", "text"),
+    [
+        (
+            "mps",
+            "GPU Apple's, which torch calls mps econmt does not use Apple's GPUs; training and translating run on ",
+        ),
+        (
+            "xpu",
+            "GPU Intel's, which torch calls xpu econmt does not use Intel's GPUs; training and translating run on ",
+        ),
+    ],
+)
+def test_doctor_on_gpus_that_are_not_used(
+    call: Call, monkeypatch: pytest.MonkeyPatch, module: str, text: str
+) -> None:
+    import torch
+
+    owner = torch.backends.mps if module == "mps" else torch.xpu
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(owner, "is_available", lambda: True)
+    assert text in " ".join(call("doctor").out.split())
+
+
+def _play_gpu(monkeypatch: pytest.MonkeyPatch, name: str, capability: tuple[int, int]) -> None:
+    import torch
+
+    properties = SimpleNamespace(
+        name=name, total_memory=12 << 30, major=capability[0], minor=capability[1], multi_processor_count=30
+    )
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+
+
+@pytest.mark.usefixtures("_gpu_unknown_before")
+def test_doctor_on_a_gpu_of_amd(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    _play_gpu(monkeypatch, "AMD Radeon RX 7900 XT", (11, 0))
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    monkeypatch.setattr(torch.version, "cuda", None)
+    out = " ".join(call("doctor").out.split())
+    assert "built for ROCm 6.4" in out
+    assert (
+        "note GPU AMD Radeon RX 7900 XT, 13 GB AMD's GPUs run PyTorch's operations, with the same results"
+        in out
+    )
+    assert "ok driver that of ROCm ok C library" in out
+    assert "ok Triton not used on AMD's GPUs" in out
+    warning = unused_kernels(torch.device("cuda", 0))
+    assert warning is not None
+    assert (
+        "they are made for NVIDIA's GPUs and are not tested with ROCm; its operations run as calls of"
+        in warning
+    )
+    assert unused_kernels(torch.device("cpu")) is None
+
+
+@pytest.mark.usefixtures("_gpu_unknown_before")
+@pytest.mark.parametrize("capability", [(7, 5), (8, 6)])
+def test_doctor_on_a_gpu_before_ampere(
+    call: Call, monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int]
+) -> None:
+    import torch
+
+    _play_gpu(monkeypatch, "NVIDIA GeForce RTX", capability)
+    out = " ".join(call("doctor").out.split())
+    warning = unused_kernels(torch.device("cuda", 0))
+    why = "econmt's GPU kernels are not used: they need compute capability 8.0, and this GPU has 7.5; "
+    assert (why + "the GPU runs PyTorch's operations, with the same results and more slowly" in out) == (
+        capability == (7, 5)
+    )
+    assert (warning or "").startswith(why) == (capability == (7, 5)) == (warning is not None)
+
+
+@pytest.fixture
+def _gpu_unknown_before() -> Iterator[None]:
+    device_limits._of_gpu.cache_clear()
+    yield
+    device_limits._of_gpu.cache_clear()
 
 
 def test_the_doctor_knows_the_extras_and_packages_of_the_project() -> None:

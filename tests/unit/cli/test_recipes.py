@@ -122,4 +122,8 @@ def test_the_iwslt_recipe_is_the_model_of_the_paper() -> None:
     assert (training.optimizer.name, training.optimizer.learning_rate) == ("adam", 3e-4)
     assert training.early_stopping.metric == "bleu"
     assert training.early_stopping.max_num_checkpoint_not_improved == 5
-    assert recipe.data.subwords.model_dump() == {"type": "words", "source": 17191, "target": 7709}
+    assert recipe.data.subwords.model_dump(exclude_defaults=True) == {
+        "type": "words",
+        "source": 17191,
+        "target": 7709,
+    }

@@ -17,12 +17,13 @@ from econmt.engine.precision import NAMED
 from econmt.memory import profiling
 from econmt.memory.estimate.techniques import Technique, estimate, techniques
 from econmt.memory.measure.ledger import Ledger
-from econmt.memory.measure.machine import describe_machine, free_memory
+from econmt.memory.measure.machine import describe_machine, free_memory, total_memory
 from econmt.memory.profiling import Failures, Step, affordable_rows, profile, rows_that_fit
 from econmt.model import Implementations
 from econmt.parallel.simulated_rank import ALONE
 from econmt.tasks.protocol import Shape
 from econmt.tasks.translation import TranslationTask
+from econmt_ops.dispatch.device_limits import H200, playing
 from econmt_ops.dispatch.measurements import processor
 from econmt_ops.dispatch.rule import rules_only
 from econmt_ops.dispatch.traits import implementations_of
@@ -301,6 +302,17 @@ def test_the_machine_is_described() -> None:
     assert found["threads"] == str(torch.get_num_threads())
     assert found["processor"] == processor() != ""
     assert 1 << 20 < free_memory(CPU) < 1 << 50
+
+
+def test_memory_of_a_card_that_is_played(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has as many bytes less free as in all."""
+    gpu = torch.device("cuda", 0)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (H200.memory - (3 << 30), H200.memory))
+    assert (total_memory(gpu), free_memory(gpu)) == (H200.memory, H200.memory - (3 << 30))
+    with playing("memory=8GiB"):
+        assert (total_memory(gpu), free_memory(gpu)) == (8 << 30, 5 << 30)
+    with playing("memory=2GiB"):
+        assert free_memory(gpu) == 0
 
 
 @pytest.mark.cuda

@@ -33,6 +33,7 @@ from econmt.training.results import make_results
 from econmt.training.run import run_recipe
 from econmt.training.trainer import Trainer
 from econmt.training.validation import Watch, validate
+from econmt_ops.dispatch.device_limits import H200, playing
 from tests.unit.training.test_trainer import batch_of, gradients
 from tests.unit.training.tiny import Run, metrics, snapshot, watch_losses
 
@@ -578,7 +579,8 @@ def test_the_limit_of_a_gpu_names_it_by_its_number(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, name: str, index: int
 ) -> None:
     limits: list[tuple[float, object]] = []
-    monkeypatch.setattr("econmt.training.budget.total_memory", lambda _: 4 << 30)
+    real = H200._replace(memory=4 << 30)
+    monkeypatch.setattr("econmt.training.budget.real_limits", lambda _: real)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *limit: limits.append(limit))
     budget = make_run(BUDGET).trainer().budget
@@ -589,6 +591,11 @@ def test_the_limit_of_a_gpu_names_it_by_its_number(
     with pytest.raises(KeyboardInterrupt), budget.enforced():
         raise KeyboardInterrupt
     assert limits[2:] == limits[:2]
+    budget.plan = None
+    with budget.enforced():
+        assert not limits[4:]
+    with playing(f"memory={1 << 31}"), budget.enforced():
+        assert limits[4:] == [(0.5, index)]
 
 
 @pytest.mark.cuda

@@ -28,6 +28,7 @@ from econmt.training.end_of_run import Pace, end_reason, seconds_left, share_don
 from econmt.training.interrupts import Interrupts
 from econmt.training.progress import Figures, Progress, duration, perplexity
 from econmt.training.update_metrics import MetricsQueue
+from econmt_ops.dispatch.device_limits import VARIABLE, _of_environment
 
 CPU = torch.device("cpu")
 
@@ -123,13 +124,25 @@ def test_the_first_signal_is_remembered_and_the_second_leaves_at_once() -> None:
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
 
 
+def test_wrong_limits_of_a_card_that_is_played(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "multiprocessors=many")
+    _of_environment.cache_clear()
+    with pytest.raises(InputError, match=f"{VARIABLE}: 'multiprocessors=many' is no limit; give some of "):
+        resolve_device("auto")
+
+
 def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert resolve_device("auto") == resolve_device("cpu") == CPU
     with pytest.raises(InputError, match="device 'tpu': unknown; use auto, cpu, cuda or cuda:N"):
         resolve_device("tpu")
-    with pytest.raises(InputError, match="device 'mps': unknown"):
-        resolve_device("mps")
+    for name, remedy in {
+        "mps": "econmt does not use Apple's GPUs; use device cpu or auto",
+        "xpu:0": "econmt does not use Intel's GPUs; use device cpu or auto",
+        "rocm": "PyTorch's builds for ROCm call AMD's GPUs cuda; use device cuda or auto",
+    }.items():
+        with pytest.raises(InputError, match=f"device '{name}': {remedy}"):
+            resolve_device(name)
     with pytest.raises(InputError, match="device 'cuda:1': torch sees no GPU here"):
         resolve_device("cuda:1")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

@@ -15,8 +15,12 @@ from typing import Any
 
 import torch
 
+from econmt_ops.dispatch.device_limits import limits_of, real_limits
+
 _FOLDER = Path(__file__).parent
-_ARCHITECTURE = "sm_90a"
+_CAPABILITY = (7, 5)
+"""Lowest compute capability for which the kernels are compiled in tests."""
+_HOPPER = (9, 0)
 _COOPERATIVE, _CLUSTER = 2, 4
 """CUlaunchAttributeID of cooperative launches and of the size of clusters."""
 _MOST_SHARED = 8
@@ -57,15 +61,21 @@ def _driver() -> ctypes.CDLL:
     return ctypes.CDLL("libcuda.so.1")
 
 
-@functools.cache
 def is_available(device: torch.device) -> bool:
-    """Returns True if the kernels run on a device: a Hopper GPU, where NVRTC and the driver can be loaded."""
-    if (
-        device.type != "cuda"
-        or torch.version.cuda is None
-        or torch.cuda.get_device_capability(device) != (9, 0)
-    ):
+    """Returns True if kernels can be compiled for a device and launched on it."""
+    if device.type != "cuda" or torch.version.cuda is None or not torch.cuda.is_available():
         return False
+    return real_limits(device).capability >= _CAPABILITY and _can_be_loaded()
+
+
+def is_hopper(device: torch.device) -> bool:
+    """Returns True if `is_available` and the device has the instructions of Hopper GPUs."""
+    return is_available(device) and limits_of(device).capability == real_limits(device).capability == _HOPPER
+
+
+@functools.cache
+def _can_be_loaded() -> bool:
+    """Returns True if NVRTC and the driver can be loaded."""
     try:
         _nvrtc()
         _driver()
@@ -81,12 +91,18 @@ def _check(code: int, call: str) -> None:
         raise RuntimeError(f"{call}: {(text.value or b'unknown error').decode()} ({code})")
 
 
-def compiled(source: str, macros: Mapping[str, int]) -> bytes:
+def architecture(capability: tuple[int, int]) -> str:
+    """Returns the compiler's name of GPUs of a compute capability."""
+    return f"sm_{capability[0]}{capability[1]}{'a' if capability == _HOPPER else ''}"
+
+
+def compiled(source: str, macros: Mapping[str, int], capability: tuple[int, int] | None = None) -> bytes:
     """Compiles a source of this folder.
 
     Args:
         source: its file name.
         macros: compile-time parameters by name.
+        capability: compute capability to compile for; None: that of the current device.
 
     Returns:
         The machine code.
@@ -107,7 +123,8 @@ def compiled(source: str, macros: Mapping[str, int]) -> bytes:
     )
     if made:
         raise RuntimeError(f"nvrtcCreateProgram failed ({made})")
-    options = [f"--gpu-architecture={_ARCHITECTURE}", "--std=c++17"]
+    chosen = architecture(capability or torch.cuda.get_device_capability())
+    options = [f"--gpu-architecture={chosen}", "--std=c++17"]
     options += [f"-D{name}={value}" for name, value in macros.items()]
     failed = nvrtc.nvrtcCompileProgram(
         program, len(options), (ctypes.c_char_p * len(options))(*map(str.encode, options))

@@ -12,14 +12,15 @@ from typing import Any
 
 import torch
 
+from econmt_ops.dispatch.device_limits import limits_of, real_limits
 from econmt_ops.dispatch.rule import MODE
 from econmt_ops.dispatch.traits import Traits
 
 _RELEASE = (3, 6)
 """Lowest version of Triton that the kernels are tested with."""
 
-_CAPABILITY = (8, 0)
-"""Lowest CUDA compute capability: Ampere, the first with bfloat16."""
+CAPABILITY = (8, 0)
+"""Lowest CUDA compute capability: Ampere, the first with bfloat16 and asynchronous copies to shared memory."""
 
 _TYPES = frozenset({torch.bfloat16, torch.float16, torch.float32})
 """Types that the kernels support."""
@@ -48,21 +49,39 @@ def _is_installed() -> bool:
 _INSTALLED = _is_installed()
 
 
+def why_unused() -> str:
+    """Returns the reason why the kernels are not used on a GPU, in a few words; "" if they are.
+
+    The GPU is the current one, or that of `econmt_ops.dispatch.device_limits` where there is none.
+    """
+    if torch.version.hip is not None:
+        return "they are made for NVIDIA's GPUs and are not tested with ROCm"
+    if not _INSTALLED:
+        return f"they need Triton {_RELEASE[0]}.{_RELEASE[1]} or newer"
+    gpu = torch.device("cuda")
+    capability = min(limits_of(gpu).capability, real_limits(gpu).capability)
+    if capability < CAPABILITY:
+        least, own = (".".join(map(str, each)) for each in (CAPABILITY, capability))
+        return f"they need compute capability {least}, and this GPU has {own}"
+    return ""
+
+
 def is_available() -> bool:
     """Returns True if the kernels can run: on a CUDA device of capability 8.0 or higher, or in the interpreter."""
-    if not _INSTALLED:
-        return False
     if interpreted():
-        return True
-    if torch.version.hip is not None or not torch.cuda.is_available():
-        return False
-    return torch.cuda.get_device_capability() >= _CAPABILITY
+        return _INSTALLED
+    return torch.cuda.is_available() and not why_unused()
+
+
+def can_be_estimated() -> bool:
+    """Returns True if the kernels would run on the GPU of an estimate, which this machine may not have."""
+    return not why_unused()
 
 
 def runs_on(device: torch.device) -> bool:
     """Returns True if the kernels run on a device, or on its target device while memory is estimated."""
     if MODE.device is not None and MODE.device != device.type:
-        return MODE.device == "cuda" and _INSTALLED
+        return MODE.device == "cuda" and can_be_estimated()
     return device.type == ("cpu" if interpreted() else "cuda") and is_available()
 
 
@@ -74,4 +93,5 @@ def serves(tensor: torch.Tensor) -> bool:
 def with_kernels(traits: Traits, **others: Any) -> Traits:
     """Returns the traits of an implementation when it uses this package's kernels; ``others`` override more fields."""
     own: dict[str, Any] = {"devices": frozenset({"cuda"}), "dtypes": _TYPES, "has_kernels": True}
-    return replace(traits, **(own | {"needs": "triton", "is_available": is_available} | others))
+    own |= {"is_available": is_available, "can_be_estimated": can_be_estimated}
+    return replace(traits, **(own | others))

@@ -18,40 +18,27 @@ from econmt_ops.backends.triton import MOST_UNITS, interpreted
 from econmt_ops.backends.triton.exchange import COUNTER_STRIDE
 from econmt_ops.backends.triton.launching import Launch, launch_of
 from econmt_ops.backends.triton.persistent_kernels import lstm_backward, lstm_cells, lstm_forward
+from econmt_ops.dispatch.device_limits import DeviceLimits, limits_of
 
-
-class Limits(NamedTuple):
-    """Resources of a device for a launch whose programs are all resident at once.
-
-    Attributes:
-        processors: number of multiprocessors, each of which can hold one program.
-        shared: bytes of shared memory that a program may use.
-    """
-
-    processors: int
-    shared: int
-
-
-_H200 = Limits(132, 232_448)
 _WORTH_LEAVING_OUT = 0.8
 """Fraction of existing rows in a tile up to which the other rows are masked. On an H200, for both passes of 70 steps:
 with 40 of 64 rows (H 1024) loading all takes 10 % longer; masking one of 16 (H 256, H 512) took 8 % longer."""
 _REGISTERS = 512
 """Bytes of registers per thread for loads in flight."""
-
-
-@functools.cache
-def _limits(device: int) -> Limits:
-    properties = torch.cuda.get_device_properties(device)
-    shared: int = properties.shared_memory_per_block_optin  # type: ignore[attr-defined] # torch's types lack it
-    return Limits(properties.multi_processor_count, shared)
-
-
-def limits_of(device: torch.device) -> Limits:
-    """Returns the limits of a device; those of an H200 without a GPU, as in estimates and in the interpreter."""
-    if device.type != "cuda" or not torch.cuda.is_available():
-        return _H200
-    return _limits(torch.cuda.current_device() if device.index is None else device.index)
+_ALL_REGISTERS = 1 << 16
+"""Registers of a multiprocessor."""
+_WIDE = (9, 10)
+"""Major compute capabilities whose tensor cores take 64 rows for four warps, from shared memory."""
+_FRAGMENTS = 4096
+"""Values of an operand that a warp of other devices may hold whole; it does so if a product has several chunks."""
+_MULTIPLIED = {(8, 0): 1.44e6}
+_MULTIPLIED_ELSEWHERE = 0.435e6
+"""Multiplications and additions of a multiprocessor of these devices in a microsecond, with sums in float32: of an A100
+1,024 a clock at 1.41 GHz, of the RTX 30, 40 and 50 series 256 a clock at 1.7 GHz."""
+_LAUNCHES = 7.0
+_OF_RATE = 0.5
+"""Microseconds of a small product and of a cell's kernel in a CUDA graph, as on an H200; and the part of the rate above
+that products of a few rows reach."""
 
 
 class Partition(NamedTuple):
@@ -66,6 +53,7 @@ class Partition(NamedTuple):
         rows_first: True if the rows of the batch, not the units, are the rows of the product.
         ahead: chunks that are prefetched while one is multiplied.
         team: programs that split the sum among themselves, each for the units of all; only backward.
+        registers: registers of a thread, where the compiler would save some for a second program; None: it decides.
     """
 
     units: int
@@ -77,6 +65,7 @@ class Partition(NamedTuple):
     rows_first: bool = False
     ahead: int = 1
     team: int = 1
+    registers: int | None = None
 
     def groups(self, batch: int) -> int:
         """Returns the number of groups into which the rows of a batch are divided."""
@@ -107,7 +96,7 @@ class Partition(NamedTuple):
         chunks = self.chunks(terms)
         weights = self.split * self.team * outputs * self.chunk * chunks
         tiles = self.split * self.rows * self.chunk * min(self.ahead + 1, chunks)
-        return (weights + tiles) * itemsize
+        return max((weights + tiles) * itemsize, weights * itemsize + 4 * self.team * outputs * self.rows)
 
 
 @functools.cache
@@ -115,7 +104,7 @@ def plan(
     batch: int,
     hidden: int,
     products: torch.dtype,
-    limits: Limits,
+    limits: DeviceLimits,
     *,
     back: bool,
     directions: int = 1,
@@ -130,19 +119,32 @@ def plan(
         back: True for the backward pass.
         directions: D.
         together: True if all directions have to share a launch, False if none may; None: whichever is faster.
+
+    None fits, too, where launches in turn would take longer than steps that are launched one by one.
     """
     best: tuple[float, Partition] | None = None
     for candidate in candidates(hidden, products, limits, back=back):
         count = candidate.parts(hidden) * candidate.groups(batch) * directions
-        if together and directions > 1 and count > limits.processors:
+        if together and directions > 1 and count > limits.multiprocessors:
             continue
         if together is False:
-            candidate = candidate._replace(programs=min(limits.processors, count // directions))
+            candidate = candidate._replace(programs=min(limits.multiprocessors, count // directions))
         step = _step_cost(candidate, batch, hidden, products.itemsize, back)
+        step += _product_cost(candidate, hidden, limits, back)
         cost = candidate.launches(directions, batch, hidden) * step
         if best is None or cost < best[0]:
             best = cost, candidate
-    return None if best is None else best[1]
+    if best is None or best[0] > _most_cost(batch, hidden, limits, directions):
+        return None
+    return best[1]
+
+
+def _most_cost(batch: int, hidden: int, limits: DeviceLimits, directions: int) -> float:
+    """Returns the microseconds of a step that is launched by itself, where `_step_cost` can be compared with it."""
+    if limits.capability[0] in _WIDE:
+        return float("inf")
+    rate = _MULTIPLIED.get(limits.capability, _MULTIPLIED_ELSEWHERE) * limits.multiprocessors
+    return directions * (_LAUNCHES + 4 * batch * hidden**2 / (_OF_RATE * rate))
 
 
 def partition_of(
@@ -165,7 +167,9 @@ def partition_of(
     return partition
 
 
-def candidates(hidden: int, products: torch.dtype, limits: Limits, *, back: bool) -> Iterator[Partition]:
+def candidates(
+    hidden: int, products: torch.dtype, limits: DeviceLimits, *, back: bool
+) -> Iterator[Partition]:
     """Yields all partitions that fit a device."""
     if hidden > MOST_UNITS:
         return
@@ -174,14 +178,25 @@ def candidates(hidden: int, products: torch.dtype, limits: Limits, *, back: bool
     for units, rows, team in itertools.product((16, 32), rows_of_programs, teams):
         if units >= 2 * max(16, hidden) or (team > 1 and hidden < team * units):
             continue
-        for warps, split, rows_first in _shapes(hidden, units, rows, team, back):
-            shape = Partition(units, rows, warps, 0, limits.processors, split, rows_first, team=team)
+        shapes = _wide_shapes if limits.capability[0] in _WIDE else _narrow_shapes
+        for warps, split, rows_first in shapes(hidden, units, rows, team, back):
+            shape = Partition(units, rows, warps, 0, limits.multiprocessors, split, rows_first, team=team)
+            if limits.capability[0] not in _WIDE:
+                shape = shape._replace(registers=min(255, _ALL_REGISTERS // (32 * warps)))
             found = _with_chunk(shape, hidden, products, limits, back)
-            if found is not None and found.parts(hidden) <= limits.processors:
+            if found is not None and found.parts(hidden) <= limits.multiprocessors:
                 yield found
 
 
-def _shapes(hidden: int, units: int, rows: int, team: int, back: bool) -> Iterator[tuple[int, int, bool]]:
+def _narrow_shapes(_: int, units: int, rows: int, team: int, back: bool) -> Iterator[tuple[int, int, bool]]:
+    """Yields warps, split and orientation for tensor cores that take 16 rows a warp; a split would be wasted there."""
+    if rows * units <= (1024 if back else 2048):
+        yield 4 if rows * units <= 256 else 8, 1, back and rows >= 32 and rows > team * units
+
+
+def _wide_shapes(
+    hidden: int, units: int, rows: int, team: int, back: bool
+) -> Iterator[tuple[int, int, bool]]:
     """Yields warps, split and orientation of products; among partitions of equal cost, the first is better.
 
     Tensor cores take 64 rows for four warps, so a product is split into as many parts as fill them. Eight warps, which
@@ -198,17 +213,24 @@ def _shapes(hidden: int, units: int, rows: int, team: int, back: bool) -> Iterat
 
 
 def _with_chunk(
-    partition: Partition, hidden: int, products: torch.dtype, limits: Limits, back: bool
+    partition: Partition, hidden: int, products: torch.dtype, limits: DeviceLimits, back: bool
 ) -> Partition | None:
     """Returns the partition with the largest chunk that fits shared memory and registers; None if none does."""
     terms, outputs = (4 * hidden, partition.units) if back else (hidden, 4 * partition.units)
     part = max(16, triton.next_power_of_2(triton.cdiv(terms // partition.team, partition.split)))
-    across = partition.split * (partition.rows if partition.rows_first else partition.team * outputs)
+    sides = partition.split * partition.rows, partition.split * partition.team * outputs
+    across, other = sides if partition.rows_first else sides[::-1]
+    is_wide = limits.capability[0] in _WIDE
     for chunk in (part >> shift for shift in range(7)):
         found = partition._replace(chunk=chunk)
         chunks = found.chunks(terms)
-        if chunk < 16 or (chunks > 1 and across < 16 * found.warps):
-            return None  # Triton distributes chained products over all warps, even if only half of them have rows
+        if chunk < 16:
+            return None
+        # Triton distributes chained products over all warps, even if only half of them have rows.
+        if chunks > 1 and is_wide and across < 16 * found.warps:
+            return None
+        if chunks > 1 and not is_wide and (chunk < 64 or other * chunk > _FRAGMENTS):
+            continue
         tile = found.split * found.rows * chunk * products.itemsize
         fits = found.shared(terms, outputs, products.itemsize) <= limits.shared
         if fits and tile * min(found.ahead + 1, chunks) <= _REGISTERS * 32 * found.warps:
@@ -224,6 +246,20 @@ def _step_cost(partition: Partition, batch: int, hidden: int, itemsize: int, bac
     if partition.team > 1:
         cost += 1.2 + 0.0225 * 2 * partition.rows * partition.team * partition.units * 4 / 1024
     return cost
+
+
+def _product_cost(partition: Partition, hidden: int, limits: DeviceLimits, back: bool) -> float:
+    """Returns the microseconds of a step's product in a program, where `_step_cost` does not contain them."""
+    rate = _MULTIPLIED.get(limits.capability, _MULTIPLIED_ELSEWHERE)
+    if limits.capability[0] in _WIDE:
+        return 0.0
+    terms, outputs = (4 * hidden // partition.team, partition.team * partition.units)
+    if not back:
+        terms, outputs = hidden, 4 * partition.units
+    across, other = (partition.rows, outputs) if partition.rows_first else (outputs, partition.rows)
+    if partition.chunks(4 * hidden if back else hidden) > 1:
+        across = max(across, 16 * partition.warps)
+    return across * other * terms / rate
 
 
 def _launches(
@@ -284,6 +320,7 @@ def _constants(
         "UP": products == torch.bfloat16 and not waits,
         "WAIT": waits,
         "num_warps": partition.warps,
+        "maxnreg": partition.registers,
         "num_stages": 1,
         **({"launch_cooperative_grid": True} if waits else {}),
     }

@@ -5,7 +5,6 @@ The kernels of `recurrence_gluon` are faster; those of `recurrence_kernels` take
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from econmt_ops.backends.triton import interpreted, recurrence_gluon
 from econmt_ops.backends.triton.recurrence_kernels import recurrence_backward, recurrence_forward
 from econmt_ops.core.chunks import rows_of
 from econmt_ops.core.precision import accumulate_dtype
+from econmt_ops.dispatch.device_limits import limits_of
 from econmt_ops.linear_recurrence.scan import RecurrenceArguments
 
 _LINE = 128
@@ -40,12 +40,6 @@ RADIX = 16
 """Tiles of a group, and groups after which a state is published."""
 
 
-@functools.cache
-def multiprocessors(index: int) -> int:
-    """Returns the number of multiprocessors of a device."""
-    return torch.cuda.get_device_properties(index).multi_processor_count
-
-
 class TileCut:
     """Division of a call into programs.
 
@@ -64,7 +58,7 @@ class TileCut:
         self.count = triton.cdiv(steps, block)
         self.groups = rows * triton.cdiv(hidden, self.units)
         self.tiled = tiled if tiled is not None else self._fills_better_tiled(like)
-        few = like.is_cuda and self.groups < _MANY * multiprocessors(like.device.index or 0)
+        few = like.is_cuda and self.groups < _MANY * limits_of(like.device).multiprocessors
         # One unit per thread: in tiles there are no registers for two, and few warps should not handle two units per
         # thread.
         if self.tiled or few:
@@ -75,7 +69,7 @@ class TileCut:
     def _fills_better_tiled(self, like: Tensor) -> bool:
         if self.count == 1 or not like.is_cuda:
             return self.count > 1
-        return self.groups < _FULL * multiprocessors(like.device.index or 0)
+        return self.groups < _FULL * limits_of(like.device).multiprocessors
 
     @property
     def grid(self) -> tuple[int]:

@@ -29,10 +29,10 @@ from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
-from triton.runtime.driver import driver
 
 from econmt_ops.backends.triton import interpreted, recurrence_kernels
 from econmt_ops.backends.triton.exchange import SPINS as _SPINS
+from econmt_ops.dispatch.device_limits import limits_of
 from econmt_ops.linear_recurrence.scan import RecurrenceArguments
 
 _EMPTY = gl.constexpr(-1)
@@ -315,10 +315,10 @@ WARPS = 4
 """Warps of a program."""
 
 SPAN = 64
-"""Steps of a warp, at most; half as many on devices that are not in _LARGE."""
+"""Steps of a warp, at most; half as many on devices with less shared memory than _LARGE."""
 
-_LARGE = (80, 87, 90, 100, 103)
-"""Compute capabilities with at least 160 KB of shared memory a multiprocessor; others have 100 KB."""
+_LARGE = 160 << 10
+"""Bytes of shared memory of a program in which tiles of 4 x 64 steps leave room for a second program."""
 
 RADIX = 8
 """Tiles of a group, and groups of a block."""
@@ -374,7 +374,7 @@ def plan(like: Tensor) -> TilePlan:
     """Divides (B, T, H) into programs."""
     rows, steps, hidden = like.shape
     units = _LINE // like.dtype.itemsize
-    most = SPAN if driver.active.get_current_target().arch in _LARGE else SPAN // 2
+    most = SPAN if limits_of(like.device).shared >= _LARGE else SPAN // 2
     span = max(_UNROLL.value, min(most, triton.next_power_of_2(-(-steps // WARPS))))
     return TilePlan(units, rows * hidden // units, span, -(-steps // (span * WARPS)))
 

@@ -27,6 +27,7 @@ from econmt_ops.backends.triton import recurrence
 from econmt_ops.backends.triton.pointwise import sigmoid, tanh
 from econmt_ops.cells.scan import ScanInputs
 from econmt_ops.core.chunks import rows_of
+from econmt_ops.dispatch.device_limits import limits_of
 from econmt_ops.linear_recurrence.scan import RecurrenceArguments
 
 _UNITS = 32
@@ -374,7 +375,7 @@ def _chunks(batch: int, steps: int, hidden: int, device: torch.device) -> int:
     programs = max(1, batch * triton.cdiv(hidden, _UNITS))
     if device.type != "cuda" or steps < 2 * _FEW_STEPS:
         return 1
-    processors = recurrence.multiprocessors(device.index or 0)
+    processors = limits_of(device).multiprocessors
     if programs >= _FULL * processors:
         return 1
     return int(min(triton.cdiv(_WANTED * processors, programs), steps // _FEW_STEPS))

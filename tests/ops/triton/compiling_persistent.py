@@ -1,0 +1,103 @@
+"""As `compiling`, the persistent kernels of an LSTM layer, divided as on cards that this machine does not have.
+
+``python -m tests.ops.triton.compiling_persistent CAPABILITY NAME...``; a name is that of a card's multiprocessors, batch
+and hidden size, and options: "24 64x256 both back float16" walks back in both directions, float32 with float16 products.
+Names whose partitions are equal are compiled once, and those without a partition are left out.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+from econmt_ops.backends.triton.persistent import Partition, backward_launch, forward_launch, plan
+from econmt_ops.dispatch.device_limits import H200, SHARED, DeviceLimits
+from econmt_ops.dispatch.rule import rules_only
+from tests.ops.triton.compiling import report
+
+CARDS = {80: (42, 108), 86: (20, 28, 46, 82), 89: (24, 34, 60, 128), 90: (132,), 120: (20, 36, 48, 170)}
+"""Numbers of multiprocessors by compute capability: of an A30's half and an A100; of the RTX 3050, 3060, 3070, 3090; 4060,
+4060 Ti, 4080 Laptop, 4090; an H200; the RTX 5050, 5060 Ti, 5070, 5090."""
+SIZES = (
+    "64x512", "128x512", "64x256 both", "32x128", "128x384", "64x500 both", "128x640", "64x1024", "128x1024",
+    "128x1500", "17x33",
+)  # fmt: skip
+"""Batches and hidden sizes."""
+
+
+def limits_of_card(capability: int, multiprocessors: int) -> DeviceLimits:
+    """The limits of a card."""
+    pair = divmod(capability, 10)
+    return DeviceLimits(multiprocessors, SHARED[pair] << 10, pair, H200.memory)
+
+
+class Walk(NamedTuple):
+    """A walk and how it is parted."""
+
+    partition: Partition
+    batch: int
+    hidden: int
+    directions: int
+    back: bool
+    ring: bool
+
+    def compile(self) -> None:
+        """Launches it, over five steps of rows that have lengths and an initial state."""
+        products = torch.float16 if self.ring else torch.bfloat16
+        wide = torch.float32 if self.ring else products
+        size = self.directions, 5, self.batch, 4 * self.hidden
+        backwards = (False, True)[: self.directions]
+        x, weights, exact = (torch.zeros(16, dtype=kind) for kind in (wide, products, torch.float32))
+        lengths, counters = torch.zeros(16, dtype=torch.int64), torch.zeros(16, dtype=torch.int32)
+        exchange = weights if self.ring else x
+        with rules_only("cuda"):
+            if self.back:
+                types = wide, products, wide, wide
+                (launch,), parts = backward_launch(self.partition, size, types, backwards, (True, True, True))
+                tensors = x, weights, exchange, exact, exact, x, x, x, exact, exact, lengths, counters
+                more: tuple[int, ...] = (4096, 8192)
+                strides: tuple[int, ...] = (512, 512)
+            else:
+                has = True, True, True, True
+                launch, parts = forward_launch(self.partition, size, (wide, products, wide), backwards, has)
+                tensors = x, weights, exchange, x, exact, x, exact, x, exact, lengths, counters
+                more = strides = ()
+            programs, *numbers = parts[0]
+            launch(programs, tensors, (5, self.batch, *numbers, *more), strides)
+
+
+def walk_of(capability: int, name: str) -> Walk | None:
+    """The walk of that name; None if it has no partition."""
+    multiprocessors, sizes, *options = name.split()
+    batch, hidden = map(int, sizes.split("x"))
+    back, ring, directions = "back" in options, "float16" in options, 2 if "both" in options else 1
+    limits = limits_of_card(capability, int(multiprocessors))
+    products = torch.float16 if ring else torch.bfloat16
+    found = plan(batch, hidden, products, limits, back=back, directions=directions)
+    return None if found is None else Walk(found, batch, hidden, directions, back, ring)
+
+
+def launches(capability: int, *names: str) -> dict[str, Callable[[], None]]:
+    """Launches by name: these, or one of each kernel."""
+    if names:
+        named = {name: walk_of(capability, name) for name in names}
+        return {name: walk.compile for name, walk in named.items() if walk is not None}
+    found: dict[Walk, str] = {}
+    options = itertools.product(CARDS[capability], SIZES, ("", " back"), ("", " float16"))
+    for name in (f"{card} {size}{back}{ring}" for card, size, back, ring in options):
+        walk = walk_of(capability, name)
+        if walk is not None:
+            # The rows of a launch are arguments, but for whether they fill a tile.
+            batch = 17 if walk.partition.masked(walk.batch) else walk.partition.rows
+            alike = walk._replace(partition=walk.partition._replace(programs=0), batch=batch)
+            found.setdefault(alike, name)
+    walks = {name: walk_of(capability, name) for name in found.values()}
+    return {name: walk.compile for name, walk in walks.items() if walk is not None}
+
+
+if __name__ == "__main__":
+    report(launches(int(sys.argv[1]), *sys.argv[2:]))
