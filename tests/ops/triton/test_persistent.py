@@ -14,6 +14,7 @@ from econmt_ops.backends.triton import persistent
 from econmt_ops.backends.triton.persistent import Partition
 from econmt_ops.core.repeated import UniqueRows
 from econmt_ops.core.stack import StackOptions
+from econmt_ops.dispatch.device_limits import playing
 from econmt_ops.lstm import persistent_layer, recompute, reference, triton
 from econmt_ops.lstm.chunked import ChunkedLSTM
 from econmt_ops.lstm.direction import LSTMArguments
@@ -111,6 +112,16 @@ def _check(
 @pytest.mark.parametrize(("hidden", "batch", "steps"), [(5, 3, 4), (24, 17, 2), (33, 1, 4), (24, 3, 1)])
 def test_gradients(device: str, hidden: int, batch: int, steps: int) -> None:
     _check(device, batch, steps, 7, hidden)
+
+
+@pytest.mark.parametrize("multiprocessors", [2, 24])
+def test_on_a_small_card_that_is_played(device: str, multiprocessors: int) -> None:
+    """With two multiprocessors in launches of one group of rows each."""
+    with playing(f"capability=8.6,multiprocessors={multiprocessors}"):
+        found = persistent.partition_of(35, 40, torch.float32, torch.device(device), 1, "auto", True)
+        assert found.split == 1
+        assert found.parts(40) <= found.programs == multiprocessors
+        _check(device, 35, 2, 7, 40, lengths=[2, 0, 1, *[2] * 32], reverse=True, state=True)
 
 
 def test_a_batch_of_nothing(device: str) -> None:

@@ -134,6 +134,16 @@ def test_walks_that_would_take_longer_than_single_steps_are_not_divided() -> Non
     assert plan(384, 512, torch.bfloat16, limits, back=False) is None
 
 
+@pytest.mark.parametrize("device", ["RTX 3050", "RTX 4060", "RTX 5070", "A100"])
+def test_two_directions_have_a_partition_where_one_has(device: str) -> None:
+    for batch, hidden, back in itertools.product((17, 64, 100, 384), range(32, 800, 96), (False, True)):
+        one, both = (
+            plan(batch, hidden, torch.bfloat16, DEVICES[device], back=back, directions=count)
+            for count in (1, 2)
+        )
+        assert one is None or both is not None
+
+
 def test_programs_of_other_tensor_cores_do_not_split_products_and_take_all_registers() -> None:
     for limits in (RTX_3090, A100, DEVICES["RTX 5070"]):
         for back in (False, True):

@@ -134,7 +134,7 @@ def plan(
         cost = candidate.launches(directions, batch, hidden) * step
         if best is None or cost < best[0]:
             best = cost, candidate
-    if best is None or best[0] > _most_cost(batch, hidden, limits, directions):
+    if best is None or (together is None and best[0] > _most_cost(batch, hidden, limits, directions)):
         return None
     return best[1]
 
@@ -190,7 +190,7 @@ def candidates(
 
 def _narrow_shapes(_: int, units: int, rows: int, team: int, back: bool) -> Iterator[tuple[int, int, bool]]:
     """Yields warps, split and orientation for tensor cores that take 16 rows a warp; a split would be wasted there."""
-    if rows * units <= (1024 if back else 2048):
+    if rows * units <= 1024:  # more would not fit the registers
         yield 4 if rows * units <= 256 else 8, 1, back and rows >= 32 and rows > team * units
 
 
