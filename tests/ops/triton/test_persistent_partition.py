@@ -8,7 +8,7 @@ import pytest
 import torch
 import triton
 
-from econmt_ops.backends.triton.persistent import Partition, _launches, candidates, plan
+from econmt_ops.backends.triton.partition import Partition, candidates, launches_of, plan
 from econmt_ops.dispatch.device_limits import H200, DeviceLimits, limits_of, playing
 
 A100 = DeviceLimits(108, 166_912, (8, 0), 40 << 30)
@@ -45,7 +45,9 @@ def test_partitions_are_resident_at_once_and_serve_every_row(device: str, back: 
             assert found.chunk * found.split * found.chunks(terms) * found.team >= terms
             parts = found.parts(hidden)
             served = set()
-            for programs, first_direction, first_group, groups in _launches(found, directions, batch, hidden):
+            for programs, first_direction, first_group, groups in launches_of(
+                found, directions, batch, hidden
+            ):
                 assert programs <= limits.multiprocessors
                 assert programs % (parts * groups) == 0
                 for direction in range(programs // (parts * groups)):
@@ -107,8 +109,8 @@ def test_directions_together_or_apart() -> None:
 
 def test_launches_in_turn_where_not_all_rows_fit() -> None:
     partition = Partition(16, 16, 4, 512, 132)
-    assert list(_launches(partition, 1, 128, 512)) == [(128, 0, 0, 4), (128, 0, 4, 4)]
-    assert list(_launches(partition, 2, 64, 512)) == [(128, 0, 0, 4), (128, 1, 0, 4)]
+    assert list(launches_of(partition, 1, 128, 512)) == [(128, 0, 0, 4), (128, 0, 4, 4)]
+    assert list(launches_of(partition, 2, 64, 512)) == [(128, 0, 0, 4), (128, 1, 0, 4)]
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ from econmt.memory.plan.planner import Planner, estimator, usable
 from econmt.memory.plan.prices import settings
 from econmt.model import Implementations
 from econmt.tasks.translation import TranslationTask
-from econmt_ops.backends.triton import persistent
-from econmt_ops.backends.triton.persistent import Partition
+from econmt_ops.backends.triton import partition as division
+from econmt_ops.backends.triton.partition import Partition
 from econmt_ops.dispatch.device_limits import limits_of, playing
 
 GPU = torch.device("cuda", 0)
@@ -43,7 +43,7 @@ def test_recipes_fit_a_card_of_8_gb_with_kernels_that_fit_it(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     partitions: list[tuple[int, bool, Partition]] = []
-    plan = persistent.plan
+    plan = division.plan
 
     def watched(batch: int, hidden: int, *others: Any, back: bool, **options: Any) -> Partition | None:
         found = plan(batch, hidden, *others, back=back, **options)
@@ -51,7 +51,7 @@ def test_recipes_fit_a_card_of_8_gb_with_kernels_that_fit_it(
             partitions.append((hidden, back, found))
         return found
 
-    monkeypatch.setattr(persistent, "plan", watched)
+    monkeypatch.setattr(division, "plan", watched)
     recipe = load_recipe(name)
     *sizes, shape = WORKLOADS[name]
     task = TranslationTask(recipe, *sizes)
@@ -75,5 +75,5 @@ def test_recipes_fit_a_card_of_8_gb_with_kernels_that_fit_it(
 
 def test_without_the_limits_more_layers_are_persistent() -> None:
     with playing(CARD):
-        assert persistent.plan(64, 512, torch.bfloat16, limits_of(GPU), back=False) is None
-    assert persistent.plan(64, 512, torch.bfloat16, limits_of(GPU), back=False) is not None
+        assert division.plan(64, 512, torch.bfloat16, limits_of(GPU), back=False) is None
+    assert division.plan(64, 512, torch.bfloat16, limits_of(GPU), back=False) is not None
