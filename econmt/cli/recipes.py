@@ -76,14 +76,17 @@ def copy(
 @app.command("import")
 @with_option_groups
 def import_recipe(
-    file: Path = argument(..., help="YAML configuration of Joey NMT or OpenNMT-py, of a recurrent model."),
+    file: Path = argument(
+        ...,
+        help="Configuration of Joey NMT or OpenNMT-py, or Sockeye's args.yaml, of a recurrent model.",
+    ),
     destination: Path | None = argument(
         None,
         help="File to write; default: the configuration's name with .recipe.yaml, in the current folder.",
     ),
     force: bool = option(False, help="Replace a file that exists."),
 ) -> None:
-    """Make a recipe of a configuration of Joey NMT or OpenNMT-py.
+    """Make a recipe of a configuration of Joey NMT, OpenNMT-py or Sockeye.
 
     Settings that have no counterpart are listed by key, as comments in the recipe, too.
 

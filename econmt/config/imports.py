@@ -9,6 +9,7 @@ from econmt.config.foreign_settings import Remark
 from econmt.config.joey import import_joey
 from econmt.config.opennmt import import_opennmt
 from econmt.config.recipe import parse_recipe, recipe_text
+from econmt.config.sockeye import import_sockeye
 from econmt.config.yaml_reader import dump_yaml, read_mapping
 from econmt.errors import InputError
 
@@ -21,7 +22,7 @@ class ImportedRecipe(NamedTuple):
 
 
 def import_configuration(file: Path) -> ImportedRecipe:
-    """Makes a recipe of a configuration of Joey NMT or OpenNMT-py, which are told apart by their sections.
+    """Makes a recipe of a configuration of Joey NMT, OpenNMT-py or Sockeye, which are told apart by their keys.
 
     Raises:
         InputError: The file cannot be read, is of neither toolkit, or describes a model that is not recurrent.
@@ -40,10 +41,12 @@ def import_configuration(file: Path) -> ImportedRecipe:
         isinstance(each, dict) and "path_src" in each for each in data.values()
     ):
         toolkit, settings = "OpenNMT-py", import_opennmt(tree, where)
+    elif {"rnn_num_hidden", "rnn-num-hidden"} & tree.keys() or "validation_source" in tree:
+        toolkit, settings = "Sockeye", import_sockeye(tree, where)
     else:
         raise InputError(
-            f"{where}: neither a configuration of Joey NMT (sections data, model and training) nor of OpenNMT-py (data "
-            "with corpora of path_src and path_tgt)"
+            f"{where}: neither a configuration of Joey NMT (sections data, model and training), nor of OpenNMT-py "
+            "(data with corpora of path_src and path_tgt), nor args.yaml of Sockeye"
         )
     try:
         recipe = parse_recipe(dump_yaml(settings.nested()), where)

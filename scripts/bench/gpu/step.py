@@ -1,6 +1,6 @@
 """Times whole training steps on a GPU against PyTorch.
 
-    python -m scripts.bench gpu.step                       # all workloads, all precisions
+    python -m scripts.bench gpu.step                       # all workloads, all precisions but float16
     python -m scripts.bench gpu.step --only W2 --precision bfloat16 --variants plain auto
     python -m scripts.bench gpu.step --only W2 --budget 4GiB --variants reference auto
     python -m scripts.bench gpu.step --only W2 --variants auto --limits capability=8.9,multiprocessors=24,shared=99KiB
@@ -41,6 +41,7 @@ from econmt.engine.step import TrainingStep
 from econmt.model import Implementations
 from econmt.tasks.protocol import Shape
 from econmt.tasks.translation import TranslationTask
+from econmt_ops.core.precision import autocast_to
 from econmt_ops.dispatch.capture import Capturer
 from econmt_ops.dispatch.device_limits import playing
 from econmt_ops.dispatch.rule import rules_only
@@ -56,13 +57,16 @@ WORKLOADS = {
     "GNMT384": ("gnmt", [(384, 25, 25)], 32000, 32000, 1.0),
 }
 VARIANTS = ("plain", "reference", "recompute", "auto", "eager")
-PRECISIONS = ("bfloat16", "tf32", "float32")
+PRECISIONS = ("bfloat16", "tf32", "float32", "float16")
 
 
 def plain_step(
     recipe: Recipe, sizes: tuple[int, int], batch: Batch, dtype: torch.dtype
 ) -> Callable[[], Tensor]:
-    """Returns a training step of the plain model with autocast and fused Adam, which returns the loss."""
+    """Returns a training step of the plain model with autocast and fused Adam, which returns the loss.
+
+    In float16 it scales the loss by PyTorch's GradScaler.
+    """
     shape, training = recipe.translation_model, recipe.training
     widths = shape.embedding, shape.encoder.size, shape.decoder.size, shape.attention.size
     tied, dropouts = shape.weight_tying != "none", (shape.dropouts.embedding, shape.dropouts.output)
@@ -75,12 +79,16 @@ def plain_step(
     if training.gradient_clipping.type == "value":
         clip = nn.utils.clip_grad_value_
 
+    scaler = torch.amp.GradScaler("cuda", enabled=dtype == torch.float16)
+
     def step() -> Tensor:
-        with torch.autocast("cuda", torch.bfloat16, enabled=dtype == torch.bfloat16, cache_enabled=True):
+        with autocast_to(DEVICE, dtype):
             loss = model.loss(source, lengths, target, training.label_smoothing)
-        torch.autograd.backward(loss)
+        torch.autograd.backward(scaler.scale(loss))
+        scaler.unscale_(optimizer)
         clip(model.parameters(), training.gradient_clipping.threshold)
-        optimizer.step()
+        scaler.step(optimizer)
+        scaler.update()
         optimizer.zero_grad(set_to_none=True)
         return loss.detach()
 
@@ -230,7 +238,7 @@ def main() -> None:
     parser = parser_of(__doc__)
     add = parser.add_argument
     add("--only", nargs="+", choices=WORKLOADS, default=list(WORKLOADS), help="workloads")
-    add("--precision", nargs="+", choices=PRECISIONS, default=list(PRECISIONS), help="precisions")
+    add("--precision", nargs="+", choices=PRECISIONS, default=list(PRECISIONS[:3]), help="precisions")
     add("--variants", nargs="+", choices=VARIANTS, default=["plain", "reference", "auto"], help="variants")
     add("--seconds", type=float, default=2.0, help="seconds for timing a variant (%(default)s)")
     add(

@@ -1,8 +1,9 @@
-"""Recipes made of configurations of Joey NMT and OpenNMT-py."""
+"""Recipes made of configurations of Joey NMT, OpenNMT-py and Sockeye."""
 
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,66 @@ seed: 1234
 world_size: 2
 gpu_ranks: [0, 1]
 lambda_coverage: 0.5
+"""
+
+
+SOCKEYE = """
+source: corpus/train.de
+target: corpus/train.en
+validation_source: corpus/dev.de
+validation_target: corpus/dev.en
+output: wmt_model
+overwrite_output: false
+prepared_data: null
+source_vocab: null
+target_vocab: null
+shared_vocab: false
+num_words: [30000, 20000]
+word_min_count: [2, 1]
+bucket_width: 8
+max_seq_len: [60, 70]
+encoder: rnn
+decoder: rnn
+num_layers: [2, 3]
+num_embed: [256, 512]
+rnn_cell_type: lstm
+rnn_num_hidden: 512
+rnn_residual_connections: true
+rnn_first_residual_layer: 2
+rnn_attention_type: coverage
+rnn_attention_num_hidden: 128
+rnn_attention_coverage_type: gru
+rnn_attention_coverage_num_hidden: 5
+rnn_attention_mhdot_heads: null
+rnn_context_gating: true
+rnn_decoder_state_init: avg
+transformer_model_size: [512, 512]
+weight_tying: true
+weight_tying_type: src_trg_softmax
+embed_dropout: [0.1, 0.2]
+rnn_dropout_inputs: [0.3, 0.0]
+rnn_dropout_states: [0.0, 0.1]
+rnn_decoder_hidden_dropout: 0.2
+rnn_h2h_init: orthogonal
+optimizer: adam
+optimizer_params: null
+initial_learning_rate: 0.0002
+learning_rate_scheduler_type: plateau-reduce
+learning_rate_reduce_factor: 0.7
+learning_rate_reduce_num_not_improved: 8
+gradient_clipping_type: abs
+gradient_clipping_threshold: 1.0
+batch_type: word
+batch_size: 4096
+checkpoint_frequency: 4000
+max_num_checkpoint_not_improved: 32
+max_updates: 90000
+min_num_epochs: 1
+decode_and_evaluate: 500
+keep_last_params: -1
+seed: 13
+use_cpu: true
+min_samples: 10
 """
 
 
@@ -291,6 +352,51 @@ train_steps: 90000
     assert training.gradient_clipping.threshold == 5.0
 
 
+def test_sockeye(tmp_path: Path) -> None:
+    recipe, remarks = imported(tmp_path, SOCKEYE)
+    data, model, training = recipe.pairs, recipe.translation_model, recipe.training
+    assert (recipe.name, data.source, data.target, data.train, data.valid) == (
+        "wmt_model", "de", "en", ["corpus/train"], "corpus/dev",
+    )  # fmt: skip
+    subwords: Any = data.subwords
+    assert (subwords.type, subwords.source, subwords.target, subwords.min_count) == ("words", 30000, 20000, 2)
+    assert (data.max_length, training.bucket_width) == (70, 8)
+    assert (model.encoder.layers, model.decoder.layers, model.encoder.bidirectional) == (2, 3, "bottom")
+    assert (model.encoder.size, model.decoder.size, model.embedding_widths) == (512, 512, (256, 512))
+    assert (model.encoder.residual, model.decoder.residual) == (True, True)
+    assert (model.attention.type, model.attention.size) == ("additive", 128)
+    assert (model.attention.coverage.type, model.attention.coverage.num_hidden) == ("gru", 5)
+    assert (model.decoder.context_gating, model.decoder.state_init) == (True, "avg")
+    assert (model.dropouts.embeddings, model.dropouts.stacks) == ((0.1, 0.2), (0.3, 0.0))
+    assert (model.dropouts.states, model.dropouts.output) == (0.1, 0.2)
+    assert (model.weight_tying, model.initialization.rnn_h2h) == ("trg_softmax", "orthogonal")
+    assert (training.optimizer.learning_rate, training.schedule.reduce_num_not_improved) == (0.0002, 8)
+    assert (training.gradient_clipping.type, training.batch.type, training.batch.size) == (
+        "value",
+        "word",
+        4096,
+    )
+    assert (training.max_updates, training.min_epochs, training.checkpoint_interval) == (90000, 1, 4000)
+    assert (training.early_stopping.max_num_checkpoint_not_improved, training.seed) == (32, 13)
+    assert (training.decode_and_evaluate, training.device) == (500, "cpu")
+    assert remarks == {
+        "rnn_dropout_states": "[0.0, 0.1]: one value for both sides; the larger is used",
+        "weight_tying_type": "src_trg_softmax: vocabularies of words are not shared; the target's is tied",
+        "min_samples": "10 has no counterpart",
+    }
+
+
+def test_sockeye_with_prepared_data(tmp_path: Path) -> None:
+    text = changed(
+        SOCKEYE, source=None, target=None, prepared_data="prep", rnn_attention_type="dot", num_layers=1
+    )
+    recipe, remarks = imported(tmp_path, text)
+    assert recipe.pairs.train == ["train"]
+    assert remarks["source"] == "prep is not read: link the text to train.src and train.trg"
+    assert recipe.translation_model.attention.type == "dot"
+    assert (recipe.translation_model.encoder.layers, recipe.translation_model.encoder.residual) == (1, False)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -311,6 +417,10 @@ train_steps: 90000
             changed(OPENNMT, encoder_type="transformer"),
             "encoder_type transformer, decoder_type rnn; econmt trains",
         ),
+        (
+            changed(SOCKEYE, encoder="transformer"),
+            "encoder: transformer; econmt trains recurrent models only",
+        ),
         (changed(OPENNMT, data__news={"path_src": "a.en"}), "neither|data.news: needs path_src and path_tgt"),
         ("a: 1\n", "neither a configuration of Joey NMT"),
         ("- 1\n", "expected keys and values at the top"),
@@ -321,6 +431,32 @@ train_steps: 90000
 def test_configurations_that_cannot_be_used(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         imported(tmp_path, text)
+
+
+def leaves_of(tree: Any) -> list[tuple[str, ...]]:
+    if not isinstance(tree, dict):
+        return [()]
+    return [(key, *rest) for key, value in tree.items() for rest in [(), *leaves_of(value)]]
+
+
+@pytest.mark.parametrize("number", range(60))
+def test_odd_values_are_refused_in_a_line_or_remarked(tmp_path: Path, number: int) -> None:
+    draw = random.Random(number)
+    text = (JOEY, OPENNMT, SOCKEYE)[number % 3]
+    tree = yaml.safe_load(text)
+    for _ in range(2):
+        *path, name = draw.choice(leaves_of(tree))
+        section = tree
+        for part in path:
+            section = section.get(part) if isinstance(section, dict) else {}
+        if isinstance(section, dict):
+            section[name] = draw.choice([None, "x", [], {}, ["a"], [1, 2], -1, True, 10**12, 0.5, {"a": 1}])
+    lines: list[str] = []
+    try:
+        imported(tmp_path, yaml.safe_dump(json.loads(json.dumps(tree))))
+    except InputError as error:
+        lines += error.lines
+    assert all(line.startswith(str(tmp_path / "theirs.yaml")) for line in lines)
 
 
 def test_the_command(run_econmt: RunEconmt, tmp_path: Path) -> None:
