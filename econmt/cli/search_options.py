@@ -129,7 +129,7 @@ class WordLists:
         "auto",
         help="How terms get their translations. annotate: they are written into the source, for a model trained with "
         "data.annotate_terms; constrain: they are constraints of the search; auto: annotate if the model knows that, "
-        "and constrain the search where a translation still lacks a term.",
+        "and constrain the search for sentences whose translations lack a term.",
     )
 
 

@@ -252,8 +252,8 @@ class TermAnnotation(Section):
 
     share: Probability = Field(
         0.0,
-        description="probability that terms of a training pair are annotated in its source, as in <term> car <as> "
-        "Auto </term>; 0.1 to 0.3 teach a model to follow glossaries; 0: off",
+        description="probability that terms of a training source are replaced by the target's words for them, as in "
+        "<term> Auto </term>, so that the model learns to follow glossaries; 0: off",
     )
     glossary: str | None = Field(
         None,
@@ -269,9 +269,7 @@ class TermAnnotation(Section):
 
 
 def _check_tag(tag: str) -> str:
-    if tag and (
-        not re.fullmatch(r"<[A-Za-z0-9_-]+>", tag) or tag in ("<pad>", "<unk>", "<s>", "<term>", "<as>")
-    ):
+    if tag and (not re.fullmatch(r"<[A-Za-z0-9_-]+>", tag) or tag in ("<pad>", "<unk>", "<s>", "<term>")):
         raise ValueError(f"expected a tag of letters and digits, as <BT>, or '' for no tag; found {tag!r}")
     return tag
 

@@ -50,6 +50,7 @@ class SourceTerms(NamedTuple):
         text: text to translate, annotated or not.
         terms: the terms.
         spans: source positions of each term; none if they are unknown.
+        spans_of_sentence: the same in the sentence itself, if the source is annotated.
         attention: (S + 1, O + 1) weights that turn attention over an annotated source into attention over the sentence;
             None if the source is not annotated.
     """
@@ -57,6 +58,7 @@ class SourceTerms(NamedTuple):
     text: str
     terms: Sequence[Occurrence] = ()
     spans: Sequence[tuple[int, ...]] = ()
+    spans_of_sentence: Sequence[tuple[int, ...]] = ()
     attention: Tensor | None = None
 
     @property
@@ -83,8 +85,14 @@ def annotated_source(text: str, terms: Sequence[Occurrence], vocabulary: Vocabul
     sentence = normalized(text)
     annotation = annotate(sentence, terms)
     owners = token_owners(annotation.text, vocabulary)
-    weights = _attention_weights(annotation, owners, token_owners(sentence, vocabulary))
-    return SourceTerms(annotation.text, terms, [owners.of(*span) for span in annotation.spans], weights)
+    originals = token_owners(sentence, vocabulary)
+    return SourceTerms(
+        annotation.text,
+        terms,
+        [owners.of(*span) for span in annotation.spans],
+        [originals.of(each.start, each.end) for each in terms],
+        _attention_weights(annotation, owners, originals),
+    )
 
 
 def _attention_weights(annotation: Annotation, annotated: TokenOwners, sentence: TokenOwners) -> Tensor:

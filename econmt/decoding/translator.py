@@ -63,7 +63,8 @@ class _Sentence(NamedTuple):
     Attributes:
         ids: source ids without EOS. number: number of its line.
         constraints: constraints of the search; None: none.
-        expected: constraints with which it is searched for again unless all translations satisfy them; None: never.
+        expected: constraints that translations of an annotated source satisfy, or else the sentence itself is
+            translated with them; None: none.
     """
 
     ids: Sequence[int]
@@ -284,7 +285,8 @@ class Translator:
         done(len(requests) - len(filled))
         with evaluation_mode(self.models):
             sentences = [_Sentence(sources[i], numbered[i], *constraints[i]) for i in filled]
-            for position, hypotheses in self._search_until_satisfied(sentences):
+            as_is = self._search_until_satisfied(sentences, [texts[i] for i in filled])
+            for position, hypotheses, is_annotated in as_is:
                 index = filled[position]
                 if not hypotheses:
                     raise EconmtError(
@@ -292,6 +294,8 @@ class Translator:
                         "its parameters are damaged; use another checkpoint"
                     )
                 answers[index] = hypotheses
+                if is_annotated:
+                    answers[index] = [with_terms[index].of_sentence(each) for each in hypotheses]
                 done(1)
         ids = [each.ids for hypotheses in answers.values() for each in hypotheses]
         written = iter(self.vocabularies.target.decode_many(ids))
@@ -300,7 +304,6 @@ class Translator:
             source = sources[index]
             if with_terms[index].attention is not None:
                 source = self.vocabularies.source.encode(texts[index])
-                hypotheses = [with_terms[index].of_sentence(each) for each in hypotheses]
             translation = self._translation(texts[index], source, hypotheses, written)
             results[index] = in_capital_letters(translation) if in_capitals[index] else translation
         return results
@@ -377,7 +380,8 @@ class Translator:
         compiler = self.constraint_compiler
         found = list[tuple[Union[DecodingConstraints, None], Union[DecodingConstraints, None]]]()
         for number, request, source in zip(numbers, requests, sources, strict=True):
-            in_full = compiler.of(request, f"{where}:{number}", source.terms, source.spans)
+            spans = source.spans if source.attention is None else source.spans_of_sentence
+            in_full = compiler.of(request, f"{where}:{number}", source.terms, spans)
             if source.attention is None:
                 found.append((in_full or unconstrained, None))
             else:
@@ -386,23 +390,31 @@ class Translator:
         return found
 
     def _search_until_satisfied(
-        self, sentences: Sequence[_Sentence]
-    ) -> Iterator[tuple[int, list[Hypothesis]]]:
-        """Yields as :meth:`_search_all`; searches again where translations lack terms."""
+        self, sentences: Sequence[_Sentence], texts: Sequence[str]
+    ) -> Iterator[tuple[int, list[Hypothesis], bool]]:
+        """Yields as :meth:`_search_all`, and True unless the second search found the translations.
+
+        Where translations lack terms, ``texts``, the sentences themselves, are translated with constraints.
+        """
         lacking: list[int] = []
         for index, hypotheses in self._search_all(sentences):
             expected = sentences[index].expected
             if expected is None or all(
                 self.constraint_compiler.satisfies(each.ids, expected) for each in hypotheses
             ):
-                yield index, hypotheses
+                yield index, hypotheses, True
             else:
                 lacking.append(index)
+        lacking.sort()
+        ids = self.vocabularies.source.encode_many([texts[index] for index in lacking])
         again = [
-            sentences[index]._replace(constraints=sentences[index].expected) for index in sorted(lacking)
+            _Sentence(
+                each[: self.options.max_input_length], sentences[index].number, sentences[index].expected
+            )
+            for each, index in zip(ids, lacking, strict=True)
         ]
         for position, hypotheses in self._search_all(again):
-            yield sorted(lacking)[position], hypotheses
+            yield lacking[position], hypotheses, False
 
     def _search_all(self, sentences: Sequence[_Sentence]) -> Iterator[tuple[int, list[Hypothesis]]]:
         """Yields the index and the hypotheses of each sentence, in any order."""

@@ -1,9 +1,9 @@
 """Annotation of source sentences with the translations that their terms must have.
 
-Each term is followed by its translation, inline, between three tags (Dinu et al., 2019, "Training neural machine
-translation to apply terminology constraints"; tags instead of factors as in Ailem et al., 2021)::
+Each term is replaced by its translation between two tags (train-by-replace of Dinu et al., 2019, "Training neural
+machine translation to apply terminology constraints"; tags instead of factors as in Ailem et al., 2021)::
 
-    The <term> car <as> Kraftwagen </term> is fast.
+    The <term> Kraftwagen </term> is fast.
 
 The tags are entries of the vocabulary, so that every model, search and export treats them as any other token. A model
 learns their meaning from a share of its training pairs, in which words of the source are annotated with those words of
@@ -70,7 +70,7 @@ class Annotation(NamedTuple):
 
 def annotate(text: str, terms: Sequence[Occurrence]) -> Annotation:
     """Annotates a normalised sentence with its terms, which are in order."""
-    begin, middle, end = TERM_TAGS
+    begin, end = TERM_TAGS
     pieces, origins, spans = list[str](), list[tuple[int, int]](), list[tuple[int, int]]()
 
     def copy(start: int, stop: int) -> None:
@@ -86,8 +86,7 @@ def annotate(text: str, terms: Sequence[Occurrence]) -> Annotation:
         copy(done, done + len(text[done:start].rstrip(" ")))
         first = len(origins)
         insert(f" {begin} " if first else f"{begin} ", (start, stop))
-        copy(start, stop)
-        insert(f" {middle} {target} {end}", (start, stop))
+        insert(f"{target} {end}", (start, stop))
         spans.append((first, len(origins)))
         done = stop
     copy(done, len(text))

@@ -49,9 +49,8 @@ _LONGEST_SENTENCE_BYTES = 1 << 16
 WORD_START = "\u2581"
 """Character by which a subword marks a space before it; tags begin with it, so that they are separate words."""
 
-TERM_TAGS = ("<term>", "<as>", "</term>")
-"""Tags around an annotated term, see :mod:`econmt.data.text.annotation`: before the term, before its translation, after
-it."""
+TERM_TAGS = ("<term>", "</term>")
+"""Tags around the translation of an annotated term, see :mod:`econmt.data.text.annotation`."""
 
 BLANKS = " \t\u00a0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000"
 

@@ -33,7 +33,7 @@ class SearchOptions(recipe.Decoding):
         avoid: phrases that no translation may contain.
         glossary_mode: how terms of a glossary get their translations: "annotate" writes them into the source, for
             models trained with ``data.annotate_terms``; "constrain" constrains the search; "auto" annotates if the
-            model knows that, and constrains the search where a translation still lacks a term.
+            model knows that, and constrains the search for sentences whose translations lack a term.
         chunk_size: number of lines that are read and sorted by length before any is translated.
         long_lines: treatment of sources of more than ``max_input_length`` tokens: "cut" translates the beginning,
             "skip" gives an empty line.

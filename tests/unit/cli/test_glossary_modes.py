@@ -59,10 +59,10 @@ def test_annotation_alone_is_an_ordinary_search_of_another_source(annotating: Pa
     model = econmt.load(annotating, device="cpu")
     found = model.translate(LINES, glossary=TERMS, glossary_mode="annotate")
     written = [
-        "a <term> b <as> G H </term> c",
+        "a <term> G H </term> c",
         "d",
-        "h g f <term> e <as> A </term> d",
-        "<term> b <as> G H </term> <term> e <as> A </term> <term> b <as> G H </term>",
+        "h g f <term> A </term> d",
+        "<term> G H </term> <term> A </term> <term> G H </term>",
     ]
     assert [each.text for each in found] == [each.text for each in model.translate(written)]
     # Draws cannot be constrained, but sources can be annotated.

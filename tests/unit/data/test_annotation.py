@@ -31,11 +31,11 @@ SENTENCE = "(The hot dog), a dog."
 TERMS = [Occurrence("Wurst", 5, 12), Occurrence("Hund", 17, 20)]
 
 
-def test_a_term_is_followed_by_its_translation() -> None:
+def test_a_term_is_replaced_by_its_translation_between_tags() -> None:
     annotation = annotate(SENTENCE, TERMS)
-    assert annotation.text == ("(The <term> hot dog <as> Wurst </term>), a <term> dog <as> Hund </term>.")
-    assert annotate("dog", [Occurrence("Hund", 0, 3)]).text == "<term> dog <as> Hund </term>"
-    assert annotate("(dog)", [Occurrence("Hund", 1, 4)]).text == "( <term> dog <as> Hund </term>)"
+    assert annotation.text == ("(The <term> Wurst </term>), a <term> Hund </term>.")
+    assert annotate("dog", [Occurrence("Hund", 0, 3)]).text == "<term> Hund </term>"
+    assert annotate("(dog)", [Occurrence("Hund", 1, 4)]).text == "( <term> Hund </term>)"
     assert annotate(SENTENCE, []).text == SENTENCE
 
 
@@ -125,7 +125,7 @@ def test_training_sources_are_annotated_and_others_are_not(
     prepared = run(annotate_terms=settings, subwords=SUBWORDS)
     source = prepared.vocabularies.source
     texts = [source.decode(prepared.train.pair(n)[0].tolist()) for n in range(60)]
-    count = sum(text.startswith("a <term> dog <as> Hund </term> ") for text in texts)
+    count = sum(text.startswith("a <term> Hund </term> ") for text in texts)
     assert prepared.statistics["train"]["annotated"] == count
     assert 15 < count < 45
     assert all(text.startswith("a dog ") for text in texts if "<" not in text)
@@ -167,7 +167,7 @@ def test_a_run_without_annotation_has_no_tags(run: Callable[..., PreparedData]) 
         ({"subwords": {**SUBWORDS, "joint": False}}, "needs subwords of both languages"),
         ({"alignment": "align"}, "annotate_terms adds words that have no alignment"),
         ({"annotate_terms": {"glossary": "terms"}}, "glossary needs a share above 0"),
-        ({"tags": ["<as>"]}, "expected a tag"),
+        ({"tags": ["<term>"]}, "expected a tag"),
     ],
 )
 def test_what_excludes_annotation_is_told(
@@ -198,13 +198,13 @@ def test_attention_over_an_annotated_source_becomes_attention_over_the_sentence(
     source = run(annotate_terms={"share": 0.5, "glossary": "terms"}, subwords=SUBWORDS).vocabularies.source
     terms = [Occurrence("Hund", 2, 5)]
     found = annotated_source("a dog de ☃ mo.", terms, source)
-    assert found.text == "a <term> dog <as> Hund </term> de ☃ mo."
+    assert found.text == "a <term> Hund </term> de ☃ mo."
     annotated, sentence = source.encode(found.text), source.encode("a dog de ☃ mo.")
     assert found.attention is not None
     assert found.attention.shape == (len(annotated) + 1, len(sentence) + 1)
     torch.testing.assert_close(found.attention.sum(dim=1), torch.ones(len(annotated) + 1))
     first, end = found.spans[0][0], found.spans[0][-1] + 1
-    assert source.tokens(annotated)[first:end] == source.tokens(source.encode("<term> dog <as> Hund </term>"))
+    assert source.tokens(annotated)[first:end] == source.tokens(source.encode("<term> Hund </term>"))
     plain = plain_source("a dog de ☃ mo.", terms, source).spans[0]
     assert source.tokens([sentence[at] for at in plain]) == source.tokens(source.encode("dog"))
     weights = found.attention
