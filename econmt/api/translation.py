@@ -145,8 +145,8 @@ class TrainedModel:
             lines: sentences as text, or as :class:`econmt.Request` with decoding constraints. A blank sentence gets an
                 empty translation without hypotheses.
             avoid: phrases that no translation may contain.
-            glossary: terms with their translations, or a glossary file; a term that occurs in a sentence becomes a
-                constraint.
+            glossary: terms with their translations, or a glossary file; ``glossary_mode`` among the other options says
+                how they get into translations.
             restrict_lexicon: lexicon file from ``econmt lexicon``; limits the output vocabulary to the words that it
                 lists for the words of a sentence (faster).
             restrict_lexicon_topk: number of most probable words used per source word; None: all in the file.

@@ -125,6 +125,12 @@ class WordLists:
         help="Text file of terms, one a line, and the translation that each must have, with a tab, = or a comma "
         "between them. Blank lines and those that begin with # are skipped.",
     )
+    glossary_mode: Literal["auto", "annotate", "constrain"] = option(
+        "auto",
+        help="How terms get their translations. annotate: they are written into the source, for a model trained with "
+        "data.annotate_terms; constrain: they are constraints of the search; auto: annotate if the model knows that, "
+        "and constrain the search for sentences whose translations lack a term.",
+    )
 
 
 @dataclass(frozen=True)

@@ -107,6 +107,7 @@ class ServedText(WordLists):
             restore_case=self.restore_case,
             avoid=() if self.avoid_list is None else read_avoid_list(self.avoid_list),
             glossary=None if self.glossary is None else read_glossary(self.glossary),
+            glossary_mode=self.glossary_mode,
         )
 
 

@@ -108,6 +108,7 @@ def translate(
             **asdict(hypotheses),
             "ensemble_mode": model.ensemble_mode,
             "split_sentences": text.split_sentences,
+            "glossary_mode": rules.glossary_mode,
             "attention": attention,
             "sample": sampling.top_k if sampling.sample else None,
             "top_p": sampling.top_p,
@@ -147,6 +148,8 @@ def _check_options(
     if text.split_sentences:
         why = "is of a sentence, and a line has several with --split-sentences; leave out one of them"
         refuse_idle(context, why, "nbest_size", "sample", "output_type", "attention_picture")
+    if rules.glossary is None:
+        refuse_idle(context, "is of --glossary; give that too, or leave it out", "glossary_mode")
     if rules.restrict_lexicon is None:
         why = "is of --restrict-lexicon; give that too, or leave it out"
         refuse_idle(context, why, "restrict_lexicon_topk")

@@ -247,8 +247,29 @@ class Mixing(Section):
         return self
 
 
+class TermAnnotation(Section):
+    """Terms written into training sources with their translations, so that a model learns to follow glossaries."""
+
+    share: Probability = Field(
+        0.0,
+        description="probability that terms of a training source are replaced by the target's words for them, as in "
+        "<term> Auto </term>, so that the model learns to follow glossaries; 0: off",
+    )
+    glossary: str | None = Field(
+        None,
+        description="file of terms to annotate, in the format of --glossary, where both sides have them; null: words "
+        "that word alignment of the training text pairs",
+    )
+
+    @model_validator(mode="after")
+    def _glossary_needs_share(self) -> TermAnnotation:
+        if self.glossary is not None and self.share == 0.0:
+            raise ValueError("glossary needs a share above 0; set it, or remove glossary")
+        return self
+
+
 def _check_tag(tag: str) -> str:
-    if tag and (not re.fullmatch(r"<[A-Za-z0-9_-]+>", tag) or tag in ("<pad>", "<unk>", "<s>")):
+    if tag and (not re.fullmatch(r"<[A-Za-z0-9_-]+>", tag) or tag in ("<pad>", "<unk>", "<s>", "<term>")):
         raise ValueError(f"expected a tag of letters and digits, as <BT>, or '' for no tag; found {tag!r}")
     return tag
 
@@ -289,6 +310,9 @@ class Data(Section):
         description="a tag for each prefix of data.train, put before its sources as a separate token, as ['', <BT>] "
         "for back-translated text; '': no tag for this prefix; empty list: no tags",
     )
+    annotate_terms: TermAnnotation = Field(
+        TermAnnotation(), description="terms with their translations in training sources"
+    )
     mixing: Annotated[Mixing, NO_PREPARED_TEXT] = Field(
         Mixing(), description="mixing of the prefixes of data.train by weight"
     )
@@ -321,6 +345,19 @@ class Data(Section):
                     f"{key}: {name!r} is also the suffix of other files; each needs its own suffix"
                 )
             taken += [] if name is None else [name]
+        return self
+
+    @model_validator(mode="after")
+    def _annotation_fits(self) -> Data:
+        if self.annotate_terms.share > 0.0:
+            if isinstance(self.subwords, WordSubwords) or not self.subwords.joint:
+                raise ValueError(
+                    "annotate_terms puts target words into sources and needs subwords of both languages; set "
+                    "subwords.type to bpe or unigram and subwords.joint to true"
+                )
+            for name, is_set in (("source_factors", self.source_factors), ("alignment", self.alignment)):
+                if is_set:
+                    raise ValueError(f"annotate_terms adds words that have no {name}; remove one of them")
         return self
 
     @model_validator(mode="after")

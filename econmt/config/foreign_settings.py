@@ -37,9 +37,9 @@ class ForeignSettings:
         return key in self._values
 
     def take(self, *keys: str, default: Any = None) -> Any:
-        """Returns the value of the first of several names of a setting that is there, and marks all as read."""
+        """Returns the value of the first of several names of a setting that has one, and marks all as read."""
         found = [self._values.pop(key) for key in keys if key in self._values]
-        return found[0] if found else default
+        return next((value for value in found if value is not None), default)
 
     def text(self, *keys: str, default: str | None = None) -> str | None:
         """Returns a setting as text; None if it is switched off."""
@@ -52,9 +52,19 @@ class ForeignSettings:
         first = value[0] if isinstance(value, list) and value else value
         if isinstance(value, list) and len(value) > 1 and len(set(map(str, value))) > 1:
             self.remark(keys[0], f"{value}: only the first value is used; a recipe has one for the whole run")
-        if first is not None and (isinstance(first, bool) or not isinstance(first, (int, float))):
-            raise InputError(f"{self.where}: {keys[0]}: expected a number, found {first!r}")
-        return first
+        return None if first is None else self.checked(keys[0], first)
+
+    def pair(self, key: str, default: float) -> list[Any]:
+        """Returns a setting of source and target, or of encoder and decoder: two numbers, or one for both."""
+        value = self.take(key, default=default)
+        values = value if isinstance(value, list) and len(value) == 2 else [value, value]
+        return [self.checked(key, default if each is None else each) for each in values]
+
+    def checked(self, key: str, value: Any) -> Any:
+        """Returns the value of a setting that is a number; raises InputError for others."""
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise InputError(f"{self.where}: {key}: expected a number, found {value!r}")
+        return value
 
     def choose(self, key: str, known: Mapping[str, Any], default: str) -> Any:
         """Returns what the value of a setting is called here; a value without counterpart is remarked."""

@@ -69,11 +69,16 @@ def _corpora(settings: ForeignSettings, corpora: dict[str, Any]) -> None:
     if "valid" not in corpora:
         settings.remark("data.valid", "missing; a recipe needs validation text: set data.valid")
     keep("data.valid", prefixes.get("valid", "valid"))
-    weights = [float(corpora[name].get("weight", 1)) for name in training]
+    weights = [
+        float(settings.checked(f"data.{name}.weight", corpora[name].get("weight", 1))) for name in training
+    ]
     if len(set(weights)) > 1:
         keep("data.mixing.weights", [weights])
     common = settings.take("transforms", default=[])
-    transforms = {each for name in training for each in corpora[name].get("transforms") or common}
+    lists = [corpora[name].get("transforms") or common for name in training]
+    if not all(isinstance(each, list) for each in lists):
+        raise InputError(f"{settings.where}: transforms: expected a list, as [sentencepiece, filtertoolong]")
+    transforms = {str(name) for each in lists for name in each}
     for each in sorted(transforms - {"filtertoolong", *_SUBWORDS}):
         settings.remark("transforms", f"{each} has no counterpart")
     for name, corpus in corpora.items():

@@ -98,9 +98,9 @@ class Ops(Section):
     stash: Annotated[Literal["auto", "least", "outputs", "attention", "cells", "gates"], NO_PARAMETERS] = (
         Field(
             "auto",
-            description="what recompute keeps for the backward pass, from least to most memory: outputs, recomputing fewer "
-            "steps at a time (least) or more; also attention weights; also cell states; also gates. auto: chosen by the "
-            "implementation, or by the plan for memory_budget",
+            description="what recompute keeps for the backward pass, from least to most memory: outputs, recomputing "
+            "fewer steps at a time (least) or more; also attention weights; also cell states; also gates. auto: chosen "
+            "by the implementation, or by the plan for memory_budget",
         )
     )
 

@@ -43,12 +43,6 @@ def import_sockeye(tree: dict[str, Any], where: str) -> ForeignSettings:
     return settings
 
 
-def _pair(settings: ForeignSettings, key: str, default: Any) -> list[Any]:
-    """Returns a setting of source and target, or of encoder and decoder."""
-    value = settings.take(key, default=default)
-    return list(value) if isinstance(value, list) and len(value) == 2 else [value, value]
-
-
 def _data(settings: ForeignSettings) -> None:
     keep, text = settings.keep, settings.text
     output = text("output", default="runs/sockeye") or "runs/sockeye"
@@ -73,10 +67,10 @@ def _data(settings: ForeignSettings) -> None:
         keep(key, [name] if key == "data.train" else name)
     keep("data.source", (languages or ("src", "trg"))[0])
     keep("data.target", (languages or ("src", "trg"))[1])
-    keep("data.max_length", max(_pair(settings, "max_seq_len", 99)))
+    keep("data.max_length", max(settings.pair("max_seq_len", 99)))
     lists = [text(f"{side}_vocab") for side in ("source", "target")]
-    sizes = _pair(settings, "num_words", 50_000)
-    count = max(_pair(settings, "word_min_count", 1))
+    sizes = settings.pair("num_words", 50_000)
+    count = max(settings.pair("word_min_count", 1))
     keep("data.subwords.type", "words")
     if all(lists):
         keep("data.subwords.lists", lists)
@@ -94,13 +88,13 @@ def _model(settings: ForeignSettings) -> None:
         settings.choose("rnn_cell_type", cells, "lstm"),
         settings.number("rnn_num_hidden", default=1024),
     )
-    layers, residual = _pair(settings, "num_layers", 1), bool(take("rnn_residual_connections"))
+    layers, residual = settings.pair("num_layers", 1), bool(take("rnn_residual_connections"))
     first = settings.number("rnn_first_residual_layer", default=2)
     dropouts = {
         "encoder_layers": "rnn_dropout_inputs", "source_embedding": "embed_dropout",
         "states": "rnn_dropout_states", "recurrent": "rnn_dropout_recurrent",
     }  # fmt: skip
-    values = {name: [float(each) for each in _pair(settings, key, 0.0)] for name, key in dropouts.items()}
+    values = {name: [float(each) for each in settings.pair(key, 0.0)] for name, key in dropouts.items()}
     for number, part in enumerate(("encoder", "decoder")):
         keep(f"model.{part}.cell", cell)
         keep(f"model.{part}.size", size)
@@ -111,7 +105,7 @@ def _model(settings: ForeignSettings) -> None:
         keep(f"model.dropout.{part}_layers", values["encoder_layers"][number])
         side = ("source", "target")[number]
         keep(f"model.dropout.{side}_embedding", values["source_embedding"][number])
-    widths = _pair(settings, "num_embed", 512)
+    widths = settings.pair("num_embed", 512)
     keep("model.source_embedding", widths[0])
     keep("model.target_embedding", widths[1])
     for name in ("states", "recurrent"):

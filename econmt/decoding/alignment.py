@@ -69,13 +69,20 @@ def copied(attention: Tensor, ids: Sequence[int], text: str, vocabularies: Vocab
     return tokens
 
 
+def written_tokens(text: str, vocabulary: Vocabulary) -> list[str]:
+    """Returns a source's tokens as written in the text, unknown ones, too."""
+    if isinstance(vocabulary, WordVocabulary):
+        return split_words(text)
+    assert isinstance(vocabulary, SentencePieceVocabulary)
+    return [str(piece) for piece in vocabulary.processor.EncodeAsPieces(normalized(text))]
+
+
 def _written(text: str, vocabulary: Vocabulary) -> tuple[list[str], list[str]]:
     """Returns the source's tokens as written in the text, and the text to copy for each."""
+    pieces = written_tokens(text, vocabulary)
     if isinstance(vocabulary, WordVocabulary):
-        words = split_words(text)
-        return words, words
+        return pieces, pieces
     assert isinstance(vocabulary, SentencePieceVocabulary)
-    pieces = [str(piece) for piece in vocabulary.processor.EncodeAsPieces(normalized(text))]
     ids, words = vocabulary.processor.PieceToId(pieces), split_words(text)
     rows = zip(pieces, ids, _words(pieces, vocabulary), strict=True)
     return pieces, [piece if token == UNK else words[number] for piece, token, number in rows]

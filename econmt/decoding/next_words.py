@@ -59,11 +59,13 @@ class NextWords:
         translator = self._translator
         in_capitals = translator.options.restore_case and is_in_capitals(request.text)
         text = without_capitals(request.text) if in_capitals else request.text
-        source = translator.vocabularies.source.encode(text)[: translator.options.max_input_length]
+        with_terms = translator.with_terms(request, text)
+        source = translator.vocabularies.source.encode(with_terms.text)[: translator.options.max_input_length]
         if not source:
             return []
         prepared = with_small_prefix(request) if in_capitals else request
-        constraints = translator.constraint_compiler.of(prepared, where) or DecodingConstraints()
+        of_terms = with_terms.terms, with_terms.spans
+        constraints = translator.constraint_compiler.of(prepared, where, *of_terms) or DecodingConstraints()
         with evaluation_mode(translator.models), torch.inference_mode():
             log_probs = self._after(source, constraints.prefix)
             values, tokens = log_probs.topk(min(_TRIED * most, len(log_probs)))

@@ -6,16 +6,17 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
 from itertools import islice
-from typing import NamedTuple
+from typing import NamedTuple, Union
 
 import torch
 from torch import Tensor, nn
 
 from econmt.config import recipe
 from econmt.data.batching.token_store import rectangle
+from econmt.data.text.annotation import term_tag_ids
 from econmt.data.text.glossary import Glossary
 from econmt.data.text.source_factors import encode_sources
-from econmt.data.text.subwords import EOS, UNK, Vocabularies
+from econmt.data.text.subwords import EOS, UNK, Vocabularies, normalized
 from econmt.decoding.alignment import copied, hard_alignment, joined
 from econmt.decoding.constraints.batch import ConstrainedContinuations, DecodingConstraints
 from econmt.decoding.constraints.tokens import ConstraintCompiler
@@ -33,6 +34,7 @@ from econmt.decoding.search.options import SearchOptions
 from econmt.decoding.search.sampling import sample
 from econmt.decoding.search.shortlist import Restricted, Shortlists
 from econmt.decoding.sentences import splitter_for
+from econmt.decoding.terms import SourceTerms, annotated_source, plain_source
 from econmt.decoding.translation import (
     EMPTY,
     NBestEntry,
@@ -56,11 +58,19 @@ word of megabytes.
 
 
 class _Sentence(NamedTuple):
-    """Sentence to search for: source ids without EOS, number of its line, and constraints."""
+    """Sentence to search for.
+
+    Attributes:
+        ids: source ids without EOS. number: number of its line.
+        constraints: constraints of the search; None: none.
+        expected: constraints that translations of an annotated source satisfy, or else the sentence itself is
+            translated with them; None: none.
+    """
 
     ids: Sequence[int]
     number: int
     constraints: DecodingConstraints | None
+    expected: DecodingConstraints | None = None
 
 
 def pad_sources(sources: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
@@ -117,11 +127,12 @@ class Translator:
         max_length: maximum number of source tokens in training; longer lines cause a warning.
         warn: called with a message about a doubtful input line.
         watch: called between the steps of a search; an exception that it raises ends the search.
-        glossary: terms; if one occurs in a source, its translation is a constraint.
+        glossary: terms with the translations that they get, by annotated sources or by constraints.
         shortlists: target words allowed for each sentence; None: all.
         languages: codes of the source and target languages, by which sentences are split.
 
     Attributes:
+        annotates: True if sources are annotated with the terms of glossaries.
         factor_files: names of the files of source factors, for messages.
         searches: names of the searches that have run, see :func:`~econmt.decoding.search.native.search_name`.
     """
@@ -155,7 +166,12 @@ class Translator:
         self._continuous: ContinuousSearch | None = None
         self._shortlists = shortlists
         self._glossary = glossary
-        self._has_lists = bool(options.avoid) or glossary is not None
+        self.annotates = options.glossary_mode != "constrain" and bool(term_tag_ids(vocabularies.source))
+        if options.glossary_mode == "annotate" and not self.annotates:
+            raise InputError(
+                "glossary_mode annotate: the model was not trained with data.annotate_terms; use auto or constrain"
+            )
+        self._has_lists = bool(options.avoid) or (glossary is not None and not self.annotates)
         if self._has_lists and self._excludes_constraints:
             raise InputError(
                 f"{self._excludes_constraints} cannot be combined with avoided phrases or a glossary; remove either"
@@ -255,19 +271,22 @@ class Translator:
             with_small_prefix(request) if capital else request
             for request, capital in zip(requests, in_capitals, strict=True)
         ]
-        constraints = self._constraints_of(requests, numbered, where)
         texts = [
             without_capitals(request.text) if capital else request.text
             for request, capital in zip(requests, in_capitals, strict=True)
         ]
-        sources = self._encode(texts, [request.factors for request in requests], numbered, where)
+        with_terms = [self.with_terms(*each) for each in zip(requests, texts, strict=True)]
+        constraints = self._constraints_of(requests, with_terms, numbered, where)
+        factors = [request.factors for request in requests]
+        sources = self._encode([each.text for each in with_terms], factors, numbered, where)
         answers: dict[int, list[Hypothesis]] = {}
         # Blank lines have no tokens, but vocabularies of words may define blanks differently.
         filled = [i for i, request in enumerate(requests) if request.text.strip() and sources[i]]
         done(len(requests) - len(filled))
         with evaluation_mode(self.models):
-            sentences = [_Sentence(sources[i], numbered[i], constraints[i]) for i in filled]
-            for position, hypotheses in self._search_all(sentences):
+            sentences = [_Sentence(sources[i], numbered[i], *constraints[i]) for i in filled]
+            as_is = self._search_until_satisfied(sentences, [texts[i] for i in filled])
+            for position, hypotheses, is_annotated in as_is:
                 index = filled[position]
                 if not hypotheses:
                     raise EconmtError(
@@ -275,12 +294,17 @@ class Translator:
                         "its parameters are damaged; use another checkpoint"
                     )
                 answers[index] = hypotheses
+                if is_annotated:
+                    answers[index] = [with_terms[index].of_sentence(each) for each in hypotheses]
                 done(1)
         ids = [each.ids for hypotheses in answers.values() for each in hypotheses]
         written = iter(self.vocabularies.target.decode_many(ids))
         results = [EMPTY] * len(requests)
         for index, hypotheses in answers.items():
-            translation = self._translation(texts[index], sources[index], hypotheses, written)
+            source = sources[index]
+            if with_terms[index].attention is not None:
+                source = self.vocabularies.source.encode(texts[index])
+            translation = self._translation(texts[index], source, hypotheses, written)
             results[index] = in_capital_letters(translation) if in_capitals[index] else translation
         return results
 
@@ -319,23 +343,78 @@ class Translator:
                 )
         return sources
 
+    def with_terms(self, request: Request, text: str) -> SourceTerms:
+        """Returns the source of a request with its terms; ``text`` is its text, perhaps in other case."""
+        if self._glossary is None and request.glossary is None:
+            return SourceTerms(text)
+        terms = self.constraint_compiler.terms(request)
+        if not terms or len(normalized(text)) != len(normalized(request.text)):
+            return SourceTerms(text, terms)
+        if self.annotates:
+            source = annotated_source(text, terms, self.vocabularies.source)
+            if source.length <= self.options.max_input_length:
+                return source
+        return plain_source(text, terms, self.vocabularies.source)
+
     def _constraints_of(
-        self, requests: Sequence[Request], numbers: Sequence[int], where: str
-    ) -> list[DecodingConstraints | None]:
-        """Returns the constraints of each line; None if it has none and the search rules out no tokens."""
-        number = next((n for n, each in zip(numbers, requests, strict=True) if not each.is_plain), None)
+        self, requests: Sequence[Request], sources: Sequence[SourceTerms], numbers: Sequence[int], where: str
+    ) -> list[tuple[DecodingConstraints | None, DecodingConstraints | None]]:
+        """Returns the constraints of each line, and those with which it is searched for again; see :class:`_Sentence`.
+
+        The former are None if a line has none and the search rules out no tokens.
+        """
+        constrained = [
+            number
+            for number, request, source in zip(numbers, requests, sources, strict=True)
+            if request.constrains or (source.terms and source.attention is None)
+        ]
+        number = constrained[0] if constrained else None
         unconstrained = DecodingConstraints() if self.options.block_ngram_repeat else None
-        if number is None and not self._has_lists:
-            return [unconstrained] * len(requests)
+        enforces = self.options.glossary_mode == "auto" and not self._excludes_constraints
+        if number is None and not self._has_lists and not (enforces and any(each.terms for each in sources)):
+            return [(unconstrained, None)] * len(requests)
         if self._excludes_constraints:
             raise InputError(
                 f"{where}:{number}: {self._excludes_constraints} cannot be combined with constraints; remove either"
             )
         compiler = self.constraint_compiler
-        return [
-            compiler.of(request, f"{where}:{number}") or unconstrained
-            for number, request in zip(numbers, requests, strict=True)
+        found = list[tuple[Union[DecodingConstraints, None], Union[DecodingConstraints, None]]]()
+        for number, request, source in zip(numbers, requests, sources, strict=True):
+            spans = source.spans if source.attention is None else source.spans_of_sentence
+            in_full = compiler.of(request, f"{where}:{number}", source.terms, spans)
+            if source.attention is None:
+                found.append((in_full or unconstrained, None))
+            else:
+                rest = compiler.of(request, f"{where}:{number}", ())
+                found.append((rest or unconstrained, in_full if enforces else None))
+        return found
+
+    def _search_until_satisfied(
+        self, sentences: Sequence[_Sentence], texts: Sequence[str]
+    ) -> Iterator[tuple[int, list[Hypothesis], bool]]:
+        """Yields as :meth:`_search_all`, and True unless the second search found the translations.
+
+        Where translations lack terms, ``texts``, the sentences themselves, are translated with constraints.
+        """
+        lacking: list[int] = []
+        for index, hypotheses in self._search_all(sentences):
+            expected = sentences[index].expected
+            if expected is None or all(
+                self.constraint_compiler.satisfies(each.ids, expected) for each in hypotheses
+            ):
+                yield index, hypotheses, True
+            else:
+                lacking.append(index)
+        lacking.sort()
+        ids = self.vocabularies.source.encode_many([texts[index] for index in lacking])
+        again = [
+            _Sentence(
+                each[: self.options.max_input_length], sentences[index].number, sentences[index].expected
+            )
+            for each, index in zip(ids, lacking, strict=True)
         ]
+        for position, hypotheses in self._search_all(again):
+            yield lacking[position], hypotheses, False
 
     def _search_all(self, sentences: Sequence[_Sentence]) -> Iterator[tuple[int, list[Hypothesis]]]:
         """Yields the index and the hypotheses of each sentence, in any order."""

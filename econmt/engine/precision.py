@@ -20,6 +20,7 @@ from econmt_ops.backends import c as native
 from econmt_ops.core.gemm import Product
 from econmt_ops.core.int8 import Int8Product
 from econmt_ops.core.precision import autocast_to
+from econmt_ops.dispatch.device_limits import limits_of
 
 LEAST_SIZE = 128
 """Smallest hidden size for which auto considers bfloat16 on a CPU; below it, casts cost what products save."""
@@ -119,9 +120,7 @@ def precision_of(
     if saved:
         return NAMED[saved]._replace(why="as at the beginning of the run")
     if device.type == "cuda":
-        # A plan may be made on a machine without a GPU; it then assumes one with bfloat16.
-        has_gpu = torch.cuda.is_available()
-        capability = torch.cuda.get_device_capability(device) if has_gpu else _BFLOAT16_SINCE
+        capability = limits_of(device).capability
         for name, since in (("bfloat16", _BFLOAT16_SINCE), ("float16", _FLOAT16_SINCE)):
             if capability >= since:
                 return NAMED[name]._replace(why=f"auto: the GPU has {name} tensor cores")

@@ -135,6 +135,7 @@ class LoadedModels:
                 "nbest_size": nbest,
                 "attention": attention,
                 "restore_case": settings.restore_case,
+                "glossary_mode": settings.glossary_mode,
             }
             self._translators[key] = self.model.translator(
                 search, batch_size=self.batch, avoid=settings.avoid, glossary=settings.glossary

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from econmt.data.text.glossary import Glossary
 from econmt.errors import InputError
@@ -23,7 +23,8 @@ class Settings(NamedTuple):
         split_sentences: True if lines are split into sentences, which are translated one by one.
         restore_case: True if sentences in capitals are translated in lower case.
         avoid: phrases that no translation may contain.
-        glossary: terms whose translations are constraints of every request.
+        glossary: terms, with their translations, of every request.
+        glossary_mode: see :class:`econmt.decoding.search.options.SearchOptions`.
         most_file_characters: maximum number of characters of a file's text.
     """
 
@@ -39,6 +40,7 @@ class Settings(NamedTuple):
     restore_case: bool = False
     avoid: tuple[str, ...] = ()
     glossary: Glossary | None = None
+    glossary_mode: Literal["auto", "annotate", "constrain"] = "auto"
     most_file_characters: int = 200_000
 
 

@@ -106,7 +106,9 @@ def test_by_name() -> None:
         ValueError, match="extreme: unknown implementation 'cuda'; available: auto, reference, triton"
     ):
         resolved("cuda", available)
-    with pytest.raises(ValueError, match="extreme: unknown stash level 'all'; available: auto, least, outputs"):
+    with pytest.raises(
+        ValueError, match="extreme: unknown stash level 'all'; available: auto, least, outputs"
+    ):
         resolved("auto", available, stash="all")
 
 

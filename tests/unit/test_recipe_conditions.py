@@ -53,6 +53,8 @@ CASES: dict[str, tuple[str, tuple[str, ...]]] = {
         "1.0e-6",
         ("training.schedule.name=linear", "training.schedule.decay_updates=4"),
     ),
+    "training.loss_scale": ("1024", ("training.precision=float16",)),
+    "training.loss_scale_window": ("9", ("training.precision=float16",)),
     "training.min_updates": ("9", ("training.early_stopping.max_num_checkpoint_not_improved=3",)),
     "training.min_epochs": ("2", ("training.early_stopping.max_num_checkpoint_not_improved=3",)),
     "training.schedule.reduce_num_not_improved": ("5", ("training.schedule.name=plateau-reduce",)),
@@ -73,6 +75,8 @@ IDLE: dict[str, tuple[str, ...]] = {
     "training.optimizer.betas": ("training.optimizer.name=sgd",),
     "training.optimizer.eps": ("training.optimizer.name=sgd",),
     "training.gradient_clipping.threshold": ("training.gradient_clipping.type=none",),
+    "training.loss_scale": ("training.precision=float32",),
+    "training.loss_scale_window": ("training.precision=bfloat16",),
     "training.min_updates": ("training.early_stopping.max_num_checkpoint_not_improved=null",),
     "training.min_epochs": ("training.early_stopping.max_num_checkpoint_not_improved=null",),
     "training.bleu_tokenizer": (

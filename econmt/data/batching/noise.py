@@ -2,7 +2,7 @@
 
 The noise of a pair depends on (seed, epoch, position in the epoch) only, so that resumed runs and all ranks get the
 same. Pairs are stored as ids: a pair is decoded to text, changed and segmented again. Pairs with unknown tokens, which
-cannot be decoded, stay unchanged.
+cannot be decoded, stay unchanged, as do pairs with annotated terms.
 
 Capitals can double the number of tokens of a sentence and more. The noise is therefore drawn before an epoch's pairs
 are assigned to buckets, with space for the 90 % quantile of the new length; a pair that does not fit stays unchanged.
@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from econmt.config.recipe import Noise
 from econmt.data.batching.token_store import IntArray, PairIds, TokenStore, rectangle
+from econmt.data.text.annotation import term_tag_ids
 from econmt.data.text.subwords import UNK, Vocabularies
 
 UPPER, TITLE, TYPOS, EMOJI, MARKUP = (1 << bit for bit in range(5))
@@ -48,6 +49,7 @@ class NoiseMaker:
     ) -> None:
         self._noise, self._vocabularies = noise, vocabularies
         self._tags = {tag for tag in tags if tag}
+        self._unchanged = {UNK, *term_tag_ids(vocabularies.source)}
         self._growth = {
             kind: self._measure(store, kind) for kind, name in _KEYS.items() if getattr(noise, name)
         }
@@ -115,7 +117,7 @@ class NoiseMaker:
     def _changed(
         self, kind: int, source: list[int], target: list[int], seed: Sequence[int]
     ) -> tuple[list[int], list[int]]:
-        if UNK in source or UNK in target:
+        if not self._unchanged.isdisjoint(source) or UNK in target:
             return source, target
         draw = np.random.Generator(np.random.PCG64([*seed, _DRAWS]))
         text = self._vocabularies.source.decode(source)

@@ -12,12 +12,14 @@ from typing import IO, Any, NamedTuple
 from econmt.config import limits
 from econmt.config.recipe import Data, TextData
 from econmt.data.batching.token_store import TokenStoreWriter
-from econmt.data.progress_bars import counted, counting
+from econmt.data.progress_bars import counted, counting, status_line
+from econmt.data.text.annotation import AlignedTerms, GlossaryTerms, Terms, annotate, draw_terms
 from econmt.data.text.corpus import Corpus, read_lines, read_pairs
 from econmt.data.text.filters import KEPT, REASONS, Codes, LeftOut, no_pair_left
+from econmt.data.text.glossary import read_glossary
 from econmt.data.text.guides import GuideFile, check_words, parse_links, parse_weight, words_of_line
 from econmt.data.text.source_factors import count_of_ids, encode_sources, with_factors
-from econmt.data.text.subwords import EOS, UNK, Vocabularies, split_words
+from econmt.data.text.subwords import EOS, UNK, Vocabularies, normalized, split_words
 from econmt.errors import InputError
 
 _CHUNK_PAIRS = 10_000
@@ -39,16 +41,28 @@ def _read(data: Data | TextData, corpus: Corpus, tag: str = "") -> Iterator[tupl
 
 
 class TrainingSplit(NamedTuple):
-    """Training corpus with its tag and filter codes; ``codes`` is None without filters."""
+    """Training corpus, its tag, its filter codes (None: no filters) and its finder of terms (None: no annotation)."""
 
     corpus: Corpus
     tag: str = ""
     codes: Codes | None = None
+    terms: Terms | None = None
 
     def kept(self, data: Data | TextData) -> Iterator[tuple[str, ...]]:
         """Yields the pairs that filters keep, with their source factors; vocabularies are learnt from them."""
         pairs = _read(data, self.corpus, self.tag)
         return pairs if self.codes is None else compress(pairs, self.codes == KEPT)
+
+
+def terms_of(data: Data | TextData, train: Sequence[TrainingSplit], glossary: Path | None) -> Terms | None:
+    """Returns the finder of terms to annotate in training pairs, by a glossary's file or alignment; None: no terms."""
+    if isinstance(data, TextData) or data.annotate_terms.share == 0.0:
+        return None
+    if glossary is not None:
+        return GlossaryTerms(read_glossary(glossary))
+    with status_line() as say:
+        say("aligning the words of the training text")
+        return AlignedTerms(lambda: ((row[0], row[1]) for each in train for row in each.kept(data)))
 
 
 class _Guides(NamedTuple):
@@ -99,6 +113,7 @@ class SplitWriter:
         "source_unknown",
         "target_unknown",
         "words",
+        "annotated",
     )
 
     def __init__(self, data: Data | TextData, vocabularies: Vocabularies, folder: Path, split: str) -> None:
@@ -143,7 +158,7 @@ class SplitWriter:
                     codes = [KEPT] * len(chunk)
                     if training.codes is not None:
                         codes = training.codes[pairs_done : pairs_done + len(chunk)].tolist()
-                    self._write_chunk(part, chunk, first_line, codes, guides)
+                    self._write_chunk(training._replace(corpus=part), chunk, first_line, codes, guides)
                     first_line += len(chunk)
                     pairs_done += len(chunk)
             for file in guides.files:
@@ -151,18 +166,22 @@ class SplitWriter:
 
     def _write_chunk(
         self,
-        corpus: Corpus,
+        training: TrainingSplit,
         chunk: Sequence[tuple[str, ...]],
         first_line: int,
         codes: Sequence[int],
         guides: _Guides,
     ) -> None:
+        corpus = training.corpus
+
         def name_of(number: int, stream: int | None) -> str:
             return f"{corpus.source if stream is None else corpus.factors[stream]}:{first_line + number}"
 
         sources = encode_sources(
             self._vocabularies, [row[0] for row in chunk], [row[2:] for row in chunk], name_of
         )
+        if training.terms is not None:
+            self._annotate(training.terms, training.tag, chunk, sources)
         targets = self._vocabularies.target.encode_many([row[1] for row in chunk])
         lines = list(range(first_line, first_line + len(chunk)))
         if isinstance(self._data, TextData):
@@ -208,6 +227,23 @@ class SplitWriter:
             links.append(([word + first for word, _ in parsed], [word for _, word in parsed]))
             numbers.append(line)
         self._links.add([link[0] for link in links], [link[1] for link in links], numbers)
+
+    def _annotate(
+        self, terms: Terms, tag: str, chunk: Sequence[tuple[str, ...]], sources: list[list[int]]
+    ) -> None:
+        """Replaces the ids of sources, of pairs drawn at random, by those with annotated terms, if not too long."""
+        assert isinstance(self._data, Data)
+        texts: dict[int, str] = {}
+        for number, row in enumerate(chunk):
+            pair = normalized(row[0]), normalized(row[1])
+            first = self._counts["lines"] + number
+            found = draw_terms(terms, self._data.annotate_terms.share, first, pair, tag)
+            if found:
+                texts[number] = annotate(pair[0], found).text
+        for number, ids in zip(texts, self._vocabularies.source.encode_many([*texts.values()]), strict=True):
+            if len(ids) <= self._data.max_length:
+                sources[number] = ids
+                self._counts["annotated"] += 1
 
     def _reason(
         self, data: Data, corpus: Corpus, source: Sequence[int], target: Sequence[int], line: int

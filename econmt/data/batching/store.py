@@ -17,7 +17,7 @@ from econmt.config.json_reader import Record, parse_json
 from econmt.config.marks import NO_PREPARED_TEXT, marked_keys
 from econmt.config.recipe import Data, Recipe, SentencePieceSubwords, TextData, TextSubwords
 from econmt.config.yaml_reader import check_section
-from econmt.data.batching.split_writer import SplitWriter, TrainingSplit
+from econmt.data.batching.split_writer import SplitWriter, TrainingSplit, terms_of
 from econmt.data.batching.token_store import TokenStore
 from econmt.data.files import notice, refuse_pipe, whole_folder, writing
 from econmt.data.fingerprints import describe, is_as_described
@@ -65,6 +65,7 @@ class SplitCounts(Record):
     source_unknown: Count
     target_unknown: Count
     words: Count = 0
+    annotated: Count = 0
     few_words: Count = 0
     many_words: Count = 0
     ratio: Count = 0
@@ -165,7 +166,8 @@ class PreparedData(NamedTuple):
 
 
 _Input = tuple[str, Corpus]
-"""Split and corpus."""
+"""Split, or ``_TERMS`` of a glossary, and corpus."""
+_TERMS = "terms"
 
 
 def prepare(
@@ -336,6 +338,9 @@ def _find_inputs(
             for split, prefix in prefixes
         ]
     inputs = []
+    if data.annotate_terms.glossary is not None:
+        terms = find_text(data.annotate_terms.glossary, search, progress=False, fetch=False)
+        inputs.append((_TERMS, Corpus(terms, None)))
     for split, prefix in prefixes:
         corpus = find_corpus(prefix, data.source, data.target, search, progress, fetch=fetch)
         factors = find_companions(corpus, prefix, data.source_factors, "data.source_factors", search)
@@ -454,7 +459,9 @@ def _write_store(
     statistics: dict[str, Any] = dict(zip(("source_vocabulary", "target_vocabulary"), sizes, strict=True))
     if vocabularies.factors:
         statistics["factor_vocabularies"] = vocabularies.factor_sizes
-    for split in dict.fromkeys(split for split, _ in inputs):
+    terms = terms_of(data, train, next((corpus.source for split, corpus in inputs if split == _TERMS), None))
+    train = [each._replace(terms=terms) for each in train]
+    for split in dict.fromkeys(split for split, _ in inputs if split != _TERMS):
         with contextlib.closing(SplitWriter(data, vocabularies, folder, split)) as writer:
             others = [TrainingSplit(corpus) for name, corpus in inputs if name == split]
             for each in train if split == "train" else others:

@@ -33,6 +33,11 @@ def units(text: str) -> list[str]:
     return _UNIT.findall(normalized(text))
 
 
+def unit_spans(text: str) -> list[tuple[int, int]]:
+    """Returns the spans of :func:`units` in a normalised text."""
+    return [match.span() for match in _UNIT.finditer(text)]
+
+
 class Occurrence(NamedTuple):
     """A term in a normalised sentence: its translation, and the characters from ``start`` to ``end`` that it covers."""
 

@@ -49,6 +49,9 @@ _LONGEST_SENTENCE_BYTES = 1 << 16
 WORD_START = "\u2581"
 """Character by which a subword marks a space before it; tags begin with it, so that they are separate words."""
 
+TERM_TAGS = ("<term>", "</term>")
+"""Tags around the translation of an annotated term, see :mod:`econmt.data.text.annotation`."""
+
 BLANKS = " \t\u00a0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000"
 
 # SentencePiece drops the text of its special tokens from training text, so that letters which occur only there would be
@@ -187,7 +190,10 @@ def train_vocabularies(
     that the recipe names, see :mod:`econmt.data.text.own_vocabulary`.
     """
     subwords = data.subwords
-    tags = list(dict.fromkeys(filter(None, data.tags))) if isinstance(data, Data) else []
+    tags: list[str] = []
+    if isinstance(data, Data):
+        annotates = data.annotate_terms.share > 0.0
+        tags = list(dict.fromkeys([*filter(None, data.tags), *(TERM_TAGS if annotates else ())]))
     if own:
         _convert(subwords, own, folder, tags)
     elif isinstance(subwords, (WordSubwords, TextWords)):

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from econmt.data.text.subwords import EOS
+from econmt.decoding.constraints.anchors import Anchors
 from econmt.decoding.constraints.avoidance import START, Avoidance, Moves
 from econmt.decoding.constraints.inclusion import Automata, Phrase, Phrases, share_out
 from econmt.decoding.search.beam import Places, SearchOptions, highest, places_of
@@ -30,11 +31,13 @@ class DecodingConstraints(NamedTuple):
         phrases: phrases that it must contain.
         prefix: tokens that it begins with.
         avoidances: automata of phrases that it must not contain.
+        spans: source positions that each of the first phrases translates; none for the rest.
     """
 
     phrases: tuple[Phrase, ...] = ()
     prefix: tuple[int, ...] = ()
     avoidances: tuple[Avoidance, ...] = ()
+    spans: tuple[tuple[int, ...], ...] = ()
 
     @property
     def ids(self) -> list[int]:
@@ -60,6 +63,9 @@ class ConstrainedContinuations:
         self._forced = torch.tensor(padded, dtype=torch.int64)
         self._states, self._needed = self._automata.start(self._prefixes)
         self._owners = torch.arange(len(constraints))
+        spans = [[*each.spans, *[()] * (len(each.phrases) - len(each.spans))] for each in constraints]
+        self._ignored: Tensor | None = None
+        self._anchors = Anchors([each.phrases for each in constraints], spans, self._automata)
         self._history = torch.zeros(len(constraints), 0, dtype=torch.int64)
         self._avoidances = [each.avoidances for each in constraints]
         self._reached = [(START,) * len(each.avoidances) for each in constraints]
@@ -70,19 +76,43 @@ class ConstrainedContinuations:
         least = [len(prefix) + needed for prefix, needed in zip(self._prefixes, self._needed, strict=True)]
         return torch.maximum(limits, torch.tensor(least))
 
+    def usual_lengths(self, lengths: Tensor) -> Tensor:
+        """Returns the lengths of the sources with their terms translated."""
+        return lengths + self._anchors.growth
+
     def extend(
-        self, log_probs: Tensor, totals: Tensor, sentences: Tensor, places: Tensor, free: Tensor, room: Tensor
+        self,
+        log_probs: Tensor,
+        totals: Tensor,
+        sentences: Tensor,
+        places: Tensor,
+        free: Tensor,
+        room: Tensor,
+        attention: Tensor,
     ) -> Places:
         """See :meth:`ContinuationChooser.extend`."""
-        values, tokens = self._continuations(log_probs, room)
-        after = self._automata.after(self._states, self._owners, tokens)
+        withheld = None
+        if self._anchors.any:
+            self._anchors.look(attention, self._owners)
+            anywhere = self._falls_back(log_probs, sentences, free, room)[:, None]
+            withheld, self._ignored = (
+                mask & ~anywhere for mask in self._anchors.away(self._states, self._owners)
+            )
+        values, tokens = self._continuations(log_probs, room, withheld)
+        after = self._automata.after(self._states, self._owners, tokens, self._ignored)
         remaining = self._automata.remaining(after)
+        costs = given = torch.zeros_like(values, dtype=torch.float64)
+        if self._anchors.any:
+            outside = remaining >= self._automata.remaining(self._states)[:, None]
+            costs = self._anchors.costs()[:, None] * outside
+            given = values.double().masked_fill(outside | (values == -torch.inf), 0.0)
+            values = values.masked_fill(self._lost(sentences, free)[:, None], -torch.inf)
         needed = remaining.clone()
         needed[:, _RISKY] += 1  # a word that is avoided unless it continues needs room to do so
         values = values.masked_fill(needed > room.clamp(min=0)[:, None], -torch.inf)
         shape = len(free), self._beam, values.shape[1]
         grid = totals.new_full(shape, -torch.inf)
-        grid[sentences, places] = totals[:, None] + values
+        grid[sentences, places] = totals[:, None] + values - costs
         # Hypotheses with all phrases get a separate bank from the next token on; otherwise those that complete their
         # last phrase now would always replace them.
         settled = (remaining == 0) & (self._automata.remaining(self._states) == 0)[:, None]
@@ -92,13 +122,39 @@ class ConstrainedContinuations:
         if self._avoids:
             flat = _few(grid, shape[2] + _RISKY, free // 2).view(len(free), -1)
         chosen = share_out(flat, banks.view(len(free), -1), self._beam)
-        return places_of(flat.gather(1, chosen), chosen, sentences, places, tokens, free)
+        found = places_of(flat.gather(1, chosen), chosen, sentences, places, tokens, free)
+        at = found.parents, chosen % shape[2]
+        return found._replace(costs=costs[at], given=given[at])
+
+    def _lost(self, sentences: Tensor, free: Tensor) -> Tensor:
+        """Returns (R,) bool, True for rows that have translated a term in another way, where there are better ones."""
+        lost = self._anchors.lost(self._owners)
+        better = torch.zeros(len(free), dtype=torch.bool)
+        better[sentences[~lost]] = True
+        better |= free < self._beam  # a translation with all terms has ended
+        return lost & better[sentences]
+
+    def _falls_back(self, log_probs: Tensor, sentences: Tensor, free: Tensor, room: Tensor) -> Tensor:
+        """Returns (R,) bool, True for rows whose missing terms may begin anywhere.
+
+        These are the rows of sentences without a better one, with fewer missing tokens, that would end now, or have no
+        room to wait.
+        """
+        remaining = self._automata.remaining(self._states)
+        least = torch.full((len(free),), torch.iinfo(torch.int64).max)
+        least = least.scatter_reduce(0, sentences, remaining, "amin")
+        least[free < self._beam] = 0  # a translation with all phrases has ended
+        ends = (log_probs.argmax(dim=1) == EOS).cpu()
+        return (ends & (remaining == least[sentences])) | (remaining >= room)
 
     def grow(self, parents: Tensor, tokens: Tensor) -> None:
         """See :meth:`ContinuationChooser.grow`."""
         self._owners = self._owners[parents]
-        moved = self._automata.after(self._states[parents], self._owners, tokens[:, None])[:, 0]
+        ignored = None if self._ignored is None else self._ignored[parents]
+        moved = self._automata.after(self._states[parents], self._owners, tokens[:, None], ignored)[:, 0]
         self._automata.expand(moved)
+        if self._anchors.any:
+            self._anchors.grow(parents, self._owners, tokens, self._states[parents], moved)
         self._states = moved
         self._history = torch.cat([self._history[parents], tokens[:, None]], dim=1)
         if self._avoids:
@@ -112,7 +168,9 @@ class ConstrainedContinuations:
                 for owner, row, token in rows
             ]
 
-    def _continuations(self, log_probs: Tensor, room: Tensor) -> tuple[Tensor, Tensor]:
+    def _continuations(
+        self, log_probs: Tensor, room: Tensor, withheld: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         """Returns log-probabilities (R, W + M + 3) of candidate tokens, and the tokens; -inf if ruled out.
 
         Candidates are the most probable tokens, those of constraints, EOS, one that may lead to an avoided phrase, and
@@ -127,6 +185,8 @@ class ConstrainedContinuations:
         moves = self._moves(open_rows) if self._avoids else []
         self._rule_out_avoided(log_probs, moves)
         offered = self._automata.offered(self._states)
+        if withheld is not None:
+            offered &= ~withheld
         offers = self._automata.tokens[self._owners].clamp(min=0)
         of_offers = log_probs.gather(1, offers.to(device)).cpu().masked_fill(~offered, -torch.inf)
         rest = [self._take_risky(log_probs, moves, room), self._take_joining(log_probs)]

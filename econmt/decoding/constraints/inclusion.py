@@ -104,6 +104,12 @@ class Phrases:
                 moves |= {kind.ids[0] for kind, alike in bits if reading.unmet & alike}
         return [(token, token in moves) for token in self.tokens]
 
+    def missing(self, progress: Progress) -> dict[Phrase, int]:
+        """Returns how often each phrase is missing, by the reading with the fewest remaining tokens."""
+        kinds = zip(self._kinds, self._bits, strict=True)
+        counts = {kind: (progress[0].unmet & alike).bit_count() for kind, alike in kinds}
+        return {kind: count for kind, count in counts.items() if count}
+
     def after(self, progress: Progress, token: int) -> Progress:
         """Returns the progress after ``token``."""
         if token not in self._begun and all(reading.kind == _BETWEEN for reading in progress):
@@ -177,6 +183,15 @@ class Automata:
         """Returns the number of tokens that states still need, in their shape."""
         return torch.from_numpy(self._remaining)[states]
 
+    def missing(self, state: int) -> tuple[int, dict[Phrase, int]]:
+        """Returns the sentence of a state, and its missing phrases as :meth:`Phrases.missing`."""
+        sentence, progress = self._progress[state]
+        return sentence, self._sentences[sentence].missing(progress)
+
+    def is_within(self, state: int) -> bool:
+        """Returns True if the last token of a state is within a phrase."""
+        return self._progress[state][1][0].kind >= 0
+
     def at_word_end(self, states: Tensor) -> Tensor:
         """Returns (R,) bool, True if a phrase is complete unless the next token continues its last word."""
         after = self.remaining(torch.from_numpy(self._next)[states][:, -2:])
@@ -187,12 +202,20 @@ class Automata:
         after = self.remaining(torch.from_numpy(self._next)[states][:, :-2])
         return after == self.remaining(states)[:, None] - 1
 
-    def after(self, states: Tensor, sentences: Tensor, tokens: Tensor) -> Tensor:
-        """Returns the states (R, W) after ``tokens`` (R, W) from ``states`` (R,) of ``sentences`` (R,)."""
+    def after(
+        self, states: Tensor, sentences: Tensor, tokens: Tensor, ignored: Tensor | None = None
+    ) -> Tensor:
+        """Returns the states (R, W) after ``tokens`` (R, W) from ``states`` (R,) of ``sentences`` (R,).
+
+        ``ignored`` (R, M) is True for the tokens of ``tokens`` that count like those of no phrase.
+        """
         most = self.tokens.shape[1]
         columns = most + self._joins[tokens].long()
         for column in range(most):
-            columns = torch.where(self.tokens[sentences, column][:, None] == tokens, column, columns)
+            matches = self.tokens[sentences, column][:, None] == tokens
+            if ignored is not None:
+                matches &= ~ignored[:, column, None]
+            columns = torch.where(matches, column, columns)
         return torch.from_numpy(self._next)[states].gather(1, columns)
 
     def expand(self, states: Tensor) -> None:

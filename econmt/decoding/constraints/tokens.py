@@ -7,11 +7,11 @@ from functools import lru_cache
 
 from torch import Tensor
 
-from econmt.data.text.glossary import Glossary, occurrences
+from econmt.data.text.glossary import Glossary, Occurrence, occurrences
 from econmt.data.text.subwords import UNK, Vocabulary
 from econmt.decoding.constraints.avoidance import Avoidance
 from econmt.decoding.constraints.batch import DecodingConstraints
-from econmt.decoding.constraints.inclusion import Phrase
+from econmt.decoding.constraints.inclusion import Phrase, Phrases
 from econmt.decoding.constraints.phrases import Spelling
 from econmt.decoding.requests import Request, check_request
 from econmt.errors import InputError
@@ -27,6 +27,7 @@ class ConstraintCompiler:
         self, vocabulary: Vocabulary, avoid: Sequence[str] = (), glossary: Glossary | None = None
     ) -> None:
         self._spelling = Spelling(vocabulary)
+        self._joins: list[bool] = self._spelling.joins.tolist()
         self._glossary = glossary
         self._everywhere = (Avoidance(avoid, self._spelling),) if avoid else ()
         self._avoidance = lru_cache(_KEPT)(lambda phrases: Avoidance(phrases, self._spelling))
@@ -36,15 +37,31 @@ class ConstraintCompiler:
         """(V,) bool, True for tokens that continue a word."""
         return self._spelling.joins
 
-    def of(self, request: Request, where: str) -> DecodingConstraints | None:
+    def terms(self, request: Request) -> list[Occurrence]:
+        """Returns the terms in a request's text of its own glossary and of that for all sentences."""
+        glossaries = [each for each in (request.glossary, self._glossary) if each is not None]
+        return occurrences(request.text, glossaries)
+
+    def of(
+        self,
+        request: Request,
+        where: str,
+        terms: Sequence[Occurrence] | None = None,
+        spans: Sequence[Sequence[int]] = (),
+    ) -> DecodingConstraints | None:
         """Returns the constraints of a request and of the lists for all sentences, or None if there are none.
+
+        Args:
+            request: the request. where: its name in messages.
+            terms: terms whose translations are constraints; None: all in the text.
+            spans: source positions of each term; empty: unknown.
 
         Raises:
             InputError: The vocabulary cannot write a phrase, or a phrase is also avoided; the message names ``where``.
         """
         check_request(request, where)
-        glossaries = [each for each in (request.glossary, self._glossary) if each is not None]
-        texts = [*request.constraints, *(each.target for each in occurrences(request.text, glossaries))]
+        terms = self.terms(request) if terms is None else terms
+        texts = [*(each.target for each in terms), *request.constraints]
         avoidances = self._everywhere
         if request.avoid:
             avoidances = (*avoidances, self._avoidance(tuple(request.avoid)))
@@ -64,7 +81,15 @@ class ConstraintCompiler:
                         f"{where}: the constraint {text!r} contains an avoided phrase; remove one of them"
                     )
             phrases.append(Phrase(ids, self._spelling.ends_word(text)))
-        return DecodingConstraints(tuple(phrases), prefix, avoidances)
+        return DecodingConstraints(tuple(phrases), prefix, avoidances, tuple(map(tuple, spans)))
+
+    def satisfies(self, ids: Sequence[int], constraints: DecodingConstraints) -> bool:
+        """Returns True if a translation contains all phrases of its constraints."""
+        phrases = Phrases(constraints.phrases, self._joins)
+        progress = phrases.start
+        for token in ids:
+            progress = phrases.after(progress, token)
+        return phrases.remaining(progress) == 0
 
     def _ids(self, text: str, what: str) -> tuple[int, ...]:
         ids = self._spelling.encode(text)

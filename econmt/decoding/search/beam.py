@@ -170,6 +170,8 @@ class Places(NamedTuple):
         totals: log-probabilities, -inf at empty places, (B, K) float64.
         parents, tokens: extended row and the token that extends it, (B, K) int64.
         ends, grows: masks of places with an ended or a growing hypothesis, (B, K).
+        costs: by how much this step's token lowers the totals below the log-probability, (B, K) float64.
+        given: log-probability of this step's token if it is of a term, else 0, (B, K) float64.
     """
 
     totals: Tensor
@@ -177,6 +179,23 @@ class Places(NamedTuple):
     tokens: Tensor
     ends: Tensor
     grows: Tensor
+    costs: Tensor
+    given: Tensor
+
+
+class _Sums(NamedTuple):
+    """Sums of ``Places.costs`` and ``Places.given`` along each hypothesis."""
+
+    costs: Tensor
+    given: Tensor
+
+    def after(self, now: Places) -> _Sums:
+        """Returns the sums of the hypotheses in the places ``now`` (B, K), from those of their parents (R,)."""
+        return _Sums(self.costs[now.parents] + now.costs, self.given[now.parents] + now.given)
+
+    def at(self, sentences: Tensor, columns: Tensor) -> _Sums:
+        """Selects the hypotheses in some places."""
+        return _Sums(self.costs[sentences, columns], self.given[sentences, columns])
 
 
 def highest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -252,7 +271,8 @@ def places_of(
     words = tokens[parents, chosen % width]
     kept = (torch.arange(totals.shape[1]) < free[:, None]) & (totals > -torch.inf)
     ends = kept & (words == EOS)
-    return Places(totals, parents, words, ends, kept & ~ends)
+    none = torch.zeros_like(totals)
+    return Places(totals, parents, words, ends, kept & ~ends, none, none)
 
 
 class ContinuationChooser(Protocol):
@@ -260,6 +280,9 @@ class ContinuationChooser(Protocol):
 
     def limits(self, limits: Tensor, /) -> Tensor:
         """Returns the maximum lengths ``limits`` (B,), increased where translations would not fit."""
+
+    def usual_lengths(self, lengths: Tensor, /) -> Tensor:
+        """Returns the usual lengths of translations with their terms, (B,), for sources of ``lengths`` (B,)."""
 
     def extend(
         self,
@@ -269,6 +292,7 @@ class ContinuationChooser(Protocol):
         places: Tensor,
         free: Tensor,
         room: Tensor,
+        attention: Tensor,
         /,
     ) -> Places:
         """Chooses the best continuations of each sentence.
@@ -277,6 +301,7 @@ class ContinuationChooser(Protocol):
             log_probs: log-probabilities of the next token, which may be overwritten, (R, V).
             totals, sentences, places, free: see :func:`choose_places`.
             room: maximum number of tokens after the chosen one, (R,); -1 if it must be EOS.
+            attention: attention over the source at this step, (R, S).
         """
 
     def grow(self, parents: Tensor, tokens: Tensor, /) -> None:
@@ -289,12 +314,15 @@ class _Batch(NamedTuple):
     Attributes:
         numbers: index of each in the search's input, (B,). limits: maximum number of tokens before EOS, (B,).
         largest_penalty: length penalty of the longest possible translation, (B,) float64.
+        usual_penalty: length penalty beyond which a translation is no better for its length, with respect to the
+            log-probabilities of terms, (B,) float64.
         free: places that have not ended, (B,). best_scores: highest scores of ended hypotheses, (B, nbest) float64.
     """
 
     numbers: Tensor
     limits: Tensor
     largest_penalty: Tensor
+    usual_penalty: Tensor
     free: Tensor
     best_scores: Tensor
 
@@ -336,6 +364,7 @@ def beam_search(
         numbers,
         limits,
         length_penalty(limits + 1, options),
+        length_penalty(lengths_here if chooser is None else chooser.usual_lengths(lengths_here), options),
         torch.full_like(numbers, beam),
         torch.full((len(source), options.nbest_size), -torch.inf, dtype=torch.float64),
     )
@@ -343,6 +372,7 @@ def beam_search(
     tokens = torch.full_like(numbers, BOS, device=device)
     sentences, places = numbers, torch.zeros_like(numbers)
     totals = torch.zeros(len(source), dtype=torch.float64)
+    sums = _Sums(totals, totals)
     trace, position, shortest = Trace(), 0, int(limits.min())
     while True:
         watch()
@@ -358,32 +388,28 @@ def beam_search(
             now = choose_places(values, words, totals, sentences, places, batch.free, beam)
         else:
             room = batch.limits[sentences] - position
-            now = chooser.extend(log_probs, totals, sentences, places, batch.free, room)
+            now = chooser.extend(log_probs, totals, sentences, places, batch.free, room, attention)
         owners, columns = now.ends.nonzero(as_tuple=True)
         parents, ended = now.parents[owners, columns], now.totals[owners, columns]
-        scores = now.totals / length_penalty(position, options)
-        reached, extra = scores, None
+        penalty, sums = length_penalty(position, options), sums.after(now)
+        reached = now.totals / penalty
+        # All translations of a sentence have the same terms. If they are improbable, length must not outweigh them.
+        added = sums.given / batch.usual_penalty.clamp(max=penalty)[:, None] - sums.given / penalty
         if penalties is not None:
             penalties.look(attention)
-            added = penalties.of(position, batch.numbers, now.parents)
-            scores, extra = scores + added, added[owners, columns]
-        lowered = adjustments.lowered(now.totals - totals[now.parents], now.parents, now.tokens)
-        of_model = lowered[owners, columns]
+            added += penalties.of(position, batch.numbers, now.parents)
+        scores, extra = reached + added, added[owners, columns]
+        steps = now.totals - totals[now.parents] + now.costs
+        lowered = adjustments.lowered(steps, now.parents, now.tokens)
+        of_model = (lowered + sums.costs)[owners, columns]
         trace.ended.append(Ended(position, batch.numbers[owners], parents, ended, extra, of_model))
         scores = scores.masked_fill(~now.ends, -torch.inf)
         best_scores = torch.cat([batch.best_scores, scores], dim=1).topk(options.nbest_size, dim=1).values
         batch = batch._replace(free=batch.free - now.ends.sum(dim=1), best_scores=best_scores)
-        # Totals only fall and length penalties only rise as hypotheses grow, and other penalties are never positive, so
-        # this is the highest score that a growing hypothesis can still reach.
-        reach = (now.totals.masked_fill(~now.grows, -torch.inf) / batch.largest_penalty[:, None]).amax(dim=1)
-        growing = now.grows & (best_scores[:, -1] < reach)[:, None]
-        if options.beam_search_stop == "first":
-            growing &= best_scores[:, :1] == -torch.inf
-        if options.beam_prune:
-            growing &= reached >= best_scores[:, :1] - options.beam_prune
+        growing = _still_growing(now, reached, batch, options)
         sentences, columns = growing.nonzero(as_tuple=True)
         words, parents = now.tokens[sentences, columns], now.parents[sentences, columns]
-        totals = now.totals[sentences, columns]
+        totals, sums = now.totals[sentences, columns], sums.at(sentences, columns)
         trace.grown.append(Grown(words, parents))
         if chooser is not None:
             chooser.grow(parents, words)
@@ -400,6 +426,19 @@ def beam_search(
             kept = live.nonzero()[:, 0]
             state, batch = state.keep(kept.to(device)), batch.keep(kept)
             sentences = (live.cumsum(dim=0) - 1)[sentences]
+
+
+def _still_growing(now: Places, reached: Tensor, batch: _Batch, options: SearchOptions) -> Tensor:
+    """Returns (B, K) bool, True for growing hypotheses that may still be among the n best; ``reached`` are scores."""
+    # Totals only fall and length penalties only rise as hypotheses grow, and other penalties are never positive, so
+    # this is the highest score that a growing hypothesis can still reach.
+    reach = (now.totals.masked_fill(~now.grows, -torch.inf) / batch.largest_penalty[:, None]).amax(dim=1)
+    growing = now.grows & (batch.best_scores[:, -1] < reach)[:, None]
+    if options.beam_search_stop == "first":
+        growing &= batch.best_scores[:, :1] == -torch.inf
+    if options.beam_prune:
+        growing &= reached >= batch.best_scores[:, :1] - options.beam_prune
+    return growing
 
 
 def _begin(

@@ -31,6 +31,10 @@ class Diversity:
         """Returns ``limits`` unchanged."""
         return limits
 
+    def usual_lengths(self, lengths: Tensor) -> Tensor:
+        """Returns ``lengths`` unchanged."""
+        return lengths
+
     def extend(
         self,
         log_probs: Tensor,
@@ -39,6 +43,7 @@ class Diversity:
         places: Tensor,  # noqa: ARG002  each group numbers its own places
         free: Tensor,
         room: Tensor,  # noqa: ARG002  there are no constraints that need room
+        attention: Tensor,  # noqa: ARG002  nor terms with anchors
     ) -> Places:
         """See :meth:`ContinuationChooser.extend`."""
         owner_of = torch.zeros_like(free)
@@ -93,4 +98,8 @@ def _empty_places(sentences: int, width: int) -> Places:
     """Returns the places of a group without growing hypotheses."""
     shape = sentences, width
     none, zero = torch.zeros(shape, dtype=torch.bool), torch.zeros(shape, dtype=torch.int64)
-    return Places(torch.full(shape, -torch.inf, dtype=torch.float64), zero, zero, none, none)
+    totals, no_sum = (
+        torch.full(shape, -torch.inf, dtype=torch.float64),
+        torch.zeros(shape, dtype=torch.float64),
+    )
+    return Places(totals, zero, zero, none, none, no_sum, no_sum)

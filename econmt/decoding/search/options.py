@@ -31,6 +31,9 @@ class SearchOptions(recipe.Decoding):
             :mod:`econmt.decoding.markup_reader`; needs ``attention``.
         split_sentences: True if lines are split into sentences, which are translated one by one.
         avoid: phrases that no translation may contain.
+        glossary_mode: how terms of a glossary get their translations: "annotate" writes them into the source, for
+            models trained with ``data.annotate_terms``; "constrain" constrains the search; "auto" annotates if the
+            model knows that, and constrains the search for sentences whose translations lack a term.
         chunk_size: number of lines that are read and sorted by length before any is translated.
         long_lines: treatment of sources of more than ``max_input_length`` tokens: "cut" translates the beginning,
             "skip" gives an empty line.
@@ -55,6 +58,7 @@ class SearchOptions(recipe.Decoding):
     markup: bool = False
     split_sentences: bool = False
     avoid: tuple[str, ...] = ()
+    glossary_mode: Literal["auto", "annotate", "constrain"] = "auto"
     chunk_size: Annotated[int, Field(ge=1, le=limits.LINES)] = CHUNK_SIZE
     long_lines: Literal["cut", "skip"] = "cut"
     continuous: bool | None = None

@@ -74,7 +74,7 @@ class LayerPlan:
     """
 
     def __init__(self, settings: LayerSettings, tensors: LayerTensors, keep: bool) -> None:
-        from econmt_ops.backends.triton import layer_kernels, persistent
+        from econmt_ops.backends.triton import layer_kernels, partition, persistent
 
         inputs, weights, state, lengths, places = tensors
         assert inputs is not None
@@ -93,7 +93,7 @@ class LayerPlan:
         self.keeps_cells = keep and reaches(settings.stash, "cells")
         self.keeps_sums = keep and reaches(settings.stash, "gates")
         ahead, self._back = (
-            persistent.partition_of(
+            partition.partition_of(
                 batch, hidden, products, inputs.device, directions, settings.together, back
             )
             for back in (False, True)

@@ -47,7 +47,7 @@ def products_type(inputs: Tensor) -> torch.dtype | None:
 
 def products_of(inputs: Inputs, layers: Sequence[AnyLSTMWeights]) -> torch.dtype | None:
     """Returns `products_type`, or None if no launch fits the device."""
-    from econmt_ops.backends.triton.persistent import plan
+    from econmt_ops.backends.triton.partition import plan
 
     values = values_of(inputs)
     products = products_type(values)

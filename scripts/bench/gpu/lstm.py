@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from econmt_ops.core.stack import StackOptions
+from econmt_ops.dispatch.device_limits import limits_of
 from scripts.bench.gpu.frame import (
     DEVICE,
     FAILURES,
@@ -33,7 +34,6 @@ from scripts.bench.gpu.frame import (
 from scripts.bench.layers import Call, lstm_weights, passes, torch_lstm
 
 with suppress(ImportError):  # --help works without Triton
-    from econmt_ops.backends.triton.persistent import limits_of
     from econmt_ops.lstm import triton
 
 STEPS = 100

@@ -1,13 +1,16 @@
 """Times whole training steps on a GPU against PyTorch.
 
-    python -m scripts.bench gpu.step                       # all workloads, all precisions
+    python -m scripts.bench gpu.step                       # all workloads, all precisions but float16
     python -m scripts.bench gpu.step --only W2 --precision bfloat16 --variants plain auto
     python -m scripts.bench gpu.step --only W2 --budget 4GiB --variants reference auto
+    python -m scripts.bench gpu.step --only W2 --variants auto --limits capability=8.9,multiprocessors=24,shared=99KiB
 
 W2 is the model and batch of Echo (recipe iwslt, 128 x 100 x 100, all rows full). W1 is the multi30k recipe with batches
 of 64 pairs of natural lengths (21 x 22, 10 x 10, 20 x 17 positions, half of the rows shorter). GNMT is the gnmt recipe,
 128 x 25 x 25, and GNMT384 has 384 pairs. "plain" is the same model in plain PyTorch; it exists only for models with
-input feeding. With --budget each variant gets the largest batch whose captured step peaks within these bytes.
+input feeding. With --budget each variant gets the largest batch whose captured step peaks within these bytes. With
+--limits variants are captured a second time as on a smaller card, see `econmt_ops.dispatch.device_limits`: kernels that
+wait for each other keep to its multiprocessors, all others and cuBLAS do not.
 
 All variants run in CUDA graphs, in turns. Columns: target tokens a second, source and target tokens a second (without
 padding), milliseconds a step, peak of allocated and of reserved memory in bytes, loss of the first step.
@@ -18,7 +21,7 @@ from __future__ import annotations
 import gc
 import itertools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -33,12 +36,15 @@ from econmt.config.recipe import Recipe, load_recipe
 from econmt.config.yaml_reader import parse_size
 from econmt.data.batching.batches import Batch
 from econmt.engine.graphs import GraphedStep
+from econmt.engine.outside_memory import outside_meter
 from econmt.engine.precision import precision_of
 from econmt.engine.step import TrainingStep
 from econmt.model import Implementations
 from econmt.tasks.protocol import Shape
 from econmt.tasks.translation import TranslationTask
+from econmt_ops.core.precision import autocast_to
 from econmt_ops.dispatch.capture import Capturer
+from econmt_ops.dispatch.device_limits import playing
 from econmt_ops.dispatch.rule import rules_only
 from scripts.bench.arguments import parser_of
 from scripts.bench.gpu.frame import FAILURES, brief, heading
@@ -52,13 +58,16 @@ WORKLOADS = {
     "GNMT384": ("gnmt", [(384, 25, 25)], 32000, 32000, 1.0),
 }
 VARIANTS = ("plain", "reference", "recompute", "auto", "eager")
-PRECISIONS = ("bfloat16", "tf32", "float32")
+PRECISIONS = ("bfloat16", "tf32", "float32", "float16")
 
 
 def plain_step(
     recipe: Recipe, sizes: tuple[int, int], batch: Batch, dtype: torch.dtype
 ) -> Callable[[], Tensor]:
-    """Returns a training step of the plain model with autocast and fused Adam, which returns the loss."""
+    """Returns a training step of the plain model with autocast and fused Adam, which returns the loss.
+
+    In float16 it scales the loss by PyTorch's GradScaler.
+    """
     shape, training = recipe.translation_model, recipe.training
     widths = shape.embedding, shape.encoder.size, shape.decoder.size, shape.attention.size
     tied, dropouts = shape.weight_tying != "none", (shape.dropouts.embedding, shape.dropouts.output)
@@ -71,12 +80,16 @@ def plain_step(
     if training.gradient_clipping.type == "value":
         clip = nn.utils.clip_grad_value_
 
+    scaler = torch.amp.GradScaler("cuda", enabled=dtype == torch.float16)
+
     def step() -> Tensor:
-        with torch.autocast("cuda", torch.bfloat16, enabled=dtype == torch.bfloat16, cache_enabled=True):
+        with autocast_to(DEVICE, dtype):
             loss = model.loss(source, lengths, target, training.label_smoothing)
-        torch.autograd.backward(loss)
+        torch.autograd.backward(scaler.scale(loss))
+        scaler.unscale_(optimizer)
         clip(model.parameters(), training.gradient_clipping.threshold)
-        optimizer.step()
+        scaler.step(optimizer)
+        scaler.update()
         optimizer.zero_grad(set_to_none=True)
         return loss.detach()
 
@@ -156,7 +169,7 @@ def prepare(variant: str, task: TranslationTask, batches: list[Batch], precision
     else:
         model = task.build_model().to(DEVICE).train()
         implementation = variant if variant in ("reference", "recompute") else "auto"
-        implementations = Implementations.everywhere(implementation)
+        implementations = Implementations.everywhere(implementation, task.recipe.ops.stash)
         step = TrainingStep(task, model, chosen, implementations=implementations)
         if variant == "eager":
             on_device = [batch.to(DEVICE) for batch in batches]
@@ -216,18 +229,30 @@ def batches_within(
     return of(largest(lambda rows: prepare(variant, task, of(rows), precision).allocated, shape[0], budget))
 
 
+def variants_of(names: Sequence[str], limits: str) -> list[tuple[str, str]]:
+    """Returns the variants, each with the limits of the card that is played: none, and then these."""
+    limited = [name for name in names if limits and name not in ("plain", "eager")]
+    return [*((name, "") for name in names), *((name, limits) for name in limited)]
+
+
 def main() -> None:
     parser = parser_of(__doc__)
     add = parser.add_argument
     add("--only", nargs="+", choices=WORKLOADS, default=list(WORKLOADS), help="workloads")
-    add("--precision", nargs="+", choices=PRECISIONS, default=list(PRECISIONS), help="precisions")
+    add("--precision", nargs="+", choices=PRECISIONS, default=list(PRECISIONS[:3]), help="precisions")
     add("--variants", nargs="+", choices=VARIANTS, default=["plain", "reference", "auto"], help="variants")
     add("--seconds", type=float, default=2.0, help="seconds for timing a variant (%(default)s)")
+    add(
+        "--limits",
+        default="",
+        help="also measure captured variants as on a smaller card, e.g. multiprocessors=24",
+    )
     add("--json", type=Path, help="JSON file to write the rows to")
     add("--set", nargs="+", default=[], metavar="KEY=VALUE", help="keys of the recipes to change")
     add("--budget", type=parse_size, help="give each variant the largest batch within these bytes, e.g. 4GiB")
     given = parser.parse_args()
     rows: list[Row] = []
+    outside_meter(DEVICE)  # small workspaces of cuBLAS, for all variants
     print(heading())
     for name, precision in itertools.product(given.only, given.precision):
         recipe_name, shapes, source, target, full = WORKLOADS[name]
@@ -236,18 +261,20 @@ def main() -> None:
         batches = batches_of(task, shapes, full)
         runs: dict[str, Run] = {}
         batches_of_variant: dict[str, list[Batch]] = {}
-        for variant in given.variants:
+        for variant, limits in variants_of(given.variants, given.limits):
             if variant == "plain" and not task.recipe.model.decoder.input_feeding:
                 continue
+            told = f"{variant}, limited" if limits else variant
             try:
-                batches_of_variant[variant] = batches
-                if given.budget is not None:
-                    batches_of_variant[variant] = batches_within(
-                        given.budget, variant, task, shapes[0], full, precision
-                    )
-                runs[variant] = prepare(variant, task, batches_of_variant[variant], precision)
+                with playing(limits):
+                    batches_of_variant[told] = batches
+                    if given.budget is not None:
+                        batches_of_variant[told] = batches_within(
+                            given.budget, variant, task, shapes[0], full, precision
+                        )
+                    runs[told] = prepare(variant, task, batches_of_variant[told], precision)
             except FAILURES as error:
-                print(f"{name:8}{precision:10}{variant:11}{brief(error)}", flush=True)
+                print(f"{name:8}{precision:10}{told:20}{brief(error)}", flush=True)
         if not runs:
             continue
         count = 1 if given.budget is not None else len(batches)

@@ -1,4 +1,4 @@
-"""The kernels of econmt_ops.backends.cuda as they are compiled for a Hopper GPU, which needs none."""
+"""The kernels of econmt_ops.backends.cuda as they are compiled for GPUs, which needs none."""
 
 from __future__ import annotations
 
@@ -10,27 +10,57 @@ from pathlib import Path
 import pytest
 import torch
 
-from econmt_ops.backends.cuda import decoder
+from econmt_ops.backends.cuda import adam, decoder
+from econmt_ops.backends.cuda.library import architecture
 
 SPILLED = 16
 """Bytes of a thread's registers that may be kept in memory."""
+
+
+def compile_source(name: str, capability: tuple[int, int], macros: dict[str, int], folder: Path) -> str:
+    """What the compiler says of a source."""
+    compiler = shutil.which("nvcc")
+    if compiler is None:
+        pytest.skip("no nvcc")
+    options = [
+        f"-arch={architecture(capability)}",
+        "-std=c++17",
+        "-cubin",
+        "-Xptxas",
+        "-v",
+        "-o",
+        str(folder / "code"),
+    ]
+    defined = [f"-D{key}={value}" for key, value in macros.items()]
+    source = Path(decoder.__file__).parent / name
+    command = [compiler, *options, *defined, str(source)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    "capability",
+    [
+        (8, 6),
+        *(
+            pytest.param(each, marks=pytest.mark.thorough)
+            for each in ((7, 5), (8, 0), (8, 9), (9, 0), (12, 0))
+        ),
+    ],
+)
+def test_adam_is_compiled_for_every_card(capability: tuple[int, int], tmp_path: Path) -> None:
+    said = compile_source("adam.cu", capability, adam.MACROS, tmp_path)
+    assert re.findall(r"(\d+) bytes spill stores", said) == ["0"]
+    (registers,) = re.findall(r"Used (\d+) registers", said)
+    assert int(registers) <= 64
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["forward", "backward"])
 @pytest.mark.parametrize("masked", [False, pytest.param(True, marks=pytest.mark.thorough)])
 def test_registers_suffice_and_products_overlap(name: str, masked: bool, tmp_path: Path) -> None:
-    compiler = shutil.which("nvcc")
-    if compiler is None:
-        pytest.skip("no nvcc")
     sizes = decoder.DecoderSizes(torch.bfloat16, 512, 512, 2, 100, 128, masked=masked, residual=masked)
-    macros = [f"-D{key}={value}" for key, value in decoder.macros(name, sizes).items()]
-    source = Path(decoder.__file__).parent / f"decoder_{name}.cu"
-    options = ["-arch=sm_90a", "-std=c++17", "-cubin", "-Xptxas", "-v", "-o", str(tmp_path / "code")]
-    done = subprocess.run(
-        [compiler, *options, *macros, str(source)], capture_output=True, text=True, check=True
-    )
-    said = done.stdout + done.stderr
+    said = compile_source(f"decoder_{name}.cu", (9, 0), decoder.macros(name, sizes), tmp_path)
     # ptxas says so where it waits for each product of the tensor cores before it begins the next one.
     assert "serialized" not in said
     (spilled,) = re.findall(r"(\d+) bytes spill stores", said)

@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 import torch
 
-from econmt_ops.backends.triton.persistent import Partition, backward_launch, forward_launch, plan
+from econmt_ops.backends.triton.partition import Partition, plan
+from econmt_ops.backends.triton.persistent import backward_launch, forward_launch
 from econmt_ops.dispatch.device_limits import H200, SHARED, DeviceLimits
 from econmt_ops.dispatch.rule import rules_only
 from tests.ops.triton.compiling import report

@@ -65,7 +65,7 @@ def test_a_step_and_its_gradients(rows: int, hidden: int, dtype: torch.dtype, de
     close(dc, alone[1], tolerance)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("residual", [False, True])
 @pytest.mark.parametrize("dropout", [False, True])
 def test_what_the_layer_above_reads(dtype: torch.dtype, residual: bool, dropout: bool, device: str) -> None:

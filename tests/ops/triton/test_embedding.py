@@ -64,23 +64,27 @@ def test_is_registered_with_torch(device: str) -> None:
     torch.library.opcheck(torch.ops.econmt_ops.look_up.default, (table, ids, -1, torch.bfloat16))
 
 
-@pytest.mark.parametrize("width", [5, 1030])
+@pytest.mark.parametrize(
+    ("width", "dtype"), [(5, torch.bfloat16), (1030, torch.bfloat16), (5, torch.float16)], ids=str
+)
 @pytest.mark.parametrize("swapped", [False, True], ids=["batch first", "time first"])
-def test_rows_of_another_type_have_a_gradient_of_the_tables(width: int, swapped: bool, device: str) -> None:
+def test_rows_of_another_type_have_a_gradient_of_the_tables(
+    width: int, dtype: torch.dtype, swapped: bool, device: str
+) -> None:
     """The gradient lies in memory in either order of the ids' axes, with rows that are further apart than wide."""
     draw = torch.Generator().manual_seed(3)
-    # Values that bfloat16 holds: the interpreter does not round as a GPU does.
-    table = torch.randn(9, width, generator=draw).bfloat16().float().to(device).requires_grad_()
+    # Values that the type holds: the interpreter does not round as a GPU does.
+    table = torch.randn(9, width, generator=draw).to(dtype).float().to(device).requires_grad_()
     ids = torch.randint(9, (3, 4), generator=draw).to(device)
-    rows = torch.ops.econmt_ops.look_up(table, ids, 2, torch.bfloat16)
-    assert rows.dtype == torch.bfloat16
-    assert rows.equal(table[ids].bfloat16())
+    rows = torch.ops.econmt_ops.look_up(table, ids, 2, dtype)
+    assert rows.dtype == dtype
+    assert rows.equal(table[ids].to(dtype))
     wide = (
         torch.randn(4, 3, width + 3, generator=draw)
         if swapped
         else torch.randn(3, 4, width + 3, generator=draw)
     )
-    incoming = wide.bfloat16().to(device)[..., :width]
+    incoming = wide.to(dtype).to(device)[..., :width]
     incoming = incoming.transpose(0, 1) if swapped else incoming
     found = embedding.gradient(incoming, ids, 9, 2, torch.float32)
     assert found.dtype == torch.float32

@@ -10,10 +10,11 @@ from torch import Tensor
 
 import econmt_ops
 from econmt_ops import LSTMWeights
-from econmt_ops.backends.triton import persistent
-from econmt_ops.backends.triton.persistent import Partition
+from econmt_ops.backends.triton import partition
+from econmt_ops.backends.triton.partition import Partition
 from econmt_ops.core.repeated import UniqueRows
 from econmt_ops.core.stack import StackOptions
+from econmt_ops.dispatch.device_limits import playing
 from econmt_ops.lstm import persistent_layer, recompute, reference, triton
 from econmt_ops.lstm.chunked import ChunkedLSTM
 from econmt_ops.lstm.direction import LSTMArguments
@@ -113,6 +114,16 @@ def test_gradients(device: str, hidden: int, batch: int, steps: int) -> None:
     _check(device, batch, steps, 7, hidden)
 
 
+@pytest.mark.parametrize("multiprocessors", [2, 24])
+def test_on_a_small_card_that_is_played(device: str, multiprocessors: int) -> None:
+    """With two multiprocessors in launches of one group of rows each."""
+    with playing(f"capability=8.6,multiprocessors={multiprocessors}"):
+        found = partition.partition_of(35, 40, torch.float32, torch.device(device), 1, "auto", True)
+        assert found.split == 1
+        assert found.parts(40) <= found.programs == multiprocessors
+        _check(device, 35, 2, 7, 40, lengths=[2, 0, 1, *[2] * 32], reverse=True, state=True)
+
+
 def test_a_batch_of_nothing(device: str) -> None:
     weights = _weights(5, 3, device)
     inputs = torch.randn(0, 3, 3, device=device, requires_grad=True)
@@ -181,7 +192,7 @@ def test_teams_that_part_the_sum(device: str, monkeypatch: pytest.MonkeyPatch, t
     """As layers of 1,024 units do; here of two teams, the second with units that are not there."""
     ahead = Partition(16, 16, 4, 32, 132)
     back = Partition(16, rows, 4, 32, 132, 64 // (16 * team), rows > 8, team=team)
-    monkeypatch.setattr(persistent, "plan", lambda *_, back, ours=(ahead, back), **__: ours[back])
+    monkeypatch.setattr(partition, "plan", lambda *_, back, ours=(ahead, back), **__: ours[back])
     hidden = 16 * team + 3
     _check(device, rows + 1, 2, 4, hidden, lengths=[2, 0, *[1] * (rows - 1)], reverse=True, state=True)
 

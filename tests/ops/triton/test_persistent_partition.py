@@ -8,7 +8,7 @@ import pytest
 import torch
 import triton
 
-from econmt_ops.backends.triton.persistent import Partition, _launches, candidates, plan
+from econmt_ops.backends.triton.partition import Partition, candidates, launches_of, plan
 from econmt_ops.dispatch.device_limits import H200, DeviceLimits, limits_of, playing
 
 A100 = DeviceLimits(108, 166_912, (8, 0), 40 << 30)
@@ -45,7 +45,9 @@ def test_partitions_are_resident_at_once_and_serve_every_row(device: str, back: 
             assert found.chunk * found.split * found.chunks(terms) * found.team >= terms
             parts = found.parts(hidden)
             served = set()
-            for programs, first_direction, first_group, groups in _launches(found, directions, batch, hidden):
+            for programs, first_direction, first_group, groups in launches_of(
+                found, directions, batch, hidden
+            ):
                 assert programs <= limits.multiprocessors
                 assert programs % (parts * groups) == 0
                 for direction in range(programs // (parts * groups)):
@@ -107,8 +109,8 @@ def test_directions_together_or_apart() -> None:
 
 def test_launches_in_turn_where_not_all_rows_fit() -> None:
     partition = Partition(16, 16, 4, 512, 132)
-    assert list(_launches(partition, 1, 128, 512)) == [(128, 0, 0, 4), (128, 0, 4, 4)]
-    assert list(_launches(partition, 2, 64, 512)) == [(128, 0, 0, 4), (128, 1, 0, 4)]
+    assert list(launches_of(partition, 1, 128, 512)) == [(128, 0, 0, 4), (128, 0, 4, 4)]
+    assert list(launches_of(partition, 2, 64, 512)) == [(128, 0, 0, 4), (128, 1, 0, 4)]
 
 
 @pytest.mark.parametrize(
@@ -132,6 +134,16 @@ def test_walks_that_would_take_longer_than_single_steps_are_not_divided() -> Non
     limits = RTX_3090._replace(multiprocessors=34)
     assert plan(32, 512, torch.bfloat16, limits, back=False) is not None
     assert plan(384, 512, torch.bfloat16, limits, back=False) is None
+
+
+@pytest.mark.parametrize("device", ["RTX 3050", "RTX 4060", "RTX 5070", "A100"])
+def test_two_directions_have_a_partition_where_one_has(device: str) -> None:
+    for batch, hidden, back in itertools.product((17, 64, 100, 384), range(32, 800, 96), (False, True)):
+        one, both = (
+            plan(batch, hidden, torch.bfloat16, DEVICES[device], back=back, directions=count)
+            for count in (1, 2)
+        )
+        assert one is None or both is not None
 
 
 def test_programs_of_other_tensor_cores_do_not_split_products_and_take_all_registers() -> None:

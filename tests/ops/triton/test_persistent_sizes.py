@@ -11,6 +11,7 @@ from torch import Tensor
 
 from econmt_ops import LSTMWeights
 from econmt_ops.core.stack import StackOptions
+from econmt_ops.dispatch.device_limits import playing
 from econmt_ops.lstm import reference, triton
 
 CASES = [
@@ -51,10 +52,48 @@ def _tf32(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", True)
 
 
+LIMITED = [
+    "17x9x24x24 lengths reverse state", "33x7x64x100 reverse layers", "40x6x64x200 state outputs lengths",
+    "64x8x128x256", "64x9x64x256 both lengths", "64x9x64x256 float32 both lengths", "64x12x128x512 cells",
+    "64x12x128x512 lengths layers", "64x8x64x512 float16", "32x6x64x640", "64x8x64x1024 lengths",
+]  # fmt: skip
+
+
 @pytest.mark.cuda
 @pytest.mark.usefixtures("_tf32")
 @pytest.mark.parametrize("case", CASES)
 def test_outputs_states_and_all_gradients_are_within_the_rounding_of_the_type(case: str) -> None:
+    check(case)
+
+
+@pytest.mark.cuda
+@pytest.mark.usefixtures("_tf32")
+@pytest.mark.parametrize("case", LIMITED)
+@pytest.mark.parametrize("multiprocessors", [24, 34, 46])
+def test_launches_keep_to_the_multiprocessors_of_a_card_that_is_played(
+    multiprocessors: int, case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The results are right, and larger layers run step by step."""
+    from econmt_ops.backends.triton.launching import Launch
+
+    programs: list[int] = []
+    launch = Launch.__call__
+
+    def watched(self: Launch, count: int, *arguments: Any) -> None:
+        if self._constants.get("launch_cooperative_grid"):
+            programs.append(count)
+        launch(self, count, *arguments)
+
+    monkeypatch.setattr(Launch, "__call__", watched)
+    with playing(f"capability=8.6,multiprocessors={multiprocessors}"):
+        check(case)
+    hidden = int(case.split()[0].split("x")[3])
+    assert bool(programs) == (hidden <= {24: 256, 34: 512, 46: 640}[multiprocessors])
+    assert all(0 < count <= multiprocessors for count in programs)
+
+
+def check(case: str) -> None:
+    """Compares a case with float64."""
     torch.manual_seed(1)
     sizes, *flags = case.split()
     batch, steps, size, hidden = map(int, sizes.split("x"))

@@ -44,6 +44,7 @@ SIZES = {
     "as-wide": ((2, 2, 5, 5, 1), torch.float64, "gates"),
     "wide": ((1, 9, 3, 33, 1), torch.float32, "gates"),
     "bfloat16": ((2, 5, 4, 6, 1), torch.bfloat16, "gates"),
+    "float16": ((2, 5, 4, 6, 1), torch.float16, "outputs"),
 }
 
 

@@ -31,6 +31,7 @@ def function(name: str, implementation: str = "triton", **options: Any) -> Any:
         ((3, 4, 2, 5, 2), torch.float32),
         ((2, 3, 4, 33, 1), torch.float32),
         ((2, 3, 4, 6, 1), torch.bfloat16),
+        ((2, 3, 4, 6, 1), torch.float16),
     ],
     ids=str,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -430,6 +431,32 @@ def test_sockeye_with_prepared_data(tmp_path: Path) -> None:
 def test_configurations_that_cannot_be_used(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         imported(tmp_path, text)
+
+
+def leaves_of(tree: Any) -> list[tuple[str, ...]]:
+    if not isinstance(tree, dict):
+        return [()]
+    return [(key, *rest) for key, value in tree.items() for rest in [(), *leaves_of(value)]]
+
+
+@pytest.mark.parametrize("number", range(60))
+def test_odd_values_are_refused_in_a_line_or_remarked(tmp_path: Path, number: int) -> None:
+    draw = random.Random(number)
+    text = (JOEY, OPENNMT, SOCKEYE)[number % 3]
+    tree = yaml.safe_load(text)
+    for _ in range(2):
+        *path, name = draw.choice(leaves_of(tree))
+        section = tree
+        for part in path:
+            section = section.get(part) if isinstance(section, dict) else {}
+        if isinstance(section, dict):
+            section[name] = draw.choice([None, "x", [], {}, ["a"], [1, 2], -1, True, 10**12, 0.5, {"a": 1}])
+    lines: list[str] = []
+    try:
+        imported(tmp_path, yaml.safe_dump(json.loads(json.dumps(tree))))
+    except InputError as error:
+        lines += error.lines
+    assert all(line.startswith(str(tmp_path / "theirs.yaml")) for line in lines)
 
 
 def test_the_command(run_econmt: RunEconmt, tmp_path: Path) -> None:

@@ -9,11 +9,12 @@ from collections.abc import Sequence
 import pytest
 import torch
 
+from econmt.data.text.glossary import units
 from econmt.data.text.subwords import SPECIAL_TOKENS, UNK, WORD_START, WordVocabulary
 from econmt.decoding.constraints.avoidance import START, Avoidance
 from econmt.decoding.constraints.batch import ConstrainedContinuations, DecodingConstraints
 from econmt.decoding.constraints.inclusion import Phrase
-from econmt.decoding.constraints.phrases import Spelling, is_of_word, units
+from econmt.decoding.constraints.phrases import Spelling, is_of_word
 from econmt.decoding.search.beam import SearchOptions, beam_search
 from tests.unit.decoding.toy import ToyModel, sources
 

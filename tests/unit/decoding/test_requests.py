@@ -113,8 +113,8 @@ def test_wishes_are_phrases_and_prefix(subwords: Vocabularies) -> None:
     constraints = sentence_constraints.of(Request("a dog", ["ein Haus"], target_prefix="der"), "x:1")
     assert constraints is not None
     assert constraints.phrases == (
-        Phrase(tuple(target.encode("ein Haus")), True),
         Phrase(tuple(target.encode("Hund")), True),
+        Phrase(tuple(target.encode("ein Haus")), True),
     )
     assert constraints.prefix == tuple(target.encode("der"))
 

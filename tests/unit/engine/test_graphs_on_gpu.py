@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from torch import Tensor
@@ -24,6 +26,7 @@ CHANGES = (
     "training.label_smoothing=0.1",
     "training.optimizer={name: adam, learning_rate: 0.01}",
     "training.gradient_clipping={type: norm, threshold: 0.05}",
+    "training.loss_scale=256",
 )
 
 
@@ -56,7 +59,7 @@ def learn(step: TrainingStep, graphed: GraphedStep | None, count: int) -> list[t
     return found
 
 
-@pytest.mark.parametrize("precision", ["float32", "tf32", "bfloat16"])
+@pytest.mark.parametrize("precision", ["float32", "tf32", "bfloat16", "float16"])
 @pytest.mark.parametrize("count", [1, 3])
 def test_equals_the_step_launched_kernel_by_kernel(precision: str, count: int) -> None:
     eager = make_step(precision)
@@ -73,6 +76,40 @@ def test_equals_the_step_launched_kernel_by_kernel(precision: str, count: int) -
     assert notes == []
     assert graphed.captured >= 2
     assert_same_bits(parameters(step.model), parameters(eager.model))
+
+
+@pytest.mark.parametrize("clipping", ["norm", "none"])
+@pytest.mark.parametrize("count", [1, 3])
+def test_replays_skip_overflows_and_change_the_scale(count: int, clipping: str) -> None:
+    """Within a graph as launched kernel by kernel: no update where gradients overflow, and a scale that falls and grows."""
+    scale = (f"training.loss_scale={2**30}", "training.loss_scale_window=2")
+    changes = (*scale, f"training.gradient_clipping={{type: {clipping}, threshold: 0.05}}")
+    eager, step = make_step("float16", *changes), make_step("float16", *changes)
+    eager.prepare(gradients=count > 1)
+    eager.keeps_gradients = count > 1
+    graphed = GraphedStep(step, several=count > 1)
+    batches = some_batches(step)
+    assert step.loss_scale is not None
+    assert eager.loss_scale is not None
+    scales, skipped = [step.loss_scale.state()[0]], 0
+    for update in range(30):
+        before = parameters(step.model)
+        chosen = [batches[(update + part) % len(batches)] for part in range(count)]
+        result = graphed(chosen)
+        assert result.loss_scale is not None
+        overflows = not bool(result.norm.isfinite())
+        assert float(result.loss_scale) == scales[-1]
+        eager(chosen)
+        assert step.loss_scale.state() == eager.loss_scale.state()
+        assert_same_bits(parameters(step.model), parameters(eager.model))
+        changed = any(not torch.equal(before[name], part) for name, part in parameters(step.model).items())
+        assert changed is not overflows
+        scales.append(step.loss_scale.state()[0])
+        assert scales[-1] == scales[-2] / 2 if overflows else scales[-1] >= scales[-2]
+        skipped += overflows
+    assert {int(state["step"]) for state in step.optimizer.state.values()} == {30 - skipped}
+    assert 5 < skipped < 30
+    assert any(later > earlier for earlier, later in itertools.pairwise(scales))
 
 
 def test_every_replay_draws_new_masks_and_reads_the_rate() -> None:

@@ -11,6 +11,7 @@ from econmt.config.recipe import load_recipe
 from econmt.engine import devices, precision
 from econmt.engine.precision import Precision, ProductTimes, precision_of, precision_of_run, time_products
 from econmt_ops.backends import c as native
+from econmt_ops.dispatch.device_limits import playing
 
 CPU = torch.device("cpu")
 FAST, SLOW = ProductTimes(2e-3, 1e-3), ProductTimes(1.2e-3, 1e-3)
@@ -95,12 +96,11 @@ def test_what_a_gpu_has(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = torch.device("cuda")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert precision_of("auto", cuda).name == "bfloat16"  # a prediction, of a GPU that is not here
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     known = {(9, 0): "bfloat16", (8, 0): "bfloat16", (7, 5): "float16", (7, 0): "float16", (6, 1): "float32"}
     for capability, expected in known.items():
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, found=capability: found)
-        assert precision_of("auto", cuda).name == expected
-        assert precision_of("auto", cuda, saved="tf32").name == "tf32"
+        with playing("capability={}.{}".format(*capability)):
+            assert precision_of("auto", cuda).name == expected
+            assert precision_of("auto", cuda, saved="tf32").name == "tf32"
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import torch
 from econmt.config import recipe
 from econmt.config.recipe import Recipe, load_recipe
 from econmt.engine.outside_memory import workspace_bytes
-from econmt.engine.precision import NAMED, Precision
+from econmt.engine.precision import NAMED
 from econmt.engine.step import TrainingStep
 from econmt.memory.estimate.training_step import estimate_step
 from econmt.memory.measure.ledger import Ledger, measure_step
@@ -55,8 +55,7 @@ def measure(
         batch.source_lengths.copy_(torch.arange(rows) % source + 1)
         padding = torch.arange(target) > (torch.arange(rows) % target)[:, None]
         batch.target_input[padding] = batch.target_output[padding] = 0
-    lower = recipe.training.precision == "bfloat16"
-    precision = Precision(torch.bfloat16 if lower else torch.float32)
+    precision = NAMED[recipe.training.precision.replace("auto", "float32")]
     step = TrainingStep(task, task.build_model().train(), precision)
     accumulating = recipe.training.update_interval > 1
     with rules_only():  # as a run
@@ -75,6 +74,8 @@ CASES = [
     Case("iwslt", (), (48, 7, 4)),
     Case("iwslt", ("training.precision=bfloat16",), (24, 3, 5)),
     Case("iwslt", (*RECOMPUTE, "ops.stash=outputs"), (64, 9, 4)),
+    Case("iwslt", (*RECOMPUTE, "training.precision=float16"), (24, 3, 5)),
+    Case("iwslt", ("training.precision=float16", "training.optimizer.name=adagrad"), (24, 3, 5)),
     Case("iwslt", (*RECOMPUTE, "training.precision=bfloat16", "training.update_interval=2"), (33, 6, 3)),
     Case("groundhog", (), (64, 5, 5)),
     Case("groundhog", ("training.optimizer={name: sgd, learning_rate: 0.1, momentum: 0.9}",), (40, 1, 4)),
@@ -226,8 +227,9 @@ def test_auto_is_bfloat16_on_a_gpu(device: str, auto: str) -> None:
             device,
             precision=None if given is None else NAMED[given],
         ).stashed
-        for given in (None, "bfloat16", "float32")
+        for given in (None, "bfloat16", "float16", "float32")
     }
+    assert stashed["float16"] == stashed["bfloat16"]
     assert stashed[None] == stashed[auto]
     assert stashed["bfloat16"] < stashed["float32"]
 

@@ -381,7 +381,7 @@ def test_settings_begin_with_the_given_one_and_end_with_the_leanest(device: str)
     found = settings(AUTO, device)
     assert found[0] == AUTO
     assert found[-1] == LEAN
-    assert len(set(found)) == len(found) == 7
+    assert len(set(found)) == len(found) == 8
     # The cheapest first; gates are kept until it is the LSTM's turn.
     assert found[1] == Implementations(output="recompute")
     assert found[2] == Implementations("auto", "recompute", "recompute", "recompute", "gates")
@@ -490,13 +490,13 @@ def test_estimates_are_made_once() -> None:
     first = estimator(TranslationTask(small("output=a"), VOCABULARY, VOCABULARY), "cpu", NAMED["float32"])
     again = estimator(TranslationTask(small("output=b"), VOCABULARY, VOCABULARY), "cpu", NAMED["float32"])
     other = estimator(
-        TranslationTask(small("model.embedding=12"), VOCABULARY, VOCABULARY), "cpu", torch.float32
+        TranslationTask(small("model.embedding=12"), VOCABULARY, VOCABULARY), "cpu", NAMED["float32"]
     )
     shape = Shape(3, 2, 2)
     assert first(AUTO, shape, False) == again(AUTO, shape, False)
     assert first(AUTO, shape, False) < first(AUTO, shape, True)
     assert other(AUTO, shape, False) > first(AUTO, shape, False)
-    compiled = Implementations.everywhere("compiled", "outputs")
+    compiled = Implementations.everywhere("compiled", "least")
     assert first(compiled, shape, False) == first(LEAN, shape, False)
     assert (
         estimator(TranslationTask(small(), VOCABULARY, VOCABULARY), "cuda", NAMED["bfloat16"])(
@@ -539,7 +539,7 @@ def test_a_search_takes_what_was_predicted_or_a_little_less(
     target = length - 1 + 10 + 1
     predicted = estimate_search(recipe, VOCABULARY, VOCABULARY, (sentences, length, target), "cpu")
     found = searched(recipe, sentences, length)
-    assert 0.99 * found <= predicted <= 1.25 * found
+    assert 0.98 * found <= predicted <= 1.25 * found
 
 
 def test_search_rows() -> None:

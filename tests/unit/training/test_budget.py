@@ -610,6 +610,17 @@ def test_a_gpu_keeps_to_the_budget(make_run: MakeRun, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.cuda
+@pytest.mark.alone
+def test_a_gpu_keeps_to_the_memory_of_a_card_that_is_played(make_run: MakeRun) -> None:
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    with playing("capability=8.9,multiprocessors=24,memory=2GiB"):
+        run = make_run("training.device=cuda", "training.memory_budget=auto", *REAL)
+        run.train()
+    assert torch.cuda.max_memory_reserved() < 2 << 30
+
+
+@pytest.mark.cuda
 def test_a_gpu_that_is_full_learns_smaller_micro_batches(
     make_run: MakeRun, use_rows: Use, monkeypatch: pytest.MonkeyPatch
 ) -> None:

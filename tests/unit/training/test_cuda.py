@@ -51,13 +51,16 @@ def test_a_run_in_parts_reads_the_same_data(make_run: MakeRun) -> None:
         assert there["train_loss"] == pytest.approx(here["train_loss"], rel=2e-2)
 
 
+@pytest.mark.parametrize("precision", ["float32", "float16"])
 @pytest.mark.parametrize("graphs", ["auto", "off"])
-def test_a_run_in_parts_is_the_run_that_never_stopped(make_run: MakeRun, graphs: str) -> None:
+def test_a_run_in_parts_is_the_run_that_never_stopped(make_run: MakeRun, graphs: str, precision: str) -> None:
     """Bit for bit, dropout included, with ops whose kernels add up in a fixed order."""
     how = (
         "training.device=cuda",
         f"training.cuda_graphs={graphs}",
-        "training.precision=float32",
+        f"training.precision={precision}",
+        f"training.loss_scale={2**22}",  # overflows at first
+        "training.loss_scale_window=2",
         *named("recompute"),
     )
     make_run(*how, name="whole").train()
@@ -113,7 +116,12 @@ WAYS = {
     f"{name}, {precision}": (*changes, f"training.precision={precision}")
     for name, changes in CASES.items()
     for precision in ("float32", "bfloat16")
-} | {"compiled": (*named("compiled"), *PLAIN, "training.precision=float32")}
+} | {
+    "auto, float16": (*named("auto"), "training.precision=float16"),
+    "float16, several batches": ("training.precision=float16", "training.update_interval=2"),
+    "float16, adafactor": ("training.precision=float16", "training.optimizer.name=adafactor"),
+    "compiled": (*named("compiled"), *PLAIN, "training.precision=float32"),
+}
 
 
 @pytest.fixture(scope="module")

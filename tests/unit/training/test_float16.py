@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from econmt.errors import TrainingError
+from econmt.errors import InputError, TrainingError
 from econmt.training.progress import Progress
 from econmt.training.trainer import Trainer
 from tests.unit.training.tiny import Run, metrics, snapshot
@@ -36,22 +36,14 @@ def scale_of(trainer: Trainer) -> tuple[float, int]:
     return trainer.step.loss_scale.state()
 
 
-def test_learns_what_float32_learns(make_run: MakeRun) -> None:
+def test_a_task_is_learnt(make_run: MakeRun) -> None:
     one_batch = ("training.batch.size=30", "training.max_buckets=1", "training.bucket_width=null")
     often = ("training.max_updates=60", "training.checkpoint_interval=30", "training.decode_and_evaluate=0")
-    rate = "training.optimizer={learning_rate: 0.05}"
-    found = {}
-    for precision in ("float32", "float16"):
-        run = make_run(
-            "model.dropout=0.0", *one_batch, *often, rate, f"training.precision={precision}", name=precision
-        )
-        run.train()
-        found[precision] = metrics(run.folder)[-1]
-    assert found["float16"]["train_loss"] < 0.6
-    assert found["float16"]["train_loss"] == pytest.approx(found["float32"]["train_loss"], rel=0.1)
-    assert found["float16"]["loss_scale"] == 2.0**16
-    assert found["float16"]["skipped_updates"] == 0.0
-    assert "loss_scale" not in found["float32"]
+    run = make_run("model.dropout=0.0", *one_batch, *often, "training.optimizer={learning_rate: 0.05}", HALF)
+    run.train()
+    first, last = metrics(run.folder)
+    assert last["train_loss"] < 0.5 < 1.0 < first["train_loss"]
+    assert (last["loss_scale"], last["skipped_updates"]) == (2.0**16, 0.0)
 
 
 def test_an_overflow_skips_the_update_and_halves_the_scale(make_run: MakeRun) -> None:
@@ -172,12 +164,32 @@ def test_a_loss_that_is_not_finite_is_no_matter_of_scale(make_run: MakeRun) -> N
         trainer._update(Progress.silent())
 
 
+def test_a_scale_is_a_power_of_two(make_run: MakeRun) -> None:
+    with pytest.raises(InputError, match="loss_scale 1000 is not a power of two; use 512 or 1024"):
+        make_run(HALF, "training.loss_scale=1000")
+
+
+def test_another_precision_starts_and_ends_without_a_scale(make_run: MakeRun) -> None:
+    """A run that goes on in float16 starts with the recipe's scale, and one that leaves float16 forgets it."""
+    scales: list[tuple[str, object]] = [
+        ("float32", {}),
+        ("float16", {"scale": 2.0**16, "good": 2}),
+        ("float32", {}),
+    ]
+    for number, (precision, scale) in enumerate(scales, start=1):
+        run = make_run(f"training.precision={precision}", f"training.max_updates={2 * number}")
+        run.train(resume_with_changes=True)
+        saved = json.loads(max(run.folder.path.glob("training_state/*/state.json")).read_text())
+        assert (saved["precision"], saved["loss_scale"]) == (precision, scale)
+
+
+@pytest.mark.thorough
 def test_a_memory_budget_changes_no_scale(make_run: MakeRun) -> None:
     whole, parts = (
-        begin(make_run(*LARGE, "model.dropout=0.0", *more, name=name))
+        begin(make_run(*LARGE, f"training.loss_scale={2**20}", "model.dropout=0.0", *more, name=name))
         for name, more in (("whole", ()), ("parts", ("training.memory_budget=1GiB",)))
     )
-    for _ in range(12):
+    for _ in range(6):
         for trainer in (whole, parts):
             trainer._update(Progress.silent())
         assert scale_of(whole) == scale_of(parts)

@@ -70,6 +70,7 @@ def test_it_learns_which_words_may_follow(tmp_path: Path) -> None:
             "training.optimizer={name: sgd, learning_rate: 1.0, momentum: 0.5}",
         ),
         ("training.schedule={name: plateau-reduce, reduce_num_not_improved: 1}",),
+        ("training.precision=float16", f"training.loss_scale={2**24}", "training.loss_scale_window=3"),
     ],
 )
 def test_a_run_in_parts_is_the_run_that_never_stopped(make_run: MakeRun, overrides: tuple[str, ...]) -> None:

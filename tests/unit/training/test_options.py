@@ -348,7 +348,7 @@ def test_what_walks_step_by_step_has_two_implementations(make_run: MakeRun) -> N
         ): "model.dropout.states needs model.encoder.cell: lstm and model.encoder.rank: null",
         (
             "model.decoder.rank=2",
-        ): "model.decoder.context_gating needs model.decoder.cell: lstm and model.decoder.rank",
+        ): "model.dropout.states needs model.decoder.cell: lstm and model.decoder.rank: null",
         (
             "parallel.pipeline=2",
             "model.encoder.layers=2",

@@ -1,0 +1,111 @@
+"""Glossaries with a model that was trained on annotated sources, and with one that was not."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+import torch
+
+import econmt
+from econmt.data.text.annotation import term_tag_ids
+from econmt.data.text.glossary import Glossary
+from econmt.errors import InputError
+from econmt.serving.models import LoadedModels, TranslationJob
+from econmt.serving.settings import Settings
+from tests.unit.cli.conftest import SUBWORDS, Call
+from tests.unit.cli.test_translate import failure
+from tests.unit.training.tiny import Run
+
+TERMS = Glossary({"b": "G H", "e": "A"})
+LINES = ["a b c", "d", "h g f e d", "b e b"]
+
+
+@pytest.fixture(scope="module")
+def annotating(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model that knows annotation, far too little trained to follow it."""
+    keys = ("data.subwords={type: bpe, size: 40}", *SUBWORDS[1:], "data.annotate_terms.share=0.5")
+    run = Run(text, tmp_path_factory.mktemp("annotating") / "run", keys)
+    run.train()
+    return run.folder.path
+
+
+def counted(text: str) -> tuple[int, int]:
+    words = text.split()
+    pairs = list(itertools.pairwise(words))
+    return pairs.count(("G", "H")), words.count("A")
+
+
+def test_terms_are_annotated_and_forced_where_they_still_lack(annotating: Path) -> None:
+    model = econmt.load(annotating, device="cpu")
+    assert term_tag_ids(model.vocabularies.source)
+    found = model.translate(LINES, glossary=TERMS, nbest_size=2)
+    for each, line in zip(found, LINES, strict=True):
+        for hypothesis in each.hypotheses:
+            glossary, letters = counted(hypothesis.text), line.split()
+            assert glossary[0] >= letters.count("b")
+            assert glossary[1] >= letters.count("e")
+        # Sources and attention are those of the sentence, not those of the annotated one.
+        assert each.source_tokens == model.vocabularies.source.tokens(model.vocabularies.source.encode(line))
+        assert each.attention is not None
+        assert each.attention.shape == (len(each.tokens) + 1, len(each.source_tokens) + 1)
+        torch.testing.assert_close(each.attention.sum(dim=1), torch.ones(len(each.tokens) + 1))
+    plain = model.translate(LINES)
+    assert found[1].text == plain[1].text
+
+
+def test_annotation_alone_is_an_ordinary_search_of_another_source(annotating: Path) -> None:
+    model = econmt.load(annotating, device="cpu")
+    found = model.translate(LINES, glossary=TERMS, glossary_mode="annotate")
+    written = [
+        "a <term> G H </term> c",
+        "d",
+        "h g f <term> A </term> d",
+        "<term> G H </term> <term> A </term> <term> G H </term>",
+    ]
+    assert [each.text for each in found] == [each.text for each in model.translate(written)]
+    # Draws cannot be constrained, but sources can be annotated.
+    drawn = model.translate(LINES, glossary=TERMS, sample=True, seed=3)
+    assert [each.text for each in drawn] == [
+        each.text for each in model.translate(written, sample=True, seed=3)
+    ]
+    constrained = model.translate(LINES, glossary=TERMS, glossary_mode="constrain")
+    assert counted(constrained[0].text)[0] >= 1
+
+
+def test_a_line_in_capitals_and_markup_keep_their_form(annotating: Path) -> None:
+    model = econmt.load(annotating, device="cpu")
+    found = model.translate(["A B C"], glossary=TERMS, restore_case=True)[0].text
+    assert counted(found)[0] >= 1
+    marked = model.translate(["a <b>b</b> c"], glossary=TERMS, markup=True)[0].text
+    assert marked.count("<b>") == marked.count("</b>") == 1
+    assert "term" not in marked
+
+
+def test_the_server_annotates_the_terms_of_requests(annotating: Path) -> None:
+    model = econmt.load(annotating, device="cpu")
+    served = LoadedModels(model, Settings(glossary_mode="annotate"), 0)
+    request = econmt.Request("a b c", glossary=TERMS)
+    answers = served.translate([request], TranslationJob(constrained=True))
+    expected = model.translate(["a b c"], glossary=TERMS, glossary_mode="annotate")[0].text
+    assert [getattr(each, "text", each) for each in answers] == [expected]
+    assert served.translate([request], TranslationJob(words=2, constrained=True))
+
+
+def test_modes_that_would_change_nothing_are_refused(
+    call: Call, subword_model: Path, annotating: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "terms").write_text("b = G H\n")
+    options = ("translate", "-m", subword_model, "--glossary-mode", "annotate")
+    failure(call(*options, text="a\n"), "--glossary-mode", "is of --glossary")
+    failure(
+        call(*options, "--glossary", tmp_path / "terms", text="a\n"),
+        "glossary_mode annotate: the model was not trained with data.annotate_terms",
+    )
+    with pytest.raises(InputError, match="sample cannot be combined"):
+        econmt.load(annotating, device="cpu").translate(
+            ["b"], glossary=TERMS, glossary_mode="constrain", sample=True
+        )
+    options = ("translate", "-m", annotating, "--glossary", tmp_path / "terms")
+    assert counted(call(*options, text="a b\n").lines[0])[0] == 1

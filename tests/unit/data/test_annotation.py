@@ -1,0 +1,223 @@
+"""Training sources with annotated terms: where terms come from, what is written, and what stays as it is."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from econmt.cli.prepare import report
+from econmt.config.recipe import Noise, Recipe
+from econmt.data.batching.noise import UPPER, NoiseMaker
+from econmt.data.batching.store import PreparedData, prepare
+from econmt.data.text.annotation import (
+    MOST_TERMS,
+    AlignedTerms,
+    GlossaryTerms,
+    annotate,
+    draw_terms,
+    term_tag_ids,
+)
+from econmt.data.text.glossary import Glossary, Occurrence
+from econmt.decoding.terms import annotated_source, plain_source
+from econmt.errors import InputError
+from tests.unit.data.conftest import made_up_pairs, write_pairs
+
+SENTENCE = "(The hot dog), a dog."
+TERMS = [Occurrence("Wurst", 5, 12), Occurrence("Hund", 17, 20)]
+
+
+def test_a_term_is_replaced_by_its_translation_between_tags() -> None:
+    annotation = annotate(SENTENCE, TERMS)
+    assert annotation.text == ("(The <term> Wurst </term>), a <term> Hund </term>.")
+    assert annotate("dog", [Occurrence("Hund", 0, 3)]).text == "<term> Hund </term>"
+    assert annotate("(dog)", [Occurrence("Hund", 1, 4)]).text == "( <term> Hund </term>)"
+    assert annotate(SENTENCE, []).text == SENTENCE
+
+
+def test_each_character_of_an_annotated_sentence_stands_for_some_of_the_sentence() -> None:
+    annotation = annotate(SENTENCE, TERMS)
+    assert len(annotation.origins) == len(annotation.text)
+    for character, (start, end) in zip(annotation.text, annotation.origins, strict=True):
+        assert (end == start + 1 and SENTENCE[start] == character) or (start, end) in ((5, 12), (17, 20))
+    for (start, end), term in zip(annotation.spans, TERMS, strict=True):
+        inside = annotation.text[start:end]
+        assert inside.startswith(" <term>")
+        assert inside.endswith("</term>")
+        covered = {place for origin in annotation.origins[start:end] for place in range(*origin)}
+        assert covered == set(range(term.start, term.end))
+
+
+def test_terms_of_a_glossary_need_their_translation_in_the_target() -> None:
+    terms = GlossaryTerms(Glossary({"dog": "Hund", "hot dog": "heiße Wurst"}))
+    draw = random.Random(1)
+    assert [each.target for each in terms.of("a dog", "der Hund", draw)] == ["Hund"]
+    assert terms.of("a dog", "die Hunde", draw) == []
+    assert terms.of("a hot dog", "heiße rote Wurst", draw) == []
+    assert [each.target for each in terms.of("a hot dog", "die heiße Wurst!", draw)] == ["heiße Wurst"]
+
+
+def dictionary_pairs(count: int) -> list[tuple[str, str]]:
+    """Makes pairs whose words translate one by one: word n by WORDn, in the same order, after an article."""
+    draw = random.Random(5)
+    chosen = [draw.sample(range(40), draw.randint(2, 5)) for _ in range(count)]
+    names = [chr(97 + number // 10) + chr(97 + number % 10) * 2 for number in range(40)]
+    return [
+        (f"the {' '.join(names[n] for n in row)}.", f"das {' '.join(names[n].upper() for n in row)}.")
+        for row in chosen
+    ]
+
+
+def test_aligned_words_are_terms_and_frequent_ones_are_not() -> None:
+    pairs = dictionary_pairs(120)
+    terms = AlignedTerms(lambda: iter(pairs))
+    sizes, count = set(), 0
+    for number, (source, target) in enumerate(pairs):
+        found = terms.of(source, target, random.Random(number))
+        count += len(found)
+        assert len(found) <= MOST_TERMS
+        for before, after in itertools.pairwise(found):
+            assert before.end <= after.start
+        for each in found:
+            assert source[each.start : each.end].upper() == each.target
+            assert "the" not in source[each.start : each.end].split()
+            sizes.add(len(each.target.split()))
+    assert count > 100
+    assert {1, 2} <= sizes
+
+
+def test_the_share_of_annotated_pairs_and_their_tags() -> None:
+    terms = GlossaryTerms(Glossary({"dog": "Hund", "BT": "BT"}))
+    pair = "<BT> a dog", "BT ein Hund"
+    drawn = [draw_terms(terms, 0.25, number, pair, "<BT>") for number in range(2000)]
+    assert drawn == [draw_terms(terms, 0.25, number, pair, "<BT>") for number in range(2000)]
+    assert {each.target for found in drawn for each in found} == {"Hund"}
+    assert sum(map(bool, drawn)) == pytest.approx(500, abs=60)
+    many = "dog " * 8, "Hund"
+    assert len(draw_terms(terms, 1.0, 1, many, "")) == MOST_TERMS
+
+
+@pytest.fixture
+def run(tmp_path: Path, make_recipe: Callable[..., Recipe]) -> Callable[..., PreparedData]:
+    pairs = [(f"a dog {source}", f"{target} der Hund") for source, target in made_up_pairs(60)]
+    write_pairs(tmp_path / "corpus", "train", pairs)
+    for name in ("valid", "test"):
+        write_pairs(tmp_path / "corpus", name, pairs[:5])
+
+    def run(**changes: object) -> PreparedData:
+        return prepare(make_recipe(**changes), tmp_path / "store", [tmp_path / "corpus"], show_progress=False)
+
+    return run
+
+
+SUBWORDS = {"type": "bpe", "size": 60, "joint": True}
+
+
+def test_training_sources_are_annotated_and_others_are_not(
+    run: Callable[..., PreparedData],
+    make_recipe: Callable[..., Recipe],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "corpus" / "terms").write_text("# mine\ndog = Hund\n", encoding="utf-8")
+    settings = {"share": 0.5, "glossary": "terms"}
+    prepared = run(annotate_terms=settings, subwords=SUBWORDS)
+    source = prepared.vocabularies.source
+    texts = [source.decode(prepared.train.pair(n)[0].tolist()) for n in range(60)]
+    count = sum(text.startswith("a <term> Hund </term> ") for text in texts)
+    assert prepared.statistics["train"]["annotated"] == count
+    assert 15 < count < 45
+    told = report(make_recipe(annotate_terms=settings, subwords=SUBWORDS), prepared)
+    assert f"terms       annotated in {count} of 60 training pairs" in told
+    assert all(text.startswith("a dog ") for text in texts if "<" not in text)
+    assert sum("<" in text for text in texts) == count
+    for store in (prepared.valid, prepared.test):
+        assert store is not None
+        assert not {*term_tag_ids(source)} & {int(i) for n in range(5) for i in store.pair(n)[0]}
+    capsys.readouterr()
+    run(annotate_terms=settings, subwords=SUBWORDS)
+    assert "again" not in capsys.readouterr().err
+    (tmp_path / "corpus" / "terms").write_text("a dog = Hund\n", encoding="utf-8")
+    assert run(annotate_terms=settings, subwords=SUBWORDS).statistics["train"]["annotated"]
+    assert f"{tmp_path / 'corpus' / 'terms'} has changed" in capsys.readouterr().err
+
+
+def test_a_pair_that_would_be_too_long_is_not_annotated(
+    run: Callable[..., PreparedData], tmp_path: Path
+) -> None:
+    (tmp_path / "corpus" / "terms").write_text("dog = Hund\n", encoding="utf-8")
+    longest = 22
+    prepared = run(annotate_terms={"share": 0.99, "glossary": "terms"}, subwords=SUBWORDS, max_length=longest)
+    tags = {*term_tag_ids(prepared.vocabularies.source)}
+    lengths = {True: [0], False: [0]}
+    for number in range(len(prepared.train)):
+        ids = prepared.train.pair(number)[0].tolist()
+        lengths[bool(tags & {*ids})].append(len(ids))
+    assert 0 < max(lengths[True]) <= longest
+    assert max(lengths[False]) > longest - 10
+
+
+def test_a_run_without_annotation_has_no_tags(run: Callable[..., PreparedData]) -> None:
+    assert term_tag_ids(run(subwords=SUBWORDS).vocabularies.source) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"subwords": {"type": "words"}}, "needs subwords of both languages"),
+        ({"subwords": {**SUBWORDS, "joint": False}}, "needs subwords of both languages"),
+        ({"alignment": "align"}, "annotate_terms adds words that have no alignment"),
+        ({"annotate_terms": {"glossary": "terms"}}, "glossary needs a share above 0"),
+        ({"tags": ["<term>"]}, "expected a tag"),
+    ],
+)
+def test_what_excludes_annotation_is_told(
+    make_recipe: Callable[..., Recipe], changes: dict[str, object], words: str
+) -> None:
+    with pytest.raises((InputError, ValueError), match=words):
+        make_recipe(**{"annotate_terms": {"share": 0.1}, **changes})
+
+
+def test_noise_leaves_annotated_pairs_unchanged(run: Callable[..., PreparedData], tmp_path: Path) -> None:
+    (tmp_path / "corpus" / "terms").write_text("dog = Hund\n", encoding="utf-8")
+    prepared = run(annotate_terms={"share": 0.5, "glossary": "terms"}, subwords=SUBWORDS)
+    maker = NoiseMaker(Noise(upper=0.5), prepared.vocabularies, [], prepared.train)
+    chosen = np.arange(len(prepared.train))
+    before = prepared.train.gather(chosen)
+    after = maker.apply(np.full(len(chosen), UPPER, np.uint8), chosen, before, (200, 200), (1, 1))
+    tags = {*term_tag_ids(prepared.vocabularies.source)}
+    same = [old == new for old, new in zip(before.lists()[0], after.lists()[0], strict=True)]
+    annotated = [bool(tags & {*ids}) for ids in before.lists()[0]]
+    assert all(kept for kept, has_tags in zip(same, annotated, strict=True) if has_tags)
+    assert not any(same[at] for at, has_tags in enumerate(annotated) if not has_tags and after.lists()[0][at])
+
+
+def test_attention_over_an_annotated_source_becomes_attention_over_the_sentence(
+    run: Callable[..., PreparedData], tmp_path: Path
+) -> None:
+    (tmp_path / "corpus" / "terms").write_text("dog = Hund\n", encoding="utf-8")
+    source = run(annotate_terms={"share": 0.5, "glossary": "terms"}, subwords=SUBWORDS).vocabularies.source
+    terms = [Occurrence("Hund", 2, 5)]
+    found = annotated_source("a dog de ☃ mo.", terms, source)
+    assert found.text == "a <term> Hund </term> de ☃ mo."
+    annotated, sentence = source.encode(found.text), source.encode("a dog de ☃ mo.")
+    assert found.attention is not None
+    assert found.attention.shape == (len(annotated) + 1, len(sentence) + 1)
+    torch.testing.assert_close(found.attention.sum(dim=1), torch.ones(len(annotated) + 1))
+    first, end = found.spans[0][0], found.spans[0][-1] + 1
+    assert source.tokens(annotated)[first:end] == source.tokens(source.encode("<term> Hund </term>"))
+    plain = plain_source("a dog de ☃ mo.", terms, source).spans[0]
+    assert source.tokens([sentence[at] for at in plain]) == source.tokens(source.encode("dog"))
+    weights = found.attention
+    assert (weights[first:end, list(plain)].sum(dim=1) == 1.0).all()
+    # The tokens before and after the term are the same ones, one by one.
+    assert torch.equal(weights[:first, :first], torch.eye(first))
+    rest = torch.eye(len(annotated) + 1 - end)
+    blank = source.tokens(annotated[end:]).index("▁")
+    rest[blank] = rest[blank + 1]  # a blank before an unknown character is a token without a character
+    assert torch.equal(weights[end:, -len(rest) :], rest)
