@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 def pytest_configure(config: pytest.Config) -> None:
     """Registers the hooks that pytest asks of a folder before it has read the folder's conftest.py."""
     config.pluginmanager.register(extras)
-    # As in the commands of econmt, which set it before CUDA is used.
+    # As in commands with a precision of 16 bits, which set it before CUDA is used.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", WORKSPACE)
     # A shell's background jobs ignore Ctrl-C, and so would the programs that tests start and interrupt.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

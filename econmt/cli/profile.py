@@ -27,7 +27,7 @@ from econmt.data.tables import print_table
 from econmt.engine.communicator import rows_of_share
 from econmt.engine.devices import check_device_name, reproducible, resolve_device
 from econmt.engine.freeze import fix_parameters
-from econmt.engine.outside_memory import ASSUMED, outside_meter
+from econmt.engine.outside_memory import ASSUMED, limit_workspaces, outside_meter
 from econmt.engine.precision import Precision, precision_of_run
 from econmt.engine.threads import threads_for
 from econmt.errors import InputError
@@ -318,7 +318,7 @@ def _step_to_profile(
             "--trace"
         )
     predicted = steps.estimated or steps.budget is not None or stages > 1
-    device = _device(settings.training.device, predicted)
+    device = _device(settings.training.device, settings.training.precision, predicted)
     workload = find_workload(recipe.recipe, settings, batch, recipe.data_dir)
     ranks: Sequence[Rank] = [ALONE]
     if size > 1:
@@ -369,7 +369,7 @@ def _check_options(context: typer.Context, steps: StepOptions, output: ProfileOu
     return bytes_of("--fit", steps.budget)
 
 
-def _device(name: str, predicted: bool) -> torch.device:
+def _device(name: str, precision: str, predicted: bool) -> torch.device:
     check_device_name(name)
     if name.partition(":")[0] == "cuda":
         if predicted:
@@ -380,6 +380,7 @@ def _device(name: str, predicted: bool) -> torch.device:
             )
     device = resolve_device(name)
     if device.type == "cuda" and not predicted:
+        limit_workspaces(precision)
         outside_meter(device)  # begins before anything else uses the GPU
     return device
 

@@ -26,7 +26,7 @@ from econmt.data.text.filters import left_out
 from econmt.data.text.subwords import fingerprint
 from econmt.engine.communicator import Communicator, jsonable
 from econmt.engine.devices import reproducible, resolve_device, unused_kernels
-from econmt.engine.outside_memory import outside_meter
+from econmt.engine.outside_memory import limit_workspaces, outside_meter
 from econmt.engine.threads import crowded, missing_library
 from econmt.errors import EconmtError, InputError, TrainingError
 from econmt.evaluation.metrics import recipe_tokenizer
@@ -94,6 +94,7 @@ def run_recipe(
     device = resolve_device(recipe.training.device)
     resolve_device(recipe.training.decode_and_evaluate_device or "cpu")  # reports a missing device now
     if device.type == "cuda":
+        limit_workspaces(recipe.training.precision)
         outside_meter(device)  # begins before anything else uses the GPU
     folder = ModelFolder(recipe.output)
     if communicator.is_rank_zero:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from econmt.engine.outside_memory import DEFAULT_WORKSPACE
 from econmt.errors import InputError
 from econmt.memory.account.account import Account
 from econmt.memory.account.module_scopes import ModuleScopes
@@ -21,7 +22,7 @@ from econmt.memory.account.tracking import nested_hooks, several
 from econmt.memory.estimate.cpu_workspaces import cpu_workspace
 from econmt.memory.estimate.fake import ON_GPU, REPLACEMENTS, fake_tensors
 from econmt.memory.estimate.shape_cache import ShapeCache
-from econmt.memory.estimate.training_step import CUBLAS_WORKSPACE, cublas_workspaces, simulate
+from econmt.memory.estimate.training_step import cublas_workspaces, simulate
 from econmt.memory.measure.storages import BLOCK
 
 aten = torch.ops.aten
@@ -84,7 +85,7 @@ def predict(
         )
         made = _warm_up(tracker, step)
         tracker.scopes = scopes = ModuleScopes(tracker, models, optimizers)
-        workspaces = cublas_workspaces(tracker, 2, CUBLAS_WORKSPACE) if on_gpu else []
+        workspaces = cublas_workspaces(tracker, 2, DEFAULT_WORKSPACE) if on_gpu else []
         account = Account(tracker)
         with tracker.recording():
             tracker.begin("forward")

@@ -45,9 +45,8 @@ def estimate_search(
         lengths = torch.ones(sentences, dtype=torch.int64)
         rows = torch.zeros(sentences * beam, dtype=torch.int64)
         tracker = Tracker(_CPU, block=BLOCK if cuda else 1, replacements=ON_GPU if cuda else REPLACEMENTS)
-        workspaces = (
-            cublas_workspaces(tracker, 2, workspace_bytes()) if cuda else []
-        )  # of training, which continues afterwards
+        # Those of training, which continues afterwards.
+        workspaces = cublas_workspaces(tracker, 2, workspace_bytes(torch.float32)) if cuda else []
         for parameter in model.parameters():
             tracker.label(parameter, "weights", "other")
         with tracker.recording():

@@ -29,13 +29,6 @@ from econmt.tasks.protocol import Shape, Task
 from econmt_ops.core.loops import shortened
 from econmt_ops.dispatch.rule import captured
 
-CUBLAS_WORKSPACE = 32 << 20
-"""Bytes of cuBLAS's workspace by default on a GPU of compute capability 9.0; PyTorch gives it 8.1 MiB on others.
-
-Each thread has its own workspace (ATen/cuda/CublasHandlePool.cpp), and backward passes on a GPU have their own thread.
-Both workspaces persist from the first step on; in a CUDA graph the first is freed before the second is allocated.
-"""
-
 _CPU = torch.device("cpu")
 
 
@@ -89,7 +82,11 @@ def estimate_step(
             replacements=ON_GPU if cuda else REPLACEMENTS,
             run=ShapeCache(mode),
         )
-        workspaces = cublas_workspaces(tracker, 1 if in_graphs else 2, workspace_bytes()) if cuda else []
+        workspaces = (
+            cublas_workspaces(tracker, 1 if in_graphs else 2, workspace_bytes(precision.dtype))
+            if cuda
+            else []
+        )
         with shortened(tracker.repeating):
             ledger = track_step(tracker, step, batch, accumulating=accumulating)
         del workspaces

@@ -19,7 +19,7 @@ from rich.console import Console
 
 from econmt.bench.rows import Row, table
 from econmt.config.recipe import load_recipe
-from econmt.engine.outside_memory import outside_meter, taken_by_all
+from econmt.engine.outside_memory import limit_workspaces, outside_meter, taken_by_all
 from econmt.memory.report.tables import format_bytes
 from econmt.tasks.translation import TranslationTask
 from econmt_ops.dispatch.rule import rules_only
@@ -31,6 +31,7 @@ def measure(workload: str, variant: str, precision: str) -> Row:
     """Trains some steps in this process, and returns the bytes that it takes."""
     before = taken_by_all(0)
     if variant != "plain":
+        limit_workspaces(precision)
         outside_meter(DEVICE)
     recipe, shapes, source, target, full = WORKLOADS[workload]
     task = TranslationTask(load_recipe(recipe), source, target)

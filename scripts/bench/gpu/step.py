@@ -36,7 +36,7 @@ from econmt.config.recipe import Recipe, load_recipe
 from econmt.config.yaml_reader import parse_size
 from econmt.data.batching.batches import Batch
 from econmt.engine.graphs import GraphedStep
-from econmt.engine.outside_memory import outside_meter
+from econmt.engine.outside_memory import limit_workspaces, outside_meter
 from econmt.engine.precision import precision_of
 from econmt.engine.step import TrainingStep
 from econmt.model import Implementations
@@ -252,7 +252,9 @@ def main() -> None:
     add("--budget", type=parse_size, help="give each variant the largest batch within these bytes, e.g. 4GiB")
     given = parser.parse_args()
     rows: list[Row] = []
-    outside_meter(DEVICE)  # small workspaces of cuBLAS, for all variants
+    for precision in given.precision if len(given.precision) == 1 else ():
+        limit_workspaces(precision)  # for all variants
+    outside_meter(DEVICE)
     print(heading())
     for name, precision in itertools.product(given.only, given.precision):
         recipe_name, shapes, source, target, full = WORKLOADS[name]

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from contextlib import nullcontext
 
 import pytest
 import torch
 
 from econmt.engine import outside_memory
-from econmt.engine.outside_memory import ASSUMED, STACK_BYTES, OutsideMemory, OutsideMeter, outside_meter
+from econmt.engine.outside_memory import (
+    ASSUMED,
+    STACK_BYTES,
+    WORKSPACE,
+    OutsideMemory,
+    OutsideMeter,
+    limit_workspaces,
+    outside_meter,
+    workspace_bytes,
+)
 
 GPU = torch.device("cuda:1")
 
@@ -74,6 +84,23 @@ def test_without_a_driver_nothing_is_limited_and_nobody_counts(monkeypatch: pyte
     monkeypatch.setattr(ctypes, "CDLL", missing)
     outside_memory._limit_stacks(256)
     assert outside_memory.taken_by_all(0) == 0
+
+
+def test_workspaces_are_small_for_16_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    assert workspace_bytes(torch.bfloat16) == 8 * 16 * 1024
+    assert workspace_bytes(torch.float32) == 32 << 20
+    limit_workspaces("tf32")
+    assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
+    Card(monkeypatch, initialized=True)
+    limit_workspaces("auto")
+    assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
+    Card(monkeypatch)
+    limit_workspaces("auto")
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == WORKSPACE
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:2:16:8")
+    limit_workspaces("bfloat16")
+    assert workspace_bytes(torch.float32) == (2 * 4096 + 8 * 16) << 10
 
 
 @pytest.mark.cuda
