@@ -3,8 +3,8 @@
 CUDA reserves a stack for every thread that a GPU can run at once, by default 1 KB each: 264 MiB of an H100. The driver
 enlarges it at the launch of a kernel whose stack the compiler found to be deeper, so a command begins with a small one.
 
-The workspace of cuBLAS, 32 MiB for each thread on a Hopper GPU by default, is inside of the allocator. Products of 16-bit
-numbers are not slower with 128 KiB; in float32 steps of the recipes would take 3 to 40 % longer.
+The workspace of cuBLAS, 32 MiB for each thread on a Hopper GPU by default, is inside of the allocator. Products of
+16-bit numbers are not slower with 128 KiB; in float32 steps of the recipes would take 3 to 40 % longer.
 """
 
 from __future__ import annotations
