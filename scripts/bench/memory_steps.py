@@ -31,6 +31,7 @@ from econmt.errors import InputError
 from econmt.memory.measure.ledger import measure_step
 from econmt.model import EncoderOutput, Implementations, TranslationModel
 from econmt.model.decoder import InputFeedingDecoder, Memory, Recurrent
+from econmt.model.guided_alignment import TrainingGuides
 from econmt.model.layers import draw_seed, weights_of
 from econmt.tasks.protocol import Shape
 from econmt.tasks.translation import TranslationTask
@@ -215,12 +216,15 @@ class CheckpointedModel(TranslationModel):
         target_output: Tensor,
         label_smoothing: float = 0.0,
         implementations: Implementations | None = None,
+        length_task_weight: float = 0.0,
+        guides: TrainingGuides | None = None,
     ) -> Tensor:
-        """See ``TranslationModel.loss``."""
+        """See ``TranslationModel.loss``; with everything checkpointed it is the cross-entropy alone."""
         if self.scope != "everything":
-            return super().loss(
-                source, source_lengths, target_input, target_output, label_smoothing, implementations
-            )
+            plain = source, source_lengths, target_input, target_output
+            return super().loss(*plain, label_smoothing, implementations, length_task_weight, guides)
+        assert length_task_weight == 0.0
+        assert guides is None or (guides.alignment is None and guides.weights is None)
         hidden = self(source, source_lengths, target_input, implementations).flatten(0, 1)
 
         def part(hidden: Tensor, targets: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from econmt.cli.prepare import report
 from econmt.config.recipe import Noise, Recipe
 from econmt.data.batching.noise import UPPER, NoiseMaker
 from econmt.data.batching.store import PreparedData, prepare
@@ -118,7 +119,10 @@ SUBWORDS = {"type": "bpe", "size": 60, "joint": True}
 
 
 def test_training_sources_are_annotated_and_others_are_not(
-    run: Callable[..., PreparedData], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: Callable[..., PreparedData],
+    make_recipe: Callable[..., Recipe],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     (tmp_path / "corpus" / "terms").write_text("# mine\ndog = Hund\n", encoding="utf-8")
     settings = {"share": 0.5, "glossary": "terms"}
@@ -128,6 +132,8 @@ def test_training_sources_are_annotated_and_others_are_not(
     count = sum(text.startswith("a <term> Hund </term> ") for text in texts)
     assert prepared.statistics["train"]["annotated"] == count
     assert 15 < count < 45
+    told = report(make_recipe(annotate_terms=settings, subwords=SUBWORDS), prepared)
+    assert f"terms       annotated in {count} of 60 training pairs" in told
     assert all(text.startswith("a dog ") for text in texts if "<" not in text)
     assert sum("<" in text for text in texts) == count
     for store in (prepared.valid, prepared.test):

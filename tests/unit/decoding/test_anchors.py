@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 import pytest
 import torch
@@ -21,16 +21,16 @@ JOINS = torch.zeros(16, dtype=torch.bool)
 
 
 class Aligned(ToyModel):
-    """Translates word n of the source by token 10 + n, in order, and attends to it with ``sure``.
+    """Translates word n of the source by token 10 + n, in order, and attends to it with ``sure``, or to ``seen[n]``.
 
     Token 9 continues 8, and both together translate a word; 8 is as improbable as all other tokens.
     """
 
     size = 16
 
-    def __init__(self, sure: float = 0.9, away: Sequence[int] = ()) -> None:
+    def __init__(self, sure: float = 0.9, seen: Mapping[int, int] | None = None) -> None:
         super().__init__()
-        self.sure, self.away = sure, away
+        self.sure, self.seen = sure, seen or {}
 
     def written(self, prefix: int) -> list[int]:
         """Returns the tokens of a prefix's number, without BOS."""
@@ -58,7 +58,7 @@ class Aligned(ToyModel):
         attention = torch.full((len(tokens), state.positions), (1.0 - self.sure) / (state.positions - 1))
         for row, prefix in enumerate(after.prefixes.tolist()):
             word = self.word(prefix)
-            attention[row, WORDS if word in self.away else word] = self.sure
+            attention[row, self.seen.get(word, word)] = self.sure
         return log_probs, attention, after
 
 
@@ -99,8 +99,20 @@ def test_a_term_that_is_in_the_source_twice_is_written_at_both_places(beam_size:
 
 @pytest.mark.parametrize("beam_size", [1, 5])
 def test_a_term_that_is_never_attended_to_comes_last(beam_size: int) -> None:
-    model = Aligned(away=(1,))
+    model = Aligned(seen={1: WORDS})
     assert search((TERM, (1,)), model=model, beam_size=beam_size)[0].ids == [10, 11, 12, 13, 8, 9]
+
+
+def test_a_term_does_not_begin_with_less_than_half_of_the_attention() -> None:
+    assert search((TERM, (1,)), model=Aligned(0.4), beam_size=1)[0].ids == [10, 11, 12, 13, 8, 9]
+    assert search((TERM, (1,)), model=Aligned(0.6), beam_size=1)[0].ids == [10, 8, 9, 12, 13]
+
+
+def test_a_word_that_is_translated_otherwise_is_not_translated_again() -> None:
+    """The attention returns to word 1 at the end."""
+    model = Aligned(0.95, seen={3: 1})
+    for found in search((TERM, (1,)), model=model, beam_size=6, nbest_size=6, limit=8):
+        assert found.ids[1:3] == [8, 9]
 
 
 def test_the_longest_output_leaves_room_for_a_term() -> None:

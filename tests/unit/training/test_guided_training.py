@@ -67,7 +67,8 @@ def test_pairs_of_weight_zero_are_not_learnt(text: Path) -> None:
     each = run(text, "none", "data.weights=none")
     each.train()
     assert {row["train_loss"] for row in metrics(each.folder)} == {0.0}
-    assert len({row["valid_perplexity"] for row in metrics(each.folder)}) == 1
+    found = [row["valid_perplexity"] for row in metrics(each.folder)]
+    assert max(found) == pytest.approx(min(found), rel=1e-6)
 
 
 def test_the_weight_needs_an_alignment(text: Path, capsys: pytest.CaptureFixture[str]) -> None:

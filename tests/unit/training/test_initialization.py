@@ -186,7 +186,11 @@ def test_what_a_file_has_after_the_first_of_a_token_is_not_read(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("v.txt", b"2 3\nh 1 2 3\n", r"v\.txt:2: a vector of 3 values, but model\.embedding is 6"),
+        (
+            "v.txt",
+            b"2 3\nh 1 2 3\n",
+            r"v\.txt:2: a vector of 3 values, but the embedding has 6; make them equal \(model\.embedding",
+        ),
         ("v.txt", b"x 1 2\nh 1 2 three\n", r"v\.txt:2: a value is not a number"),
         ("v.txt", b"h 1 2 3 4 5 nan\n", "not finite"),
         ("v.txt", b"nothing 1 2 3 4 5 6\n", "has a vector for none of the 12 source tokens"),
