@@ -31,8 +31,12 @@ def check_device_name(name: str) -> None:
     """Checks that a name is that of a device, which need not exist here.
 
     Raises:
-        InputError: The name is not auto, cpu, cuda or cuda:N.
+        InputError: The name is not auto, cpu, cuda or cuda:N, or the limits of the card that is played are wrong.
     """
+    try:
+        played()
+    except ValueError as error:
+        raise InputError(str(error)) from error
     kind = name.partition(":")[0]
     if kind in UNUSED_DEVICES:
         raise InputError(f"device '{name[:40]}': {UNUSED_DEVICES[kind]}")
@@ -46,13 +50,9 @@ def resolve_device(name: str) -> torch.device:
     Raises:
         InputError: There is no such device, or the limits of the card that is played are wrong.
     """
-    try:
-        played()
-    except ValueError as error:
-        raise InputError(str(error)) from error
+    check_device_name(name)
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    check_device_name(name)
     device = torch.device(name)
     if device.type == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0

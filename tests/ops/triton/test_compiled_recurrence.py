@@ -17,8 +17,8 @@ MOST = {
 }
 GLUON = ("gluon float32", "gluon float32 options", "gluon bfloat16", "gluon bfloat16 options")
 REGISTERS = 128
-SPILLED = 8
-"""Bytes of a thread's registers that may be kept in memory: of some kernels ptxas keeps one pair there."""
+SPILLED = {"tiles bfloat16 again": 24}
+"""Bytes of a thread's registers that may be kept in memory, of tiles whose states are made again with all options."""
 
 
 @pytest.mark.thorough
@@ -26,8 +26,8 @@ SPILLED = 8
 def test_compiled_for_a_gpu(capability: int) -> None:
     found = compiled("compiling_recurrence", capability, MOST)
     assert list(found) == list(MOST)
-    assert_fits(capability, found, SPILLED)
     for name, kernels in found.items():
+        assert_fits(capability, {name: kernels}, SPILLED.get(name, 0))
         assert len(kernels) == len(MOST[name])
         for kernel, (registers, shared) in zip(kernels, MOST[name], strict=True):
             assert kernel["registers"] <= registers, (name, kernels)
@@ -38,7 +38,7 @@ def test_compiled_for_a_gpu(capability: int) -> None:
 @pytest.mark.parametrize("capability", CAPABILITIES)
 def test_gluon_compiled_for_a_gpu(capability: int) -> None:
     found = compiled("compiling_recurrence", capability, GLUON)
-    assert_fits(capability, found, SPILLED)
+    assert_fits(capability, found)
     for name, kernels in found.items():
         assert len(kernels) == 2
         for kernel in kernels:

@@ -115,7 +115,7 @@ def test_launches_in_turn_where_not_all_rows_fit() -> None:
 
 @pytest.mark.parametrize(
     ("multiprocessors", "largest"),
-    [(20, 320), (24, 384), (28, 448), (34, 512), (46, 704), (60, 704), (170, 704)],
+    [(20, 320), (24, 384), (28, 448), (34, 512), (46, 512), (82, 640), (170, 704)],
 )
 def test_the_largest_layers_of_small_cards(multiprocessors: int, largest: int) -> None:
     """Of layers with 32 rows; larger ones run step by step."""

@@ -69,7 +69,7 @@ def test_outputs_states_and_all_gradients_are_within_the_rounding_of_the_type(ca
 @pytest.mark.cuda
 @pytest.mark.usefixtures("_tf32")
 @pytest.mark.parametrize("case", LIMITED)
-@pytest.mark.parametrize("multiprocessors", [24, 34, 46])
+@pytest.mark.parametrize("multiprocessors", [24, 34, 82])
 def test_launches_keep_to_the_multiprocessors_of_a_card_that_is_played(
     multiprocessors: int, case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -88,7 +88,7 @@ def test_launches_keep_to_the_multiprocessors_of_a_card_that_is_played(
     with playing(f"capability=8.6,multiprocessors={multiprocessors}"):
         check(case)
     hidden = int(case.split()[0].split("x")[3])
-    assert bool(programs) == (hidden <= {24: 256, 34: 512, 46: 640}[multiprocessors])
+    assert bool(programs) == (hidden <= {24: 256, 34: 512, 82: 640}[multiprocessors])
     assert all(0 < count <= multiprocessors for count in programs)
 
 

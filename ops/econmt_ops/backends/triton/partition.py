@@ -225,8 +225,8 @@ def _with_chunk(
         # Triton distributes chained products over all warps, even if only half of them have rows.
         if chunks > 1 and is_wide and across < 16 * found.warps:
             return None
-        if chunks > 1 and not is_wide and (chunk < 64 or other * chunk > _FRAGMENTS):
-            continue
+        if chunks > 1 and not is_wide and (chunk < 64 or other * chunk > _FRAGMENTS or partition.team > 2):
+            continue  # would wait for too many loads, or keep registers in memory
         tile = found.split * found.rows * chunk * products.itemsize
         fits = found.shared(terms, outputs, products.itemsize) <= limits.shared
         if fits and tile * min(found.ahead + 1, chunks) <= _REGISTERS * 32 * found.warps:

@@ -354,6 +354,8 @@ class TilePlan(NamedTuple):
             "SPAN": self.span, "WARPS": WARPS, "UNITS": self.units, "RADIX": RADIX, "REVERSE": reverse,
             "COPY": gl.BlockedLayout([1, at_once], [32 // lanes, lanes], [WARPS, 1], [1, 0]), "GRID": grid,
             "LINE": gl.SliceLayout(0, grid), "num_warps": WARPS,
+            # So many programs fit the registers as fit the shared memory; the compiler would save some for more.
+            "maxnreg": None if limits_of(like.device).shared >= _LARGE else 128,
         }  # fmt: skip
 
 
