@@ -65,7 +65,7 @@ def curve(kind: str, implementations: Implementations, updates: int = UPDATES) -
         step = TrainingStep(task, task.build_model().train(), implementations=implementations)
         losses = []
         for batch in islice(batches(), updates):
-            total, _ = step.gradient([batch], step.tokens([batch]))
+            total, *_ = step.gradient([batch], step.tokens([batch]))
             # Clipped by PyTorch: the curves that are kept have its rounding.
             step.optimizer.make_dense()
             torch.nn.utils.clip_grad_norm_(step.model.parameters(), 1.0)

@@ -166,7 +166,7 @@ def test_bytes_are_counted_and_limited(clock: Clock) -> None:
     records = next(iter(session.measurements.values())).records
     assert list(records) == [
         "reference",
-        *(f"recompute/{level}" for level in ("outputs", "attention", "cells", "gates")),
+        *(f"recompute/{level}" for level in ("least", "outputs", "attention", "cells", "gates")),
     ]
     kept = {name: record.bytes for name, record in records.items()}
     assert kept["recompute/outputs"] == 4 * 4

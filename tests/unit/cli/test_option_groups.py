@@ -141,5 +141,6 @@ def test_every_key_of_the_search_is_an_option_of_translate() -> None:
         "attention",
         "avoid",
         "continuous",
+        "glossary_mode",
         "split_sentences",
     } == known | {"top_k"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import http.client
 import json
 import threading
@@ -92,8 +93,11 @@ def serving(
         try:
             yield Client(bound.getsockname()[1], service, models)
         finally:
+            server._server.config.timeout_graceful_shutdown = 2  # for requests that a test has left behind
             server.stop()
-            thread.join(60)
+            thread.join(120)
+            if thread.is_alive():
+                faulthandler.dump_traceback(all_threads=True)
     assert not thread.is_alive()
 
 
