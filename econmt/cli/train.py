@@ -35,6 +35,7 @@ from econmt.data.text.download import no_downloads
 from econmt.data.text.filters import left_out
 from econmt.engine.communicator import Communicator
 from econmt.engine.devices import resolve_device
+from econmt.engine.outside_memory import limit_workspaces
 from econmt.engine.precision import precision_of_run
 from econmt.errors import InputError, printable
 from econmt.memory.plan.planner import plan_table
@@ -191,6 +192,7 @@ def communicator_of(
     """Joins the processes that train together; without an environment it is this process alone."""
     if environment is None:
         return nullcontext(Communicator())
+    limit_workspaces(recipe.training.precision)
     take_own_gpu(recipe.training.device, environment)
     return joined(environment, recipe.parallel, resolve_device(recipe.training.device))
 

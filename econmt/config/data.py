@@ -98,7 +98,7 @@ class SentencePieceSubwords(Section):
 
 
 class WordSubwords(Section):
-    """Whole words between spaces instead of subwords, for text that is already tokenised."""
+    """Section ``subwords`` of text that is already tokenised: its vocabulary is made of whole words."""
 
     type: Literal["words"] = Field(description="words: whole words of tokenised text")
     source: VocabularySize = Field(

@@ -22,7 +22,7 @@ from econmt.config.section import Layers, Probability, Section, Width, number_or
 
 
 class TextWords(Section):
-    """Whole words between spaces instead of subwords, for text that is already tokenised."""
+    """Section ``subwords`` of text that is already tokenised: its vocabulary is made of whole words."""
 
     type: Literal["words"] = Field(description="words: whole words of tokenised text")
     size: VocabularySize = Field(

@@ -157,9 +157,8 @@ class GraphedStep:
         chosen = implementations or [self.step.implementations] * len(batches)
         before = self.captured + len(self._refused)
         releases = -1
-        while (
-            releases != self._releases
-        ):  # a batch may have made room by releasing the graphs of those before it
+        # A batch may have made room by releasing the graphs of those before it.
+        while releases != self._releases:
             releases, graphs = self._releases, []
             for number, (batch, batch_implementations) in enumerate(zip(batches, chosen, strict=True)):
                 self.step.number = number

@@ -61,8 +61,7 @@ class OutsideMeter:
     """Measures the memory of a GPU outside of PyTorch's allocator, by what the process has done since it began.
 
     Memory of other processes is not counted, except what they allocate later, and what they had if CUDA was in use
-    before or NVIDIA's management library is missing. Stacks are limited unless
-    CUDA was in use before.
+    before or NVIDIA's management library is missing. Stacks are limited unless CUDA was in use before.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -108,18 +107,22 @@ def limit_workspaces(precision: str) -> None:
 
 
 def workspace_bytes(dtype: torch.dtype) -> int:
-    """Returns the bytes of cuBLAS's workspace for a thread of a command that computes in ``dtype``."""
-    configured = os.environ.get(_WORKSPACE_VARIABLE, WORKSPACE if dtype.itemsize == 2 else "")
+    """Returns the bytes of cuBLAS's workspace for a thread of this process or, before it uses CUDA, of a command.
+
+    Args:
+        dtype: Type of the command's products.
+    """
+    cuda: Any = torch.cuda
+    small = dtype.itemsize == 2 and not cuda.is_initialized()
+    configured = os.environ.get(_WORKSPACE_VARIABLE, WORKSPACE if small else "")
     sizes = re.findall(r":(\d+):(\d+)", configured)
     return sum(int(kibibytes) * int(count) for kibibytes, count in sizes) << 10 or DEFAULT_WORKSPACE
 
 
 def outside_meter(device: torch.device) -> OutsideMeter:
     """Returns the meter of a GPU, which begins with the first call: as early as possible in a command."""
-    cuda: Any = torch.cuda
-    if ":" in str(device):
-        return _meter(device.index)
-    return _meter(torch.cuda.current_device() if cuda.is_initialized() else 0)
+    # Other than torch.cuda.current_device(), this does not put CUDA in use.
+    return _meter(device.index if ":" in str(device) else torch._C._cuda_getDevice())
 
 
 @cache

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 
+from econmt.engine.outside_memory import outside_meter
 from econmt.errors import InputError
 
 RESTARTS = "TORCHELASTIC_RESTART_COUNT"
@@ -76,4 +77,7 @@ def take_own_gpu(name: str, environment: RankEnvironment) -> None:
             "GPU, or set training.device=cpu"
         )
     if name in ("auto", "cuda"):
+        outside_meter(
+            torch.device("cuda", environment.local_rank)
+        )  # begins before anything else uses the GPU
         torch.cuda.set_device(environment.local_rank)

@@ -243,6 +243,19 @@ def perplexity(
     return perplexity_of(total / (evaluation.words or tokens))
 
 
+def _per_token(
+    step: TrainingStep,
+    evaluation: Evaluation,
+    loss: Callable[[AnyBatch, Implementations], Tensor],
+    stop: Callable[[], bool],
+    plan: MemoryPlan | None,
+) -> float:
+    """Returns a sum over a text, with the recipe's implementations, per target token."""
+    implementations = Implementations.of(step.task.recipe.ops)
+    total, tokens = _summed(step, evaluation, loss, stop, plan, implementations)
+    return total / tokens
+
+
 def length_loss(
     step: TrainingStep,
     evaluation: Evaluation,
@@ -259,9 +272,7 @@ def length_loss(
             model.encode(batch.source, batch.source_lengths, implementations), batch.target_output
         )
 
-    implementations = Implementations.of(step.task.recipe.ops)
-    total, tokens = _summed(step, evaluation, loss, stop, plan, implementations)
-    return total / tokens
+    return _per_token(step, evaluation, loss, stop, plan)
 
 
 def alignment_loss(
@@ -281,9 +292,7 @@ def alignment_loss(
             batch.source, batch.source_lengths, batch.target_input, batch.alignment, implementations
         )
 
-    implementations = Implementations.of(step.task.recipe.ops)
-    total, tokens = _summed(step, evaluation, loss, stop, plan, implementations)
-    return total / tokens
+    return _per_token(step, evaluation, loss, stop, plan)
 
 
 def accuracy(
@@ -309,8 +318,7 @@ def accuracy(
             count += (predictions.log_probs(rows).argmax(1) == words[rows]).sum()
         return count
 
-    total, tokens = _summed(step, evaluation, right, stop, plan, Implementations.of(step.task.recipe.ops))
-    return 100.0 * total / tokens
+    return 100.0 * _per_token(step, evaluation, right, stop, plan)
 
 
 def _summed(

@@ -360,12 +360,17 @@ class FusedOptimizer:
             )
         )
 
-    def _rate_on(self, device: torch.device) -> Tensor:
-        """Returns the learning rate as a scalar on the device."""
+    def _adam_settings(
+        self, device: torch.device, divisor: Tensor | None, bound: float = math.inf
+    ) -> AdamSettings:
+        """Returns the settings of Adam's kernels."""
         rate = self.param_groups[0]["lr"]
-        if isinstance(rate, Tensor):
-            return rate
-        return torch.full((), rate, dtype=torch.float32, device=device)
+        if not isinstance(rate, Tensor):
+            rate = torch.full((), rate, dtype=torch.float32, device=device)
+        decoupled = self._name == "adamw"
+        return AdamSettings(
+            self._betas, self._eps, self._weight_decay, decoupled, rate, divisor, bound, self._overflow
+        )
 
     def _run_kernel(
         self,
@@ -375,17 +380,7 @@ class FusedOptimizer:
         *,
         norm: bool = False,
     ) -> Tensor | None:
-        rate = self._rate_on(updates[0].values.device)
-        settings = AdamSettings(
-            self._betas,
-            self._eps,
-            self._weight_decay,
-            self._name == "adamw",
-            rate,
-            divisor,
-            bound,
-            self._overflow,
-        )
+        settings = self._adam_settings(updates[0].values.device, divisor, bound)
         tensors = [
             AdamTensors(part.values, part.gradient, part.moments[0], part.moments[1], part.numbers["step"])
             for part in updates

@@ -99,15 +99,7 @@ class EightBitOptimizer(FusedOptimizer):
 
     def _run_matrix(self, update: Update, divisor: Tensor | None) -> None:
         kernels = importlib.import_module("econmt_ops.backends.triton.adam_8bit")
-        settings = kernels.EightBitSettings(
-            self._betas,
-            self._eps,
-            self._weight_decay,
-            self._name == "adamw",
-            self._rate_on(update.values.device),
-            divisor,
-            self._overflow,
-        )
+        settings = self._adam_settings(update.values.device, divisor)
         parts = [part.flatten(0, -2) for part in (update.values, update.gradient, *update.moments)]
         kernels.run(settings, kernels.EightBitMatrix(*parts, update.numbers["step"]))
 

@@ -11,6 +11,7 @@ memory of each kernel.
 from __future__ import annotations
 
 import json
+import math
 import re
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
+from econmt_ops.backends.cuda.adam import AdamSettings
 from econmt_ops.backends.triton import adam_8bit, cells
 from econmt_ops.backends.triton.attention import AttentionLauncher, KeyGradients
 from econmt_ops.dispatch.device_limits import playing
@@ -95,7 +97,7 @@ def update(columns: int) -> None:
     """Adam with 8-bit moments."""
     values, scales, scalar = torch.zeros(64, columns), torch.zeros(64, 2), torch.zeros(())
     codes = values.to(torch.int8), scales, values.to(torch.uint8), scales
-    settings = adam_8bit.EightBitSettings((0.9, 0.999), 1e-8, 0.01, True, scalar, scalar, scalar)
+    settings = AdamSettings((0.9, 0.999), 1e-8, 0.01, True, scalar, scalar, math.inf, scalar)
     adam_8bit.run(settings, adam_8bit.EightBitMatrix(values, values, *codes, scalar))
 
 

@@ -69,7 +69,7 @@ def test_other_processes_count_if_the_gpu_was_in_use_before(monkeypatch: pytest.
 
 def test_a_gpu_has_one_meter(monkeypatch: pytest.MonkeyPatch) -> None:
     Card(monkeypatch, initialized=True)
-    monkeypatch.setattr("torch.cuda.current_device", lambda: 1)
+    monkeypatch.setattr("torch._C._cuda_getDevice", lambda: 1, raising=False)
     outside_memory._meter.cache_clear()
     try:
         assert outside_meter(GPU) is outside_meter(torch.device("cuda"))
@@ -90,6 +90,9 @@ def test_workspaces_are_small_for_16_bits(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     assert workspace_bytes(torch.bfloat16) == 8 * 16 * 1024
     assert workspace_bytes(torch.float32) == 32 << 20
+    with monkeypatch.context() as patch:  # PyTorch has read the variable
+        Card(patch, initialized=True)
+        assert workspace_bytes(torch.bfloat16) == 32 << 20
     limit_workspaces("tf32")
     assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
     Card(monkeypatch, initialized=True)

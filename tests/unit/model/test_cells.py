@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -69,6 +71,18 @@ def test_a_layer_step_by_step_is_the_operation(cell: str) -> None:
     torch.testing.assert_close(found[0], found[1], rtol=1e-9, atol=1e-11)
 
 
+def assert_search_agrees(model: TranslationModel) -> tuple[Tensor, Any]:
+    """Compares a search's steps with teacher forcing; returns the latter's log-probabilities and the last state."""
+    source, lengths, target, _ = make_batch()
+    expected = log_probabilities(model, source, lengths, target)
+    search = IncrementalModel(model)
+    state = search.encode(source, lengths)
+    for position in range(target.shape[1]):
+        found, _, state = search.step(target[:, position], state)
+        torch.testing.assert_close(found, expected[:, position], rtol=1e-9, atol=1e-11)
+    return expected, state
+
+
 @each_cell
 @pytest.mark.parametrize("state_init", ["last", "zero"])
 def test_input_feeding_in_search_and_training(cell: str, state_init: str) -> None:
@@ -79,12 +93,7 @@ def test_input_feeding_in_search_and_training(cell: str, state_init: str) -> Non
     )
     model = make_model(config)
     source, lengths, target, _ = make_batch()
-    expected = log_probabilities(model, source, lengths, target)
-    search = IncrementalModel(model)
-    state = search.encode(source, lengths)
-    for position in range(target.shape[1]):
-        found, _, state = search.step(target[:, position], state)
-        torch.testing.assert_close(found, expected[:, position], rtol=1e-9, atol=1e-11)
+    expected, _ = assert_search_agrees(model)
     fed = model.decoder.layers[0]
     with torch.no_grad():
         columns = fed.input[:, 6:14]  # those of the attentional vector
@@ -113,13 +122,7 @@ def test_input_feeding_with_other_options(cell: str) -> None:
             layer_normalization=True,
         )
     )
-    source, lengths, target, _ = make_batch()
-    expected = log_probabilities(model, source, lengths, target)
-    search = IncrementalModel(model)
-    state = search.encode(source, lengths)
-    for position in range(target.shape[1]):
-        found, _, state = search.step(target[:, position], state)
-        torch.testing.assert_close(found, expected[:, position], rtol=1e-9, atol=1e-11)
+    assert_search_agrees(model)
 
 
 def test_dropout_within_steps_needs_an_lstm() -> None:
@@ -150,13 +153,7 @@ def test_search_steps_equal_teacher_forcing(cell: str, layers: int, state_init: 
     config = config_of(cell, layers)
     decoder = config.decoder.model_copy(update={"state_init": state_init})
     model = make_model(config.model_copy(update={"decoder": decoder}))
-    source, lengths, target, _ = make_batch()
-    expected = log_probabilities(model, source, lengths, target)
-    search = IncrementalModel(model)
-    state = search.encode(source, lengths)
-    for position in range(target.shape[1]):
-        found, _, state = search.step(target[:, position], state)
-        torch.testing.assert_close(found, expected[:, position], rtol=1e-9, atol=1e-11)
+    state = assert_search_agrees(model)[1]
     # Rows go on from wherever they are put.
     turned = state.select(torch.tensor([2, 0]), torch.tensor([2, 0]), 1)
     for kept, whole in zip(turned.memory, state.memory, strict=True):

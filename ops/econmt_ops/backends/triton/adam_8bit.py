@@ -12,6 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from econmt_ops.backends.cuda.adam import AdamSettings
+
 _VALUES = 1024
 """Values of a program."""
 
@@ -40,21 +42,6 @@ class EightBitMatrix(NamedTuple):
     second: Tensor
     second_scale: Tensor
     step: Tensor
-
-
-class EightBitSettings(NamedTuple):
-    """Settings of an update; see `econmt_ops.backends.cuda.adam.AdamSettings`, whose ``overflow`` is ``skip`` here.
-
-    ``rate``, ``divisor`` and ``skip`` are float32 scalars on the device; the last two may be None.
-    """
-
-    betas: tuple[float, float]
-    eps: float
-    decay: float
-    decoupled: bool
-    rate: Tensor
-    divisor: Tensor | None
-    skip: Tensor | None
 
 
 @triton.jit
@@ -139,8 +126,8 @@ def eight_bit_adam(
     tl.store(second_scales + block, scale, mask=block < count)
 
 
-def run(settings: EightBitSettings, matrix: EightBitMatrix) -> None:
-    """Updates a contiguous float32 matrix and its moments; the gradient is left as it is."""
+def run(settings: AdamSettings, matrix: EightBitMatrix) -> None:
+    """Updates a contiguous float32 matrix and its moments by a gradient that is clipped already and left as it is."""
     blocks, (rows, columns) = matrix.first_scale.shape[1], matrix.values.shape
     width = triton.next_power_of_2(triton.cdiv(columns, blocks))
     together = max(1, _VALUES // width)
