@@ -150,8 +150,10 @@ def test_contenders_of_the_bench_compute_the_same() -> None:
         torch.testing.assert_close(found, wanted)
 
 
-def test_from_python(call: Call, trained: TextRun) -> None:
-    folder = trained.folder.path
+def test_from_python(call: Call, trained: TextRun, tmp_path: Path) -> None:
+    run = TextRun(trained.text, tmp_path / "run")
+    assert call("train", run.path).code == 0
+    folder = run.folder.path
     model = econmt.load(folder, device="cpu", precision="float32")
     assert re.fullmatch(
         r"<TrainedLanguageModel .*: \d x \w+ \d+, [\d,]+ parameters, vocabulary of .*>", repr(model)
