@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from econmt.data.text.subwords import (
+from econmt.data.text.vocabulary import (
     UNK,
     WORD_START,
     SentencePieceVocabulary,

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from econmt.data.text.annotation import Annotation, annotate
 from econmt.data.text.glossary import Occurrence
-from econmt.data.text.subwords import WORD_START, Vocabulary, normalized
+from econmt.data.text.vocabulary import WORD_START, Vocabulary, normalized
 from econmt.decoding.alignment import written_tokens
 from econmt.decoding.search.beam import Hypothesis
 

@@ -16,7 +16,7 @@ from econmt.data.batching.token_store import rectangle
 from econmt.data.text.annotation import term_tag_ids
 from econmt.data.text.glossary import Glossary
 from econmt.data.text.source_factors import encode_sources
-from econmt.data.text.subwords import EOS, UNK, Vocabularies, normalized
+from econmt.data.text.vocabulary import EOS, UNK, Vocabularies, normalized
 from econmt.decoding.alignment import copied, hard_alignment, joined
 from econmt.decoding.constraints.batch import ConstrainedContinuations, DecodingConstraints
 from econmt.decoding.constraints.tokens import ConstraintCompiler

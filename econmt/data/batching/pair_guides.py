@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from econmt.data.batching.token_store import IntArray, PairIds, TokenStore
-from econmt.data.text.subwords import WORD_START, SentencePieceVocabulary, Vocabularies, Vocabulary
+from econmt.data.text.vocabulary import WORD_START, SentencePieceVocabulary, Vocabularies, Vocabulary
 
 Int64Array = npt.NDArray[np.int64]
 

@@ -25,12 +25,12 @@ from econmt.data.progress_bars import counted, counting
 from econmt.data.text.corpus import Corpus, existing_companion, find_companions, find_corpus, find_text
 from econmt.data.text.filters import Codes, Selection
 from econmt.data.text.subwords import (
-    Vocabularies,
     fingerprint,
     load_vocabularies,
     train_factor_vocabularies,
     train_vocabularies,
 )
+from econmt.data.text.vocabulary import Vocabularies
 from econmt.errors import InputError
 
 FORMAT = "econmt-data-1"

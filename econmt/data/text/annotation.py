@@ -21,14 +21,8 @@ import numpy as np
 
 from econmt.data.text.glossary import Glossary, Occurrence, unit_spans, units
 from econmt.data.text.lexicon import learn_lexicon
-from econmt.data.text.subwords import (
-    SPECIAL_TOKENS,
-    TERM_TAGS,
-    WORD_START,
-    SentencePieceVocabulary,
-    Vocabulary,
-    sample_pairs,
-)
+from econmt.data.text.subwords import TERM_TAGS, sample_pairs
+from econmt.data.text.vocabulary import SPECIAL_TOKENS, WORD_START, SentencePieceVocabulary, Vocabulary
 
 MOST_TERMS = 3
 """Maximum number of annotated terms of a training pair."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from econmt.data.text.corpus import count_lines, different_lengths, read_lines
 from econmt.data.text.source_factors import word_numbers
-from econmt.data.text.subwords import WORD_START, SentencePieceVocabulary, Vocabulary, split_words
+from econmt.data.text.vocabulary import WORD_START, SentencePieceVocabulary, Vocabulary, split_words
 from econmt.errors import InputError
 
 Link = tuple[int, int]

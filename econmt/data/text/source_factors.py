@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 
 from econmt.data.text.corpus import Corpus, different_lengths, read_lines
-from econmt.data.text.subwords import (
+from econmt.data.text.vocabulary import (
     UNK,
     WORD_START,
     SentencePieceVocabulary,

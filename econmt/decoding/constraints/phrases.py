@@ -12,7 +12,7 @@ from torch import Tensor
 
 from econmt.data.text.corpus import read_lines
 from econmt.data.text.glossary import SPACELESS
-from econmt.data.text.subwords import (
+from econmt.data.text.vocabulary import (
     BOS,
     EOS,
     PAD,
