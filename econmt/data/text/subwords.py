@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 import random
 import re
 from collections import Counter
@@ -14,8 +15,17 @@ from pathlib import Path
 import sentencepiece
 
 from econmt.config import limits
-from econmt.config.recipe import Data, SentencePieceSubwords, TextData, TextSubwords, TextWords, WordSubwords
+from econmt.config.recipe import (
+    CodesSubwords,
+    Data,
+    SentencePieceSubwords,
+    TextData,
+    TextSubwords,
+    TextWords,
+    WordSubwords,
+)
 from econmt.data.files import notice, write_atomically
+from econmt.data.text.codes import MergeCodes, read_codes, read_kept
 from econmt.data.text.own_vocabulary import own_subwords, own_words
 from econmt.data.text.vocabulary import (
     BOS,
@@ -24,19 +34,32 @@ from econmt.data.text.vocabulary import (
     SPECIAL_TOKENS,
     UNK,
     WORD_START,
+    CodesVocabulary,
     SentencePieceVocabulary,
     Vocabularies,
     Vocabulary,
     WordVocabulary,
     normalized,
+    pieces_of,
     split_words,
 )
 from econmt.errors import InputError
 
 JOINT_FILE = "subwords.model"
+JOINT_CODES_FILE = "subwords.json"
+CODES_FILES = ("subwords.source.json", "subwords.target.json")
 SUBWORD_FILES = ("subwords.source.model", "subwords.target.model")
 WORD_FILES = ("vocab.source.txt", "vocab.target.txt")
 TEXT_WORD_FILES = ("vocab.txt",)
+_VOCABULARY_FILES = (
+    (JOINT_FILE,),
+    SUBWORD_FILES,
+    (JOINT_CODES_FILE,),
+    CODES_FILES,
+    WORD_FILES,
+    TEXT_WORD_FILES,
+)
+"""Names of the vocabulary files of a folder, which has one of these sets."""
 FACTOR_FILE = "vocab.factor{}.txt"
 """File of the vocabulary of a source-factor stream, formatted with its number from 1."""
 
@@ -64,7 +87,8 @@ def train_vocabularies(
     """Learns the vocabularies of a recipe from its training text, or converts its ``own``, and writes them.
 
     The files are deterministic: ``subwords.model`` (joint), ``subwords.source.model`` and ``subwords.target.model``, or
-    ``vocab.source.txt`` and ``vocab.target.txt``; for a language model, ``subwords.model`` or ``vocab.txt``.
+    ``vocab.source.txt`` and ``vocab.target.txt``; by codes of subword-nmt ``subwords.json``, or
+    ``subwords.source.json`` and ``subwords.target.json``; for a language model, ``subwords.model`` or ``vocab.txt``.
     ``pairs_factory`` returns an iterator over the training pairs, and is called more than once. ``own`` are the files
     that the recipe names, see :mod:`econmt.data.text.own_vocabulary`.
     """
@@ -73,7 +97,9 @@ def train_vocabularies(
     if isinstance(data, Data):
         annotates = data.annotate_terms.share > 0.0
         tags = list(dict.fromkeys([*filter(None, data.tags), *(TERM_TAGS if annotates else ())]))
-    if own:
+    if isinstance(subwords, CodesSubwords):
+        _train_codes(subwords, pairs_factory, own, folder, tags)
+    elif own:
         _convert(subwords, own, folder, tags)
     elif isinstance(subwords, (WordSubwords, TextWords)):
         _train_words(subwords, pairs_factory, folder, tags)
@@ -122,6 +148,43 @@ def _train_words(
         fixed = [*SPECIAL_TOKENS, *(tags if name == WORD_FILES[0] else ())]
         frequent = Counter({word: count for word, count in counter.items() if count >= settings.min_count})
         _write_words(folder / name, frequent, fixed, limit)
+
+
+def _train_codes(
+    settings: CodesSubwords,
+    pairs_factory: Callable[[], Iterator[tuple[str, str]]],
+    own: Sequence[Path],
+    folder: Path,
+    tags: Sequence[str],
+) -> None:
+    """Writes vocabularies of the subwords of the training text, the frequent ones first."""
+    rules = [read_codes(path) for path in own[: len(settings.files)]]
+    kept = [read_kept(path, settings.threshold) for path in own[len(settings.files) :]]
+    sides = (
+        [(JOINT_CODES_FILE, (0, 1))] if settings.joint else list(zip(CODES_FILES, ((0,), (1,)), strict=True))
+    )
+    coded = [
+        MergeCodes(*rules[min(side, len(rules) - 1)], kept[side] if kept else None)
+        for side in range(len(sides))
+    ]
+    counts = [Counter[str]() for _ in sides]
+    for pair in pairs_factory():
+        for codes, counter, (_, columns) in zip(coded, counts, sides, strict=True):
+            for column in columns:
+                for pieces in pieces_of(pair[column], codes, tags):
+                    counter.update(pieces)
+    for codes, counter, (name, columns) in zip(coded, counts, sides, strict=True):
+        whole = [*tags] if 0 in columns else []
+        fixed = [*SPECIAL_TOKENS, WORD_START, *(WORD_START + tag for tag in whole)]
+        frequent = Counter({piece: count for piece, count in counter.items() if count >= settings.min_count})
+        content = {
+            "version": codes.version,
+            "rules": [" ".join(rule) for rule in codes.rules],
+            "kept": None if codes.kept is None else sorted(codes.kept),
+            "tags": whole,
+            "pieces": _ranked(frequent, fixed, settings.size),
+        }
+        write_atomically(folder / name, json.dumps(content, ensure_ascii=False, indent=0).encode() + b"\n")
 
 
 def _train_subwords(
@@ -218,16 +281,21 @@ def train_factor_vocabularies(rows: Iterator[Sequence[str]], streams: int, folde
 
 def _write_words(path: Path, counter: Counter[str], fixed: Sequence[str], limit: int) -> None:
     """Writes the ``fixed`` tokens and then the most frequent ones, ``limit`` in total."""
+    words = _ranked(counter, fixed, limit)
+    write_atomically(path, "".join(word + "\n" for word in words).encode())
+
+
+def _ranked(counter: Counter[str], fixed: Sequence[str], limit: int) -> list[str]:
+    """Returns the ``fixed`` tokens and then the most frequent ones, ``limit`` in total."""
     for word in fixed:
         del counter[word]
     ranked = sorted(counter.items(), key=lambda item: (-item[1], item[0]))
-    words = [*fixed, *(word for word, _ in ranked[: max(0, limit - len(fixed))])]
-    write_atomically(path, "".join(word + "\n" for word in words).encode())
+    return [*fixed, *(word for word, _ in ranked[: max(0, limit - len(fixed))])]
 
 
 def vocabulary_files(folder: Path) -> list[Path]:
     """Returns the vocabulary files in ``folder``: one or two, then one per source-factor stream; empty if none."""
-    for names in ((JOINT_FILE,), SUBWORD_FILES, WORD_FILES, TEXT_WORD_FILES):
+    for names in _VOCABULARY_FILES:
         paths = [folder / name for name in names]
         if all(path.is_file() for path in paths):
             return [*paths, *_factor_files(folder)]
@@ -244,8 +312,7 @@ def load_vocabularies(folder: Path) -> Vocabularies:
     files = vocabulary_files(folder)
     if not files:
         raise InputError(
-            f"{folder}: no vocabulary ({JOINT_FILE}, {' and '.join(SUBWORD_FILES)}, {' and '.join(WORD_FILES)}, "
-            f"or {TEXT_WORD_FILES[0]})"
+            f"{folder}: no vocabulary (" + ", ".join(" and ".join(names) for names in _VOCABULARY_FILES) + ")"
         )
     factors = _factor_files(folder)
     loaded = [_load(path) for path in files]
@@ -260,6 +327,8 @@ def _load(path: Path) -> Vocabulary:
         raise InputError(f"{path}: cannot read the vocabulary: {error.strerror}") from error
     if path.name.endswith(".model"):
         return SentencePieceVocabulary(content, str(path))
+    if path.suffix == ".json":
+        return _load_codes(content, path)
     try:
         words = content.decode("utf-8").split("\n")
     except UnicodeDecodeError as error:
@@ -270,6 +339,28 @@ def _load(path: Path) -> Vocabulary:
             "duplicates"
         )
     return WordVocabulary(words[:-1])
+
+
+def _load_codes(content: bytes, path: Path) -> CodesVocabulary:
+    try:
+        read = json.loads(content)
+        rules, pieces, tags = (_texts(read[key]) for key in ("rules", "pieces", "tags"))
+        kept = None if read["kept"] is None else _texts(read["kept"])
+        pairs = [(left, right) for left, right in (rule.split(" ") for rule in rules)]
+        damaged = tuple(pieces[: len(SPECIAL_TOKENS)]) != SPECIAL_TOKENS or len(set(pieces)) != len(pieces)
+        damaged = damaged or read["version"] not in (1, 2)
+    except (ValueError, TypeError, KeyError, RecursionError):
+        damaged = True
+    if damaged:
+        raise InputError(f"{path}: damaged vocabulary of codes; copy it again, or prepare the data again")
+    return CodesVocabulary(MergeCodes(pairs, read["version"], kept), pieces, tags)
+
+
+def _texts(value: object) -> list[str]:
+    """Returns a list of texts; raises ValueError if it is something else."""
+    if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
+        raise ValueError
+    return value
 
 
 def fingerprint(folder: Path) -> str:

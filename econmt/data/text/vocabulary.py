@@ -16,6 +16,7 @@ from typing import NamedTuple, Protocol
 
 import sentencepiece
 
+from econmt.data.text.codes import MergeCodes
 from econmt.errors import InputError
 
 PAD, UNK, BOS, EOS = 0, 1, 2, 3
@@ -32,6 +33,8 @@ class Vocabulary(Protocol):
 
     size: int
     """Number of ids, special ones included."""
+    of_pieces: bool
+    """True if tokens are subwords, which mark a preceding space by U+2581; False if they are whole words."""
 
     def encode(self, text: str) -> list[int]:
         """Encodes a line of raw text to ids, without ``<s>`` and ``</s>``."""
@@ -50,9 +53,17 @@ class Vocabulary(Protocol):
     def tokens(self, ids: Sequence[int]) -> list[str]:
         """Returns the vocabulary entry of each id (subwords mark a preceding space by U+2581)."""
 
+    def written(self, text: str) -> list[str]:
+        """Returns the tokens of a line of raw text as the text has them, unknown ones, too."""
+
+    def joined(self, tokens: Sequence[str]) -> str:
+        """Returns the raw text of tokens, some of which the vocabulary may lack."""
+
 
 class SentencePieceVocabulary(Vocabulary):
     """Vocabulary of SentencePiece subwords."""
+
+    of_pieces = True
 
     def __init__(self, model: bytes, where: str) -> None:
         """Loads a serialised SentencePiece model, whose special ids must be this module's; errors name ``where``."""
@@ -93,9 +104,71 @@ class SentencePieceVocabulary(Vocabulary):
         """Returns the subword of each id."""
         return [self._piece(int(i)) for i in ids]
 
+    def written(self, text: str) -> list[str]:
+        """Divides a line of raw text into subwords."""
+        return [str(piece) for piece in self.processor.EncodeAsPieces(normalized(text))]
+
+    def joined(self, tokens: Sequence[str]) -> str:
+        """Joins subwords to raw text."""
+        return str(self.processor.DecodePieces(list(tokens)))
+
+
+class CodesVocabulary(Vocabulary):
+    """Vocabulary of subwords by codes of subword-nmt.
+
+    Subwords are written as SentencePiece's, with a mark at the beginning of a word instead of ``@@`` before its end.
+
+    Args:
+        codes: division of words. pieces: subwords in the order of their ids, the four special tokens first.
+        tags: words that are never divided.
+    """
+
+    of_pieces = True
+
+    def __init__(self, codes: MergeCodes, pieces: Sequence[str], tags: Sequence[str] = ()) -> None:
+        self.codes, self.tags, self.size = codes, list(tags), len(pieces)
+        self._pieces = list(pieces)
+        self._ids = {piece: i for i, piece in enumerate(pieces) if i >= len(SPECIAL_TOKENS)}
+
+    def written(self, text: str) -> list[str]:
+        """Divides a line of tokenised text into subwords; the mark is one of its own where the two are unknown."""
+        written: list[str] = []
+        for first, *rest in pieces_of(text, self.codes, self.tags):
+            written += [first] if first in self._ids else [WORD_START, first.removeprefix(WORD_START)]
+            written += rest
+        return written
+
+    def encode(self, text: str) -> list[int]:
+        """Encodes a line of tokenised text to ids."""
+        ids = self._ids
+        return [ids.get(piece, UNK) for piece in self.written(text)]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Decodes ids to tokenised text."""
+        return self.joined([self._pieces[i] for i in ids if i not in (PAD, BOS, EOS)])
+
+    def tokens(self, ids: Sequence[int]) -> list[str]:
+        """Returns the subword of each id."""
+        return [self._pieces[i] for i in ids]
+
+    def joined(self, tokens: Sequence[str]) -> str:
+        """Joins subwords to tokenised text."""
+        return "".join(tokens).replace(WORD_START, " ").strip(" ")
+
+
+def pieces_of(text: str, codes: MergeCodes, tags: Sequence[str]) -> list[list[str]]:
+    """Divides the words of a line of tokenised text, except tags, into subwords with a mark at their beginnings."""
+    words = split_words(text.replace(WORD_START, " "))
+    return [
+        [WORD_START + first, *rest]
+        for first, *rest in ([word] if word in tags else codes.cut(word) for word in words)
+    ]
+
 
 class WordVocabulary(Vocabulary):
     """Vocabulary of whole words between spaces, given in the order of their ids, the four special tokens first."""
+
+    of_pieces = False
 
     def __init__(self, words: Sequence[str]) -> None:
         self._words, self.size = list(words), len(words)
@@ -113,6 +186,14 @@ class WordVocabulary(Vocabulary):
     def tokens(self, ids: Sequence[int]) -> list[str]:
         """Returns the word of each id."""
         return [self._words[i] for i in ids]
+
+    def written(self, text: str) -> list[str]:
+        """Splits a line of tokenised text into words."""
+        return split_words(text)
+
+    def joined(self, tokens: Sequence[str]) -> str:
+        """Joins words by spaces."""
+        return " ".join(tokens)
 
 
 class Vocabularies(NamedTuple):

@@ -19,7 +19,6 @@ from econmt.data.text.vocabulary import (
     UNK,
     WORD_START,
     Vocabulary,
-    WordVocabulary,
     normalized,
     split_words,
 )
@@ -45,7 +44,7 @@ class Spelling:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
-        self.words = isinstance(vocabulary, WordVocabulary)
+        self.words = not vocabulary.of_pieces
         pieces = vocabulary.tokens(range(vocabulary.size))
         self.pieces = [WORD_START + piece for piece in pieces] if self.words else list(pieces)
         for special in (PAD, UNK, BOS, EOS):
