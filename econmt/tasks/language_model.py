@@ -12,7 +12,7 @@ from econmt.config.recipe import Recipe
 from econmt.data.batching.batch import AnyBatch
 from econmt.data.batching.store import PreparedData
 from econmt.data.batching.text_batches import TextBatch, TextBatches, whole_text
-from econmt.data.text.subwords import Vocabularies
+from econmt.data.text.vocabulary import Vocabularies
 from econmt.model import Implementations
 from econmt.model.activation_penalties import ActivationPenalties
 from econmt.model.language_model import LanguageModel, build_language_model

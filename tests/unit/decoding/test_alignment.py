@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from econmt.data.text.subwords import SPECIAL_TOKENS, UNK, Vocabularies, WordVocabulary
+from econmt.data.text.vocabulary import SPECIAL_TOKENS, UNK, Vocabularies, WordVocabulary
 from econmt.decoding.alignment import copied, hard_alignment, joined
 from econmt.decoding.search.beam import SearchOptions
 from econmt.decoding.translator import Translator

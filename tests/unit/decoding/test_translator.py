@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from econmt.config.recipe import Decoding
-from econmt.data.text.subwords import EOS, PAD, Vocabularies
+from econmt.data.text.vocabulary import EOS, PAD, Vocabularies
 from econmt.decoding.formats import format_translation
 from econmt.decoding.requests import Request
 from econmt.decoding.search import continuous
