@@ -22,6 +22,8 @@ from tests.unit.decoding.toy import ToyModel, sources
 class Pieces:
     """A vocabulary of given subwords."""
 
+    of_pieces = True
+
     def __init__(self, pieces: Sequence[str]) -> None:
         self._pieces = [*SPECIAL_TOKENS, *pieces]
         self.size = len(self._pieces)

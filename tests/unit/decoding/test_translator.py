@@ -27,6 +27,7 @@ class Letters:
     """A vocabulary of letters: 'a' is 4, 'b' is 5 and so on; blanks are nothing."""
 
     size = 30
+    of_pieces = True
 
     def encode(self, text: str) -> list[int]:
         return [ord(letter) - ord("a") + 4 for letter in text if letter.isalpha()]
