@@ -49,7 +49,7 @@ Pair = tuple[str, str]
 
 _FOLDERS = {"eng/acts/": "fra/lois/", "eng/regulations/": "fra/reglements/"}
 _NAMES = {"SOR-": "DORS-", "SI-": "TR-", "C.R.C.,_c._": "C.R.C.,_ch._"}
-"""How names of regulations begin in English and in French."""
+"""Beginnings of the names of regulations in English and in French."""
 _TEXTS = {"Text", "MarginalNote", "TitleText", "LongTitle", "ShortTitle"}
 """Elements whose text is a line."""
 _LEFT_OUT = {"HistoricalNote", "RecentAmendments", "OriginatingRef", "Footnote", "FootnoteRef", "Note"}

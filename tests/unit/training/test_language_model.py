@@ -64,7 +64,13 @@ def test_it_learns_which_words_may_follow(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "overrides",
     [
-        ("training.bptt_jitter=true", "training.averaging={start: non-monotone, non_monotone_interval: 1}"),
+        (
+            "training.bptt_jitter=true",
+            "training.averaging={start: non-monotone, non_monotone_interval: 1}",
+            "model.size=[9, 6]",
+            "training.activation_regularization=2.0",
+            "training.temporal_activation_regularization=1.0",
+        ),
         (
             "training.averaging={start: at-once}",
             "training.optimizer={name: sgd, learning_rate: 1.0, momentum: 0.5}",
