@@ -18,7 +18,7 @@ from econmt.api.translation import (
 )
 from econmt.checkpoint.checkpoints import LoadedTask, load_task
 from econmt.config import limits
-from econmt.data.text.subwords import EOS
+from econmt.data.text.vocabulary import EOS
 from econmt.decoding.text_reader import ScoredLine, TextReader
 from econmt.engine.devices import resolve_device
 from econmt.engine.precision import precision_of

@@ -16,7 +16,8 @@ from econmt.config import limits
 from econmt.config.recipe import Recipe
 from econmt.config.yaml_reader import complaints
 from econmt.data.text.glossary import Glossary, read_glossary
-from econmt.data.text.subwords import fingerprint, normalized
+from econmt.data.text.subwords import fingerprint
+from econmt.data.text.vocabulary import normalized
 from econmt.decoding.requests import Request as Request
 from econmt.decoding.search.beam import SearchOptions
 from econmt.decoding.search.ensemble import EnsembleMode

@@ -44,7 +44,8 @@ from econmt.checkpoint.tensor_files import (
 )
 from econmt.config.recipe import LanguageModelSection, Model, Recipe, read_recipe
 from econmt.data.files import sync_folder
-from econmt.data.text.subwords import Vocabularies, fingerprint, load_vocabularies
+from econmt.data.text.subwords import fingerprint, load_vocabularies
+from econmt.data.text.vocabulary import Vocabularies
 from econmt.errors import InputError, TrainingError
 from econmt.model import TranslationModel
 from econmt.tasks.protocol import Task

@@ -8,7 +8,7 @@ from pathlib import Path
 from econmt.errors import InputError
 
 _NAME = re.compile(r"hf:/+(?P<id>[\w.-]+/[\w.-]+?)(?:@(?P<revision>[\w./-]+))?")
-FILES = ("recipe.yaml", "params.best.safetensors", "subwords*.model", "vocab*.txt")
+FILES = ("recipe.yaml", "params.best.safetensors", "subwords*.model", "subwords*.json", "vocab*.txt")
 """Patterns of the files to download: all that translation needs."""
 
 

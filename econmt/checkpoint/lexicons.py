@@ -9,7 +9,7 @@ from torch import Tensor
 
 from econmt.checkpoint.checkpoints import check_vocabulary
 from econmt.checkpoint.tensor_files import FORMAT, read_tensors, write_tensors
-from econmt.data.text.subwords import Vocabularies
+from econmt.data.text.vocabulary import Vocabularies
 from econmt.errors import InputError
 
 _TABLE = "lexicon"

@@ -13,7 +13,7 @@ from econmt.checkpoint.checkpoints import load_task
 from econmt.cli.option_groups import argument, option
 from econmt.cli.options import ModelOption
 from econmt.config import limits
-from econmt.data.text.subwords import Vocabulary
+from econmt.data.text.vocabulary import Vocabulary
 from econmt.errors import InputError, printable
 from econmt.model import TranslationModel
 from econmt.training.vector_files import write_vectors

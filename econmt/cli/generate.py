@@ -10,7 +10,7 @@ from econmt.cli.options import FloatComputing, ModelOption, OutputOption
 from econmt.cli.search_options import Drawing
 from econmt.cli.text_models import load_reader
 from econmt.config import limits
-from econmt.data.text.subwords import EOS
+from econmt.data.text.vocabulary import EOS
 
 
 def generate(

@@ -61,6 +61,13 @@ def check_pipeline(recipe: Any) -> None:
         f"training.optimizer.name {optimizer}": optimizer in ("adafactor", "adam8bit", "adamw8bit"),
         "training.monitor_pattern (no rank has all gradients)": training.monitor_pattern is not None,
         "training.fixed_param_names": bool(training.fixed_param_names),
+        **{
+            f"training.{key} (the penalties need the top layer's outputs beside the loss)": getattr(
+                training, key
+            )
+            > 0.0
+            for key in ("activation_regularization", "temporal_activation_regularization")
+        },
         "training.fixed_param_strategy": training.fixed_param_strategy is not None,
         "parallel.shard_optimizer (each rank already holds only the optimizer state of its layers)": (
             recipe.parallel.shard_optimizer

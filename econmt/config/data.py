@@ -125,6 +125,50 @@ class WordSubwords(Section):
         return self
 
 
+class CodesSubwords(Section):
+    """Section ``subwords`` of tokenised text whose words are divided by codes of subword-nmt that exist."""
+
+    type: Literal["codes"] = Field(description="codes: subwords by codes of subword-nmt")
+    files: list[FileName] = Field(
+        min_length=1,
+        max_length=2,
+        description="files of subword-nmt learn-bpe: one for both languages or [source, target]; searched where the "
+        "text is",
+    )
+    joint: bool = Field(True, description="true: one vocabulary for both languages; false: one per language")
+    size: VocabularySize = Field(
+        50000,
+        description="largest size of the vocabulary, special tokens included; per language if joint is false; rarer "
+        "subwords become <unk>",
+    )
+    min_count: MinimumCount = Field(
+        1, description="subwords that occur less often in the training text become <unk>"
+    )
+    vocabularies: list[FileName] = Field(
+        [],
+        max_length=2,
+        description="files of subword-nmt get-vocab: one or, if joint is false, [source, target]; subwords that they "
+        "lack are divided again",
+    )
+    threshold: MinimumCount = Field(
+        1, description="count in the files of vocabularies below which subwords are divided again"
+    )
+
+    @model_validator(mode="after")
+    def _files_fit_languages(self) -> CodesSubwords:
+        count = 1 if self.joint else 2
+        if self.joint and len(self.files) > 1:
+            raise ValueError("files has 2 files and joint is true; give one file, or set joint: false")
+        if self.vocabularies and len(self.vocabularies) != count:
+            raise ValueError(
+                f"vocabularies has {len(self.vocabularies)} files and joint is {str(self.joint).lower()}; give one "
+                "file with joint: true, or those of source and target with joint: false"
+            )
+        if self.threshold > 1 and not self.vocabularies:
+            raise ValueError(f"threshold {self.threshold} has no effect without vocabularies")
+        return self
+
+
 def subword_type(value: Any) -> str:
     """Returns the type of a subwords section, which selects its schema."""
     return str(value.get("type", "bpe") if isinstance(value, dict) else getattr(value, "type", "bpe"))
@@ -135,6 +179,7 @@ Subwords = Annotated[
         Annotated[SentencePieceSubwords, Tag("bpe")],
         Annotated[SentencePieceSubwords, Tag("unigram")],
         Annotated[WordSubwords, Tag("words")],
+        Annotated[CodesSubwords, Tag("codes")],
     ],
     Discriminator(subword_type),
 ]

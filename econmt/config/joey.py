@@ -109,12 +109,22 @@ def _subwords(settings: ForeignSettings) -> None:
         keep("data.subwords.joint", models[0] == models[1])
         keep("data.subwords.models", list(dict.fromkeys(models)))
         return
+    if all(codes):
+        keep("data.subwords.type", "codes")
+        keep("data.subwords.joint", joint and codes[0] == codes[1])
+        keep("data.subwords.files", list(dict.fromkeys(codes)))
+        keep("data.subwords.size", None if limits[0] == _UNLIMITED else max(16, limits[0]))
+        keep("data.subwords.min_count", max(1, *map(int, counts)))
+        if dropout[0]:
+            settings.remark("data.src.tokenizer_cfg.dropout", f"{dropout[0]}: needs data.subwords.type bpe")
+        return
     keep("data.subwords.type", "bpe")
     keep("data.subwords.joint", joint)
     keep("data.subwords.size", None if limits[0] == _UNLIMITED else max(16, limits[0]))
     keep("data.subwords.dropout", dropout[0] if dropout[0] and dropout[0] > 0 else None)
-    key = "data.src.tokenizer_cfg.codes" if codes[0] else "data.src.tokenizer_type"
-    settings.remark(key, f"{codes[0] or kinds[0]}: BPE is learnt anew from the text, by SentencePiece")
+    settings.remark(
+        "data.src.tokenizer_type", f"{kinds[0]}: BPE is learnt anew from the text, by SentencePiece"
+    )
 
 
 def _model(settings: ForeignSettings) -> None:

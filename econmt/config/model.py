@@ -144,9 +144,11 @@ class Dropout(Section):
 class Initialization(Section):
     """Initial values of the parameters."""
 
-    weights: Literal["uniform", "xavier"] = Field(
+    weights: Literal["uniform", "xavier", "torch"] = Field(
         "xavier",
-        description="uniform in [-scale, scale], or scaled by fan-in and fan-out (Glorot and Bengio, 2010)",
+        description="uniform in [-scale, scale]; or scaled by fan-in and fan-out (Glorot and Bengio, 2010); or as "
+        "torch.nn.LSTM and Linear: uniform within 1 / sqrt(fan-in), in recurrent layers, biases included, within "
+        "1 / sqrt(width). Embeddings are normal with expected norm 1 (xavier) or variance 1 (torch)",
     )
     rnn_h2h: Literal["default", "orthogonal", "orthogonal_stacked"] = Field(
         "default",
@@ -155,6 +157,11 @@ class Initialization(Section):
     )
     scale: float = Field(
         0.1, gt=0.0, le=limits.WEIGHT, description="bound of the uniform distribution (uniform only)"
+    )
+    embedding_scale: Annotated[float, Field(gt=0.0, le=limits.WEIGHT)] | None = Field(
+        None,
+        description="bound of the uniform distribution of embeddings and of an output layer tied to them; null: as "
+        "weights",
     )
     source_embedding: Annotated[str, Field(min_length=1, max_length=limits.TEXT)] | None = Field(
         None,
@@ -166,7 +173,10 @@ class Initialization(Section):
         None, description="file of pretrained target embeddings, see source_embedding"
     )
     forget_bias: float = Field(
-        0.0, ge=-limits.WEIGHT, le=limits.WEIGHT, description="initial bias of the forget gates"
+        0.0,
+        ge=-limits.WEIGHT,
+        le=limits.WEIGHT,
+        description="initial bias of the forget gates; weights torch adds random values",
     )
 
 

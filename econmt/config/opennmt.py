@@ -116,13 +116,22 @@ def _vocabulary(settings: ForeignSettings, transforms: set[str]) -> None:
             settings.remark(
                 "src_subword_alpha", f"{alpha}: drawing segmentations needs data.subwords.type bpe"
             )
+    elif "bpe" in transforms and models[0]:
+        both = [models[0], models[1] or models[0]]
+        keep("data.subwords.type", "codes")
+        keep("data.subwords.joint", joint and both[0] == both[1])
+        keep("data.subwords.files", list(dict.fromkeys(both)))
+        keep("data.subwords.size", sizes[0])
+        keep("data.subwords.min_count", max(1, *counts))
+        if alpha:
+            settings.remark("src_subword_alpha", f"{alpha}: skipping merges needs data.subwords.type bpe")
     else:
         keep("data.subwords.type", "bpe")
         keep("data.subwords.joint", joint)
         keep("data.subwords.size", sizes[0])
         keep("data.subwords.dropout", float(alpha) if alpha else None)
         settings.remark(
-            "src_subword_model", f"{models[0]}: BPE is learnt anew from the text, by SentencePiece"
+            "transforms", "subwords without a model: BPE is learnt anew from the text, by SentencePiece"
         )
     if files[0] and not transforms & _SUBWORDS:
         settings.remark(

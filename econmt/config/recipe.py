@@ -19,6 +19,7 @@ from pydantic_core import PydanticKnownError
 from econmt.config import limits
 from econmt.config.checks import check_recipe
 from econmt.config.conditions import idle_values
+from econmt.config.data import CodesSubwords as CodesSubwords
 from econmt.config.data import Data as Data
 from econmt.config.data import Mixing as Mixing
 from econmt.config.data import Noise as Noise

@@ -27,6 +27,9 @@ number_or_section = Discriminator(
 )
 """Chooses between the members tagged number and section of a key that holds one probability or a section of them."""
 
+width_or_widths = Discriminator(lambda value: "list" if isinstance(value, list) else "number")
+"""Chooses between the members tagged number and list of a key that holds the width of all layers or a list of them."""
+
 Regex = Annotated[str, Field(min_length=1, max_length=limits.REGEX), AfterValidator(_check_regex)]
 
 

@@ -36,16 +36,22 @@ CELLS = {
 """Features of each cell, by its name."""
 
 
+CellName = Literal[
+    "lstm", "lnlstm", "lnglstm", "gru", "sru", "ssru", "qrnn", "qrnn2", "gilr_lstm", "min_gru", "min_lstm"
+]
+CELL_DESCRIPTION = (
+    "recurrent cell; lnlstm, lnglstm: an LSTM with layer normalisation over all gates or gate by gate; sru, ssru, "
+    "qrnn (window of 1 step), qrnn2 (of 2), gilr_lstm, min_gru and min_lstm: linear recurrences, which compute all "
+    "time steps in parallel"
+)
+
+
 class RecurrentStack(Section):
     """A stack of recurrent layers."""
 
-    cell: Literal[
-        "lstm", "lnlstm", "lnglstm", "gru", "sru", "ssru", "qrnn", "qrnn2", "gilr_lstm", "min_gru", "min_lstm"
-    ] = Field(
+    cell: CellName = Field(
         "lstm",
-        description="recurrent cell; lnlstm, lnglstm: an LSTM with layer normalisation over all gates or gate by gate; "
-        "sru, ssru, qrnn (window of 1 step), qrnn2 (of 2), gilr_lstm, min_gru and min_lstm: linear recurrences, which "
-        "compute all time steps in parallel. Decoders with input feeding and a cell other than lstm are unfused",
+        description=f"{CELL_DESCRIPTION}. Decoders with input feeding and a cell other than lstm are unfused",
     )
     rank: Width | None = Field(
         None,

@@ -18,7 +18,8 @@ from econmt.config.data import (
 )
 from econmt.config.marks import NO_MEMORY, NO_PARAMETERS, NO_PREPARED_TEXT
 from econmt.config.model import Initialization
-from econmt.config.section import Layers, Probability, Section, Width, number_or_section
+from econmt.config.section import Layers, Probability, Section, Width, number_or_section, width_or_widths
+from econmt.config.stacks import CELL_DESCRIPTION, CELLS, CellName
 
 
 class TextWords(Section):
@@ -115,12 +116,14 @@ class TextDropout(Section):
 
 
 class LanguageModelSection(Section):
-    """Language model: an embedding, a stack of LSTM layers, an output layer."""
+    """Language model: an embedding, a stack of recurrent layers, an output layer."""
 
     embedding: Width = Field(512, description="width of the embedding")
-    cell: Literal["lstm"] = Field("lstm", description="recurrent cell")
+    cell: CellName = Field("lstm", description=CELL_DESCRIPTION)
     layers: Layers = Field(2, description="number of layers")
-    size: Width = Field(description="width of every layer")
+    size: Annotated[
+        Union[Annotated[Width, Tag("number")], Annotated[list[Width], Tag("list")]], width_or_widths
+    ] = Field(description="width of all layers, or a list of the width of each, bottom first")
     dropout: Annotated[
         Union[Annotated[Probability, Tag("number")], Annotated[TextDropout, Tag("section")]],
         number_or_section,
@@ -129,14 +132,49 @@ class LanguageModelSection(Section):
     )
     weight_tying: Literal["none", "softmax"] = Field(
         "none",
-        description="softmax: embedding and output layer share one matrix, with a projection if widths differ",
+        description="softmax: embedding and output layer share one matrix. If size is one number that differs from "
+        "embedding, a projection comes between; the last width of a list has to be that of the embedding",
     )
     initialization: Initialization = Field(Initialization(), description="initial values of the parameters")
+
+    @model_validator(mode="after")
+    def _widths_fit(self) -> LanguageModelSection:
+        if isinstance(self.size, list):
+            if len(self.size) != self.layers:
+                raise ValueError(
+                    f"size has {len(self.size)} widths and layers is {self.layers}; give one width for each layer"
+                )
+            if self.weight_tying == "softmax" and self.size[-1] != self.embedding:
+                raise ValueError(
+                    f"weight_tying softmax needs the last width of size, {self.size[-1]}, equal to embedding "
+                    f"{self.embedding}; change one of them, or give one number for all layers, which adds a projection"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _cell_has_recurrent_matrices(self) -> LanguageModelSection:
+        if CELLS[self.cell].recurrent:
+            return self
+        if self.dropouts.weights > 0.0:
+            raise ValueError(
+                f"dropout.weights drops recurrent matrices, and cell {self.cell} has none; set it to 0"
+            )
+        if self.initialization.rnn_h2h != "default":
+            raise ValueError(
+                f"initialization.rnn_h2h {self.initialization.rnn_h2h}: cell {self.cell} has no recurrent matrix; set "
+                "rnn_h2h to default"
+            )
+        return self
+
+    @property
+    def sizes(self) -> list[int]:
+        """Width of each layer, bottom first."""
+        return self.size if isinstance(self.size, list) else [self.size] * self.layers
 
     @property
     def widest(self) -> int:
         """Width of the widest layer."""
-        return max(self.size, self.embedding)
+        return max(*self.sizes, self.embedding)
 
     @property
     def dropouts(self) -> TextDropout:

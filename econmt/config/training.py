@@ -36,6 +36,20 @@ class Training(Section):
         False,
         description="draw bptt at random for each batch and scale the learning rate with it (Merity et al., 2018)",
     )
+    activation_regularization: Annotated[float, LANGUAGE_MODEL] = Field(
+        0.0,
+        ge=0.0,
+        le=limits.PENALTY,
+        description="weight of the mean square of the top layer's outputs after dropout, which is added to the loss of "
+        "a token in training (AR; Merity et al., 2017)",
+    )
+    temporal_activation_regularization: Annotated[float, LANGUAGE_MODEL] = Field(
+        0.0,
+        ge=0.0,
+        le=limits.PENALTY,
+        description="weight of the mean square of the difference between the top layer's outputs at neighbouring "
+        "positions, before dropout, which is added likewise (TAR)",
+    )
     valid_rows: Annotated[int, LANGUAGE_MODEL] = Field(
         1,
         ge=1,

@@ -9,14 +9,11 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from econmt.data.text.subwords import (
+from econmt.data.text.vocabulary import (
     UNK,
     WORD_START,
-    SentencePieceVocabulary,
     Vocabularies,
     Vocabulary,
-    WordVocabulary,
-    normalized,
     split_words,
 )
 
@@ -39,7 +36,7 @@ def hard_alignment(
 
 def _words(tokens: Sequence[str], vocabulary: Vocabulary) -> list[int]:
     """Returns the index of the word of each token; a single space belongs to the next word."""
-    if isinstance(vocabulary, WordVocabulary):
+    if not vocabulary.of_pieces:
         return list(range(len(tokens)))
     words, number, written = list[int](), 0, False
     for token in tokens:
@@ -69,28 +66,11 @@ def copied(attention: Tensor, ids: Sequence[int], text: str, vocabularies: Vocab
     return tokens
 
 
-def written_tokens(text: str, vocabulary: Vocabulary) -> list[str]:
-    """Returns a source's tokens as written in the text, unknown ones, too."""
-    if isinstance(vocabulary, WordVocabulary):
-        return split_words(text)
-    assert isinstance(vocabulary, SentencePieceVocabulary)
-    return [str(piece) for piece in vocabulary.processor.EncodeAsPieces(normalized(text))]
-
-
 def _written(text: str, vocabulary: Vocabulary) -> tuple[list[str], list[str]]:
     """Returns the source's tokens as written in the text, and the text to copy for each."""
-    pieces = written_tokens(text, vocabulary)
-    if isinstance(vocabulary, WordVocabulary):
+    pieces = vocabulary.written(text)
+    if not vocabulary.of_pieces:
         return pieces, pieces
-    assert isinstance(vocabulary, SentencePieceVocabulary)
-    ids, words = vocabulary.processor.PieceToId(pieces), split_words(text)
+    ids, words = vocabulary.encode(text), split_words(text)
     rows = zip(pieces, ids, _words(pieces, vocabulary), strict=True)
     return pieces, [piece if token == UNK else words[number] for piece, token, number in rows]
-
-
-def joined(tokens: Sequence[str], vocabulary: Vocabulary) -> str:
-    """Returns the raw text of tokens, some of which the vocabulary may lack."""
-    if isinstance(vocabulary, WordVocabulary):
-        return " ".join(tokens)
-    assert isinstance(vocabulary, SentencePieceVocabulary)
-    return str(vocabulary.processor.DecodePieces(list(tokens)))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from econmt.data.text.subwords import WORD_START
+from econmt.data.text.vocabulary import WORD_START
 from econmt.errors import printable
 
 VISIBLE_SPACE = "\N{OPEN BOX}"

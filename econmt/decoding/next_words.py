@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from econmt.data.text.subwords import BOS, EOS, PAD, UNK, WORD_START
+from econmt.data.text.vocabulary import BOS, EOS, PAD, UNK, WORD_START
 from econmt.decoding.constraints.batch import ConstrainedContinuations, DecodingConstraints
 from econmt.decoding.constraints.phrases import Spelling
 from econmt.decoding.requests import Request

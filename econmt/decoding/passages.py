@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from econmt.data.text.subwords import BLANKS
+from econmt.data.text.vocabulary import BLANKS
 from econmt.decoding.markup import Marked, Tag, marked, put_back
 from econmt.decoding.sentences import SPACELESS, Splitter, base_language
 from econmt.decoding.translation import EMPTY, NBestEntry, Translation

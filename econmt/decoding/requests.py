@@ -13,7 +13,7 @@ from econmt.config import limits
 from econmt.config.json_reader import json_text, parse_json
 from econmt.config.yaml_reader import complaints
 from econmt.data.text.glossary import Glossary
-from econmt.data.text.subwords import normalized
+from econmt.data.text.vocabulary import normalized
 from econmt.errors import InputError
 
 _UNREADABLE = re.compile("[\0\ud800-\udfff]")

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from econmt.data.text.annotation import Annotation, annotate
 from econmt.data.text.glossary import Occurrence
-from econmt.data.text.subwords import WORD_START, Vocabulary, normalized
-from econmt.decoding.alignment import written_tokens
+from econmt.data.text.vocabulary import WORD_START, Vocabulary, normalized
 from econmt.decoding.search.beam import Hypothesis
 
 _BLANK = (" ", WORD_START)
@@ -38,7 +37,7 @@ class TokenOwners(NamedTuple):
 
 def token_owners(text: str, vocabulary: Vocabulary) -> TokenOwners:
     """Returns the tokens of a normalised text by character."""
-    tokens = written_tokens(text, vocabulary)
+    tokens = vocabulary.written(text)
     owners = iter([number for number, token in enumerate(tokens) for sign in token if sign not in _BLANK])
     return TokenOwners([-1 if sign in _BLANK else next(owners, -1) for sign in text], len(tokens))
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from econmt.data.text.subwords import BOS, EOS, PAD, Vocabulary, split_words
+from econmt.data.text.vocabulary import BOS, EOS, PAD, Vocabulary, split_words
 from econmt.decoding.search.sampling import draw
 from econmt.model.language_model import LanguageModel, State
 from econmt_ops import linear_cross_entropy

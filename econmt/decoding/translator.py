@@ -16,8 +16,8 @@ from econmt.data.batching.token_store import rectangle
 from econmt.data.text.annotation import term_tag_ids
 from econmt.data.text.glossary import Glossary
 from econmt.data.text.source_factors import encode_sources
-from econmt.data.text.subwords import EOS, UNK, Vocabularies, normalized
-from econmt.decoding.alignment import copied, hard_alignment, joined
+from econmt.data.text.vocabulary import EOS, UNK, Vocabularies, normalized
+from econmt.decoding.alignment import copied, hard_alignment
 from econmt.decoding.constraints.batch import ConstrainedContinuations, DecodingConstraints
 from econmt.decoding.constraints.tokens import ConstraintCompiler
 from econmt.decoding.markup_reader import line_passage
@@ -494,5 +494,5 @@ class Translator:
             alignment = hard_alignment(attention, source_tokens, tokens, self.vocabularies)
             if self.options.replace_unk and UNK in hypothesis.ids:
                 tokens = copied(attention, hypothesis.ids, text, self.vocabularies)
-                written = joined(tokens, target)
+                written = target.joined(tokens)
         return NBestEntry(one_line(written), tokens, *hypothesis, alignment)

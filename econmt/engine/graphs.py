@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from econmt.data.batching.batch import AnyBatch
-from econmt.data.text.subwords import PAD
+from econmt.data.text.vocabulary import PAD
 from econmt.engine.devices import is_out_of_memory
 from econmt.engine.step import StepResult, TrainingStep
 from econmt.model import Implementations

@@ -1,32 +1,36 @@
-"""The language model: an embedding, a stack of LSTM layers, an output layer.
+"""The language model: an embedding, a stack of recurrent layers, an output layer.
 
 Shapes: B rows, T tokens of each, L layers, H layer width, E embedding width, V vocabulary, D input width of the output
-layer.
+layer, S states of a layer, W width of the widest state.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from econmt.config import recipe
+from econmt.model.activation_penalties import ActivationPenalties
+from econmt.model.cells import CELLS
 from econmt.model.implementations import Implementations
 from econmt.model.layers import (
     Embedding,
     LSTMLayer,
+    RecurrentLayer,
     SeededDropout,
     draw_seed,
     initialize_embedding,
     initialize_linear,
 )
-from econmt_ops import LSTMWeights, linear_cross_entropy, lstm
+from econmt_ops import linear_cross_entropy
 from econmt_ops.core.dropout import Seed, apply_dropout, keep_mask
 from econmt_ops.core.scopes import layer
-
-State = tuple[tuple[Tensor, Tensor], ...]
-"""(h, c) of every layer, bottom first, each (B, H)."""
+from econmt_ops.core.stack import StackOptions, run_stack
+from econmt_ops.core.weights import State as State
 
 
 class Seeds(NamedTuple):
@@ -57,7 +61,9 @@ class LanguageModel(nn.Module):
         implementations: default implementations of the operations.
 
     Attributes:
-        carried: states h and c from which training continues, (2, L, 1 + rows, H); the first row is for padding rows.
+        sizes: H of each layer, bottom first.
+        carried: states from which training continues, (S, L, 1 + rows, W), of the LSTM h and c; narrower states have
+            zeros behind them, and the first row is for padding rows.
     """
 
     pad = 0
@@ -76,22 +82,27 @@ class LanguageModel(nn.Module):
         self.config = config
         self.embedding = Embedding(size, config.embedding, padding_idx=self.pad)
         self.input_dropout = SeededDropout(dropout.inputs, dropout.variational)
-        self.layers = nn.ModuleList(
-            LSTMLayer(config.embedding if number == 0 else config.size, config.size)
-            for number in range(config.layers)
-        )
+        self.cell = CELLS[config.cell]
+        self.sizes = config.sizes
+        kind = LSTMLayer if config.cell == "lstm" else partial(RecurrentLayer, self.cell.cell)
+        reads = [config.embedding, *self.sizes[:-1]]
+        self.layers = nn.ModuleList(kind(*widths) for widths in zip(reads, self.sizes, strict=True))
+        self._state_widths = [
+            [read if name == "x" else size for name in self.cell.cell.states]
+            for read, size in zip(reads, self.sizes, strict=True)
+        ]
         self.weight_dropout = SeededDropout(dropout.weights, variational=False, rows=False)
         self.output_dropout = SeededDropout(dropout.output, dropout.variational)
-        tied = config.weight_tying == "softmax"
+        tied, top = config.weight_tying == "softmax", self.sizes[-1]
         # A tied output layer has inputs of the embedding width; layers of another width are projected to it.
         self.readout: nn.Linear | None = None
-        if tied and config.size != config.embedding:
-            self.readout = nn.Linear(config.size, config.embedding)
-        self.output = nn.Linear(config.embedding if tied else config.size, size)
+        if tied and top != config.embedding:
+            self.readout = nn.Linear(top, config.embedding)
+        self.output = nn.Linear(config.embedding if tied else top, size)
         if tied:
             self.output.weight = self.embedding.weight
         self.implementations = Implementations() if implementations is None else implementations
-        self.register_buffer("carried", torch.zeros(2, config.layers, 1 + rows, config.size))
+        self.register_buffer("carried", self._zero_states(torch.zeros(()), rows))
         self._evaluated: Tensor | None = None
         self.initialize()
 
@@ -103,7 +114,7 @@ class LanguageModel(nn.Module):
         if self.readout is not None:
             initialize_linear(self.readout, init)
         for each in self.layers:
-            assert isinstance(each, LSTMLayer)
+            assert isinstance(each, RecurrentLayer)
             each.initialize(init)
 
     def forward(
@@ -116,23 +127,45 @@ class LanguageModel(nn.Module):
         Returns:
             Inputs of the output layer, (B, T, D), and the state after the last token.
         """
-        how = self.implementations if implementations is None else implementations
         seeds = self.draw_seeds()
+        outputs, state = self.run_layers(inputs, state, seeds, implementations)
+        with layer("output"):
+            return self.read_out(self.drop_outputs(outputs, seeds)), state
+
+    def run_layers(
+        self,
+        inputs: Tensor,
+        state: State | None,
+        seeds: Seeds,
+        implementations: Implementations | None = None,
+    ) -> tuple[Tensor, State]:
+        """Returns the top layer's outputs (B, T, H), before dropout, and the states; arguments as :meth:`forward`."""
+        chosen = self.implementations if implementations is None else implementations
+        how = chosen.recurrent("encoder")
         with layer("embedding"):
             embedded = self.drop_inputs(self.embedding(inputs), inputs, seeds)
         with layer("decoder"):
             weights = tuple(self.weights_of(number, seeds) for number in range(len(self.layers)))
-            outputs, state = lstm(
-                embedded,
-                weights,
-                state=state,
-                dropout=self.between,
-                dropout_seed=seeds.layers,
-                variational=self.config.dropouts.variational,
-                **how.recurrent("encoder"),
-            )
-        with layer("output"):
-            return self.read_out(outputs, seeds), state
+            variational = self.config.dropouts.variational
+            if len(set(self.sizes)) == 1:
+                return self.cell.run(
+                    embedded,
+                    weights,
+                    how,
+                    state=state,
+                    dropout=self.between,
+                    dropout_seed=seeds.layers,
+                    variational=variational,
+                )
+
+            def run(number: int, read: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+                first = None if state is None else (state[number],)
+                outputs, (last,) = self.cell.run(read, (weights[number],), how, state=first)
+                return outputs, last
+
+            options = StackOptions(dropout=self.between, seed=seeds.layers, variational=variational)
+            outputs, after = run_stack(run, embedded, len(weights), options)
+            return outputs, tuple(after)
 
     @property
     def between(self) -> float:
@@ -152,9 +185,13 @@ class LanguageModel(nn.Module):
         dropped: Tensor = self.input_dropout(self._drop_words(embedded, ids, seeds.words), seeds.inputs)
         return dropped
 
-    def read_out(self, outputs: Tensor, seeds: Seeds) -> Tensor:
-        """Returns the output layer's input (B, T, D) from the top layer's outputs (B, T, H)."""
+    def drop_outputs(self, outputs: Tensor, seeds: Seeds) -> Tensor:
+        """Applies dropout to the top layer's outputs (B, T, H)."""
         dropped: Tensor = self.output_dropout(outputs, seeds.output)
+        return dropped
+
+    def read_out(self, dropped: Tensor) -> Tensor:
+        """Returns the output layer's input (B, T, D) from the top layer's outputs after dropout (B, T, H)."""
         return dropped if self.readout is None else self.readout(dropped)
 
     def loss(
@@ -165,6 +202,7 @@ class LanguageModel(nn.Module):
         carries: Tensor,
         label_smoothing: float = 0.0,
         implementations: Implementations | None = None,
+        penalties: ActivationPenalties | None = None,
     ) -> Tensor:
         """Computes the cross-entropy summed over the targets without padding, a float32 scalar in nats.
 
@@ -176,18 +214,19 @@ class LanguageModel(nn.Module):
             rows: number of the carried state of each row, from 1, (B,) int64.
             carries: 1 if a row starts from its state, 0 if it starts from zeros, (B,) int64.
             label_smoothing: probability mass spread evenly over all V tokens.
+            penalties: weights of penalties on the top layer's outputs, which are added in training; None: none.
         """
         how = self.implementations if implementations is None else implementations
-        states = self.state_buffer(len(rows))
+        states, seeds = self.state_buffer(len(rows)), self.draw_seeds()
         with layer("decoder"):
             begin = states.index_select(2, rows) * carries[:, None].to(states.dtype)
-        hidden, state = self(inputs, tuple(zip(*begin, strict=True)), how)
+            state = self.unpack_states(begin)
+        outputs, state = self.run_layers(inputs, state, seeds, how)
         with layer("decoder"), torch.no_grad():
-            ends = [
-                torch.stack([part.to(states.dtype) for part in parts]) for parts in zip(*state, strict=True)
-            ]
-            states.index_copy_(2, rows, torch.stack(ends))
+            states.index_copy_(2, rows, self._pack_states(state))
         with layer("output"):
+            dropped = self.drop_outputs(outputs, seeds)
+            hidden = self.read_out(dropped)
             loss = linear_cross_entropy(
                 hidden.reshape(-1, hidden.size(-1)),
                 self.output.weight,
@@ -198,7 +237,32 @@ class LanguageModel(nn.Module):
                 reduction="sum",
                 implementation=how.output,
             )
+            if self.training and penalties is not None and any(penalties):
+                loss = loss + penalties.loss(outputs, dropped, targets != self.pad)
         return loss.to(torch.float32)
+
+    def unpack_states(self, states: Tensor) -> State:
+        """Returns the states of each layer, bottom first, from those of a batch as in the buffer, (S, L, B, W)."""
+        return tuple(
+            tuple(part[:, :width] for part, width in zip(parts, widths, strict=True))
+            for parts, widths in zip(zip(*states, strict=True), self._state_widths, strict=True)
+        )
+
+    def _pack_states(self, state: State) -> Tensor:
+        """Undoes :meth:`unpack_states`, in the type of the buffer."""
+        width, dtype = self.carried.shape[3], self.carried.dtype
+
+        def padded(part: Tensor) -> Tensor:
+            part = part.to(dtype)
+            return part if part.shape[1] == width else functional.pad(part, (0, width - part.shape[1]))
+
+        kinds = zip(*state, strict=True)
+        return torch.stack([torch.stack([padded(part) for part in parts]) for parts in kinds])
+
+    def _zero_states(self, like: Tensor, rows: int) -> Tensor:
+        """Returns a buffer of carried states for a number of rows, with the type and device of a tensor."""
+        widest = max(map(max, self._state_widths))
+        return like.new_zeros(len(self.cell.cell.states), len(self.layers), 1 + rows, widest)
 
     def log_probabilities(self, hidden: Tensor) -> Tensor:
         """Returns the log-probabilities of all tokens (N, V) in float32, from hidden vectors (N, D)."""
@@ -212,24 +276,24 @@ class LanguageModel(nn.Module):
         words = keep_mask((self.embedding.num_embeddings,), probability, seed, embedded.device)
         return apply_dropout(embedded, words[ids][..., None], probability)
 
-    def weights_of(self, number: int, seeds: Seeds) -> LSTMWeights:
+    def weights_of(self, number: int, seeds: Seeds) -> Any:
         """Returns a layer's weights, with dropout of the recurrent matrix in training."""
         each = self.layers[number]
-        assert isinstance(each, LSTMLayer)
-        assert isinstance(each.hidden, nn.Parameter)
-        assert isinstance(each.input, nn.Parameter)
-        dropped = self.weight_dropout(each.hidden[None], seeds.weights[number])[0]
-        return LSTMWeights(each.input, dropped, each.bias)
+        assert isinstance(each, RecurrentLayer)
+        weights, seed = each.weights, seeds.weights[number]
+        if seed is None:
+            return weights
+        return weights._replace(hidden=self.weight_dropout(weights.hidden[None], seed)[0])
 
     def state_buffer(self, rows: int) -> Tensor:
         """Returns the buffer of carried states for a batch of ``rows`` rows, enlarged if necessary."""
         if self.training:
             if rows >= self.carried.shape[2]:
-                self.carried = self.carried.new_zeros(2, len(self.layers), 1 + rows, self.config.size)
+                self.carried = self._zero_states(self.carried, rows)
             return self.carried
         states = self._evaluated
         if states is None or states.shape[2] <= rows or states.device != self.carried.device:
-            states = self.carried.new_zeros(2, len(self.layers), 1 + rows, self.config.size)
+            states = self._zero_states(self.carried, rows)
             self._evaluated = states
         return states
 

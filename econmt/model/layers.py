@@ -94,20 +94,23 @@ class RecurrentLayer(nn.Module):
 
     def initialize(self, init: Initialization) -> None:
         """Draws initial values; the matrix of each gate has its own fan-in and fan-out, and gains are 1."""
+        bound = 1.0 / math.sqrt(self.hidden_size) if init.weights == "torch" else None
         # A bias before a normalisation gate by gate has no effect if it is the same for all units.
         forgets = ("shift",) if hasattr(self, "shift") else ("bias", "surrogate_bias")
         for name, parameter in self.named_parameters(recurse=False):
             if name == "hidden":
-                initialize_hidden(parameter.data, init)
+                initialize_hidden(parameter.data, init, bound)
             elif parameter.dim() == 2:
                 for gate in torch.split(parameter.data, self.hidden_size):
-                    initialize_matrix(gate, init)
+                    initialize_matrix(gate, init, bound)
             elif name.endswith("gain"):
                 nn.init.ones_(parameter)
+            elif bound is not None and name.endswith("bias") and name != "cell_bias":
+                nn.init.uniform_(parameter, -bound, bound)
             else:
                 nn.init.zeros_(parameter)
             if name in forgets:  # the second gate of every cell is its forget gate
-                parameter.data[self.hidden_size : 2 * self.hidden_size] = init.forget_bias
+                parameter.data[self.hidden_size : 2 * self.hidden_size] += init.forget_bias
 
 
 class LSTMLayer(RecurrentLayer):
@@ -138,6 +141,9 @@ class LSTMLayer(RecurrentLayer):
     def initialize(self, init: Initialization) -> None:
         """Draws initial values, see :class:`RecurrentLayer`."""
         super().initialize(init)
+        if init.weights == "torch":  # torch.nn.LSTM has two biases, which are added
+            bound = 1.0 / math.sqrt(self.hidden_size)
+            self.bias.data += torch.empty_like(self.bias).uniform_(-bound, bound)
         for part in (self.input, self.hidden):
             if isinstance(part, Factors):
                 part.initialize(init, matrices=4)
@@ -167,6 +173,8 @@ class Factors(nn.Module):
         full_bound = init.scale
         if init.weights == "xavier":
             full_bound = math.sqrt(6.0 / (self.left.shape[0] // matrices + self.right.shape[1]))
+        elif init.weights == "torch":
+            full_bound = 1.0 / math.sqrt(self.left.shape[0] // matrices)
         variance = math.sqrt(full_bound**2 / 3.0 / self.right.shape[0])
         bound = math.sqrt(3.0 * variance)
         for factor in (self.left, self.right):
@@ -274,17 +282,21 @@ def draw_seed(*, rows: bool = True) -> Seed:
     return RowsSeed(seed, first_row) if rows and first_row else seed
 
 
-def initialize_matrix(matrix: Tensor, init: Initialization) -> None:
-    """Initialises a weight matrix (out, in) in place."""
+def initialize_matrix(matrix: Tensor, init: Initialization, bound: float | None = None) -> None:
+    """Initialises a weight matrix (out, in) in place; ``bound`` is that of weights torch, by default 1 / sqrt(in)."""
     with torch.no_grad():
-        if init.weights == "uniform":
-            matrix.uniform_(-init.scale, init.scale)
-        else:
+        if init.weights == "xavier":
             nn.init.xavier_uniform_(matrix)
+            return
+        if init.weights == "uniform":
+            bound = init.scale
+        elif bound is None:
+            bound = 1.0 / math.sqrt(matrix.shape[1])
+        matrix.uniform_(-bound, bound)
 
 
-def initialize_hidden(matrix: Tensor, init: Initialization) -> None:
-    """Initialises the recurrent matrix (G H, H) of a layer with G gates in place."""
+def initialize_hidden(matrix: Tensor, init: Initialization, bound: float | None = None) -> None:
+    """Initialises the recurrent matrix (G H, H) of a layer with G gates in place; ``bound`` as for other matrices."""
     with torch.no_grad():
         if init.rnn_h2h == "orthogonal":
             nn.init.orthogonal_(matrix)
@@ -293,16 +305,18 @@ def initialize_hidden(matrix: Tensor, init: Initialization) -> None:
             if init.rnn_h2h == "orthogonal_stacked":
                 nn.init.orthogonal_(gate)
             else:
-                initialize_matrix(gate, init)
+                initialize_matrix(gate, init, bound)
 
 
 def initialize_embedding(matrix: Tensor, init: Initialization) -> None:
-    """Initialises an embedding matrix (V, E) in place; ``xavier`` draws rows of expected norm 1."""
+    """Initialises an embedding matrix (V, E) in place; ``xavier`` draws rows of expected norm 1, ``torch`` sqrt(E)."""
+    scale = init.scale if init.weights == "uniform" else None
+    scale = scale if init.embedding_scale is None else init.embedding_scale
     with torch.no_grad():
-        if init.weights == "uniform":
-            matrix.uniform_(-init.scale, init.scale)
+        if scale is not None:
+            matrix.uniform_(-scale, scale)
         else:
-            matrix.normal_(0.0, 1.0 / math.sqrt(matrix.shape[1]))
+            matrix.normal_(0.0, 1.0 if init.weights == "torch" else 1.0 / math.sqrt(matrix.shape[1]))
 
 
 def initialize_linear(linear: nn.Linear, init: Initialization) -> None:

@@ -1,4 +1,4 @@
-"""Language-model task: one text, a stack of LSTM layers, cross-entropy of each token given the previous ones."""
+"""Language-model task: one text, a stack of recurrent layers, cross-entropy of each token given the previous ones."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from econmt.config.recipe import Recipe
 from econmt.data.batching.batch import AnyBatch
 from econmt.data.batching.store import PreparedData
 from econmt.data.batching.text_batches import TextBatch, TextBatches, whole_text
-from econmt.data.text.subwords import Vocabularies
+from econmt.data.text.vocabulary import Vocabularies
 from econmt.model import Implementations
+from econmt.model.activation_penalties import ActivationPenalties
 from econmt.model.language_model import LanguageModel, build_language_model
 from econmt.tasks.protocol import Evaluation, Shape, Split, random_ids
 
@@ -105,8 +106,18 @@ class LanguageModelTask:
         """See :meth:`econmt.tasks.protocol.Task.loss`; reads and updates the state of each row in the model."""
         assert isinstance(model, LanguageModel)
         assert isinstance(batch, TextBatch)
+        training = self.recipe.training
+        penalties = ActivationPenalties(
+            training.activation_regularization, training.temporal_activation_regularization
+        )
         return model.loss(
-            batch.inputs, batch.targets, batch.rows, batch.carries, label_smoothing, implementations
+            batch.inputs,
+            batch.targets,
+            batch.rows,
+            batch.carries,
+            label_smoothing,
+            implementations,
+            penalties,
         )
 
     def description(self) -> dict[str, Any]:

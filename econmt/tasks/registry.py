@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from econmt.config.recipe import Recipe
 from econmt.data.batching.store import PreparedData
-from econmt.data.text.subwords import Vocabularies
+from econmt.data.text.vocabulary import Vocabularies
 from econmt.tasks.language_model import LanguageModelTask
 from econmt.tasks.protocol import Task
 from econmt.tasks.translation import TranslationTask

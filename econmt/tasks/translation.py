@@ -14,7 +14,7 @@ from econmt.data.batching.batches import Batch, BatchIterator, training_batches,
 from econmt.data.batching.pair_guides import PairGuides
 from econmt.data.batching.store import PreparedData
 from econmt.data.text.guides import WEIGHT_UNIT
-from econmt.data.text.subwords import Vocabularies
+from econmt.data.text.vocabulary import Vocabularies
 from econmt.factored_ids import joined_ids
 from econmt.model import Implementations, TranslationModel, build_model
 from econmt.model.guided_alignment import TrainingGuides

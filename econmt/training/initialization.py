@@ -13,7 +13,8 @@ from econmt.checkpoint.folder import ModelFolder
 from econmt.checkpoint.quantized import restored
 from econmt.checkpoint.tensor_files import read_metadata, read_tensors
 from econmt.config.recipe import Recipe
-from econmt.data.text.subwords import SPECIAL_TOKENS, Vocabularies, Vocabulary, fingerprint, load_vocabularies
+from econmt.data.text.subwords import fingerprint, load_vocabularies
+from econmt.data.text.vocabulary import SPECIAL_TOKENS, Vocabularies, Vocabulary
 from econmt.errors import InputError
 from econmt.model import TranslationModel
 from econmt.training.vector_files import read_vectors

@@ -91,7 +91,7 @@ class Trainer:
         self.optimizer = self.step.optimizer
         self.parameters = dict(model.named_parameters())
         config = task.recipe.model
-        size = config.decoder.size if isinstance(config, Model) else config.size
+        size = config.decoder.size if isinstance(config, Model) else max(config.sizes)
         self.schedule = Schedule(training.schedule, training.optimizer.learning_rate, size)
         self.communicator = self.step.communicator
         self.communicator.broadcast(list(self.parameters.values()))

@@ -21,7 +21,7 @@ from econmt.data.batching.batch import AnyBatch
 from econmt.data.batching.batches import Batch, longer_than
 from econmt.data.batching.store import PreparedData
 from econmt.data.files import notice
-from econmt.data.text.subwords import Vocabularies
+from econmt.data.text.vocabulary import Vocabularies
 from econmt.decoding.requests import Request
 from econmt.decoding.search.beam import SearchOptions
 from econmt.decoding.search.model import SearchModel

@@ -18,7 +18,7 @@ import sacrebleu
 
 import econmt
 from econmt.data.text.corpus import read_lines
-from econmt.data.text.subwords import UNK, Vocabulary
+from econmt.data.text.vocabulary import UNK, Vocabulary
 from scripts.bench.arguments import parser_of
 
 

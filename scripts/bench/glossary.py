@@ -21,7 +21,7 @@ import econmt
 from econmt.data.text.annotation import AlignedTerms, term_tag_ids
 from econmt.data.text.corpus import find_corpus, read_pairs, search_path
 from econmt.data.text.glossary import Glossary, units
-from econmt.data.text.subwords import normalized
+from econmt.data.text.vocabulary import normalized
 from scripts.bench.arguments import parser_of
 
 MOST_TERMS = 2

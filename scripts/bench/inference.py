@@ -85,7 +85,8 @@ def by_ctranslate2(settings: dict[str, Any]) -> Callable[[Sequence[str]], list[s
     """Returns a function that translates with a folder of CTranslate2 and econmt's vocabulary files."""
     import sentencepiece
 
-    from econmt.data.text.subwords import normalized, vocabulary_files
+    from econmt.data.text.subwords import vocabulary_files
+    from econmt.data.text.vocabulary import normalized
 
     files = vocabulary_files(Path(settings["model"]))
     source, target = (

@@ -27,7 +27,7 @@ from econmt.checkpoint.folder import ModelFolder
 from econmt.config.recipe import Recipe, load_recipe
 from econmt.data.batching.batches import Batch, training_batches
 from econmt.data.batching.store import PreparedData, open_prepared, store_folder
-from econmt.data.text.subwords import PAD
+from econmt.data.text.vocabulary import PAD
 from econmt.errors import InputError
 from scripts.bench.arguments import parser_of
 

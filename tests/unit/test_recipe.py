@@ -173,7 +173,7 @@ def test_one_line_names_file_line_key_and_remedy(
         ("training.schedule.name=inverse-sqrt", "training.schedule: name: inverse-sqrt needs warmup of at least 1 update"),
         (
             "data.subwords.type=bp",
-            "data.subwords.type: must be one of bpe, unigram, words, found the text 'bp'; did you mean bpe?",
+            "data.subwords.type: must be one of bpe, unigram, words, codes, found the text 'bp'; did you mean bpe?",
         ),
         ("data.subwords={type: words, size: 3}", "data.subwords.size: unknown key; valid keys in data.subwords: type, source, target, min_count, lists"),
         ("data.subwords={type: unigram, dropout: 0.1}", "data.subwords: dropout (BPE-dropout) needs type: bpe"),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import torch
 
-from econmt.data.text.subwords import PAD
+from econmt.data.text.vocabulary import PAD
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -47,7 +47,7 @@ from econmt.data.batching.pair_flops import pair_flops
 from econmt.data.batching.pair_guides import PairGuides
 from econmt.data.batching.store import PreparedData
 from econmt.data.batching.token_store import IntArray, PairIds, TokenStore
-from econmt.data.text.subwords import BOS, EOS, PAD
+from econmt.data.text.vocabulary import BOS, EOS, PAD
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ import numpy as np
 
 from econmt.data.batching.token_store import IntArray, PairIds, rectangle
 from econmt.data.text.source_factors import with_factors_of
-from econmt.data.text.subwords import UNK, WORD_START, SentencePieceVocabulary, Vocabularies, Vocabulary
+from econmt.data.text.vocabulary import UNK, WORD_START, SentencePieceVocabulary, Vocabularies, Vocabulary
 
 _MAX_CACHED = 500_000
 _DRAWS = 16

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from econmt.config.recipe import Noise
 from econmt.data.batching.token_store import IntArray, PairIds, TokenStore, rectangle
 from econmt.data.text.annotation import term_tag_ids
-from econmt.data.text.subwords import UNK, Vocabularies
+from econmt.data.text.vocabulary import UNK, Vocabularies
 
 UPPER, TITLE, TYPOS, EMOJI, MARKUP = (1 << bit for bit in range(5))
 """Bits of the kinds of noise that a pair gets."""

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from econmt.data.batching.token_store import IntArray, PairIds, TokenStore
-from econmt.data.text.subwords import WORD_START, SentencePieceVocabulary, Vocabularies, Vocabulary
+from econmt.data.text.vocabulary import WORD_START, Vocabularies, Vocabulary
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -62,7 +62,7 @@ class PairGuides(NamedTuple):
 
 
 def _starts(vocabulary: Vocabulary) -> npt.NDArray[np.bool_] | None:
-    if not isinstance(vocabulary, SentencePieceVocabulary):
+    if not vocabulary.of_pieces:
         return None
     tokens = vocabulary.tokens(range(vocabulary.size))
     return np.array([token.startswith(WORD_START) for token in tokens])

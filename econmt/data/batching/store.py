@@ -15,7 +15,7 @@ from pydantic import AfterValidator, BaseModel, Field
 from econmt.config import limits
 from econmt.config.json_reader import Record, parse_json
 from econmt.config.marks import NO_PREPARED_TEXT, marked_keys
-from econmt.config.recipe import Data, Recipe, SentencePieceSubwords, TextData, TextSubwords
+from econmt.config.recipe import CodesSubwords, Data, Recipe, SentencePieceSubwords, TextData, TextSubwords
 from econmt.config.yaml_reader import check_section
 from econmt.data.batching.split_writer import SplitWriter, TrainingSplit, terms_of
 from econmt.data.batching.token_store import TokenStore
@@ -25,12 +25,12 @@ from econmt.data.progress_bars import counted, counting
 from econmt.data.text.corpus import Corpus, existing_companion, find_companions, find_corpus, find_text
 from econmt.data.text.filters import Codes, Selection
 from econmt.data.text.subwords import (
-    Vocabularies,
     fingerprint,
     load_vocabularies,
     train_factor_vocabularies,
     train_vocabularies,
 )
+from econmt.data.text.vocabulary import Vocabularies
 from econmt.errors import InputError
 
 FORMAT = "econmt-data-1"
@@ -367,6 +367,8 @@ def _find_own_vocabulary(data: Data | TextData, search: Sequence[Path]) -> list[
     subwords = data.subwords
     if isinstance(subwords, (SentencePieceSubwords, TextSubwords)):
         names = subwords.models
+    elif isinstance(subwords, CodesSubwords):
+        names = [*subwords.files, *subwords.vocabularies]
     else:
         names = subwords.lists
     return [find_text(name, search, progress=False, fetch=False) for name in names]

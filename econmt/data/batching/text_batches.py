@@ -20,7 +20,7 @@ import torch
 
 from econmt.data.batching.batch import AnyBatch, Batches, BatchShape
 from econmt.data.batching.token_store import TokenStore
-from econmt.data.text.subwords import EOS, PAD
+from econmt.data.text.vocabulary import EOS, PAD
 from econmt.errors import InputError
 
 JITTER = 5

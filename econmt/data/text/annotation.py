@@ -21,14 +21,8 @@ import numpy as np
 
 from econmt.data.text.glossary import Glossary, Occurrence, unit_spans, units
 from econmt.data.text.lexicon import learn_lexicon
-from econmt.data.text.subwords import (
-    SPECIAL_TOKENS,
-    TERM_TAGS,
-    WORD_START,
-    SentencePieceVocabulary,
-    Vocabulary,
-    sample_pairs,
-)
+from econmt.data.text.subwords import TERM_TAGS, sample_pairs
+from econmt.data.text.vocabulary import SPECIAL_TOKENS, WORD_START, Vocabulary
 
 MOST_TERMS = 3
 """Maximum number of annotated terms of a training pair."""
@@ -46,11 +40,8 @@ _KEPT = 2
 
 def term_tag_ids(vocabulary: Vocabulary) -> list[int]:
     """Returns the ids of the tags of annotated terms; none if a source vocabulary lacks one of them."""
-    if not isinstance(vocabulary, SentencePieceVocabulary):
-        return []
-    tags = [f"{WORD_START}{tag}" for tag in TERM_TAGS]
-    ids = [int(number) for number in vocabulary.processor.PieceToId(tags)]
-    return ids if vocabulary.tokens(ids) == tags else []
+    ids = vocabulary.encode(" ".join(TERM_TAGS))
+    return ids if vocabulary.tokens(ids) == [f"{WORD_START}{tag}" for tag in TERM_TAGS] else []
 
 
 class Annotation(NamedTuple):

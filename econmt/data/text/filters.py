@@ -13,7 +13,7 @@ import numpy.typing as npt
 from econmt.config.recipe import Data, Recipe, TextData
 from econmt.data.progress_bars import counted
 from econmt.data.text.corpus import Corpus, read_pairs
-from econmt.data.text.subwords import split_words
+from econmt.data.text.vocabulary import split_words
 from econmt.errors import InputError
 
 KEPT = 0

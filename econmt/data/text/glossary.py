@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from econmt.config.yaml_reader import shortened
 from econmt.data.text.corpus import read_lines
-from econmt.data.text.subwords import normalized
+from econmt.data.text.vocabulary import normalized
 from econmt.errors import InputError
 
 SPACELESS = (

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from econmt.data.text.corpus import count_lines, different_lengths, read_lines
 from econmt.data.text.source_factors import word_numbers
-from econmt.data.text.subwords import WORD_START, SentencePieceVocabulary, Vocabulary, split_words
+from econmt.data.text.vocabulary import WORD_START, Vocabulary, split_words
 from econmt.errors import InputError
 
 Link = tuple[int, int]
@@ -48,8 +48,7 @@ class GuideFile:
 
 def words_of_line(text: str, vocabulary: Vocabulary) -> int:
     """Returns the number of words of a raw line to which alignments refer, those between spaces."""
-    of_pieces = isinstance(vocabulary, SentencePieceVocabulary)
-    return len(split_words(text.replace(WORD_START, " ") if of_pieces else text))
+    return len(split_words(text.replace(WORD_START, " ") if vocabulary.of_pieces else text))
 
 
 def parse_links(line: str, where: str, source_words: int, target_words: int) -> list[Link]:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from econmt.data.text.subwords import BOS, PAD
+from econmt.data.text.vocabulary import BOS, PAD
 
 EMPTY_WORD = BOS
 """Row of a lexicon with the translations of the empty word."""

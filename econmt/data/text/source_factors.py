@@ -9,10 +9,9 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 
 from econmt.data.text.corpus import Corpus, different_lengths, read_lines
-from econmt.data.text.subwords import (
+from econmt.data.text.vocabulary import (
     UNK,
     WORD_START,
-    SentencePieceVocabulary,
     Vocabularies,
     Vocabulary,
     split_words,
@@ -118,7 +117,7 @@ def _check_order(
 
 def word_numbers(tokens: Sequence[str], vocabulary: Vocabulary) -> list[int]:
     """Returns the index of the word that each token of a text belongs to."""
-    if not isinstance(vocabulary, SentencePieceVocabulary):
+    if not vocabulary.of_pieces:
         return list(range(len(tokens)))
     number = -1
     numbers: list[int] = []
@@ -139,9 +138,8 @@ def with_factors_of(ids: Sequence[int], cut: Sequence[int], vocabulary: Vocabula
 
 
 def _words(text: str, vocabulary: Vocabulary) -> list[str]:
-    """Splits a text into words; treats U+2581 as a space if the vocabulary is SentencePiece's."""
-    of_pieces = isinstance(vocabulary, SentencePieceVocabulary)
-    return split_words(text.replace(WORD_START, " ") if of_pieces else text)
+    """Splits a text into words; treats U+2581 as a space if the vocabulary is one of subwords."""
+    return split_words(text.replace(WORD_START, " ") if vocabulary.of_pieces else text)
 
 
 def with_factors(pairs: Iterator[tuple[str, str]], corpus: Corpus) -> Iterator[tuple[str, ...]]:

@@ -1,41 +1,65 @@
-"""Vocabularies: conversion of text to ids and back, with SentencePiece subwords or whole words.
-
-Text is normalised to Unicode NFC, so that composed and decomposed letters are equal, and otherwise unchanged
-(SentencePiece's rule ``identity``, not its default ``nmt_nfkc``, which also rewrites full-width letters and ligatures).
-Repeated spaces become one, and spaces at the ends of a line are removed. Characters that do not occur in the training
-text become ``<unk>``. Byte fallback is off, because its 256 entries would crowd out small vocabularies, and a few
-million words do not teach a model to write unseen characters byte by byte.
-"""
+"""Vocabularies of a run: how they are learnt from its text or taken from files, written and read."""
 
 from __future__ import annotations
 
 import hashlib
 import io
+import json
 import random
 import re
-import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
 from itertools import takewhile
 from pathlib import Path
-from typing import NamedTuple, Protocol
 
 import sentencepiece
 
 from econmt.config import limits
-from econmt.config.recipe import Data, SentencePieceSubwords, TextData, TextSubwords, TextWords, WordSubwords
+from econmt.config.recipe import (
+    CodesSubwords,
+    Data,
+    SentencePieceSubwords,
+    TextData,
+    TextSubwords,
+    TextWords,
+    WordSubwords,
+)
 from econmt.data.files import notice, write_atomically
+from econmt.data.text.codes import MergeCodes, read_codes, read_kept
 from econmt.data.text.own_vocabulary import own_subwords, own_words
+from econmt.data.text.vocabulary import (
+    BOS,
+    EOS,
+    PAD,
+    SPECIAL_TOKENS,
+    UNK,
+    WORD_START,
+    CodesVocabulary,
+    SentencePieceVocabulary,
+    Vocabularies,
+    Vocabulary,
+    WordVocabulary,
+    normalized,
+    pieces_of,
+    split_words,
+)
 from econmt.errors import InputError
 
-PAD, UNK, BOS, EOS = 0, 1, 2, 3
-SPECIAL_TOKENS = ("<pad>", "<unk>", "<s>", "</s>")
-
 JOINT_FILE = "subwords.model"
+JOINT_CODES_FILE = "subwords.json"
+CODES_FILES = ("subwords.source.json", "subwords.target.json")
 SUBWORD_FILES = ("subwords.source.model", "subwords.target.model")
 WORD_FILES = ("vocab.source.txt", "vocab.target.txt")
 TEXT_WORD_FILES = ("vocab.txt",)
+_VOCABULARY_FILES = (
+    (JOINT_FILE,),
+    SUBWORD_FILES,
+    (JOINT_CODES_FILE,),
+    CODES_FILES,
+    WORD_FILES,
+    TEXT_WORD_FILES,
+)
+"""Names of the vocabulary files of a folder, which has one of these sets."""
 FACTOR_FILE = "vocab.factor{}.txt"
 """File of the vocabulary of a source-factor stream, formatted with its number from 1."""
 
@@ -46,134 +70,12 @@ SAMPLE_PAIRS = 1_000_000
 _TRAINING_THREADS = 4
 _LONGEST_SENTENCE_BYTES = 1 << 16
 
-WORD_START = "\u2581"
-"""Character by which a subword marks a space before it; tags begin with it, so that they are separate words."""
-
 TERM_TAGS = ("<term>", "</term>")
 """Tags around the translation of an annotated term, see :mod:`econmt.data.text.annotation`."""
-
-BLANKS = " \t\u00a0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000"
 
 # SentencePiece drops the text of its special tokens from training text, so that letters which occur only there would be
 # unknown. A space inserted into the text avoids that.
 _SPECIAL_TEXT = re.compile(r"<(?=(?:pad|unk|s|/s)>)")
-
-
-class Vocabulary(Protocol):
-    """Interface of vocabularies. Ids 0 to 3 are ``<pad>``, ``<unk>``, ``<s>`` and ``</s>``."""
-
-    size: int
-    """Number of ids, special ones included."""
-
-    def encode(self, text: str) -> list[int]:
-        """Encodes a line of raw text to ids, without ``<s>`` and ``</s>``."""
-
-    def encode_many(self, texts: Sequence[str]) -> list[list[int]]:
-        """:meth:`encode` for many lines at once."""
-        return [self.encode(text) for text in texts]
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Decodes ids to raw text without padding and sentence marks; unknown ids become ``<unk>``."""
-
-    def decode_many(self, rows: Sequence[Sequence[int]]) -> list[str]:
-        """:meth:`decode` for many lines at once."""
-        return [self.decode(ids) for ids in rows]
-
-    def tokens(self, ids: Sequence[int]) -> list[str]:
-        """Returns the vocabulary entry of each id (subwords mark a preceding space by U+2581)."""
-
-
-class SentencePieceVocabulary(Vocabulary):
-    """Vocabulary of SentencePiece subwords."""
-
-    def __init__(self, model: bytes, where: str) -> None:
-        """Loads a serialised SentencePiece model, whose special ids must be this module's; errors name ``where``."""
-        self.model = model
-        self.processor = sentencepiece.SentencePieceProcessor()
-        try:
-            self.processor.LoadFromSerializedProto(model)
-            known = range(min(4, self.processor.GetPieceSize()))
-            special = tuple(self.processor.IdToPiece(i) for i in known)
-        except (RuntimeError, IndexError, OSError) as error:
-            raise InputError(f"{where}: not a SentencePiece model, or damaged") from error
-        if special != SPECIAL_TOKENS:
-            raise InputError(
-                f"{where}: not a subword model made by econmt (its first ids are {list(special)})"
-            )
-        self.size = int(self.processor.GetPieceSize())
-        # A cache takes a tenth of the time of a look-up in SentencePiece.
-        self._piece = cache(self.processor.IdToPiece)
-
-    def encode(self, text: str) -> list[int]:
-        """Encodes a line of raw text to ids."""
-        return list(self.processor.EncodeAsIds(normalized(text)))
-
-    def encode_many(self, texts: Sequence[str]) -> list[list[int]]:
-        """:meth:`encode` for many lines at once, on several threads."""
-        normalised = [normalized(text) for text in texts]
-        return list(self.processor.EncodeAsIds(normalised)) if normalised else []
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Decodes ids to raw text."""
-        return str(self.processor.DecodeIds([int(i) for i in ids]))
-
-    def decode_many(self, rows: Sequence[Sequence[int]]) -> list[str]:
-        """:meth:`decode` for many lines at once, on several threads."""
-        return list(self.processor.DecodeIds([[int(i) for i in ids] for ids in rows])) if rows else []
-
-    def tokens(self, ids: Sequence[int]) -> list[str]:
-        """Returns the subword of each id."""
-        return [self._piece(int(i)) for i in ids]
-
-
-class WordVocabulary(Vocabulary):
-    """Vocabulary of whole words between spaces, given in the order of their ids, the four special tokens first."""
-
-    def __init__(self, words: Sequence[str]) -> None:
-        self._words, self.size = list(words), len(words)
-        self._ids = {word: i for i, word in enumerate(self._words)} | dict.fromkeys(SPECIAL_TOKENS, UNK)
-
-    def encode(self, text: str) -> list[int]:
-        """Encodes a line of tokenised text to ids."""
-        ids = self._ids
-        return [ids.get(word, UNK) for word in split_words(text)]
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Returns the words of ids, joined by spaces."""
-        return " ".join(self._words[i] for i in ids if i not in (PAD, BOS, EOS))
-
-    def tokens(self, ids: Sequence[int]) -> list[str]:
-        """Returns the word of each id."""
-        return [self._words[i] for i in ids]
-
-
-class Vocabularies(NamedTuple):
-    """Vocabularies of both sides, the same object if joint, and of source factors."""
-
-    source: Vocabulary
-    target: Vocabulary
-    factors: tuple[Vocabulary, ...] = ()
-    """Vocabulary of each stream of source factors."""
-
-    @property
-    def sides(self) -> tuple[Vocabulary, Vocabulary]:
-        """Source and target vocabulary."""
-        return self.source, self.target
-
-    @property
-    def factor_sizes(self) -> tuple[int, ...]:
-        """Vocabulary size of each stream of source factors."""
-        return tuple(vocabulary.size for vocabulary in self.factors)
-
-
-def normalized(text: str) -> str:
-    """Returns a line in NFC without white space of any kind (tabs, no-break spaces) at its ends."""
-    return unicodedata.normalize("NFC", text).strip(BLANKS)
-
-
-def split_words(text: str) -> list[str]:
-    """Splits a line of tokenised text at spaces into words in NFC."""
-    return [word for word in normalized(text).split(" ") if word]
 
 
 def train_vocabularies(
@@ -185,7 +87,8 @@ def train_vocabularies(
     """Learns the vocabularies of a recipe from its training text, or converts its ``own``, and writes them.
 
     The files are deterministic: ``subwords.model`` (joint), ``subwords.source.model`` and ``subwords.target.model``, or
-    ``vocab.source.txt`` and ``vocab.target.txt``; for a language model, ``subwords.model`` or ``vocab.txt``.
+    ``vocab.source.txt`` and ``vocab.target.txt``; by codes of subword-nmt ``subwords.json``, or
+    ``subwords.source.json`` and ``subwords.target.json``; for a language model, ``subwords.model`` or ``vocab.txt``.
     ``pairs_factory`` returns an iterator over the training pairs, and is called more than once. ``own`` are the files
     that the recipe names, see :mod:`econmt.data.text.own_vocabulary`.
     """
@@ -194,7 +97,9 @@ def train_vocabularies(
     if isinstance(data, Data):
         annotates = data.annotate_terms.share > 0.0
         tags = list(dict.fromkeys([*filter(None, data.tags), *(TERM_TAGS if annotates else ())]))
-    if own:
+    if isinstance(subwords, CodesSubwords):
+        _train_codes(subwords, pairs_factory, own, folder, tags)
+    elif own:
         _convert(subwords, own, folder, tags)
     elif isinstance(subwords, (WordSubwords, TextWords)):
         _train_words(subwords, pairs_factory, folder, tags)
@@ -243,6 +148,43 @@ def _train_words(
         fixed = [*SPECIAL_TOKENS, *(tags if name == WORD_FILES[0] else ())]
         frequent = Counter({word: count for word, count in counter.items() if count >= settings.min_count})
         _write_words(folder / name, frequent, fixed, limit)
+
+
+def _train_codes(
+    settings: CodesSubwords,
+    pairs_factory: Callable[[], Iterator[tuple[str, str]]],
+    own: Sequence[Path],
+    folder: Path,
+    tags: Sequence[str],
+) -> None:
+    """Writes vocabularies of the subwords of the training text, the frequent ones first."""
+    rules = [read_codes(path) for path in own[: len(settings.files)]]
+    kept = [read_kept(path, settings.threshold) for path in own[len(settings.files) :]]
+    sides = (
+        [(JOINT_CODES_FILE, (0, 1))] if settings.joint else list(zip(CODES_FILES, ((0,), (1,)), strict=True))
+    )
+    coded = [
+        MergeCodes(*rules[min(side, len(rules) - 1)], kept[side] if kept else None)
+        for side in range(len(sides))
+    ]
+    counts = [Counter[str]() for _ in sides]
+    for pair in pairs_factory():
+        for codes, counter, (_, columns) in zip(coded, counts, sides, strict=True):
+            for column in columns:
+                for pieces in pieces_of(pair[column], codes, tags):
+                    counter.update(pieces)
+    for codes, counter, (name, columns) in zip(coded, counts, sides, strict=True):
+        whole = [*tags] if 0 in columns else []
+        fixed = [*SPECIAL_TOKENS, WORD_START, *(WORD_START + tag for tag in whole)]
+        frequent = Counter({piece: count for piece, count in counter.items() if count >= settings.min_count})
+        content = {
+            "version": codes.version,
+            "rules": [" ".join(rule) for rule in codes.rules],
+            "kept": None if codes.kept is None else sorted(codes.kept),
+            "tags": whole,
+            "pieces": _ranked(frequent, fixed, settings.size),
+        }
+        write_atomically(folder / name, json.dumps(content, ensure_ascii=False, indent=0).encode() + b"\n")
 
 
 def _train_subwords(
@@ -339,16 +281,21 @@ def train_factor_vocabularies(rows: Iterator[Sequence[str]], streams: int, folde
 
 def _write_words(path: Path, counter: Counter[str], fixed: Sequence[str], limit: int) -> None:
     """Writes the ``fixed`` tokens and then the most frequent ones, ``limit`` in total."""
+    words = _ranked(counter, fixed, limit)
+    write_atomically(path, "".join(word + "\n" for word in words).encode())
+
+
+def _ranked(counter: Counter[str], fixed: Sequence[str], limit: int) -> list[str]:
+    """Returns the ``fixed`` tokens and then the most frequent ones, ``limit`` in total."""
     for word in fixed:
         del counter[word]
     ranked = sorted(counter.items(), key=lambda item: (-item[1], item[0]))
-    words = [*fixed, *(word for word, _ in ranked[: max(0, limit - len(fixed))])]
-    write_atomically(path, "".join(word + "\n" for word in words).encode())
+    return [*fixed, *(word for word, _ in ranked[: max(0, limit - len(fixed))])]
 
 
 def vocabulary_files(folder: Path) -> list[Path]:
     """Returns the vocabulary files in ``folder``: one or two, then one per source-factor stream; empty if none."""
-    for names in ((JOINT_FILE,), SUBWORD_FILES, WORD_FILES, TEXT_WORD_FILES):
+    for names in _VOCABULARY_FILES:
         paths = [folder / name for name in names]
         if all(path.is_file() for path in paths):
             return [*paths, *_factor_files(folder)]
@@ -365,8 +312,7 @@ def load_vocabularies(folder: Path) -> Vocabularies:
     files = vocabulary_files(folder)
     if not files:
         raise InputError(
-            f"{folder}: no vocabulary ({JOINT_FILE}, {' and '.join(SUBWORD_FILES)}, {' and '.join(WORD_FILES)}, "
-            f"or {TEXT_WORD_FILES[0]})"
+            f"{folder}: no vocabulary (" + ", ".join(" and ".join(names) for names in _VOCABULARY_FILES) + ")"
         )
     factors = _factor_files(folder)
     loaded = [_load(path) for path in files]
@@ -381,6 +327,8 @@ def _load(path: Path) -> Vocabulary:
         raise InputError(f"{path}: cannot read the vocabulary: {error.strerror}") from error
     if path.name.endswith(".model"):
         return SentencePieceVocabulary(content, str(path))
+    if path.suffix == ".json":
+        return _load_codes(content, path)
     try:
         words = content.decode("utf-8").split("\n")
     except UnicodeDecodeError as error:
@@ -391,6 +339,28 @@ def _load(path: Path) -> Vocabulary:
             "duplicates"
         )
     return WordVocabulary(words[:-1])
+
+
+def _load_codes(content: bytes, path: Path) -> CodesVocabulary:
+    try:
+        read = json.loads(content)
+        rules, pieces, tags = (_texts(read[key]) for key in ("rules", "pieces", "tags"))
+        kept = None if read["kept"] is None else _texts(read["kept"])
+        pairs = [(left, right) for left, right in (rule.split(" ") for rule in rules)]
+        damaged = tuple(pieces[: len(SPECIAL_TOKENS)]) != SPECIAL_TOKENS or len(set(pieces)) != len(pieces)
+        damaged = damaged or read["version"] not in (1, 2)
+    except (ValueError, TypeError, KeyError, RecursionError):
+        damaged = True
+    if damaged:
+        raise InputError(f"{path}: damaged vocabulary of codes; copy it again, or prepare the data again")
+    return CodesVocabulary(MergeCodes(pairs, read["version"], kept), pieces, tags)
+
+
+def _texts(value: object) -> list[str]:
+    """Returns a list of texts; raises ValueError if it is something else."""
+    if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
+        raise ValueError
+    return value
 
 
 def fingerprint(folder: Path) -> str:

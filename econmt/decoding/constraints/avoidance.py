@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from econmt.data.text.subwords import SPECIAL_TOKENS, UNK, WORD_START, split_words
+from econmt.data.text.vocabulary import SPECIAL_TOKENS, UNK, WORD_START, split_words
 from econmt.decoding.constraints.phrases import Spelling, is_of_word
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from econmt.data.text.subwords import EOS
+from econmt.data.text.vocabulary import EOS
 from econmt.decoding.constraints.anchors import Anchors
 from econmt.decoding.constraints.avoidance import START, Avoidance, Moves
 from econmt.decoding.constraints.inclusion import Automata, Phrase, Phrases, share_out

@@ -12,14 +12,13 @@ from torch import Tensor
 
 from econmt.data.text.corpus import read_lines
 from econmt.data.text.glossary import SPACELESS
-from econmt.data.text.subwords import (
+from econmt.data.text.vocabulary import (
     BOS,
     EOS,
     PAD,
     UNK,
     WORD_START,
     Vocabulary,
-    WordVocabulary,
     normalized,
     split_words,
 )
@@ -45,7 +44,7 @@ class Spelling:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
-        self.words = isinstance(vocabulary, WordVocabulary)
+        self.words = not vocabulary.of_pieces
         pieces = vocabulary.tokens(range(vocabulary.size))
         self.pieces = [WORD_START + piece for piece in pieces] if self.words else list(pieces)
         for special in (PAD, UNK, BOS, EOS):

@@ -8,7 +8,7 @@ from functools import lru_cache
 from torch import Tensor
 
 from econmt.data.text.glossary import Glossary, Occurrence, occurrences
-from econmt.data.text.subwords import UNK, Vocabulary
+from econmt.data.text.vocabulary import UNK, Vocabulary
 from econmt.decoding.constraints.avoidance import Avoidance
 from econmt.decoding.constraints.batch import DecodingConstraints
 from econmt.decoding.constraints.inclusion import Phrase, Phrases

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from econmt.data.text.subwords import EOS, UNK
+from econmt.data.text.vocabulary import EOS, UNK
 from econmt.decoding.search.options import SearchOptions
 
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from econmt.data.text.subwords import BOS, EOS, PAD
+from econmt.data.text.vocabulary import BOS, EOS, PAD
 from econmt.decoding.search.adjustments import Adjustments
 from econmt.decoding.search.model import SearchModel
 from econmt.decoding.search.options import SearchOptions as SearchOptions

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from econmt.data.text.subwords import EOS, PAD
+from econmt.data.text.vocabulary import EOS, PAD
 from econmt.decoding.search.beam import Hypothesis, SearchOptions, length_penalty, output_limits
 from econmt.decoding.search.model import SearchGrid
 from econmt.decoding.search.slots import Slots, hypotheses

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from econmt.data.text.subwords import BOS, EOS
+from econmt.data.text.vocabulary import BOS, EOS
 from econmt.decoding.search.adjustments import Adjustments
 from econmt.decoding.search.beam import Ended, Grown, Hypothesis, SearchOptions, Trace, rule_out
 from econmt.decoding.search.model import SearchModel

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from econmt.data.text.lexicon import EMPTY_WORD
-from econmt.data.text.subwords import SPECIAL_TOKENS
+from econmt.data.text.vocabulary import SPECIAL_TOKENS
 from econmt.decoding.search.model import SearchModel
 
 

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from econmt.data.text.subwords import BOS, EOS, PAD
+from econmt.data.text.vocabulary import BOS, EOS, PAD
 from econmt.decoding.search.beam import Hypothesis, SearchOptions, highest, length_penalty
 from econmt.decoding.search.model import SearchGrid
 from econmt_ops.backends import triton

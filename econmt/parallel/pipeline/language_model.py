@@ -14,7 +14,6 @@ from econmt.data.batching.batch import AnyBatch
 from econmt.data.batching.text_batches import TextBatch
 from econmt.model import Implementations
 from econmt.model.language_model import LanguageModel, Seeds
-from econmt.model.layers import LSTMLayer
 from econmt.parallel.pipeline.embedding import reader
 from econmt.parallel.pipeline.parts import ChunkedDropout, Chunks, Parts
 from econmt.parallel.pipeline.plan import Like, Output
@@ -56,7 +55,7 @@ class LanguageModelParts(Parts):
             below: Output = (embedding, chunk)
             for layer, home in enumerate(homes):
                 run = self._layer(layer, chunk)
-                like = Like((rows, size, model.config.size), self._dtype)
+                like = Like((rows, size, model.sizes[layer]), self._dtype)
                 number = self.add(home, run, (below, *states[layer]), [like])
                 below, states[layer] = (number, 0), ((number, 1), (number, 2))
             tops.append(below)
@@ -69,11 +68,8 @@ class LanguageModelParts(Parts):
 
     def _weights(self, layer: int) -> AnyLSTMWeights:
         """Returns a layer's weights, with dropout for all chunks."""
-        if self._seeds.weights[layer] is not None:
-            return self._model.weights_of(layer, self._seeds)
-        parameters = self._model.layers[layer]
-        assert isinstance(parameters, LSTMLayer)
-        return parameters.weights
+        weights: AnyLSTMWeights = self._model.weights_of(layer, self._seeds)
+        return weights
 
     def _layer(self, layer: int, chunk: int) -> Callable[..., Sequence[Tensor]]:
         """Returns a function that runs a layer on a chunk: outputs (B, C, H), h and c (B, H)."""
@@ -85,21 +81,21 @@ class LanguageModelParts(Parts):
                 begin = self._carried[:, layer].index_select(1, rows) * carries[:, None].to(
                     self._carried.dtype
                 )
-                state = tuple(begin.unbind(0))
+                state = tuple(begin[..., : self._model.sizes[layer]].unbind(0))
             read = self._drop(below, layer, self._chunks.begin(chunk), seed, layer)
             outputs, (h, c) = self._layers[layer](read, (state[0], state[1]), **self._op_options)
             if chunk == len(self._chunks.sizes) - 1:
                 with torch.no_grad():
                     for number, part in enumerate((h, c)):
-                        self._carried[number, layer].index_copy_(
-                            0, self._batch.rows, part.to(self._carried.dtype)
-                        )
+                        carried = self._carried[number, layer, :, : part.shape[1]]
+                        carried.index_copy_(0, self._batch.rows, part.to(carried.dtype))
             return outputs, h, c
 
         return run
 
     def _read_out(self, *outputs: Tensor) -> Sequence[Tensor]:
-        return (self._model.read_out(torch.cat(outputs, 1), self._seeds).to(self._dtype),)
+        dropped = self._model.drop_outputs(torch.cat(outputs, 1), self._seeds)
+        return (self._model.read_out(dropped).to(self._dtype),)
 
 
 def divide_language_model(model: LanguageModel, homes: Sequence[int], chunks: int) -> Divided:

@@ -14,7 +14,7 @@ from econmt.config.recipe import parse_recipe
 from econmt.data.batching.store import open_prepared, prepare
 from econmt.data.batching.token_store import TokenStore
 from econmt.data.text.corpus import read_lines, search_path
-from econmt.data.text.subwords import UNK, Vocabulary
+from econmt.data.text.vocabulary import UNK, Vocabulary
 from scripts.bench.arguments import parser_of
 
 from .toolkit import SOURCE, TARGET

@@ -20,7 +20,7 @@ import torch
 
 from econmt.checkpoint.checkpoints import load_model
 from econmt.config.recipe import load_recipe
-from econmt.data.text.subwords import EOS
+from econmt.data.text.vocabulary import EOS
 from econmt.decoding.search.beam import Hypothesis, SearchOptions, beam_search
 from econmt.decoding.search.continuous import ContinuousSearch, Sentence
 from econmt.decoding.translator import batches_by_length, evaluation_mode, pad_sources

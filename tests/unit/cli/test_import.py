@@ -200,7 +200,8 @@ def test_joey(tmp_path: Path) -> None:
     )  # fmt: skip
     assert data.max_length == 40
     subwords: Any = data.subwords
-    assert (subwords.type, subwords.size, subwords.joint, subwords.dropout) == ("bpe", 400, True, 0.1)
+    assert (subwords.type, subwords.size, subwords.joint) == ("codes", 400, True)
+    assert subwords.files == ["toy/bpe.codes"]
     assert (model.encoder.cell, model.encoder.size, model.encoder.layers) == ("gru", 64, 3)
     assert model.encoder.bidirectional == "all"
     assert (model.decoder.cell, model.decoder.size, model.decoder.state_init) == ("lstm", 40, "zero")
@@ -229,7 +230,7 @@ def test_joey(tmp_path: Path) -> None:
     assert (recipe.decoding.length_penalty_alpha, recipe.decoding.length_penalty_beta) == (1.0, 5.0)
     assert remarks == {
         "data.src.lowercase": "true: lowercase the files; text is used as it is",
-        "data.src.tokenizer_cfg.codes": "toy/bpe.codes: BPE is learnt anew from the text, by SentencePiece",
+        "data.src.tokenizer_cfg.dropout": "0.1: needs data.subwords.type bpe",
         "model.decoder.embeddings.scale": "True has no counterpart",
         "training.strange_option": "7 has no counterpart",
     }

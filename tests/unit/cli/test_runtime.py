@@ -361,7 +361,7 @@ def test_structures_are_those_of_the_library() -> None:
 
 
 def test_text_is_normalised_alike() -> None:
-    from econmt.data.text import subwords
+    from econmt.data.text import vocabulary
 
     for text in ("  a\u00a0", "e\u0301", "\u3000x y\u2009"):
-        assert normalized(text) == subwords.normalized(text)
+        assert normalized(text) == vocabulary.normalized(text)

@@ -19,7 +19,7 @@ import pytest
 import econmt_runtime
 from econmt import api
 from econmt.data.text.corpus import read_lines
-from econmt.data.text.subwords import SPECIAL_TOKENS, WordVocabulary
+from econmt.data.text.vocabulary import SPECIAL_TOKENS, WordVocabulary
 from econmt.decoding.streams import read_chunks
 from econmt.errors import InputError
 from econmt.export.runtime import _signed, export_runtime

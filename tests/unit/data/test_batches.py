@@ -22,7 +22,7 @@ from econmt.data.batching.bucket_shapes import Derived
 from econmt.data.batching.pair_flops import PairFlops
 from econmt.data.batching.store import PreparedData, prepare
 from econmt.data.batching.token_store import TokenStore, TokenStoreWriter
-from econmt.data.text.subwords import BOS, EOS, PAD
+from econmt.data.text.vocabulary import BOS, EOS, PAD
 
 MakeStore = Callable[[Path, Sequence[tuple[int, int]]], TokenStore]
 RandomLengths = Callable[..., list[tuple[int, int]]]

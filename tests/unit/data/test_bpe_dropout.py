@@ -13,7 +13,8 @@ import pytest
 from econmt.config.recipe import Data
 from econmt.data.batching.bpe_dropout import BpeDropout, BpeSampler, dropout_capacity, gaps_between_skips
 from econmt.data.batching.token_store import PairIds
-from econmt.data.text.subwords import UNK, SentencePieceVocabulary, Vocabularies, train_vocabularies
+from econmt.data.text.subwords import train_vocabularies
+from econmt.data.text.vocabulary import UNK, SentencePieceVocabulary, Vocabularies
 
 WORDS = [
     "lower",

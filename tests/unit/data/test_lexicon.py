@@ -9,7 +9,7 @@ import pytest
 
 from econmt.data.text import lexicon
 from econmt.data.text.lexicon import EMPTY_WORD, learn_lexicon
-from econmt.data.text.subwords import PAD
+from econmt.data.text.vocabulary import PAD
 
 PAIRS = [([5, 6], [7, 8]), ([5], [7]), ([6, 4, 6], [8, 9, 8, 4]), ([4], []), ([], [9]), ([5, 4], [7, 9])]
 SIZES = 7, 10

@@ -18,7 +18,7 @@ from econmt.data.batching.batches import Batch, BatchIterator, training_batches
 from econmt.data.batching.mixtures import Mixture
 from econmt.data.batching.noise import EMOJI, MARKUP, TITLE, TYPOS, UPPER, NoiseMaker, changed_text, mistyped
 from econmt.data.batching.store import PreparedData, prepare
-from econmt.data.text.subwords import UNK
+from econmt.data.text.vocabulary import UNK
 from econmt.errors import InputError
 from tests.unit.data.conftest import made_up_pairs, write_pairs
 

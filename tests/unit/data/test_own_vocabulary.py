@@ -14,7 +14,7 @@ from econmt.checkpoint.checkpoints import load_task
 from econmt.config.recipe import load_recipe
 from econmt.data.batching.store import open_prepared, prepare
 from econmt.data.text.own_vocabulary import own_subwords, own_words
-from econmt.data.text.subwords import SPECIAL_TOKENS, SentencePieceVocabulary, WordVocabulary, normalized
+from econmt.data.text.vocabulary import SPECIAL_TOKENS, SentencePieceVocabulary, WordVocabulary, normalized
 from econmt.errors import InputError
 from econmt.training.run import run_recipe
 from tests.unit.training.tiny import Run, write_text

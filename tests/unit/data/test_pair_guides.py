@@ -16,7 +16,7 @@ from econmt.config.recipe import Recipe, load_recipe
 from econmt.data.batching.batches import Batch, training_batches
 from econmt.data.batching.store import PreparedData, prepare
 from econmt.data.text.guides import WEIGHT_UNIT, parse_links, parse_weight
-from econmt.data.text.subwords import BOS, EOS, PAD, WordVocabulary
+from econmt.data.text.vocabulary import BOS, EOS, PAD, WordVocabulary
 from econmt.errors import InputError
 from econmt.tasks.protocol import Shape
 from econmt.tasks.translation import TranslationTask

@@ -26,7 +26,7 @@ from econmt.data.text.source_factors import (
     with_factors_of,
     word_numbers,
 )
-from econmt.data.text.subwords import (
+from econmt.data.text.vocabulary import (
     EOS,
     PAD,
     SPECIAL_TOKENS,

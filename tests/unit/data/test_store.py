@@ -19,7 +19,7 @@ from econmt.config.recipe import Recipe, load_recipe
 from econmt.data.batching.store import PreparedData, RawText, open_prepared, prepare, store_folder
 from econmt.data.batching.token_store import length_quantiles
 from econmt.data.text.filters import left_out
-from econmt.data.text.subwords import UNK
+from econmt.data.text.vocabulary import UNK
 from econmt.errors import InputError
 
 MakeRecipe = Callable[..., Recipe]

@@ -17,19 +17,13 @@ from hypothesis import strategies as st
 
 from econmt.config.recipe import Data
 from econmt.data.text.subwords import (
-    BOS,
-    EOS,
-    PAD,
-    SPECIAL_TOKENS,
-    UNK,
-    Vocabularies,
     fingerprint,
     load_vocabularies,
     sample_pairs,
-    split_words,
     train_vocabularies,
     vocabulary_files,
 )
+from econmt.data.text.vocabulary import BOS, EOS, PAD, SPECIAL_TOKENS, UNK, Vocabularies, split_words
 from econmt.errors import InputError
 
 PAIRS = [

@@ -11,7 +11,8 @@ from econmt.config.recipe import parse_recipe
 from econmt.data.batching.store import open_prepared, prepare
 from econmt.data.batching.text_batches import TextBatches, whole_text
 from econmt.data.batching.token_store import TokenStore
-from econmt.data.text.subwords import EOS, PAD, UNK, vocabulary_files
+from econmt.data.text.subwords import vocabulary_files
+from econmt.data.text.vocabulary import EOS, PAD, UNK
 from econmt.errors import InputError
 
 # As in Mikolov's files: a blank at both ends of a line, numbers as N, rare words as <unk>.

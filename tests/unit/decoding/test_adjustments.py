@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from econmt.data.text.subwords import EOS, UNK
+from econmt.data.text.vocabulary import EOS, UNK
 from econmt.decoding.search.beam import Hypothesis, SearchOptions, beam_search
 from econmt.decoding.search.sampling import draw, sample, uniform_numbers
 from tests.unit.decoding.toy import WORDS, ToyModel, sources

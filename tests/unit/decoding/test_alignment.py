@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from econmt.data.text.subwords import SPECIAL_TOKENS, UNK, Vocabularies, WordVocabulary
-from econmt.decoding.alignment import copied, hard_alignment, joined
+from econmt.data.text.vocabulary import SPECIAL_TOKENS, UNK, Vocabularies, WordVocabulary
+from econmt.decoding.alignment import copied, hard_alignment
 from econmt.decoding.search.beam import SearchOptions
 from econmt.decoding.translator import Translator
 from tests.unit.decoding.test_requests import subwords as subwords
@@ -57,7 +57,7 @@ def test_unknown_characters_are_copied_from_subwords(subwords: Vocabularies) -> 
     ids = [subwords.target.encode("ein")[0], UNK]
     tokens = copied(attention, ids, text, subwords)
     assert tokens == ["▁ein", "☃"]
-    assert joined(tokens, subwords.target) == "ein☃"
+    assert subwords.target.joined(tokens) == "ein☃"
     # What the source vocabulary knows is copied as a word.
     tokens = copied(seeing([0, len(source) - 1], len(source) + 1), ids, text, subwords)
     assert tokens == ["▁ein", "läuft"]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from econmt.data.text.subwords import EOS
+from econmt.data.text.vocabulary import EOS
 from econmt.decoding.constraints.batch import ConstrainedContinuations, DecodingConstraints
 from econmt.decoding.constraints.inclusion import Phrase
 from econmt.decoding.search.beam import Hypothesis, SearchOptions, beam_search

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from econmt.data.text.glossary import units
-from econmt.data.text.subwords import SPECIAL_TOKENS, UNK, WORD_START, WordVocabulary
+from econmt.data.text.vocabulary import SPECIAL_TOKENS, UNK, WORD_START, WordVocabulary
 from econmt.decoding.constraints.avoidance import START, Avoidance
 from econmt.decoding.constraints.batch import ConstrainedContinuations, DecodingConstraints
 from econmt.decoding.constraints.inclusion import Phrase
@@ -21,6 +21,8 @@ from tests.unit.decoding.toy import ToyModel, sources
 
 class Pieces:
     """A vocabulary of given subwords."""
+
+    of_pieces = True
 
     def __init__(self, pieces: Sequence[str]) -> None:
         self._pieces = [*SPECIAL_TOKENS, *pieces]

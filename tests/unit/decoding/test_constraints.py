@@ -9,7 +9,7 @@ from itertools import pairwise, product
 import pytest
 import torch
 
-from econmt.data.text.subwords import EOS, UNK
+from econmt.data.text.vocabulary import EOS, UNK
 from econmt.decoding.constraints.batch import ConstrainedContinuations, DecodingConstraints
 from econmt.decoding.constraints.inclusion import MOST_READINGS, Automata, Phrase, Phrases, share_out
 from econmt.decoding.search.beam import Hypothesis, SearchOptions, beam_search

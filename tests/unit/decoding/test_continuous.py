@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from econmt.data.text.subwords import EOS
+from econmt.data.text.vocabulary import EOS
 from econmt.decoding.search import continuous
 from econmt.decoding.search.beam import Hypothesis, SearchOptions, beam_search
 from econmt.decoding.search.continuous import ContinuousSearch, Graphs, Sentence

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from econmt.config import recipe
-from econmt.data.text.subwords import BOS, EOS, UNK, Vocabularies, WordVocabulary
+from econmt.data.text.vocabulary import BOS, EOS, UNK, Vocabularies, WordVocabulary
 from econmt.decoding.requests import Request
 from econmt.decoding.search import continuous
 from econmt.decoding.search.beam import SearchOptions, beam_search

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from econmt.data.text.subwords import BOS, EOS, PAD, Vocabularies
+from econmt.data.text.vocabulary import BOS, EOS, PAD, Vocabularies
 from econmt.decoding.requests import Request
 from econmt.decoding.search.beam import Hypothesis, SearchOptions, beam_search
 from econmt.decoding.search.diversity import Diversity

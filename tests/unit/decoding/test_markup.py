@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from econmt.data.text.subwords import SPECIAL_TOKENS, Vocabularies, WordVocabulary
+from econmt.data.text.vocabulary import SPECIAL_TOKENS, Vocabularies, WordVocabulary
 from econmt.decoding.markup import Marked, put_back
 from econmt.decoding.markup_reader import line_passage
 from econmt.decoding.passages import Passage, TextDivision

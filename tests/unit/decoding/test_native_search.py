@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from econmt.data.text.subwords import Vocabularies
+from econmt.data.text.vocabulary import Vocabularies
 from econmt.decoding.constraints.batch import ConstrainedContinuations, DecodingConstraints
 from econmt.decoding.requests import Request
 from econmt.decoding.search.beam import Hypothesis, SearchOptions, beam_search

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from econmt.api import Request, TrainedModel
-from econmt.data.text.subwords import BOS
+from econmt.data.text.vocabulary import BOS
 from econmt.decoding.next_words import NextWords
 from econmt.decoding.translator import pad_sources
 from econmt.errors import InputError

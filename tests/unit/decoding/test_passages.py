@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from econmt.data.text.subwords import SPECIAL_TOKENS, Vocabularies, WordVocabulary
+from econmt.data.text.vocabulary import SPECIAL_TOKENS, Vocabularies, WordVocabulary
 from econmt.decoding.passages import division, plain_passage
 from econmt.decoding.requests import Request
 from econmt.decoding.search.beam import SearchOptions

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from econmt.config import recipe
-from econmt.data.text.subwords import BOS, EOS
+from econmt.data.text.vocabulary import BOS, EOS
 from econmt.decoding.search.beam import SearchOptions, beam_search
 from econmt.decoding.search.ensemble import Ensemble
 from econmt.decoding.translator import pad_sources

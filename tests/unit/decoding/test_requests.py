@@ -16,7 +16,8 @@ from econmt.data.text.glossary import (
     parse_terms,
     read_glossary,
 )
-from econmt.data.text.subwords import SPECIAL_TOKENS, UNK, Vocabularies, WordVocabulary, train_vocabularies
+from econmt.data.text.subwords import train_vocabularies
+from econmt.data.text.vocabulary import SPECIAL_TOKENS, UNK, Vocabularies, WordVocabulary
 from econmt.decoding.constraints.inclusion import Phrase
 from econmt.decoding.constraints.phrases import Spelling, read_avoid_list
 from econmt.decoding.constraints.tokens import ConstraintCompiler

@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 import torch
 
-from econmt.data.text.subwords import EOS
+from econmt.data.text.vocabulary import EOS
 from econmt.decoding.search.beam import Hypothesis, SearchOptions
 from econmt.decoding.search.sampling import draw, sample, uniform_numbers
 from tests.unit.decoding.toy import ToyModel, sources

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from econmt.data.text.subwords import EOS, UNK
+from econmt.data.text.vocabulary import EOS, UNK
 from econmt.decoding.search.beam import (
     Hypothesis,
     SearchOptions,

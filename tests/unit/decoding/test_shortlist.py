@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from econmt.data.text.subwords import BOS, EOS, Vocabularies
+from econmt.data.text.vocabulary import BOS, EOS, Vocabularies
 from econmt.decoding.requests import Request
 from econmt.decoding.search.beam import SearchOptions
 from econmt.decoding.search.shortlist import Shortlists

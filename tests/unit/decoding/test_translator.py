@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from econmt.config.recipe import Decoding
-from econmt.data.text.subwords import EOS, PAD, Vocabularies
+from econmt.data.text.vocabulary import EOS, PAD, Vocabularies
 from econmt.decoding.formats import format_translation
 from econmt.decoding.requests import Request
 from econmt.decoding.search import continuous
@@ -27,6 +27,7 @@ class Letters:
     """A vocabulary of letters: 'a' is 4, 'b' is 5 and so on; blanks are nothing."""
 
     size = 30
+    of_pieces = True
 
     def encode(self, text: str) -> list[int]:
         return [ord(letter) - ord("a") + 4 for letter in text if letter.isalpha()]

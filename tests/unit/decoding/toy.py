@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from econmt.data.text.subwords import EOS, UNK
+from econmt.data.text.vocabulary import EOS, UNK
 
 WORDS = (UNK, 4, 5)
 

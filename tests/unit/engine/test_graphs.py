@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from econmt.data.batching.batches import Batch
-from econmt.data.text.subwords import PAD
+from econmt.data.text.vocabulary import PAD
 from econmt.engine.devices import is_out_of_memory
 from econmt.engine.graphs import GraphedStep
 from econmt.engine.optimizers import load_optimizer_tensors, optimizer_tensors

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from econmt.data.text.subwords import BOS, EOS, PAD, Vocabularies, WordVocabulary
+from econmt.data.text.vocabulary import BOS, EOS, PAD, Vocabularies, WordVocabulary
 from econmt.evaluation.scoring import ROWS_AT_ONCE, ScoredPair, Scorer, token_ids
 from econmt.model.copying import Predictions
 

@@ -140,6 +140,16 @@ def language_model(communicator: Communicator) -> None:
         (("model.weight_tying=softmax", "model.embedding=5", ALL_DROPOUT), 4, "auto"),
         ((VARIATIONAL,), 1, "recompute"),
         (("model.weight_tying=softmax", ALL_DROPOUT, "training.optimizer={name: adam}"), 7, "recompute"),
+        (
+            (
+                "model.size=[9, 7, 6, 8, 6, 6, 9, 5]",
+                "model.weight_tying=softmax",
+                "model.embedding=5",
+                ALL_DROPOUT,
+            ),
+            3,
+            "recompute",
+        ),
     ):
         task = language_model_task("model.dropout=0.0", *overrides)
         step = pipelined_language_model(task, size, homes, chunks, how)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from econmt.data.text.subwords import SPECIAL_TOKENS, WordVocabulary
+from econmt.data.text.vocabulary import SPECIAL_TOKENS, WordVocabulary
 from scripts.bench.compare.launchers import plain
 from scripts.bench.compare.make_data import piece_line, vocabulary_files, write_test
 from scripts.bench.compare.measure import (

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from econmt.data.batching.batches import Batch
-from econmt.data.text.subwords import PAD
+from econmt.data.text.vocabulary import PAD
 from scripts.bench.transformer import SmallTransformer, learning_rate, save
 
 SOURCE = torch.tensor([[5, 6, 7, 3], [8, 3, PAD, PAD]])
