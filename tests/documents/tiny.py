@@ -190,6 +190,7 @@ def write_data(folder: Path) -> None:
     for name, target, splits in (
         ("multi30k", "de", ("train", "valid", "test_2016_flickr")),
         ("tatoeba-en-de", "de", ("train", "valid", "test")),
+        ("laws-en-fr", "fr", ("train", "valid", "test")),
         ("iwslt15-en-vi", "vi", ("train", "tst2012", "tst2013")),
         ("wmt16-en-de", "de", ("train", "newstest2013", "newstest2014")),
     ):
