@@ -29,6 +29,7 @@ ONLY_PARSED = {
         "tail -n 1000",
         "--validation-hook",
         "recipes import",
+        "distill --command",
     ],
     "several hosts": ["torchrun ", "srun ", "#SBATCH", "scontrol "],
     "packages that tests do not install": [
