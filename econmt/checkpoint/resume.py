@@ -34,7 +34,7 @@ def find_start(recipe: Recipe, folder: ModelFolder, *, resume_with_changes: bool
             readable, or the folder holds other files (:meth:`ModelFolder.check`).
     """
     folder.check(overwrite=False, last=recipe.training.max_updates)
-    changes = _changes(recipe, folder) if folder.commits() else []
+    changes = changed_keys(recipe, folder) if folder.commits() else []
     if changes and not resume_with_changes:
         raise InputError(
             f"{folder.path}: was trained with another recipe: {'; '.join(changes)}; resume nevertheless with "
@@ -45,8 +45,8 @@ def find_start(recipe: Recipe, folder: ModelFolder, *, resume_with_changes: bool
     return Start(commit, tuple(changes), resume_with_changes, notes)
 
 
-def _changes(recipe: Recipe, folder: ModelFolder) -> list[str]:
-    """Returns the relevant keys that differ from the recipe of the folder's run."""
+def changed_keys(recipe: Recipe, folder: ModelFolder) -> list[str]:
+    """Returns the keys, with values, that differ from the recipe of the folder's run and matter for resuming it."""
     if not folder.recipe.is_file():
         raise InputError(
             f"{folder.path}: holds checkpoints but no recipe.yaml; restore it or start anew with --overwrite-output"

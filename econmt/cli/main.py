@@ -39,6 +39,7 @@ COMMANDS = {
     "bench": "Measure layouts, candidates of auto, and training steps.",
     "prepare": "Write the token store of a recipe's text without training.",
     "average": "Average the parameters of several checkpoints.",
+    "distill": "Train a small, fast student on a teacher's translations.",
     "compress": "Replace the LSTM matrices of a model by low-rank factors.",
     "quantize": "Convert the matrices of a trained model to 8 or 16 bits.",
     "lexicon": "Learn the possible translations of each source word.",

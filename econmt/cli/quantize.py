@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from typing import Literal
 
-import torch
-
-from econmt.checkpoint.quantized import quantized
 from econmt.cli.option_groups import option
 from econmt.cli.options import CheckpointOption, ModelOption, NewModelOption
 from econmt.data.files import notice
 from econmt.data.progress_bars import status_line
-from econmt.errors import InputError, printable
-from econmt.export.model_folder import DerivedModel
+from econmt.errors import printable
+from econmt.export.quantize import quantize_model
 from econmt.memory.report.tables import format_bytes
 
 
@@ -34,17 +31,7 @@ def quantize(
       econmt quantize -m runs/multi30k -o multi30k-int8
       econmt translate -m multi30k-int8
     """
-    derived = DerivedModel(model, output, "econmt quantize")
     with status_line() as say:
-        say(f"reading {model}")
-        path, tensors, metadata = derived.read(checkpoint)
-        if metadata.get("quantized"):
-            raise InputError(
-                f"{path}: its matrices are {metadata['quantized']} already; quantize the model that it was made from"
-            )
-        made = quantized(tensors, getattr(torch, precision), path)
-        say(f"writing {output}")
-        derived.write(made, {**metadata, "quantized": precision})
-    before, after = (sum(tensor.nbytes for tensor in state.values()) for state in (tensors, made))
+        before, after = quantize_model(model, output, precision, checkpoint, say)
     notice(f"{format_bytes(before)} became {format_bytes(after)}, {after / before:.1%}")
     print(printable(output))

@@ -222,6 +222,13 @@ class Filters(Section):
         le=limits.OUTPUT_FACTOR,
         description="leave out pairs with one side over this times as long, in characters; null: no limit",
     )
+    max_repeats: int | None = Field(
+        None,
+        ge=1,
+        le=limits.POSITIONS,
+        description="leave out pairs with a side that has the same one to eight words more often than this in a row, "
+        "as in translations that got stuck; null: no limit",
+    )
     duplicates: Literal["keep", "pairs", "source", "target"] = Field(
         "keep",
         description="keep: no filter; else leave out all but the first of equal pairs, sources or targets",

@@ -72,7 +72,7 @@ def export_runtime(
         InputError: The runtime does not support the model, or a file cannot be read or written.
     """
     loaded = load_model(folder)
-    _check(loaded.recipe, folder)
+    check_supported(loaded.recipe, folder)
     check_new(destination)
     library = _library()
     tensors = _tensors(loaded.model)
@@ -137,8 +137,8 @@ def _library() -> Path:
     return path
 
 
-def _check(recipe: Recipe, folder: Path) -> None:
-    """Raises InputError if the runtime does not support the model or its search."""
+def check_supported(recipe: Recipe, folder: Path) -> None:
+    """Raises InputError, which names ``folder``, if the runtime does not support a recipe's model or its search."""
     model, decoding = recipe.translation_model, recipe.decoding
     for part, cell, supported in (
         ("encoder", model.encoder.cell, _ENCODERS),

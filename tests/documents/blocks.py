@@ -24,7 +24,13 @@ ONLY_PARSED = {
         "bench layout --device cuda --graph",
     ],
     "the network": ["pip install", "hf auth", "hf upload", "hf://", "make ", "python3 -m venv", "git clone"],
-    "a text or a program of the reader's": ["tail -n 1000", "--validation-hook", "recipes import"],
+    "a text or a program of the reader's": [
+        "scripts.bench make-laws",
+        "tail -n 1000",
+        "--validation-hook",
+        "recipes import",
+        "distill --command",
+    ],
     "several hosts": ["torchrun ", "srun ", "#SBATCH", "scontrol "],
     "packages that tests do not install": [
         "scripts.bench compare.",

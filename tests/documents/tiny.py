@@ -86,6 +86,9 @@ def shrink(words: Sequence[str]) -> list[str]:
     if words[0] == "profile" and len(words) > 1:
         words = ["64MiB" if word == "8GiB" else word for word in words]
         return _with_keys(words, _keys(words[1]) | SHORT)
+    if words[0] == "distill":
+        keys = {**LENGTH, "training.batch.size": "8", "data.subwords.size": "120"}
+        return [*words, *(f"{key}={value}" for key, value in keys.items())]
     if words[0] in ("train", "prepare") and len(words) > 1:
         return _with_keys([word.replace("device=cuda", "device=cpu") for word in words], _keys(words[1]))
     if words[0] == "bench" and len(words) > 1 and words[1] in BENCHES and "--summary" not in words:
@@ -187,6 +190,7 @@ def write_data(folder: Path) -> None:
     for name, target, splits in (
         ("multi30k", "de", ("train", "valid", "test_2016_flickr")),
         ("tatoeba-en-de", "de", ("train", "valid", "test")),
+        ("laws-en-fr", "fr", ("train", "valid", "test")),
         ("iwslt15-en-vi", "vi", ("train", "tst2012", "tst2013")),
         ("wmt16-en-de", "de", ("train", "newstest2013", "newstest2014")),
     ):

@@ -36,7 +36,8 @@ STOREYS = {
     "bench": "training",
     "api": "training export",
     "serving": "api",
-    "cli": "bench serving",
+    "distillation": "api econmt_runtime",
+    "cli": "bench serving distillation",
 }
 """Packages, and those just below each; a package may import these and whatever lies below them."""
 BASE = {"econmt", "econmt.errors", "econmt.factored_ids"}

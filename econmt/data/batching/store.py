@@ -69,6 +69,7 @@ class SplitCounts(Record):
     few_words: Count = 0
     many_words: Count = 0
     ratio: Count = 0
+    repeats: Count = 0
     identical: Count = 0
     language: Count = 0
     duplicate: Count = 0

@@ -17,13 +17,27 @@ from econmt.data.text.vocabulary import split_words
 from econmt.errors import InputError
 
 KEPT = 0
-REASONS = ("too_long", "empty", "few_words", "many_words", "ratio", "identical", "language", "duplicate")
+REASONS = (
+    "too_long",
+    "empty",
+    "few_words",
+    "many_words",
+    "ratio",
+    "repeats",
+    "identical",
+    "language",
+    "duplicate",
+)
 """Reasons for leaving out a pair, keys of a store's statistics. A code of :class:`Selection` is an index from 1."""
 
 REPORT_FILE = "left-out.txt"
 EXAMPLES = 3
 """Number of examples of each reason in the report."""
 _WIDTH = 80
+_LONGEST_REPEATED = 8
+"""Largest number of words that are repeated together."""
+_LONGEST_WORDS = 20
+"""Mean length, in characters, of the longest words of languages that put spaces between them."""
 _NO_KEY = 0
 """Duplicate key of pairs with an empty side, which are not compared; they are left out when the store is written."""
 
@@ -42,6 +56,7 @@ def words_of(reason: str, data: Data) -> str:
         "few_words": f"with fewer than {filters.min_words} words on a side",
         "many_words": f"with more than {filters.max_words} words on a side",
         "ratio": f"with one side more than {filters.max_length_ratio or 0:g} times as long as the other",
+        "repeats": f"with the same words more than {filters.max_repeats} times in a row",
         "identical": "with the same text on both sides",
         "language": "with a side in another language",
         "duplicate": f"where {repeated_part.get(filters.duplicates, 'it')} came before",
@@ -129,6 +144,8 @@ class Selection:
             return "many_words"
         if filters.max_length_ratio is not None and characters[1] > filters.max_length_ratio * characters[0]:
             return "ratio"
+        if filters.max_repeats is not None and max(map(repeats, (source, target))) > filters.max_repeats:
+            return "repeats"
         if filters.identical == "drop" and source == target:
             return "identical"
         if self._classify is not None and filters.language_certainty is not None:
@@ -151,6 +168,25 @@ class Selection:
         codes[kept[repeated]] = REASONS.index("duplicate") + 1
         ends = np.cumsum([len(corpus_codes) for corpus_codes in self.codes])
         self.codes = np.split(codes, ends[:-1])
+
+
+def repeats(text: str) -> int:
+    """Returns how many times in a row the most repeated words, one to eight of them with a letter, stand in a text.
+
+    Text with so few spaces that it is of a language without them is read by its characters.
+    """
+    units = split_words(text)
+    if len(text) > _LONGEST_WORDS * len(units):
+        units = list(text)
+    most = 1
+    for period in range(1, min(_LONGEST_REPEATED, len(units) // 2) + 1):
+        run = 0
+        for index in range(period, len(units)):
+            run = run + 1 if units[index] == units[index - period] else 0
+            times = run // period + 1
+            if times > most and any(map(str.isalpha, "".join(units[index - period : index]))):
+                most = times
+    return most
 
 
 def _key(text: str) -> int:

@@ -22,7 +22,7 @@ _PIECE, _TRAINER, _SELF_TEST = 1, 2, 4
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
 """Types of pieces."""
 _TYPES = {1: "unigram", 2: "bpe", 3: "word", 4: "char"}
-_TYPE_FIELD, _SIZE_FIELD, _UNK_SURFACE = 3, 4, 44
+_TYPE_FIELD, _SIZE_FIELD, _INPUT_FORMAT, _UNK_SURFACE = 3, 4, 7, 44
 _ID_FIELDS, _PIECE_FIELDS = (43, 40, 41, 42), (48, 45, 46, 47)
 """Fields of the settings with ids and names of padding, unknown pieces, begin and end of a sentence."""
 _FOREIGN_SPECIAL = {"<blank>", "<PAD>", "<UNK>", "<BOS>", "<EOS>", "<bos>", "<eos>", "<padding>"}
@@ -72,6 +72,17 @@ def own_subwords(path: Path, kind: str, special: Sequence[str], tags: Sequence[s
     settings += b"".join(_text_field(field, text) for field, text in zip(_PIECE_FIELDS, special, strict=True))
     others = [whole for number, _, whole in fields if number not in (_PIECE, _TRAINER, _SELF_TEST)]
     return b"".join([*made, _bytes_field(_TRAINER, settings), *others])
+
+
+def without_input_format(model: bytes) -> bytes:
+    """Returns a SentencePiece model without the note in which format its training text was given."""
+    parts = []
+    for number, content, whole in _fields(model):
+        if number == _TRAINER:
+            settings = b"".join(each for field, _, each in _fields(content) if field != _INPUT_FORMAT)
+            whole = _bytes_field(_TRAINER, settings)
+        parts.append(whole)
+    return b"".join(parts)
 
 
 def own_words(path: Path, special: Sequence[str]) -> list[str]:

@@ -26,7 +26,7 @@ from econmt.config.recipe import (
 )
 from econmt.data.files import notice, write_atomically
 from econmt.data.text.codes import MergeCodes, read_codes, read_kept
-from econmt.data.text.own_vocabulary import own_subwords, own_words
+from econmt.data.text.own_vocabulary import own_subwords, own_words, without_input_format
 from econmt.data.text.vocabulary import (
     BOS,
     EOS,
@@ -70,6 +70,8 @@ SAMPLE_PAIRS = 1_000_000
 # Fixed, because the result of SentencePiece depends on the number of threads.
 _TRAINING_THREADS = 4
 _LONGEST_SENTENCE_BYTES = 1 << 16
+_RESERVED = "\u2585"
+"""Character by which SentencePiece marks what is unknown; it learns nothing from a sentence with it."""
 
 TERM_TAGS = ("<term>", "</term>")
 """Tags around the translation of an annotated term, see :mod:`econmt.data.text.annotation`."""
@@ -219,7 +221,25 @@ def _train_subwords(
             for column in columns
             if pair[column].strip()
         )
-        write_atomically(folder / name, _train_model(settings, sentences, tags if 0 in columns else ()))
+        marked = [f"{WORD_START}{tag}" for tag in tags] if 0 in columns else []
+        lines, kind = (_counted_words(sentences), "tsv") if settings.type == "bpe" else (sentences, "text")
+        model = without_input_format(_train_model(settings, lines, marked, kind))
+        _tell_size(model, settings.size)
+        write_atomically(folder / name, model)
+
+
+def _counted_words(sentences: Iterator[str]) -> Iterator[str]:
+    """Yields each word of the text once, a tab and its count: all that byte-pair encoding learns from.
+
+    SentencePiece makes the same model of it as of the sentences, which it would hold in memory, and leaves out the same
+    ones. A tab ends a word, as it ends a subword there.
+    """
+    counts = Counter[str]()
+    for sentence in sentences:
+        if _RESERVED not in sentence and len(sentence.encode()) <= _LONGEST_SENTENCE_BYTES:
+            counts.update(sentence.replace("\t", " ").split(" "))
+    del counts[""]
+    return (f"{word}\t{count}" for word, count in counts.items())
 
 
 def sample_pairs(pairs: Iterator[tuple[str, str]], count: int, limit: int) -> Iterator[tuple[str, str]]:
@@ -239,12 +259,17 @@ def sample_pairs(pairs: Iterator[tuple[str, str]], count: int, limit: int) -> It
 
 
 def _train_model(
-    settings: SentencePieceSubwords | TextSubwords, sentences: Iterator[str], tags: Sequence[str]
+    settings: SentencePieceSubwords | TextSubwords,
+    lines: Iterator[str],
+    symbols: Sequence[str],
+    input_format: str,
 ) -> bytes:
+    """Returns the model that SentencePiece learns from sentences ("text") or words with counts ("tsv")."""
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.Train(
-            sentence_iterator=sentences,
+            sentence_iterator=lines,
+            input_format=input_format,
             model_writer=model,
             model_type=settings.type,
             vocab_size=settings.size,
@@ -255,7 +280,7 @@ def _train_model(
             bos_id=BOS,
             eos_id=EOS,
             unk_surface=SPECIAL_TOKENS[UNK],
-            user_defined_symbols=[f"{WORD_START}{tag}" for tag in tags],
+            user_defined_symbols=symbols,
             normalization_rule_name="identity",
             max_sentence_length=_LONGEST_SENTENCE_BYTES,
             num_threads=_TRAINING_THREADS,
@@ -274,13 +299,16 @@ def _train_model(
         raise InputError(
             f"SentencePiece cannot learn subwords from the training text: {text.splitlines()[0]}"
         ) from error
-    size = SentencePieceVocabulary(model.getvalue(), "the new subword model").size
-    if size < settings.size:
-        notice(
-            f"the training text supports only {size} subwords, fewer than data.subwords.size {settings.size}; using "
-            f"{size}"
-        )
     return model.getvalue()
+
+
+def _tell_size(model: bytes, wanted: int) -> None:
+    """Prints a notice if a learnt model has fewer subwords than wanted."""
+    size = SentencePieceVocabulary(model, "the new subword model").size
+    if size < wanted:
+        notice(
+            f"the training text supports only {size} subwords, fewer than data.subwords.size {wanted}; using {size}"
+        )
 
 
 def train_factor_vocabularies(rows: Iterator[Sequence[str]], streams: int, folder: Path) -> None:

@@ -13,6 +13,7 @@ NAMES = {
     "iwslt",
     "multi30k",
     "tatoeba",
+    "laws-en-fr",
     "groundhog",
     "best",
     "gnmt",

@@ -10,7 +10,7 @@ import pytest
 
 from econmt.config.recipe import Recipe
 from econmt.data.batching.store import PreparedData, open_prepared, prepare
-from econmt.data.text.filters import Selection, report_lines
+from econmt.data.text.filters import Selection, repeats, report_lines
 from econmt.errors import InputError
 from tests.unit.data.conftest import made_up_pairs, write_pairs
 
@@ -205,3 +205,21 @@ def test_a_certainty_that_is_just_reached_is_enough(
     pairs = make_recipe(filters={"language_certainty": 0.75}, subwords={"type": "words"}).pairs
     selection = Selection(pairs, [])
     assert [selection._reason(text, text) for text in certainties] == ["language", None]
+
+
+@pytest.mark.parametrize(
+    ("text", "times"),
+    [
+        ("a dog runs", 1),
+        ("the the the dog", 3),
+        ("no , no , no , no !", 3),
+        ("a b c d e f g h a b c d e f g h", 2),
+        ("a b c d e f g h i a b c d e f g h i", 1),
+        (". . . . . .", 1),
+        ("1 000 000 000", 1),
+        ("我喜欢我喜欢我喜欢猫我喜欢我喜欢我喜欢我喜欢", 4),
+        ("", 1),
+    ],
+)
+def test_repeated_words_are_counted(text: str, times: int) -> None:
+    assert repeats(text) == times

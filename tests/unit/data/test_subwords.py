@@ -291,6 +291,56 @@ class TestLoadingWhatIsBroken:
             load_vocabularies(tmp_path)
 
 
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+@pytest.mark.parametrize("joint", [True, False])
+def test_words_with_counts_teach_what_the_sentences_teach(tmp_path: Path, kind: str, joint: bool) -> None:
+    """SentencePiece makes the same bytes from the sentences themselves, those that it leaves out among them."""
+    sources = [source for source, _ in PAIRS] + [
+        "twice  the  space",
+        "a\u2581mark  \u2581here\u2581 \u2581\u2581",
+    ] * 7
+    sources += [
+        *["reserved \u2585 sign"] * 9,
+        *["long " * 13_107 + "qqqqq"] * 9,
+        *["long " * 13_106 + "zzzz"] * 2,
+    ]
+    targets = [target for _, target in PAIRS] * 2 + ["dummy"] * len(sources)
+    pairs = list(zip((f"<BT> {each}" for each in sources), targets, strict=False))
+    wanted = data(type=kind, size=90, joint=joint).model_copy(update={"tags": ["<BT>"]})
+    train_vocabularies(wanted, lambda: iter(pairs), tmp_path)
+
+    def from_sentences(columns: tuple[int, ...], symbols: list[str]) -> bytes:
+        model = io.BytesIO()
+        sentencepiece.SentencePieceTrainer.Train(
+            sentence_iterator=(pair[column] for pair in pairs for column in columns),
+            model_writer=model,
+            model_type=kind,
+            vocab_size=90,
+            character_coverage=1.0,
+            hard_vocab_limit=False,
+            pad_id=0,
+            unk_id=1,
+            bos_id=2,
+            eos_id=3,
+            unk_surface="<unk>",
+            user_defined_symbols=symbols,
+            normalization_rule_name="identity",
+            max_sentence_length=1 << 16,
+            num_threads=4,
+            minloglevel=2,
+        )
+        return model.getvalue()
+
+    if joint:
+        expected = {"subwords.model": from_sentences((0, 1), ["\u2581<BT>"])}
+    else:
+        expected = {
+            "subwords.source.model": from_sentences((0,), ["\u2581<BT>"]),
+            "subwords.target.model": from_sentences((1,), []),
+        }
+    assert {name: (tmp_path / name).read_bytes() for name in expected} == expected
+
+
 class TestSampling:
     def sample(self, count: int, limit: int) -> list[tuple[str, str]]:
         return list(sample_pairs(((str(i), "") for i in range(count)), count, limit))

@@ -76,6 +76,7 @@ def test_it_learns_which_words_may_follow(tmp_path: Path) -> None:
             "training.optimizer={name: sgd, learning_rate: 1.0, momentum: 0.5}",
         ),
         ("training.schedule={name: plateau-reduce, reduce_num_not_improved: 1}",),
+        ("model.cell=qrnn2", "model.size=[9, 6]", "model.dropout.weights=0.0", "training.bptt_jitter=true"),
         ("training.precision=float16", f"training.loss_scale={2**24}", "training.loss_scale_window=3"),
     ],
 )

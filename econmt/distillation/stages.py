@@ -1,0 +1,137 @@
+"""The way from a teacher to a student: translate, choose, train, pack, measure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from rich.console import Console
+
+from econmt.checkpoint.folder import ModelFolder
+from econmt.checkpoint.resume import changed_keys
+from econmt.config.recipe import Recipe, find_recipe
+from econmt.data.files import writing
+from econmt.data.progress_bars import seen, status_line
+from econmt.data.text.corpus import find_corpus, search_path
+from econmt.distillation.inputs import read_inputs, write_inputs
+from econmt.distillation.measuring import DistillationResults, measure
+from econmt.distillation.packing import PackedStudent, pack
+from econmt.distillation.selection import MODEL, make_text
+from econmt.distillation.shards import Shards
+from econmt.distillation.student import StudentChoice
+from econmt.distillation.teachers import TeacherChoice
+from econmt.errors import InputError
+from econmt.export.runtime import check_supported
+from econmt.training.run import run_recipe
+
+
+class Distillation(NamedTuple):
+    """Inputs of a distillation.
+
+    Attributes:
+        teacher: The teacher. student: The student's recipe.
+        source: Text to translate. target: References of it, by which translations are chosen; None: none.
+        output: Folder of everything that is made.
+        shard_lines: Lines in a shard of translations; None: 32,768 on a GPU and 2,048 elsewhere.
+        shortlist: Number of target words that each source word adds to a shortlist.
+        data_dir: Folder in which text is searched first.
+    """
+
+    teacher: TeacherChoice
+    student: StudentChoice
+    source: Path
+    target: Path | None
+    output: Path
+    shard_lines: int | None = None
+    shortlist: int = 30
+    data_dir: Path | None = None
+
+
+class Distilled(NamedTuple):
+    """Outcome: figures of teacher and student, the student's forms, and its recipe."""
+
+    results: DistillationResults
+    student: PackedStudent
+    recipe: Recipe
+
+
+def distill(wanted: Distillation, console: Console) -> Distilled:
+    """Makes a student of a teacher, or goes on where an earlier call with the same inputs was stopped.
+
+    Finished shards are not translated again, training resumes, and later stages redo what is missing.
+
+    Args:
+        wanted: The inputs. console: Console for the messages of training.
+
+    Raises:
+        InputError: An input cannot be used, or differs from that of the work in the folder.
+        EconmtError: The teacher or training had to stop.
+        Interrupted: SIGTERM or Ctrl-C was received during training; everything is saved.
+    """
+    output, teacher = wanted.output, wanted.teacher
+    search = search_path(find_recipe(wanted.student.recipe).parent, wanted.data_dir)
+    model, trained_on = ModelFolder(output / MODEL), output / "trained-on.json"
+    text_folder = output / "text"
+
+    def recipe_with(ratio: float) -> Recipe:
+        suffixes = _suffixes(wanted.source, wanted.target)
+        return wanted.student.load(model.path, text_folder / "train", teacher.recipe, suffixes, ratio)
+
+    recipe = recipe_with(1.0)
+    _check_early(recipe, search)
+    with _locked(output):
+        with status_line() as say:
+            shards = Shards(output / "translations", teacher, wanted.source, wanted.shard_lines)
+            shards.translate(say)
+            trained = read_inputs(trained_on) if model.commits() else None
+            languages = recipe.pairs.source, recipe.pairs.target
+            text = make_text(text_folder, shards, languages, wanted.target, trained, say)
+        write_inputs(trained_on, text.inputs)
+        recipe = recipe_with(text.statistics.ratio)
+        _check_resumable(recipe, model)
+        run_recipe(recipe, search, console=console)
+        with status_line() as say:
+            packed = pack(output, recipe, search, wanted.shortlist, say)
+            results = measure(output, teacher, recipe, packed, say)
+    return Distilled(results, packed, recipe)
+
+
+def _check_early(recipe: Recipe, search: Sequence[Path]) -> None:
+    """Checks before hours of translation that the student can be trained and packed.
+
+    Raises:
+        InputError: A text is not found, or the runtime does not support the model.
+    """
+    data = recipe.pairs
+    if data.source_factors:
+        raise InputError("data.source_factors: a distilled text has none; give another student's recipe")
+    check_supported(recipe, Path(recipe.output))
+    for prefix in (*data.train[1:], data.valid, *filter(None, [data.test])):
+        find_corpus(prefix, data.source, data.target, search, progress=seen())
+
+
+def _check_resumable(recipe: Recipe, model: ModelFolder) -> None:
+    """Raises InputError if the student's training has begun with another recipe."""
+    if model.commits() and (changes := changed_keys(recipe, model)):
+        raise InputError(
+            f"{model.path}: is trained with another recipe: {'; '.join(changes)}; give the same, another --output, or "
+            f"delete {model.path} to train again"
+        )
+
+
+def _suffixes(source: Path, target: Path | None) -> dict[str, str]:
+    """Returns the languages that the names of the text files end with, by the key of the data section."""
+    files = {"source": source, "target": target}
+    names = {key: path.name.removesuffix(".gz") for key, path in files.items() if path is not None}
+    return {key: name.rpartition(".")[2] for key, name in names.items() if "." in name}
+
+
+@contextmanager
+def _locked(output: Path) -> Iterator[None]:
+    """Creates the folder and locks it against a second process."""
+    with writing(output):
+        output.mkdir(parents=True, exist_ok=True)
+    with ModelFolder(output).locked():
+        yield

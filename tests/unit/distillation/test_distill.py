@@ -1,0 +1,204 @@
+"""The command from its teacher to its table, stopped and resumed in every stage."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from econmt.distillation import measuring, stages, timing
+from econmt.distillation.teachers import TeacherChoice
+from econmt.distillation.timing import TimedTranslations
+from tests.unit.cli.conftest import Call
+from tests.unit.distillation.conftest import STUDENT, calls
+from tests.unit.training.tiny import write_text
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Text, and a student's recipe."""
+    write_text(tmp_path, {"train": 40, "valid": 4, "test": 5})
+    (tmp_path / "small.yaml").write_text(STUDENT)
+    return tmp_path
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Times in this process."""
+
+    def timed(model: TeacherChoice | Path, lines: Sequence[str]) -> TimedTranslations:
+        task = {"runtime": str(model)} if isinstance(model, Path) else {"teacher": vars(model).copy()}
+        return TimedTranslations(timing._translator(task)(list(lines)), 2.0)
+
+    monkeypatch.setattr(measuring, "timed", timed)
+
+
+def words(program: str, *more: object) -> list[object]:
+    texts = ["-s", "train.src", "--valid", "valid", "--test", "test", "-r", "small.yaml", "-o", "out"]
+    return ["distill", "--command", program, *texts, "--shard-lines", 16, *more]
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_program_teaches_and_the_same_command_goes_on(
+    folder: Path, program: Callable[..., str], call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every stage is stopped once, before it begins; what came before is never done again."""
+    command = words(program())
+    for stage in ("make_text", "run_recipe", "pack", "measure"):
+        with monkeypatch.context() as patch:
+
+            def stopped(*_: Any, **__: Any) -> None:
+                raise KeyboardInterrupt
+
+            patch.setattr(stages, stage, stopped)
+            assert call(*command).code == 130
+        assert calls(folder) == [16, 16, 8], stage
+        assert (folder / "out/model").exists() == (stage in ("pack", "measure"))
+    done = call(*command)
+    assert done.code == 0, done.err
+    assert calls(folder) == [16, 16, 8, 5, 5], "the test text is translated once, and once for its time"
+    assert (folder / "out/text/train.trg").read_text() == (folder / "train.src").read_text().upper()
+    written = {path: path.stat().st_mtime_ns for path in (folder / "out").rglob("*.safetensors")}
+    assert {"params.best.safetensors", "arrays.safetensors"} <= {path.name for path in written}
+    again = call(*command)
+    assert (again.code, again.out) == (0, done.out)
+    assert {path: path.stat().st_mtime_ns for path in written} == written
+    assert len(calls(folder)) == 5
+    assert [line.split()[0] for line in done.lines if ": " in line][-3:] == [
+        "teacher:",
+        "student:",
+        "student,",
+    ]
+
+
+@pytest.mark.usefixtures("quick")
+def test_results_are_printed_and_written_as_json(
+    folder: Path, program: Callable[..., str], call: Call
+) -> None:
+    done = call(*words(program(), "--json"))
+    results = json.loads(done.out)
+    assert (results["text"], results["corpus"], results["sentences"]) == ("test", "test", 5)
+    teacher, student, packed = results["models"]
+    assert teacher["form"] == "teacher"
+    assert teacher["bytes"] is None
+    word_count = len((folder / "test.src").read_text().split())
+    assert teacher["words_per_second"] == word_count / 2.0
+    assert 0 <= packed["bleu"] <= teacher["bleu"] <= 100
+    runtime = sum(path.stat().st_size for path in (folder / "out/runtime").rglob("*") if path.is_file())
+    assert packed["bytes"] == runtime
+    assert student["bytes"] < packed["bytes"]
+    written = json.loads((folder / "out/results.json").read_text())
+    assert {key: written[key] for key in results} == results
+    assert "python out/runtime < TEXT" in done.err
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_model_folder_teaches_by_the_references(
+    folder: Path,
+    word_model: Path,
+    call: Call,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Languages, validation and test text are the teacher's."""
+    monkeypatch.chdir(folder)
+    command = ["distill", word_model, "-s", "train.src", "-r", "small.yaml", "-o", "out"]
+    done = call(*command, "-t", "train.trg", "--nbest-size", 2)
+    assert done.code == 0, done.err
+    lists = [json.loads(line) for line in (folder / "out/translations/00000.jsonl").read_text().splitlines()]
+    assert len(lists) == 40
+    assert max(map(len, lists)) == 2
+    texts = (folder / "out/text/train.trg").read_text().splitlines()
+    assert all(text in options for text, options in zip(texts, lists, strict=True))
+    without = call(*command)
+    assert without.code == 2
+    assert "other inputs: --beam-size 2 -> the model's; --nbest-size 2 -> 1" in without.err
+    assert call(*command, "-t", "train.trg", "--nbest-size", 3).err.startswith(
+        "econmt: error: --nbest-size 3: more than the teacher's beam size of 2"
+    )
+
+
+@pytest.mark.usefixtures("quick")
+def test_another_recipe_of_the_student_is_told(folder: Path, program: Callable[..., str], call: Call) -> None:
+    command = words(program())
+    assert call(*command).code == 0
+    other = call(*command, "model.embedding=8")
+    assert other.code == 2
+    assert other.err.strip().splitlines()[-1] == (
+        "econmt: error: out/model: is trained with another recipe: model.embedding 6 -> 8; give the same, another "
+        "--output, or delete out/model to train again"
+    )
+    longer = call(*command, "training.max_updates=6")
+    assert longer.code == 0
+    assert "resuming from update 4" in longer.err, "keys that matter for no parameter may change"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["-s", "train.src"], "give either a TEACHER, the folder of a model, or a program as --command"),
+        (["--command", "cat", "-s", "train.src", "-b", 2], "--beam-size is for models; leave it out"),
+        (["--command", "cat", "-s", "train.src", "-t", "x"], "--target is for models"),
+        (["nosuch", "-s", "train.src"], "nosuch: no such folder; give a model folder, or a program"),
+        ([".", "-s", "train.src"], ".: holds no model"),
+        (["nosuch", "-s", "train.src", "--nbest-size", 2], "--nbest-size is for --target"),
+        (
+            ["--command", "cat", "-s", "train.src"],
+            "give data.target=LANGUAGE and --valid PREFIX",
+        ),
+        (
+            ["--command", "cat", "data.target=trg", "-s", "train.src", "--valid", "x"],
+            "text x not found",
+        ),
+        (
+            ["--command", "cat", "data.target=trg", "-s", "train.src", "--valid", "valid", "data.train=[x]"],
+            "data.train cannot be changed; use --also",
+        ),
+        (
+            ["--command", "cat", "data.target=trg", "-s", "train.src", "--valid", "valid", "-r", "wikitext2"],
+            "wikitext2: trains a language model",
+        ),
+        (
+            [
+                "--command",
+                "cat",
+                "data.target=trg",
+                "-s",
+                "train.src",
+                "--valid",
+                "valid",
+                "model.encoder.cell=sru",
+            ],
+            "the runtime supports encoders of lstm, gru, ssru, not of sru",
+        ),
+    ],
+)
+def test_wrong_options_are_told_before_anything_is_translated(
+    folder: Path, call: Call, monkeypatch: pytest.MonkeyPatch, arguments: list[object], message: str
+) -> None:
+    monkeypatch.chdir(folder)
+    done = call("distill", *arguments, "-o", "out")
+    assert done.code == 2, done.err
+    assert message in done.err
+    assert not (folder / "out/translations").exists()
+
+
+def test_models_are_timed_in_a_process_of_their_own(word_model: Path, tmp_path: Path) -> None:
+    result = timing.timed(TeacherChoice(folder=word_model), ["a b", "c"])
+    assert len(result.texts) == 2
+    assert 0 < result.seconds < 60
+    with pytest.raises(timing.EconmtError, match=r"nothing: cannot be timed: .*model.json"):
+        timing.timed(tmp_path / "nothing", ["a"])
+
+
+def test_timing_counts_the_seconds_of_programs(program: Callable[..., str]) -> None:
+    busy = (
+        "import sys, time\nwhile time.process_time() < 0.2: pass\nfor line in sys.stdin: print(line, end='')"
+    )
+    result = timing.timed(TeacherChoice(command=program(busy)), ["a b", "c"])
+    assert result.texts == ["a b", "c"]
+    assert result.seconds > 0.15
+    assert result.words_per_second == 3 / result.seconds

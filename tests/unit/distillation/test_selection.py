@@ -1,0 +1,90 @@
+"""The student's text: the teacher's first translations, or those that are closest to references."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sacrebleu.metrics.bleu import BLEU
+
+from econmt.distillation.selection import closest, make_text
+from econmt.errors import InputError
+
+LISTS = [
+    ("a dog runs", ["ein Hund", "ein Hund rennt schnell", "der Hund rennt schnell los"]),
+    ("", [""]),
+    ("two cats", ["zwei Katzen", "zwei Kater", "zwei Katzen"]),
+]
+
+
+class FakeShards:
+    """Translations of three lines."""
+
+    digest, lines = "0123456789abcdef", 3
+
+    def __iter__(self) -> Iterator[tuple[str, list[str]]]:
+        return iter(LISTS)
+
+
+def made(folder: Path, references: Path | None = None, **more: Any) -> Any:
+    shards: Any = FakeShards()
+    return make_text(folder / "text", shards, ("en", "de"), references, more.get("trained"), lambda _: None)
+
+
+def test_the_first_translations_are_taken_without_references(tmp_path: Path) -> None:
+    text = made(tmp_path)
+    assert (tmp_path / "text/train.en").read_text() == "a dog runs\n\ntwo cats\n"
+    assert (tmp_path / "text/train.de").read_text() == "ein Hund\n\nzwei Katzen\n"
+    assert text.prefix == tmp_path / "text/train"
+    assert (text.statistics.pairs, text.statistics.chosen) == (3, 0)
+    assert text.statistics.ratio == (8 + 0 + 11) / (10 + 0 + 8)
+
+
+def test_the_closest_translations_are_taken(tmp_path: Path) -> None:
+    references = tmp_path / "references.de"
+    references.write_text("der Hund rennt schnell los\n\nzwei Kater\n")
+    text = made(tmp_path, references)
+    assert (tmp_path / "text/train.de").read_text() == "der Hund rennt schnell los\n\nzwei Kater\n"
+    assert text.statistics.chosen == 2
+    # The same text is not written again, other references are noticed.
+    (tmp_path / "text/train.de").write_text("kept\n")
+    made(tmp_path, references)
+    assert (tmp_path / "text/train.de").read_text() == "kept\n"
+    references.write_text("ein Hund\n\nzwei Kater\n")
+    made(tmp_path, references)
+    assert (tmp_path / "text/train.de").read_text() == "ein Hund\n\nzwei Kater\n"
+
+
+def test_closest_is_by_sentence_bleu_and_the_first_of_equal_ones() -> None:
+    lists = [[*texts] for _, texts in LISTS]
+    references = ["ein Hund rennt", "", "zwei Katzen"]
+    judge = BLEU(effective_order=True)
+    expected = [
+        max(range(len(texts)), key=lambda i: (judge.sentence_score(texts[i], [reference]).score, -i))
+        for texts, reference in zip(lists, references, strict=True)
+    ]
+    assert closest(lists, references, "13a") == expected
+    assert expected[2] == 0
+
+
+@pytest.mark.parametrize(("lines", "word"), [(2, "fewer"), (4, "more")])
+def test_references_of_another_length_are_told(tmp_path: Path, lines: int, word: str) -> None:
+    references = tmp_path / "references.de"
+    references.write_text("x\n" * lines)
+    with pytest.raises(InputError, match=rf"references.de: has {word} lines than the --source, 3; line n"):
+        made(tmp_path, references)
+    assert not (tmp_path / "text").exists()
+
+
+def test_a_student_keeps_its_text(tmp_path: Path) -> None:
+    text = made(tmp_path)
+    references = tmp_path / "references.de"
+    references.write_text("x\n" * 3)
+    with pytest.raises(
+        InputError,
+        match=r"model: is trained on text made from other inputs: --target .* was not given before; give",
+    ):
+        made(tmp_path, references, trained=text.inputs)
+    assert (tmp_path / "text/train.de").read_text() == "ein Hund\n\nzwei Katzen\n"

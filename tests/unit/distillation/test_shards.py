@@ -1,0 +1,147 @@
+"""Shards are translated once, whole, and by the teacher that the folder began with."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from econmt.distillation.shards import Shards, duration
+from econmt.distillation.teachers import TeacherChoice
+from econmt.errors import InputError
+from tests.unit.distillation.conftest import calls
+
+LINES = ["a b", "", "c", "d e f", "  ", "g", "h"]
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "text.en"
+    path.write_text("".join(f"{line}\n" for line in LINES))
+    return path
+
+
+def shards(folder: Path, teacher: TeacherChoice, size: int | None = 3) -> Shards:
+    return Shards(folder / "shards", teacher, folder / "text.en", size)
+
+
+def test_all_lines_are_translated_in_their_order(
+    source: Path, teacher: TeacherChoice, tmp_path: Path
+) -> None:
+    said: list[str] = []
+    made = shards(tmp_path, teacher)
+    made.translate(said.append)
+    assert list(made) == [(line, [line.upper().strip()]) for line in LINES]
+    assert calls(tmp_path) == [2, 2, 1], "blank lines are not given to the program"
+    assert said[0].startswith("loading ")
+    assert sorted(path.name for path in made.folder.iterdir()) == [
+        "00000.txt",
+        "00001.txt",
+        "00002.txt",
+        "inputs.json",
+    ]
+
+
+def test_only_missing_and_damaged_shards_are_translated(
+    source: Path, teacher: TeacherChoice, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = shards(tmp_path, teacher)
+    made.translate(lambda _: None)
+    made.path(0).write_text("A B\n")  # cut
+    made.path(2).unlink()
+    again = shards(tmp_path, teacher, None)
+    assert again.size == 3, "as the folder began"
+    assert again.missing() == [0, 2]
+    again.translate(lambda _: None)
+    assert calls(tmp_path) == [2, 2, 1, 2, 1]
+    assert [best for _, (best,) in again] == [line.upper().strip() for line in LINES]
+    assert "1 of 3 shards are complete and are kept" in capsys.readouterr().err
+    again.translate(lambda _: None)
+    assert len(calls(tmp_path)) == 5
+
+
+def test_other_inputs_are_named(source: Path, teacher: TeacherChoice, tmp_path: Path) -> None:
+    shards(tmp_path, teacher).translate(lambda _: None)
+    with pytest.raises(
+        InputError, match=r"--shard-lines 3 -> 2; give the same, another --output, or delete .*shards"
+    ):
+        shards(tmp_path, teacher, 2)
+    with pytest.raises(InputError, match=r"other inputs: --command .*program.py -> cat; give"):
+        shards(tmp_path, replace(teacher, command="cat"))
+    source.write_text(source.read_text().replace("c", "x"))
+    with pytest.raises(InputError, match=r"other inputs: --source .*text.en has changed; give"):
+        shards(tmp_path, teacher)
+    other = source.rename(tmp_path / "other.en")
+    with pytest.raises(InputError, match=r"--source .*text.en -> .*other.en; give"):
+        Shards(tmp_path / "shards", teacher, other, 3)
+
+
+def test_a_source_may_move(source: Path, teacher: TeacherChoice, tmp_path: Path) -> None:
+    shards(tmp_path, teacher).translate(lambda _: None)
+    moved = source.rename(tmp_path / "moved.en")
+    assert Shards(tmp_path / "shards", teacher, moved, None).missing() == []
+
+
+def test_other_shards_are_replaced_on_request(source: Path, teacher: TeacherChoice, tmp_path: Path) -> None:
+    shards(tmp_path, teacher).translate(lambda _: None)
+    again = Shards(tmp_path / "shards", replace(teacher, command="cat"), source, None, replace=True)
+    assert again.missing() == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("code", "problem"),
+    [
+        (
+            "import sys; sys.exit('first\\nno such language\\n')",
+            r"exit code 1 \(.*text.en:1 to 3\); it said: no such",
+        ),
+        ("print('one')", r"wrote 1 lines for 2; it must write one for each \(.*text.en:1 to 3\)"),
+        ("import sys; sys.stdout.buffer.write(b'a\\n\\xff\\n')", r"text.en:1 to 3:2: not valid UTF-8"),
+    ],
+)
+def test_a_program_that_fails_is_told(
+    source: Path, program: Callable[[str], str], tmp_path: Path, code: str, problem: str
+) -> None:
+    made = shards(tmp_path, TeacherChoice(command=program(code)))
+    with pytest.raises(InputError, match=problem) as error:
+        made.translate(lambda _: None)
+    assert len(error.value.lines) == 1
+    assert made.missing() == [0, 1, 2], "nothing is left of a shard that failed"
+
+
+def test_a_program_that_does_not_exist_is_told() -> None:
+    with pytest.raises(InputError, match="--command nosuchprogram x: no such program"):
+        TeacherChoice(command="nosuchprogram x").open()
+    with pytest.raises(InputError, match="quote its arguments"):
+        TeacherChoice(command="cat '").open()
+
+
+def test_lists_of_translations_are_read_back(source: Path, teacher: TeacherChoice, tmp_path: Path) -> None:
+    several = replace(teacher, nbest_size=2)
+    made = shards(tmp_path, several, 7)
+    rows = [[line, f"{line}\u2028!"] for line in LINES]
+    made.path(0).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert made.missing() == []
+    assert list(made) == list(zip(LINES, rows, strict=True))
+    made.path(0).write_text("[]\n" * 7)
+    with pytest.raises(InputError, match=r"00000.jsonl:1: not a list of translations; delete the file"):
+        list(made)
+
+
+def test_an_empty_source_is_told(teacher: TeacherChoice, tmp_path: Path) -> None:
+    (tmp_path / "text.en").write_text("")
+    with pytest.raises(InputError, match=r"text.en: the file is empty"):
+        shards(tmp_path, teacher)
+
+
+def test_durations() -> None:
+    assert [duration(seconds) for seconds in (7.4, 99, 100, 5900, 9000)] == [
+        "7 s",
+        "99 s",
+        "2 min",
+        "98 min",
+        "2.5 h",
+    ]

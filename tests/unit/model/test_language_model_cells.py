@@ -1,0 +1,125 @@
+"""Language models of every cell: against naive steps, with their states carried through a text, and learning."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from econmt.config.recipe import LanguageModelSection
+from econmt.config.stacks import CELLS
+from econmt.model import Implementations
+from econmt.model.language_model import LanguageModel
+from tests.ops.test_cells import CASES
+
+OTHERS = [name for name in CELLS if name != "lstm"]
+NAIVE = {"qrnn2": "qrnn-2", "lnglstm": "lnlstm-per-gate"}
+"""Names in the tests of the operations where they differ."""
+WORDS, ROWS = 11, 3
+
+
+def make(cell: str, *, words: int = WORDS, **changes: object) -> LanguageModel:
+    values = {"embedding": 5, "size": [6, 7], "layers": 2, "cell": cell, **changes}
+    torch.manual_seed(2)
+    return LanguageModel(LanguageModelSection.model_validate(values), words, rows=ROWS).double().train()
+
+
+def loss_of(model: LanguageModel, ids: Tensor, carries: int, **how: Implementations) -> Tensor:
+    rows = torch.arange(1, len(ids) + 1)
+    return model.loss(ids[:, :-1], ids[:, 1:], rows, torch.full_like(rows, carries), **how)
+
+
+@pytest.mark.parametrize("name", ["auto", "reference", "recompute"])
+@pytest.mark.parametrize("cell", OTHERS)
+def test_windows_with_carried_states_are_naive_steps(cell: str, name: str) -> None:
+    model = make(cell)
+    case = CASES[NAIVE.get(cell, cell)]
+    torch.manual_seed(3)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.uniform_(-0.7, 0.7)
+    ids = torch.randint(4, WORDS, (ROWS, 10))
+    expected = torch.zeros(()).double()
+    for row in ids:
+        states = [
+            tuple(torch.zeros(width).double() for width in case.states(read, size))
+            for read, size in ((5, 6), (6, 7))
+        ]
+        for position in range(9):
+            value = model.embedding.weight[row[position]]
+            for number, layer in enumerate(model.layers):
+                value, states[number] = case.step(value, layer.weights, states[number])
+            scores = model.output.weight @ value + model.output.bias
+            expected = expected - scores.log_softmax(0)[row[position + 1]]
+    how = Implementations.everywhere(name)
+    parts = [
+        loss_of(model, ids[:, first : last + 1], int(first > 0), implementations=how)
+        for first, last in ((0, 4), (4, 5), (5, 9))
+    ]
+    assert float(sum(parts).detach()) == pytest.approx(float(expected.detach()), rel=1e-6)
+    model.zero_grad()
+    whole = loss_of(model, ids, 0, implementations=how)
+    parameters = list(model.parameters())
+    wanted = torch.autograd.grad(expected, parameters)
+    for found, gradient in zip(torch.autograd.grad(whole, parameters), wanted, strict=True):
+        torch.testing.assert_close(found, gradient, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("cell", [*OTHERS, "lstm"])
+def test_it_learns_to_repeat_the_first_word_of_a_line(cell: str) -> None:
+    # A line is one of four words, three words of two others, and the first word again: ln 4 = 1.39 without memory.
+    model = make(cell, words=10, embedding=12, size=24, layers=1, initialization={"weights": "torch"}).float()
+    torch.manual_seed(4)
+
+    def lines(count: int) -> Tensor:
+        keys = torch.randint(4, 8, (ROWS, count, 1))
+        noise = torch.randint(8, 10, (ROWS, count, 3))
+        return torch.cat([keys, noise, keys], 2).flatten(1)
+
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+    for _ in range(250):
+        optimizer.zero_grad()
+        (loss_of(model, lines(5), 0) / (ROWS * 24)).backward()
+        optimizer.step()
+    ids = lines(20)
+    # In windows of 2 tokens: the word to repeat is in a window before.
+    model.eval()
+    nats = torch.zeros(())
+    with torch.no_grad():
+        for first in range(0, 98, 2):
+            window, rows = ids[:, first : first + 3], torch.arange(1, ROWS + 1)
+            ends = (torch.arange(first + 1, first + 3) % 5 == 4).expand(ROWS, 2)
+            targets = torch.where(ends, window[:, 1:], 0)
+            nats += model.loss(window[:, :-1], targets, rows, torch.full_like(rows, int(first > 0)))
+    assert float(nats) / (ROWS * 19) < 0.2
+
+
+@pytest.mark.parametrize("cell", ["gru", "lnlstm", "lnglstm", "gilr_lstm"])
+def test_weight_drop_of_other_cells(cell: str) -> None:
+    model = make(cell, dropout={"weights": 0.5})
+    for number, layer in enumerate(model.layers):
+        weights = model.weights_of(number, model.draw_seeds())
+        dropped = weights.hidden == 0.0
+        assert 0.3 < float(dropped.double().mean()) < 0.7
+        torch.testing.assert_close(weights.hidden[~dropped], 2.0 * layer.hidden[~dropped])
+        assert all(
+            getattr(weights, name) is getattr(layer, name) for name in weights._fields if name != "hidden"
+        )
+    ids = torch.randint(4, WORDS, (ROWS, 5))
+    assert not torch.equal(loss_of(model, ids, 0), loss_of(model, ids, 0))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"dropout": {"weights": 0.5}}, "drops recurrent matrices, and cell qrnn has none; set it to 0"),
+        (
+            {"initialization": {"rnn_h2h": "orthogonal"}},
+            "rnn_h2h orthogonal: cell qrnn has no recurrent matrix",
+        ),
+    ],
+)
+def test_what_cells_without_recurrent_matrices_refuse(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make("qrnn", **changes)
