@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from econmt import errors
-from econmt.checkpoint.hub import local_model
+from econmt.checkpoint.hub import FILES, FOREIGN_FILES, local_model
 from econmt.cli.option_groups import argument, option, recipe_option
 from econmt.cli.options import DataDirOption, OverridesArgument, refuse_idle
 from econmt.cli.standard_streams import table_console
@@ -58,6 +59,11 @@ class TeacherOptions:
         min=1,
         max=limits.TRANSLATED,
         show_default="512 on a GPU, else the teacher's",
+    )
+    codes: str | None = option(
+        None,
+        help="Codes of both languages in the vocabulary of a multilingual model, with a comma: eng_Latn,spa_Latn.",
+        metavar="SOURCE,TARGET",
     )
     precision: Literal["auto", "float32", "bfloat16", "float16", "int8"] = option(
         "auto", help="Precision of the teacher's matrix products; auto picks the faster one on this device."
@@ -117,7 +123,9 @@ class StudentOptions:
 def distill(
     context: typer.Context,
     teacher: Path | None = argument(
-        None, help="Teacher: model folder, or hf://OWNER/NAME.", show_default=False
+        None,
+        help="Teacher: folder of a model of econmt, transformers or CTranslate2, or hf://OWNER/NAME.",
+        show_default=False,
     ),
     overrides: OverridesArgument = None,
     *,
@@ -193,11 +201,12 @@ def _teacher(
         refuse_idle(context, "is for --target; give that too, or leave it out", "nbest_size")
     if teaching.command is not None:
         why = "is for models; leave it out, or give the option to the program of --command"
-        refuse_idle(context, why, "beam_size", "nbest_size", "batch_size", "precision", "target")
+        names = "beam_size", "nbest_size", "batch_size", "codes", "precision", "target"
+        refuse_idle(context, why, *names)
         return TeacherChoice(command=teaching.command)
     assert folder is not None
     choice = TeacherChoice(
-        local_model(folder),
+        local_model(folder, [*FILES, *FOREIGN_FILES]),
         None,
         teaching.beam_size,
         1,
@@ -205,8 +214,21 @@ def _teacher(
         device or "auto",
         threads,
         teaching.precision,
+        _codes(teaching.codes),
     )
+    if choice.kind == "econmt":
+        refuse_idle(context, "is for models of other toolkits; leave it out", "codes")
     return choice if text.target is None else choice.with_nbest(teaching.nbest_size)
+
+
+def _codes(text: str | None) -> tuple[str, str] | None:
+    """Returns the codes of both languages; raises InputError if there are not two."""
+    if text is None:
+        return None
+    codes = [code.strip() for code in text.split(",")]
+    if len(codes) != 2 or not all(codes):
+        raise InputError(f"--codes {text}: give two codes with a comma between them, as eng_Latn,spa_Latn")
+    return codes[0], codes[1]
 
 
 def results_table(results: DistillationResults) -> Table:
@@ -223,11 +245,11 @@ def results_table(results: DistillationResults) -> Table:
 
 def _print_commands(distilled: Distilled) -> None:
     """Prints lines that use the student, on standard error."""
-    student = distilled.student
+    lexicon, int8, runtime = (shlex.quote(str(path)) for path in distilled.student)
     for line in (
         "with this student:",
-        f"  python {student.runtime} < TEXT",
-        f"  econmt translate -m {student.int8} --restrict-lexicon {student.lexicon}",
-        f"  econmt serve -m {student.int8}",
+        f"  python {runtime} < TEXT",
+        f"  econmt translate -m {int8} --restrict-lexicon {lexicon}",
+        f"  econmt serve -m {int8}",
     ):
         errors.talk(printable(line))

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import econmt_runtime
+from econmt.distillation.opening import open_teacher
 from econmt.distillation.teachers import TeacherChoice
 from econmt.errors import EconmtError
 
@@ -69,7 +70,7 @@ def _translator(task: dict[str, object]) -> Callable[[list[str]], list[str]]:
     chosen = task["teacher"]
     assert isinstance(chosen, dict)
     folder = chosen.pop("folder")
-    teacher = TeacherChoice(folder=None if folder is None else Path(folder), **chosen).open()
+    teacher = open_teacher(TeacherChoice(folder=None if folder is None else Path(folder), **chosen))
     return lambda lines: [best[0] for best in teacher.translate(lines, "text", 1, lambda _: None)]
 
 
