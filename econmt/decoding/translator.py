@@ -478,10 +478,7 @@ class Translator:
         self, text: str, source: Sequence[int], hypotheses: Sequence[Hypothesis], written: Iterator[str]
     ) -> Translation:
         """Makes the translation of a line's ``text`` and ids; ``written`` yields the hypotheses' texts in turn."""
-        vocabulary = self.vocabularies.source
-        source_tokens = vocabulary.tokens([token % vocabulary.size for token in source])
-        if self.vocabularies.copies:
-            source_tokens = vocabulary.written(text)[: len(source)]
+        source_tokens = self.vocabularies.source_tokens(source, text)
         entries = [self._entry(text, source_tokens, each, next(written)) for each in hypotheses]
         best = entries[0]
         return Translation(
