@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
 from rich.console import Console
 
 from econmt.checkpoint.folder import ModelFolder
 from econmt.checkpoint.resume import changed_keys
 from econmt.config.recipe import Recipe, find_recipe
-from econmt.data.files import writing
+from econmt.data.files import notice, writing
 from econmt.data.progress_bars import seen, status_line
 from econmt.data.text.corpus import count_lines, find_corpus, read_lines, search_path
 from econmt.distillation.inputs import read_inputs, write_inputs
@@ -22,6 +24,8 @@ from econmt.distillation.selection import MODEL, different_lines, make_text
 from econmt.distillation.shards import Shards
 from econmt.distillation.student import StudentChoice
 from econmt.distillation.teachers import TeacherChoice
+from econmt.engine.devices import resolve_device
+from econmt.engine.outside_memory import limit_workspaces, outside_meter
 from econmt.engine.threads import usable_cores
 from econmt.errors import InputError
 from econmt.export.runtime import check_supported
@@ -82,10 +86,12 @@ def distill(wanted: Distillation, console: Console) -> Distilled:
 
     recipe = recipe_with(1.0)
     _check_early(wanted, recipe, search)
+    _begin_gpu(recipe)
     with _locked(output):
         with status_line() as say:
             shards = Shards(output / "translations", teacher, wanted.source, wanted.shard_lines)
             shards.translate(say)
+            _free_gpu()
             trained = read_inputs(trained_on) if model.commits() else None
             languages = recipe.pairs.source, recipe.pairs.target
             processes = teacher.threads or usable_cores()
@@ -93,6 +99,12 @@ def distill(wanted: Distillation, console: Console) -> Distilled:
         write_inputs(trained_on, text.inputs)
         recipe = recipe_with(text.statistics.ratio)
         _check_resumable(recipe, model)
+        if wanted.target is not None:
+            count = f"{text.statistics.chosen:,} of {text.statistics.pairs:,} lines"
+            notice(
+                f"of {count} the student learns another translation than the teacher's best, nearer to the reference"
+            )
+        notice(f"training the student in {model.path}")
         run_recipe(recipe, search, console=console)
         with status_line() as say:
             packed = pack(output, recipe, search, wanted.shortlist, say)
@@ -120,6 +132,21 @@ def _check_early(wanted: Distillation, recipe: Recipe, search: Sequence[Path]) -
     check_supported(recipe, Path(recipe.output))
     for prefix in (*data.train[1:], data.valid, *filter(None, [data.test])):
         find_corpus(prefix, data.source, data.target, search, progress=seen())
+
+
+def _begin_gpu(recipe: Recipe) -> None:
+    """Prepares a GPU as a training command does, before the teacher uses it."""
+    device = resolve_device(recipe.training.device)
+    if device.type == "cuda":
+        limit_workspaces(recipe.training.precision)
+        outside_meter(device)
+
+
+def _free_gpu() -> None:
+    """Gives back the memory that the teacher's searches have left."""
+    if torch.cuda.is_available():
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 def _check_resumable(recipe: Recipe, model: ModelFolder) -> None:
