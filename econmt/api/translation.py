@@ -242,10 +242,9 @@ class TrainedModel:
             mode=ensemble_mode,
             warn=warnings.warn,
         )
-        encoded = self.vocabularies.target.encode_many(list(targets))
-        return scorer.score_ids(
-            [each.text for each in requests], encoded, factors=[each.factors for each in requests]
-        )
+        texts = [each.text for each in requests]
+        encoded = self.vocabularies.encode_targets(list(targets), texts)
+        return scorer.score_ids(texts, encoded, factors=[each.factors for each in requests])
 
     def generate(
         self,

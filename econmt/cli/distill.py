@@ -19,6 +19,7 @@ from econmt.cli.options import DataDirOption, OverridesArgument, refuse_idle
 from econmt.cli.standard_streams import table_console
 from econmt.config import limits
 from econmt.config.json_reader import json_text
+from econmt.data.files import notice
 from econmt.data.tables import print_table
 from econmt.distillation.measuring import DistillationResults
 from econmt.distillation.stages import Distillation, Distilled
@@ -173,6 +174,9 @@ def distill(
     except Interrupted as interrupted:
         errors.talk(f"econmt: {printable(interrupted)}")
         raise typer.Exit(interrupted.exit_code) from interrupted
+    except KeyboardInterrupt:
+        notice(f"stopped; run the same command to go on in {student.output}")
+        raise
     if as_json:
         print(json_text(distilled.results.model_dump(exclude={"inputs"}), indent=2))
     else:

@@ -139,20 +139,24 @@ def _score(
 ) -> Iterator[list[ScoredPair]]:
     """Scores chunks of pairs with at most ``most`` tokens on a side; calls ``done`` with numbers of further pairs."""
     from_source, where = pairs.names
-    source_side, target_side = scorer.vocabularies.sides
-    encode = token_ids(target_side) if pairs.target_tokens else target_side.encode
+    vocabularies = scorer.vocabularies
+
+    def encoded(text: str, source: str) -> list[int]:
+        return vocabularies.encode_targets([text], [source])[0]
+
+    encode = token_ids(vocabularies) if pairs.target_tokens else encoded
     lines = 0
     for chunk in _chunks(pairs):
         targets = []
         for number, (text_of_source, text) in enumerate(chunk, lines + 1):
             try:
-                targets.append(encode(text))
+                targets.append(encode(text, text_of_source))
             except KeyError as error:
                 raise InputError(
                     f"{where}:{number}: '{error.args[0]}' is not a token of the target vocabulary; --target-tokens "
                     "takes the tokens that translate --output-type json prints"
                 ) from None
-            longest = max(len(source_side.encode(text_of_source)), len(targets[-1]))
+            longest = max(len(vocabularies.source.encode(text_of_source)), len(targets[-1]))
             if longest > most:
                 raise InputError(
                     f"{where}:{number}: {longest:,} tokens on a side, more than a pair of {most:,} may have; "

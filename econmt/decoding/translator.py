@@ -260,8 +260,10 @@ class Translator:
                 if is_annotated:
                     answers[index] = [with_terms[index].of_sentence(each) for each in hypotheses]
                 done(1)
-        ids = [each.ids for hypotheses in answers.values() for each in hypotheses]
-        written = iter(self.vocabularies.target.decode_many(ids))
+        found = [(each.ids, texts[index]) for index, hypotheses in answers.items() for each in hypotheses]
+        written = iter(
+            self.vocabularies.decode_targets([ids for ids, _ in found], [text for _, text in found])
+        )
         results = [EMPTY] * len(requests)
         for index, hypotheses in answers.items():
             source = sources[index]
@@ -440,8 +442,7 @@ class Translator:
         self, text: str, source: Sequence[int], hypotheses: Sequence[Hypothesis], written: Iterator[str]
     ) -> Translation:
         """Makes the translation of a line's ``text`` and ids; ``written`` yields the hypotheses' texts in turn."""
-        vocabulary = self.vocabularies.source
-        source_tokens = vocabulary.tokens([token % vocabulary.size for token in source])
+        source_tokens = self.vocabularies.source_tokens(source, text)
         entries = [self._entry(text, source_tokens, each, next(written)) for each in hypotheses]
         best = entries[0]
         return Translation(
@@ -452,11 +453,11 @@ class Translator:
         self, text: str, source_tokens: Sequence[str], hypothesis: Hypothesis, written: str
     ) -> NBestEntry:
         target, attention = self.vocabularies.target, hypothesis.attention
-        tokens = target.tokens(hypothesis.ids)
+        ids, tokens = self.vocabularies.resolved(hypothesis.ids, text)
         alignment: list[tuple[int, int]] = []
         if attention is not None:
             alignment = hard_alignment(attention, source_tokens, tokens, self.vocabularies)
-            if self.options.replace_unk and UNK in hypothesis.ids:
-                tokens = copied(attention, hypothesis.ids, text, self.vocabularies)
+            if self.options.replace_unk and UNK in ids:
+                tokens = copied(attention, ids, tokens, text, self.vocabularies)
                 written = target.joined(tokens)
         return NBestEntry(one_line(written), tokens, *hypothesis, alignment)

@@ -54,7 +54,9 @@ def test_a_program_teaches_and_the_same_command_goes_on(
                 raise KeyboardInterrupt
 
             patch.setattr(stages, stage, stopped)
-            assert call(*command).code == 130
+            ended = call(*command)
+            assert ended.code == 130
+            assert ended.err.endswith("econmt: stopped; run the same command to go on in out\n")
         assert calls(folder) == [16, 16, 8], stage
         assert (folder / "out/model").exists() == (stage in ("pack", "measure"))
     done = call(*command)
