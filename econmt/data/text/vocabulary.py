@@ -262,6 +262,12 @@ class Vocabularies(NamedTuple):
             words.get(i) or token for i, token in zip(known, self.target.tokens(known), strict=True)
         ]
 
+    def source_tokens(self, ids: Sequence[int], text: str) -> list[str]:
+        """Returns the tokens of a source, given by its ids, joint ids or not, and its text."""
+        if self.copies:
+            return self.source.written(text)[: len(ids)]
+        return self.source.tokens([i % self.source.size for i in ids])
+
     def copy_ids(self, source: str) -> dict[str, int]:
         """Returns the ids of a source's unknown words that may be copied."""
         words = self.source.unknown_words(source) if isinstance(self.source, WordVocabulary) else []
