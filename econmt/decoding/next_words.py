@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from econmt.data.text.vocabulary import BOS, EOS, PAD, UNK, WORD_START
+from econmt.decoding.batches import evaluation_mode, pad_sources
 from econmt.decoding.constraints.batch import ConstrainedContinuations, DecodingConstraints
 from econmt.decoding.constraints.phrases import Spelling
 from econmt.decoding.requests import Request
 from econmt.decoding.search.beam import beam_search, output_limits
 from econmt.decoding.translation import is_in_capitals, one_line, with_small_prefix, without_capitals
-from econmt.decoding.translator import Translator, evaluation_mode, pad_sources
+from econmt.decoding.translator import Translator
 
 _TRIED = 3
 """Number of first tokens to continue per requested word, because several tokens may begin the same word."""

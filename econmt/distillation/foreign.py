@@ -16,7 +16,7 @@ from typing import Any
 import sentencepiece
 import torch
 
-from econmt.decoding.translator import batches_by_length
+from econmt.decoding.batches import batches_by_length
 from econmt.distillation.teachers import DEFAULT_BEAM, GPU_BATCH, Done, TeacherChoice
 from econmt.engine.devices import resolve_device
 from econmt.errors import EconmtError, InputError

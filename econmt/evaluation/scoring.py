@@ -16,9 +16,10 @@ from torch import Tensor
 
 from econmt.data.text.source_factors import encode_sources
 from econmt.data.text.vocabulary import BOS, EOS, PAD, Vocabularies
+from econmt.decoding.batches import batches_by_length, evaluation_mode, pad_sources
 from econmt.decoding.search.ensemble import EnsembleMode, average_log_probs
 from econmt.decoding.text_reader import perplexity_of
-from econmt.decoding.translator import CHUNK_SIZE, batches_by_length, evaluation_mode, pad_sources
+from econmt.decoding.translator import CHUNK_SIZE
 from econmt.model import TranslationModel
 from econmt_ops.core.precision import autocast_to
 

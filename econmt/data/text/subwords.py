@@ -344,6 +344,12 @@ def vocabulary_files(folder: Path) -> list[Path]:
     return []
 
 
+def target_vocabulary_file(folder: Path) -> Path:
+    """Returns the vocabulary file of the target side, or of both sides, in a folder that has one."""
+    names = next(names for names in _VOCABULARY_FILES if all((folder / name).is_file() for name in names))
+    return folder / names[-1]
+
+
 def _factor_files(folder: Path) -> list[Path]:
     numbered = (folder / FACTOR_FILE.format(number) for number in range(1, limits.FACTORS + 1))
     return list(takewhile(Path.is_file, numbered))
