@@ -237,9 +237,9 @@ def _codes(text: str | None) -> tuple[str, str] | None:
 
 def results_table(results: DistillationResults) -> Table:
     """Returns the table of teacher and student."""
-    columns = (Column(heading, justify="right") for heading in ("BLEU", "MB", "words/s"))
+    columns = (Column(heading, justify="right") for heading in ("BLEU", "MB", "words/s, one core"))
     text = f"{results.corpus} text {printable(results.text)}, {results.sentences:,} sentences"
-    table = Table("model", *columns, title=f"{text}; words a second on one core")
+    table = Table("model", *columns, title=text)
     for model in results.models:
         size = "" if model.bytes is None else f"{model.bytes / 1e6:.1f}"
         speed = f"{model.words_per_second:,.0f}"

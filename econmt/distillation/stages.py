@@ -31,6 +31,11 @@ from econmt.errors import InputError
 from econmt.export.runtime import check_supported
 from econmt.training.run import run_recipe
 
+TRANSLATIONS = "translations"
+"""Name of the folder of translations, the first that is made."""
+TRAINED_ON = "trained-on.json"
+"""Name of the file of what the text was made from that the student is trained on."""
+
 
 class Distillation(NamedTuple):
     """Inputs of a distillation.
@@ -77,7 +82,7 @@ def distill(wanted: Distillation, console: Console) -> Distilled:
     """
     output, teacher = wanted.output, wanted.teacher
     search = search_path(find_recipe(wanted.student.recipe).parent, wanted.data_dir)
-    model, trained_on = ModelFolder(output / MODEL), output / "trained-on.json"
+    model, trained_on = ModelFolder(output / MODEL), output / TRAINED_ON
     text_folder = output / "text"
 
     def recipe_with(ratio: float) -> Recipe:
@@ -89,7 +94,7 @@ def distill(wanted: Distillation, console: Console) -> Distilled:
     _begin_gpu(recipe)
     with _locked(output):
         with status_line() as say:
-            shards = Shards(output / "translations", teacher, wanted.source, wanted.shard_lines)
+            shards = Shards(output / TRANSLATIONS, teacher, wanted.source, wanted.shard_lines)
             shards.translate(say)
             _free_gpu()
             trained = read_inputs(trained_on) if model.commits() else None
@@ -101,9 +106,7 @@ def distill(wanted: Distillation, console: Console) -> Distilled:
         _check_resumable(recipe, model)
         if wanted.target is not None:
             count = f"{text.statistics.chosen:,} of {text.statistics.pairs:,} lines"
-            notice(
-                f"of {count} the student learns another translation than the teacher's best, nearer to the reference"
-            )
+            notice(f"the references chose another translation than the teacher's best for {count}")
         notice(f"training the student in {model.path}")
         run_recipe(recipe, search, console=console)
         with status_line() as say:
@@ -168,6 +171,11 @@ def _suffixes(source: Path, target: Path | None) -> dict[str, str]:
 @contextmanager
 def _locked(output: Path) -> Iterator[None]:
     """Creates the folder and locks it against a second process."""
+    held = (
+        [] if not output.is_dir() else sorted(path.name for path in output.iterdir() if path.name != ".lock")
+    )
+    if held and not {TRANSLATIONS, TRAINED_ON}.intersection(held):
+        raise InputError(f"{output}: holds {held[0]} and no distillation; give another --output")
     with writing(output):
         output.mkdir(parents=True, exist_ok=True)
     with ModelFolder(output).locked():
