@@ -98,8 +98,8 @@ def test_perplexity() -> None:
 
 
 def test_token_ids() -> None:
-    encode = token_ids(WORDS)
-    assert encode("a  c <unk>") == [4, 6, 1]
+    encode = token_ids(Vocabularies(WORDS, WORDS))
+    assert encode("a  c <unk>", "a") == [4, 6, 1]
     for special in (PAD, BOS, EOS):
         with pytest.raises(KeyError):
-            encode(WORDS.tokens([special])[0])
+            encode(WORDS.tokens([special])[0], "a")
