@@ -5,9 +5,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
-__all__ = ["Request", "TrainedModel", "__version__", "evaluate", "load", "train"]
+__all__ = [
+    "DynamicEvaluation",
+    "NeuralCache",
+    "Request",
+    "TrainedModel",
+    "__version__",
+    "evaluate",
+    "load",
+    "train",
+]
 
 if TYPE_CHECKING:
+    from econmt.api import DynamicEvaluation as DynamicEvaluation
+    from econmt.api import NeuralCache as NeuralCache
     from econmt.api import Request as Request
     from econmt.api import TrainedModel as TrainedModel
     from econmt.api import evaluate as evaluate

@@ -21,8 +21,8 @@ from econmt_runtime.text import BOS, EOS, PAD, load_vocabularies, one_line
 
 MODEL_FILE, ARRAYS_FILE = "model.json", "arrays.safetensors"
 
-BATCH_SIZE = 24
-"""Number of sentences translated together, chosen so that their intermediate results stay in the CPU's caches."""
+ROWS = 120
+"""Number of hypotheses that grow together, chosen so that their intermediate results stay in the CPU's caches."""
 
 _CHARACTERS_A_TOKEN = 50
 """Characters per token of the longest source; longer lines are cut before tokenization."""
@@ -125,7 +125,8 @@ class RuntimeTranslator:
         """
         sources = [self._encode(line, number) for number, line in enumerate(lines, first)]
         order = sorted((i for i, ids in enumerate(sources) if ids), key=lambda i: -len(sources[i]))
-        batches = [order[at : at + BATCH_SIZE] for at in range(0, len(order), BATCH_SIZE)]
+        size = max(1, ROWS // self.options.beam_size)
+        batches = [order[at : at + size] for at in range(0, len(order), size)]
         results = [RuntimeTranslation("", 0.0, 0.0)] * len(lines)
         if self._threads > 1 and len(batches) > 1:
             from concurrent.futures import ThreadPoolExecutor  # a tenth of the start-up time

@@ -10,6 +10,7 @@ from typing import Any, Literal, Union
 import torch
 from pydantic import ValidationError
 
+from econmt.api.fusion import load_fusion
 from econmt.checkpoint.checkpoints import LoadedModel, load_model
 from econmt.checkpoint.lexicons import read_lexicon
 from econmt.config import limits
@@ -21,6 +22,8 @@ from econmt.data.text.vocabulary import normalized
 from econmt.decoding.requests import Request as Request
 from econmt.decoding.search.beam import SearchOptions
 from econmt.decoding.search.ensemble import EnsembleMode
+from econmt.decoding.search.fusion import ShallowFusion
+from econmt.decoding.search.options import LM_WEIGHT
 from econmt.decoding.search.shortlist import Shortlists
 from econmt.decoding.translation import Translation
 from econmt.decoding.translator import Translator
@@ -53,7 +56,7 @@ def load_translation_models(
                 f"{folder}: its vocabularies differ from those of {folders[0]}; models of an ensemble must share them"
             )
     set_threads(threads, device, max(each.recipe.model.widest for each in loaded))
-    return TrainedModel(loaded, device, precision, fingerprint(folders[0]))
+    return TrainedModel(loaded, device, precision, folders[0])
 
 
 def parameters_of(which: Checkpoint) -> Checkpoint:
@@ -81,14 +84,15 @@ class TrainedModel:
         loaded: Sequence[LoadedModel],
         device: torch.device | str,
         precision: str,
-        vocabulary: str | None = None,
+        folder: Path | None = None,
     ) -> None:
-        """Initialises the model; ``vocabulary`` is the fingerprint of the vocabulary files that lexicons must match."""
+        """Initialises the model; ``folder`` has the vocabulary files that lexicons must match; None: there is none."""
         if precision not in ("auto", "float32", "bfloat16", "float16", "int8"):
             raise InputError(f"precision '{precision}': expected auto, float32, bfloat16, float16 or int8")
         self.loaded = list(loaded)
         self.vocabularies, self.recipe = loaded[0].vocabularies, loaded[0].recipe
-        self._requested_precision, self.vocabulary = precision, vocabulary
+        self._requested_precision, self._folder = precision, folder
+        self._vocabulary = "" if folder is None else fingerprint(folder)
         self.to(device)
 
     def __repr__(self) -> str:
@@ -134,6 +138,7 @@ class TrainedModel:
         glossary: Glossary | Path | str | None = None,
         restrict_lexicon: Path | str | None = None,
         restrict_lexicon_topk: int | None = None,
+        language_model: Path | str | None = None,
         beam_size: int | None = None,
         nbest_size: int = 1,
         batch_size: int | None = None,
@@ -151,6 +156,8 @@ class TrainedModel:
             restrict_lexicon: lexicon file from ``econmt lexicon``; limits the output vocabulary to the words that it
                 lists for the words of a sentence (faster).
             restrict_lexicon_topk: number of most probable words used per source word; None: all in the file.
+            language_model: folder of a language model with the target vocabulary, whose log-probabilities are added to
+                those of tokens, times ``lm_weight`` (0.2) among the other options; translations are chosen by the sum.
             beam_size: number of hypotheses kept at each position; None: the recipe's value.
             nbest_size: number of hypotheses returned per sentence.
             batch_size: number of sentences translated together; None: the recipe's value.
@@ -186,6 +193,7 @@ class TrainedModel:
             glossary=glossary,
             restrict_lexicon=restrict_lexicon,
             restrict_lexicon_topk=restrict_lexicon_topk,
+            language_model=language_model,
             warn=warnings.warn,
         )
         return list(translator.translate(texts))
@@ -234,10 +242,9 @@ class TrainedModel:
             mode=ensemble_mode,
             warn=warnings.warn,
         )
-        encoded = self.vocabularies.target.encode_many(list(targets))
-        return scorer.score_ids(
-            [each.text for each in requests], encoded, factors=[each.factors for each in requests]
-        )
+        texts = [each.text for each in requests]
+        encoded = self.vocabularies.encode_targets(list(targets), texts)
+        return scorer.score_ids(texts, encoded, factors=[each.factors for each in requests])
 
     def generate(
         self,
@@ -267,6 +274,7 @@ class TrainedModel:
         glossary: Glossary | Path | str | None = None,
         restrict_lexicon: Path | str | None = None,
         restrict_lexicon_topk: int | None = None,
+        language_model: Path | str | None = None,
         warn: Callable[[str], None] | None = None,
     ) -> Translator:
         """Returns a translator for a stream of lines.
@@ -274,7 +282,7 @@ class TrainedModel:
         Args:
             search: search options by name, see :meth:`search_options`.
             batch_size, chunk_size, max_input_length, long_lines: search options too; None: not changed.
-            avoid, glossary, restrict_lexicon, restrict_lexicon_topk: see :meth:`translate`.
+            avoid, glossary, restrict_lexicon, restrict_lexicon_topk, language_model: see :meth:`translate`.
             warn: see :class:`~econmt.decoding.translator.Translator`.
 
         Example::
@@ -293,6 +301,8 @@ class TrainedModel:
         if long_lines not in ("cut", "skip", None):
             raise InputError(f"long_lines {long_lines!r}: expected cut or skip")
         options = self.search_options(search)
+        if language_model is not None and search.get("lm_weight") is None:
+            options = options.changed(lm_weight=LM_WEIGHT)
         options = options.changed(
             batch_size=batch_size or options.batch_size,
             chunk_size=chunk_size or options.chunk_size,
@@ -303,7 +313,7 @@ class TrainedModel:
         self._incremental = self._incremental or [
             IncrementalModel(each, self.precision) for each in self.models
         ]
-        settings = options, glossary, restrict_lexicon, restrict_lexicon_topk
+        settings = options, glossary, restrict_lexicon, restrict_lexicon_topk, language_model
         # A call with the same options reuses the translator, whose CUDA graphs are already captured.
         if self._translator is None or self._translator[0] != settings:
             self._translator = None  # frees the memory of its graphs before the next one allocates
@@ -315,6 +325,7 @@ class TrainedModel:
                 max_length=self.recipe.pairs.max_length,
                 glossary=read_glossary(Path(glossary)) if isinstance(glossary, (str, Path)) else glossary,
                 shortlists=self._shortlists(restrict_lexicon, restrict_lexicon_topk),
+                fusion=self._fusion(language_model, options.lm_weight),
                 warn=warn,
                 languages=(self.recipe.pairs.source, self.recipe.pairs.target),
             )
@@ -323,18 +334,25 @@ class TrainedModel:
         translator.warn = warn
         return translator
 
+    def _fusion(self, language_model: Path | str | None, weight: float) -> ShallowFusion | None:
+        """Loads the language model of a search; None without one, or if its weight is 0."""
+        if language_model is None or not weight:
+            return None
+        place = self.device, self.precision
+        return load_fusion(language_model, weight, *place, self.vocabularies.target, self._folder)
+
     def _shortlists(self, path: Path | str | None, top: int | None) -> Shortlists | None:
         """Loads the shortlists of a lexicon file; None if ``path`` is None."""
         limits.check_whole("restrict_lexicon_topk", top, limits.SHORTLIST)
         if path is None:
             return None
-        if self.vocabulary is None:
+        if not self._vocabulary:
             raise InputError(
                 f"{path}: cannot be used, because this model was not loaded from a folder and the lexicon cannot be "
                 "checked against its vocabulary"
             )
         source, target = self.vocabularies.sides
-        table = read_lexicon(Path(path), self.vocabulary, self.vocabularies)
+        table = read_lexicon(Path(path), self._vocabulary, self.vocabularies)
         return Shortlists(table, target.size, top or table.shape[1], source is target)
 
     def search_options(self, search: Mapping[str, Any]) -> SearchOptions:

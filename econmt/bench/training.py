@@ -35,7 +35,10 @@ def vocabulary_sizes(recipe: Recipe) -> tuple[int, ...]:
     words = recipe.data.subwords
     if isinstance(words, (TextWords, TextSubwords)):
         return (words.size,)
-    both = (words.source, words.target) if isinstance(words, WordSubwords) else (words.size, words.size)
+    if isinstance(words, WordSubwords):
+        both = (words.source, words.source if words.joint else words.target)
+    else:
+        both = (words.size, words.size)
     streams = recipe.pairs.source_factors
     return *both, *(min(FACTOR_VALUES, max(4, 1 << _BITS // len(streams))) for _ in streams)
 

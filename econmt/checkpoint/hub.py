@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from econmt.errors import InputError
@@ -12,8 +13,14 @@ FILES = ("recipe.yaml", "params.best.safetensors", "subwords*.model", "subwords*
 """Patterns of the files to download: all that translation needs."""
 
 
-def local_model(name: Path | str) -> Path:
+FOREIGN_FILES = ("*.json", "*.safetensors", "*.spm", "*.model", "*.txt", "model.bin")
+"""Patterns of the files of translation models of transformers and CTranslate2."""
+
+
+def local_model(name: Path | str, files: Sequence[str] = FILES) -> Path:
     """Returns a model's folder: the given one, or a copy in huggingface_hub's cache of ``hf://OWNER/NAME[@REVISION]``.
+
+    ``files`` are the patterns of the files that are downloaded.
 
     Raises:
         InputError: The name is invalid, huggingface_hub is not installed, or the download fails.
@@ -35,7 +42,7 @@ def local_model(name: Path | str) -> Path:
             "huggingface_hub, or use a model folder"
         ) from None
     try:
-        return Path(snapshot_download(match["id"], revision=match["revision"], allow_patterns=list(FILES)))
+        return Path(snapshot_download(match["id"], revision=match["revision"], allow_patterns=list(files)))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).strip().splitlines()
         raise InputError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,12 +13,13 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from econmt import errors
-from econmt.checkpoint.hub import local_model
+from econmt.checkpoint.hub import FILES, FOREIGN_FILES, local_model
 from econmt.cli.option_groups import argument, option, recipe_option
 from econmt.cli.options import DataDirOption, OverridesArgument, refuse_idle
 from econmt.cli.standard_streams import table_console
 from econmt.config import limits
 from econmt.config.json_reader import json_text
+from econmt.data.files import notice
 from econmt.data.tables import print_table
 from econmt.distillation.measuring import DistillationResults
 from econmt.distillation.stages import Distillation, Distilled
@@ -58,6 +60,11 @@ class TeacherOptions:
         min=1,
         max=limits.TRANSLATED,
         show_default="512 on a GPU, else the teacher's",
+    )
+    codes: str | None = option(
+        None,
+        help="Codes of both languages in the vocabulary of a multilingual model, with a comma: eng_Latn,spa_Latn.",
+        metavar="SOURCE,TARGET",
     )
     precision: Literal["auto", "float32", "bfloat16", "float16", "int8"] = option(
         "auto", help="Precision of the teacher's matrix products; auto picks the faster one on this device."
@@ -117,7 +124,9 @@ class StudentOptions:
 def distill(
     context: typer.Context,
     teacher: Path | None = argument(
-        None, help="Teacher: model folder, or hf://OWNER/NAME.", show_default=False
+        None,
+        help="Teacher: folder of a model of econmt, transformers or CTranslate2, or hf://OWNER/NAME.",
+        show_default=False,
     ),
     overrides: OverridesArgument = None,
     *,
@@ -165,6 +174,9 @@ def distill(
     except Interrupted as interrupted:
         errors.talk(f"econmt: {printable(interrupted)}")
         raise typer.Exit(interrupted.exit_code) from interrupted
+    except KeyboardInterrupt:
+        notice(f"stopped; run the same command to go on in {student.output}")
+        raise
     if as_json:
         print(json_text(distilled.results.model_dump(exclude={"inputs"}), indent=2))
     else:
@@ -193,11 +205,12 @@ def _teacher(
         refuse_idle(context, "is for --target; give that too, or leave it out", "nbest_size")
     if teaching.command is not None:
         why = "is for models; leave it out, or give the option to the program of --command"
-        refuse_idle(context, why, "beam_size", "nbest_size", "batch_size", "precision", "target")
+        names = "beam_size", "nbest_size", "batch_size", "codes", "precision", "target"
+        refuse_idle(context, why, *names)
         return TeacherChoice(command=teaching.command)
     assert folder is not None
     choice = TeacherChoice(
-        local_model(folder),
+        local_model(folder, [*FILES, *FOREIGN_FILES]),
         None,
         teaching.beam_size,
         1,
@@ -205,15 +218,28 @@ def _teacher(
         device or "auto",
         threads,
         teaching.precision,
+        _codes(teaching.codes),
     )
+    if choice.kind == "econmt":
+        refuse_idle(context, "is for models of other toolkits; leave it out", "codes")
     return choice if text.target is None else choice.with_nbest(teaching.nbest_size)
+
+
+def _codes(text: str | None) -> tuple[str, str] | None:
+    """Returns the codes of both languages; raises InputError if there are not two."""
+    if text is None:
+        return None
+    codes = [code.strip() for code in text.split(",")]
+    if len(codes) != 2 or not all(codes):
+        raise InputError(f"--codes {text}: give two codes with a comma between them, as eng_Latn,spa_Latn")
+    return codes[0], codes[1]
 
 
 def results_table(results: DistillationResults) -> Table:
     """Returns the table of teacher and student."""
-    columns = (Column(heading, justify="right") for heading in ("BLEU", "MB", "words/s"))
+    columns = (Column(heading, justify="right") for heading in ("BLEU", "MB", "words/s, one core"))
     text = f"{results.corpus} text {printable(results.text)}, {results.sentences:,} sentences"
-    table = Table("model", *columns, title=f"{text}; words a second on one core")
+    table = Table("model", *columns, title=text)
     for model in results.models:
         size = "" if model.bytes is None else f"{model.bytes / 1e6:.1f}"
         speed = f"{model.words_per_second:,.0f}"
@@ -223,11 +249,11 @@ def results_table(results: DistillationResults) -> Table:
 
 def _print_commands(distilled: Distilled) -> None:
     """Prints lines that use the student, on standard error."""
-    student = distilled.student
+    lexicon, int8, runtime = (shlex.quote(str(path)) for path in distilled.student)
     for line in (
         "with this student:",
-        f"  python {student.runtime} < TEXT",
-        f"  econmt translate -m {student.int8} --restrict-lexicon {student.lexicon}",
-        f"  econmt serve -m {student.int8}",
+        f"  python {runtime} < TEXT",
+        f"  econmt translate -m {int8} --restrict-lexicon {lexicon}",
+        f"  econmt serve -m {int8}",
     ):
         errors.talk(printable(line))

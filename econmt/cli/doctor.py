@@ -41,6 +41,7 @@ EXTRAS = {
     "language": (("py3langid",), "data.filters by language"),
     "sentences": (("sentence_splitter",), "sentences split with the abbreviations of more languages"),
     "hub": (("huggingface_hub",), "models of the Hugging Face Hub"),
+    "distill": (("transformers", "ctranslate2"), "econmt distill with teachers of other toolkits"),
 }
 """Modules of each extra, and the feature that needs them."""
 DRIVER = Path("/proc/driver/nvidia/version")

@@ -17,7 +17,14 @@ from econmt.cli.computing import counting_lines, line_output, load_models
 from econmt.cli.factors import FactorFiles, SourceFactorsOption
 from econmt.cli.option_groups import RecipeKeys, option, recipe_option
 from econmt.cli.options import FloatComputing, ModelChoice, OutputOption, refuse_idle
-from econmt.cli.text_models import ScoreType, holds_language_model, load_reader, score_text
+from econmt.cli.text_models import (
+    ScoreType,
+    TextAdaptation,
+    holds_language_model,
+    load_reader,
+    refuse_idle_adaptation,
+    score_text,
+)
 from econmt.config.json_reader import json_text
 from econmt.data.files import notice
 from econmt.data.text.corpus import Corpus, read_pairs, split_pair
@@ -58,6 +65,7 @@ def score(
         help="Figure to print for each target, including its end; normalized is the score of translate.",
     ),
     total: bool = option(False, help="Language models only: print one result for the whole text."),
+    adaptation: TextAdaptation,
     penalty: Annotated[
         dict[str, Any], RecipeKeys("decoding", ["length_penalty_alpha", "length_penalty_beta"])
     ],
@@ -74,11 +82,12 @@ def score(
     translate --output-type json prints.
 
     A language model scores the lines of --target or standard input, each given all lines before it; perplexity is per
-    word.
+    word. --cache and --dynamic adapt it to the text.
 
     \b
     Example:
       econmt score -m runs/wikitext2 -t test.txt --score-type perplexity --total
+      econmt score -m runs/wikitext2 -t test.txt --score-type perplexity --total --cache 3785 --dynamic
       econmt score -m runs/multi30k -s test.en -t test.de
       paste dev.en dev.de | econmt score -m runs/multi30k --score-type perplexity
     """
@@ -92,12 +101,13 @@ def score(
         refuse_idle(context, why, "length_penalty_alpha", "length_penalty_beta")
         if score_type == "normalized":
             raise InputError(f"--score-type normalized {why}")
-        lines_out = line_output(output, [pairs.target], models)
-        reader = load_reader(models[0], (model.checkpoint or ["best"])[0], computing)
+        refuse_idle_adaptation(context, adaptation)
+        lines_out = line_output(output, [pairs.target, adaptation.dynamic_text], models)
+        checkpoint = (model.checkpoint or ["best"])[0]
+        reader = load_reader(models[0], checkpoint, computing, **adaptation.settings())
         score_text(reader, pairs.target, lines_out, score_type, total=total)
         return
-    if total:
-        raise InputError("--total is for language models; leave it out")
+    refuse_idle(context, "is for language models; leave it out", "total", *TextAdaptation.__annotations__)
     if (pairs.source is None) != (pairs.target is None):
         raise InputError(
             "give both --source and --target, or neither and tab-separated pairs on standard input"
@@ -129,20 +139,24 @@ def _score(
 ) -> Iterator[list[ScoredPair]]:
     """Scores chunks of pairs with at most ``most`` tokens on a side; calls ``done`` with numbers of further pairs."""
     from_source, where = pairs.names
-    source_side, target_side = scorer.vocabularies.sides
-    encode = token_ids(target_side) if pairs.target_tokens else target_side.encode
+    vocabularies = scorer.vocabularies
+
+    def encoded(text: str, source: str) -> list[int]:
+        return vocabularies.encode_targets([text], [source])[0]
+
+    encode = token_ids(vocabularies) if pairs.target_tokens else encoded
     lines = 0
     for chunk in _chunks(pairs):
         targets = []
         for number, (text_of_source, text) in enumerate(chunk, lines + 1):
             try:
-                targets.append(encode(text))
+                targets.append(encode(text, text_of_source))
             except KeyError as error:
                 raise InputError(
                     f"{where}:{number}: '{error.args[0]}' is not a token of the target vocabulary; --target-tokens "
                     "takes the tokens that translate --output-type json prints"
                 ) from None
-            longest = max(len(source_side.encode(text_of_source)), len(targets[-1]))
+            longest = max(len(vocabularies.source.encode(text_of_source)), len(targets[-1]))
             if longest > most:
                 raise InputError(
                     f"{where}:{number}: {longest:,} tokens on a side, more than a pair of {most:,} may have; "

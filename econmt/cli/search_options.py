@@ -12,7 +12,7 @@ from econmt.cli.option_groups import RecipeKeys, option, recipe_option
 from econmt.cli.options import Computing
 from econmt.config import limits
 from econmt.config.recipe import Decoding
-from econmt.decoding.translator import CHUNK_SIZE
+from econmt.decoding.search.options import CHUNK_SIZE, LM_WEIGHT
 
 _BATCHES = ("batch_size", "max_input_length")
 SearchKeys = Annotated[
@@ -90,6 +90,21 @@ class Sampling(Drawing):
     """Choice between searching and drawing translations."""
 
     sample: bool = option(False, help="Draw translations instead of searching.")
+
+
+@dataclass(frozen=True)
+class FusedModel:
+    """Language model that takes part in a search."""
+
+    heading: ClassVar[str] = "Language model"
+    language_model: Path | None = option(
+        None,
+        help="Folder of a language model with the target vocabulary, whose log-probability of each token is added to "
+        "the score (shallow fusion).",
+    )
+    lm_weight: limits.PenaltyWeight = option(
+        LM_WEIGHT, help="Factor of the language model's log-probabilities; 0 leaves it out."
+    )
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from econmt.cli.factors import FactorFiles, FactorsOption
 from econmt.cli.option_groups import option
 from econmt.cli.options import ModelChoice, OutputOption, check_picture, refuse_idle
 from econmt.cli.search_options import (
+    FusedModel,
     HypothesisOptions,
     LineBatches,
     Sampling,
@@ -83,6 +84,7 @@ def translate(
     search: SearchKeys,
     hypotheses: HypothesisOptions,
     sampling: Sampling,
+    fused: FusedModel,
     lines: LineBatches,
     rules: WordRules,
     computing: SearchComputing,
@@ -96,10 +98,14 @@ def translate(
     Example:
       echo "A dog runs." | econmt translate -m runs/multi30k
       econmt translate -m runs/a -m runs/b -i test.en -o test.de --beam-size 10
+      econmt translate -m runs/multi30k --language-model runs/german --lm-weight 0.1
     """
     _check_options(context, text, output, hypotheses, sampling, rules)
     read = [text.input_file, *(text.input_factors or ()), *rules.files]
-    lines_out = line_output(output.output, read, model.models)
+    if fused.language_model is None:
+        refuse_idle(context, "is of --language-model; give that too, or leave it out", "lm_weight")
+    models = [*model.models, *([] if fused.language_model is None else [fused.language_model])]
+    lines_out = line_output(output.output, read, models)
     loaded = load_models(model.models, computing, model.checkpoint)
     attention = hypotheses.replace_unk or hypotheses.markup or output.needs_attention
     translator = loaded.translator(
@@ -114,12 +120,14 @@ def translate(
             "top_p": sampling.top_p,
             "temperature": sampling.temperature,
             "seed": sampling.seed,
+            "lm_weight": 0.0 if fused.language_model is None else fused.lm_weight,
         },
         **asdict(lines),
         avoid=() if rules.avoid_list is None else read_avoid_list(rules.avoid_list),
         glossary=rules.glossary,
         restrict_lexicon=rules.restrict_lexicon,
         restrict_lexicon_topk=rules.restrict_lexicon_topk,
+        language_model=fused.language_model,
         warn=_warn,
     )
     data = loaded.recipe.pairs

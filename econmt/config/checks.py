@@ -113,7 +113,7 @@ def _check_data(data: Data, recipe: Any) -> None:
                     f"data.{name} changes the lengths of pairs in each epoch and needs buckets derived from the text; "
                     "remove training.bucket_width"
                 )
-    if isinstance(data.subwords, WordSubwords) or not data.subwords.joint:
+    if not data.subwords.joint:
         reasons = {
             f"model.weight_tying {model.weight_tying} shares the source embedding": (
                 model.weight_tying.startswith("src_trg")
@@ -123,6 +123,8 @@ def _check_data(data: Data, recipe: Any) -> None:
         for reason, is_set in reasons.items():
             if is_set:
                 raise ValueError(f"{reason} and needs data.subwords.joint: true")
+    if isinstance(data.subwords, WordSubwords) and data.subwords.copies and not data.noise.is_default:
+        raise ValueError("data.noise changes words that data.subwords.copies counts; remove one of them")
     if data.alignment is not None:
         if model.attention.type == "fixed":
             raise ValueError(

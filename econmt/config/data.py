@@ -102,10 +102,20 @@ class WordSubwords(Section):
 
     type: Literal["words"] = Field(description="words: whole words of tokenised text")
     source: VocabularySize = Field(
-        50000, description="size of the source vocabulary, special tokens included; rarer words become <unk>"
+        50000,
+        description="size of the source vocabulary, special tokens included; rarer words become <unk>; if joint is "
+        "true, that of the only one",
     )
     target: VocabularySize = Field(
         50000, description="size of the target vocabulary, special tokens included; rarer words become <unk>"
+    )
+    joint: bool = Field(False, description="true: one vocabulary for both languages; false: one per language")
+    copies: int = Field(
+        0,
+        ge=0,
+        le=1000,
+        description="number of entries for unknown words of a source, its first, second, ..., which also stand for "
+        "them in its translation, so that words can be copied that no vocabulary has; needs joint",
     )
     min_count: MinimumCount = Field(
         1, description="words that occur less often in the training text become <unk>, on both sides"
@@ -113,15 +123,23 @@ class WordSubwords(Section):
     lists: list[FileName] = Field(
         [],
         max_length=2,
-        description="[source, target]: lists of words to use, one a line, with or without a count, or Sockeye's JSON; "
-        "searched where the text is; empty: learn them",
+        description="[source, target], or one if joint is true: lists of words to use, one a line, with or without a "
+        "count, or Sockeye's JSON; searched where the text is; empty: learn them",
     )
 
     @model_validator(mode="after")
     def _lists_are_two(self) -> WordSubwords:
         refuse_learning(self, "lists", "source", "target", "min_count")
-        if len(self.lists) == 1:
-            raise ValueError("lists needs two files, those of source and target; they may be the same")
+        if len(self.lists) == (2 if self.joint else 1):
+            raise ValueError(
+                "lists has two files and joint is true; give one"
+                if self.joint
+                else "lists needs two files, those of source and target; they may be the same"
+            )
+        if self.joint and self.target != type(self).model_fields["target"].default:
+            raise ValueError(f"target {self.target} has no effect with joint: true; source is the size")
+        if self.copies and not self.joint:
+            raise ValueError(f"copies {self.copies} needs joint: true")
         return self
 
 
@@ -405,7 +423,7 @@ class Data(Section):
             if isinstance(self.subwords, WordSubwords) or not self.subwords.joint:
                 raise ValueError(
                     "annotate_terms puts target words into sources and needs subwords of both languages; set "
-                    "subwords.type to bpe or unigram and subwords.joint to true"
+                    "subwords.type to bpe, unigram or codes and subwords.joint to true"
                 )
             for name, is_set in (("source_factors", self.source_factors), ("alignment", self.alignment)):
                 if is_set:

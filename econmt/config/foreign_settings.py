@@ -73,6 +73,18 @@ class ForeignSettings:
             self.remark(key, f"{value} has no counterpart; {default} is used instead")
         return known.get(value, known[default])
 
+    def share_words(self) -> bool:
+        """Makes vocabularies of words one for both languages; returns False if lists or widths of embeddings differ."""
+        lists = self.recipe.get("data.subwords.lists", [])
+        widths = {self.recipe.get(f"model.{side}_embedding") for side in ("source", "target")}
+        if len(set(lists)) > 1 or len(widths) > 1:
+            return False
+        self.keep("data.subwords.joint", True)
+        self.keep("data.subwords.lists", lists[:1] or None)
+        sizes = [self.recipe.pop(f"data.subwords.{side}", None) for side in ("source", "target")]
+        self.keep("data.subwords.source", max(filter(None, sizes), default=None))
+        return True
+
     def keep(self, key: str, value: Any) -> None:
         """Sets a key of the recipe, unless the value is None."""
         if value is not None:

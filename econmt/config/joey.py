@@ -165,8 +165,14 @@ def _model(settings: ForeignSettings) -> None:
     keep("model.dropout.output", float(settings.number("model.decoder.hidden_dropout", default=0.0)))
     tied = tying(bool(take("model.tied_embeddings")), bool(take("model.tied_softmax")))
     keep("model.weight_tying", tied)
-    if tied.startswith("src_trg") and settings.recipe.get("data.subwords.type") != "words":
-        keep("data.subwords.joint", True)
+    if tied.startswith("src_trg"):
+        if settings.recipe.get("data.subwords.type") != "words":
+            keep("data.subwords.joint", True)
+        elif not settings.share_words():
+            settings.remark(
+                "model.tied_embeddings", "true: vocabularies that differ are not shared; the target's is tied"
+            )
+            keep("model.weight_tying", "trg_softmax" if tied.endswith("softmax") else "none")
     weights = str(take("model.initializer", default="xavier")).removesuffix("_uniform")
     scale = settings.number("model.init_weight")
     if weights == "uniform":

@@ -19,6 +19,8 @@ _IRRELEVANT = frozenset(
         "model_task", "save_format", "seed_config", "early_stopping_criteria", "reuse_copy_attn",
     }
 )  # fmt: skip
+_COPIES = 50
+"""Entries for unknown words of a sentence, which OpenNMT-py does not limit."""
 _SUBWORDS = {"sentencepiece", "bpe", "onmt_tokenize"}
 
 
@@ -98,14 +100,18 @@ def _vocabulary(settings: ForeignSettings, transforms: set[str]) -> None:
     models = [settings.text(f"{side}_subword_model") for side in ("src", "tgt")]
     alpha = number("subword_alpha", "src_subword_alpha", default=0)
     settings.take("tgt_subword_alpha")
-    joint = bool(settings.take("share_vocab"))
+    joint, copying = bool(settings.take("share_vocab")), bool(settings.take("copy_attn"))
+    keep("model.decoder.copy_attention", copying)
     if not transforms & _SUBWORDS:
         keep("data.subwords.type", "words")
         keep("data.subwords.source", sizes[0])
-        keep("data.subwords.target", sizes[1])
         keep("data.subwords.min_count", max(1, *counts))
-        if joint:
-            settings.remark("share_vocab", "true: vocabularies of words are one for each side")
+        keep("data.subwords.target", sizes[1])
+        if joint or copying:
+            settings.share_words()
+            keep("data.subwords.copies", _COPIES if copying else None)
+            if not joint:
+                settings.remark("copy_attn", "true: the vocabulary is one of both languages")
     elif "sentencepiece" in transforms and models[0]:
         both = [models[0], models[1] or models[0]]
         keep("data.subwords.type", "unigram")
@@ -176,7 +182,6 @@ def _model(settings: ForeignSettings) -> None:
         "context_gate", {"None": False, "both": True, "source": True, "target": True}, "None"
     )
     keep("model.decoder.context_gating", gate)
-    keep("model.decoder.copy_attention", bool(take("copy_attn")))
     take("bridge")
     keep("model.decoder.state_init", "last")
     keep("model.weight_tying", tying(bool(take("share_embeddings")), bool(take("share_decoder_embeddings"))))

@@ -141,9 +141,9 @@ def _model(settings: ForeignSettings) -> None:
     keep("model.layer_normalization", normal)
     keep("model.attention.layer_norm", normal and kind == "additive")
     tied = str(take("weight_tying_type", default="trg_softmax")) if take("weight_tying") else "none"
-    if tied.startswith("src_trg"):
+    if tied.startswith("src_trg") and not settings.share_words():
         settings.remark(
-            "weight_tying_type", f"{tied}: vocabularies of words are not shared; the target's is tied"
+            "weight_tying_type", f"{tied}: vocabularies that differ are not shared; the target's is tied"
         )
         tied = "trg_softmax" if tied.endswith("softmax") else "none"
     keep("model.weight_tying", tied)

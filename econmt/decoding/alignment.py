@@ -48,13 +48,15 @@ def _words(tokens: Sequence[str], vocabulary: Vocabulary) -> list[int]:
     return [min(word, last) for word in words]
 
 
-def copied(attention: Tensor, ids: Sequence[int], text: str, vocabularies: Vocabularies) -> list[str]:
-    """Returns the target's tokens (T,) with each unknown one replaced by the source text that it attends to most.
+def copied(
+    attention: Tensor, ids: Sequence[int], tokens: Sequence[str], text: str, vocabularies: Vocabularies
+) -> list[str]:
+    """Returns the target's tokens (T,) with each of id UNK replaced by the source text that it attends to most.
 
     From a vocabulary of words a single word is copied; from subwords an unknown token, or else its whole word.
     ``attention`` is (T + 1, S + 1), ``text`` the raw source.
     """
-    tokens = vocabularies.target.tokens(ids)
+    tokens = list(tokens)
     pieces, words = _written(text, vocabularies.source)
     source = min(len(pieces), attention.shape[1] - 1)
     if not source:

@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from econmt.data.text.vocabulary import BOS, EOS, PAD, UNK, WORD_START
+from econmt.decoding.batches import evaluation_mode, pad_sources
 from econmt.decoding.constraints.batch import ConstrainedContinuations, DecodingConstraints
 from econmt.decoding.constraints.phrases import Spelling
 from econmt.decoding.requests import Request
 from econmt.decoding.search.beam import beam_search, output_limits
 from econmt.decoding.translation import is_in_capitals, one_line, with_small_prefix, without_capitals
-from econmt.decoding.translator import Translator, evaluation_mode, pad_sources
+from econmt.decoding.translator import Translator
 
 _TRIED = 3
 """Number of first tokens to continue per requested word, because several tokens may begin the same word."""
@@ -60,7 +61,9 @@ class NextWords:
         in_capitals = translator.options.restore_case and is_in_capitals(request.text)
         text = without_capitals(request.text) if in_capitals else request.text
         with_terms = translator.with_terms(request, text)
-        source = translator.vocabularies.source.encode(with_terms.text)[: translator.options.max_input_length]
+        source = translator.vocabularies.encode_sources([with_terms.text])[0][
+            : translator.options.max_input_length
+        ]
         if not source:
             return []
         prepared = with_small_prefix(request) if in_capitals else request
@@ -77,7 +80,7 @@ class NextWords:
                     each.is_in((*constraints.prefix, token), goes_on=True) for each in constraints.avoidances
                 )
             ]
-            translations = self._search(source, [each for each, _ in tried]) if tried else []
+            translations = self._search(text, source, [each for each, _ in tried]) if tried else []
         at = len(request.target_prefix.split())
         words: dict[str, NextWord] = {}
         for (_, probability), (translation, score) in zip(tried, translations, strict=True):
@@ -99,14 +102,15 @@ class NextWords:
         return log_probs[0].float().cpu().masked_fill(self._masked, -torch.inf)
 
     def _search(
-        self, source: Sequence[int], constraints: Sequence[DecodingConstraints]
+        self, text: str, source: Sequence[int], constraints: Sequence[DecodingConstraints]
     ) -> list[tuple[str, float]]:
-        """Returns text and score of the best translation for each list of constraints."""
+        """Returns text and score of the best translation of a text and its ids for each list of constraints."""
         translator = self._translator
         options = translator.options
         sources, lengths = pad_sources([source] * len(constraints), translator.device)
         limits = output_limits(lengths, options.max_output_factor, translator.max_length)
         chooser = ConstrainedContinuations(constraints, translator.constraint_compiler.joins, options)
         results = beam_search(translator.model, sources, lengths, limits, options, translator.watch, chooser)
-        texts = translator.vocabularies.target.decode_many([best[0].ids for best in results])
-        return [(one_line(text), best[0].score) for text, best in zip(texts, results, strict=True)]
+        ids = [best[0].ids for best in results]
+        texts = translator.vocabularies.decode_targets(ids, [text] * len(ids))
+        return [(one_line(each), best[0].score) for each, best in zip(texts, results, strict=True)]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +15,10 @@ import torch
 from torch import Tensor
 
 from econmt.data.text.vocabulary import BOS, EOS, PAD, Vocabulary, split_words
+from econmt.decoding.dynamic_evaluation import DynamicEvaluation, DynamicModel
+from econmt.decoding.neural_cache import CacheMemory, NeuralCache
 from econmt.decoding.search.sampling import draw
+from econmt.errors import InputError
 from econmt.model.language_model import LanguageModel, State
 from econmt_ops import linear_cross_entropy
 from econmt_ops.core.precision import autocast_to
@@ -58,38 +61,72 @@ def perplexity_of(log_probability: float, count: int) -> float:
 class TextReader:
     """Reader of a text from its beginning by a model in evaluation mode; only the model's state is kept.
 
-    Matrix products are computed in ``precision``, float32, bfloat16 or float16.
+    Args:
+        precision: type of matrix products, float32, bfloat16 or float16; float16 not with ``dynamic``.
+        cache: settings of a neural cache, with which scores are mixed; None: no cache.
+        dynamic: settings of dynamic evaluation, with which a copy of the model learns from the text; None: fixed
+            parameters.
     """
 
     model: LanguageModel
     vocabulary: Vocabulary
     device: torch.device
     precision: torch.dtype
+    cache: NeuralCache | None = field(default=None, kw_only=True)
+    dynamic: DynamicEvaluation | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         self._state: State | None = None
         self._last = EOS  # a text starts like a line
+        self._memory = None if self.cache is None else CacheMemory(self.cache)
+        self._learner: DynamicModel | None = None
+        if self.dynamic is not None:
+            if self.precision == torch.float16:
+                raise InputError("dynamic evaluation does not support float16; use float32 or bfloat16")
+            text = self._ids(self.dynamic.text or ())
+            self._learner = DynamicModel(self.model, self.dynamic, self._losses, text)
 
-    @torch.inference_mode()
+    def _ids(self, lines: Sequence[str]) -> list[int]:
+        return [token for ids in self.vocabulary.encode_many(lines) for token in (*ids, EOS)]
+
+    def _losses(
+        self, model: LanguageModel, inputs: Tensor, targets: Tensor, state: State | None
+    ) -> tuple[Tensor, Tensor, State]:
+        """Returns the output layer's inputs (N, D), the loss of each token (N,), and the states after ids (B, T)."""
+        with autocast_to(self.device, self.precision):
+            hidden, after = model(inputs, state)
+            hidden = hidden.flatten(0, 1)
+            losses = linear_cross_entropy(
+                hidden,
+                model.output.weight,
+                targets.flatten(),
+                bias=model.output.bias,
+                reduction="none",
+                implementation=model.implementations.output,
+            )
+        return hidden, losses, after
+
     def read(self, ids: Sequence[int]) -> list[float]:
         """Reads the next ids of the text; returns the log-probability of each given all before it."""
         scores: list[float] = []
         for first in range(0, len(ids), WINDOW):
-            targets = torch.tensor(ids[first : first + WINDOW])
-            inputs = torch.cat([torch.tensor([self._last]), targets[:-1]])
-            with autocast_to(self.device, self.precision):
-                hidden, self._state = self.model(inputs[None].to(self.device), self._state)
-                loss = linear_cross_entropy(
-                    hidden[0],
-                    self.model.output.weight,
-                    targets.to(self.device),
-                    bias=self.model.output.bias,
-                    reduction="none",
-                    implementation=self.model.implementations.output,
+            window = ids[first : first + WINDOW]
+            hidden, log_probs = self._read(window) if self._learner is None else self._learner.read(window)
+            if self._memory is not None:
+                log_probs = self._memory.mix(
+                    hidden, torch.tensor(window, device=self.device), log_probs.double()
                 )
-            scores += (-loss.double()).tolist()
-            self._last = int(targets[-1])
+            scores += log_probs.double().tolist()
+            self._last = window[-1]
         return scores
+
+    @torch.inference_mode()
+    def _read(self, ids: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Reads a window; returns inputs of the output layer (N, D) and log-probabilities (N,)."""
+        inputs = torch.tensor([[self._last, *ids[:-1]]], device=self.device)
+        targets = torch.tensor([ids], device=self.device)
+        hidden, losses, self._state = self._losses(self.model, inputs, targets, self._state)
+        return hidden, -losses
 
     def score(self, lines: Iterable[str]) -> Iterator[ScoredLine]:
         """Reads whole lines and yields each with its log-probabilities."""

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from functools import cached_property, partial
 from itertools import islice
 from typing import NamedTuple, Union
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from econmt.config import recipe
-from econmt.data.batching.token_store import rectangle
 from econmt.data.text.annotation import term_tag_ids
 from econmt.data.text.glossary import Glossary
 from econmt.data.text.source_factors import encode_sources
-from econmt.data.text.vocabulary import EOS, UNK, Vocabularies, normalized
+from econmt.data.text.vocabulary import UNK, Vocabularies, normalized
 from econmt.decoding.alignment import copied, hard_alignment
+from econmt.decoding.batches import batches_by_length, evaluation_mode, pad_sources
 from econmt.decoding.constraints.batch import ConstrainedContinuations, DecodingConstraints
 from econmt.decoding.constraints.tokens import ConstraintCompiler
 from econmt.decoding.markup_reader import line_passage
@@ -27,6 +26,7 @@ from econmt.decoding.search.beam import ContinuationChooser, Hypothesis, beam_se
 from econmt.decoding.search.continuous import ContinuousSearch, Sentence
 from econmt.decoding.search.diversity import Diversity
 from econmt.decoding.search.ensemble import as_one
+from econmt.decoding.search.fusion import ShallowFusion
 from econmt.decoding.search.model import SearchModel
 from econmt.decoding.search.native import has_native_search, native_search, search_name
 from econmt.decoding.search.options import CHUNK_SIZE as CHUNK_SIZE
@@ -73,50 +73,6 @@ class _Sentence(NamedTuple):
     expected: DecodingConstraints | None = None
 
 
-def pad_sources(sources: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Returns source ids (B, S) with EOS and padding, and lengths (B,) including EOS, from ids without them."""
-    source, lengths = rectangle([[*ids, EOS] for ids in sources])
-    return torch.from_numpy(source).to(device), torch.from_numpy(lengths).to(device)
-
-
-def batches_by_length(lengths: Sequence[int], batch_size: int, tokens: int) -> list[list[int]]:
-    """Returns batches of indices of sentences of similar length, longest first.
-
-    Args:
-        lengths: length of each sentence. batch_size: maximum number of sentences in a batch.
-        tokens: maximum number of padded tokens in a batch of several sentences; very long lines are translated alone.
-    """
-    order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
-    batches: list[list[int]] = []
-    for index in order:
-        last = batches[-1] if batches else []
-        if last and len(last) < batch_size and (len(last) + 1) * lengths[last[0]] <= tokens:
-            last.append(index)
-        else:
-            batches.append([index])
-    return batches
-
-
-@contextmanager
-def evaluation_mode(models: Sequence[object]) -> Iterator[None]:
-    """Disables dropout and cuDNN's TF32 within the context.
-
-    PyTorch lets cuDNN compute the LSTMs of whole sentences in TF32, but not the single steps of a search: scores of a
-    translation from searching and from scoring would differ in the fourth digit.
-    """
-    training = [model for model in models if isinstance(model, nn.Module) and model.training]
-    allowed = torch.backends.cudnn.allow_tf32
-    for model in training:
-        model.eval()
-    torch.backends.cudnn.allow_tf32 = False
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.allow_tf32 = allowed
-        for model in training:
-            model.train()
-
-
 class Translator:
     """Translates lines with one model or an ensemble.
 
@@ -129,6 +85,7 @@ class Translator:
         watch: called between the steps of a search; an exception that it raises ends the search.
         glossary: terms with the translations that they get, by annotated sources or by constraints.
         shortlists: target words allowed for each sentence; None: all.
+        fusion: language model for ``options.lm_weight``.
         languages: codes of the source and target languages, by which sentences are split.
 
     Attributes:
@@ -149,6 +106,7 @@ class Translator:
         watch: Callable[[], object] = lambda: None,
         glossary: Glossary | None = None,
         shortlists: Shortlists | None = None,
+        fusion: ShallowFusion | None = None,
         languages: tuple[str, str] = ("", ""),
     ) -> None:
         self.options = options
@@ -165,6 +123,11 @@ class Translator:
         self._tokens = options.batch_size * longest
         self._continuous: ContinuousSearch | None = None
         self._shortlists = shortlists
+        if options.lm_weight and fusion is None:
+            raise InputError("lm_weight needs a language model; give language_model too, or remove lm_weight")
+        if fusion is not None and shortlists is not None:
+            raise InputError("language_model cannot be combined with restrict_lexicon; remove one of them")
+        self._fusion = fusion
         self._glossary = glossary
         self.annotates = options.glossary_mode != "constrain" and bool(term_tag_ids(vocabularies.source))
         if options.glossary_mode == "annotate" and not self.annotates:
@@ -297,8 +260,10 @@ class Translator:
                 if is_annotated:
                     answers[index] = [with_terms[index].of_sentence(each) for each in hypotheses]
                 done(1)
-        ids = [each.ids for hypotheses in answers.values() for each in hypotheses]
-        written = iter(self.vocabularies.target.decode_many(ids))
+        found = [(each.ids, texts[index]) for index, hypotheses in answers.items() for each in hypotheses]
+        written = iter(
+            self.vocabularies.decode_targets([ids for ids, _ in found], [text for _, text in found])
+        )
         results = [EMPTY] * len(requests)
         for index, hypotheses in answers.items():
             source = sources[index]
@@ -465,9 +430,10 @@ class Translator:
             elif constraints:
                 joins = self.constraint_compiler.joins
                 chooser = ConstrainedContinuations(constraints, joins, self.options)
-            results = beam_search(model, *batch, self.options, self.watch, chooser)
+            results = beam_search(model, *batch, self.options, self.watch, chooser, self._fusion)
         else:
-            results = sample(model, *batch, self.options, [sentence.number for sentence in sentences])
+            numbers = [sentence.number for sentence in sentences]
+            results = sample(model, *batch, self.options, numbers, self._fusion)
         if restricted is None:
             return results
         return [[each._replace(ids=restricted.ids(each.ids)) for each in best] for best in results]
@@ -476,8 +442,7 @@ class Translator:
         self, text: str, source: Sequence[int], hypotheses: Sequence[Hypothesis], written: Iterator[str]
     ) -> Translation:
         """Makes the translation of a line's ``text`` and ids; ``written`` yields the hypotheses' texts in turn."""
-        vocabulary = self.vocabularies.source
-        source_tokens = vocabulary.tokens([token % vocabulary.size for token in source])
+        source_tokens = self.vocabularies.source_tokens(source, text)
         entries = [self._entry(text, source_tokens, each, next(written)) for each in hypotheses]
         best = entries[0]
         return Translation(
@@ -488,11 +453,11 @@ class Translator:
         self, text: str, source_tokens: Sequence[str], hypothesis: Hypothesis, written: str
     ) -> NBestEntry:
         target, attention = self.vocabularies.target, hypothesis.attention
-        tokens = target.tokens(hypothesis.ids)
+        ids, tokens = self.vocabularies.resolved(hypothesis.ids, text)
         alignment: list[tuple[int, int]] = []
         if attention is not None:
             alignment = hard_alignment(attention, source_tokens, tokens, self.vocabularies)
-            if self.options.replace_unk and UNK in hypothesis.ids:
-                tokens = copied(attention, hypothesis.ids, text, self.vocabularies)
+            if self.options.replace_unk and UNK in ids:
+                tokens = copied(attention, ids, tokens, text, self.vocabularies)
                 written = target.joined(tokens)
         return NBestEntry(one_line(written), tokens, *hypothesis, alignment)

@@ -7,17 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from econmt.checkpoint.checkpoints import parameter_file
 from econmt.checkpoint.folder import ModelFolder
 from econmt.checkpoint.tensor_files import write_text
 from econmt.config.json_reader import Record, json_text, read_json
 from econmt.config.recipe import Recipe
 from econmt.data.batching.store import open_prepared, store_folder
-from econmt.data.text.subwords import vocabulary_files
 from econmt.distillation.inputs import StageInputs, differences, take_inputs
 from econmt.distillation.packing import PackedStudent
 from econmt.distillation.shards import Shards
-from econmt.distillation.teachers import TeacherChoice
+from econmt.distillation.teachers import TeacherChoice, model_files
 from econmt.distillation.timing import timed
 from econmt.evaluation.metrics import bleu, recipe_tokenizer
 
@@ -129,12 +127,6 @@ def measure(
     )
     write_text(path, json_text(results.model_dump(), indent=1) + "\n")
     return results
-
-
-def model_files(folder: Path) -> list[Path]:
-    """Returns the files of a model folder that translation needs."""
-    made = ModelFolder(folder)
-    return [made.recipe, parameter_file(made, "best"), *vocabulary_files(folder)]
 
 
 def total_bytes(files: Iterable[Path]) -> int:

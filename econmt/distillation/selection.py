@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from itertools import islice, zip_longest
 from pathlib import Path
@@ -14,10 +14,10 @@ from econmt.config.json_reader import Record, read_json
 from econmt.data.files import whole_folder, writing
 from econmt.data.text.corpus import read_lines
 from econmt.distillation.inputs import StageInputs, differences, read_inputs, take_inputs, write_inputs
+from econmt.distillation.nearest import Candidates, choose
 from econmt.distillation.shards import INPUTS_FILE, Shards
 from econmt.errors import InputError
 from econmt.evaluation.metrics import tokenizer_of
-from econmt.evaluation.reranking import RerankCandidate, by_reference
 
 MODEL = "model"
 """Name of the student's model folder, beside the folder of its text."""
@@ -55,6 +55,7 @@ def make_text(
     languages: tuple[str, str],
     references: Path | None,
     trained: StageInputs | None,
+    processes: int,
     say: Callable[[str], object],
 ) -> DistilledText:
     """Writes the teacher's translations as parallel text, unless the folder has it already.
@@ -67,6 +68,7 @@ def make_text(
         languages: Source and target language, the suffixes of the files.
         references: File of reference translations; None: the teacher's best translations are taken.
         trained: Inputs of the text that the student is trained on already; None: its training has not begun.
+        processes: Number of processes that compare translations with references.
         say: Called with the current activity.
 
     Raises:
@@ -83,7 +85,7 @@ def make_text(
         )
     if recorded is None or differences(recorded, inputs):
         with writing(folder), whole_folder(folder) as partial:
-            statistics = _write(partial / _PREFIX, shards, languages, references, say)
+            statistics = _write(partial / _PREFIX, shards, languages, references, processes, say)
             write_text(partial / _STATISTICS, json.dumps(statistics.model_dump()) + "\n")
             write_inputs(partial / INPUTS_FILE, inputs)
     try:
@@ -102,50 +104,40 @@ def _write(
     shards: Shards,
     languages: tuple[str, str],
     references: Path | None,
+    processes: int,
     say: Callable[[str], object],
 ) -> TextStatistics:
-    tokenizer = tokenizer_of(languages[1]).name
     lengths, pairs, chosen = [0, 0], 0, 0
-    lines = iter(()) if references is None else read_lines(references)
-    together = zip_longest(shards, lines)
     with ExitStack() as stack:
         files = [
             stack.enter_context(Path(f"{prefix}.{language}").open("w", encoding="utf-8", newline="\n"))
             for language in languages
         ]
-        while chunk := list(islice(together, _CHUNK)):
-            if references is not None:
-                _check_lengths(chunk, shards.lines, references)
-            lists = [translations for (_, translations), _ in chunk]
-            best = [0] * len(chunk)
-            if references is not None:
-                best = closest(lists, [reference for _, reference in chunk], tokenizer)
-            for ((source, _), _), translations, index in zip(chunk, lists, best, strict=True):
-                for side, (file, text) in enumerate(zip(files, (source, translations[index]), strict=True)):
-                    lengths[side] += len(text)
-                    file.write(f"{text}\n")
-            pairs, chosen = pairs + len(chunk), chosen + sum(index > 0 for index in best)
+        chunks = choose(_chunks(shards, references), tokenizer_of(languages[1]).name, processes)
+        for chunk, best in chunks:
+            targets = [texts[index] for texts, index in zip(chunk.translations, best, strict=True)]
+            for side, (file, lines) in enumerate(zip(files, (chunk.sources, targets), strict=True)):
+                lengths[side] += sum(map(len, lines))
+                file.writelines(f"{line}\n" for line in lines)
+            pairs, chosen = pairs + len(best), chosen + sum(index > 0 for index in best)
             say(f"choosing translations: {pairs:,} of {shards.lines:,} lines")
     return TextStatistics(pairs=pairs, chosen=chosen, ratio=lengths[1] / max(1, lengths[0]))
 
 
-def _check_lengths(chunk: Sequence[tuple[object, object]], lines: int, references: Path) -> None:
-    """Raises InputError if one of both texts has ended before the other."""
-    for found, reference in chunk:
-        if found is None or reference is None:
-            raise InputError(
-                f"{references}: has {'more' if found is None else 'fewer'} lines than the --source, {lines:,}; line n "
-                "of one must be the translation of line n of the other"
-            )
+def _chunks(shards: Shards, references: Path | None) -> Iterator[Candidates]:
+    """Yields the translations with their references; raises InputError if there are not as many of both."""
+    together = zip_longest(shards, iter(()) if references is None else read_lines(references))
+    while chunk := list(islice(together, _CHUNK)):
+        for found, reference in chunk if references is not None else ():
+            if found is None or reference is None:
+                raise different_lines(references, "more" if found is None else "fewer", shards.lines)
+        sources, translations = map(list, zip(*(found for found, _ in chunk), strict=True))
+        yield Candidates(sources, translations, None if references is None else [each for _, each in chunk])
 
 
-def closest(lists: Sequence[list[str]], references: Sequence[str], tokenizer: str) -> list[int]:
-    """Returns the index of the translation with the highest sentence BLEU in each list; the first of equal ones.
-
-    Args:
-        lists: translations of each sentence. references: reference of each.
-        tokenizer: sacreBLEU's name of the tokenizer.
-    """
-    candidates = [[RerankCandidate(0, text, "", 0.0) for text in texts] for texts in lists]
-    scores = by_reference("bleu", references, tokenizer)(candidates, 0)
-    return [max(range(len(each)), key=each.__getitem__) for each in scores]
+def different_lines(references: Path | None, than: str, lines: int) -> InputError:
+    """Returns the error for references that are not as many as the ``lines`` of the source."""
+    return InputError(
+        f"{references}: has {than} lines than the --source, {lines:,}; line n of one must be the translation of line n "
+        "of the other"
+    )

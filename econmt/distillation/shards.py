@@ -12,6 +12,7 @@ from pathlib import Path
 from econmt.data.files import notice, write_atomically
 from econmt.data.text.corpus import count_lines, read_lines
 from econmt.distillation.inputs import differences, read_inputs, take_inputs, write_inputs
+from econmt.distillation.opening import open_teacher
 from econmt.distillation.teachers import TeacherChoice
 from econmt.engine.devices import resolve_device
 from econmt.errors import InputError
@@ -95,7 +96,7 @@ class Shards:
         if kept:
             notice(f"{self.folder}: {kept:,} of {kept + len(missing):,} shards are complete and are kept")
         say(f"loading {self._teacher.name}")
-        teacher = self._teacher.open()
+        teacher = open_teacher(self._teacher)
         progress = _Estimate(sum(map(self._length, missing)), say)
         wanted = set(missing)
         for number, lines in enumerate(_chunks(self._source, self.size)):

@@ -2,29 +2,39 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
 from rich.console import Console
 
 from econmt.checkpoint.folder import ModelFolder
 from econmt.checkpoint.resume import changed_keys
 from econmt.config.recipe import Recipe, find_recipe
-from econmt.data.files import writing
+from econmt.data.files import notice, writing
 from econmt.data.progress_bars import seen, status_line
-from econmt.data.text.corpus import find_corpus, search_path
+from econmt.data.text.corpus import count_lines, find_corpus, read_lines, search_path
 from econmt.distillation.inputs import read_inputs, write_inputs
 from econmt.distillation.measuring import DistillationResults, measure
 from econmt.distillation.packing import PackedStudent, pack
-from econmt.distillation.selection import MODEL, make_text
+from econmt.distillation.selection import MODEL, different_lines, make_text
 from econmt.distillation.shards import Shards
 from econmt.distillation.student import StudentChoice
 from econmt.distillation.teachers import TeacherChoice
+from econmt.engine.devices import resolve_device
+from econmt.engine.outside_memory import limit_workspaces, outside_meter
+from econmt.engine.threads import usable_cores
 from econmt.errors import InputError
 from econmt.export.runtime import check_supported
 from econmt.training.run import run_recipe
+
+TRANSLATIONS = "translations"
+"""Name of the folder of translations, the first that is made."""
+TRAINED_ON = "trained-on.json"
+"""Name of the file of what the text was made from that the student is trained on."""
 
 
 class Distillation(NamedTuple):
@@ -72,7 +82,7 @@ def distill(wanted: Distillation, console: Console) -> Distilled:
     """
     output, teacher = wanted.output, wanted.teacher
     search = search_path(find_recipe(wanted.student.recipe).parent, wanted.data_dir)
-    model, trained_on = ModelFolder(output / MODEL), output / "trained-on.json"
+    model, trained_on = ModelFolder(output / MODEL), output / TRAINED_ON
     text_folder = output / "text"
 
     def recipe_with(ratio: float) -> Recipe:
@@ -80,17 +90,24 @@ def distill(wanted: Distillation, console: Console) -> Distilled:
         return wanted.student.load(model.path, text_folder / "train", teacher.recipe, suffixes, ratio)
 
     recipe = recipe_with(1.0)
-    _check_early(recipe, search)
+    _check_early(wanted, recipe, search)
+    _begin_gpu(recipe)
     with _locked(output):
         with status_line() as say:
-            shards = Shards(output / "translations", teacher, wanted.source, wanted.shard_lines)
+            shards = Shards(output / TRANSLATIONS, teacher, wanted.source, wanted.shard_lines)
             shards.translate(say)
+            _free_gpu()
             trained = read_inputs(trained_on) if model.commits() else None
             languages = recipe.pairs.source, recipe.pairs.target
-            text = make_text(text_folder, shards, languages, wanted.target, trained, say)
+            processes = teacher.threads or usable_cores()
+            text = make_text(text_folder, shards, languages, wanted.target, trained, processes, say)
         write_inputs(trained_on, text.inputs)
         recipe = recipe_with(text.statistics.ratio)
         _check_resumable(recipe, model)
+        if wanted.target is not None:
+            count = f"{text.statistics.chosen:,} of {text.statistics.pairs:,} lines"
+            notice(f"the references chose another translation than the teacher's best for {count}")
+        notice(f"training the student in {model.path}")
         run_recipe(recipe, search, console=console)
         with status_line() as say:
             packed = pack(output, recipe, search, wanted.shortlist, say)
@@ -98,18 +115,41 @@ def distill(wanted: Distillation, console: Console) -> Distilled:
     return Distilled(results, packed, recipe)
 
 
-def _check_early(recipe: Recipe, search: Sequence[Path]) -> None:
+def _check_early(wanted: Distillation, recipe: Recipe, search: Sequence[Path]) -> None:
     """Checks before hours of translation that the student can be trained and packed.
 
     Raises:
         InputError: A text is not found, or the runtime does not support the model.
     """
+    lines = count_lines(wanted.source)
+    if not lines:
+        next(read_lines(wanted.source))  # says what is wrong with it
+    elif wanted.target is not None:
+        next(read_lines(wanted.target))
+        references = count_lines(wanted.target) or 0
+        if references != lines:
+            raise different_lines(wanted.target, "more" if references > lines else "fewer", lines)
     data = recipe.pairs
     if data.source_factors:
         raise InputError("data.source_factors: a distilled text has none; give another student's recipe")
     check_supported(recipe, Path(recipe.output))
     for prefix in (*data.train[1:], data.valid, *filter(None, [data.test])):
         find_corpus(prefix, data.source, data.target, search, progress=seen())
+
+
+def _begin_gpu(recipe: Recipe) -> None:
+    """Prepares a GPU as a training command does, before the teacher uses it."""
+    device = resolve_device(recipe.training.device)
+    if device.type == "cuda":
+        limit_workspaces(recipe.training.precision)
+        outside_meter(device)
+
+
+def _free_gpu() -> None:
+    """Gives back the memory that the teacher's searches have left."""
+    if torch.cuda.is_available():
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 def _check_resumable(recipe: Recipe, model: ModelFolder) -> None:
@@ -131,6 +171,11 @@ def _suffixes(source: Path, target: Path | None) -> dict[str, str]:
 @contextmanager
 def _locked(output: Path) -> Iterator[None]:
     """Creates the folder and locks it against a second process."""
+    held = (
+        [] if not output.is_dir() else sorted(path.name for path in output.iterdir() if path.name != ".lock")
+    )
+    if held and not {TRANSLATIONS, TRAINED_ON}.intersection(held):
+        raise InputError(f"{output}: holds {held[0]} and no distillation; give another --output")
     with writing(output):
         output.mkdir(parents=True, exist_ok=True)
     with ModelFolder(output).locked():

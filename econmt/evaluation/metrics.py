@@ -182,6 +182,11 @@ def _forget_lines() -> None:
                         function.cache_clear()
 
 
+def sentence_bleu(tokenize: str) -> BLEU:
+    """Returns sacreBLEU's metric for single sentences: exponential smoothing, effective order."""
+    return BLEU(effective_order=True, tokenize=tokenize)
+
+
 def bleu(hypotheses: Sequence[str], references: Sequence[str], tokenize: str | None = None) -> Score:
     """Computes cased, detokenised BLEU with sacreBLEU's defaults and the tokenizer of a sacreBLEU name, 13a if None.
 

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Literal, NamedTuple
 
-from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
 from econmt.decoding.translator import CHUNK_SIZE
 from econmt.errors import InputError
+from econmt.evaluation.metrics import sentence_bleu
 from econmt.evaluation.scoring import Scorer
 
 _BAR, _BARS = " ||| ", "&#124;" * 3
@@ -87,7 +87,7 @@ Judge = Callable[[Sequence[list[RerankCandidate]], int], list[list[float]]]
 
 def by_reference(metric: Literal["bleu", "chrf"], references: Sequence[str], tokenize: str) -> Judge:
     """Returns a judge by sacreBLEU's sentence BLEU (exponential smoothing, effective order) or chrF."""
-    sentence_metric = BLEU(effective_order=True, tokenize=tokenize) if metric == "bleu" else CHRF()
+    sentence_metric = sentence_bleu(tokenize) if metric == "bleu" else CHRF()
 
     def judge(lists: Sequence[list[RerankCandidate]], first: int) -> list[list[float]]:
         return [

@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from econmt.data.text.source_factors import encode_sources
-from econmt.data.text.vocabulary import BOS, EOS, PAD, Vocabularies, Vocabulary
+from econmt.data.text.vocabulary import BOS, EOS, PAD, Vocabularies
+from econmt.decoding.batches import batches_by_length, evaluation_mode, pad_sources
 from econmt.decoding.search.ensemble import EnsembleMode, average_log_probs
 from econmt.decoding.text_reader import perplexity_of
-from econmt.decoding.translator import CHUNK_SIZE, batches_by_length, evaluation_mode, pad_sources
+from econmt.decoding.translator import CHUNK_SIZE
 from econmt.model import TranslationModel
 from econmt_ops.core.precision import autocast_to
 
@@ -51,15 +52,21 @@ class ScoredPair(NamedTuple):
         return perplexity_of(self.log_probability, self.length)
 
 
-def token_ids(vocabulary: Vocabulary) -> Callable[[str], list[int]]:
-    """Returns a function from vocabulary tokens, separated by spaces, to their ids; it raises KeyError(token).
+def token_ids(vocabularies: Vocabularies) -> Callable[[str, str], list[int]]:
+    """Returns a function from a target's tokens, separated by spaces, and its source to ids; it raises KeyError(token).
 
     Padding and sentence marks have no token.
     """
+    vocabulary = vocabularies.target
     ids = {token: index for index, token in enumerate(vocabulary.tokens(range(vocabulary.size)))}
     for special in (PAD, BOS, EOS):
         del ids[vocabulary.tokens([special])[0]]
-    return lambda text: [ids[token] for token in text.split(" ") if token]
+
+    def encode(text: str, source: str) -> list[int]:
+        known = {**vocabularies.copy_ids(source), **ids}
+        return [known[token] for token in text.split(" ") if token]
+
+    return encode
 
 
 def _pair_name(number: int, stream: int | None) -> str:
@@ -94,8 +101,8 @@ class Scorer:
         """
         stream = iter(pairs)
         while chunk := list(islice(stream, chunk_size)):
-            targets = self.vocabularies.target.encode_many([target for _, target in chunk])
-            yield from self.score_ids([source for source, _ in chunk], targets)
+            sources, texts = map(list, zip(*chunk, strict=True))
+            yield from self.score_ids(sources, self.vocabularies.encode_targets(texts, sources))
 
     def score_ids(
         self,
@@ -123,8 +130,8 @@ class Scorer:
             self.vocabularies, sources, factors or [()] * len(sources), name_of, warn=self.warn
         )
         results: list[ScoredPair] = []
-        for target in targets:
-            tokens = self.vocabularies.target.tokens(target)
+        for target, source in zip(targets, sources, strict=True):
+            _, tokens = self.vocabularies.resolved(target, source)
             results.append(ScoredPair(-math.inf if tokens else 0.0, tokens, []))
         filled = [index for index, line in enumerate(sources) if line.strip() and source_ids[index]]
         done(len(sources) - len(filled))

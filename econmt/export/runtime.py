@@ -23,7 +23,7 @@ from econmt.checkpoint.lexicons import read_lexicon
 from econmt.checkpoint.quantized import STEPS
 from econmt.checkpoint.tensor_files import CHECKSUM, FORMAT, read_metadata, write_tensors, write_text
 from econmt.config.model import unfused_key
-from econmt.config.recipe import CodesSubwords, Decoding, Recipe
+from econmt.config.recipe import CodesSubwords, Decoding, Recipe, WordSubwords
 from econmt.data.text.subwords import fingerprint, vocabulary_files
 from econmt.decoding.search.options import SearchOptions
 from econmt.errors import InputError
@@ -152,6 +152,8 @@ def check_supported(recipe: Recipe, folder: Path) -> None:
         raise InputError(f"{folder}: has source factors, which the runtime does not support")
     if unsupported := unfused_key(model, "encoder") or unfused_key(model, "decoder"):
         raise InputError(f"{folder}: the runtime does not support its {unsupported}")
+    if isinstance(recipe.data.subwords, WordSubwords) and recipe.data.subwords.copies:
+        raise InputError(f"{folder}: the runtime does not support its data.subwords.copies")
     if isinstance(recipe.data.subwords, CodesSubwords):
         raise InputError(f"{folder}: the runtime does not support its data.subwords.type codes")
     if model.decoder.copy_attention:

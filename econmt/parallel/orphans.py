@@ -1,4 +1,4 @@
-"""Ends a rank when the launcher that started it ends, for whatever reason."""
+"""Ends a process, such as a rank, when the one that started it ends, for whatever reason."""
 
 from __future__ import annotations
 
@@ -23,14 +23,17 @@ def end_with_launcher() -> None:
     a thread checks every second whether the parent process has changed. A pipe from the launcher would need no polling,
     but the elastic agent does not pass open files to its processes.
     """
-    if "TORCHELASTIC_RUN_ID" not in os.environ:
-        return
-    launcher = os.environ.get(LAUNCHER, str(os.getppid()))
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        end_with_parent(os.environ.get(LAUNCHER, str(os.getppid())))
+
+
+def end_with_parent(parent: str) -> None:
+    """Makes this process end when its parent does, the process with this id; see :func:`end_with_launcher`."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        _end_without(launcher)  # the launcher may have ended already
+        _end_without(parent)  # which may have ended already
     else:
-        threading.Thread(target=_watch, args=(launcher,), daemon=True, name="econmt-launcher").start()
+        threading.Thread(target=_watch, args=(parent,), daemon=True, name="econmt-parent").start()
 
 
 def _watch(launcher: str) -> None:

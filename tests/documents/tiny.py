@@ -154,7 +154,11 @@ def _keys(recipe: str) -> dict[str, str]:
 
 
 def _with_keys(words: Sequence[str], keys: dict[str, str]) -> list[str]:
-    """The words without the keys that are replaced, and with the replacements after the recipe."""
+    """The words without the keys that are replaced, and with the replacements after the recipe.
+
+    A key that names subwords of a model which the page has is not replaced.
+    """
+    keys = {key: value for key, value in keys.items() if not _has_models(words, key)}
     kept = [word for word in words if word.partition("=")[0] not in keys]
     first = next(
         place
@@ -162,6 +166,10 @@ def _with_keys(words: Sequence[str], keys: dict[str, str]) -> list[str]:
         if not word.startswith("-") and place >= (words[0] in ("train", "prepare", "profile"))
     )
     return [*kept[: first + 1], *(f"{key}={value}" for key, value in keys.items()), *kept[first + 1 :]]
+
+
+def _has_models(words: Sequence[str], key: str) -> bool:
+    return any(word.startswith(f"{key}=") and "models: [runs/" in word for word in words)
 
 
 _NOUNS = {"dog": "Hund", "cat": "Kater", "man": "Mann", "boy": "Junge"}
@@ -215,7 +223,7 @@ def write_texts(folder: Path) -> None:
     ):
         _write(folder / f"{prefix}.en", english[:size])
         _write(folder / f"{prefix}.de", german[:size])
-    for name in ("new.en", "report.en", "mine.txt", "test.en", "test_2016_flickr.en"):
+    for name in ("new.en", "report.en", "mine.txt", "training.txt", "test.en", "test_2016_flickr.en"):
         _write(folder / name, english[:4])
     for name, lines in (
         ("new.en", english),

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from econmt.decoding.translator import evaluation_mode
+from econmt.decoding.batches import evaluation_mode
 from econmt.engine.devices import reproducible
 from econmt.engine.precision import Precision
 from econmt.memory.estimate.fake import _without_launches

@@ -39,6 +39,7 @@ from econmt.data.text.vocabulary import (
     Vocabularies,
     Vocabulary,
     WordVocabulary,
+    copy_tokens,
     normalized,
     pieces_of,
     split_words,
@@ -50,14 +51,14 @@ JOINT_CODES_FILE = "subwords.json"
 CODES_FILES = ("subwords.source.json", "subwords.target.json")
 SUBWORD_FILES = ("subwords.source.model", "subwords.target.model")
 WORD_FILES = ("vocab.source.txt", "vocab.target.txt")
-TEXT_WORD_FILES = ("vocab.txt",)
+JOINT_WORD_FILE = "vocab.txt"
 _VOCABULARY_FILES = (
     (JOINT_FILE,),
     SUBWORD_FILES,
     (JOINT_CODES_FILE,),
     CODES_FILES,
     WORD_FILES,
-    TEXT_WORD_FILES,
+    (JOINT_WORD_FILE,),
 )
 """Names of the vocabulary files of a folder, which has one of these sets."""
 FACTOR_FILE = "vocab.factor{}.txt"
@@ -89,7 +90,7 @@ def train_vocabularies(
     """Learns the vocabularies of a recipe from its training text, or converts its ``own``, and writes them.
 
     The files are deterministic: ``subwords.model`` (joint), ``subwords.source.model`` and ``subwords.target.model``, or
-    ``vocab.source.txt`` and ``vocab.target.txt``; by codes of subword-nmt ``subwords.json``, or
+    ``vocab.source.txt`` and ``vocab.target.txt``, joint ``vocab.txt``; by codes of subword-nmt ``subwords.json``, or
     ``subwords.source.json`` and ``subwords.target.json``; for a language model, ``subwords.model`` or ``vocab.txt``.
     ``pairs_factory`` returns an iterator over the training pairs, and is called more than once. ``own`` are the files
     that the recipe names, see :mod:`econmt.data.text.own_vocabulary`.
@@ -118,9 +119,8 @@ def _convert(
 ) -> None:
     """Converts vocabularies that exist; ``tags`` are added to the source's."""
     if isinstance(settings, (WordSubwords, TextWords)):
-        names = TEXT_WORD_FILES if isinstance(settings, TextWords) else WORD_FILES
-        for name, path in zip(names, own, strict=True):
-            fixed = [*SPECIAL_TOKENS, *(tags if name == WORD_FILES[0] else ())]
+        for (name, columns, _), path in zip(_word_files(settings), own, strict=True):
+            fixed = _fixed_words(settings, columns, tags)
             words = [*fixed, *(word for word in own_words(path, SPECIAL_TOKENS) if word not in fixed)]
             write_atomically(folder / name, "".join(word + "\n" for word in words).encode())
         return
@@ -143,13 +143,27 @@ def _train_words(
     for pair in pairs_factory():
         for counter, text in zip(counts, pair, strict=True):
             counter.update(split_words(text))
-    sides = [(TEXT_WORD_FILES[0], counts[1], settings.size)] if isinstance(settings, TextWords) else []
-    if isinstance(settings, WordSubwords):
-        sides = list(zip(WORD_FILES, counts, (settings.source, settings.target), strict=True))
-    for name, counter, limit in sides:
-        fixed = [*SPECIAL_TOKENS, *(tags if name == WORD_FILES[0] else ())]
+    for name, columns, limit in _word_files(settings):
+        counter = sum((counts[column] for column in columns), Counter[str]())
         frequent = Counter({word: count for word, count in counter.items() if count >= settings.min_count})
-        _write_words(folder / name, frequent, fixed, limit)
+        _write_words(folder / name, frequent, _fixed_words(settings, columns, tags), limit)
+
+
+def _word_files(settings: WordSubwords | TextWords) -> list[tuple[str, tuple[int, ...], int]]:
+    """Returns name, sides (0 source, 1 target) and largest size of each vocabulary file."""
+    if isinstance(settings, TextWords):
+        return [(JOINT_WORD_FILE, (1,), settings.size)]
+    if settings.joint:
+        return [(JOINT_WORD_FILE, (0, 1), settings.source)]
+    return [(WORD_FILES[0], (0,), settings.source), (WORD_FILES[1], (1,), settings.target)]
+
+
+def _fixed_words(
+    settings: WordSubwords | TextWords, columns: Sequence[int], tags: Sequence[str]
+) -> list[str]:
+    """Returns the entries with which a vocabulary begins."""
+    copies = settings.copies if isinstance(settings, WordSubwords) else 0
+    return [*SPECIAL_TOKENS, *copy_tokens(copies), *(tags if 0 in columns else ())]
 
 
 def _train_codes(
@@ -335,6 +349,12 @@ def vocabulary_files(folder: Path) -> list[Path]:
         if all(path.is_file() for path in paths):
             return [*paths, *_factor_files(folder)]
     return []
+
+
+def target_vocabulary_file(folder: Path) -> Path:
+    """Returns the vocabulary file of the target side, or of both sides, in a folder that has one."""
+    names = next(names for names in _VOCABULARY_FILES if all((folder / name).is_file() for name in names))
+    return folder / names[-1]
 
 
 def _factor_files(folder: Path) -> list[Path]:

@@ -1,4 +1,4 @@
-"""Changes of the next tokens' log-probabilities: least length, unknown words, repetitions.
+"""Changes of the next tokens' log-probabilities: least length, unknown words, repetitions, a language model.
 
 Changes act on the choice of tokens and on scores; the log-probability of a translation remains that of the model.
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from econmt.data.text.vocabulary import EOS, UNK
+from econmt.decoding.search.fusion import FusedRows, ShallowFusion
 from econmt.decoding.search.options import SearchOptions
 
 
@@ -19,14 +20,16 @@ class Adjustments:
 
     Args:
         options: options of the search; nothing is changed unless ``adjusts`` is True. rows: R at the first step.
+        fusion: the language model of a search with ``lm_weight``.
     """
 
-    def __init__(self, options: SearchOptions, rows: int) -> None:
+    def __init__(self, options: SearchOptions, rows: int, fusion: ShallowFusion | None = None) -> None:
         self._adjusts = options.adjusts
         self._least, self._bans_unk = options.min_output_length, options.ban_unk
         self._unk, self._repetition = options.unk_penalty, options.repetition_penalty
         self._history = torch.zeros(rows, 0, dtype=torch.int64)
         self._lowered = torch.zeros(rows, dtype=torch.float64)
+        self._fused = None if fusion is None else FusedRows(fusion, rows)
 
     def apply(self, log_probs: Tensor, position: int) -> None:
         """Changes the log-probabilities (R, V) of the token at ``position``, counted from 1, in place."""
@@ -39,6 +42,8 @@ class Adjustments:
             log_probs[:, UNK] = -torch.inf
         elif self._unk:
             log_probs[:, UNK] -= self._unk
+        if self._fused is not None:
+            self._fused.add_to(log_probs)
 
     def lowered(self, steps: Tensor, parents: Tensor, tokens: Tensor) -> Tensor:
         """Returns the sums by which hypotheses now lie below the model's log-probabilities, (B, K) float64.
@@ -48,7 +53,8 @@ class Adjustments:
         if not self._adjusts:
             return torch.zeros_like(steps)
         repeated = (self._history[parents] == tokens[:, :, None]).any(dim=2)
-        real = (steps + (tokens == UNK) * self._unk) / torch.where(repeated, self._repetition, 1.0)
+        alone = steps if self._fused is None else steps - self._fused.added(parents, tokens)
+        real = (alone + (tokens == UNK) * self._unk) / torch.where(repeated, self._repetition, 1.0)
         return self._lowered[parents] + (real - steps).masked_fill(steps == -torch.inf, 0.0)
 
     def grow(self, parents: Tensor, tokens: Tensor, lowered: Tensor | None = None) -> None:
@@ -57,5 +63,7 @@ class Adjustments:
             self._history = torch.cat([self._history[parents], tokens[:, None]], dim=1)
         elif self._adjusts:
             self._history = self._history[parents]
+        if self._fused is not None:
+            self._fused.grow(parents, tokens)
         if lowered is not None:
             self._lowered = lowered

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from econmt.data.text.vocabulary import BOS, EOS, PAD
 from econmt.decoding.search.adjustments import Adjustments
+from econmt.decoding.search.fusion import ShallowFusion
 from econmt.decoding.search.model import SearchModel
 from econmt.decoding.search.options import SearchOptions as SearchOptions
 from econmt.decoding.search.penalties import Penalties
@@ -38,7 +39,8 @@ class Hypothesis(NamedTuple):
 
     Attributes:
         ids: target ids without BOS and EOS.
-        score: log-probability divided by the length penalty, plus the other penalties.
+        score: log-probability, plus a language model's if there is one, divided by the length penalty, plus the other
+            penalties.
         log_probability: natural logarithm of the model's probability of ids and EOS.
         attention: attention of each token and EOS over the source with EOS, (len(ids) + 1, S) float32 on the CPU; None
             if not requested.
@@ -340,6 +342,7 @@ def beam_search(
     options: SearchOptions,
     watch: Callable[[], object] = lambda: None,
     chooser: ContinuationChooser | None = None,
+    fusion: ShallowFusion | None = None,
 ) -> list[list[Hypothesis]]:
     """Searches for the translations with the highest scores.
 
@@ -353,6 +356,7 @@ def beam_search(
         limits: maximum number of tokens before EOS, (B,), see :func:`output_limits`.
         watch: called before each step; an exception that it raises ends the search.
         chooser: chooses continuations instead of the scores alone; None: the scores.
+        fusion: language model for ``options.lm_weight``.
 
     Returns:
         The n best hypotheses of each sentence, best first; fewer only if the model gives no others a probability.
@@ -368,7 +372,7 @@ def beam_search(
         torch.full_like(numbers, beam),
         torch.full((len(source), options.nbest_size), -torch.inf, dtype=torch.float64),
     )
-    state, penalties, adjustments = _begin(model, source, lengths, options)
+    state, penalties, adjustments = _begin(model, source, lengths, options, fusion)
     tokens = torch.full_like(numbers, BOS, device=device)
     sentences, places = numbers, torch.zeros_like(numbers)
     totals = torch.zeros(len(source), dtype=torch.float64)
@@ -442,7 +446,11 @@ def _still_growing(now: Places, reached: Tensor, batch: _Batch, options: SearchO
 
 
 def _begin(
-    model: SearchModel, source: Tensor, lengths: Tensor, options: SearchOptions
+    model: SearchModel,
+    source: Tensor,
+    lengths: Tensor,
+    options: SearchOptions,
+    fusion: ShallowFusion | None,
 ) -> tuple[Any, Penalties | None, Adjustments]:
     """Returns the initial state of a search, its penalties if there are any, and its changes of log-probabilities."""
     state = model.encode(source, lengths)
@@ -451,7 +459,7 @@ def _begin(
         learned = options.punishes_brevity and options.brevity_penalty_type == "learned"
         ratios = model.length_ratios(state) if learned else None
         penalties = Penalties(options, lengths.cpu(), source, ratios)
-    return state, penalties, Adjustments(options, len(source))
+    return state, penalties, Adjustments(options, len(source), fusion)
 
 
 def rule_out(log_probs: Tensor, limits: Tensor | None, position: int) -> None:

@@ -8,6 +8,9 @@ from pydantic import Field, model_validator
 
 from econmt.config import limits, recipe
 
+LM_WEIGHT = 0.2
+"""Default weight of a language model in a search."""
+
 CHUNK_SIZE = 1024
 """Default number of lines that are read and sorted by length before any is translated."""
 
@@ -30,6 +33,8 @@ class SearchOptions(recipe.Decoding):
         markup: True if tags and placeholders are removed before translation and inserted into it, see
             :mod:`econmt.decoding.markup_reader`; needs ``attention``.
         split_sentences: True if lines are split into sentences, which are translated one by one.
+        lm_weight: weight of a language model's log-probabilities in scores, see
+            :class:`~econmt.decoding.search.fusion.ShallowFusion`; needs a language model.
         avoid: phrases that no translation may contain.
         glossary_mode: how terms of a glossary get their translations: "annotate" writes them into the source, for
             models trained with ``data.annotate_terms``; "constrain" constrains the search; "auto" annotates if the
@@ -57,6 +62,7 @@ class SearchOptions(recipe.Decoding):
     diversity_strength: limits.PenaltyWeight = 0.5
     markup: bool = False
     split_sentences: bool = False
+    lm_weight: limits.PenaltyWeight = 0.0
     avoid: tuple[str, ...] = ()
     glossary_mode: Literal["auto", "annotate", "constrain"] = "auto"
     chunk_size: Annotated[int, Field(ge=1, le=limits.LINES)] = CHUNK_SIZE
@@ -108,7 +114,11 @@ class SearchOptions(recipe.Decoding):
     def adjusts(self) -> bool:
         """True if the log-probabilities of next tokens are changed (:mod:`econmt.decoding.search.adjustments`)."""
         return bool(
-            self.min_output_length or self.ban_unk or self.unk_penalty or self.repetition_penalty > 1.0
+            self.min_output_length
+            or self.ban_unk
+            or self.unk_penalty
+            or self.repetition_penalty > 1.0
+            or self.lm_weight
         )
 
     @property

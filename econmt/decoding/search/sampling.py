@@ -14,6 +14,7 @@ from torch import Tensor
 from econmt.data.text.vocabulary import BOS, EOS
 from econmt.decoding.search.adjustments import Adjustments
 from econmt.decoding.search.beam import Ended, Grown, Hypothesis, SearchOptions, Trace, rule_out
+from econmt.decoding.search.fusion import ShallowFusion
 from econmt.decoding.search.model import SearchModel
 
 
@@ -58,6 +59,7 @@ def sample(
     limits: Tensor,
     options: SearchOptions,
     numbers: Sequence[int],
+    fusion: ShallowFusion | None = None,
 ) -> list[list[Hypothesis]]:
     """Draws ``options.nbest_size`` independent translations of each sentence.
 
@@ -66,7 +68,7 @@ def sample(
     there, scores are independent of :mod:`~econmt.decoding.search.adjustments`, too, which change the draws alone.
 
     Args:
-        model, source, lengths, limits, options: see :func:`~econmt.decoding.search.beam.beam_search`.
+        model, source, lengths, limits, options, fusion: see :func:`~econmt.decoding.search.beam.beam_search`.
         numbers: number of each sentence; together with ``options.seed`` it determines the draws.
 
     Returns:
@@ -86,7 +88,7 @@ def sample(
     tokens = torch.full_like(sentences, BOS)
     totals = torch.zeros(len(sentences), dtype=torch.float64, device=device)
     trace, position = Trace(), 0
-    adjustments = Adjustments(options, len(sentences))
+    adjustments = Adjustments(options, len(sentences), fusion)
     while len(sentences):
         position += 1
         log_probs, attention, state = model.step(tokens, state)

@@ -21,9 +21,9 @@ import torch
 from econmt.checkpoint.checkpoints import load_model
 from econmt.config.recipe import load_recipe
 from econmt.data.text.vocabulary import EOS
+from econmt.decoding.batches import batches_by_length, evaluation_mode, pad_sources
 from econmt.decoding.search.beam import Hypothesis, SearchOptions, beam_search
 from econmt.decoding.search.continuous import ContinuousSearch, Sentence
-from econmt.decoding.translator import batches_by_length, evaluation_mode, pad_sources
 from econmt.model import IncrementalModel, TranslationModel
 from econmt.model.inference.grid import Grid
 from econmt.tasks.translation import TranslationTask

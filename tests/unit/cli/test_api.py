@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import econmt
 from econmt.checkpoint.folder import ModelFolder
 from econmt.data.text.glossary import Glossary
+from econmt.decoding.search.fusion import ShallowFusion
 from econmt.errors import InputError
 from tests.conftest import ROOT, econmt_environment
 from tests.unit.cli.conftest import Call
@@ -73,6 +75,8 @@ def test_every_other_option_makes_another_translator(
 ) -> None:
     model = econmt.load(word_model, device="cpu")
     monkeypatch.setattr(model, "_shortlists", lambda path, top: None)
+    fusion = ShallowFusion(None, 0.2, torch.float32)  # type: ignore[arg-type]
+    monkeypatch.setattr(model, "_fusion", lambda folder, weight: fusion if folder else None)
     others: dict[str, Any] = {
         "batch_size": 1,
         "chunk_size": 7,
@@ -82,6 +86,7 @@ def test_every_other_option_makes_another_translator(
         "glossary": Glossary({"ba": "li"}),
         "restrict_lexicon": "lexicon",
         "restrict_lexicon_topk": 3,
+        "language_model": "runs/german",
     }
     assert set(inspect.signature(model.translator).parameters) == {"search", "warn", *others}
     for name, value in others.items():
@@ -203,7 +208,8 @@ def test_training_is_the_command_lines(
 
 
 def test_the_names_of_the_interface() -> None:
-    assert dir(econmt) == ["Request", "TrainedModel", "__version__", "evaluate", "load", "train"]
+    settings = ["DynamicEvaluation", "NeuralCache"]
+    assert dir(econmt) == [*settings, "Request", "TrainedModel", "__version__", "evaluate", "load", "train"]
 
 
 def test_what_a_model_says_it_is(word_model: Path, model: econmt.TrainedModel) -> None:

@@ -300,6 +300,13 @@ def test_joey_with_a_sentencepiece_model(tmp_path: Path) -> None:
     assert (subwords.type, subwords.models, subwords.joint) == ("unigram", ["sp.model"], True)
 
 
+def test_opennmt_with_codes_of_subword_nmt(tmp_path: Path) -> None:
+    divided = {f"data__{side}__transforms": ["bpe"] for side in ("europarl", "news", "valid")}
+    text = changed(OPENNMT, **divided, src_subword_model="bpe.codes", tgt_subword_model="bpe.codes")
+    subwords: Any = imported(tmp_path, text)[0].pairs.subwords
+    assert (subwords.type, subwords.files, subwords.joint) == ("codes", ["bpe.codes"], True)
+
+
 def test_opennmt(tmp_path: Path) -> None:
     recipe, remarks = imported(tmp_path, OPENNMT)
     data, model, training = recipe.pairs, recipe.translation_model, recipe.training
@@ -325,6 +332,26 @@ def test_opennmt(tmp_path: Path) -> None:
         "world_size": "2: run econmt train with --processes 2",
         "lambda_coverage": "0.5 has no counterpart",
     }
+
+
+def test_vocabularies_of_words_that_are_shared(tmp_path: Path) -> None:
+    words = {f"data__{side}__transforms": ["filtertoolong"] for side in ("europarl", "news", "valid")}
+    recipe, remarks = imported(tmp_path, changed(OPENNMT, **words, src_vocab_size=900, tgt_vocab_size=700))
+    subwords: Any = recipe.pairs.subwords
+    assert (subwords.type, subwords.source, subwords.joint, subwords.copies) == ("words", 900, True, 50)
+    assert recipe.translation_model.decoder.copy_attention
+    assert "share_vocab" not in remarks
+    side = {"lang": "de", "level": "word", "voc_file": "both.txt"}
+    tied = {"model__tied_embeddings": True, "model__decoder__embeddings__embedding_dim": 16}
+    joey, _ = imported(tmp_path, changed(JOEY, data__src=side, data__trg={**side, "lang": "en"}, **tied))
+    subwords = joey.pairs.subwords
+    assert (subwords.joint, subwords.lists) == (True, ["both.txt"])
+    assert joey.translation_model.weight_tying.startswith("src_trg")
+    other, remarks = imported(
+        tmp_path, changed(JOEY, data__src=side, data__trg={**side, "lang": "en", "voc_file": "b.txt"}, **tied)
+    )
+    assert not other.translation_model.weight_tying.startswith("src_trg")
+    assert "model.tied_embeddings" in remarks
 
 
 def test_opennmt_defaults_and_other_file_names(tmp_path: Path) -> None:
@@ -382,7 +409,7 @@ def test_sockeye(tmp_path: Path) -> None:
     assert (training.decode_and_evaluate, training.device) == (500, "cpu")
     assert remarks == {
         "rnn_dropout_states": "[0.0, 0.1]: one value for both sides; the larger is used",
-        "weight_tying_type": "src_trg_softmax: vocabularies of words are not shared; the target's is tied",
+        "weight_tying_type": "src_trg_softmax: vocabularies that differ are not shared; the target's is tied",
         "min_samples": "10 has no counterpart",
     }
 

@@ -18,7 +18,7 @@ from econmt.cli.option_groups import (
     recipe_option,
     with_option_groups,
 )
-from econmt.cli.search_options import HypothesisOptions, LineBatches, Sampling, SearchKeys
+from econmt.cli.search_options import FusedModel, HypothesisOptions, LineBatches, Sampling, SearchKeys
 from econmt.config import limits
 from econmt.decoding.search.options import SearchOptions
 
@@ -131,7 +131,11 @@ def test_help_is_that_of_the_recipe() -> None:
 
 def test_every_key_of_the_search_is_an_option_of_translate() -> None:
     keys = SearchKeys.__metadata__[0].names  # type: ignore[attr-defined]
-    others = {field.name for kind in (HypothesisOptions, Sampling, LineBatches) for field in fields(kind)}
+    others = {
+        field.name
+        for kind in (HypothesisOptions, Sampling, LineBatches, FusedModel)
+        for field in fields(kind)
+    } - {"language_model"}
     known = set(SearchOptions.model_fields)
     assert {f"decoding.{name}" for name in keys} == {
         key for key in RECIPE_FIELDS if key.startswith("decoding.")

@@ -55,11 +55,13 @@ def test_unknown_characters_are_copied_from_subwords(subwords: Vocabularies) -> 
     unknown = source.index(UNK)
     attention = seeing([0, unknown], len(source) + 1)
     ids = [subwords.target.encode("ein")[0], UNK]
-    tokens = copied(attention, ids, text, subwords)
+    tokens = copied(attention, ids, subwords.target.tokens(ids), text, subwords)
     assert tokens == ["▁ein", "☃"]
     assert subwords.target.joined(tokens) == "ein☃"
     # What the source vocabulary knows is copied as a word.
-    tokens = copied(seeing([0, len(source) - 1], len(source) + 1), ids, text, subwords)
+    tokens = copied(
+        seeing([0, len(source) - 1], len(source) + 1), ids, subwords.target.tokens(ids), text, subwords
+    )
     assert tokens == ["▁ein", "läuft"]
 
 

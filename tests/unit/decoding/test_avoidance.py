@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from econmt.data.text.glossary import units
-from econmt.data.text.vocabulary import SPECIAL_TOKENS, UNK, WORD_START, WordVocabulary
+from econmt.data.text.vocabulary import SPECIAL_TOKENS, UNK, WORD_START, Vocabulary, WordVocabulary
 from econmt.decoding.constraints.avoidance import START, Avoidance
 from econmt.decoding.constraints.batch import ConstrainedContinuations, DecodingConstraints
 from econmt.decoding.constraints.inclusion import Phrase
@@ -19,7 +19,7 @@ from econmt.decoding.search.beam import SearchOptions, beam_search
 from tests.unit.decoding.toy import ToyModel, sources
 
 
-class Pieces:
+class Pieces(Vocabulary):
     """A vocabulary of given subwords."""
 
     of_pieces = True

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from econmt.data.text.vocabulary import EOS, UNK
+from econmt.decoding.batches import pad_sources
 from econmt.decoding.constraints.batch import ConstrainedContinuations, DecodingConstraints
 from econmt.decoding.constraints.inclusion import MOST_READINGS, Automata, Phrase, Phrases, share_out
 from econmt.decoding.search.beam import Hypothesis, SearchOptions, beam_search
 from econmt.decoding.search.ensemble import Ensemble
-from econmt.decoding.translator import pad_sources
 from econmt.model import IncrementalModel
 from tests.unit.decoding.test_real_model import DEVICES, SIZE, SOURCES, make_model, teacher_forced
 from tests.unit.decoding.toy import ToyModel, sources

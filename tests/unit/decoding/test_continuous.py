@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from econmt.data.text.vocabulary import EOS
+from econmt.decoding.batches import pad_sources
 from econmt.decoding.search import continuous
 from econmt.decoding.search.beam import Hypothesis, SearchOptions, beam_search
 from econmt.decoding.search.continuous import ContinuousSearch, Graphs, Sentence
-from econmt.decoding.translator import pad_sources
 from econmt.model import IncrementalModel
 from econmt.model.inference.grid import Grid
 from tests.unit.decoding.test_real_model import DEVICES, SIZE, VARIANTS, make_model

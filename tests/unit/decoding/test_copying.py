@@ -10,12 +10,13 @@ import torch
 
 from econmt.config import recipe
 from econmt.data.text.vocabulary import BOS, EOS, UNK, Vocabularies, WordVocabulary
+from econmt.decoding.batches import pad_sources
 from econmt.decoding.requests import Request
 from econmt.decoding.search import continuous
 from econmt.decoding.search.beam import SearchOptions, beam_search
 from econmt.decoding.search.continuous import ContinuousSearch, Sentence
 from econmt.decoding.search.shortlist import Shortlists
-from econmt.decoding.translator import Translator, pad_sources
+from econmt.decoding.translator import Translator
 from econmt.evaluation.scoring import Scorer
 from econmt.model import IncrementalModel, TranslationModel
 from econmt.model.inference.grid import Grid

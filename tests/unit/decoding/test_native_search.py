@@ -10,12 +10,13 @@ import pytest
 import torch
 
 from econmt.data.text.vocabulary import Vocabularies
+from econmt.decoding.batches import pad_sources
 from econmt.decoding.constraints.batch import ConstrainedContinuations, DecodingConstraints
 from econmt.decoding.requests import Request
 from econmt.decoding.search.beam import Hypothesis, SearchOptions, beam_search
 from econmt.decoding.search.native import has_native_search, native_search
 from econmt.decoding.search.shortlist import Restricted
-from econmt.decoding.translator import Translator, pad_sources
+from econmt.decoding.translator import Translator
 from econmt.model import IncrementalModel, TranslationModel
 from econmt_ops.backends import c as native
 from econmt_ops.backends.c.library import Library

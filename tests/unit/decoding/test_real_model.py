@@ -10,9 +10,9 @@ from torch import Tensor
 
 from econmt.config import recipe
 from econmt.data.text.vocabulary import BOS, EOS
+from econmt.decoding.batches import pad_sources
 from econmt.decoding.search.beam import SearchOptions, beam_search
 from econmt.decoding.search.ensemble import Ensemble
-from econmt.decoding.translator import pad_sources
 from econmt.model import IncrementalModel, TranslationModel
 
 SIZE = 23

@@ -10,20 +10,21 @@ import torch
 from torch import Tensor, nn
 
 from econmt.config.recipe import Decoding
-from econmt.data.text.vocabulary import EOS, PAD, Vocabularies
+from econmt.data.text.vocabulary import EOS, PAD, Vocabularies, Vocabulary
+from econmt.decoding.batches import batches_by_length, evaluation_mode, pad_sources
 from econmt.decoding.formats import format_translation
 from econmt.decoding.requests import Request
 from econmt.decoding.search import continuous
 from econmt.decoding.search.beam import SearchOptions
 from econmt.decoding.translation import one_line, with_small_prefix
-from econmt.decoding.translator import Translator, batches_by_length, evaluation_mode, pad_sources
+from econmt.decoding.translator import Translator
 from econmt.errors import EconmtError
 from econmt.model import IncrementalModel
 from tests.unit.decoding.test_real_model import make_model
 from tests.unit.decoding.toy import ToyModel, ToyState
 
 
-class Letters:
+class Letters(Vocabulary):
     """A vocabulary of letters: 'a' is 4, 'b' is 5 and so on; blanks are nothing."""
 
     size = 30

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -54,7 +55,9 @@ def test_a_program_teaches_and_the_same_command_goes_on(
                 raise KeyboardInterrupt
 
             patch.setattr(stages, stage, stopped)
-            assert call(*command).code == 130
+            ended = call(*command)
+            assert ended.code == 130
+            assert ended.err.endswith("econmt: stopped; run the same command to go on in out\n")
         assert calls(folder) == [16, 16, 8], stage
         assert (folder / "out/model").exists() == (stage in ("pack", "measure"))
     done = call(*command)
@@ -122,6 +125,21 @@ def test_a_model_folder_teaches_by_the_references(
 
 
 @pytest.mark.usefixtures("quick")
+def test_what_an_error_says_to_delete_is_made_again(
+    folder: Path, program: Callable[..., str], call: Call
+) -> None:
+    assert call(*words(program())).code == 0
+    other = words("cat", "data.filters.identical=keep")
+    assert "delete out/translations to translate again" in call(*other).err
+    shutil.rmtree(folder / "out/translations")
+    assert "delete out/model to train again" in call(*other).err
+    shutil.rmtree(folder / "out/model")
+    done = call(*other)
+    assert done.code == 0, done.err
+    assert (folder / "out/text/train.trg").read_text() == (folder / "train.src").read_text()
+
+
+@pytest.mark.usefixtures("quick")
 def test_another_recipe_of_the_student_is_told(folder: Path, program: Callable[..., str], call: Call) -> None:
     command = words(program())
     assert call(*command).code == 0
@@ -184,6 +202,14 @@ def test_wrong_options_are_told_before_anything_is_translated(
     assert done.code == 2, done.err
     assert message in done.err
     assert not (folder / "out/translations").exists()
+
+
+def test_a_folder_with_other_files_is_refused(folder: Path, program: Callable[..., str], call: Call) -> None:
+    (folder / "out").mkdir()
+    (folder / "out/recipe.yaml").write_text("name: mine\n")
+    done = call(*words(program()))
+    assert (done.code, calls(folder)) == (2, [])
+    assert done.err == "econmt: error: out: holds recipe.yaml and no distillation; give another --output\n"
 
 
 def test_models_are_timed_in_a_process_of_their_own(word_model: Path, tmp_path: Path) -> None:

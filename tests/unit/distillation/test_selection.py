@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from sacrebleu.metrics.bleu import BLEU
 
-from econmt.distillation.selection import closest, make_text
+from econmt.distillation.nearest import Candidates, choose, nearest
+from econmt.distillation.selection import make_text
 from econmt.errors import InputError
 
 LISTS = [
@@ -30,7 +31,9 @@ class FakeShards:
 
 def made(folder: Path, references: Path | None = None, **more: Any) -> Any:
     shards: Any = FakeShards()
-    return make_text(folder / "text", shards, ("en", "de"), references, more.get("trained"), lambda _: None)
+    return make_text(
+        folder / "text", shards, ("en", "de"), references, more.get("trained"), 2, lambda _: None
+    )
 
 
 def test_the_first_translations_are_taken_without_references(tmp_path: Path) -> None:
@@ -57,7 +60,7 @@ def test_the_closest_translations_are_taken(tmp_path: Path) -> None:
     assert (tmp_path / "text/train.de").read_text() == "ein Hund\n\nzwei Kater\n"
 
 
-def test_closest_is_by_sentence_bleu_and_the_first_of_equal_ones() -> None:
+def test_nearest_is_by_sentence_bleu_and_the_first_of_equal_ones() -> None:
     lists = [[*texts] for _, texts in LISTS]
     references = ["ein Hund rennt", "", "zwei Katzen"]
     judge = BLEU(effective_order=True)
@@ -65,7 +68,7 @@ def test_closest_is_by_sentence_bleu_and_the_first_of_equal_ones() -> None:
         max(range(len(texts)), key=lambda i: (judge.sentence_score(texts[i], [reference]).score, -i))
         for texts, reference in zip(lists, references, strict=True)
     ]
-    assert closest(lists, references, "13a") == expected
+    assert nearest(lists, references, "13a") == expected
     assert expected[2] == 0
 
 
@@ -88,3 +91,13 @@ def test_a_student_keeps_its_text(tmp_path: Path) -> None:
     ):
         made(tmp_path, references, trained=text.inputs)
     assert (tmp_path / "text/train.de").read_text() == "ein Hund\n\nzwei Katzen\n"
+
+
+def test_several_processes_choose_the_same_in_the_same_order() -> None:
+    lists = [[*texts] for _, texts in LISTS]
+    references = [["ein Hund rennt schnell", "", f"zwei Kater {number}"] for number in range(20)]
+    chunks = [Candidates(["a", "b", "c"], lists, each) for each in references]
+    several = list(choose(iter(chunks), "13a", 2))
+    assert several == list(choose(iter(chunks), "13a", 1))
+    assert [chunk for chunk, _ in several] == chunks
+    assert {tuple(best) for _, best in several} == {(1, 0, 1)}

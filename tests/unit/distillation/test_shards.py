@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from econmt.distillation.opening import open_teacher
 from econmt.distillation.shards import Shards, duration
 from econmt.distillation.teachers import TeacherChoice
 from econmt.errors import InputError
@@ -114,9 +115,9 @@ def test_a_program_that_fails_is_told(
 
 def test_a_program_that_does_not_exist_is_told() -> None:
     with pytest.raises(InputError, match="--command nosuchprogram x: no such program"):
-        TeacherChoice(command="nosuchprogram x").open()
+        open_teacher(TeacherChoice(command="nosuchprogram x"))
     with pytest.raises(InputError, match="quote its arguments"):
-        TeacherChoice(command="cat '").open()
+        open_teacher(TeacherChoice(command="cat '"))
 
 
 def test_lists_of_translations_are_read_back(source: Path, teacher: TeacherChoice, tmp_path: Path) -> None:

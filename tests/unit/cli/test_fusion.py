@@ -1,0 +1,112 @@
+"""``econmt translate --language-model``: against the Python interface, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import econmt
+from econmt import TrainedModel
+from econmt.errors import InputError
+from tests.unit.cli.conftest import Call
+from tests.unit.training.tiny_text import TextRun
+
+INPUT = "a b c\n\nd\nh g f e d\n"
+
+
+def train(text: Path, folder: Path, *subwords: str) -> Path:
+    """Trains a language model of the target side; returns its folder."""
+    data = (
+        "data.text=trg",
+        "training.max_updates=8",
+        "training.optimizer.learning_rate=20.0",
+        f"data.prepared={folder / 'text'}",
+    )
+    run = TextRun(text, folder / "run", (*data, *subwords))
+    run.train()
+    return run.folder.path
+
+
+@pytest.fixture(scope="module")
+def language_model(text: Path, word_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    words = f"data.subwords={{type: words, lists: [{word_model / 'vocab.target.txt'}]}}"
+    return train(text, tmp_path_factory.mktemp("language"), words)
+
+
+def test_the_command_is_the_python_interface(call: Call, word_model: Path, language_model: Path) -> None:
+    options = (
+        "--language-model",
+        language_model,
+        "--lm-weight",
+        "2",
+        "--beam-size",
+        "4",
+        "--nbest-size",
+        "3",
+    )
+    told = call("translate", "-m", word_model, *options, "--output-type", "json", text=INPUT)
+    assert told.code == 0, told.err
+    model = econmt.load(word_model, device="cpu")
+    search = {"beam_size": 4, "nbest_size": 3}
+    fused = model.translate(INPUT.splitlines(), language_model=language_model, lm_weight=2.0, **search)
+    plain = model.translate(INPUT.splitlines(), **search)
+    for line, each in zip(told.lines, fused, strict=True):
+        record = json.loads(line)
+        assert record["translation"] == each.text
+        assert record["score"] == pytest.approx(each.score, abs=1e-4)
+    assert [each.text for each in fused] != [each.text for each in plain]
+    # The log-probability is the translation model's; the score has the language model's, too.
+    reader = econmt.load(language_model, device="cpu")
+    for source, each in zip(INPUT.splitlines(), fused, strict=True):
+        if source:
+            of_model = model.score([source], [each.text])[0].log_probability
+            assert each.log_probability == pytest.approx(of_model, abs=1e-4)
+            added = reader.score([each.text])[0].log_probability
+            assert each.score == pytest.approx((of_model + 2.0 * added) / (len(each.tokens) + 1), abs=1e-4)
+    unweighted = model.translate(INPUT.splitlines(), language_model=language_model, lm_weight=0.0, **search)
+    assert [each.score for each in unweighted] == [each.score for each in plain]
+    usual = model.translate(["a b"], language_model=language_model)[0].score
+    assert usual == model.translate(["a b"], language_model=language_model, lm_weight=0.2)[0].score
+
+
+def test_subwords_of_the_translation_model(text: Path, subword_model: Path, tmp_path: Path) -> None:
+    file = subword_model / "subwords.model"
+    folder = train(text, tmp_path, f"data.subwords={{type: bpe, models: [{file}]}}")
+    model = econmt.load(subword_model, device="cpu")
+    assert model.translate(["a b"], language_model=folder, lm_weight=0.5)[0].hypotheses
+
+
+def test_what_is_refused(
+    call: Call,
+    text: Path,
+    word_model: Path,
+    subword_model: Path,
+    language_model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    other = train(text, tmp_path, "data.subwords={type: words, size: 9}")
+    for options, wanted in (
+        (
+            ("--language-model", other),
+            f"{other / 'vocab.txt'}: differs from {word_model / 'vocab.target.txt'}, whose tokens a language model "
+            f"must have; train the language model with data.subwords.lists: [{word_model / 'vocab.target.txt'}]",
+        ),
+        (
+            ("--language-model", subword_model),
+            "holds a translation model; language_model takes a language model",
+        ),
+        (("--language-model", tmp_path / "none"), "no such model folder"),
+        (("--lm-weight", "1"), "--lm-weight is of --language-model; give that too, or leave it out"),
+    ):
+        told = call("translate", "-m", word_model, *options, text=INPUT)
+        assert (told.code, told.out) == (2, "")
+        assert wanted in told.err
+        assert told.err.count("\n") == 1
+    with pytest.raises(InputError, match="lm_weight needs a language model"):
+        econmt.load(word_model, device="cpu").translate(["a"], lm_weight=0.5)
+    monkeypatch.setattr(TrainedModel, "_shortlists", lambda *_: object())
+    with pytest.raises(InputError, match="language_model cannot be combined with restrict_lexicon"):
+        econmt.load(word_model, device="cpu").translate(["a"], language_model=language_model)
