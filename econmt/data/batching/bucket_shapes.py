@@ -31,9 +31,9 @@ _MOST_LENGTHS = 100
 _SHAPE_SECONDS = 0.05
 """Seconds that a training step of one more shape takes on a GPU: a first run, and the capture of its CUDA graph."""
 GRAPH_BYTES = 4_200_000
-"""Bytes of a GPU that a CUDA graph of one more shape takes at most (docs/results/gpu.md)."""
+"""Bytes of a GPU that a CUDA graph of one more shape takes at most."""
 _OPERATIONS_PER_SECOND = 14e12
-"""Operations a second of a small model's training step on a GPU: those of ``multi30k`` (docs/results/gpu.md)."""
+"""Operations a second of a small model's training step on a GPU: those of ``multi30k``."""
 _EPOCHS = 40
 """Epochs of the run for whose sake shapes are made; no key of a recipe, since a run that goes on keeps its shapes."""
 SHAPE_PRICE = int(_SHAPE_SECONDS * _OPERATIONS_PER_SECOND / (3 * _EPOCHS))
