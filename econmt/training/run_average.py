@@ -11,10 +11,14 @@ from econmt_ops.optimizer import FusedOptimizer
 
 
 class RunAverage:
-    """Parameter averaging of a run, if the recipe has it."""
+    """Parameter averaging of a run, if the recipe has it.
 
-    def __init__(self, config: recipe.Averaging, optimizer: FusedOptimizer) -> None:
-        self._config = config
+    ``interval`` is the number of updates between checkpoints. Those between, where a run ended that goes on, do not
+    count in the decision when averaging begins, so that a run in parts decides as one that never stopped.
+    """
+
+    def __init__(self, config: recipe.Averaging, optimizer: FusedOptimizer, interval: int) -> None:
+        self._config, self._interval = config, interval
         self._optimizer = optimizer
         self._average = None if config.start == "never" else ParameterAverage(optimizer, config.decay)
 
@@ -51,9 +55,14 @@ class RunAverage:
 
     def checkpoint(self, state: TrainingState) -> list[str]:
         """Decides after a checkpoint, whose metrics are recorded, whether averaging begins; returns messages."""
-        if self._config.start != "non-monotone" or state.average_from is not None:
+        on_time = [row for row in state.metrics if row["update"] % self._interval == 0]
+        if (
+            self._config.start != "non-monotone"
+            or state.average_from is not None
+            or state.metrics[-1:] != on_time[-1:]
+        ):
             return []
-        perplexities = [row["valid_perplexity"] for row in state.metrics]
+        perplexities = [row["valid_perplexity"] for row in on_time]
         if not begins(perplexities, self._config.non_monotone_interval):
             return []
         state.average_from = state.update

@@ -102,7 +102,7 @@ class Trainer:
         self.hook = hook
         self._trims = trims_batches(training.trim_batches, device)
         self._graphed: GraphedStep | None = None
-        self._average = RunAverage(training.averaging, self.optimizer)
+        self._average = RunAverage(training.averaging, self.optimizer, training.checkpoint_interval)
         self._average.begin(state)
         self._metrics = MetricsQueue(device, self.step.communicator)
         self._scaling = LossScaling(step.loss_scale)

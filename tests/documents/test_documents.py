@@ -201,8 +201,7 @@ def test_scripts_that_the_text_of_a_page_names_run(
         reader.execute(command, Block("bash", command, 1))
 
 
-@pytest.mark.slow
-@pytest.mark.sampled(2)
+@pytest.mark.thorough
 @pytest.mark.parametrize("command", [command for command in _every_command() if SLOW.search(command)])
 def test_commands_that_take_long_work(command: str, shell: Shell, store: Path, tmp_path: Path) -> None:
     _provide("docs/parallel.md", shell, store, tmp_path)

@@ -95,6 +95,20 @@ def test_a_run_in_parts_is_the_run_that_never_stopped(make_run: MakeRun, overrid
         assert state.average_from < 24
 
 
+def test_where_a_part_of_a_run_ends_does_not_decide_on_averaging(make_run: MakeRun) -> None:
+    averaging = "training.averaging={start: non-monotone, non_monotone_interval: 1}"
+    rest = ("training.optimizer.learning_rate=30.0", averaging)
+    begins = {}
+    for name, ends in (("whole", (32,)), ("parts", (3, 9, 18, 23, 32))):
+        for updates in ends:
+            make_run(*rest, f"training.max_updates={updates}", name=name).train()
+        state = make_run(*rest, "training.max_updates=32", name=name).trainer().state
+        begins[name] = state.average_from
+        assert {row["update"] for row in state.metrics} >= {*ends}
+    assert begins["parts"] == begins["whole"]
+    assert begins["whole"] is not None
+
+
 def test_an_interrupted_run_goes_on_with_state_and_place(make_run: MakeRun) -> None:
     averaging = "training.averaging={start: at-once}"
     # One after the other: all draw from torch's generator, which a new trainer seeds and a resumed one puts back.
