@@ -70,14 +70,14 @@ def derive_shapes(counts: Counts, rule: Derived) -> npt.NDArray[np.int64]:
     if rule.price:
         return _priced_shapes(counts, rule)
     work = rule.work.scaled()
-    best = nested_shapes(counts, Derived(rule.most, work))
-    least = padded_work(counts, best, work)
-    for width in range(1, max(counts.shape)):
-        grid = grid_shapes(counts, width)
-        if len(grid) <= rule.most:
-            cost = padded_work(counts, grid, work)
-            best, least = (grid, cost) if cost < least else (best, least)
-    return best
+    found = [nested_shapes(counts, Derived(rule.most, work)), *_grids(counts, rule.most)]
+    return min(found, key=lambda shapes: padded_work(counts, shapes, work))
+
+
+def _grids(counts: Counts, most: int) -> list[Ints]:
+    """Returns the fixed buckets of each width that has at most ``most`` of them."""
+    grids = (grid_shapes(counts, width) for width in range(1, max(counts.shape)))
+    return [grid for grid in grids if len(grid) <= most]
 
 
 def grid_shapes(counts: Counts, width: int) -> npt.NDArray[np.int64]:
@@ -136,6 +136,7 @@ def _priced_shapes(counts: Counts, rule: Derived) -> Ints:
         _divided(counts, _trace(number, *chains), work, rule.most, price)
         for number in range(LEAST_PRICED, most_nested + 1, 4)
     ]
+    found += _grids(counts, rule.most)
     best = min(found, key=lambda shapes: padded_work(counts, shapes, work) + price * len(shapes))
     return best if len(best) > LEAST_PRICED else derive_shapes(counts, Derived(LEAST_PRICED, rule.work))
 
